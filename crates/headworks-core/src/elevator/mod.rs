@@ -1,0 +1,94 @@
+//! The order in which requests reach a device, decided in batches.
+//!
+//! An elevator owns no request: it links slots. It is crossed once a batch, so dynamic dispatch costs nothing and the
+//! elevator of a queue can be changed while it runs.
+
+mod none;
+
+pub use none::NoneElevator;
+
+use crate::bio::Op;
+use crate::request::{SlotId, Slots};
+use crate::time::Instant;
+
+/// Which end of a request grew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// A bio was put before it.
+    Front,
+    /// A bio was put behind it.
+    Back,
+}
+
+/// The requests that leave the elevator together: never more than the device takes at that moment.
+#[derive(Debug)]
+pub struct Batch {
+    ids: Vec<SlotId>,
+    room: usize,
+}
+
+impl Batch {
+    /// A batch that will hold up to `capacity` ids without allocating.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self {
+            ids: Vec::with_capacity(capacity),
+            room: 0,
+        }
+    }
+
+    /// Empties it and makes room for `room` ids.
+    pub fn reset(&mut self, room: usize) {
+        self.ids.clear();
+        self.room = room.min(self.ids.capacity());
+    }
+
+    /// How many more it takes.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.room - self.ids.len()
+    }
+
+    /// Adds one.
+    ///
+    /// # Panics
+    /// If there is no room: an elevator that overfills a batch would overfill the device.
+    pub fn push(&mut self, id: SlotId) {
+        assert!(
+            self.ids.len() < self.room,
+            "an elevator gave more than the batch has room for"
+        );
+        self.ids.push(id);
+    }
+
+    /// The ids, best first.
+    #[must_use]
+    pub fn ids(&self) -> &[SlotId] {
+        &self.ids
+    }
+}
+
+/// Decides the order in which requests reach the device. Owns no request: it links slots.
+pub trait Elevator: Send {
+    /// Takes requests that have their tags, in the order in which they came.
+    fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]);
+
+    /// Moves up to `batch.room()` requests into `batch`, best first; returns how many.
+    fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
+
+    /// Requests left the device.
+    fn on_complete(&mut self, _now: Instant, _slots: &Slots, _ids: &[SlotId]) {}
+
+    /// `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator.
+    fn on_merge(&mut self, _slots: &mut Slots, _kept: SlotId, _gone: Option<SlotId>, _edge: Edge) {}
+
+    /// How many slots requests like `op` may hold, so that async cannot starve sync.
+    fn depth_limit(&self, _op: Op, depth: u32) -> u32 {
+        depth
+    }
+
+    /// When `dispatch` may have something though nothing was inserted (idling, ageing).
+    fn next_timeout(&self) -> Option<Instant> {
+        None
+    }
+}

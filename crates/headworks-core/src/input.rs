@@ -1,0 +1,139 @@
+//! Everything that can happen to a shard, as plain data.
+//!
+//! Nothing else enters: a log of inputs (with the `now` of each batch) replays to the same actions, in debug and release.
+//! So an input holds no pointer, no usize and no float, and names things by ids that mean the same in every run.
+
+use crate::bio::{Bio, BioId, DeviceId, ShardId, VolumeId};
+use crate::error::Status;
+
+/// Names a command in flight: the request's slot and how often the slot was used before.
+///
+/// Both are decided by policy alone, so they are equal in every replay. A completion for a name that is not in flight is a
+/// device's lie and is reported, never believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId {
+    /// The request's slot on its device's shard.
+    pub slot: u32,
+    /// Counts the commands sent from that slot.
+    pub generation: u32,
+}
+
+/// What a device says of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Which command.
+    pub id: RequestId,
+    /// Bytes moved, from the command's start; less than asked is a short transfer, which the queue continues.
+    pub transferred: u32,
+    /// How it went; `Busy` means refused and not started.
+    pub status: Status,
+    /// The read range is all zeros and the buffer was not touched (allowed only where the command said `HOLE_OK`).
+    pub hole: bool,
+}
+
+/// What shards say to each other. Delivered in order between any two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// To the owner of the volume's device: do this. It spends `tags` of the sender's lease until `Done`.
+    Bio {
+        /// The bio, checked by its volume.
+        bio: Bio,
+        /// The sender's own name for it, given back in `Done`.
+        cookie: u32,
+        /// How many leased tags it spends.
+        tags: u16,
+    },
+    /// To the bio's shard: what became of it.
+    Done {
+        /// The name from `Bio`.
+        cookie: u32,
+        /// Which bio.
+        id: BioId,
+        /// How it went.
+        status: Status,
+        /// See [`Completion::hole`].
+        hole: bool,
+        /// What this says about the buffer.
+        stage: ReplyStage,
+    },
+    /// To the owner: this shard's first waiter needs `want` tags of `device`.
+    TagWant {
+        /// Whose tags.
+        device: DeviceId,
+        /// How many, at least 1.
+        want: u16,
+    },
+    /// To a shard: `count` tags of `device` are yours until returned.
+    TagGrant {
+        /// Whose tags.
+        device: DeviceId,
+        /// How many.
+        count: u16,
+    },
+    /// To a shard: somebody waits; return what is unused now and the rest as it falls free.
+    TagRevoke {
+        /// Whose tags.
+        device: DeviceId,
+    },
+    /// To the owner: `count` tags come back.
+    TagReturn {
+        /// Whose tags.
+        device: DeviceId,
+        /// How many.
+        count: u16,
+    },
+}
+
+/// Whether an answer is final for the bio's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReplyStage {
+    /// The answer, and the buffer is free.
+    Final = 0,
+    /// The answer came by time-out; the device may still use the buffer. `Released` follows.
+    Early = 1,
+    /// No answer (it was given before): the buffer is free.
+    Released = 2,
+}
+
+/// What an operator may tell a shard while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// The operator knows of the failed flush; the volume's flushes work again. Sent to the shard of its device.
+    Acknowledge {
+        /// Which volume.
+        volume: VolumeId,
+    },
+    /// The file behind the volume has another size now. Sent to the volume's shard; beyond it requests fail.
+    Resize {
+        /// Which volume.
+        volume: VolumeId,
+        /// Bytes.
+        size: u64,
+    },
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A frontend brings a bio to its volume's shard.
+    Bio(Bio),
+    /// A device of this shard answers.
+    Complete {
+        /// Which device.
+        device: DeviceId,
+        /// Its answer.
+        completion: Completion,
+    },
+    /// The time last asked for with `Action::Timer` has come.
+    Timer,
+    /// Another shard speaks.
+    Message {
+        /// Who.
+        from: ShardId,
+        /// What.
+        message: Message,
+    },
+    /// The operator speaks.
+    Control(Control),
+}

@@ -1,0 +1,188 @@
+//! A request: what the queue sends to a device, made of one bio, of several that lie next to each other, or of a piece of one.
+//!
+//! Bios of a request are linked in the order of their offsets; all of them whole. A piece of a split bio is a request of its
+//! own with `piece` set and never merges: its neighbours are its siblings, which the limits cut apart on purpose.
+
+use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::slab::{NIL, Slab};
+use crate::time::Instant;
+
+/// The request pool of a shard.
+pub type Slots = Slab<Request>;
+/// The name of a request on its shard.
+pub type SlotId = u32;
+/// The bio pool of a shard.
+pub type Bios = Slab<BioSlot>;
+
+/// Where a request is. One way round, but for `Queued -> InFlight -> Queued` when the device refuses.
+///
+/// ```text
+///  Free -> Plugged -> Waiting (for a tag) -> Queued (in the elevator) -> InFlight -> Free
+///             |  \________________________________^                        |  ^
+///             |        a tag was free             `------ refused --------'  | next step, next bio of a retry
+///             `-> Split (its pieces are requests of their own) -> Free       `--'
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// Nobody's.
+    #[default]
+    Free,
+    /// In the plug.
+    Plugged,
+    /// At the gate: no tag yet.
+    Waiting,
+    /// Has a tag; in the elevator or in the requeue list.
+    Queued,
+    /// In the device.
+    InFlight,
+    /// A bio over the limits: waits for its pieces.
+    Split,
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// First byte on the volume.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Bytes that the device has finished; what is sent next starts here.
+    pub done: u32,
+    /// First bio, by offset.
+    pub bio_head: u32,
+    /// Last bio.
+    pub bio_tail: u32,
+    /// Where this request's data start in its (only) bio's buffer; 0 unless a piece.
+    pub piece_offset: u32,
+    /// Counts the commands sent from this slot.
+    pub generation: u32,
+    /// Next in whatever list the request is in: gate, elevator, requeue.
+    pub next: SlotId,
+    /// Previous in the list, for lists that are left in the middle.
+    pub prev: SlotId,
+    /// The split request whose piece this is.
+    pub parent: SlotId,
+    /// Chain links of the merge index: by end, then by start.
+    pub chain: [SlotId; 2],
+    /// Neighbours in the queue's list of commands in flight, oldest first.
+    pub flight_prev: SlotId,
+    /// See `flight_prev`.
+    pub flight_next: SlotId,
+    /// Segments the request will need.
+    pub segments: u16,
+    /// Bios linked.
+    pub bios: u16,
+    /// The volume (the file).
+    pub volume: VolumeId,
+    /// What.
+    pub op: Op,
+    /// The flags that all its bios share.
+    pub flags: BioFlags,
+    /// Where it is.
+    pub state: State,
+    /// Facts about it, see the associated constants.
+    pub marks: u8,
+    /// Tags that came with it on another shard's lease, or that a split request holds for its pieces.
+    pub tags: u16,
+    /// Pieces of a split request that are not finished.
+    pub pieces: u32,
+    /// The stage times: entered the plug, left it, got its tag, was sent.
+    pub stamps: [Instant; 4],
+}
+
+impl Request {
+    /// It is in the merge index.
+    pub const INDEXED: u8 = 1;
+    /// A merged request failed: its bios go again, one by one.
+    pub const RETRY: u8 = 2;
+    /// It passed its time-out; its bios are answered.
+    pub const TIMED_OUT: u8 = 4;
+    /// The device cannot zero: zeros are written as data, in steps.
+    pub const ZERO_AS_DATA: u8 = 8;
+    /// It came with tags of another shard's lease.
+    pub const LEASED: u8 = 16;
+    /// A device flush of the flush sequence: bypasses gate and elevator.
+    pub const FLUSH: u8 = 32;
+
+    /// The byte after the last.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.offset + self.len as u64
+    }
+
+    /// Whether `mark` is set.
+    #[must_use]
+    pub const fn is(&self, mark: u8) -> bool {
+        self.marks & mark != 0
+    }
+
+    /// Whether it may be merged with others at all.
+    #[must_use]
+    pub const fn may_merge(&self) -> bool {
+        self.op.has_data()
+            && self.parent == NIL
+            && self.marks & (Self::RETRY | Self::FLUSH) == 0
+            && !self.flags.contains(BioFlags::NOMERGE)
+            && self.done == 0
+    }
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            offset: 0,
+            len: 0,
+            done: 0,
+            bio_head: NIL,
+            bio_tail: NIL,
+            piece_offset: 0,
+            generation: 0,
+            next: NIL,
+            prev: NIL,
+            parent: NIL,
+            chain: [NIL; 2],
+            flight_prev: NIL,
+            flight_next: NIL,
+            segments: 0,
+            bios: 0,
+            volume: VolumeId(0),
+            op: Op::Read,
+            flags: BioFlags::NONE,
+            state: State::Free,
+            marks: 0,
+            tags: 0,
+            pieces: 0,
+            stamps: [Instant(0); 4],
+        }
+    }
+}
+
+/// Where a bio came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Origin {
+    /// A frontend of this shard.
+    #[default]
+    Here,
+    /// Another shard, which calls it `cookie` and spends `tags` of its lease on it.
+    Shard {
+        /// Which shard.
+        shard: crate::bio::ShardId,
+        /// Its name there.
+        cookie: u32,
+    },
+}
+
+/// A bio in flight.
+#[derive(Clone, Debug, Default)]
+pub struct BioSlot {
+    /// What was asked.
+    pub bio: Bio,
+    /// Next bio of its request, or of a list of flush waiters, or of the lease's gate.
+    pub next: u32,
+    /// Who asked.
+    pub origin: Origin,
+    /// Tags of the lease that it spends (a bio that was sent to another shard, or came from one).
+    pub tags: u16,
+    /// It was answered by time-out; only its buffer is still out.
+    pub answered: bool,
+}

@@ -1,0 +1,77 @@
+//! Devices: what holds or fakes the bytes. One file each; wrappers are devices too.
+
+use headworks_core::{BioFlags, Completion, Instant, Op, RequestId, VolumeId};
+
+use crate::engine::{DiskDone, DiskQueue};
+use crate::memory::Span;
+
+mod mem;
+
+pub use mem::MemDevice;
+
+/// One command, with its data as spans of [`Batch::spans`].
+#[derive(Clone, Copy, Debug)]
+pub struct Command {
+    /// Given back in the completion.
+    pub id: RequestId,
+    /// Which of the device's files.
+    pub volume: VolumeId,
+    /// What to do. A `Write` without spans writes `len` zeros.
+    pub op: Op,
+    /// `FUA`, `NO_UNMAP` and `HOLE_OK` matter to devices.
+    pub flags: BioFlags,
+    /// First byte on the volume.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Where its spans start in [`Batch::spans`].
+    pub first_span: u32,
+    /// How many there are.
+    pub spans: u16,
+}
+
+/// Commands that are submitted together, in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// The commands.
+    pub commands: &'a [Command],
+    /// The memory of all of them.
+    pub spans: &'a [Span],
+}
+
+impl<'a> Batch<'a> {
+    /// The memory of one of the commands.
+    #[must_use]
+    pub fn spans_of(&self, command: &Command) -> &'a [Span] {
+        let first = command.first_span as usize;
+        &self.spans[first..first + usize::from(command.spans)]
+    }
+}
+
+/// What a device works with while it is called.
+pub struct DeviceIo<'a> {
+    /// Where it puts answers, at once or later; each command gets exactly one.
+    pub completions: &'a mut Vec<Completion>,
+    /// Where it sends file operations.
+    pub disk: &'a mut dyn DiskQueue,
+}
+
+/// Moves bytes for one queue. Never blocks for long, never panics on what a disk or a user can cause.
+pub trait Device: Send {
+    /// Starts every command of the batch. A command that cannot be taken now is answered `Busy`.
+    ///
+    /// # Safety
+    /// The spans are valid, and stay so and unshared as [`Span`] says, until the command's completion was delivered.
+    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>);
+
+    /// A file operation that the device pushed has ended.
+    fn on_disk(&mut self, _now: Instant, _done: DiskDone, _io: &mut DeviceIo<'_>) {}
+
+    /// The time that [`Device::next_timeout`] named has come.
+    fn on_timeout(&mut self, _now: Instant, _io: &mut DeviceIo<'_>) {}
+
+    /// When the device wants to be called though nothing else happens.
+    fn next_timeout(&self) -> Option<Instant> {
+        None
+    }
+}

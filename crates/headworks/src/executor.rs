@@ -1,0 +1,184 @@
+//! Carries out a shard's actions, in order, over real bytes. The server and the simulated world run this same code.
+//!
+//! Consecutive submits to one device reach it as one batch. What is not about devices goes to the [`Outlet`]: the reactor's
+//! sockets and rings, or the world's event heap. Invariant: when [`Executor::run`] returns, every action of the list was done.
+
+use headworks_core::{
+    Action, Actions, BioId, Completion, DeviceId, Input, Instant, Message, Notice, ReplyStage,
+    ShardId, Status,
+};
+
+use crate::device::{Batch, Command, Device, DeviceIo};
+use crate::engine::{DiskDone, DiskQueue};
+use crate::memory::Span;
+
+/// Where actions go that are not for a device, and where buffers are found.
+pub trait Outlet {
+    /// The buffer of a bio that this shard has in flight. Its length is at least the bio's.
+    fn buffer(&mut self, bio: BioId) -> Span;
+    /// Answer a bio, or free its buffer.
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage);
+    /// Tell another shard. For a [`Message::Bio`] the buffer's span goes along.
+    fn send(&mut self, to: ShardId, message: Message);
+    /// Replace the time at which the shard gets `Input::Timer`.
+    fn timer(&mut self, at: Instant);
+    /// Tell the operator.
+    fn notice(&mut self, notice: Notice);
+}
+
+/// The devices that a shard owns, and the scratch that turns actions into commands.
+pub struct Executor {
+    devices: Vec<Option<Box<dyn Device>>>,
+    commands: Vec<Command>,
+    spans: Vec<Span>,
+    completions: Vec<Completion>,
+}
+
+impl Executor {
+    /// An executor over the devices of one shard; `None` where another shard owns it.
+    #[must_use]
+    pub fn new(devices: Vec<Option<Box<dyn Device>>>) -> Self {
+        Self {
+            devices,
+            commands: Vec::with_capacity(1024),
+            spans: Vec::with_capacity(8192),
+            completions: Vec::with_capacity(1024),
+        }
+    }
+
+    /// Does everything on the list. Answers that devices gave at once are appended to `inputs`.
+    pub fn run(
+        &mut self,
+        now: Instant,
+        actions: &Actions,
+        outlet: &mut impl Outlet,
+        disk: &mut dyn DiskQueue,
+        inputs: &mut Vec<Input>,
+    ) {
+        let mut batch_of = None;
+        for action in &actions.list {
+            match *action {
+                Action::Submit(submit) => {
+                    if batch_of != Some(submit.device) {
+                        self.submit(now, batch_of, disk, inputs);
+                        batch_of = Some(submit.device);
+                    }
+                    let first_span = self.spans.len() as u32;
+                    for segment in actions.segments_of(&submit) {
+                        let buffer = outlet.buffer(segment.bio);
+                        let (offset, len) = (segment.offset as usize, segment.len as usize);
+                        assert!(
+                            offset + len <= buffer.len,
+                            "a segment ends inside its buffer"
+                        );
+                        // SAFETY: just checked to stay within the buffer.
+                        let base = unsafe { buffer.base.add(offset) };
+                        self.spans.push(Span { base, len });
+                    }
+                    self.commands.push(Command {
+                        id: submit.id,
+                        volume: submit.volume,
+                        op: submit.op,
+                        flags: submit.flags,
+                        offset: submit.offset,
+                        len: submit.len,
+                        first_span,
+                        spans: submit.segments,
+                    });
+                }
+                Action::Reply {
+                    id,
+                    status,
+                    hole,
+                    stage,
+                } => outlet.reply(id, status, hole, stage),
+                Action::Send { to, message } => outlet.send(to, message),
+                Action::Timer { at } => outlet.timer(at),
+                Action::Notice(notice) => outlet.notice(notice),
+            }
+        }
+        self.submit(now, batch_of, disk, inputs);
+    }
+
+    fn submit(
+        &mut self,
+        now: Instant,
+        device: Option<DeviceId>,
+        disk: &mut dyn DiskQueue,
+        inputs: &mut Vec<Input>,
+    ) {
+        let Some(id) = device else { return };
+        let Self {
+            devices,
+            commands,
+            spans,
+            completions,
+        } = self;
+        let device = devices[usize::from(id.0)]
+            .as_mut()
+            .expect("a shard submits only to its own devices");
+        let mut io = DeviceIo { completions, disk };
+        // SAFETY: buffers stay valid and untouched until `Reply` says otherwise, which the shard's contract puts after the
+        // completion; the spans were checked against their buffers.
+        unsafe { device.submit(now, Batch { commands, spans }, &mut io) };
+        self.commands.clear();
+        self.spans.clear();
+        self.deliver(id, inputs);
+    }
+
+    /// A file operation ended.
+    pub fn on_disk(
+        &mut self,
+        now: Instant,
+        done: DiskDone,
+        disk: &mut dyn DiskQueue,
+        inputs: &mut Vec<Input>,
+    ) {
+        let Some(Some(device)) = self.devices.get_mut(usize::from(done.device.0)) else {
+            return;
+        };
+        device.on_disk(
+            now,
+            done,
+            &mut DeviceIo {
+                completions: &mut self.completions,
+                disk,
+            },
+        );
+        self.deliver(done.device, inputs);
+    }
+
+    /// Calls the devices whose time has come.
+    pub fn on_timeout(&mut self, now: Instant, disk: &mut dyn DiskQueue, inputs: &mut Vec<Input>) {
+        for index in 0..self.devices.len() {
+            let Some(device) = &mut self.devices[index] else {
+                continue;
+            };
+            if device.next_timeout().is_some_and(|at| at <= now) {
+                device.on_timeout(
+                    now,
+                    &mut DeviceIo {
+                        completions: &mut self.completions,
+                        disk,
+                    },
+                );
+                self.deliver(DeviceId(index as u16), inputs);
+            }
+        }
+    }
+
+    /// The earliest time at which a device wants to be called.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.devices
+            .iter()
+            .flatten()
+            .filter_map(|device| device.next_timeout())
+            .min()
+    }
+
+    fn deliver(&mut self, device: DeviceId, inputs: &mut Vec<Input>) {
+        let completions = self.completions.drain(..);
+        inputs.extend(completions.map(|completion| Input::Complete { device, completion }));
+    }
+}

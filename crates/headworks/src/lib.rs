@@ -1,0 +1,11 @@
+//! The mechanism of Headworks: what carries out the decisions of [`headworks_core`].
+//!
+//! `frontend` parses protocols and knows nothing below a volume; `executor` carries out a shard's actions; `device` moves
+//! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data.
+
+pub mod device;
+pub mod engine;
+pub mod executor;
+pub mod memory;
+
+pub use headworks_core as core;

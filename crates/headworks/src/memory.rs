@@ -1,0 +1,20 @@
+//! Where bytes lie while they are on the path.
+
+/// A range of memory, laid out as `struct iovec`.
+///
+/// Whoever hands a span to a device promises that the memory stays valid and is not written (for a write: by anybody; for a
+/// read: by anybody but the device) until the command's completion was delivered. That promise is kept by the shard's
+/// contract: a bio's buffer is free only after its `Reply` said `Final` or `Released`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Span {
+    /// First byte.
+    pub base: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: a span is a name for memory; the promise above says who may touch it when, across threads too.
+unsafe impl Send for Span {}
+
+const _: () = assert!(size_of::<Span>() == size_of::<libc::iovec>());
