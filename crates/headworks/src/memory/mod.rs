@@ -6,7 +6,7 @@
 mod mapping;
 mod pool;
 
-pub use mapping::Mapping;
+pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
 
 /// A range of memory, laid out as `struct iovec`.
