@@ -141,7 +141,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         block_size: 1,
     };
     let mut shard = Shard::new(ShardConfig::single(QueueOptions::default(), volume, 64))?;
-    let mut executor = Executor::new(vec![Some(Box::new(MemDevice::new(size as usize)))]);
+    let mut executor = Executor::new(vec![Some(Box::new(MemDevice::new(size)?))]);
     let listener = UnixListener::bind(&path)?;
     println!("nbd+unix:///?socket={path}");
     for stream in listener.incoming() {

@@ -6,6 +6,7 @@
 pub mod device;
 pub mod engine;
 pub mod executor;
+pub mod frontend;
 pub mod memory;
 
 pub use headworks_core as core;

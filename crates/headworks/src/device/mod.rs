@@ -1,13 +1,17 @@
 //! Devices: what holds or fakes the bytes. One file each; wrappers are devices too.
 
-use headworks_core::{BioFlags, Completion, Instant, Op, RequestId, VolumeId};
+use headworks_core::{BioFlags, Completion, Instant, IoError, Op, RequestId, VolumeId};
 
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::Span;
 
 mod mem;
+mod null;
+#[cfg(test)]
+mod testing;
 
 pub use mem::MemDevice;
+pub use null::NullDevice;
 
 /// One command, with its data as spans of [`Batch::spans`].
 #[derive(Clone, Copy, Debug)]
@@ -73,5 +77,24 @@ pub trait Device: Send {
     /// When the device wants to be called though nothing else happens.
     fn next_timeout(&self) -> Option<Instant> {
         None
+    }
+}
+
+/// The answer of a command that did all it was asked.
+fn done(command: &Command) -> Completion {
+    Completion {
+        id: command.id,
+        transferred: command.len,
+        status: Ok(()),
+        hole: false,
+    }
+}
+
+/// The answer of a command that did nothing.
+fn failed(command: &Command, error: IoError) -> Completion {
+    Completion {
+        transferred: 0,
+        status: Err(error),
+        ..done(command)
     }
 }
