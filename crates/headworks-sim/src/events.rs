@@ -73,9 +73,7 @@ impl<T> Events<T> {
         if self.next_at()? > now {
             return None;
         }
-        self.heap
-            .pop()
-            .map(|Reverse(entry)| (entry.at, entry.what))
+        self.heap.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
 
     /// How many are to come.

@@ -213,13 +213,21 @@ impl Oracle {
         self.recovering = true;
     }
 
-    /// Every sector was read after the cut.
+    /// Every sector was read, after a cut if there was one.
     pub fn recovered(&mut self) {
-        self.recovering = false;
+        if !std::mem::take(&mut self.recovering) {
+            return;
+        }
         self.writes.clear();
         self.free_writes.clear();
         self.entries.clear();
         self.free_entry = NIL;
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn tick(&self) -> u64 {
+        self.tick
     }
 
     /// Entries in all lists, to see that they stay bounded.
@@ -349,10 +357,13 @@ impl Oracle {
     /// Forgets what is superseded for good and for every read in flight.
     fn prune(&mut self, sector: usize) {
         let oldest = self.reads.iter().copied().min().unwrap_or(NEVER);
-        let counts = |(_, write): &(&Entry, &WriteRecord)| {
-            self.is_durable(write) && write.ended < oldest
-        };
-        let line = self.list(sector).filter(counts).map(|(entry, _)| entry.placed).max();
+        let counts =
+            |(_, write): &(&Entry, &WriteRecord)| self.is_durable(write) && write.ended < oldest;
+        let line = self
+            .list(sector)
+            .filter(counts)
+            .map(|(entry, _)| entry.placed)
+            .max();
         let Some(line) = line else { return };
         self.sectors[sector].base = DEAD;
         let mut at = std::mem::replace(&mut self.sectors[sector].head, NIL);
@@ -490,7 +501,11 @@ impl Oracle {
                 ", version {} ({:?}{}, ticks {}..{})",
                 write.version,
                 write.outcome,
-                if self.is_durable(write) { ", durable" } else { "" },
+                if self.is_durable(write) {
+                    ", durable"
+                } else {
+                    ""
+                },
                 entry.placed,
                 tick(write.ended)
             );
@@ -532,7 +547,9 @@ mod tests {
 
         fn end(&mut self, flight: &Flight, status: Status, stage: ReplyStage) {
             let (bio, ticket, bytes) = flight;
-            let answer = self.oracle.answer(bio, *ticket, status, false, stage, bytes);
+            let answer = self
+                .oracle
+                .answer(bio, *ticket, status, false, stage, bytes);
             answer.unwrap();
         }
 
@@ -553,7 +570,9 @@ mod tests {
         fn may_see(&mut self, bytes: &[u8]) -> bool {
             let (bio, ticket, _) = self.start(Op::Read, BioFlags::NONE);
             let stage = ReplyStage::Final;
-            let answer = self.oracle.answer(&bio, ticket, Ok(()), false, stage, bytes);
+            let answer = self
+                .oracle
+                .answer(&bio, ticket, Ok(()), false, stage, bytes);
             answer.is_ok()
         }
 

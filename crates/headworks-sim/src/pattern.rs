@@ -70,7 +70,11 @@ pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
     });
     if differs != 0 {
         let poison = bytes.iter().all(|&byte| byte == POISON);
-        return if poison { Found::Poison } else { Found::Garbage };
+        return if poison {
+            Found::Poison
+        } else {
+            Found::Garbage
+        };
     }
     if place != (u64::from(volume) << 48 | sector) {
         return Found::Misplaced {

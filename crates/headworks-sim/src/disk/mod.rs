@@ -80,6 +80,14 @@ pub struct DiskCounters {
     pub torn: u64,
     /// Lies told.
     pub lies: u64,
+    /// Commands that came again after they were refused.
+    pub requeued: u64,
+    /// Commands that went on where a short transfer had ended.
+    pub continued: u64,
+    /// Writes with FUA.
+    pub fua: u64,
+    /// Writes of zeros without data.
+    pub zeros_as_data: u64,
 }
 
 /// A disk, shared between the executor that drives it and the world that cuts its power.
@@ -128,6 +136,8 @@ pub struct Disk {
     events: Events<Step>,
     held: Vec<Held>,
     free: Vec<u32>,
+    /// By the slot of the request.
+    last: Vec<Last>,
     prng: Prng,
     /// Counts what happens, so that "before" is never a matter of equal times.
     tick: u64,
@@ -142,6 +152,14 @@ enum Step {
     Piece { slot: u32, first: u32, end: u32 },
     End { slot: u32 },
     Again { id: RequestId, transferred: u32 },
+}
+
+/// What became of the last command of a request's slot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    generation: u32,
+    fault: Option<Fault>,
+    next: u64,
 }
 
 /// A command in the disk.
@@ -180,6 +198,7 @@ impl Disk {
             events: Events::with_capacity(1024),
             held: Vec::with_capacity(256),
             free: Vec::with_capacity(256),
+            last: Vec::with_capacity(1024),
             tick: 1,
             flushes_held: 0,
             faulty: true,
@@ -233,11 +252,13 @@ impl Disk {
         completions: &mut Vec<Completion>,
     ) {
         self.check(now, command, spans);
+        self.count(command, spans);
         let fault = self.draw_fault(command);
         if let Some(fault) = fault {
             self.counters.faults[fault as usize] += 1;
         }
         if fault == Some(Fault::Busy) || self.file(command).is_none() {
+            self.remember(command, Some(Fault::Busy), 0);
             completions.push(Completion {
                 id: command.id,
                 transferred: 0,
@@ -248,11 +269,38 @@ impl Disk {
         }
         self.counters.commands[command.op as usize] += 1;
         let (status, transferred) = self.outcome(command, fault);
+        self.remember(command, fault, transferred);
         let slot = self.hold(now, command, spans, status, transferred);
         let end = self.end_time(now, command, fault);
         self.plan(now, end, slot);
         self.answer_again(end, command);
         self.advance(now, completions);
+    }
+
+    /// Counts what the command is to the one that its slot sent before.
+    fn count(&mut self, command: &Command, spans: &[Span]) {
+        let counters = &mut self.counters;
+        counters.fua += u64::from(command.flags.contains(BioFlags::FUA));
+        counters.zeros_as_data += u64::from(command.op == Op::Write && spans.is_empty());
+        if let Some(last) = self.last.get(command.id.slot as usize)
+            && last.generation.wrapping_add(1) == command.id.generation
+        {
+            counters.requeued += u64::from(last.fault == Some(Fault::Busy));
+            counters.continued +=
+                u64::from(last.fault == Some(Fault::Short) && last.next == command.offset);
+        }
+    }
+
+    fn remember(&mut self, command: &Command, fault: Option<Fault>, transferred: u32) {
+        let slot = command.id.slot as usize;
+        if self.last.len() <= slot {
+            self.last.resize(slot + 1, Last::default());
+        }
+        self.last[slot] = Last {
+            generation: command.id.generation,
+            fault,
+            next: command.offset + u64::from(transferred),
+        };
     }
 
     fn draw_fault(&mut self, command: &Command) -> Option<Fault> {
