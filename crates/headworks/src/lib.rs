@@ -8,5 +8,6 @@ pub mod engine;
 pub mod executor;
 pub mod frontend;
 pub mod memory;
+pub mod server;
 
 pub use headworks_core as core;
