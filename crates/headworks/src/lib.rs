@@ -8,5 +8,6 @@ pub mod engine;
 pub mod executor;
 pub mod memory;
 pub mod primitive;
+pub mod ring;
 
 pub use headworks_core as core;
