@@ -9,5 +9,7 @@ pub mod executor;
 pub mod frontend;
 pub mod memory;
 pub mod server;
+pub mod primitive;
+pub mod ring;
 
 pub use headworks_core as core;
