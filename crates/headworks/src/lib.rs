@@ -7,5 +7,6 @@ pub mod device;
 pub mod engine;
 pub mod executor;
 pub mod memory;
+pub mod units;
 
 pub use headworks_core as core;

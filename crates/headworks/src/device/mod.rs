@@ -5,11 +5,13 @@ use headworks_core::{BioFlags, Completion, Instant, IoError, Op, RequestId, Volu
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::Span;
 
+mod file;
 mod mem;
 mod null;
 #[cfg(test)]
 mod testing;
 
+pub use file::{Direct, FileDevice, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
 pub use mem::MemDevice;
 pub use null::NullDevice;
 
