@@ -89,6 +89,10 @@ impl<D: Device> Bench<D> {
         &self.device
     }
 
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     /// The memory that commands read into and write from.
     pub fn buffer(&mut self) -> &mut [u8] {
         // SAFETY: the buffer is the bench's, and no command is in flight while a test looks at it.
@@ -139,13 +143,18 @@ impl<D: Device> Bench<D> {
             commands: &[command],
             spans,
         };
+        self.submit_batch(batch);
+        id
+    }
+
+    /// Commands on spans that stay valid until they are drained.
+    pub fn submit_batch(&mut self, batch: Batch<'_>) {
         let mut io = DeviceIo {
             completions: &mut self.completions,
             disk: &mut self.disk,
         };
-        // SAFETY: the buffer lives as long as the bench, which drives every command to its end before the next.
+        // SAFETY: tests keep the memory that they name until they have drained the bench.
         unsafe { self.device.submit(self.now, batch, &mut io) };
-        id
     }
 
     /// One step of the disk, or else of time. False when nothing is left to do.
@@ -353,4 +362,20 @@ pub fn memory_directory() -> Option<PathBuf> {
     let probe = TempFile::absent_in(&shm, "probe");
     std::fs::write(probe.path(), []).ok()?;
     Some(shm)
+}
+
+impl Device for Box<dyn Device> {
+    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).submit(now, batch, io) };
+    }
+    fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
+        (**self).on_disk(now, done, io);
+    }
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        (**self).on_timeout(now, io);
+    }
+    fn next_timeout(&self) -> Option<Instant> {
+        (**self).next_timeout()
+    }
 }

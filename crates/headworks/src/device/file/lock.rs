@@ -157,4 +157,25 @@ mod tests {
             .collect();
         assert_eq!(held, [100, 101, 201, 203]);
     }
+
+    #[test]
+    fn qemu_sees_our_lock() {
+        let image = TempFile::new("lock-qemu");
+        let ours = File::options()
+            .read(true)
+            .write(true)
+            .open(image.path())
+            .unwrap();
+        ours.set_len(1 << 20).unwrap();
+        let qemu = |command: &str| {
+            let mut io = std::process::Command::new("qemu-io");
+            let io = io.args(["-f", "raw", "-c", command]).arg(image.path());
+            // Without qemu on the machine there is nothing to see.
+            io.output().ok().map(|output| output.status.success())
+        };
+        if qemu("write 0 512") == Some(true) {
+            assert_eq!(lock(&ours, false).unwrap(), Lock::Held);
+            assert_eq!(qemu("write 0 512"), Some(false));
+        }
+    }
 }
