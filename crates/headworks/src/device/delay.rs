@@ -251,6 +251,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_due_together_keeps_its_own_bytes() {
+        let mem = MemDevice::new(1 << 20).unwrap();
+        let delay = DelayDevice::new(options(0, 500, 0), Box::new(mem));
+        let mut bench = Bench::new(delay);
+        let mut bytes: Vec<u8> = (0..8).flat_map(|value| [value; 512]).collect();
+        for index in 0..8 {
+            let at = &mut bytes[index * 512..(index + 1) * 512];
+            let halves = [at.as_mut_ptr(), at[256..].as_mut_ptr()];
+            let spans = halves.map(|base| Span { base, len: 256 });
+            bench.submit_spans(Op::Write, NONE, index as u64 * 512, 512, &spans);
+        }
+        assert!(bench.step());
+        assert_eq!(
+            bench.completions.len(),
+            8,
+            "one step of time releases them all"
+        );
+        bench.drain();
+        bench.run(Op::Read, NONE, 0, 4096);
+        assert_eq!(bench.buffer()[..4096], bytes);
+    }
+
+    #[test]
     fn jitter_stays_in_its_range_and_repeats() {
         let waits = || {
             let mut delay = DelayDevice::new(options(1000, 0, 300), Box::new(NullDevice));
