@@ -11,5 +11,6 @@ pub mod memory;
 pub mod server;
 pub mod primitive;
 pub mod ring;
+pub mod units;
 
 pub use headworks_core as core;
