@@ -263,6 +263,26 @@ mod tests {
     }
 
     #[test]
+    fn ranges_over_several_words_of_bits() {
+        // 300 chunks are five words: whatever single chunk is written, a range around it must see it.
+        for chunk in [0, 1, 63, 64, 100, 127, 128, 200, 255, 256, 299] {
+            let device = MemDevice::new(300 * CHUNK as u64).unwrap();
+            let mut bench = Bench::new(device);
+            bench.buffer().fill(7);
+            let at = (chunk * CHUNK) as u64;
+            bench.run(Op::Write, BioFlags::NONE, at, 1);
+            for (start, end) in [(0, 300), (chunk, chunk + 1), (chunk, 300), (0, chunk + 1)] {
+                assert!(bench.device().any_written(start * CHUNK, end * CHUNK));
+            }
+            assert!(!bench.device().any_written(0, chunk * CHUNK));
+            assert!(!bench.device().any_written((chunk + 1) * CHUNK, 300 * CHUNK));
+            bench.run(Op::Discard, BioFlags::NONE, 0, 300 * CHUNK as u32);
+            bench.run(Op::Read, BioFlags::NONE, at, 1);
+            assert_eq!(bench.buffer()[0], 0);
+        }
+    }
+
+    #[test]
     fn beyond_the_end_is_an_error_value() {
         let mut bench = Bench::new(MemDevice::new(8192).unwrap());
         for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {

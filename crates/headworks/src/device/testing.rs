@@ -1,12 +1,14 @@
 //! What the tests of devices share: a disk queue without an engine, a bench that drives one device, and a model to agree with.
 
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use headworks_core::prng::Prng;
 use headworks_core::{BioFlags, Completion, Instant, Op, RequestId, Status, VolumeId};
 
-use super::{Batch, Command, Device, DeviceIo};
-use crate::engine::{DiskDone, DiskKind, DiskOp, DiskQueue};
+use super::{Batch, Command, Device, DeviceIo, file};
+use crate::engine::{DiskDone, DiskOp, DiskQueue};
 use crate::memory::{Buffer, Pool, Span};
 
 /// Executes operations one by one when told to, with the very system calls an engine would use.
@@ -37,7 +39,8 @@ impl TestDisk {
         let (op, spans) = self.queue.pop_front()?;
         let result = match self.script.pop_front().flatten() {
             Some(result) => result,
-            None => execute(&op, &spans),
+            // SAFETY: the spans are valid by the promise of whoever submitted the command.
+            None => unsafe { file::execute(&op, &spans) },
         };
         Some(DiskDone {
             device: op.device,
@@ -45,30 +48,6 @@ impl TestDisk {
             result,
         })
     }
-}
-
-fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
-    let (vector, count) = (spans.as_ptr().cast::<libc::iovec>(), spans.len() as i32);
-    let offset = op.offset as i64;
-    // SAFETY: the spans are valid by the promise of whoever submitted the command.
-    let result = unsafe {
-        match op.kind {
-            DiskKind::Read => libc::preadv(op.fd, vector, count, offset),
-            DiskKind::Write { dsync } => {
-                let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-                libc::pwritev2(op.fd, vector, count, offset, flags)
-            }
-            DiskKind::Sync => libc::fdatasync(op.fd) as isize,
-            DiskKind::Allocate { mode } => {
-                libc::fallocate(op.fd, mode, offset, op.len as i64) as isize
-            }
-        }
-    };
-    if result < 0 {
-        let error = std::io::Error::last_os_error();
-        return -error.raw_os_error().expect("an errno");
-    }
-    result as i32
 }
 
 /// Drives one device: commands in, completions out, time that jumps to where the device wants to be called.
@@ -108,6 +87,10 @@ impl<D: Device> Bench<D> {
 
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
     }
 
     /// The memory that commands read into and write from.
@@ -160,13 +143,18 @@ impl<D: Device> Bench<D> {
             commands: &[command],
             spans,
         };
+        self.submit_batch(batch);
+        id
+    }
+
+    /// Commands on spans that stay valid until they are drained.
+    pub fn submit_batch(&mut self, batch: Batch<'_>) {
         let mut io = DeviceIo {
             completions: &mut self.completions,
             disk: &mut self.disk,
         };
-        // SAFETY: the buffer lives as long as the bench, which drives every command to its end before the next.
+        // SAFETY: tests keep the memory that they name until they have drained the bench.
         unsafe { self.device.submit(self.now, batch, &mut io) };
-        id
     }
 
     /// One step of the disk, or else of time. False when nothing is left to do.
@@ -331,5 +319,63 @@ fn continue_to_end<D: Device>(
         if at == len {
             return done[0].hole && done[0].transferred as usize == len;
         }
+    }
+}
+
+/// A file's path that is this test's alone; removed at the end.
+pub struct TempFile(PathBuf);
+
+impl TempFile {
+    /// An empty file.
+    pub fn new(name: &str) -> Self {
+        let file = Self::absent(name);
+        std::fs::write(file.path(), []).unwrap();
+        file
+    }
+
+    /// Only the path.
+    pub fn absent(name: &str) -> Self {
+        Self::absent_in(&std::env::temp_dir(), name)
+    }
+
+    pub fn absent_in(directory: &Path, name: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(directory.join(format!("headworks-{name}-{}-{number}", std::process::id())))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        // May never have been made.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A directory in memory, where the machine has one that can be written to.
+pub fn memory_directory() -> Option<PathBuf> {
+    let shm = PathBuf::from("/dev/shm");
+    let probe = TempFile::absent_in(&shm, "probe");
+    std::fs::write(probe.path(), []).ok()?;
+    Some(shm)
+}
+
+impl Device for Box<dyn Device> {
+    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).submit(now, batch, io) };
+    }
+    fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
+        (**self).on_disk(now, done, io);
+    }
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        (**self).on_timeout(now, io);
+    }
+    fn next_timeout(&self) -> Option<Instant> {
+        (**self).next_timeout()
     }
 }

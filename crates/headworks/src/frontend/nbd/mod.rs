@@ -17,9 +17,12 @@
 //! Invariant of all of it: whatever a peer sends ends this connection at most, with one sentence; it never makes anything
 //! here panic or grow beyond [`OPTION_BYTES_MAX`](wire::OPTION_BYTES_MAX) a connection.
 
+pub mod connection;
 pub mod handshake;
+pub mod outgoing;
 pub mod reply;
 pub mod transmission;
+pub mod window;
 pub mod wire;
 
 pub use handshake::{BlockSizes, ExportInfo, Handshake, Outcome};
