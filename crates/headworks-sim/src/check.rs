@@ -86,7 +86,7 @@ pub fn check_status(
         IoError::Medium => {
             faulty
                 && (faults.medium > 0 && bio.op != Op::Flush
-                    || bio.op.has_data() && faults.nothing > 0
+                    || bio.op != Op::Flush && faults.nothing > 0
                     || waits_for_flush && (faults.flush > 0 || faults.late > 0)
                     || faults.is_bad(bio.id.volume, Op::Read, bio.offset, bio.len))
         }
