@@ -95,7 +95,11 @@ impl Queue {
                 // One answer cannot say "part data, part zeros without data": the rest, or all of it if the first part was
                 // such zeros, must come as data.
                 request.flags = request.flags.without(BioFlags::HOLE_OK);
-                request.done += if completion.hole { 0 } else { completion.transferred };
+                request.done += if completion.hole {
+                    0
+                } else {
+                    completion.transferred
+                };
                 Verdict::Again
             }
             Err(IoError::Busy) => Verdict::Requeue,
@@ -152,7 +156,14 @@ impl Queue {
     }
 
     /// The request's commands are over.
-    fn finish(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status, hole: bool) {
+    pub(super) fn finish(
+        &mut self,
+        now: Instant,
+        pools: &mut Pools,
+        id: SlotId,
+        status: Status,
+        hole: bool,
+    ) {
         let request = &mut pools.slots[id];
         if request.is(Request::TIMED_OUT) && request.op.is_write() {
             self.zombies -= 1;
