@@ -391,6 +391,12 @@ impl Shard {
         self.pools.bios.free()
     }
 
+    /// No bio is on its way through this shard.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.pools.bios.taken() == 0
+    }
+
     /// Nothing is on its way through this shard and every tag is home or unused in a lease.
     #[must_use]
     pub fn is_quiet(&self) -> bool {

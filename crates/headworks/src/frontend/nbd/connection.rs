@@ -87,7 +87,7 @@ pub enum Received {
     Some,
     /// It waits for its own replies.
     Full,
-    /// It waits for a buffer of the pool.
+    /// It waits for a buffer of the pool, or for room in the shard.
     NoBuffer,
     /// The client chose this export; the connection belongs to its shard.
     Chosen {
@@ -336,7 +336,8 @@ impl Connection {
             let held = transmission.held.take();
             let request = match held {
                 Some(request) => request,
-                None if !self.has_room() || *intake.room == 0 => return (used, Received::Full),
+                None if !self.has_room() => return (used, Received::Full),
+                None if *intake.room == 0 => return (used, Received::NoBuffer),
                 None => {
                     let Phase::Transmission(transmission) = &mut self.phase else { continue };
                     let (count, parsed) = transmission.parser.parse(&bytes[used..]);
