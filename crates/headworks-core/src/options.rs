@@ -411,7 +411,10 @@ fn device_of(numbers: &[u64]) -> Option<DeviceConfig> {
         discard_max_bytes: discard_max_bytes.try_into().ok()?,
         write_zeroes: write_zeroes != 0,
     };
-    Some(DeviceConfig { owner: ShardId(owner.try_into().ok()?), queue })
+    Some(DeviceConfig {
+        owner: ShardId(owner.try_into().ok()?),
+        queue,
+    })
 }
 
 #[cfg(test)]
@@ -420,10 +423,21 @@ mod tests {
 
     #[test]
     fn a_configuration_comes_back_from_its_lines() {
-        let queue = QueueOptions { nr_requests: 62, fua: true, ..QueueOptions::default() };
-        let volume = VolumeOptions { size: 1 << 40, read_only: true, block_size: 4096 };
+        let queue = QueueOptions {
+            nr_requests: 62,
+            fua: true,
+            ..QueueOptions::default()
+        };
+        let volume = VolumeOptions {
+            size: 1 << 40,
+            read_only: true,
+            block_size: 4096,
+        };
         let mut config = ShardConfig::single(queue, volume, 77);
-        config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
+        config.devices.push(DeviceConfig {
+            owner: ShardId(3),
+            queue: QueueOptions::default(),
+        });
         (config.shards, config.id) = (4, ShardId(2));
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
         assert!(ShardConfig::from_lines("shard 0 1").is_err());
@@ -432,17 +446,30 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_with_its_range() {
-        let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
+        let volume = VolumeOptions {
+            size: 1 << 20,
+            read_only: false,
+            block_size: 512,
+        };
         let with = |change: fn(&mut ShardConfig)| {
             let mut config = ShardConfig::single(QueueOptions::default(), volume, 8);
             change(&mut config);
             config.validate().err().map(|error| error.option)
         };
         assert_eq!(with(|_| ()), None);
-        assert_eq!(with(|c| c.devices[0].queue.nr_requests = 0), Some("nr_requests"));
-        assert_eq!(with(|c| c.devices[0].queue.discard_granularity = 3), Some("discard_granularity"));
+        assert_eq!(
+            with(|c| c.devices[0].queue.nr_requests = 0),
+            Some("nr_requests")
+        );
+        assert_eq!(
+            with(|c| c.devices[0].queue.discard_granularity = 3),
+            Some("discard_granularity")
+        );
         assert_eq!(with(|c| c.volumes[0].options.size = 513), Some("size"));
-        assert_eq!(with(|c| c.volumes[0].options.block_size = 0), Some("block_size"));
+        assert_eq!(
+            with(|c| c.volumes[0].options.block_size = 0),
+            Some("block_size")
+        );
         assert_eq!(with(|c| c.volumes[0].device = DeviceId(1)), Some("device"));
         assert_eq!(with(|c| c.devices[0].owner = ShardId(1)), Some("owner"));
         assert_eq!(with(|c| c.bios_max = 0), Some("bios_max"));

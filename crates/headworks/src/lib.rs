@@ -8,9 +8,9 @@ pub mod engine;
 pub mod executor;
 pub mod frontend;
 pub mod memory;
-pub mod server;
 pub mod primitive;
 pub mod ring;
+pub mod server;
 pub mod units;
 
 pub use headworks_core as core;

@@ -6,9 +6,10 @@
 
 use headworks_core::{ConfigError, DeviceId, QueueOptions, VolumeId, VolumeOptions};
 
-use crate::device::file::{FileDevice, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
-use crate::device::spec::{Base, Spec};
-use crate::device::{Device, MemDevice, NullDevice};
+use crate::device::{
+    Base, Device, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
+    SizeWatch, Spec,
+};
 use crate::units::display_size;
 
 /// Where a client can go.
@@ -82,9 +83,16 @@ impl Assembly {
     pub fn new(exports: &[ExportSpec]) -> Result<Self, ConfigError> {
         let mut builder = Builder::default();
         for export in exports {
-            let twice = builder.assembly.exports.iter().any(|other| other.name == export.name);
+            let twice = builder
+                .assembly
+                .exports
+                .iter()
+                .any(|other| other.name == export.name);
             if twice {
-                let message = format!("two exports are called `{}`; give one NAME=SPEC", export.name);
+                let message = format!(
+                    "two exports are called `{}`; give one NAME=SPEC",
+                    export.name
+                );
                 return Err(ConfigError::new("export", message));
             }
             builder.add(export, wants_write(exports, export))?;
@@ -101,7 +109,11 @@ fn wants_write(exports: &[ExportSpec], export: &ExportSpec) -> bool {
     };
     let writes = |export: &ExportSpec| !export.read_only && !read_only_spec(&export.spec);
     let own = identity(export);
-    writes(export) || own.is_some() && exports.iter().any(|other| writes(other) && identity(other) == own)
+    writes(export)
+        || own.is_some()
+            && exports
+                .iter()
+                .any(|other| writes(other) && identity(other) == own)
 }
 
 fn read_only_spec(spec: &Spec) -> bool {
@@ -124,11 +136,23 @@ impl Builder {
             Base::File { .. } => self.add_file(spec, write)?,
             Base::Null { size } => {
                 let size = size.ok_or_else(|| no_size("null"))?;
-                self.add_alone(spec, NullDevice::queue_options(), Box::new(NullDevice::new()), size, "null")
+                self.add_alone(
+                    spec,
+                    NullDevice::queue_options(),
+                    Box::new(NullDevice),
+                    size,
+                    "null",
+                )
             }
             Base::Mem { size } => {
                 let size = size.ok_or_else(|| no_size("mem"))?;
-                self.add_alone(spec, MemDevice::queue_options(), Box::new(MemDevice::new(size)?), size, "memory")
+                self.add_alone(
+                    spec,
+                    MemDevice::queue_options(),
+                    Box::new(MemDevice::new(size)?),
+                    size,
+                    "memory",
+                )
             }
         };
         let size = self.assembly.volumes[usize::from(volume.0)].1.size;
@@ -162,7 +186,11 @@ impl Builder {
         what: &str,
     ) -> (VolumeId, String) {
         let device = self.add_device(Some((spec.wrap_queue_options(queue), spec.wrap(device))));
-        let options = VolumeOptions { size, read_only: false, block_size: 1 };
+        let options = VolumeOptions {
+            size,
+            read_only: false,
+            block_size: 1,
+        };
         (self.add_volume(device, options), wrapped(spec, what))
     }
 
@@ -175,15 +203,22 @@ impl Builder {
         {
             return Ok((*volume, what.clone()));
         }
-        let options = FileOptions { read_only: !write, ..*options };
+        let options = FileOptions {
+            read_only: !write,
+            ..*options
+        };
         let file = OpenFile::open(path, &options)?;
         let shown = path.display();
         if !file.locked() {
-            self.assembly.notes.push(format!("{shown} is not locked: its filesystem has no locks"));
+            self.assembly.notes.push(format!(
+                "{shown} is not locked: its filesystem has no locks"
+            ));
         }
         if file.created() {
             let size = display_size(file.volume_options().size);
-            self.assembly.notes.push(format!("created {shown}, sparse, {size}"));
+            self.assembly
+                .notes
+                .push(format!("created {shown}, sparse, {size}"));
         }
         let what = wrapped(spec, &format!("{shown} ({})", reach(file.mode())));
         let volume = VolumeId(self.assembly.volumes.len() as u16);
@@ -209,12 +244,20 @@ impl Builder {
 
     fn join_group(&mut self, volume: VolumeId, file: OpenFile) -> DeviceId {
         let filesystem = file.identity().filesystem;
-        if let Some(group) = self.groups.iter_mut().find(|group| group.filesystem == filesystem) {
+        if let Some(group) = self
+            .groups
+            .iter_mut()
+            .find(|group| group.filesystem == filesystem)
+        {
             group.images.push((volume, file));
             return group.device;
         }
         let device = self.add_device(None);
-        self.groups.push(Group { filesystem, device, images: vec![(volume, file)] });
+        self.groups.push(Group {
+            filesystem,
+            device,
+            images: vec![(volume, file)],
+        });
         device
     }
 
@@ -229,7 +272,10 @@ impl Builder {
 }
 
 fn no_size(kind: &str) -> ConfigError {
-    ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
+    ConfigError::new(
+        "size",
+        format!("{kind}: needs a size, as in {kind}:size=1G"),
+    )
 }
 
 fn reach(mode: FileMode) -> &'static str {
