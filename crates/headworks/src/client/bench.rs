@@ -8,8 +8,9 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use headworks_core::prng::Prng;
 
@@ -279,7 +280,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     if options.fill {
         all(&mut workers, Phase::Fill)?;
     }
-    let run = all(&mut workers, Phase::Run(Instant::now() + options.runtime))?;
+    let run = all(&mut workers, Phase::Run(options.runtime))?;
     let read_back = match options.verify {
         Verify::Off => None,
         _ => Some(all(&mut workers, Phase::ReadBack)?),
@@ -296,19 +297,27 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     })
 }
 
-/// Takes all connections through a phase at the same time.
+/// Takes all connections through a phase at the same time. When one fails the others need not go on.
 fn all(workers: &mut [Worker], phase: Phase) -> Result<Tally, ClientError> {
+    let stop = AtomicBool::new(false);
+    let go = |worker: &mut Worker| {
+        let outcome = worker.go(phase, &stop);
+        // Relaxed: a hint that orders nothing.
+        stop.fetch_or(outcome.is_err(), Ordering::Relaxed);
+        outcome.map(|()| worker.tally.clone())
+    };
     thread::scope(|scope| {
         let threads: Vec<_> = workers
             .iter_mut()
-            .map(|worker| scope.spawn(move || worker.go(phase).map(|()| worker.tally.clone())))
+            .map(|worker| scope.spawn(|| go(worker)))
             .collect();
         let mut sum = Tally::default();
         for thread in threads {
-            let tally = thread
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-            sum.add(&tally);
+            sum.add(
+                &thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+            );
         }
         Ok(sum)
     })

@@ -6,6 +6,7 @@
 //!
 //! Fill and ReadBack are optional. Each phase ends with nothing in flight.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use headworks_core::prng::Prng;
@@ -24,8 +25,8 @@ const DRAWS_MAX: u32 = 32;
 pub enum Phase {
     /// Write each block once.
     Fill,
-    /// The pattern, until then.
-    Run(Instant),
+    /// The pattern, for so long from when the connection's thread begins.
+    Run(Duration),
     /// Read each block once.
     ReadBack,
 }
@@ -95,8 +96,8 @@ impl Worker {
         worker
     }
 
-    /// Goes through a phase to its end. What it finds is in the tally, which begins anew.
-    pub fn go(&mut self, phase: Phase) -> Result<(), ClientError> {
+    /// Goes through a phase to its end, or until `stop` is set. What it finds is in the tally, which begins anew.
+    pub fn go(&mut self, phase: Phase, stop: &AtomicBool) -> Result<(), ClientError> {
         self.tally = Tally::default();
         self.next = match phase {
             Phase::Run(_) => 0,
@@ -106,12 +107,13 @@ impl Worker {
         let (epoch, cpu) = (Instant::now(), cpu_time());
         let now = || epoch.elapsed().as_nanos() as u64;
         let deadline = match phase {
-            Phase::Run(at) => at.saturating_duration_since(epoch).as_nanos() as u64,
+            Phase::Run(time) => time.as_nanos() as u64,
             Phase::Fill | Phase::ReadBack => u64::MAX,
         };
         let mut at = 0;
         loop {
-            if at < deadline {
+            // Relaxed: a hint that orders nothing.
+            if at < deadline && !stop.load(Ordering::Relaxed) {
                 self.refill(phase, at)?;
             }
             if self.pipeline.is_idle() {
