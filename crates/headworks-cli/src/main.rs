@@ -1,5 +1,7 @@
 //! The `headworks` command.
 
+mod bench_nbd;
+mod info;
 mod serve;
 mod signals;
 

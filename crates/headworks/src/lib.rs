@@ -3,6 +3,7 @@
 //! `frontend` parses protocols and knows nothing below a volume; `executor` carries out a shard's actions; `device` moves
 //! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data.
 
+pub mod client;
 pub mod device;
 pub mod engine;
 pub mod executor;

@@ -112,6 +112,19 @@ impl Spec {
         }
     }
 
+    /// A name for an export of it: an image's file name, else the type.
+    #[must_use]
+    pub fn short_name(&self) -> String {
+        match &self.base {
+            Base::File { path, .. } => path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            Base::Null { .. } => "null".to_owned(),
+            Base::Mem { .. } => "mem".to_owned(),
+        }
+    }
+
     /// The size the user gave.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
