@@ -4,6 +4,7 @@
 # The runner sets:  HEADWORKS  the binary        ENGINE   uring | threads
 #                   DIR        a scratch folder  BACKEND  file | tmpfs | mem (for the files that ask for it)
 #                   IMAGES     a scratch folder on the backend's filesystem
+#                   PYTHON     a python that has libnbd's module
 # A file prints `ok - WHAT` or `not ok - WHAT` for each check, `skip - WHAT # REASON` for what cannot be tried.
 set -u -o pipefail
 
@@ -118,22 +119,12 @@ stop_server() {
 }
 
 no_panic() {
-    # shellcheck disable=SC2016 # $1 is the inner shell's
     check "no panic" sh -c '! grep -n panicked "$1"' - "$LOG"
-}
-
-# A python with libnbd's module.
-python() {
-    if [ -z "${PYTHON:-}" ]; then
-        PYTHON=python3
-        "$PYTHON" -c 'import nbd' 2>/dev/null || PYTHON=/usr/bin/python3
-    fi
-    PYTHONDONTWRITEBYTECODE=1 "$PYTHON" "$@"
 }
 
 # A script that prints its own `ok` and `not ok` lines; ending in any other way is a failure.
 script() { # FILE ARGUMENTS...
-    python "$HERE/$1" "${@:2}" 2>"$DIR/script.err"
+    "$PYTHON" "$HERE/$1" "${@:2}" 2>"$DIR/script.err"
     local status=$?
     [ $status -eq 0 ] && return 0
     BAD=1
@@ -146,7 +137,7 @@ script() { # FILE ARGUMENTS...
 
 # The same bytes every time for a seed, and none of them a run of zeros.
 pseudo_random() { # MIB SEED
-    python -c 'import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[2]).randbytes(int(sys.argv[1]) << 20))' "$1" "$2"
+    "$PYTHON" -c 'import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[2]).randbytes(int(sys.argv[1]) << 20))' "$1" "$2"
 }
 
 cleanup() {

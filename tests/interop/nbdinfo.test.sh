@@ -7,8 +7,7 @@ serve "$(spec disk)"
 nbdinfo --json "$URI" >"$DIR/info.json" 2>"$DIR/info.err" || quote <"$DIR/info.err"
 
 field() { # WHAT PYTHON-EXPRESSION over `e`, the export
-    # shellcheck disable=SC2016
-    check "$1" python -c 'import json, sys; i = json.load(open(sys.argv[1])); e = i["exports"][0]; print(i); sys.exit(not eval(sys.argv[2]))' \
+    check "$1" "$PYTHON" -c 'import json, sys; i = json.load(open(sys.argv[1])); e = i["exports"][0]; print(i); sys.exit(not eval(sys.argv[2]))' \
         "$DIR/info.json" "$2"
 }
 
