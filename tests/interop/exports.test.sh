@@ -47,12 +47,10 @@ run_is() { # STATUS OUTPUT CMD
     cat "$DIR/run.err"
     [ $status -eq "$1" ] && { [ -z "$2" ] || grep -qx "$2" <<<"$output"; }
 }
-{
-    check "--run gives its command the \$uri" run_is 0 $((5 << 20)) 'nbdinfo --size "$uri"'
-    check "--run returns its command's status" run_is 3 '' 'exit 3'
-    check "--run returns 128 and the signal" run_is 137 '' 'kill -9 $$'
-    check "--run gives \$unixsocket" run_is 0 '' 'test -S "$unixsocket"'
-}
+check "--run gives its command the \$uri" run_is 0 $((5 << 20)) 'nbdinfo --size "$uri"'
+check "--run returns its command's status" run_is 3 '' 'exit 3'
+check "--run returns 128 and the signal" run_is 137 '' 'kill -9 $$'
+check "--run gives \$unixsocket" run_is 0 '' 'test -S "$unixsocket"'
 
 serve --json "one=mem:size=5M" "two=null:size=1G"
 check "--json at start" "$PYTHON" -c 'import json, sys
