@@ -46,7 +46,7 @@ pub struct Request {
     pub offset: u64,
     /// Bytes.
     pub len: u32,
-    /// Bytes that the device has finished; what is sent next starts here.
+    /// Bytes that the device has finished, or that went into pieces; what is sent next starts here.
     pub done: u32,
     /// First bio, by offset.
     pub bio_head: u32,
@@ -84,8 +84,12 @@ pub struct Request {
     pub marks: u8,
     /// Tags that came with it on another shard's lease, or that a split request holds for its pieces.
     pub tags: u16,
-    /// Pieces of a split request that are not finished.
+    /// Pieces of a split request that are on their way.
     pub pieces: u32,
+    /// A split request: the first error of its pieces.
+    pub status: crate::error::Status,
+    /// When the command in flight was sent; what its time-out counts from.
+    pub sent: Instant,
     /// The stage times: entered the plug, left it, got its tag, was sent.
     pub stamps: [Instant; 4],
 }
@@ -103,6 +107,8 @@ impl Request {
     pub const LEASED: u8 = 16;
     /// A device flush of the flush sequence: bypasses gate and elevator.
     pub const FLUSH: u8 = 32;
+    /// The device refused it: it waits in the queue's requeue list, not in the elevator.
+    pub const REQUEUED: u8 = 64;
 
     /// The byte after the last.
     #[must_use]
@@ -152,6 +158,8 @@ impl Default for Request {
             marks: 0,
             tags: 0,
             pieces: 0,
+            status: Ok(()),
+            sent: Instant(0),
             stamps: [Instant(0); 4],
         }
     }

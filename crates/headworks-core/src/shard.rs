@@ -1,17 +1,45 @@
 //! A single-owner world: everything that one thread decides.
+//!
+//! A batch of inputs runs under one plug. Bios pass their volume and wait in the plug; answers and messages are taken as they
+//! come; when the batch ends the plug is flushed into the queues and every queue that something happened to runs once. So
+//! each boundary is crossed once a batch.
 
-use crate::action::{Action, Actions, Segment, Submit};
-use crate::error::ConfigError;
-use crate::input::{Input, ReplyStage, RequestId};
-use crate::options::ShardConfig;
-use crate::request::{BioSlot, Bios};
+use crate::action::{Action, Actions};
+use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
+use crate::elevator::Elevator;
+use crate::error::{ConfigError, IoError};
+use crate::input::{Control, Input, Message, ReplyStage};
+use crate::options::{ShardConfig, VolumeConfig};
+use crate::plug::Plug;
+use crate::queue::{Pools, Queue, TIMERS, TimerKind, answer};
+use crate::remote::RemoteQueue;
+use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots, State};
+use crate::slab::NIL;
+use crate::stats::VolumeStats;
+use crate::tags::TagOwner;
 use crate::time::Instant;
+use crate::timer::TimerWheel;
+use crate::volume::{self, Verdict};
+
+/// A device as this shard sees it.
+enum Way {
+    Own(Box<Queue>),
+    Other(RemoteQueue),
+}
 
 /// One shard. Made once; steps by [`Shard::handle`].
 pub struct Shard {
-    config: ShardConfig,
-    bios: Bios,
-    actions: Actions,
+    id: ShardId,
+    volumes: Vec<VolumeConfig>,
+    /// Indexed by device.
+    ways: Vec<Way>,
+    plug: Plug,
+    pools: Pools,
+    /// One bit per device that must run when the batch ends.
+    touched: u64,
+    /// The time last asked for by `Action::Timer`.
+    timer: Option<Instant>,
+    scratch: Vec<SlotId>,
 }
 
 impl Shard {
@@ -21,78 +49,415 @@ impl Shard {
     /// What `config` says that cannot be.
     pub fn new(config: ShardConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        let bios = Bios::new(config.bios_max);
+        let ways: Vec<Way> = (0..config.devices.len() as u16)
+            .map(
+                |device| match config.devices[usize::from(device)].owner == config.id {
+                    true => Way::Own(Box::new(Queue::new(&config, DeviceId(device)))),
+                    false => Way::Other(RemoteQueue::new(&config, DeviceId(device))),
+                },
+            )
+            .collect();
+        // A request for every bio, a piece for every tag, a flush for every volume, and one that is in hand.
+        let tags: u32 = config
+            .devices
+            .iter()
+            .map(|device| device.queue.nr_requests)
+            .sum();
+        let slots = config.bios_max + tags + config.volumes.len() as u32 + 1;
+        let bios = config.bios_max as usize;
         Ok(Self {
-            config,
-            bios,
-            actions: Actions::with_capacity(1024, 4096),
+            id: config.id,
+            plug: Plug::new(),
+            pools: Pools {
+                bios: Bios::new(config.bios_max),
+                slots: Slots::new(slots),
+                actions: Actions::with_capacity(2 * bios + 256, 4 * bios + 1024),
+                timers: TimerWheel::new(config.devices.len() * TIMERS as usize),
+            },
+            ways,
+            volumes: config.volumes,
+            touched: 0,
+            timer: None,
+            scratch: Vec::with_capacity(2 * crate::plug::PLUG_MAX),
         })
     }
 
     /// Takes a batch of inputs that came by `now` and adds to the list of actions. The list must be carried out completely,
     /// and cleared with [`Shard::clear_actions`], before the next call.
     pub fn handle(&mut self, now: Instant, inputs: &[Input]) {
-        let _ = now;
+        self.plug.start();
         for input in inputs {
             match *input {
-                Input::Bio(bio) => {
-                    let Some(slot) = self.bios.try_take() else {
-                        continue;
-                    };
-                    self.bios[slot] = BioSlot {
-                        bio,
-                        ..BioSlot::default()
-                    };
-                    let first_segment = self.actions.segments.len() as u32;
-                    self.actions.segments.push(Segment {
-                        bio: bio.id,
-                        offset: 0,
-                        len: bio.len,
-                    });
-                    self.actions.list.push(Action::Submit(Submit {
-                        id: RequestId {
-                            slot,
-                            generation: 0,
-                        },
-                        device: self.config.volumes[usize::from(bio.id.volume.0)].device,
-                        volume: bio.id.volume,
-                        op: bio.op,
-                        flags: bio.flags,
-                        offset: bio.offset,
-                        len: bio.len,
-                        first_segment,
-                        segments: u16::from(bio.op.has_data()),
-                    }));
+                Input::Bio(bio) => self.on_bio(now, bio),
+                Input::Complete { device, completion } => {
+                    if let Some((queue, pools)) = self.own(device) {
+                        queue.on_complete(now, pools, completion);
+                    }
                 }
-                Input::Complete { completion, .. } => {
-                    let id = self.bios[completion.id.slot].bio.id;
-                    self.bios.put(completion.id.slot);
-                    self.actions.list.push(Action::Reply {
-                        id,
-                        status: completion.status,
-                        hole: completion.hole,
-                        stage: ReplyStage::Final,
-                    });
-                }
-                Input::Timer | Input::Message { .. } | Input::Control(_) => {}
+                Input::Timer => self.on_timer(now),
+                Input::Message { from, message } => self.on_message(now, from, message),
+                Input::Control(control) => self.on_control(control),
             }
+        }
+        if self.plug.finish() {
+            self.flush_plug(now);
+        }
+        self.run_touched(now);
+        self.announce_timer();
+    }
+
+    fn on_bio(&mut self, now: Instant, bio: Bio) {
+        let reply = |status| Action::Reply {
+            id: bio.id,
+            status,
+            hole: false,
+            stage: ReplyStage::Final,
+        };
+        let volume = self.volumes.get(usize::from(bio.id.volume.0));
+        let Some(config) = volume.filter(|volume| volume.home == self.id) else {
+            self.pools.actions.list.push(reply(Err(IoError::Invalid)));
+            return;
+        };
+        let granularity = match &self.ways[usize::from(config.device.0)] {
+            Way::Own(queue) => queue.discard_granularity(),
+            Way::Other(remote) => remote.discard_granularity(),
+        };
+        let (device, block_size) = (config.device, config.options.block_size);
+        let bio = match volume::check(&config.options, granularity, bio) {
+            Verdict::Answer(status) => {
+                self.pools.actions.list.push(reply(status));
+                return;
+            }
+            Verdict::Pass(bio) => bio,
+        };
+        let Some(slot) = self.pools.bios.try_take() else {
+            self.pools.actions.list.push(reply(Err(IoError::NoMemory)));
+            return;
+        };
+        self.pools.bios[slot] = BioSlot {
+            bio,
+            next: NIL,
+            origin: Origin::Here,
+            tags: 0,
+            answered: false,
+        };
+        self.touched |= 1 << device.0;
+        match &mut self.ways[usize::from(device.0)] {
+            Way::Own(_) => self.enter(now, device, slot),
+            Way::Other(remote) => remote.submit(&mut self.pools, slot, block_size),
+        }
+    }
+
+    /// A bio enters the path of a device of this shard.
+    fn enter(&mut self, now: Instant, device: DeviceId, slot: u32) {
+        let Way::Own(queue) = &mut self.ways[usize::from(device.0)] else {
+            unreachable!("only bios for our own devices enter")
+        };
+        let bio = self.pools.bios[slot].bio;
+        if bio.op == Op::Flush {
+            return queue.flush(now, &mut self.pools, slot);
+        }
+        if queue.must_fail(&bio) {
+            return answer(
+                &mut self.pools,
+                slot,
+                Err(IoError::Medium),
+                false,
+                ReplyStage::Final,
+            );
+        }
+        let Pools { slots, bios, .. } = &mut self.pools;
+        if self
+            .plug
+            .try_merge(slots, bios, device, slot, queue.limits(), queue.nomerges())
+        {
+            queue.count_merge(&bio);
+            return;
+        }
+        let segments = queue.limits().segments(bio.len);
+        if self.plug.must_flush(slots) {
+            self.flush_plug(now);
+        }
+        let slots = &mut self.pools.slots;
+        let id = slots
+            .try_take()
+            .expect("there are slots for every bio and every tag");
+        let tags = self.pools.bios[slot].tags;
+        slots[id] = Request {
+            offset: bio.offset,
+            len: bio.len,
+            bio_head: slot,
+            bio_tail: slot,
+            generation: slots[id].generation,
+            segments,
+            bios: 1,
+            volume: bio.id.volume,
+            op: bio.op,
+            flags: bio.flags,
+            state: State::Plugged,
+            marks: if tags > 0 { Request::LEASED } else { 0 },
+            tags,
+            stamps: [now; 4],
+            ..Request::default()
+        };
+        self.plug.add(slots, device, id);
+    }
+
+    fn flush_plug(&mut self, now: Instant) {
+        let mut ids = std::mem::take(&mut self.scratch);
+        while let Some(device) = self.plug.take(&mut ids) {
+            if let Way::Own(queue) = &mut self.ways[usize::from(device.0)] {
+                queue.submit(now, &mut self.pools, &ids);
+            }
+        }
+        self.scratch = ids;
+    }
+
+    fn run_touched(&mut self, now: Instant) {
+        let mut touched = std::mem::take(&mut self.touched);
+        while touched != 0 {
+            let device = touched.trailing_zeros() as usize;
+            touched &= touched - 1;
+            match self.ways.get_mut(device) {
+                Some(Way::Own(queue)) => queue.run(now, &mut self.pools),
+                Some(Way::Other(remote)) => remote.run(now, &mut self.pools),
+                None => {}
+            }
+        }
+    }
+
+    fn on_timer(&mut self, now: Instant) {
+        // The driver's timer is spent; if another time is due it is announced anew.
+        self.timer = None;
+        while let Some(timer) = self.pools.timers.expire(now) {
+            let device = timer / TIMERS;
+            self.touched |= 1 << device;
+            let kind = timer % TIMERS;
+            match &mut self.ways[device as usize] {
+                Way::Own(queue) if kind == TimerKind::Timeout as u32 => {
+                    queue.on_timeout(now, &mut self.pools);
+                }
+                Way::Own(queue) if kind == TimerKind::Retry as u32 => queue.on_retry(),
+                Way::Own(_) => {}
+                Way::Other(remote) => remote.on_idle(&mut self.pools),
+            }
+        }
+    }
+
+    fn on_message(&mut self, now: Instant, from: ShardId, message: Message) {
+        match message {
+            Message::Bio { bio, cookie, tags } => self.on_remote_bio(now, from, bio, cookie, tags),
+            Message::Done {
+                cookie,
+                id,
+                status,
+                hole,
+                stage,
+            } => {
+                let device = self.volumes[usize::from(id.volume.0)].device;
+                let Some((remote, pools)) = self.remote(device) else {
+                    return;
+                };
+                let known = pools.bios.is_taken(cookie) && pools.bios[cookie].bio.id == id;
+                assert!(known, "an owner answers what it was given");
+                remote.on_done(pools, cookie, status, hole, stage);
+            }
+            Message::TagWant { device, want } => {
+                if let Some((queue, pools)) = self.own(device) {
+                    queue.on_tag_want(pools, from, want);
+                }
+            }
+            Message::TagReturn { device, count } => {
+                if let Some((queue, _)) = self.own(device) {
+                    queue.on_tag_return(from, count);
+                }
+            }
+            Message::TagGrant { device, count } => {
+                if let Some((remote, _)) = self.remote(device) {
+                    remote.on_grant(count);
+                }
+            }
+            Message::TagRevoke { device } => {
+                if let Some((remote, pools)) = self.remote(device) {
+                    remote.on_revoke(pools);
+                }
+            }
+        }
+    }
+
+    fn on_remote_bio(&mut self, now: Instant, from: ShardId, bio: Bio, cookie: u32, tags: u16) {
+        let device = self.volumes[usize::from(bio.id.volume.0)].device;
+        let origin = Origin::Shard {
+            shard: from,
+            cookie,
+        };
+        let Some(slot) = self.pools.bios.try_take() else {
+            let (status, stage) = (Err(IoError::NoMemory), ReplyStage::Final);
+            let message = Message::Done {
+                cookie,
+                id: bio.id,
+                status,
+                hole: false,
+                stage,
+            };
+            self.pools
+                .actions
+                .list
+                .push(Action::Send { to: from, message });
+            return;
+        };
+        self.pools.bios[slot] = BioSlot {
+            bio,
+            next: NIL,
+            origin,
+            tags,
+            answered: false,
+        };
+        self.touched |= 1 << device.0;
+        self.enter(now, device, slot);
+    }
+
+    fn on_control(&mut self, control: Control) {
+        match control {
+            Control::Acknowledge { volume } => {
+                let Some(config) = self.volumes.get(usize::from(volume.0)) else {
+                    return;
+                };
+                if let Some((queue, _)) = self.own(config.device) {
+                    queue.acknowledge(volume);
+                }
+            }
+            Control::Resize { volume, size } => {
+                if let Some(config) = self.volumes.get_mut(usize::from(volume.0)) {
+                    config.options.size = size;
+                }
+            }
+        }
+    }
+
+    fn announce_timer(&mut self) {
+        let next = self.pools.timers.next();
+        if let Some(at) = next
+            && self.timer.is_none_or(|announced| at < announced)
+        {
+            self.timer = next;
+            self.pools.actions.list.push(Action::Timer { at });
+        }
+    }
+
+    /// A queue of this shard, which will run when the batch ends.
+    fn own(&mut self, device: DeviceId) -> Option<(&mut Queue, &mut Pools)> {
+        match self.ways.get_mut(usize::from(device.0)) {
+            Some(Way::Own(queue)) => {
+                self.touched |= 1 << device.0;
+                Some((queue, &mut self.pools))
+            }
+            _ => None,
+        }
+    }
+
+    /// The way to another shard's queue, which will run when the batch ends.
+    fn remote(&mut self, device: DeviceId) -> Option<(&mut RemoteQueue, &mut Pools)> {
+        match self.ways.get_mut(usize::from(device.0)) {
+            Some(Way::Other(remote)) => {
+                self.touched |= 1 << device.0;
+                Some((remote, &mut self.pools))
+            }
+            _ => None,
+        }
+    }
+
+    fn queue(&self, device: DeviceId) -> Option<&Queue> {
+        match self.ways.get(usize::from(device.0)) {
+            Some(Way::Own(queue)) => Some(queue),
+            _ => None,
         }
     }
 
     /// What is to be done.
     #[must_use]
     pub fn actions(&self) -> &Actions {
-        &self.actions
+        &self.pools.actions
     }
 
     /// All of it was done.
     pub fn clear_actions(&mut self) {
-        self.actions.clear();
+        self.pools.actions.clear();
     }
 
     /// How many more bios the shard takes; frontends stop reading at 0.
     #[must_use]
     pub fn room(&self) -> u32 {
-        self.bios.free()
+        self.pools.bios.free()
+    }
+
+    /// No bio is on its way through this shard.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.pools.bios.taken() == 0
+    }
+
+    /// Nothing is on its way through this shard and every tag is home or unused in a lease.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.pools.bios.taken() == 0
+            && self.pools.slots.taken() == 0
+            && self.ways.iter().all(|way| match way {
+                Way::Own(queue) => queue.is_quiet(),
+                Way::Other(remote) => remote.is_quiet(),
+            })
+    }
+
+    /// Tags of an own device that nobody holds and that are not lent; `None` for another shard's device.
+    #[must_use]
+    pub fn tags_free(&self, device: DeviceId) -> Option<u32> {
+        self.queue(device).map(|queue| queue.tags().free())
+    }
+
+    /// Tags of another shard's device that this shard holds on lease; `None` for an own device.
+    #[must_use]
+    pub fn tags_leased(&self, device: DeviceId) -> Option<u32> {
+        match self.ways.get(usize::from(device.0)) {
+            Some(Way::Other(remote)) => Some(remote.lease().held()),
+            _ => None,
+        }
+    }
+
+    /// Statistics of a volume; they are kept on the shard that owns its device.
+    #[must_use]
+    pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
+        let config = self.volumes.get(usize::from(volume.0))?;
+        self.queue(config.device)?
+            .volume(volume.0)
+            .map(|volume| &volume.stats)
+    }
+
+    /// Writes of a volume that finished since its last good flush was submitted, and whether a flush of it failed; known to
+    /// the shard that owns its device.
+    #[must_use]
+    pub fn unflushed(&self, volume: VolumeId) -> Option<(u64, bool)> {
+        let config = self.volumes.get(usize::from(volume.0))?;
+        let volume = self.queue(config.device)?.volume(volume.0)?;
+        Some((volume.unflushed(), volume.is_suspect()))
+    }
+
+    /// Replaces the tag policy of an own device. The queue must be quiet.
+    ///
+    /// # Panics
+    /// If something holds or waits for a tag.
+    pub fn set_tags(&mut self, device: DeviceId, tags: Box<dyn TagOwner>) {
+        if let Some((queue, _)) = self.own(device) {
+            queue.set_tags(tags);
+        }
+    }
+
+    /// Replaces the elevator of an own device. The queue must be quiet.
+    ///
+    /// # Panics
+    /// If something is queued or in flight.
+    pub fn set_elevator(&mut self, device: DeviceId, elevator: Box<dyn Elevator>) {
+        if let Some((queue, _)) = self.own(device) {
+            queue.set_elevator(elevator);
+        }
     }
 }

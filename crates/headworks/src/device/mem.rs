@@ -1,57 +1,296 @@
-//! `mem:` bytes in memory, answered at once.
+//! `mem:` a disk in memory, answered at once.
+//!
+//! Sparse: the disk is one mapping whose pages cost nothing until written, and a bit per chunk of 64 KiB says whether any of
+//! it ever was. Invariant: **a chunk whose bit is clear is all zeros and has no memory.** So a read of such chunks is answered
+//! as a hole, or with zeros, without touching them, and a terabyte of them needs 2 MiB of bits.
+//!
+//! ```text
+//!   zeroing   |....chunk....|....chunk....|....chunk....|....chunk....|
+//!                    [=== memset ===][ given back, bits cleared ][= memset =]
+//! ```
+//!
+//! Discard and write-zeroes are the same thing here: chunks that are covered whole are given back to the kernel, what is left
+//! at the edges is overwritten with zeros if its chunk has a bit. NO_UNMAP changes nothing: memory is never reserved ahead.
 
-use headworks_core::{Completion, Instant, Op};
+use headworks_core::{BioFlags, Completion, ConfigError, Instant, IoError, Op, QueueOptions};
 
 use super::{Batch, Command, Device, DeviceIo};
-use crate::memory::Span;
+use crate::memory::{Mapping, PAGE, Span};
+
+/// 64 KiB: few bits, and edges of a discard are short; 16 pages, so that giving one back is worth a system call.
+const CHUNK: usize = 64 << 10;
 
 /// A disk in memory.
+#[derive(Debug)]
 pub struct MemDevice {
-    bytes: Vec<u8>,
+    bytes: Mapping,
+    size: u64,
+    /// A bit per chunk: it may hold something else than zeros.
+    written: Vec<u64>,
 }
 
 impl MemDevice {
     /// A disk of `size` zero bytes.
+    ///
+    /// # Errors
+    /// When the address space has no room for it.
+    pub fn new(size: u64) -> Result<Self, ConfigError> {
+        let too_large = |_| ConfigError::new("size", format!("no memory can hold {size} bytes"));
+        let len = usize::try_from(size).map_err(too_large)?;
+        let chunks = len.div_ceil(CHUNK).max(1);
+        let mapped = chunks
+            .checked_mul(CHUNK)
+            .ok_or_else(|| ConfigError::new("size", format!("no memory can hold {size} bytes")))?;
+        let bytes = Mapping::new(mapped).map_err(|error| {
+            ConfigError::new(
+                "size",
+                format!("no address space for {size} bytes: {error}"),
+            )
+        })?;
+        Ok(Self {
+            bytes,
+            size,
+            written: vec![0; chunks.div_ceil(64)],
+        })
+    }
+
+    /// What its queue should know: nothing outlives the process, so nothing needs a flush.
     #[must_use]
-    pub fn new(size: usize) -> Self {
-        Self {
-            bytes: vec![0; size],
+    pub fn queue_options() -> QueueOptions {
+        QueueOptions {
+            write_cache: false,
+            fua: true,
+            ..QueueOptions::default()
         }
     }
 
     /// # Safety
     /// As [`Device::submit`].
-    unsafe fn run(&mut self, command: &Command, spans: &[Span]) {
-        let mut at = command.offset as usize;
+    unsafe fn run(&mut self, command: &Command, spans: &[Span]) -> Completion {
+        let (start, len) = (command.offset, u64::from(command.len));
+        if command.op != Op::Flush && (start > self.size || len > self.size - start) {
+            return super::failed(command, IoError::Invalid);
+        }
+        let (start, end) = (start as usize, (start + len) as usize);
+        let mut hole = false;
+        match command.op {
+            Op::Flush => {}
+            // SAFETY: the caller's promise, passed on; the range was checked.
+            Op::Read => hole = unsafe { self.read(command.flags, start, end, spans) },
+            // SAFETY: as above.
+            Op::Write if !spans.is_empty() => unsafe { self.write(start, end, spans) },
+            Op::Write | Op::Discard | Op::WriteZeroes => self.zero(start, end),
+        }
+        Completion {
+            hole,
+            ..super::done(command)
+        }
+    }
+
+    /// # Safety
+    /// The spans are valid and ours.
+    unsafe fn read(&self, flags: BioFlags, start: usize, end: usize, spans: &[Span]) -> bool {
+        let unwritten = !self.any_written(start, end);
+        if unwritten && flags.contains(BioFlags::HOLE_OK) {
+            return true;
+        }
+        let mut at = start;
         for span in spans {
-            let bytes = &mut self.bytes[at..at + span.len];
-            // SAFETY: the span is valid and ours by the caller's promise, and cannot overlap our own vector.
+            // SAFETY: the span is ours by the caller's promise, is no part of our mapping, and `at` takes as many bytes from
+            // there as the command has, which was checked.
             unsafe {
-                match command.op {
-                    Op::Read => span.base.copy_from_nonoverlapping(bytes.as_ptr(), span.len),
-                    _ => bytes
-                        .as_mut_ptr()
-                        .copy_from_nonoverlapping(span.base, span.len),
+                if unwritten {
+                    span.base.write_bytes(0, span.len);
+                } else {
+                    let from = self.bytes.at(at, span.len);
+                    span.base.copy_from_nonoverlapping(from, span.len);
                 }
             }
             at += span.len;
         }
+        false
+    }
+
+    /// # Safety
+    /// The spans are valid and nobody's to write.
+    unsafe fn write(&mut self, start: usize, end: usize, spans: &[Span]) {
+        let mut at = start;
+        for span in spans {
+            let to = self.bytes.at(at, span.len);
+            // SAFETY: as in `read`, the other way.
+            unsafe { to.copy_from_nonoverlapping(span.base, span.len) };
+            at += span.len;
+        }
+        if start < end {
+            for chunk in start / CHUNK..=(end - 1) / CHUNK {
+                self.written[chunk / 64] |= 1 << (chunk % 64);
+            }
+        }
+    }
+
+    fn zero(&mut self, start: usize, end: usize) {
+        let (first, last) = (start.next_multiple_of(CHUNK), end / CHUNK * CHUNK);
+        if first >= last {
+            let middle = first.clamp(start, end);
+            self.zero_edge(start, middle);
+            self.zero_edge(middle, end);
+            return;
+        }
+        self.zero_edge(start, first);
+        if self.any_written(first, last) {
+            // SAFETY: the device is ours alone, and its content in this range is to become zeros.
+            unsafe { self.bytes.forget(first, last - first) };
+            for chunk in first / CHUNK..last / CHUNK {
+                self.written[chunk / 64] &= !(1 << (chunk % 64));
+            }
+        }
+        self.zero_edge(last, end);
+    }
+
+    /// A range within one chunk.
+    fn zero_edge(&mut self, start: usize, end: usize) {
+        if self.any_written(start, end) {
+            let to = self.bytes.at(start, end - start);
+            // SAFETY: inside our mapping, which nobody else touches.
+            unsafe { to.write_bytes(0, end - start) };
+        }
+    }
+
+    /// Whether a chunk of the range has its bit set. One test for most requests, a word at a time for the largest.
+    #[inline]
+    fn any_written(&self, start: usize, end: usize) -> bool {
+        if start >= end {
+            return false;
+        }
+        let (first, last) = (start / CHUNK, (end - 1) / CHUNK);
+        let from = u64::MAX << (first % 64);
+        let until = u64::MAX >> (63 - last % 64);
+        if first / 64 == last / 64 {
+            return self.written[first / 64] & from & until != 0;
+        }
+        let middle = &self.written[first / 64 + 1..last / 64];
+        self.written[first / 64] & from != 0
+            || self.written[last / 64] & until != 0
+            || middle.iter().any(|&word| word != 0)
     }
 }
+
+const _: () = assert!(CHUNK.is_multiple_of(PAGE));
 
 impl Device for MemDevice {
     unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
-            if command.op.has_data() {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { self.run(command, batch.spans_of(command)) };
-            }
-            io.completions.push(Completion {
-                id: command.id,
-                transferred: command.len,
-                status: Ok(()),
-                hole: false,
-            });
+            // SAFETY: the caller's promise, passed on.
+            let completion = unsafe { self.run(command, batch.spans_of(command)) };
+            io.completions.push(completion);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::testing::{Bench, against_model};
+
+    /// Pages of the disk that have memory.
+    fn resident(device: &MemDevice) -> usize {
+        let mut pages = vec![0u8; device.bytes.len() / PAGE];
+        let base = device.bytes.base().cast();
+        // SAFETY: `pages` has a byte per page of our own mapping.
+        let failed = unsafe { libc::mincore(base, device.bytes.len(), pages.as_mut_ptr()) };
+        assert_eq!(failed, 0);
+        pages.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn agrees_with_a_vector() {
+        // An odd size: the last chunk and the last block are partial.
+        let size = 9 * CHUNK + 1234;
+        for seed in 0..8 {
+            let device = MemDevice::new(size as u64).unwrap();
+            against_model(&mut Bench::new(device), seed, size, 1, 800);
+        }
+    }
+
+    #[test]
+    fn what_was_never_written_is_a_hole_and_costs_nothing() {
+        let mut bench = Bench::new(MemDevice::new(1 << 40).unwrap());
+        bench.buffer().fill(7);
+        assert_eq!(
+            bench.run(Op::Write, BioFlags::NONE, 77 << 30, 4096).status,
+            Ok(())
+        );
+        let chunk = |index: i64| ((77_i64 << 30) + index * CHUNK as i64) as u64;
+        for (offset, len, hole) in [
+            (chunk(-1), CHUNK as u32, true),
+            (chunk(-1), CHUNK as u32 + 1, false),
+            (chunk(0) + 8192, 4096, false),
+            (chunk(1), 1 << 20, true),
+            (chunk(-200), 1 << 20, true),
+            (0, 1 << 20, true),
+        ] {
+            let read = bench.run(Op::Read, BioFlags::HOLE_OK, offset, len);
+            assert_eq!(
+                (read.hole, read.transferred),
+                (hole, len),
+                "{offset} + {len}"
+            );
+        }
+        // The same without HOLE_OK: zeros, and still no memory for them.
+        let read = bench.run(Op::Read, BioFlags::NONE, 5 << 30, 1 << 20);
+        assert!(!read.hole && bench.buffer()[..1 << 20].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn discard_gives_memory_back() {
+        let mut bench = Bench::new(MemDevice::new(64 * CHUNK as u64).unwrap());
+        bench.buffer().fill(7);
+        let len = 16 * CHUNK as u32;
+        assert_eq!(bench.run(Op::Write, BioFlags::NONE, 0, len).status, Ok(()));
+        let full = resident(bench.device());
+        assert!(full >= len as usize / PAGE);
+        assert_eq!(
+            bench
+                .run(Op::Discard, BioFlags::NONE, 100, len - 100)
+                .status,
+            Ok(())
+        );
+        assert!(resident(bench.device()) <= full - 15 * CHUNK / PAGE);
+        let read = bench.run(Op::Read, BioFlags::HOLE_OK, CHUNK as u64, 15 * CHUNK as u32);
+        assert!(read.hole, "chunks given back are holes again");
+        assert!(!bench.run(Op::Read, BioFlags::HOLE_OK, 0, 4096).hole);
+        assert_eq!((bench.buffer()[99], bench.buffer()[100]), (7, 0));
+    }
+
+    #[test]
+    fn ranges_over_several_words_of_bits() {
+        // 300 chunks are five words: whatever single chunk is written, a range around it must see it.
+        for chunk in [0, 1, 63, 64, 100, 127, 128, 200, 255, 256, 299] {
+            let device = MemDevice::new(300 * CHUNK as u64).unwrap();
+            let mut bench = Bench::new(device);
+            bench.buffer().fill(7);
+            let at = (chunk * CHUNK) as u64;
+            bench.run(Op::Write, BioFlags::NONE, at, 1);
+            for (start, end) in [(0, 300), (chunk, chunk + 1), (chunk, 300), (0, chunk + 1)] {
+                assert!(bench.device().any_written(start * CHUNK, end * CHUNK));
+            }
+            assert!(!bench.device().any_written(0, chunk * CHUNK));
+            assert!(!bench.device().any_written((chunk + 1) * CHUNK, 300 * CHUNK));
+            bench.run(Op::Discard, BioFlags::NONE, 0, 300 * CHUNK as u32);
+            bench.run(Op::Read, BioFlags::NONE, at, 1);
+            assert_eq!(bench.buffer()[0], 0);
+        }
+    }
+
+    #[test]
+    fn beyond_the_end_is_an_error_value() {
+        let mut bench = Bench::new(MemDevice::new(8192).unwrap());
+        for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
+            for (offset, len) in [(8192, 1), (4096, 4097), (u64::MAX, 4096)] {
+                let done = bench.run(op, BioFlags::NONE, offset, len);
+                assert_eq!((done.status, done.transferred), (Err(IoError::Invalid), 0));
+            }
+        }
+        assert!(MemDevice::new(u64::MAX).is_err() && MemDevice::new(1 << 60).is_err());
     }
 }

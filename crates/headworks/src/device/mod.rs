@@ -1,13 +1,27 @@
 //! Devices: what holds or fakes the bytes. One file each; wrappers are devices too.
 
-use headworks_core::{BioFlags, Completion, Instant, Op, RequestId, VolumeId};
+use std::ops::Range;
+
+use headworks_core::{BioFlags, Completion, Instant, IoError, Op, RequestId, VolumeId};
 
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::Span;
 
+mod delay;
+mod error;
+mod file;
 mod mem;
+mod null;
+mod spec;
+#[cfg(test)]
+mod testing;
 
+pub use delay::{DelayDevice, DelayOptions};
+pub use error::{ErrorDevice, ErrorOptions};
+pub use file::{Direct, FileDevice, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
 pub use mem::MemDevice;
+pub use null::NullDevice;
+pub use spec::{Base, Spec, Wrapper};
 
 /// One command, with its data as spans of [`Batch::spans`].
 #[derive(Clone, Copy, Debug)]
@@ -73,5 +87,42 @@ pub trait Device: Send {
     /// When the device wants to be called though nothing else happens.
     fn next_timeout(&self) -> Option<Instant> {
         None
+    }
+}
+
+/// The answer of a command that did all it was asked.
+fn done(command: &Command) -> Completion {
+    Completion {
+        id: command.id,
+        transferred: command.len,
+        status: Ok(()),
+        hole: false,
+    }
+}
+
+/// The answer of a command that did nothing.
+fn failed(command: &Command, error: IoError) -> Completion {
+    Completion {
+        transferred: 0,
+        status: Err(error),
+        ..done(command)
+    }
+}
+
+/// Gives some neighbouring commands of a batch to a device.
+///
+/// # Safety
+/// As [`Device::submit`].
+unsafe fn submit_part(
+    device: &mut dyn Device,
+    now: Instant,
+    batch: Batch<'_>,
+    part: Range<usize>,
+    io: &mut DeviceIo<'_>,
+) {
+    if !part.is_empty() {
+        let commands = &batch.commands[part];
+        // SAFETY: the caller's promise, passed on.
+        unsafe { device.submit(now, Batch { commands, ..batch }, io) };
     }
 }

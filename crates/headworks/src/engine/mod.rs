@@ -3,12 +3,37 @@
 //! Two engines behind one seam. `uring` keeps everything on one ring; `threads` uses epoll and a pool of threads that call
 //! preadv2 and pwritev2, for places where io_uring is forbidden. Sockets are watched for readiness, one shot at a time, and
 //! read and written directly by the frontend: measured equal to receiving on the ring, and one code for both engines.
+//!
+//! ```text
+//!   push, watch, forget          turn: one system call starts all of it and waits         events
+//!   (no system call)     --->    for the first of: disk, socket, another thread, time     --->  Disk, Ready, Woken
+//! ```
+//!
+//! Invariants: an operation that was pushed has exactly one `Disk` event; a watch has at most one `Ready`, and none after
+//! `forget`; wake-ups coalesce, but none is lost. A turn may end early with no events at all (a signal): callers look at the
+//! clock and turn again. An engine belongs to the thread that opened it.
 
+use std::io;
 use std::os::fd::RawFd;
+use std::str::FromStr;
 
-use headworks_core::{DeviceId, RequestId};
+use headworks_core::{ConfigError, DeviceId, RequestId};
 
 use crate::memory::Span;
+
+mod ops;
+mod pool;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod uring;
+pub mod waker;
+mod watch;
+
+pub use waker::Waker;
+
+use threads::Threads;
+use uring::Uring;
 
 /// What a file can be asked to do without blocking the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,4 +87,127 @@ pub trait DiskQueue {
     /// Takes an operation; it starts at the end of the turn at the latest. `spans` is copied. False when the engine is full:
     /// the device then answers `Busy`.
     fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool;
+}
+
+/// What a socket is waited for. Errors and hang-ups count as readiness for everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read, or to accept.
+    Read,
+    /// Room to write.
+    Write,
+    /// Either.
+    ReadWrite,
+}
+
+/// What a turn brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The watch of this token fired and is gone. Readiness is a hint: the socket may have nothing after all.
+    Ready {
+        /// As given to [`Engine::watch`].
+        token: u32,
+    },
+    /// A file operation ended.
+    Disk(DiskDone),
+    /// A [`Waker`] was used since the last `Woken`.
+    Woken,
+}
+
+/// How long a turn may sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all. The kernel is entered all the same: it completes nothing for those who only look at memory.
+    Poll,
+    /// For this many nanoseconds.
+    For(u64),
+    /// Until something happens.
+    Forever,
+}
+
+/// What a reactor turns on.
+pub trait Engine: DiskQueue {
+    /// `uring` or `threads`.
+    fn name(&self) -> &'static str;
+
+    /// From the next turn on, waits for `interest` on `fd`, once. Replaces what `token` waited for before. Tokens are small
+    /// (slots of a slab); an fd has one token.
+    fn watch(&mut self, token: u32, fd: RawFd, interest: Interest);
+
+    /// To be called before `fd` is closed: no later turn brings an event for this watch, even if `token` and the number of
+    /// the fd are in use again. Events that the last turn handed out are the caller's to skip. Of a socket that is closed the
+    /// peer hears after the next turn, because `uring` holds it until then.
+    fn forget(&mut self, token: u32, fd: RawFd);
+
+    /// Starts everything queued, waits as told for the first event, and appends all there are.
+    ///
+    /// # Errors
+    /// The engine is broken beyond use. Interruptions and shortages end the turn early and are no errors.
+    fn turn(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()>;
+
+    /// What wakes this engine from other threads.
+    fn waker(&self) -> Waker;
+}
+
+/// Which engine a user asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// `uring` where it works, else `threads`.
+    #[default]
+    Auto,
+    /// io_uring or nothing.
+    Uring,
+    /// The portable one.
+    Threads,
+}
+
+impl FromStr for EngineChoice {
+    type Err = ConfigError;
+
+    fn from_str(word: &str) -> Result<Self, ConfigError> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "threads" => Ok(Self::Threads),
+            _ => Err(ConfigError::new(
+                "engine",
+                format!("`{word}` is none of auto, uring, threads"),
+            )),
+        }
+    }
+}
+
+/// Most disk operations that an engine can have under way: what every shard's devices can have together.
+pub const DISK_DEPTH_MAX: usize = 1 << 16;
+
+/// Opens an engine for the calling thread, with room for `disk_depth` operations on files, and says in one line which it is
+/// and why.
+///
+/// # Errors
+/// The engine asked for does not work here, or `disk_depth` is out of range.
+pub fn open(
+    choice: EngineChoice,
+    disk_depth: usize,
+) -> Result<(Box<dyn Engine>, String), ConfigError> {
+    if !(1..=DISK_DEPTH_MAX).contains(&disk_depth) {
+        let message = format!("{disk_depth} is not within 1..={DISK_DEPTH_MAX}");
+        return Err(ConfigError::new("disk_depth", message));
+    }
+    let why_not_uring = match choice {
+        EngineChoice::Threads => "as asked".to_owned(),
+        EngineChoice::Auto | EngineChoice::Uring => match Uring::open(disk_depth) {
+            Ok(engine) => return Ok((Box::new(engine), "uring (io_uring)".to_owned())),
+            Err(error) => uring::explain(&error),
+        },
+    };
+    if choice == EngineChoice::Uring {
+        let message = format!("{why_not_uring}; `auto` or `threads` would work");
+        return Err(ConfigError::new("engine", message));
+    }
+    let engine = Threads::open(disk_depth)
+        .map_err(|error| ConfigError::new("engine", format!("cannot open epoll: {error}")))?;
+    Ok((
+        Box::new(engine),
+        format!("threads (epoll and a thread pool; {why_not_uring})"),
+    ))
 }

@@ -1,4 +1,13 @@
 //! Where bytes lie while they are on the path.
+//!
+//! Every byte of data is in a [`Mapping`] made at start-up: the [`Pool`] cuts one into buffers for requests, the memory
+//! device keeps its disk in another. A [`Span`] names a piece of one for as long as a command needs it.
+
+mod mapping;
+mod pool;
+
+pub use mapping::{Mapping, PAGE};
+pub use pool::{Buffer, Pool};
 
 /// A range of memory, laid out as `struct iovec`.
 ///

@@ -1,0 +1,269 @@
+//! Making one request of several: which may join, and how they are joined.
+//!
+//! Only reads with reads and writes with writes, of one volume, next to each other, of one class (FUA and background work do
+//! not mix with others), and within the device's limits. A piece of a split bio never merges: the limits cut it off its
+//! neighbours on purpose (Linux lets the last piece merge; that is not worth a second kind of link here).
+
+use crate::bio::{Bio, BioFlags};
+use crate::elevator::Edge;
+use crate::options::QueueOptions;
+use crate::request::{Bios, Request, SlotId, Slots};
+use crate::slab::NIL;
+
+/// The device's limits on one data request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub max_bytes: u32,
+    pub max_segments: u16,
+    pub max_segment_size: u32,
+}
+
+impl Limits {
+    pub fn new(options: &QueueOptions) -> Self {
+        Self {
+            max_bytes: options.max_bytes(),
+            max_segments: options.max_segments,
+            max_segment_size: options.max_segment_size,
+        }
+    }
+
+    /// Segments that a bio of `len` bytes needs: its buffer is contiguous.
+    #[inline]
+    pub fn segments(&self, len: u32) -> u16 {
+        if len <= self.max_segment_size {
+            return 1;
+        }
+        len.div_ceil(self.max_segment_size).min(u32::from(u16::MAX)) as u16
+    }
+
+    /// Bytes of the largest piece that a bio is split into; a multiple of `block`.
+    pub fn piece(&self, block: u32) -> u32 {
+        let by_segments = u64::from(self.max_segment_size) * u64::from(self.max_segments);
+        let largest = u64::from(self.max_bytes).min(by_segments) as u32;
+        (largest & !(block - 1)).max(block)
+    }
+
+    fn admit(&self, bytes: u64, segments: u32) -> bool {
+        bytes <= u64::from(self.max_bytes) && segments <= u32::from(self.max_segments)
+    }
+}
+
+/// The flags in which the bios of a request must agree.
+const CLASS: BioFlags = BioFlags(BioFlags::FUA.0 | BioFlags::SYNC.0);
+
+fn same_class(a: BioFlags, b: BioFlags) -> bool {
+    a.0 & CLASS.0 == b.0 & CLASS.0
+}
+
+/// Flags of a joined request: a hole may be answered only if everybody allows it.
+fn joined_flags(a: BioFlags, b: BioFlags) -> BioFlags {
+    BioFlags(a.0 & b.0)
+}
+
+/// At which edge `bio` may join `request`, if at all.
+#[inline]
+pub(crate) fn fit_bio(
+    request: &Request,
+    bio: &Bio,
+    segments: u16,
+    limits: &Limits,
+) -> Option<Edge> {
+    let edge = if request.end() == bio.offset {
+        Edge::Back
+    } else if request.offset == bio.end() {
+        Edge::Front
+    } else {
+        return None;
+    };
+    let allowed = request.op == bio.op
+        && request.volume == bio.id.volume
+        && same_class(request.flags, bio.flags)
+        && request.may_merge()
+        && !bio.flags.contains(BioFlags::NOMERGE)
+        && limits.admit(
+            u64::from(request.len) + u64::from(bio.len),
+            u32::from(request.segments) + u32::from(segments),
+        );
+    allowed.then_some(edge)
+}
+
+/// Links `bio` to `request` at `edge`.
+pub(crate) fn join_bio(
+    slots: &mut Slots,
+    bios: &mut Bios,
+    id: SlotId,
+    slot: u32,
+    edge: Edge,
+    segments: u16,
+) {
+    let request = &mut slots[id];
+    match edge {
+        Edge::Back => {
+            bios[request.bio_tail].next = slot;
+            request.bio_tail = slot;
+        }
+        Edge::Front => {
+            bios[slot].next = request.bio_head;
+            request.bio_head = slot;
+            request.offset = bios[slot].bio.offset;
+        }
+    }
+    request.len += bios[slot].bio.len;
+    request.segments += segments;
+    request.bios += 1;
+    request.flags = joined_flags(request.flags, bios[slot].bio.flags);
+}
+
+/// Whether `back`, which starts where `front` ends, may become part of it.
+pub(crate) fn fit_requests(front: &Request, back: &Request, limits: &Limits) -> bool {
+    front.end() == back.offset
+        && front.op == back.op
+        && front.volume == back.volume
+        && same_class(front.flags, back.flags)
+        && front.may_merge()
+        && back.may_merge()
+        && limits.admit(
+            u64::from(front.len) + u64::from(back.len),
+            u32::from(front.segments) + u32::from(back.segments),
+        )
+}
+
+/// Moves the bios of `gone` to `kept`, at `edge` of `kept`. The caller frees `gone`.
+pub(crate) fn join_requests(
+    slots: &mut Slots,
+    bios: &mut Bios,
+    kept: SlotId,
+    gone: SlotId,
+    edge: Edge,
+) {
+    let (gone_offset, gone_head, gone_tail) = (
+        slots[gone].offset,
+        slots[gone].bio_head,
+        slots[gone].bio_tail,
+    );
+    let (len, segments, count, flags, started) = {
+        let gone = &slots[gone];
+        (
+            gone.len,
+            gone.segments,
+            gone.bios,
+            gone.flags,
+            gone.stamps[0],
+        )
+    };
+    let kept = &mut slots[kept];
+    match edge {
+        Edge::Back => {
+            bios[kept.bio_tail].next = gone_head;
+            kept.bio_tail = gone_tail;
+        }
+        Edge::Front => {
+            bios[gone_tail].next = kept.bio_head;
+            kept.bio_head = gone_head;
+            kept.offset = gone_offset;
+        }
+    }
+    kept.len += len;
+    kept.segments += segments;
+    kept.bios += count;
+    kept.flags = joined_flags(kept.flags, flags);
+    kept.stamps[0] = kept.stamps[0].min(started);
+}
+
+/// Finds requests that wait in a queue by where they end and where they start.
+///
+/// Two tables of chains through the slots, sized at start-up for at most one entry per place on average.
+#[derive(Debug)]
+pub(crate) struct MergeIndex {
+    /// Heads of the chains by end, then by start.
+    heads: [Vec<SlotId>; 2],
+    shift: u32,
+    entries: u32,
+}
+
+/// Which table: by end (for back merges) or by start (for front merges).
+const BY_END: usize = 0;
+const BY_START: usize = 1;
+
+impl MergeIndex {
+    pub fn new(entries: u32) -> Self {
+        let places = entries.clamp(16, 1 << 16).next_power_of_two();
+        let heads = vec![NIL; places as usize];
+        Self {
+            heads: [heads.clone(), heads],
+            shift: 64 - places.trailing_zeros(),
+            entries: 0,
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries == 0
+    }
+
+    fn place(&self, volume: u16, at: u64) -> usize {
+        hash(volume, at, self.shift)
+    }
+
+    pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
+        debug_assert!(!slots[id].is(Request::INDEXED));
+        for (table, at) in [(BY_END, slots[id].end()), (BY_START, slots[id].offset)] {
+            let place = self.place(slots[id].volume.0, at);
+            slots[id].chain[table] = self.heads[table][place];
+            self.heads[table][place] = id;
+        }
+        slots[id].marks |= Request::INDEXED;
+        self.entries += 1;
+    }
+
+    pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
+        if !slots[id].is(Request::INDEXED) {
+            return;
+        }
+        for (table, at) in [(BY_END, slots[id].end()), (BY_START, slots[id].offset)] {
+            let place = self.place(slots[id].volume.0, at);
+            let after = slots[id].chain[table];
+            let mut link = self.heads[table][place];
+            if link == id {
+                self.heads[table][place] = after;
+                continue;
+            }
+            while slots[link].chain[table] != id {
+                link = slots[link].chain[table];
+            }
+            slots[link].chain[table] = after;
+        }
+        slots[id].marks &= !Request::INDEXED;
+        self.entries -= 1;
+    }
+
+    /// A request that ends where `incoming` starts, or starts where it ends, and may take it.
+    pub fn find(
+        &self,
+        slots: &Slots,
+        incoming: &Request,
+        limits: &Limits,
+    ) -> Option<(SlotId, Edge)> {
+        let mut id = self.heads[BY_END][self.place(incoming.volume.0, incoming.offset)];
+        while id != NIL {
+            if fit_requests(&slots[id], incoming, limits) {
+                return Some((id, Edge::Back));
+            }
+            id = slots[id].chain[BY_END];
+        }
+        let mut id = self.heads[BY_START][self.place(incoming.volume.0, incoming.end())];
+        while id != NIL {
+            if fit_requests(incoming, &slots[id], limits) {
+                return Some((id, Edge::Front));
+            }
+            id = slots[id].chain[BY_START];
+        }
+        None
+    }
+}
+
+/// Fibonacci hashing of a place on a volume into the top bits.
+#[inline]
+pub(crate) fn hash(volume: u16, at: u64, shift: u32) -> usize {
+    let key = at ^ (u64::from(volume) << 48);
+    (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize
+}

@@ -1,0 +1,236 @@
+//! What an answer of the device means.
+//!
+//! ```text
+//!             all moved, or a failure that is final
+//!  InFlight -----------------------------------------> finish: answer the bios, free tag and slot
+//!     |  ^
+//!     |  |-- moved less than asked: send the rest
+//!     |  |-- a step of a long discard or zeroing: send the next
+//!     |  |-- the device cannot zero: send zeros as data
+//!     |  `-- a merged request failed: send its bios again one by one, once
+//!     `-- refused: requeue list, can be merged again
+//! ```
+//!
+//! A device may lie: an answer for a command that is not in flight is reported and ignored, more bytes than were asked count
+//! as a failure, no bytes at all is an error and never zeros.
+
+use super::{Pools, Queue, RETRY_NS, TimerKind, answer, timer_of};
+use crate::action::{Action, Notice};
+use crate::bio::{BioFlags, Op};
+use crate::error::{IoError, Status};
+use crate::input::{Completion, ReplyStage, RequestId};
+use crate::request::{Request, SlotId, State};
+use crate::slab::NIL;
+use crate::time::Instant;
+
+/// What becomes of a request whose command was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Finish(Status),
+    /// Another command for the same request.
+    Again,
+    /// The device refused.
+    Requeue,
+    /// A merged request failed: every bio for itself.
+    OneByOne,
+}
+
+impl Queue {
+    /// The device answers.
+    pub fn on_complete(&mut self, now: Instant, pools: &mut Pools, completion: Completion) {
+        let Some(id) = self.find_in_flight(pools, completion.id) else {
+            let (device, id) = (self.device, completion.id);
+            pools
+                .actions
+                .list
+                .push(Action::Notice(Notice::UnknownCompletion { device, id }));
+            return;
+        };
+        self.flight.remove(&mut pools.slots, id);
+        self.in_flight -= u32::from(!pools.slots[id].is(Request::FLUSH));
+        self.busy = false;
+        let verdict = self.judge(pools, id, &completion);
+        if pools.slots[id].is(Request::FLUSH) && verdict != Verdict::Requeue {
+            return self.on_flush_done(now, pools, id, completion.status);
+        }
+        match verdict {
+            Verdict::Finish(status) => self.finish(now, pools, id, status, completion.hole),
+            Verdict::Again => self.send(now, pools, id),
+            Verdict::Requeue => self.requeue(now, pools, id),
+            Verdict::OneByOne => self.retry_one_by_one(now, pools, id),
+        }
+    }
+
+    fn find_in_flight(&self, pools: &Pools, id: RequestId) -> Option<SlotId> {
+        let taken = pools.slots.is_taken(id.slot);
+        let request = taken.then(|| &pools.slots[id.slot])?;
+        let ours = self.volume(request.volume.0).is_some();
+        let known = ours && request.state == State::InFlight && request.generation == id.generation;
+        known.then_some(id.slot)
+    }
+
+    fn judge(&mut self, pools: &mut Pools, id: SlotId, completion: &Completion) -> Verdict {
+        let request = &mut pools.slots[id];
+        let (_, at, asked) = self.command(request);
+        if request.is(Request::TIMED_OUT) {
+            return Verdict::Finish(Err(IoError::TimedOut));
+        }
+        match completion.status {
+            Ok(()) if completion.transferred > asked => Verdict::Finish(Err(IoError::Medium)),
+            Ok(()) if asked > 0 && completion.transferred == 0 => {
+                if request.op == Op::Read {
+                    let notice = Notice::ShortRead {
+                        volume: request.volume,
+                        offset: at,
+                    };
+                    pools.actions.list.push(Action::Notice(notice));
+                }
+                self.judge_failure(&mut pools.slots[id], IoError::Medium)
+            }
+            Ok(()) => {
+                request.done += completion.transferred;
+                if request.done == request.len {
+                    Verdict::Finish(Ok(()))
+                } else {
+                    Verdict::Again
+                }
+            }
+            Err(IoError::Busy) => Verdict::Requeue,
+            Err(error) => self.judge_failure(request, error),
+        }
+    }
+
+    fn judge_failure(&self, request: &mut Request, error: IoError) -> Verdict {
+        let unsupported = error == IoError::Unsupported;
+        match request.op {
+            Op::Discard if unsupported => Verdict::Finish(Ok(())),
+            Op::WriteZeroes
+                if unsupported
+                    && !request.is(Request::ZERO_AS_DATA)
+                    && !request.flags.contains(BioFlags::FAST_ZERO) =>
+            {
+                request.marks |= Request::ZERO_AS_DATA;
+                Verdict::Again
+            }
+            _ if request.bios > 1 && !request.is(Request::RETRY) => Verdict::OneByOne,
+            _ => Verdict::Finish(Err(error)),
+        }
+    }
+
+    /// A refused request goes back, in the order of refusals, and may merge again.
+    fn requeue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        let request = &mut pools.slots[id];
+        request.state = State::Queued;
+        request.marks |= Request::REQUEUED;
+        self.queued += 1;
+        self.requeue.push(&mut pools.slots, id);
+        self.make_findable(pools, id);
+        self.busy = true;
+        if self.flight.head() == NIL {
+            pools
+                .timers
+                .set(timer_of(self.device, TimerKind::Retry), now.after(RETRY_NS));
+        }
+    }
+
+    fn retry_one_by_one(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        pools.slots[id].marks |= Request::RETRY;
+        self.aim_at_first_bio(pools, id);
+        self.send(now, pools, id);
+    }
+
+    /// A request that retries is its first bio only; the others follow.
+    fn aim_at_first_bio(&self, pools: &mut Pools, id: SlotId) {
+        let request = &mut pools.slots[id];
+        let bio = &pools.bios[request.bio_head].bio;
+        (request.offset, request.len, request.done) = (bio.offset, bio.len, 0);
+    }
+
+    /// The request's commands are over.
+    fn finish(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status, hole: bool) {
+        let request = &mut pools.slots[id];
+        if request.is(Request::TIMED_OUT) && request.op.is_write() {
+            self.zombies -= 1;
+        }
+        if request.parent != NIL {
+            return self.finish_piece(now, pools, id, status);
+        }
+        let last = request.bio_head == request.bio_tail;
+        if request.is(Request::RETRY) && !request.is(Request::TIMED_OUT) && !last {
+            let slot = request.bio_head;
+            request.bio_head = pools.bios[slot].next;
+            self.finish_bio(now, pools, slot, status, false);
+            self.aim_at_first_bio(pools, id);
+            return self.send(now, pools, id);
+        }
+        self.account(now, pools, id, status);
+        let (mut slot, tail) = (pools.slots[id].bio_head, pools.slots[id].bio_tail);
+        loop {
+            let next = pools.bios[slot].next;
+            self.finish_bio(now, pools, slot, status, hole);
+            if slot == tail {
+                break;
+            }
+            slot = next;
+        }
+        self.free(pools, id);
+    }
+
+    fn finish_piece(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status) {
+        self.account(now, pools, id, status);
+        let parent = pools.slots[id].parent;
+        pools.slots[id].state = State::Free;
+        pools.slots.put(id);
+        let split = &mut pools.slots[parent];
+        split.pieces -= 1;
+        if status.is_err() {
+            split.status = split.status.and(status);
+            // No use in sending the rest.
+            split.done = split.len;
+        }
+        // The tag goes to the next piece: a continuation keeps its ticket. Without a next piece it falls free.
+        self.spawn_piece(pools, parent);
+        let split = &pools.slots[parent];
+        if split.pieces == 0 {
+            let (slot, status) = (split.bio_head, split.status);
+            pools.slots[parent].state = State::Free;
+            pools.slots.put(parent);
+            self.finish_bio(now, pools, slot, status, false);
+        }
+    }
+
+    fn account(&mut self, now: Instant, pools: &Pools, id: SlotId, status: Status) {
+        let request = &pools.slots[id];
+        let (op, stamps) = (request.op, request.stamps);
+        let (bytes, volume) = (u64::from(request.len), request.volume);
+        let stats = &mut self.volume_mut(volume.0).stats;
+        stats.on_finish(op, bytes, &stamps, now);
+        stats.ops[op as usize].errors += u64::from(status.is_err());
+    }
+
+    /// The device is done with a bio's data.
+    fn finish_bio(
+        &mut self,
+        now: Instant,
+        pools: &mut Pools,
+        slot: u32,
+        status: Status,
+        hole: bool,
+    ) {
+        let entry = &pools.bios[slot];
+        let (bio, answered) = (entry.bio, entry.answered);
+        let volume = self.volume_mut(bio.id.volume.0);
+        volume.stats.ops[bio.op as usize].bios += 1;
+        if bio.op.is_write() {
+            volume.writes_completed += 1;
+        }
+        if answered {
+            return answer(pools, slot, status, false, ReplyStage::Released);
+        }
+        let durable = !self.options.write_cache || bio.op == Op::Write && self.options.fua;
+        if status.is_ok() && bio.op.is_write() && bio.flags.contains(BioFlags::FUA) && !durable {
+            return self.join_flush(now, pools, slot);
+        }
+        answer(pools, slot, status, hole, ReplyStage::Final);
+    }
+}

@@ -1,0 +1,627 @@
+//! The queue of one device, on its owner's shard: everything between the plug and the device.
+//!
+//! Decides who is admitted (a tag each, tickets in order), what merges with what waits, how a bio over the limits is split,
+//! and how much the device gets. Its parts: `complete` says what an answer of the device means, `flush` keeps the durability
+//! contract, `timeout` gives up on commands, `leases` lends tags to other shards.
+//!
+//! ```text
+//!  plug --ids--> submit: merge into what waits | ask for tags
+//!                   | granted                     | not now
+//!                   v                             v
+//!                 ready (split into pieces)     the owner's line --grant--> ready
+//!                   |
+//!                 elevator --batch, as much as the device takes--> in flight --answer--> complete
+//!                   ^------------- requeue list <---refused-------------'
+//! ```
+//!
+//! Invariants: `in_flight <= queue_depth`; a request below the gate holds a tag, its own or its origin's lease; what waits
+//! (in line or in the elevator) can be found by the merge index, what is in flight cannot; nothing leaves the elevator that
+//! the device cannot take; whoever waits is ended by a completion, by a grant that a completion causes, or by a timer.
+
+mod complete;
+mod flush;
+mod leases;
+pub(crate) mod list;
+mod timeout;
+
+use crate::action::{Action, Actions, Segment, Submit};
+use crate::bio::{Bio, BioFlags, DeviceId, Op};
+use crate::elevator::{Batch, Edge, Elevator, NoneElevator};
+use crate::error::{IoError, Status};
+use crate::input::{Message, ReplyStage, RequestId};
+use crate::merge::{self, Limits, MergeIndex};
+use crate::options::{NoMerges, QueueOptions, Scheduler, ShardConfig};
+use crate::request::{Bios, Origin, Request, SlotId, Slots, State};
+use crate::slab::NIL;
+use crate::stats::VolumeStats;
+use crate::tags::{Ask, FifoTags, TagOwner, Who, want_max};
+use crate::time::{Instant, MS};
+use crate::timer::TimerWheel;
+use flush::FlushSequence;
+use leases::Leases;
+use list::{Fifo, Flight};
+
+/// A device that refused and has nothing in flight is asked again after this long; as Linux (BLK_MQ_RESOURCE_DELAY).
+const RETRY_NS: u64 = 3 * MS;
+
+/// The pools and the list of actions that all parts of a shard share.
+pub(crate) struct Pools {
+    pub bios: Bios,
+    pub slots: Slots,
+    pub actions: Actions,
+    pub timers: TimerWheel,
+}
+
+/// A device's timers, `device * TIMERS + one of these` on the shard's wheel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TimerKind {
+    /// The oldest command in flight may have timed out.
+    Timeout = 0,
+    /// Ask a device again that refused.
+    Retry = 1,
+    /// A lease of this device has been idle.
+    LeaseIdle = 2,
+    /// The elevator has something though nothing happened.
+    Elevator = 3,
+}
+
+/// Timers per device.
+pub(crate) const TIMERS: u32 = 4;
+
+/// The wheel's name for a device's timer.
+pub(crate) fn timer_of(device: DeviceId, kind: TimerKind) -> u32 {
+    u32::from(device.0) * TIMERS + kind as u32
+}
+
+/// What the queue keeps for each of its volumes.
+pub(crate) struct VolumeQueue {
+    /// Pieces of split bios are cut at multiples of this.
+    block_size: u32,
+    flush: FlushSequence,
+    /// Writes whose data the device finished: what a flush can cover.
+    writes_completed: u64,
+    /// The same count when the last good flush was submitted.
+    writes_flushed: u64,
+    /// A device flush failed and nobody acknowledged it.
+    suspect: bool,
+    pub stats: VolumeStats,
+}
+
+/// One device's queue.
+pub(crate) struct Queue {
+    device: DeviceId,
+    options: QueueOptions,
+    limits: Limits,
+    tags: Box<dyn TagOwner>,
+    elevator: Box<dyn Elevator>,
+    index: MergeIndex,
+    /// Indexed by volume; only the device's own are there.
+    volumes: Vec<Option<Box<VolumeQueue>>>,
+    leases: Leases,
+    /// Requests in the elevator and in the requeue list.
+    queued: u32,
+    in_flight: u32,
+    flight: Flight,
+    requeue: Fifo,
+    /// The device refused; it is asked again when it answers something, or after `RETRY_NS`.
+    busy: bool,
+    /// Timed-out writes that are still in the device.
+    zombies: u32,
+    /// Tags that fell free in this batch.
+    freed: u32,
+    /// Requests that got their tags in this batch.
+    ready: Vec<SlotId>,
+    asks: Vec<Ask>,
+    batch: Batch,
+}
+
+impl Queue {
+    pub fn new(config: &ShardConfig, device: DeviceId) -> Self {
+        let options = config.devices[usize::from(device.0)].queue;
+        let volumes = config
+            .volumes
+            .iter()
+            .map(|volume| {
+                (volume.device == device)
+                    .then(|| Box::new(VolumeQueue::new(volume.options.block_size)))
+            })
+            .collect();
+        let waiters_max = (config.bios_max + u32::from(config.shards)) as usize;
+        let elevator = match options.scheduler {
+            Scheduler::None => Box::new(NoneElevator::new()),
+        };
+        Self {
+            device,
+            options,
+            limits: Limits::new(&options),
+            tags: Box::new(FifoTags::new(options.nr_requests, waiters_max)),
+            elevator,
+            index: MergeIndex::new(2 * config.bios_max),
+            volumes,
+            leases: Leases::new(config.shards),
+            queued: 0,
+            in_flight: 0,
+            flight: Flight::new(),
+            requeue: Fifo::new(),
+            busy: false,
+            zombies: 0,
+            freed: 0,
+            ready: Vec::with_capacity(waiters_max + options.nr_requests as usize),
+            asks: Vec::with_capacity(waiters_max),
+            batch: Batch::with_capacity((options.queue_depth + options.nr_requests) as usize),
+        }
+    }
+
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub fn nomerges(&self) -> NoMerges {
+        self.options.nomerges
+    }
+
+    pub fn discard_granularity(&self) -> u32 {
+        self.options.discard_granularity
+    }
+
+    /// A volume of which a flush failed cannot promise durability: FUA fails before it writes.
+    pub fn must_fail(&self, bio: &Bio) -> bool {
+        bio.flags.contains(BioFlags::FUA)
+            && bio.op.is_write()
+            && self
+                .volume(bio.id.volume.0)
+                .is_some_and(|volume| volume.suspect)
+    }
+
+    /// A bio was merged in the plug.
+    pub fn count_merge(&mut self, bio: &Bio) {
+        self.volume_mut(bio.id.volume.0).stats.ops[bio.op as usize].merges += 1;
+    }
+
+    pub fn tags(&self) -> &dyn TagOwner {
+        self.tags.as_ref()
+    }
+
+    /// Replaces the tag policy; the queue must be quiet.
+    pub fn set_tags(&mut self, tags: Box<dyn TagOwner>) {
+        assert!(self.is_quiet(), "tags are replaced while nothing holds one");
+        self.tags = tags;
+    }
+
+    /// Replaces the elevator; the queue must be quiet.
+    pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
+        assert!(self.is_quiet(), "an elevator is replaced while it is empty");
+        self.elevator = elevator;
+    }
+
+    /// Nothing is queued, in flight, waiting or lent.
+    pub fn is_quiet(&self) -> bool {
+        self.queued == 0
+            && self.flight.head() == NIL
+            && self.tags.waiters() == 0
+            && self.tags.free() + self.leases.lent() == self.tags.depth()
+    }
+
+    pub fn volume(&self, volume: u16) -> Option<&VolumeQueue> {
+        self.volumes.get(usize::from(volume))?.as_deref()
+    }
+
+    fn volume_mut(&mut self, volume: u16) -> &mut VolumeQueue {
+        self.volumes[usize::from(volume)]
+            .as_mut()
+            .expect("a bio reaches the queue of its volume's device")
+    }
+
+    /// Takes requests from the plug, in order.
+    pub fn submit(&mut self, now: Instant, pools: &mut Pools, ids: &[SlotId]) {
+        self.asks.clear();
+        for &id in ids {
+            pools.slots[id].stamps[1] = now;
+            if self.zombies > 0 && self.refuse_overlap(pools, id) || self.try_merge(pools, id) {
+                continue;
+            }
+            match pools.slots[id].tags {
+                0 => self.asks.push(Ask {
+                    who: Who::Request(id),
+                    want: self.want(&pools.slots[id]),
+                }),
+                leased => self.admit(now, pools, id, leased),
+            }
+        }
+        let granted = self.tags.ask(&self.asks);
+        for index in 0..self.asks.len() {
+            let Ask {
+                who: Who::Request(id),
+                want,
+            } = self.asks[index]
+            else {
+                continue;
+            };
+            if index < granted {
+                self.admit(now, pools, id, want);
+            } else {
+                pools.slots[id].state = State::Waiting;
+                self.make_findable(pools, id);
+            }
+        }
+    }
+
+    /// Ends a batch: hands freed tags on, feeds the elevator, fills the device.
+    pub fn run(&mut self, now: Instant, pools: &mut Pools) {
+        loop {
+            if self.freed > 0 {
+                self.tags.put(std::mem::take(&mut self.freed));
+            }
+            let Some(Ask { who, want }) = self.tags.next_grant() else {
+                break;
+            };
+            match who {
+                Who::Request(id) => {
+                    self.index.remove(&mut pools.slots, id);
+                    self.admit(now, pools, id, want);
+                }
+                Who::Shard(shard) => self.lend(pools, shard, want),
+            }
+        }
+        if !self.ready.is_empty() {
+            self.elevator.insert(now, &mut pools.slots, &self.ready);
+            self.queued += self.ready.len() as u32;
+        }
+        self.dispatch(now, pools);
+        for index in 0..self.ready.len() {
+            let id = self.ready[index];
+            if pools.slots[id].state == State::Queued {
+                self.make_findable(pools, id);
+            }
+        }
+        self.ready.clear();
+        if self.tags.waiters() > 0 {
+            self.revoke(pools);
+        }
+        match self.elevator.next_timeout() {
+            Some(at) => pools
+                .timers
+                .set(timer_of(self.device, TimerKind::Elevator), at),
+            None => pools
+                .timers
+                .clear(timer_of(self.device, TimerKind::Elevator)),
+        }
+    }
+
+    /// The time to ask a refusing device again has come.
+    pub fn on_retry(&mut self) {
+        self.busy = false;
+    }
+
+    /// Tags that a request needs before it may go on: one, or for a bio over the limits as many as it has pieces, but never so
+    /// many that the line would wait for a nearly empty device.
+    fn want(&self, request: &Request) -> u16 {
+        if !self.must_split(request) {
+            return 1;
+        }
+        pieces(
+            &self.limits,
+            self.block_size(request),
+            request.len,
+            self.options.nr_requests,
+        )
+    }
+
+    fn block_size(&self, request: &Request) -> u32 {
+        self.volume(request.volume.0)
+            .map_or(1, |volume| volume.block_size)
+    }
+
+    fn must_split(&self, request: &Request) -> bool {
+        let limits = &self.limits;
+        request.op.has_data()
+            && request.parent == NIL
+            && (request.len > limits.max_bytes || request.segments > limits.max_segments)
+    }
+
+    fn make_findable(&mut self, pools: &mut Pools, id: SlotId) {
+        let request = &pools.slots[id];
+        if self.options.nomerges == NoMerges::MergeAll
+            && request.may_merge()
+            && !request.is(Request::INDEXED)
+            && !self.must_split(request)
+        {
+            self.index.insert(&mut pools.slots, id);
+        }
+    }
+
+    /// Puts the request into one that waits, if one may take it; true if it is gone.
+    fn try_merge(&mut self, pools: &mut Pools, id: SlotId) -> bool {
+        if self.index.is_empty() || !pools.slots[id].may_merge() {
+            return false;
+        }
+        let found = self
+            .index
+            .find(&pools.slots, &pools.slots[id], &self.limits);
+        let Some((kept, edge)) = found else {
+            return false;
+        };
+        self.absorb(pools, kept, id, edge);
+        // The grown request may touch the next one now. One in the line for tags stays there: its ticket cannot be returned.
+        let found = self
+            .index
+            .find(&pools.slots, &pools.slots[kept], &self.limits);
+        if let Some((gone, edge)) = found.filter(|&(id, _)| {
+            pools.slots[id].state == State::Queued && !pools.slots[id].is(Request::REQUEUED)
+        }) {
+            let edge = if edge == Edge::Back {
+                Edge::Front
+            } else {
+                Edge::Back
+            };
+            self.index.remove(&mut pools.slots, gone);
+            merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
+            self.elevator
+                .on_merge(&mut pools.slots, kept, Some(gone), edge);
+            self.queued -= 1;
+            self.free(pools, gone);
+        }
+        self.index.insert(&mut pools.slots, kept);
+        true
+    }
+
+    /// `kept` takes the bios of `gone`, which came from the plug; leaves `kept` out of the index.
+    fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: Edge) {
+        self.index.remove(&mut pools.slots, kept);
+        let merged = u64::from(pools.slots[gone].bios);
+        let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
+        self.volume_mut(volume.0).stats.ops[op as usize].merges += merged;
+        merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
+        if pools.slots[kept].state == State::Queued && !pools.slots[kept].is(Request::REQUEUED) {
+            self.elevator.on_merge(&mut pools.slots, kept, None, edge);
+        }
+        pools.slots[gone].state = State::Free;
+        pools.slots.put(gone);
+    }
+
+    /// The request has its tags.
+    fn admit(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
+        pools.slots[id].stamps[2] = now;
+        if !self.must_split(&pools.slots[id]) {
+            pools.slots[id].state = State::Queued;
+            self.ready.push(id);
+            return;
+        }
+        pools.slots[id].state = State::Split;
+        for _ in 0..tags {
+            self.spawn_piece(pools, id);
+        }
+    }
+
+    /// The next piece of a split request goes its way; it uses one of the tags that the split request was granted.
+    fn spawn_piece(&mut self, pools: &mut Pools, parent: SlotId) {
+        let from = &pools.slots[parent];
+        if from.done == from.len {
+            // Fewer pieces than tags: the tag is not needed.
+            self.freed += u32::from(!from.is(Request::LEASED));
+            return;
+        }
+        let limit = self.limits.piece(self.block_size(from));
+        let id = pools
+            .slots
+            .try_take()
+            .expect("there are slots for every bio and every tag");
+        let generation = pools.slots[id].generation;
+        let from = &mut pools.slots[parent];
+        let len = limit.min(from.len - from.done);
+        let piece = Request {
+            offset: from.offset + u64::from(from.done),
+            len,
+            bio_head: from.bio_head,
+            bio_tail: from.bio_tail,
+            piece_offset: from.done,
+            generation,
+            parent,
+            segments: self.limits.segments(len),
+            bios: 1,
+            volume: from.volume,
+            op: from.op,
+            flags: from.flags.without(BioFlags::HOLE_OK),
+            state: State::Queued,
+            marks: from.marks & Request::LEASED,
+            stamps: from.stamps,
+            ..Request::default()
+        };
+        from.done += len;
+        from.pieces += 1;
+        pools.slots[id] = piece;
+        self.ready.push(id);
+    }
+
+    /// Gives the device as much as it takes.
+    fn dispatch(&mut self, now: Instant, pools: &mut Pools) {
+        if self.busy || self.queued == 0 {
+            return;
+        }
+        let mut batch = std::mem::replace(&mut self.batch, Batch::with_capacity(0));
+        batch.reset((self.options.queue_depth - self.in_flight) as usize);
+        while batch.room() > 0
+            && let Some(id) = self.requeue.pop(&mut pools.slots)
+        {
+            pools.slots[id].marks &= !Request::REQUEUED;
+            if pools.slots[id].is(Request::FLUSH) {
+                self.renew_flush(pools, id);
+            }
+            batch.push(id);
+        }
+        if batch.room() > 0 {
+            self.elevator.dispatch(now, &mut pools.slots, &mut batch);
+        }
+        self.queued -= batch.ids().len() as u32;
+        for &id in batch.ids() {
+            self.index.remove(&mut pools.slots, id);
+            pools.slots[id].stamps[3] = now;
+            self.send(now, pools, id);
+        }
+        self.batch = batch;
+    }
+
+    /// Sends a request's next command to the device.
+    fn send(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        let request = &mut pools.slots[id];
+        request.state = State::InFlight;
+        request.sent = now;
+        request.generation = request.generation.wrapping_add(1);
+        self.in_flight += u32::from(!request.is(Request::FLUSH));
+        self.flight.push(&mut pools.slots, id);
+        let timer = timer_of(self.device, TimerKind::Timeout);
+        if !pools.timers.is_set(timer) {
+            pools
+                .timers
+                .set(timer, now.after(self.options.io_timeout_ns));
+        }
+        self.push_command(pools, id);
+    }
+
+    /// What the request asks of the device next.
+    fn command(&self, request: &Request) -> (Op, u64, u32) {
+        let at = request.offset + u64::from(request.done);
+        let left = request.len - request.done;
+        match request.op {
+            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
+                (Op::Write, at, left.min(self.limits.max_bytes))
+            }
+            Op::Discard | Op::WriteZeroes => {
+                (request.op, at, left.min(self.options.discard_max_bytes))
+            }
+            op => (op, at, left),
+        }
+    }
+
+    fn push_command(&self, pools: &mut Pools, id: SlotId) {
+        let request = &pools.slots[id];
+        let (op, offset, len) = self.command(request);
+        let first_segment = pools.actions.segments.len();
+        if request.op.has_data() {
+            push_segments(
+                request,
+                &pools.bios,
+                &self.limits,
+                &mut pools.actions.segments,
+            );
+        }
+        let segments = (pools.actions.segments.len() - first_segment) as u16;
+        let fua = request.op == Op::Write && self.options.fua;
+        let flags = if fua {
+            request.flags
+        } else {
+            request.flags.without(BioFlags::FUA)
+        };
+        pools.actions.list.push(Action::Submit(Submit {
+            id: RequestId {
+                slot: id,
+                generation: request.generation,
+            },
+            device: self.device,
+            volume: request.volume,
+            op,
+            flags,
+            offset,
+            len,
+            first_segment: first_segment as u32,
+            segments,
+        }));
+    }
+
+    /// A request ends: its slot and its tag are free.
+    fn free(&mut self, pools: &mut Pools, id: SlotId) {
+        let request = &mut pools.slots[id];
+        assert!(request.state != State::Free, "a request ends once");
+        request.state = State::Free;
+        self.freed += u32::from(!request.is(Request::LEASED) && !request.is(Request::FLUSH));
+        pools.slots.put(id);
+    }
+}
+
+impl VolumeQueue {
+    fn new(block_size: u32) -> Self {
+        Self {
+            block_size,
+            flush: FlushSequence::new(),
+            writes_completed: 0,
+            writes_flushed: 0,
+            suspect: false,
+            stats: VolumeStats::default(),
+        }
+    }
+
+    /// Writes that finished since the last good flush was submitted.
+    pub fn unflushed(&self) -> u64 {
+        self.writes_completed - self.writes_flushed
+    }
+
+    pub fn is_suspect(&self) -> bool {
+        self.suspect
+    }
+}
+
+/// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.
+pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
+    let pieces = len.div_ceil(limits.piece(block_size)).max(1);
+    pieces.min(u32::from(want_max(nr_requests))) as u16
+}
+
+/// Names the memory of what is left of a request, in order.
+fn push_segments(request: &Request, bios: &Bios, limits: &Limits, segments: &mut Vec<Segment>) {
+    let (mut slot, mut skip, mut left) =
+        (request.bio_head, request.done, request.len - request.done);
+    while left > 0 {
+        let bio = &bios[slot].bio;
+        let whole = if request.parent == NIL {
+            bio.len
+        } else {
+            request.len
+        };
+        if skip >= whole {
+            skip -= whole;
+            slot = bios[slot].next;
+            continue;
+        }
+        let len = left.min(whole - skip).min(limits.max_segment_size);
+        segments.push(Segment {
+            bio: bio.id,
+            offset: request.piece_offset + skip,
+            len,
+        });
+        skip += len;
+        left -= len;
+    }
+}
+
+/// Answers a bio wherever it came from; its slot is free unless the answer is early.
+pub(crate) fn answer(pools: &mut Pools, slot: u32, status: Status, hole: bool, stage: ReplyStage) {
+    debug_assert!(
+        status != Err(IoError::Busy),
+        "a refusal is the queue's business"
+    );
+    let entry = &mut pools.bios[slot];
+    let id = entry.bio.id;
+    pools.actions.list.push(match entry.origin {
+        Origin::Here => Action::Reply {
+            id,
+            status,
+            hole,
+            stage,
+        },
+        Origin::Shard { shard, cookie } => Action::Send {
+            to: shard,
+            message: Message::Done {
+                cookie,
+                id,
+                status,
+                hole,
+                stage,
+            },
+        },
+    });
+    if stage == ReplyStage::Early {
+        entry.answered = true;
+    } else {
+        pools.bios.put(slot);
+    }
+}

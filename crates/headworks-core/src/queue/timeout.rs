@@ -1,0 +1,122 @@
+//! Giving up on a command without giving up its memory.
+//!
+//! A command that passes `io_timeout` is answered with an error, but its tag and its buffers stay out until the device
+//! answers, however late: the device may still read or write them. Until then a new write over the same bytes fails, because
+//! the late one could overtake it. Commands in flight hang in the order in which they were sent, so one timer per queue,
+//! set for the oldest, is enough and costs nothing per command.
+
+use super::{Pools, Queue, TimerKind, answer, timer_of};
+use crate::action::{Action, Notice};
+use crate::error::IoError;
+use crate::input::ReplyStage;
+use crate::request::{Request, SlotId};
+use crate::slab::NIL;
+use crate::time::Instant;
+
+impl Queue {
+    /// The oldest command may have timed out.
+    pub fn on_timeout(&mut self, now: Instant, pools: &mut Pools) {
+        let mut id = self.flight.head();
+        while id != NIL {
+            let request = &pools.slots[id];
+            let next = request.flight_next;
+            let deadline = request.sent.after(self.options.io_timeout_ns);
+            if !request.is(Request::TIMED_OUT) {
+                if deadline > now {
+                    pools
+                        .timers
+                        .set(timer_of(self.device, TimerKind::Timeout), deadline);
+                    return;
+                }
+                self.time_out(pools, id);
+            }
+            id = next;
+        }
+    }
+
+    fn time_out(&mut self, pools: &mut Pools, id: SlotId) {
+        let request = &mut pools.slots[id];
+        request.marks |= Request::TIMED_OUT;
+        let Request {
+            volume,
+            op,
+            offset,
+            len,
+            parent,
+            ..
+        } = *request;
+        let (mut slot, tail) = (request.bio_head, request.bio_tail);
+        pools.actions.list.push(Action::Notice(Notice::TimedOut {
+            volume,
+            op,
+            offset,
+            len,
+        }));
+        if request.is(Request::FLUSH) {
+            return self.lose_flush(pools, volume);
+        }
+        self.zombies += u32::from(op.is_write());
+        if parent != NIL {
+            // No more pieces; those on their way end in silence.
+            let split = &mut pools.slots[parent];
+            split.done = split.len;
+            split.status = Err(IoError::TimedOut);
+        }
+        loop {
+            let next = pools.bios[slot].next;
+            if !pools.bios[slot].answered {
+                answer(
+                    pools,
+                    slot,
+                    Err(IoError::TimedOut),
+                    false,
+                    ReplyStage::Early,
+                );
+            }
+            if slot == tail {
+                return;
+            }
+            slot = next;
+        }
+    }
+
+    /// Fails a new write over bytes that a timed-out one may still write; true if it is gone.
+    pub(super) fn refuse_overlap(&mut self, pools: &mut Pools, new: SlotId) -> bool {
+        let request = &pools.slots[new];
+        let (start, end, volume) = (request.offset, request.end(), request.volume);
+        let mut id = if request.op.is_write() {
+            self.flight.head()
+        } else {
+            NIL
+        };
+        while id != NIL {
+            let old = &pools.slots[id];
+            let overlaps = old.volume == volume && old.offset < end && start < old.end();
+            if old.is(Request::TIMED_OUT) && old.op.is_write() && overlaps {
+                break;
+            }
+            id = old.flight_next;
+        }
+        if id == NIL {
+            return false;
+        }
+        let (mut slot, tail) = (pools.slots[new].bio_head, pools.slots[new].bio_tail);
+        loop {
+            let next = pools.bios[slot].next;
+            answer(
+                pools,
+                slot,
+                Err(IoError::TimedOut),
+                false,
+                ReplyStage::Final,
+            );
+            if slot == tail {
+                break;
+            }
+            slot = next;
+        }
+        pools.slots[new].state = crate::request::State::Free;
+        pools.slots.put(new);
+        true
+    }
+}

@@ -1,0 +1,375 @@
+//! Inputs and actions as words: the record of a run, and its hash.
+//!
+//! Every field has its place in a word, so nothing depends on layout, padding or build. A record of a shard's inputs, with
+//! the `now` of each batch, replays to the same actions; their hash is compared, not their text.
+
+use crate::action::{Action, Actions, Notice};
+use crate::bio::{Bio, BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
+use crate::error::{IoError, Status};
+use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
+
+/// An input in a record: six words.
+pub type Words = [u64; 6];
+
+/// A running hash of words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunHash(pub u64);
+
+impl Default for RunHash {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl RunHash {
+    /// Takes one word: rotate, mix in, multiply (two's complement arithmetic, the same everywhere).
+    #[inline]
+    pub fn add(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    /// Takes a whole list of actions, in order, with their segments.
+    pub fn add_actions(&mut self, actions: &Actions) {
+        for action in &actions.list {
+            self.add_action(action);
+        }
+        for segment in &actions.segments {
+            self.add_id(segment.bio);
+            self.add(pair(segment.offset, segment.len));
+        }
+    }
+
+    /// Takes an input.
+    pub fn add_input(&mut self, input: &Input) {
+        encode(input).into_iter().for_each(|word| self.add(word));
+    }
+
+    fn add_id(&mut self, id: BioId) {
+        self.add(pair(id.connection, id.volume.0.into()));
+        self.add(id.sequence);
+    }
+
+    fn add_action(&mut self, action: &Action) {
+        match *action {
+            Action::Submit(submit) => {
+                self.add(1);
+                self.add(pair(submit.id.slot, submit.id.generation));
+                self.add(pair(
+                    u32::from(submit.device.0) << 16 | u32::from(submit.volume.0),
+                    submit.len,
+                ));
+                self.add(pair(submit.first_segment, submit.segments.into()));
+                self.add(u64::from(submit.op as u8) << 8 | u64::from(submit.flags.0));
+                self.add(submit.offset);
+            }
+            Action::Reply {
+                id,
+                status,
+                hole,
+                stage,
+            } => {
+                self.add(2);
+                self.add_id(id);
+                self.add(outcome(status, hole, stage));
+            }
+            Action::Send { to, message } => {
+                self.add(3);
+                self.add_input(&Input::Message { from: to, message });
+            }
+            Action::Timer { at } => {
+                self.add(4);
+                self.add(at.0);
+            }
+            Action::Notice(notice) => self.add_notice(notice),
+        }
+    }
+
+    fn add_notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Suspect { volume, status } => {
+                self.add(5);
+                self.add(pair(volume.0.into(), IoError::code(status).into()));
+            }
+            Notice::TimedOut {
+                volume,
+                op,
+                offset,
+                len,
+            } => {
+                self.add(6);
+                self.add(pair(u32::from(volume.0) << 8 | u32::from(op as u8), len));
+                self.add(offset);
+            }
+            Notice::UnknownCompletion { device, id } => {
+                self.add(7);
+                self.add(device.0.into());
+                self.add(pair(id.slot, id.generation));
+            }
+            Notice::ShortRead { volume, offset } => {
+                self.add(8);
+                self.add(volume.0.into());
+                self.add(offset);
+            }
+        }
+    }
+}
+
+const fn pair(high: u32, low: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+fn outcome(status: Status, hole: bool, stage: ReplyStage) -> u64 {
+    u64::from(IoError::code(status)) << 16 | u64::from(hole) << 8 | u64::from(stage as u8)
+}
+
+/// The words of a bio, four of them.
+fn bio_words(bio: &Bio) -> [u64; 4] {
+    [
+        pair(bio.id.connection, bio.id.volume.0.into()),
+        bio.id.sequence,
+        bio.offset,
+        pair(
+            bio.len,
+            u32::from(bio.op as u8) << 8 | u32::from(bio.flags.0),
+        ),
+    ]
+}
+
+fn bio_of(words: &[u64]) -> Option<Bio> {
+    let op = *Op::ALL.get((words[3] >> 8 & 0xff) as usize)?;
+    Some(Bio {
+        id: id_of(words[0], words[1]),
+        offset: words[2],
+        len: (words[3] >> 32) as u32,
+        op,
+        flags: BioFlags(words[3] as u8),
+    })
+}
+
+fn id_of(who: u64, sequence: u64) -> BioId {
+    BioId {
+        connection: (who >> 32) as u32,
+        volume: VolumeId(who as u16),
+        sequence,
+    }
+}
+
+/// An input as words. The first word's low byte says what it is.
+#[must_use]
+pub fn encode(input: &Input) -> Words {
+    match *input {
+        Input::Bio(bio) => {
+            let [a, b, c, d] = bio_words(&bio);
+            [0, a, b, c, d, 0]
+        }
+        Input::Complete { device, completion } => [
+            1 | u64::from(device.0) << 16,
+            pair(completion.id.slot, completion.id.generation),
+            u64::from(completion.transferred),
+            outcome(completion.status, completion.hole, ReplyStage::Final),
+            0,
+            0,
+        ],
+        Input::Timer => [2, 0, 0, 0, 0, 0],
+        Input::Message { from, message } => {
+            let mut words = encode_message(&message);
+            words[0] |= u64::from(from.0) << 16;
+            words
+        }
+        Input::Control(Control::Acknowledge { volume }) => [8, volume.0.into(), 0, 0, 0, 0],
+        Input::Control(Control::Resize { volume, size }) => [9, volume.0.into(), size, 0, 0, 0],
+    }
+}
+
+fn encode_message(message: &Message) -> Words {
+    match *message {
+        Message::Bio { bio, cookie, tags } => {
+            let [a, b, c, d] = bio_words(&bio);
+            [3, a, b, c, d, pair(cookie, tags.into())]
+        }
+        Message::Done {
+            cookie,
+            id,
+            status,
+            hole,
+            stage,
+        } => {
+            let who = pair(id.connection, id.volume.0.into());
+            [
+                4,
+                who,
+                id.sequence,
+                outcome(status, hole, stage),
+                cookie.into(),
+                0,
+            ]
+        }
+        Message::TagWant { device, want } => [5, device.0.into(), want.into(), 0, 0, 0],
+        Message::TagGrant { device, count } => [6, device.0.into(), count.into(), 0, 0, 0],
+        Message::TagRevoke { device } => [7, device.0.into(), 0, 0, 0, 0],
+        Message::TagReturn { device, count } => [10, device.0.into(), count.into(), 0, 0, 0],
+    }
+}
+
+/// The input that `words` stand for; `None` when they stand for none (a damaged record).
+#[must_use]
+pub fn decode(words: &Words) -> Option<Input> {
+    let from = ShardId((words[0] >> 16) as u16);
+    let device = DeviceId(words[1] as u16);
+    let count = words[2] as u16;
+    let message = match words[0] & 0xff {
+        0 => return bio_of(&words[1..]).map(Input::Bio),
+        1 => {
+            return Some(Input::Complete {
+                device: DeviceId(from.0),
+                completion: completion_of(words),
+            });
+        }
+        2 => return Some(Input::Timer),
+        3 => Message::Bio {
+            bio: bio_of(&words[1..])?,
+            cookie: (words[5] >> 32) as u32,
+            tags: words[5] as u16,
+        },
+        4 => Message::Done {
+            cookie: words[4] as u32,
+            id: id_of(words[1], words[2]),
+            status: IoError::from_code((words[3] >> 16) as u8),
+            hole: words[3] >> 8 & 1 != 0,
+            stage: stage_of(words[3])?,
+        },
+        5 => Message::TagWant {
+            device,
+            want: count,
+        },
+        6 => Message::TagGrant { device, count },
+        7 => Message::TagRevoke { device },
+        8 => {
+            return Some(Input::Control(Control::Acknowledge {
+                volume: VolumeId(device.0),
+            }));
+        }
+        9 => {
+            let (volume, size) = (VolumeId(device.0), words[2]);
+            return Some(Input::Control(Control::Resize { volume, size }));
+        }
+        10 => Message::TagReturn { device, count },
+        _ => return None,
+    };
+    Some(Input::Message { from, message })
+}
+
+fn stage_of(word: u64) -> Option<ReplyStage> {
+    match word & 0xff {
+        0 => Some(ReplyStage::Final),
+        1 => Some(ReplyStage::Early),
+        2 => Some(ReplyStage::Released),
+        _ => None,
+    }
+}
+
+fn completion_of(words: &Words) -> Completion {
+    Completion {
+        id: RequestId {
+            slot: (words[1] >> 32) as u32,
+            generation: words[1] as u32,
+        },
+        transferred: words[2] as u32,
+        status: IoError::from_code((words[3] >> 16) as u8),
+        hole: words[3] >> 8 & 1 != 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    fn some_input(prng: &mut Prng) -> Input {
+        let id = BioId {
+            connection: prng.next() as u32,
+            volume: VolumeId(prng.next() as u16),
+            sequence: prng.next(),
+        };
+        let bio = Bio {
+            id,
+            offset: prng.next(),
+            len: prng.next() as u32,
+            op: Op::ALL[prng.below(5) as usize],
+            flags: BioFlags(prng.next() as u8),
+        };
+        let device = DeviceId(prng.next() as u16);
+        let status = IoError::from_code(prng.below(10) as u8);
+        let (cookie, count) = (prng.next() as u32, prng.next() as u16);
+        let hole = prng.below(2) == 0;
+        let message = match prng.below(11) {
+            0 => return Input::Bio(bio),
+            1 => {
+                let request = RequestId {
+                    slot: cookie,
+                    generation: bio.len,
+                };
+                let completion = Completion {
+                    id: request,
+                    transferred: bio.len,
+                    status,
+                    hole,
+                };
+                return Input::Complete { device, completion };
+            }
+            2 => return Input::Timer,
+            3 => return Input::Control(Control::Acknowledge { volume: id.volume }),
+            4 => {
+                return Input::Control(Control::Resize {
+                    volume: id.volume,
+                    size: bio.offset,
+                });
+            }
+            5 => Message::Bio {
+                bio,
+                cookie,
+                tags: count,
+            },
+            6 => Message::Done {
+                cookie,
+                id,
+                status,
+                hole,
+                stage: ReplyStage::Early,
+            },
+            7 => Message::TagWant {
+                device,
+                want: count,
+            },
+            8 => Message::TagGrant { device, count },
+            9 => Message::TagRevoke { device },
+            _ => Message::TagReturn { device, count },
+        };
+        Input::Message {
+            from: ShardId(prng.next() as u16),
+            message,
+        }
+    }
+
+    #[test]
+    fn every_input_comes_back_from_its_words() {
+        let mut prng = Prng::new(3);
+        for _ in 0..20_000 {
+            let input = some_input(&mut prng);
+            assert_eq!(decode(&encode(&input)), Some(input));
+        }
+        assert_eq!(decode(&[99, 0, 0, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn the_hash_sees_every_word_and_their_order() {
+        let hash = |words: &[u64]| {
+            let mut hash = RunHash::default();
+            words.iter().for_each(|&word| hash.add(word));
+            hash.0
+        };
+        assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
+        assert_ne!(hash(&[0]), hash(&[0, 0]));
+        assert_eq!(hash(&[7, 9]), hash(&[7, 9]));
+    }
+}

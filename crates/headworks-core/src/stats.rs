@@ -1,0 +1,182 @@
+//! What a volume did and where its requests spent their time: fixed arrays, written without a clock or an allocation.
+//!
+//! A stage's time goes into a log-linear histogram: four buckets per doubling, so a percentile is at most 19 % too high.
+
+use crate::bio::Op;
+use crate::time::Instant;
+
+/// Where a request spends time, in the order in which it passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// In the plug, waiting for the turn's batch.
+    Plug = 0,
+    /// At the gate, waiting for a tag.
+    Tag = 1,
+    /// In the elevator.
+    Scheduler = 2,
+    /// In the device.
+    Device = 3,
+}
+
+impl Stage {
+    /// How many there are.
+    pub const COUNT: usize = 4;
+    /// In order.
+    pub const ALL: [Stage; Stage::COUNT] =
+        [Stage::Plug, Stage::Tag, Stage::Scheduler, Stage::Device];
+
+    /// The word users see.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stage::Plug => "plug",
+            Stage::Tag => "tag",
+            Stage::Scheduler => "sched",
+            Stage::Device => "device",
+        }
+    }
+}
+
+/// Buckets: 0..4 ns one each, then four per doubling up to 2^42 ns (73 minutes); more goes into the last.
+const BUCKETS: usize = 4 * 41;
+
+/// Counts of durations.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    counts: [u64; BUCKETS],
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self {
+            counts: [0; BUCKETS],
+        }
+    }
+}
+
+impl Histogram {
+    /// Adds one duration.
+    #[inline]
+    pub fn record(&mut self, ns: u64) {
+        self.counts[bucket_of(ns)] += 1;
+    }
+
+    /// How many were added.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Adds all of `other`.
+    pub fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
+            *mine += theirs;
+        }
+    }
+
+    /// The duration that `per_mille` of 1000 do not exceed (the upper end of their bucket); 0 when empty.
+    #[must_use]
+    pub fn percentile(&self, per_mille: u32) -> u64 {
+        let total = self.count();
+        let rank = (total * u64::from(per_mille)).div_ceil(1000).max(1);
+        let mut seen = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            seen += count;
+            if seen >= rank && total > 0 {
+                return upper_end(bucket);
+            }
+        }
+        0
+    }
+}
+
+#[inline]
+fn bucket_of(ns: u64) -> usize {
+    if ns < 4 {
+        return ns as usize;
+    }
+    let exponent = 63 - ns.leading_zeros() as usize;
+    let quarter = (ns >> (exponent - 2)) as usize & 3;
+    ((exponent - 1) * 4 + quarter).min(BUCKETS - 1)
+}
+
+fn upper_end(bucket: usize) -> u64 {
+    if bucket < 4 {
+        return bucket as u64;
+    }
+    let exponent = bucket / 4 + 1;
+    let quarter = (bucket % 4) as u64;
+    ((4 + quarter + 1) << (exponent - 2)) - 1
+}
+
+/// One operation's row.
+#[derive(Clone, Debug, Default)]
+pub struct OpStats {
+    /// Requests finished.
+    pub requests: u64,
+    /// Bios finished.
+    pub bios: u64,
+    /// Bytes of finished requests, failed ones included.
+    pub bytes: u64,
+    /// Bios that were merged into a request that was there already.
+    pub merges: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Time per stage.
+    pub stages: [Histogram; Stage::COUNT],
+}
+
+/// One volume's table, kept on the shard of its device.
+#[derive(Clone, Debug, Default)]
+pub struct VolumeStats {
+    /// A row per operation.
+    pub ops: [OpStats; Op::COUNT],
+}
+
+impl VolumeStats {
+    /// Accounts for a finished request.
+    #[inline]
+    pub(crate) fn on_finish(&mut self, op: Op, bytes: u64, stamps: &[Instant; 4], now: Instant) {
+        let row = &mut self.ops[op as usize];
+        row.requests += 1;
+        row.bytes += bytes;
+        row.stages[Stage::Plug as usize].record(stamps[1].since(stamps[0]));
+        row.stages[Stage::Tag as usize].record(stamps[2].since(stamps[1]));
+        row.stages[Stage::Scheduler as usize].record(stamps[3].since(stamps[2]));
+        row.stages[Stage::Device as usize].record(now.since(stamps[3]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_is_within_its_bucket_and_buckets_ascend() {
+        let mut last = 0;
+        for ns in (0..5000).chain((12..42).map(|bit| 1 << bit)) {
+            let bucket = bucket_of(ns);
+            assert!(bucket >= last && upper_end(bucket) >= ns, "{ns}");
+            assert!(bucket == 0 || upper_end(bucket - 1) < ns, "{ns}");
+            last = bucket;
+        }
+        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn percentiles_are_at_most_a_quarter_too_high() {
+        let mut histogram = Histogram::default();
+        (1..=1000).for_each(|us| histogram.record(us * 1000));
+        for (per_mille, exact) in [(500, 500_000), (990, 990_000), (999, 999_000)] {
+            let found = histogram.percentile(per_mille);
+            assert!(
+                found >= exact && found <= exact * 5 / 4,
+                "{found} for {exact}"
+            );
+        }
+        assert_eq!(
+            (Histogram::default().percentile(990), histogram.count()),
+            (0, 1000)
+        );
+    }
+}

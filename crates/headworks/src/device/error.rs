@@ -1,0 +1,300 @@
+//! `error:` makes a device fail, to see how what is above copes.
+//!
+//! A command *matches* if its operation is the chosen one and it touches the chosen range (a flush touches every range but
+//! is in none: with a range given it never matches). The first `after` matching commands pass; of the others each fails with
+//! probability `rate`, until `count` have failed. What fails is not given to the device below: nothing was moved.
+//!
+//! EAGAIN is special: the device refused and did not start, so the queue tries again and no user sees it. At a rate of 100 %
+//! without a count it tries for ever.
+//!
+//! What reaches a device is what the queue made of the users' requests: merged requests fail as one, and are then tried again
+//! in their parts, which are commands of their own and are drawn for again.
+
+use std::ops::Range;
+
+use headworks_core::prng::Prng;
+use headworks_core::{Instant, IoError, Op};
+
+use super::{Batch, Command, Device, DeviceIo};
+use crate::engine::DiskDone;
+use crate::units::Probability;
+
+/// What fails, how often, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorOptions {
+    /// How often a matching command fails.
+    pub rate: Probability,
+    /// How it fails; `Busy` is a refusal.
+    pub error: IoError,
+    /// Which operation; `None` is every one.
+    pub op: Option<Op>,
+    /// Commands that touch these bytes of the volume; `None` is all, and flushes.
+    pub range: Option<Range<u64>>,
+    /// So many matching commands pass first.
+    pub after: u64,
+    /// So many fail at most.
+    pub count: u64,
+    /// Of the random draws.
+    pub seed: u64,
+}
+
+impl Default for ErrorOptions {
+    /// Every command fails with EIO.
+    fn default() -> Self {
+        Self {
+            rate: Probability::ALWAYS,
+            error: IoError::Medium,
+            op: None,
+            range: None,
+            after: 0,
+            count: u64::MAX,
+            seed: 1,
+        }
+    }
+}
+
+/// A device that fails.
+pub struct ErrorDevice {
+    options: ErrorOptions,
+    below: Box<dyn Device>,
+    prng: Prng,
+    /// Matching commands that still pass.
+    passing: u64,
+    /// Commands that may still fail.
+    failing: u64,
+}
+
+impl ErrorDevice {
+    /// Lets commands for `below` fail.
+    #[must_use]
+    pub fn new(options: ErrorOptions, below: Box<dyn Device>) -> Self {
+        Self {
+            prng: Prng::new(options.seed),
+            passing: options.after,
+            failing: options.count,
+            options,
+            below,
+        }
+    }
+
+    fn matches(&self, command: &Command) -> bool {
+        let op = self.options.op.is_none_or(|op| op == command.op);
+        let touches = |range: &Range<u64>| {
+            let end = command.offset.saturating_add(u64::from(command.len));
+            command.op != Op::Flush && command.offset < range.end && range.start < end
+        };
+        op && self.options.range.as_ref().is_none_or(touches)
+    }
+
+    fn fails(&mut self, command: &Command) -> bool {
+        if self.failing == 0 || !self.matches(command) {
+            return false;
+        }
+        if self.passing > 0 {
+            self.passing -= 1;
+            return false;
+        }
+        let fails = self.options.rate.draw(&mut self.prng);
+        self.failing -= u64::from(fails);
+        fails
+    }
+}
+
+impl Device for ErrorDevice {
+    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+        // What does not fail goes down in runs, as it came.
+        let mut run = 0;
+        for (index, command) in batch.commands.iter().enumerate() {
+            if !self.fails(command) {
+                continue;
+            }
+            // SAFETY: the caller's promise, passed on.
+            unsafe { super::submit_part(&mut *self.below, now, batch, run..index, io) };
+            run = index + 1;
+            let failed = super::failed(command, self.options.error);
+            io.completions.push(failed);
+        }
+        let rest = run..batch.commands.len();
+        // SAFETY: as above.
+        unsafe { super::submit_part(&mut *self.below, now, batch, rest, io) };
+    }
+
+    fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
+        self.below.on_disk(now, done, io);
+    }
+
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        self.below.on_timeout(now, io);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.below.next_timeout()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::testing::Bench;
+    use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
+    use crate::units::parse_probability;
+    use headworks_core::{BioFlags, RequestId, VolumeId};
+
+    fn bench(options: ErrorOptions) -> Bench<ErrorDevice> {
+        Bench::new(ErrorDevice::new(options, Box::new(NullDevice)))
+    }
+
+    fn fails(bench: &mut Bench<ErrorDevice>, op: Op, offset: u64, len: u32) -> bool {
+        let done = bench.run(op, BioFlags::NONE, offset, len);
+        assert_eq!(done.transferred, if done.status.is_ok() { len } else { 0 });
+        done.status.is_err()
+    }
+
+    #[test]
+    fn only_the_chosen_operation_fails_and_as_chosen() {
+        for error in [
+            IoError::Medium,
+            IoError::NoSpace,
+            IoError::Busy,
+            IoError::Unsupported,
+        ] {
+            for op in Op::ALL {
+                let mut bench = bench(ErrorOptions {
+                    error,
+                    op: Some(op),
+                    ..ErrorOptions::default()
+                });
+                for other in Op::ALL {
+                    let status = bench.run(other, BioFlags::NONE, 0, 512).status;
+                    assert_eq!(status, if other == op { Err(error) } else { Ok(()) });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_are_touched_by_one_byte_and_never_by_flushes() {
+        let mut bench = bench(ErrorOptions {
+            range: Some(4096..8192),
+            ..ErrorOptions::default()
+        });
+        for (offset, len, expected) in [
+            (0, 4096, false),
+            (0, 4097, true),
+            (8191, 1, true),
+            (8192, 4096, false),
+            (0, 65536, true),
+            (5000, 10, true),
+        ] {
+            for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
+                assert_eq!(
+                    fails(&mut bench, op, offset, len),
+                    expected,
+                    "{offset} + {len}"
+                );
+            }
+        }
+        assert!(!fails(&mut bench, Op::Flush, 0, 0));
+    }
+
+    #[test]
+    fn after_and_count_bound_the_failures() {
+        let mut bench = bench(ErrorOptions {
+            op: Some(Op::Write),
+            after: 2,
+            count: 3,
+            ..ErrorOptions::default()
+        });
+        let mut failures = Vec::new();
+        for _ in 0..8 {
+            assert!(!fails(&mut bench, Op::Read, 0, 512), "reads do not count");
+            failures.push(fails(&mut bench, Op::Write, 0, 512));
+        }
+        assert_eq!(
+            failures,
+            [false, false, true, true, true, false, false, false]
+        );
+    }
+
+    #[test]
+    fn rates_are_kept_and_repeat_with_their_seed() {
+        let run = |seed| {
+            let mut bench = bench(ErrorOptions {
+                rate: parse_probability("5%").unwrap(),
+                seed,
+                ..ErrorOptions::default()
+            });
+            (0..4000)
+                .map(|_| fails(&mut bench, Op::Read, 0, 512))
+                .collect::<Vec<_>>()
+        };
+        let first = run(1);
+        let count = first.iter().filter(|&&failed| failed).count();
+        assert!((140..260).contains(&count), "{count}");
+        assert_eq!(first, run(1));
+        assert_ne!(first, run(2));
+    }
+
+    #[test]
+    fn what_fails_moves_nothing_and_its_neighbours_in_the_batch_do() {
+        let mem = MemDevice::new(1 << 20).unwrap();
+        let options = ErrorOptions {
+            range: Some(512..1024),
+            op: Some(Op::Write),
+            ..ErrorOptions::default()
+        };
+        let mut bench = Bench::new(ErrorDevice::new(options, Box::new(mem)));
+        bench.buffer()[..1536].fill(7);
+        let base = bench.buffer().as_mut_ptr();
+        let commands: Vec<Command> = (0..3)
+            .map(|index| Command {
+                id: RequestId {
+                    slot: index,
+                    generation: 0,
+                },
+                volume: VolumeId(0),
+                op: Op::Write,
+                flags: BioFlags::NONE,
+                offset: u64::from(index) * 512,
+                len: 512,
+                first_span: index,
+                spans: 1,
+            })
+            .collect();
+        let spans = [0, 512, 1024].map(|at| crate::memory::Span {
+            // SAFETY: inside the bench's buffer.
+            base: unsafe { base.add(at) },
+            len: 512,
+        });
+        bench.submit_batch(Batch {
+            commands: &commands,
+            spans: &spans,
+        });
+        let mut done = bench.drain();
+        done.sort_by_key(|completion| completion.id);
+        let status: Vec<_> = done.iter().map(|completion| completion.status).collect();
+        assert_eq!(status, [Ok(()), Err(IoError::Medium), Ok(())]);
+        bench.run(Op::Read, BioFlags::NONE, 0, 1536);
+        let bytes = [0, 511, 512, 1023, 1024, 1535].map(|at| bench.buffer()[at]);
+        assert_eq!(bytes, [7, 7, 0, 0, 7, 7]);
+    }
+
+    #[test]
+    fn time_passes_through() {
+        let slow = DelayOptions {
+            wait_ns: [100; Op::COUNT],
+            ..DelayOptions::default()
+        };
+        let delay = DelayDevice::new(slow, Box::new(NullDevice));
+        let options = ErrorOptions {
+            count: 1,
+            ..ErrorOptions::default()
+        };
+        let mut bench = Bench::new(ErrorDevice::new(options, Box::new(delay)));
+        let start = bench.now;
+        assert!(fails(&mut bench, Op::Read, 0, 512));
+        assert_eq!(bench.now, start, "failures come at once");
+        assert!(!fails(&mut bench, Op::Read, 0, 512));
+        assert_eq!(bench.now.since(start), 100);
+    }
+}

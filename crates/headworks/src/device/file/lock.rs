@@ -1,0 +1,181 @@
+//! Locks on images, at the bytes where qemu puts its own, so that either sees the other.
+//!
+//! Nobody reads or writes these bytes for it: they are only names. A process says what it does by a shared OFD lock on byte
+//! 100 + p for each permission p it uses, and on byte 200 + p for each that it does not suffer in others. Then it looks: a
+//! permission it does not suffer must not be locked at 100 + p by anybody else, one it uses must not be at 200 + p.
+//!
+//! ```text
+//!   permission        byte    read-write: uses, forbids     read-only: uses, forbids
+//!   consistent read   0       100                           100
+//!   write             1       101         201                           201
+//!   write unchanged   2
+//!   resize            3                   203                           203
+//! ```
+//!
+//! So one writer excludes everybody else, and readers live together. The locks belong to the open file, not to the process:
+//! they go when it is closed, also by kill -9.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+const PERMISSION_BASE: i64 = 100;
+const FORBIDDEN_BASE: i64 = 200;
+
+const CONSISTENT_READ: u8 = 1 << 0;
+const WRITE: u8 = 1 << 1;
+const RESIZE: u8 = 1 << 3;
+const PERMISSIONS: i64 = 4;
+
+/// How a lock attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// Ours.
+    Held,
+    /// Somebody else uses the image in a way that excludes this use.
+    Taken,
+    /// The filesystem has no such locks: nobody is protected.
+    Unavailable,
+}
+
+/// Locks an open image for reading and writing, or for reading alone.
+///
+/// # Errors
+/// What the kernel says when it is neither of the three answers.
+pub fn lock(file: &File, read_only: bool) -> io::Result<Lock> {
+    let (uses, forbids) = match read_only {
+        true => (CONSISTENT_READ, WRITE | RESIZE),
+        false => (CONSISTENT_READ | WRITE, WRITE | RESIZE),
+    };
+    // First all locks, then all looks: of two processes at the same time at least one sees the other.
+    for (base, set) in [(PERMISSION_BASE, uses), (FORBIDDEN_BASE, forbids)] {
+        for byte in bytes(base, set) {
+            match set_shared(file, byte) {
+                Ok(()) => {}
+                Err(error) if says_unavailable(&error) => return Ok(Lock::Unavailable),
+                // Somebody holds an exclusive lock there; no program that we know does.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    return Ok(Lock::Taken);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    for (base, set) in [(PERMISSION_BASE, forbids), (FORBIDDEN_BASE, uses)] {
+        for byte in bytes(base, set) {
+            if others_hold(file, byte)? {
+                return Ok(Lock::Taken);
+            }
+        }
+    }
+    Ok(Lock::Held)
+}
+
+fn bytes(base: i64, set: u8) -> impl Iterator<Item = i64> {
+    (0..PERMISSIONS)
+        .filter(move |bit| set >> bit & 1 == 1)
+        .map(move |bit| base + bit)
+}
+
+fn says_unavailable(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOLCK | libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS)
+    )
+}
+
+fn flock(kind: i32, byte: i64) -> libc::flock {
+    // SAFETY: a struct of integers, for which zeros are a value; `l_pid` has to be 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = byte;
+    lock.l_len = 1;
+    lock
+}
+
+fn set_shared(file: &File, byte: i64) -> io::Result<()> {
+    let lock = flock(libc::F_RDLCK, byte);
+    // SAFETY: `lock` lives through the call, which only reads it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether another open file has any lock on `byte`.
+fn others_hold(file: &File, byte: i64) -> io::Result<bool> {
+    let mut lock = flock(libc::F_WRLCK, byte);
+    // SAFETY: `lock` lives through the call, which fills it.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } {
+        0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::testing::TempFile;
+
+    #[test]
+    fn a_writer_excludes_everybody_and_readers_live_together() {
+        let image = TempFile::new("lock");
+        let open = || File::options().read(true).write(true).open(image.path());
+        let writer = open().unwrap();
+        assert_eq!(lock(&writer, false).unwrap(), Lock::Held);
+        assert_eq!(lock(&open().unwrap(), false).unwrap(), Lock::Taken);
+        assert_eq!(lock(&open().unwrap(), true).unwrap(), Lock::Taken);
+        drop(writer);
+        let readers = [open().unwrap(), open().unwrap()];
+        for reader in &readers {
+            assert_eq!(lock(reader, true).unwrap(), Lock::Held);
+        }
+        assert_eq!(lock(&open().unwrap(), false).unwrap(), Lock::Taken);
+        drop(readers);
+        assert_eq!(lock(&open().unwrap(), false).unwrap(), Lock::Held);
+    }
+
+    #[test]
+    fn the_bytes_are_qemus() {
+        let image = TempFile::new("lock-bytes");
+        let (ours, other) = (
+            File::options()
+                .read(true)
+                .write(true)
+                .open(image.path())
+                .unwrap(),
+            File::options()
+                .read(true)
+                .write(true)
+                .open(image.path())
+                .unwrap(),
+        );
+        lock(&ours, false).unwrap();
+        let held: Vec<i64> = (90..300)
+            .filter(|&byte| others_hold(&other, byte).unwrap())
+            .collect();
+        assert_eq!(held, [100, 101, 201, 203]);
+    }
+
+    #[test]
+    fn qemu_sees_our_lock() {
+        let image = TempFile::new("lock-qemu");
+        let ours = File::options()
+            .read(true)
+            .write(true)
+            .open(image.path())
+            .unwrap();
+        ours.set_len(1 << 20).unwrap();
+        let qemu = |command: &str| {
+            let mut io = std::process::Command::new("qemu-io");
+            let io = io.args(["-f", "raw", "-c", command]).arg(image.path());
+            // Without qemu on the machine there is nothing to see.
+            io.output().ok().map(|output| output.status.success())
+        };
+        if qemu("write 0 512") == Some(true) {
+            assert_eq!(lock(&ours, false).unwrap(), Lock::Held);
+            assert_eq!(qemu("write 0 512"), Some(false));
+        }
+    }
+}

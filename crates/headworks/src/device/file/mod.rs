@@ -1,0 +1,334 @@
+//! `file:` images and block devices: commands become file operations.
+//!
+//! One device holds all images of one filesystem, so that they share its queue. Reads and writes need no memory of their
+//! own: the operation's result says all. What takes several operations is a row in a bounded table, one step at a time:
+//!
+//! ```text
+//!   Flush ----------------------------------------> Sync ---.
+//!   Discard, WriteZeroes -----> Punch ------.        ^       \
+//!   WriteZeroes NO_UNMAP -----> ZeroRange --+-- FUA -'        +--> completed
+//!                                  |        +-----------------'
+//!                     unsupported  v        |
+//!                               Unmap --> Allocate
+//! ```
+//!
+//! A failed step ends the command with its error; "unsupported" reaches the queue, which then writes zeros as data. A full
+//! engine, at any step, is `Busy`: every step may be done twice, so the queue starts the command again.
+//!
+//! Images in memory (tmpfs) take the same steps in place, inside `submit`.
+
+mod lock;
+mod open;
+mod probe;
+
+use headworks_core::{
+    BioFlags, Completion, DeviceId, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
+};
+
+use super::{Batch, Command, Device, DeviceIo};
+use crate::engine::{DiskDone, DiskKind, DiskOp};
+use crate::memory::Span;
+
+pub use open::{Direct, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
+
+/// Commands of several steps at once; one more is `Busy`. They are flushes and discards, of which few help.
+const STEPPED_MAX: usize = 64;
+/// Zeros that are written come from one small buffer, which stays in the CPU's cache.
+const ZEROS_LEN: usize = 64 << 10;
+/// 4 MiB of zeros in one operation; the queue continues a longer write.
+const ZERO_SPANS_MAX: usize = 64;
+/// The kernel's UIO_MAXIOV; the queue continues a command that has more.
+const SPANS_MAX: usize = 1024;
+
+#[repr(align(4096))]
+struct Zeros([u8; ZEROS_LEN]);
+static ZEROS: Zeros = Zeros([0; ZEROS_LEN]);
+
+/// Images on one filesystem, or one block device.
+pub struct FileDevice {
+    id: DeviceId,
+    /// By volume.
+    files: Vec<Option<OpenFile>>,
+    stepped: Vec<Stepped>,
+    zero_spans: Vec<Span>,
+}
+
+/// A command on its way through its steps.
+#[derive(Clone, Copy, Debug)]
+struct Stepped {
+    command: Command,
+    step: Step,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Sync,
+    Punch,
+    ZeroRange,
+    /// Punches for a NO_UNMAP that the filesystem cannot do in one step.
+    Unmap,
+    Allocate,
+}
+
+enum Next {
+    Step(Step),
+    Completed(Status),
+}
+
+impl FileDevice {
+    /// A device of these images. It is called `id` in its file operations.
+    #[must_use]
+    pub fn new(id: DeviceId, images: Vec<(VolumeId, OpenFile)>) -> Self {
+        let volumes = images.iter().map(|(volume, _)| usize::from(volume.0) + 1);
+        let mut files = Vec::new();
+        files.resize_with(volumes.max().unwrap_or(0), || None);
+        for (volume, file) in images {
+            files[usize::from(volume.0)] = Some(file);
+        }
+        Self {
+            id,
+            files,
+            stepped: Vec::with_capacity(STEPPED_MAX),
+            zero_spans: Vec::with_capacity(ZERO_SPANS_MAX),
+        }
+    }
+
+    /// What its queue should know: what every one of its images can do.
+    #[must_use]
+    pub fn queue_options(&self) -> QueueOptions {
+        let each = self.files.iter().flatten().map(OpenFile::queue_options);
+        each.reduce(|all, one| QueueOptions {
+            discard: all.discard && one.discard,
+            write_zeroes: all.write_zeroes && one.write_zeroes,
+            discard_granularity: all.discard_granularity.max(one.discard_granularity),
+            discard_max_bytes: all.discard_max_bytes.min(one.discard_max_bytes),
+            ..all
+        })
+        .unwrap_or_default()
+    }
+
+    /// # Safety
+    /// As [`Device::submit`].
+    unsafe fn start(&mut self, command: &Command, spans: &[Span], io: &mut DeviceIo<'_>) {
+        let file = self.files.get(usize::from(command.volume.0));
+        let Some(file) = file.and_then(Option::as_ref) else {
+            io.completions
+                .push(super::failed(command, IoError::Invalid));
+            return;
+        };
+        if file.read_only() && command.op.is_write() {
+            io.completions
+                .push(super::failed(command, IoError::ReadOnly));
+            return;
+        }
+        let inline = file.mode() == FileMode::Inline;
+        if !command.op.has_data() {
+            let step = first_step(command);
+            match inline {
+                true => self.run_steps(command, step, io),
+                false => self.push_step(
+                    Stepped {
+                        command: *command,
+                        step,
+                    },
+                    io,
+                ),
+            }
+            return;
+        }
+        let kind = match command.op {
+            Op::Read => DiskKind::Read,
+            _ => DiskKind::Write {
+                dsync: command.flags.contains(BioFlags::FUA),
+            },
+        };
+        let op = self.operation(command, kind);
+        let spans = match spans {
+            [] => self.fill_zero_spans(command.len as usize),
+            _ => &spans[..spans.len().min(SPANS_MAX)],
+        };
+        if inline {
+            // SAFETY: the caller's promise about the spans, passed on.
+            let result = unsafe { execute(&op, spans) };
+            io.completions.push(transferred(command.id, result));
+        } else if !io.disk.push(op, spans) {
+            io.completions.push(super::failed(command, IoError::Busy));
+        }
+    }
+
+    fn operation(&self, command: &Command, kind: DiskKind) -> DiskOp {
+        let file = self.files[usize::from(command.volume.0)].as_ref();
+        let file = file.expect("a command's volume was checked when it started");
+        DiskOp {
+            device: self.id,
+            id: command.id,
+            fd: file.fd(),
+            kind,
+            offset: command.offset,
+            len: u64::from(command.len),
+        }
+    }
+
+    fn fill_zero_spans(&mut self, len: usize) -> &[Span] {
+        self.zero_spans.clear();
+        let mut left = len;
+        while left > 0 && self.zero_spans.len() < ZERO_SPANS_MAX {
+            let take = left.min(ZEROS_LEN);
+            // Never written to: a `Write` only reads its spans.
+            let base = ZEROS.0.as_ptr().cast_mut();
+            self.zero_spans.push(Span { base, len: take });
+            left -= take;
+        }
+        &self.zero_spans
+    }
+
+    /// Sends the operation of a step; the command is in the table until its last one ends.
+    fn push_step(&mut self, stepped: Stepped, io: &mut DeviceIo<'_>) {
+        let op = self.operation(&stepped.command, stepped.step.kind());
+        if self.stepped.len() < STEPPED_MAX && io.disk.push(op, &[]) {
+            self.stepped.push(stepped);
+        } else {
+            let busy = super::failed(&stepped.command, IoError::Busy);
+            io.completions.push(busy);
+        }
+    }
+
+    /// All steps at once, in place.
+    fn run_steps(&mut self, command: &Command, first: Step, io: &mut DeviceIo<'_>) {
+        let mut step = first;
+        let status = loop {
+            let op = self.operation(command, step.kind());
+            // SAFETY: operations without data have no spans.
+            let result = unsafe { execute(&op, &[]) };
+            match step.next(command.flags, result) {
+                Next::Step(next) => step = next,
+                Next::Completed(status) => break status,
+            }
+        };
+        io.completions.push(completed(command, status));
+    }
+}
+
+impl Device for FileDevice {
+    unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+        for command in batch.commands {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.start(command, batch.spans_of(command), io) };
+        }
+    }
+
+    fn on_disk(&mut self, _now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
+        // Short: the table holds flushes and discards alone, and is mostly empty.
+        let row = self
+            .stepped
+            .iter()
+            .position(|row| row.command.id == done.id);
+        let Some(row) = row else {
+            io.completions.push(transferred(done.id, done.result));
+            return;
+        };
+        let Stepped { command, step } = self.stepped.swap_remove(row);
+        match step.next(command.flags, done.result) {
+            Next::Step(step) => self.push_step(Stepped { command, step }, io),
+            Next::Completed(status) => io.completions.push(completed(&command, status)),
+        }
+    }
+}
+
+fn first_step(command: &Command) -> Step {
+    match command.op {
+        Op::WriteZeroes if command.flags.contains(BioFlags::NO_UNMAP) => Step::ZeroRange,
+        Op::WriteZeroes | Op::Discard => Step::Punch,
+        Op::Flush | Op::Read | Op::Write => Step::Sync,
+    }
+}
+
+impl Step {
+    fn kind(self) -> DiskKind {
+        let mode = match self {
+            Step::Sync => return DiskKind::Sync,
+            Step::Punch | Step::Unmap => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            Step::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+            Step::Allocate => libc::FALLOC_FL_KEEP_SIZE,
+        };
+        DiskKind::Allocate { mode }
+    }
+
+    /// What follows when this step's operation ended with `result`.
+    fn next(self, flags: BioFlags, result: i32) -> Next {
+        if result < 0 {
+            let unsupported = is_unsupported(-result);
+            return match self {
+                Step::ZeroRange if unsupported => Next::Step(Step::Unmap),
+                _ if unsupported => Next::Completed(Err(IoError::Unsupported)),
+                _ => Next::Completed(Err(IoError::from_errno(-result))),
+            };
+        }
+        match self {
+            Step::Unmap => Next::Step(Step::Allocate),
+            Step::Punch | Step::ZeroRange | Step::Allocate if flags.contains(BioFlags::FUA) => {
+                Next::Step(Step::Sync)
+            }
+            _ => Next::Completed(Ok(())),
+        }
+    }
+}
+
+/// The words for "this file cannot do that": filesystems differ, and ENODEV is what a file without fallocate says.
+fn is_unsupported(errno: i32) -> bool {
+    matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV)
+}
+
+/// The answer of a read or write, from its operation's result.
+fn transferred(id: RequestId, result: i32) -> Completion {
+    Completion {
+        id,
+        transferred: result.max(0) as u32,
+        status: match result {
+            0.. => Ok(()),
+            _ => Err(IoError::from_errno(result.saturating_neg())),
+        },
+        hole: false,
+    }
+}
+
+fn completed(command: &Command, status: Status) -> Completion {
+    match status {
+        Ok(()) => super::done(command),
+        Err(error) => super::failed(command, error),
+    }
+}
+
+/// Does an operation in place; its result as an engine gives it.
+///
+/// # Safety
+/// The spans are valid, and the caller's to read or write.
+pub(super) unsafe fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
+    let (vector, count) = (spans.as_ptr().cast::<libc::iovec>(), spans.len() as i32);
+    let (offset, len) = (op.offset as i64, op.len as i64);
+    loop {
+        // SAFETY: spans are laid out as iovecs, and theirs is the caller's promise.
+        let result = unsafe {
+            match op.kind {
+                DiskKind::Read => libc::preadv2(op.fd, vector, count, offset, 0),
+                DiskKind::Write { dsync } => {
+                    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+                    libc::pwritev2(op.fd, vector, count, offset, flags)
+                }
+                DiskKind::Sync => libc::fdatasync(op.fd) as isize,
+                DiskKind::Allocate { mode } => libc::fallocate(op.fd, mode, offset, len) as isize,
+            }
+        };
+        if result >= 0 {
+            return result as i32;
+        }
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        match errno.unwrap_or(libc::EIO) {
+            libc::EINTR => {}
+            errno => return -errno,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,508 @@
+//! Opens an image: finds out what it is, how it may be reached, what it can do, and locks it.
+//!
+//! Three ways to reach the bytes, by what the file supports and the user wants:
+//!
+//! ```text
+//!   tmpfs, ramfs -----------------------------> Inline    the page cache is all there is: a system call per command, never
+//!   direct=off -------------------------------> Buffered  waits, and costs less than a trip through an engine
+//!   statx says how direct I/O must be aligned -> Direct    O_DIRECT; that alignment is the smallest block
+//!   statx is silent, but O_DIRECT is accepted -> Direct    alignment found by trying
+//!   otherwise --------------------------------> Buffered  (an error if direct=on)
+//! ```
+//!
+//! Everything that could surprise later is refused here, with a sentence: an image in use, of another size than asked for,
+//! with a tail shorter than the smallest block, or that is no image at all. An image made here is removed again on refusal.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
+
+use super::lock::{Lock, lock};
+use super::probe;
+use crate::units::display_size;
+
+/// Whether to go past the kernel's page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// Where it is supported.
+    #[default]
+    Auto,
+    /// Yes, or it is an error.
+    On,
+    /// No.
+    Off,
+}
+
+/// What a user may say about an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Open it for reading alone.
+    pub read_only: bool,
+    /// Make it, sparse, if it is not there; an existing one must have this size.
+    pub size: Option<u64>,
+    /// Whether to go past the kernel's page cache.
+    pub direct: Direct,
+}
+
+/// How the bytes of an image are reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileMode {
+    /// O_DIRECT, through the engine.
+    Direct,
+    /// The kernel's page cache, through the engine, since it may have to wait for a disk.
+    Buffered,
+    /// The page cache and nothing below it: at once, in place.
+    Inline,
+}
+
+/// Which file it is, whatever its paths are. Two exports of one identity are one volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Identity {
+    /// The disk or filesystem it is on (`st_dev`, or `st_rdev` of a block device): files that share it share one queue.
+    pub filesystem: u64,
+    /// Its number there; 0 for a block device.
+    pub inode: u64,
+}
+
+impl Identity {
+    /// The identity of what is at `path`, without opening it.
+    ///
+    /// # Errors
+    /// When there is nothing.
+    pub fn of(path: &Path) -> io::Result<Self> {
+        std::fs::metadata(path).map(|metadata| Self::from(&metadata))
+    }
+}
+
+impl From<&Metadata> for Identity {
+    fn from(metadata: &Metadata) -> Self {
+        let block = metadata.file_type().is_block_device();
+        match block {
+            true => Self {
+                filesystem: metadata.rdev(),
+                inode: 0,
+            },
+            false => Self {
+                filesystem: metadata.dev(),
+                inode: metadata.ino(),
+            },
+        }
+    }
+}
+
+/// An image that is open, locked and understood.
+#[derive(Debug)]
+pub struct OpenFile {
+    file: Arc<File>,
+    size: u64,
+    block_size: u32,
+    mode: FileMode,
+    read_only: bool,
+    created: bool,
+    locked: bool,
+    identity: Identity,
+    queue: QueueOptions,
+}
+
+impl OpenFile {
+    /// Opens `path`, or makes it if `options.size` is given and it is not there.
+    ///
+    /// # Errors
+    /// Every reason why it should not be served, as one sentence.
+    pub fn open(path: &Path, options: &FileOptions) -> Result<Self, ConfigError> {
+        let (file, created) = open_or_create(path, options)?;
+        let opened = Self::understand(path, file, created, options);
+        if created && opened.is_err() {
+            // Nothing was in it; what remains if this fails is an empty file.
+            let _ = std::fs::remove_file(path);
+        }
+        opened
+    }
+
+    fn understand(
+        path: &Path,
+        file: File,
+        created: bool,
+        options: &FileOptions,
+    ) -> Result<Self, ConfigError> {
+        let io = |error: io::Error| io_error(path, &error);
+        let locked = match lock(&file, options.read_only).map_err(io)? {
+            Lock::Held => true,
+            Lock::Unavailable => false,
+            Lock::Taken => return Err(in_use(path, options)),
+        };
+        if let (true, Some(size)) = (created, options.size) {
+            file.set_len(size).map_err(io)?;
+        }
+        let size = check_size(path, size_of_file(&file).map_err(io)?, options)?;
+        let (mode, block_size) = reach(path, &file, options)?;
+        if !size.is_multiple_of(u64::from(block_size)) {
+            return Err(tail(path, size, block_size, mode));
+        }
+        let metadata = file.metadata().map_err(io)?;
+        let queue = probe::queue_options(&file, &metadata, size, mode, options.read_only);
+        Ok(Self {
+            size,
+            block_size,
+            mode,
+            read_only: options.read_only,
+            created,
+            locked,
+            identity: Identity::from(&metadata),
+            queue,
+            file: Arc::new(file),
+        })
+    }
+
+    /// What its volume should be: its size, and the smallest block it takes.
+    #[must_use]
+    pub fn volume_options(&self) -> VolumeOptions {
+        VolumeOptions {
+            size: self.size,
+            read_only: self.read_only,
+            block_size: self.block_size,
+        }
+    }
+
+    /// What its queue should know.
+    #[must_use]
+    pub fn queue_options(&self) -> QueueOptions {
+        self.queue
+    }
+
+    /// How its bytes are reached.
+    #[must_use]
+    pub fn mode(&self) -> FileMode {
+        self.mode
+    }
+
+    /// Which file it is.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Whether it was made by this.
+    #[must_use]
+    pub fn created(&self) -> bool {
+        self.created
+    }
+
+    /// Whether it is locked against others; false where the filesystem has no locks, which a user should be told.
+    #[must_use]
+    pub fn locked(&self) -> bool {
+        self.locked
+    }
+
+    /// Whether it is open for reading alone.
+    #[must_use]
+    pub fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Its size now, which differs from the volume's when somebody truncated or extended it.
+    ///
+    /// # Errors
+    /// When the file cannot be asked any more.
+    pub fn current_size(&self) -> io::Result<u64> {
+        size_of_file(&self.file)
+    }
+
+    /// A handle to ask for [`OpenFile::current_size`] while a device has the image. It keeps image and lock open.
+    #[must_use]
+    pub fn size_watch(&self) -> SizeWatch {
+        SizeWatch {
+            file: Arc::clone(&self.file),
+        }
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+}
+
+/// See [`OpenFile::size_watch`].
+#[derive(Clone, Debug)]
+pub struct SizeWatch {
+    file: Arc<File>,
+}
+
+impl SizeWatch {
+    /// The image's size now.
+    ///
+    /// # Errors
+    /// When the file cannot be asked any more.
+    pub fn current_size(&self) -> io::Result<u64> {
+        size_of_file(&self.file)
+    }
+}
+
+fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), ConfigError> {
+    let io = |error: io::Error| io_error(path, &error);
+    let write = !options.read_only;
+    match std::fs::metadata(path) {
+        Ok(metadata) => {
+            let kind = metadata.file_type();
+            // Before opening it: opening a FIFO waits for its other end.
+            if !kind.is_file() && !kind.is_block_device() {
+                let message = format!("{} is no file and no block device", path.display());
+                return Err(ConfigError::new("path", message));
+            }
+            let file = File::options().read(true).write(write).open(path);
+            file.map(|file| (file, false)).map_err(io)
+        }
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound && write && options.size.is_some() =>
+        {
+            let mut create = File::options();
+            create.read(true).write(true).create_new(true).mode(0o666);
+            create.open(path).map(|file| (file, true)).map_err(io)
+        }
+        Err(error) => Err(io(error)),
+    }
+}
+
+/// `fstat` knows no size of a block device, the end of the file does; the file's own position is used by nobody.
+fn size_of_file(file: &File) -> io::Result<u64> {
+    let mut position = file;
+    position.seek(SeekFrom::End(0))
+}
+
+fn check_size(path: &Path, size: u64, options: &FileOptions) -> Result<u64, ConfigError> {
+    let path = path.display();
+    match options.size {
+        Some(wanted) if wanted != size => Err(ConfigError::new(
+            "size",
+            format!(
+                "{path} exists with {} ({size} bytes), not {}; leave size away to serve it as it is",
+                display_size(size),
+                display_size(wanted),
+            ),
+        )),
+        _ if size == 0 => Err(ConfigError::new(
+            "path",
+            format!("{path} is empty; remove it and give size=1G to make an image"),
+        )),
+        _ => Ok(size),
+    }
+}
+
+/// The way to the bytes and the smallest block on it.
+fn reach(path: &Path, file: &File, options: &FileOptions) -> Result<(FileMode, u32), ConfigError> {
+    let refuse = |why: &str| {
+        let message = format!("{} {why}; give direct=auto", path.display());
+        Err(ConfigError::new("direct", message))
+    };
+    // The kernel zeroes and discards whole logical blocks of a block device, with or without its page cache.
+    let buffered_block = probe::logical_block_size(file).unwrap_or(1);
+    if probe::is_memory_filesystem(file) {
+        return match options.direct {
+            Direct::On => refuse("is in memory, where there is no direct I/O"),
+            _ => Ok((FileMode::Inline, 1)),
+        };
+    }
+    if options.direct == Direct::Off {
+        return Ok((FileMode::Buffered, buffered_block));
+    }
+    match probe::enable_direct_io(file) {
+        Some(block) => Ok((FileMode::Direct, block)),
+        None if options.direct == Direct::On => refuse("does not support direct I/O"),
+        None => Ok((FileMode::Buffered, buffered_block)),
+    }
+}
+
+fn tail(path: &Path, size: u64, block: u32, mode: FileMode) -> ConfigError {
+    let short = size / u64::from(block) * u64::from(block);
+    let advice = match mode {
+        FileMode::Direct => "give direct=off, or",
+        _ => "give",
+    };
+    let message = format!(
+        "{} has {size} bytes, no multiple of its smallest block, {block}: {advice} it {} bytes",
+        path.display(),
+        short + u64::from(block),
+    );
+    ConfigError::new("path", message)
+}
+
+fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
+    let message = match options.read_only {
+        true => "is being written by another process: stop that first",
+        false => "is in use by another process: stop that, or serve it read-only if both only read",
+    };
+    ConfigError::new("path", format!("{} {message}", path.display()))
+}
+
+fn io_error(path: &Path, error: &io::Error) -> ConfigError {
+    let path = path.display();
+    let message = match error.kind() {
+        io::ErrorKind::NotFound => format!("{path} does not exist; give size=1G to make an image"),
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            format!("{path} may not be opened ({error}); read-only=on needs to read it only")
+        }
+        _ => format!("{path}: {error}"),
+    };
+    ConfigError::new("path", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::testing::{TempFile, memory_directory};
+
+    fn refusal(path: &Path, options: FileOptions) -> String {
+        OpenFile::open(path, &options).unwrap_err().to_string()
+    }
+
+    fn sized(size: u64) -> FileOptions {
+        FileOptions {
+            size: Some(size),
+            ..FileOptions::default()
+        }
+    }
+
+    #[test]
+    fn makes_a_sparse_image_and_never_resizes_one() {
+        let image = TempFile::absent("create");
+        let refused = refusal(image.path(), FileOptions::default());
+        assert!(refused.contains("give size=1G"), "{refused}");
+        let opened = OpenFile::open(image.path(), &sized(1 << 30)).unwrap();
+        assert!(opened.created() && opened.locked());
+        assert_eq!(opened.volume_options().size, 1 << 30);
+        assert!(std::fs::metadata(image.path()).unwrap().blocks() < 100);
+        drop(opened);
+        for size in [1 << 29, 1 << 31] {
+            let refused = refusal(image.path(), sized(size));
+            assert!(refused.contains("exists with 1 GiB"), "{refused}");
+        }
+        assert_eq!(std::fs::metadata(image.path()).unwrap().len(), 1 << 30);
+        assert!(
+            !OpenFile::open(image.path(), &sized(1 << 30))
+                .unwrap()
+                .created()
+        );
+    }
+
+    #[test]
+    fn a_refused_image_is_not_left_behind() {
+        let image = TempFile::absent("refused");
+        assert!(OpenFile::open(image.path(), &sized(0)).is_err());
+        assert!(!image.path().exists());
+        let read_only = FileOptions {
+            read_only: true,
+            ..sized(4096)
+        };
+        assert!(refusal(image.path(), read_only).contains("does not exist"));
+        assert!(!image.path().exists());
+    }
+
+    #[test]
+    fn a_tail_is_refused_or_served_without_direct_io() {
+        let image = TempFile::new("tail");
+        std::fs::write(image.path(), [1; 10_000]).unwrap();
+        let off = FileOptions {
+            direct: Direct::Off,
+            ..FileOptions::default()
+        };
+        let opened = OpenFile::open(image.path(), &off).unwrap();
+        assert_eq!(opened.volume_options().size, 10_000);
+        assert_eq!(opened.volume_options().block_size, 1);
+        drop(opened);
+        match OpenFile::open(image.path(), &FileOptions::default()) {
+            Err(error) => assert!(error.to_string().contains("no multiple"), "{error}"),
+            Ok(opened) => assert_ne!(opened.mode(), FileMode::Direct),
+        }
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused_without_waiting() {
+        let pipe = TempFile::absent("fifo");
+        let name = std::ffi::CString::new(pipe.path().to_str().unwrap()).unwrap();
+        // SAFETY: a valid C string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let empty = TempFile::new("empty");
+        for (path, words) in [
+            (pipe.path(), "no file and no block device"),
+            (Path::new("/"), "no file and no block device"),
+            (Path::new("/dev/null"), "no file and no block device"),
+            (empty.path(), "is empty"),
+        ] {
+            let refused = refusal(path, FileOptions::default());
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
+
+    #[test]
+    fn one_process_writes_and_several_read() {
+        let image = TempFile::new("use");
+        std::fs::write(image.path(), [0; 8192]).unwrap();
+        let read_only = FileOptions {
+            read_only: true,
+            ..FileOptions::default()
+        };
+        let writer = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
+        assert!(refusal(image.path(), FileOptions::default()).contains("in use"));
+        assert!(refusal(image.path(), read_only).contains("being written"));
+        let watch = writer.size_watch();
+        drop(writer);
+        assert!(refusal(image.path(), read_only).contains("being written"));
+        drop(watch);
+        let _reader = OpenFile::open(image.path(), &read_only).unwrap();
+        assert!(OpenFile::open(image.path(), &read_only).is_ok());
+    }
+
+    #[test]
+    fn two_paths_of_one_file_have_one_identity() {
+        let (image, other) = (TempFile::new("identity"), TempFile::new("identity"));
+        let link = TempFile::absent("identity-link");
+        std::fs::hard_link(image.path(), link.path()).unwrap();
+        let of = |file: &TempFile| Identity::of(file.path()).unwrap();
+        assert_eq!(of(&image), of(&link));
+        assert_ne!(of(&image), of(&other));
+        assert_eq!(of(&image).filesystem, of(&other).filesystem);
+        std::fs::write(image.path(), [0; 4096]).unwrap();
+        let opened = OpenFile::open(link.path(), &FileOptions::default()).unwrap();
+        assert_eq!(opened.identity(), of(&image));
+    }
+
+    #[test]
+    fn the_watch_sees_the_image_shrink_and_grow() {
+        let image = TempFile::new("watch");
+        std::fs::write(image.path(), [0; 8192]).unwrap();
+        let opened = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
+        let (watch, other) = (
+            opened.size_watch(),
+            File::options().write(true).open(image.path()),
+        );
+        let other = other.unwrap();
+        for size in [4096, 1 << 20] {
+            other.set_len(size).unwrap();
+            assert_eq!(watch.current_size().unwrap(), size);
+            assert_eq!(opened.current_size().unwrap(), size);
+        }
+        assert_eq!(opened.volume_options().size, 8192);
+    }
+
+    #[test]
+    fn memory_filesystems_are_reached_in_place() {
+        let Some(directory) = memory_directory() else {
+            return;
+        };
+        let image = TempFile::absent_in(&directory, "inline");
+        let opened = OpenFile::open(image.path(), &sized(1 << 20)).unwrap();
+        assert_eq!(opened.mode(), FileMode::Inline);
+        let queue = opened.queue_options();
+        assert!(queue.discard && queue.write_zeroes && queue.fua);
+        drop(opened);
+        let on = FileOptions {
+            direct: Direct::On,
+            ..FileOptions::default()
+        };
+        assert!(refusal(image.path(), on).contains("give direct=auto"));
+    }
+}

@@ -1,0 +1,167 @@
+//! What a file can do, found by asking the kernel and, where it does not say, by trying what changes nothing.
+
+use std::fs::{File, Metadata};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use headworks_core::QueueOptions;
+
+use super::FileMode;
+use crate::memory::{Mapping, PAGE};
+
+/// Punching in memory frees its pages on the spot: 32 MiB is a few milliseconds.
+const INLINE_DISCARD_MAX: u32 = 32 << 20;
+/// The blocks that disks have; alignments beyond are no alignments we could serve.
+const BLOCK_SIZES: [u32; 4] = [512, 1024, 2048, 4096];
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// Whether the file's bytes are in the page cache and nowhere else.
+pub fn is_memory_filesystem(file: &File) -> bool {
+    // SAFETY: a struct of integers, for which zeros are a value.
+    let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `facts` lives through the call, which fills it.
+    let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &mut facts) } != 0;
+    let is_block = file
+        .metadata()
+        .is_ok_and(|metadata| metadata.file_type().is_block_device());
+    let kind = facts.f_type as u64;
+    // A block device's node may itself lie on a tmpfs (devtmpfs is one).
+    !failed && !is_block && (kind == libc::TMPFS_MAGIC as u64 || kind == RAMFS_MAGIC)
+}
+
+/// The logical block size of a block device; `None` for a file.
+pub fn logical_block_size(file: &File) -> Option<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: BLKSSZGET fills an int, which lives through the call.
+    let failed = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET, &mut bytes) } != 0;
+    (!failed && bytes > 0).then_some(bytes as u32)
+}
+
+/// Sets O_DIRECT; the block size it then demands of offsets, lengths and addresses. `None`, and not set, where the file
+/// cannot do it or wants more than 4096.
+pub fn enable_direct_io(file: &File) -> Option<u32> {
+    let stated = stated_alignment(file);
+    if stated.is_some_and(|block| block == 0 || block > PAGE as u32) {
+        return None;
+    }
+    let fd = file.as_raw_fd();
+    // SAFETY: plain calls on an open file.
+    let (flags, failed) = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        (
+            flags,
+            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_DIRECT) < 0,
+        )
+    };
+    if flags < 0 || failed {
+        return None;
+    }
+    let block = stated.or_else(|| tried_alignment(file));
+    if block.is_none() {
+        // SAFETY: as above; it sets what was set before.
+        unsafe { libc::fcntl(fd, libc::F_SETFL, flags) };
+    }
+    block
+}
+
+/// What `statx` says: 0 means no direct I/O, `None` that it does not know (before Linux 6.1, and some filesystems).
+fn stated_alignment(file: &File) -> Option<u32> {
+    // SAFETY: a struct of integers, for which zeros are a value.
+    let mut facts: libc::statx = unsafe { std::mem::zeroed() };
+    // SAFETY: `facts` and the empty path live through the call, which fills `facts`.
+    let failed = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            &mut facts,
+        )
+    } != 0;
+    if failed || facts.stx_mask & libc::STATX_DIOALIGN == 0 {
+        return None;
+    }
+    // One number for both: spans start at multiples of the block size in page-aligned buffers.
+    Some(match facts.stx_dio_offset_align {
+        0 => 0,
+        offset => offset.max(facts.stx_dio_mem_align),
+    })
+}
+
+/// The smallest block that a direct read at a block's offset and address accepts.
+fn tried_alignment(file: &File) -> Option<u32> {
+    if let Some(block) = logical_block_size(file) {
+        return Some(block);
+    }
+    let memory = Mapping::new(2 * PAGE).ok()?;
+    BLOCK_SIZES.into_iter().find(|&block| {
+        let (at, len) = (block as usize, block as usize);
+        // SAFETY: the destination is inside our own mapping.
+        let read = unsafe {
+            libc::pread(
+                file.as_raw_fd(),
+                memory.at(at, len).cast(),
+                len,
+                i64::from(block),
+            )
+        };
+        // A read at or beyond the end says nothing of alignment, so it does not count.
+        read > 0
+    })
+}
+
+/// What the queue above this file should know.
+pub fn queue_options(
+    file: &File,
+    metadata: &Metadata,
+    size: u64,
+    mode: FileMode,
+    read_only: bool,
+) -> QueueOptions {
+    let defaults = QueueOptions::default();
+    let block_device = metadata.file_type().is_block_device();
+    // The same for both: our write-zeroes without NO_UNMAP is a hole too.
+    let holes = !read_only
+        && match block_device {
+            true => block_queue(metadata, "write_zeroes_max_bytes").is_some_and(|most| most > 0),
+            false => punches_holes(file, size),
+        };
+    let granularity = match block_device {
+        true => block_queue(metadata, "discard_granularity").unwrap_or(0),
+        false => metadata.blksize(),
+    };
+    let granularity = u32::try_from(granularity).unwrap_or(0);
+    QueueOptions {
+        write_cache: true,
+        fua: true,
+        discard: holes,
+        write_zeroes: holes,
+        discard_granularity: match granularity.is_power_of_two() {
+            true => granularity.clamp(512, 1 << 20),
+            false => defaults.discard_granularity,
+        },
+        discard_max_bytes: match mode {
+            FileMode::Inline => INLINE_DISCARD_MAX,
+            _ => defaults.discard_max_bytes,
+        },
+        ..defaults
+    }
+}
+
+/// Tries it beyond the end, where there is nothing to lose.
+fn punches_holes(file: &File, size: u64) -> bool {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let beyond = size.next_multiple_of(PAGE as u64);
+    // SAFETY: a plain call on an open file.
+    unsafe { libc::fallocate(file.as_raw_fd(), mode, beyond as i64, PAGE as i64) == 0 }
+}
+
+/// A number of the kernel's queue of a block device; a partition's queue is its disk's.
+fn block_queue(metadata: &Metadata, name: &str) -> Option<u64> {
+    let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    let read = |path: String| std::fs::read_to_string(path).ok();
+    let text = read(format!("{device}/queue/{name}"))
+        .or_else(|| read(format!("{device}/../queue/{name}")))?;
+    text.trim().parse().ok()
+}

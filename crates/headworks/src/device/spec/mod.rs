@@ -1,0 +1,537 @@
+//! What users write to name a device: a path, or `type:key=value,key=value`.
+//!
+//! ```text
+//!   disk.img                                              a path is a file
+//!   file:path=disk.img,size=1G,direct=auto,read-only=on   size makes it if it is not there
+//!   null:size=1T          mem:size=64M
+//!   delay:read=5ms,all=1ms,of=disk.img                    wrappers end with of=, which takes the whole rest
+//!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
+//! ```
+//!
+//! A comma inside a value is written twice. A path with a colon may need `./` before it. Errors name the key, say what was
+//! wrong, and list what would be right.
+
+mod keys;
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use headworks_core::{ConfigError, IoError, Op, QueueOptions};
+
+use self::keys::{Keys, list};
+use super::{DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions};
+use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
+
+/// Enough to combine every wrapper; each is a call deeper.
+const WRAPPERS_MAX: usize = 8;
+
+/// A device as a user describes it: what holds the bytes, and what is wrapped around it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// From the outside in.
+    pub wrappers: Vec<Wrapper>,
+    /// What holds the bytes.
+    pub base: Base,
+}
+
+/// What holds the bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// An image or a block device.
+    File {
+        /// Where.
+        path: PathBuf,
+        /// How to open it.
+        options: FileOptions,
+    },
+    /// Nothing: reads as zeros.
+    Null {
+        /// Bytes.
+        size: Option<u64>,
+    },
+    /// Memory.
+    Mem {
+        /// Bytes.
+        size: Option<u64>,
+    },
+}
+
+/// A device around another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrapper {
+    /// Makes it slower.
+    Delay(DelayOptions),
+    /// Makes it fail.
+    Error(ErrorOptions),
+}
+
+impl Spec {
+    /// Reads a user's words.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with what would be right.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        let mut wrappers = Vec::new();
+        let mut rest = Cow::Borrowed(text);
+        loop {
+            let Some((kind, keys)) = split_type(&rest)? else {
+                let base = file(PathBuf::from(&*rest), FileOptions::default())?;
+                return Ok(Self { wrappers, base });
+            };
+            let (wrapper, of) = match kind {
+                Kind::File => {
+                    return Ok(Self {
+                        base: parse_file(keys)?,
+                        wrappers,
+                    });
+                }
+                Kind::Null => {
+                    let size = parse_sized(kind, keys)?;
+                    return Ok(Self {
+                        base: Base::Null { size },
+                        wrappers,
+                    });
+                }
+                Kind::Mem => {
+                    let size = parse_sized(kind, keys)?;
+                    return Ok(Self {
+                        base: Base::Mem { size },
+                        wrappers,
+                    });
+                }
+                Kind::Delay => parse_delay(keys)?,
+                Kind::Error => parse_error(keys)?,
+            };
+            if wrappers.len() == WRAPPERS_MAX {
+                let message = format!("more than {WRAPPERS_MAX} wrappers around one device");
+                return Err(ConfigError::new("of", message));
+            }
+            wrappers.push(wrapper);
+            rest = Cow::Owned(of);
+        }
+    }
+
+    /// A name for an export of it: an image's file name, else the type.
+    #[must_use]
+    pub fn short_name(&self) -> String {
+        match &self.base {
+            Base::File { path, .. } => path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            Base::Null { .. } => "null".to_owned(),
+            Base::Mem { .. } => "mem".to_owned(),
+        }
+    }
+
+    /// The size the user gave.
+    #[must_use]
+    pub fn size(&self) -> Option<u64> {
+        match &self.base {
+            Base::File { options, .. } => options.size,
+            Base::Null { size } | Base::Mem { size } => *size,
+        }
+    }
+
+    /// Gives a size where the user gave none: what `--size` is for.
+    pub fn set_default_size(&mut self, default: u64) {
+        let size = match &mut self.base {
+            Base::File { options, .. } => &mut options.size,
+            Base::Null { size } | Base::Mem { size } => size,
+        };
+        size.get_or_insert(default);
+    }
+
+    /// Puts the wrappers around the device that holds the bytes.
+    #[must_use]
+    pub fn wrap(&self, base: Box<dyn Device>) -> Box<dyn Device> {
+        let inside_out = self.wrappers.iter().rev();
+        inside_out.fold(base, |below, wrapper| match wrapper {
+            Wrapper::Delay(options) => Box::new(DelayDevice::new(*options, below)),
+            Wrapper::Error(options) => Box::new(ErrorDevice::new(options.clone(), below)),
+        })
+    }
+
+    /// What the queue should know of the wrapped device, given what it should know of the base: every operation reaches a
+    /// wrapper, or it could not delay it or let it fail.
+    #[must_use]
+    pub fn wrap_queue_options(&self, base: QueueOptions) -> QueueOptions {
+        match self.wrappers[..] {
+            [] => base,
+            _ => QueueOptions {
+                write_cache: true,
+                ..base
+            },
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    File,
+    Null,
+    Mem,
+    Delay,
+    Error,
+}
+
+const KINDS: [(Kind, &str); 5] = [
+    (Kind::File, "file"),
+    (Kind::Null, "null"),
+    (Kind::Mem, "mem"),
+    (Kind::Delay, "delay"),
+    (Kind::Error, "error"),
+];
+
+/// The type before the colon and the keys after it; `None` for a path.
+fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
+    let Some((word, keys)) = text.split_once(':') else {
+        return Ok(None);
+    };
+    if let Some((kind, _)) = KINDS.iter().find(|(_, name)| *name == word) {
+        return Ok(Some((*kind, keys)));
+    }
+    let like_a_type = word
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if !like_a_type || word.is_empty() {
+        return Ok(None);
+    }
+    let message = format!(
+        "`{word}:` is no device type; {} are, and a path with a colon starts with ./ or /",
+        list(&KINDS.map(|(_, name)| name))
+    );
+    Err(ConfigError::new("device", message))
+}
+
+fn parse_file(text: &str) -> Result<Base, ConfigError> {
+    let keys = Keys::read("file", &["path", "size", "direct", "read-only"], text)?;
+    let path = keys.get("path").unwrap_or_default();
+    let options = FileOptions {
+        size: keys.parse("size", parse_size)?,
+        direct: keys.parse("direct", parse_direct)?.unwrap_or_default(),
+        read_only: keys.parse("read-only", parse_switch)?.unwrap_or(false),
+    };
+    file(PathBuf::from(path), options)
+}
+
+fn file(path: PathBuf, options: FileOptions) -> Result<Base, ConfigError> {
+    if path.as_os_str().is_empty() {
+        return Err(ConfigError::new(
+            "path",
+            "a file needs one: file:path=disk.img",
+        ));
+    }
+    Ok(Base::File { path, options })
+}
+
+fn parse_sized(kind: Kind, text: &str) -> Result<Option<u64>, ConfigError> {
+    let name = if kind == Kind::Null { "null" } else { "mem" };
+    Keys::read(name, &["size"], text)?.parse("size", parse_size)
+}
+
+fn parse_direct(word: &str) -> Result<Direct, String> {
+    if word == "auto" {
+        return Ok(Direct::Auto);
+    }
+    match parse_switch(word) {
+        Ok(true) => Ok(Direct::On),
+        Ok(false) => Ok(Direct::Off),
+        Err(_) => Err(format!("`{word}` is none of auto, on and off")),
+    }
+}
+
+fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
+    let valid = [
+        "read",
+        "write",
+        "flush",
+        "discard",
+        "write_zeroes",
+        "all",
+        "jitter",
+        "seed",
+        "of",
+    ];
+    let keys = Keys::read("delay", &valid, text)?;
+    let all = keys.parse("all", parse_time)?.unwrap_or(0);
+    let mut wait_ns = [all; Op::COUNT];
+    for op in Op::ALL {
+        if let Some(wait) = keys.parse(op.name(), parse_time)? {
+            wait_ns[op as usize] = wait;
+        }
+    }
+    let options = DelayOptions {
+        wait_ns,
+        jitter_ns: keys.parse("jitter", parse_time)?.unwrap_or(0),
+        seed: keys.parse("seed", parse_count)?.unwrap_or(1),
+    };
+    Ok((
+        Wrapper::Delay(options),
+        keys.of("delay:read=5ms,of=disk.img")?,
+    ))
+}
+
+fn parse_error(text: &str) -> Result<(Wrapper, String), ConfigError> {
+    let valid = [
+        "rate", "errno", "op", "range", "after", "count", "seed", "of",
+    ];
+    let keys = Keys::read("error", &valid, text)?;
+    let defaults = ErrorOptions::default();
+    let options = ErrorOptions {
+        rate: keys
+            .parse("rate", parse_probability)?
+            .unwrap_or(defaults.rate),
+        error: keys.parse("errno", parse_errno)?.unwrap_or(defaults.error),
+        op: keys.parse("op", parse_op)?.unwrap_or(defaults.op),
+        range: keys.parse("range", parse_range)?,
+        after: keys.parse("after", parse_count)?.unwrap_or(defaults.after),
+        count: keys.parse("count", parse_count)?.unwrap_or(defaults.count),
+        seed: keys.parse("seed", parse_count)?.unwrap_or(defaults.seed),
+    };
+    Ok((
+        Wrapper::Error(options),
+        keys.of("error:rate=1%,of=disk.img")?,
+    ))
+}
+
+fn parse_count(word: &str) -> Result<u64, String> {
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.then(|| word.parse().ok()).flatten();
+    number.ok_or_else(|| format!("`{word}` is not a whole number"))
+}
+
+fn parse_op(word: &str) -> Result<Option<Op>, String> {
+    if word == "all" {
+        return Ok(None);
+    }
+    let op = Op::ALL.into_iter().find(|op| op.name() == word);
+    op.map(Some).ok_or_else(|| {
+        format!(
+            "`{word}` is none of {} and all",
+            list(&Op::ALL.map(Op::name))
+        )
+    })
+}
+
+/// Errors by the names that users know; several names may mean one error of ours.
+const ERRNOS: [(&str, IoError); 11] = [
+    ("EIO", IoError::Medium),
+    ("ENOSPC", IoError::NoSpace),
+    ("EAGAIN", IoError::Busy),
+    ("ENOTSUP", IoError::Unsupported),
+    ("EOPNOTSUPP", IoError::Unsupported),
+    ("ENOMEM", IoError::NoMemory),
+    ("ETIMEDOUT", IoError::TimedOut),
+    ("EINVAL", IoError::Invalid),
+    ("EPERM", IoError::ReadOnly),
+    ("EROFS", IoError::ReadOnly),
+    ("ESHUTDOWN", IoError::ShutDown),
+];
+
+fn parse_errno(word: &str) -> Result<IoError, String> {
+    let known = ERRNOS
+        .iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case(word));
+    known.map(|&(_, error)| error).ok_or_else(|| {
+        format!(
+            "`{word}` is none of {}",
+            list(&ERRNOS.map(|(name, _)| name))
+        )
+    })
+}
+
+fn parse_range(word: &str) -> Result<Range<u64>, String> {
+    let Some((start, end)) = word.split_once('-') else {
+        return Err(format!(
+            "`{word}` is not a range; 1M-2M is, without its last byte"
+        ));
+    };
+    let range = parse_size(start)?..parse_size(end)?;
+    match range.is_empty() {
+        true => Err(format!("`{word}` is an empty range")),
+        false => Ok(range),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::NullDevice;
+    use crate::device::testing::Bench;
+    use headworks_core::BioFlags;
+
+    fn error(text: &str) -> String {
+        Spec::parse(text).unwrap_err().to_string()
+    }
+
+    fn file_spec(path: &str, options: FileOptions) -> Spec {
+        Spec {
+            wrappers: Vec::new(),
+            base: Base::File {
+                path: path.into(),
+                options,
+            },
+        }
+    }
+
+    #[test]
+    fn paths_are_files() {
+        for (text, path) in [
+            ("disk.img", "disk.img"),
+            ("/a/b:c=d,e", "/a/b:c=d,e"),
+            ("./mem:x", "./mem:x"),
+            ("null", "null"),
+            ("file:path=disk.img", "disk.img"),
+            ("file:path=a,,b.img", "a,b.img"),
+            ("file:path=a=b.img", "a=b.img"),
+        ] {
+            assert_eq!(
+                Spec::parse(text),
+                Ok(file_spec(path, FileOptions::default())),
+                "{text}"
+            );
+        }
+        let options = FileOptions {
+            read_only: true,
+            size: Some(1 << 30),
+            direct: Direct::Off,
+        };
+        let text = "file:size=1G,read-only=on,direct=off,path=x,,";
+        assert_eq!(Spec::parse(text), Ok(file_spec("x,", options)));
+    }
+
+    #[test]
+    fn wrappers_nest_and_of_takes_the_rest() {
+        let text = "error:rate=1%,errno=enospc,op=write,range=1M-2M,after=3,count=4,seed=5,\
+                    of=delay:all=1ms,read=5ms,jitter=2us,of=mem:size=64M";
+        let spec = Spec::parse(text).unwrap();
+        let ms = 1_000_000;
+        let expected = [
+            Wrapper::Error(ErrorOptions {
+                rate: parse_probability("1:100").unwrap(),
+                error: IoError::NoSpace,
+                op: Some(Op::Write),
+                range: Some(1 << 20..2 << 20),
+                after: 3,
+                count: 4,
+                seed: 5,
+            }),
+            Wrapper::Delay(DelayOptions {
+                wait_ns: [5 * ms, ms, ms, ms, ms],
+                jitter_ns: 2000,
+                seed: 1,
+            }),
+        ];
+        assert_eq!(spec.wrappers, expected);
+        assert_eq!(
+            spec.base,
+            Base::Mem {
+                size: Some(64 << 20)
+            }
+        );
+        let path = Spec::parse("delay:read=1,of=/a,b=c").unwrap().base;
+        assert_eq!(path, file_spec("/a,b=c", FileOptions::default()).base);
+    }
+
+    #[test]
+    fn errors_name_the_key_and_what_would_be_right() {
+        for (text, words) in [
+            (
+                "nul:size=1",
+                &["nul:", "file, null, mem, delay, error", "./"] as &[_],
+            ),
+            ("nbd://host", &["no device type"]),
+            (
+                "file:path=x,sise=1G",
+                &["file: has no key `sise`", "path, size, direct, read-only"],
+            ),
+            ("file:size=1G", &["path: a file needs one"]),
+            ("file:", &["path: a file needs one"]),
+            ("", &["path: a file needs one"]),
+            ("file:path=x,size=1GB", &["size: ", "1000"]),
+            ("file:path=x,path=y", &["path: is given twice"]),
+            ("file:x", &["`x` is not key=value"]),
+            (
+                "file:path=x,,,read-only=maybe",
+                &["read-only: `maybe` is neither on nor off"],
+            ),
+            (
+                "file:path=x,direct=yep",
+                &["direct: `yep` is none of auto, on and off"],
+            ),
+            ("null:size=-1", &["size: `-1` is not a size"]),
+            ("mem:path=x", &["mem: has no key `path`"]),
+            ("delay:read=5m,of=x", &["read: `5m` is not a time"]),
+            ("delay:read=5ms", &["of: a wrapper needs a device"]),
+            ("delay:of=", &["of: a wrapper needs a device"]),
+            (
+                "error:errno=EFOO,of=x",
+                &["errno: `EFOO` is none of EIO, ENOSPC, EAGAIN"],
+            ),
+            (
+                "error:op=trim,of=x",
+                &["op: `trim` is none of read, write, flush, discard"],
+            ),
+            ("error:range=5,of=x", &["range: `5` is not a range"]),
+            (
+                "error:range=2M-1M,of=x",
+                &["range: `2M-1M` is an empty range"],
+            ),
+            ("error:rate=2,of=x", &["rate: `2` is not a probability"]),
+            (
+                "error:count=1e3,of=x",
+                &["count: `1e3` is not a whole number"],
+            ),
+            ("error:rate=1%,of=mem:sz=1", &["mem: has no key `sz`"]),
+        ] {
+            let message = error(text);
+            for words in words {
+                assert!(message.contains(words), "{text}: {message}");
+            }
+        }
+        let deep = "error:of=".repeat(9) + "mem:size=1M";
+        assert!(error(&deep).contains("more than 8 wrappers"));
+    }
+
+    #[test]
+    fn a_default_size_fills_a_gap_only() {
+        for (text, size) in [
+            ("mem:size=1M", 1 << 20),
+            ("mem:", 5),
+            ("null:", 5),
+            ("x", 5),
+        ] {
+            let mut spec = Spec::parse(text).unwrap();
+            spec.set_default_size(5);
+            assert_eq!(spec.size(), Some(size), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_wrapper_is_outermost() {
+        // Failing outside the delay comes at once; inside it comes after the wait.
+        for (text, waited) in [
+            ("error:of=delay:all=1us,of=null:", 0),
+            ("delay:all=1us,of=error:of=null:", 1000),
+        ] {
+            let spec = Spec::parse(text).unwrap();
+            let mut bench = Bench::new(spec.wrap(Box::new(NullDevice)));
+            let start = bench.now;
+            let done = bench.run(Op::Flush, BioFlags::NONE, 0, 0);
+            assert_eq!(done.status, Err(IoError::Medium));
+            assert_eq!(bench.now.since(start), waited, "{text}");
+            assert!(
+                spec.wrap_queue_options(NullDevice::queue_options())
+                    .write_cache
+            );
+        }
+        let bare = Spec::parse("null:").unwrap();
+        assert!(
+            !bare
+                .wrap_queue_options(NullDevice::queue_options())
+                .write_cache
+        );
+    }
+}

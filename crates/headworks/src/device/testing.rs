@@ -1,0 +1,381 @@
+//! What the tests of devices share: a disk queue without an engine, a bench that drives one device, and a model to agree with.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use headworks_core::prng::Prng;
+use headworks_core::{BioFlags, Completion, Instant, Op, RequestId, Status, VolumeId};
+
+use super::{Batch, Command, Device, DeviceIo, file};
+use crate::engine::{DiskDone, DiskOp, DiskQueue};
+use crate::memory::{Buffer, Pool, Span};
+
+/// Executes operations one by one when told to, with the very system calls an engine would use.
+#[derive(Default)]
+pub struct TestDisk {
+    queue: VecDeque<(DiskOp, Vec<Span>)>,
+    /// Every operation that was pushed.
+    pub log: Vec<DiskOp>,
+    /// Results for the next operations instead of doing them; `None` does it.
+    pub script: VecDeque<Option<i32>>,
+    /// Takes nothing while set.
+    pub full: bool,
+}
+
+impl DiskQueue for TestDisk {
+    fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
+        if !self.full {
+            self.log.push(op);
+            self.queue.push_back((op, spans.to_vec()));
+        }
+        !self.full
+    }
+}
+
+impl TestDisk {
+    /// Does the oldest operation.
+    pub fn step(&mut self) -> Option<DiskDone> {
+        let (op, spans) = self.queue.pop_front()?;
+        let result = match self.script.pop_front().flatten() {
+            Some(result) => result,
+            // SAFETY: the spans are valid by the promise of whoever submitted the command.
+            None => unsafe { file::execute(&op, &spans) },
+        };
+        Some(DiskDone {
+            device: op.device,
+            id: op.id,
+            result,
+        })
+    }
+}
+
+/// Drives one device: commands in, completions out, time that jumps to where the device wants to be called.
+pub struct Bench<D> {
+    device: D,
+    /// The engine's part.
+    pub disk: TestDisk,
+    /// The clock.
+    pub now: Instant,
+    /// What was answered and not yet taken.
+    pub completions: Vec<Completion>,
+    /// Which of the device's files.
+    pub volume: VolumeId,
+    pool: Pool,
+    buffer: Buffer,
+    generation: u32,
+}
+
+/// Bytes of the bench's buffer: the largest command with data.
+pub const BUFFER: usize = 2 << 20;
+
+impl<D: Device> Bench<D> {
+    pub fn new(device: D) -> Self {
+        let mut pool = Pool::new(2 * BUFFER).unwrap();
+        let buffer = pool.try_take(BUFFER).unwrap();
+        Self {
+            device,
+            disk: TestDisk::default(),
+            now: Instant(1),
+            completions: Vec::new(),
+            volume: VolumeId(0),
+            pool,
+            buffer,
+            generation: 0,
+        }
+    }
+
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    pub fn device_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// The memory that commands read into and write from.
+    pub fn buffer(&mut self) -> &mut [u8] {
+        // SAFETY: the buffer is the bench's, and no command is in flight while a test looks at it.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer.base(), BUFFER) }
+    }
+
+    /// A command on the first `len` bytes of the buffer, in up to three spans cut at multiples of 4096.
+    pub fn submit(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) -> RequestId {
+        let mut spans = Vec::new();
+        if op.has_data() {
+            let len = len as usize;
+            let cuts = [0, (len / 3) & !4095, (len / 2) & !4095, len];
+            for cut in cuts.windows(2).filter(|cut| cut[0] < cut[1]) {
+                // SAFETY: commands with data fit into the buffer.
+                let base = unsafe { self.buffer.base().add(cut[0]) };
+                let len = cut[1] - cut[0];
+                spans.push(Span { base, len });
+            }
+        }
+        self.submit_spans(op, flags, offset, len, &spans)
+    }
+
+    /// A command on `spans`.
+    pub fn submit_spans(
+        &mut self,
+        op: Op,
+        flags: BioFlags,
+        offset: u64,
+        len: u32,
+        spans: &[Span],
+    ) -> RequestId {
+        self.generation += 1;
+        let id = RequestId {
+            slot: self.generation % 64,
+            generation: self.generation,
+        };
+        let command = Command {
+            id,
+            volume: self.volume,
+            op,
+            flags,
+            offset,
+            len,
+            first_span: 0,
+            spans: spans.len() as u16,
+        };
+        let batch = Batch {
+            commands: &[command],
+            spans,
+        };
+        self.submit_batch(batch);
+        id
+    }
+
+    /// Commands on spans that stay valid until they are drained.
+    pub fn submit_batch(&mut self, batch: Batch<'_>) {
+        let mut io = DeviceIo {
+            completions: &mut self.completions,
+            disk: &mut self.disk,
+        };
+        // SAFETY: tests keep the memory that they name until they have drained the bench.
+        unsafe { self.device.submit(self.now, batch, &mut io) };
+    }
+
+    /// One step of the disk, or else of time. False when nothing is left to do.
+    pub fn step(&mut self) -> bool {
+        let done = self.disk.step();
+        let mut io = DeviceIo {
+            completions: &mut self.completions,
+            disk: &mut self.disk,
+        };
+        if let Some(done) = done {
+            self.device.on_disk(self.now, done, &mut io);
+            return true;
+        }
+        let Some(at) = self.device.next_timeout() else {
+            return false;
+        };
+        self.now = self.now.max(at);
+        self.device.on_timeout(self.now, &mut io);
+        true
+    }
+
+    /// Everything until nothing is left to do.
+    pub fn drain(&mut self) -> Vec<Completion> {
+        while self.step() {}
+        std::mem::take(&mut self.completions)
+    }
+
+    /// One command from start to end.
+    pub fn run(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) -> Completion {
+        let id = self.submit(op, flags, offset, len);
+        let done = self.drain();
+        assert_eq!(
+            done.len(),
+            1,
+            "each command gets exactly one answer: {done:?}"
+        );
+        assert_eq!(done[0].id, id);
+        done[0]
+    }
+
+    /// As [`Bench::run`], for a `Write` of zeros without spans.
+    pub fn write_zeros(&mut self, flags: BioFlags, offset: u64, len: u32) -> Completion {
+        self.submit_spans(Op::Write, flags, offset, len, &[]);
+        let done = self.drain();
+        assert_eq!(done.len(), 1);
+        done[0]
+    }
+}
+
+impl<D> Drop for Bench<D> {
+    fn drop(&mut self) {
+        assert_eq!(self.pool.taken(), BUFFER);
+    }
+}
+
+/// Random commands of whole blocks against a plain vector. Discards are expected to read as zeros afterwards, as all our
+/// devices do. Short transfers are continued as the queue does.
+pub fn against_model<D: Device>(
+    bench: &mut Bench<D>,
+    seed: u64,
+    size: usize,
+    block: usize,
+    steps: usize,
+) {
+    let mut prng = Prng::new(seed);
+    let mut model = vec![0u8; size];
+    for step in 0..steps {
+        let op = Op::ALL[prng.below(5) as usize];
+        let (offset, len) = random_range(&mut prng, size, block);
+        let flags = BioFlags([0, 1, 2, 3][prng.below(4) as usize]);
+        let range = offset..offset + len;
+        let what = format!("seed {seed} step {step}: {op:?} {flags:?} at {offset} + {len}");
+        match op {
+            Op::Read => {
+                bench.buffer()[..len].fill(0xee);
+                let hole_ok = flags.with(BioFlags::HOLE_OK);
+                let hole = continue_to_end(bench, Op::Read, hole_ok, offset, len, &what);
+                if hole {
+                    assert!(model[range].iter().all(|&byte| byte == 0), "{what}");
+                } else {
+                    assert!(bench.buffer()[..len] == model[range], "{what}");
+                }
+            }
+            Op::Write => {
+                let stamp = prng.next();
+                for (index, byte) in bench.buffer()[..len].iter_mut().enumerate() {
+                    *byte = (stamp >> (index % 8 * 8)) as u8 ^ (index / 512) as u8;
+                }
+                model[range].copy_from_slice(&bench.buffer()[..len]);
+                continue_to_end(bench, Op::Write, flags, offset, len, &what);
+            }
+            Op::Flush => assert_eq!(ok(bench.run(op, flags, 0, 0)), Ok(()), "{what}"),
+            Op::Discard | Op::WriteZeroes => {
+                let done = match prng.below(4) {
+                    0 => bench.write_zeros(flags, offset as u64, len as u32),
+                    _ => bench.run(op, flags, offset as u64, len as u32),
+                };
+                assert_eq!(
+                    (ok(done), done.transferred as usize),
+                    (Ok(()), len),
+                    "{what}"
+                );
+                model[range].fill(0);
+            }
+        }
+    }
+    let chunk = BUFFER / block * block;
+    for offset in (0..size).step_by(chunk) {
+        let len = chunk.min(size - offset);
+        continue_to_end(bench, Op::Read, BioFlags::NONE, offset, len, "the end");
+        assert!(
+            bench.buffer()[..len] == model[offset..offset + len],
+            "the end"
+        );
+    }
+}
+
+fn ok(done: Completion) -> Status {
+    done.status
+}
+
+/// A range of whole blocks: mostly short, sometimes up to 256 KiB.
+fn random_range(prng: &mut Prng, size: usize, block: usize) -> (usize, usize) {
+    let blocks = size / block;
+    let most = (256 << 10) / block;
+    let first = prng.below(blocks as u64) as usize;
+    let shift = prng.below(most.ilog2() as u64 + 1);
+    let count = 1 + prng.below(1 << shift) as usize;
+    (first * block, count.min(blocks - first) * block)
+}
+
+fn continue_to_end<D: Device>(
+    bench: &mut Bench<D>,
+    op: Op,
+    flags: BioFlags,
+    offset: usize,
+    len: usize,
+    what: &str,
+) -> bool {
+    let mut at = 0;
+    loop {
+        // SAFETY: within the buffer, as `len` is.
+        let base = unsafe { bench.buffer.base().add(at) };
+        let span = Span {
+            base,
+            len: len - at,
+        };
+        let rest = (len - at) as u32;
+        if at == 0 {
+            bench.submit(op, flags, offset as u64, rest);
+        } else {
+            bench.submit_spans(op, flags, (offset + at) as u64, rest, &[span]);
+        }
+        let done = bench.drain();
+        assert_eq!(done.len(), 1, "{what}");
+        assert_eq!(ok(done[0]), Ok(()), "{what}");
+        assert!(
+            done[0].transferred > 0 && done[0].transferred <= rest,
+            "{what}"
+        );
+        at += done[0].transferred as usize;
+        if at == len {
+            return done[0].hole && done[0].transferred as usize == len;
+        }
+    }
+}
+
+/// A file's path that is this test's alone; removed at the end.
+pub struct TempFile(PathBuf);
+
+impl TempFile {
+    /// An empty file.
+    pub fn new(name: &str) -> Self {
+        let file = Self::absent(name);
+        std::fs::write(file.path(), []).unwrap();
+        file
+    }
+
+    /// Only the path.
+    pub fn absent(name: &str) -> Self {
+        Self::absent_in(&std::env::temp_dir(), name)
+    }
+
+    pub fn absent_in(directory: &Path, name: &str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(directory.join(format!("headworks-{name}-{}-{number}", std::process::id())))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        // May never have been made.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A directory in memory, where the machine has one that can be written to.
+pub fn memory_directory() -> Option<PathBuf> {
+    let shm = PathBuf::from("/dev/shm");
+    let probe = TempFile::absent_in(&shm, "probe");
+    std::fs::write(probe.path(), []).ok()?;
+    Some(shm)
+}
+
+impl Device for Box<dyn Device> {
+    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { (**self).submit(now, batch, io) };
+    }
+    fn on_disk(&mut self, now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
+        (**self).on_disk(now, done, io);
+    }
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        (**self).on_timeout(now, io);
+    }
+    fn next_timeout(&self) -> Option<Instant> {
+        (**self).next_timeout()
+    }
+}

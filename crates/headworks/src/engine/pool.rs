@@ -1,0 +1,254 @@
+//! Threads that do what would block: the disk half of the `threads` engine.
+//!
+//! The shard hands over a turn's operations under one lock and wakes one thread; each thread that finds more to do than it
+//! takes wakes the next. Results gather in one list, and only the thread that finds it empty makes a noise. A thread puts
+//! its result in and takes its next operation under the same lock.
+//!
+//! ```text
+//!   shard: submit --> jobs ==> thread, thread, ... (started when first needed, at most `limit`)
+//!          collect <-- done <==   |
+//!             ^--- noise, when the list was empty
+//! ```
+//!
+//! Invariants: every job gives exactly one result; `jobs` and `done` together never hold more than the engine's depth, so
+//! neither grows; dropping the pool finishes all jobs and joins all threads.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+
+use super::ops::Vectors;
+use super::waker::Waker;
+use super::{DiskKind, DiskOp};
+
+/// An operation and where its result belongs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    slot: u32,
+    fd: RawFd,
+    kind: DiskKind,
+    offset: i64,
+    len: i64,
+    vectors: Vectors,
+}
+
+// SAFETY: the vectors lie in `Ops`, which outlives the pool, and do not change until the job's result was collected; what they
+// point at may be used from any thread by the promise of `Span`.
+unsafe impl Send for Job {}
+
+/// A slot, and bytes moved or a negative errno.
+pub(super) type Outcome = (u32, i32);
+
+#[derive(Debug)]
+struct Work {
+    jobs: VecDeque<Job>,
+    done: Vec<Outcome>,
+    /// Threads that wait for jobs.
+    idle: usize,
+    closing: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    work: Mutex<Work>,
+    more_work: Condvar,
+    noise: Waker,
+}
+
+/// The threads.
+#[derive(Debug)]
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    limit: usize,
+}
+
+impl Pool {
+    /// At most `limit` threads, for at most `depth` operations at once; `noise` tells the shard that there are results.
+    pub fn new(limit: usize, depth: usize, noise: Waker) -> Self {
+        let work = Work {
+            jobs: VecDeque::with_capacity(depth),
+            done: Vec::with_capacity(depth),
+            idle: 0,
+            closing: false,
+        };
+        Self {
+            shared: Arc::new(Shared {
+                work: Mutex::new(work),
+                more_work: Condvar::new(),
+                noise,
+            }),
+            threads: Vec::with_capacity(limit),
+            limit,
+        }
+    }
+
+    /// Starts all of `batch`.
+    pub fn submit(&mut self, batch: &mut Vec<Job>) {
+        if batch.is_empty() {
+            return;
+        }
+        let (waiting, idle) = {
+            let mut work = self.shared.lock();
+            work.jobs.extend(batch.drain(..));
+            (work.jobs.len(), work.idle)
+        };
+        if idle > 0 {
+            self.shared.more_work.notify_one();
+        }
+        for _ in idle..waiting {
+            if self.threads.len() == self.limit || !self.start_thread() {
+                break;
+            }
+        }
+        if self.threads.is_empty() {
+            self.shared.refuse();
+        }
+    }
+
+    fn start_thread(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new()
+            .name("headworks-io".into())
+            .spawn(move || shared.run());
+        // Without one more it goes on with those there are.
+        thread.map(|thread| self.threads.push(thread)).is_ok()
+    }
+
+    /// All results since the last time, into `out`, which is empty.
+    pub fn collect(&mut self, out: &mut Vec<Outcome>) {
+        assert!(
+            out.is_empty(),
+            "results are handed on before new ones are asked for"
+        );
+        std::mem::swap(&mut self.shared.lock().done, out);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.more_work.notify_all();
+        for thread in self.threads.drain(..) {
+            thread.join().expect("a pool thread does not panic");
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().expect("nothing panics under this lock")
+    }
+
+    /// A thread's life.
+    fn run(&self) {
+        let mut outcome = None;
+        loop {
+            let job = match self.exchange(outcome) {
+                Some(job) => job,
+                None => match self.wait_for_job() {
+                    Some(job) => job,
+                    None => return,
+                },
+            };
+            outcome = Some((job.slot, execute(&job)));
+        }
+    }
+
+    /// A result in, the next job out if there is one.
+    fn exchange(&self, outcome: Option<Outcome>) -> Option<Job> {
+        let mut work = self.lock();
+        let silent = work.done.is_empty();
+        work.done.extend(outcome);
+        let noise = silent && !work.done.is_empty();
+        let job = work.jobs.pop_front();
+        let chain = !work.jobs.is_empty() && work.idle > 0;
+        drop(work);
+        if noise {
+            self.noise.make_noise();
+        }
+        if chain {
+            self.more_work.notify_one();
+        }
+        job
+    }
+
+    /// Sleeps until there is a job; `None` when the pool closes and all are done.
+    fn wait_for_job(&self) -> Option<Job> {
+        let mut work = self.lock();
+        while work.jobs.is_empty() {
+            if work.closing {
+                return None;
+            }
+            work.idle += 1;
+            work = self
+                .more_work
+                .wait(work)
+                .expect("nothing panics under this lock");
+            work.idle -= 1;
+        }
+        let job = work.jobs.pop_front();
+        let chain = !work.jobs.is_empty() && work.idle > 0;
+        drop(work);
+        if chain {
+            self.more_work.notify_one();
+        }
+        job
+    }
+
+    /// There is not one thread, and none can be started: the devices are told to try again.
+    fn refuse(&self) {
+        let mut work = self.lock();
+        while let Some(job) = work.jobs.pop_front() {
+            work.done.push((job.slot, -libc::EAGAIN));
+        }
+        self.noise.make_noise();
+    }
+}
+
+/// `pwritev2`'s flags.
+pub(super) fn write_flags(dsync: bool) -> i32 {
+    if dsync { libc::RWF_DSYNC } else { 0 }
+}
+
+impl Job {
+    pub fn new(slot: u32, op: &DiskOp, vectors: Vectors) -> Self {
+        Self {
+            slot,
+            fd: op.fd,
+            kind: op.kind,
+            // Beyond 2^63 the kernel answers EINVAL, as it does for the other engine.
+            offset: op.offset as i64,
+            len: op.len as i64,
+            vectors,
+        }
+    }
+}
+
+/// Does the operation; bytes moved or a negative errno.
+fn execute(job: &Job) -> i32 {
+    let Vectors { first, count } = job.vectors;
+    let (fd, offset, count) = (job.fd, job.offset, count as i32);
+    loop {
+        // SAFETY: the vectors and what they point at stay valid until the result was collected, see `Job`.
+        let result = unsafe {
+            match job.kind {
+                DiskKind::Read => libc::preadv2(fd, first, count, offset, 0),
+                DiskKind::Write { dsync } => {
+                    libc::pwritev2(fd, first, count, offset, write_flags(dsync))
+                }
+                DiskKind::Sync => libc::fdatasync(fd) as isize,
+                DiskKind::Allocate { mode } => libc::fallocate(fd, mode, offset, job.len) as isize,
+            }
+        };
+        if result >= 0 {
+            return i32::try_from(result).expect("the kernel moves at most 2 GiB at once");
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR) => {}
+            errno => return -errno.unwrap_or(libc::EIO),
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! The server's side of the fixed newstyle handshake: what a client may ask before it reads and writes.
+//!
+//! ```text
+//!   new: greeting out
+//!     |
+//!   Flags --4 bytes--> Header --16 bytes--> Body { option, len } --len bytes--> answer --> Header
+//!                        ^                    |                                   |
+//!                        |                    | len > 64 KiB                      +--> Ready (GO, EXPORT_NAME)
+//!                        +-- ERR_TOO_BIG -- Skip                                  +--> Closed (ABORT)
+//!   anything that cannot be answered: Failed, with one sentence for the log
+//! ```
+//!
+//! Invariants: at most one option is answered a call, so the output of a call is bounded by one list of all exports; at
+//! most 64 KiB are kept of what a client sent; after `Ready`, `Closed` or `Failed` nothing is consumed any more.
+
+use super::wire::{
+    EXPORT_NAME_PADDING_BYTES, INIT_MAGIC, OPTION_BYTES_MAX, OPTION_HEADER_BYTES, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, STRING_BYTES_MAX, TransmissionFlags, be16, be32, be64, handshake_flags,
+    info, option, option_reply,
+};
+
+/// More options than this is no client but an attack or a loop: real ones send fewer than ten.
+pub const OPTIONS_MAX: u32 = 1000;
+
+/// The sizes of requests that an export takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// Offsets and lengths must be multiples of this. A power of two, at most 64 KiB.
+    pub min: u32,
+    /// What is best. A power of two.
+    pub preferred: u32,
+    /// The longest read or write, at most 32 MiB.
+    pub max: u32,
+}
+
+impl Default for BlockSizes {
+    /// Any alignment, pages preferred, 32 MiB: what qemu says too.
+    fn default() -> Self {
+        Self {
+            min: 1,
+            preferred: 4096,
+            max: super::wire::PAYLOAD_BYTES_MAX,
+        }
+    }
+}
+
+/// What the handshake tells about an export.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportInfo {
+    /// Its name, at most 4096 bytes without NUL.
+    pub name: String,
+    /// A sentence for people; may be empty.
+    pub description: String,
+    /// Bytes.
+    pub size: u64,
+    /// What it offers. `HAS_FLAGS` is added, `SEND_DF` is taken away where replies are not structured.
+    pub flags: TransmissionFlags,
+    /// Its block sizes.
+    pub block_sizes: BlockSizes,
+}
+
+impl ExportInfo {
+    /// The flags as this client sees them; its [`RequestParser`](super::RequestParser) wants the same.
+    #[must_use]
+    pub const fn flags_for(&self, structured: bool) -> TransmissionFlags {
+        let flags = self.flags.with(TransmissionFlags::HAS_FLAGS);
+        if structured {
+            flags
+        } else {
+            flags.without(TransmissionFlags::SEND_DF)
+        }
+    }
+}
+
+/// Where a call left the handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All bytes are consumed; wait for more.
+    NeedMore,
+    /// An option was answered. Send the output, then feed the rest.
+    Reply,
+    /// The client has chosen. Send the output; what was not consumed belongs to the transmission phase.
+    Ready {
+        /// Index of the export.
+        export: usize,
+        /// Whether reads get structured replies.
+        structured: bool,
+    },
+    /// The client has said goodbye. Send the output and close.
+    Closed,
+    /// This client cannot be served: send the output, log the sentence, close.
+    Failed(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Flags,
+    Header,
+    Body { option: u32, len: usize },
+    Skip { option: u32, left: u32 },
+    Ended,
+}
+
+/// One connection's handshake.
+#[derive(Debug)]
+pub struct Handshake {
+    state: State,
+    /// What has come of the piece that `state` waits for.
+    pending: Vec<u8>,
+    options: u32,
+    no_zeroes: bool,
+    structured: bool,
+}
+
+impl Handshake {
+    /// A handshake with a client that has just connected; its greeting is appended to `out`.
+    #[must_use]
+    pub fn new(out: &mut Vec<u8>) -> Self {
+        let flags = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
+        out.extend(INIT_MAGIC.to_be_bytes());
+        out.extend(OPTION_MAGIC.to_be_bytes());
+        out.extend(flags.to_be_bytes());
+        Self {
+            state: State::Flags,
+            pending: Vec::new(),
+            options: 0,
+            no_zeroes: false,
+            structured: false,
+        }
+    }
+
+    /// Takes the next bytes of the stream: how many it consumed, and where that left it.
+    ///
+    /// `exports` may differ from call to call, so a server can add and remove exports; the first one is the default.
+    pub fn feed(
+        &mut self,
+        exports: &[ExportInfo],
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) -> (usize, Outcome) {
+        let mut consumed = 0;
+        loop {
+            let rest = &bytes[consumed..];
+            let (taken, complete) = self.take(rest);
+            consumed += taken;
+            if !complete {
+                return (consumed, Outcome::NeedMore);
+            }
+            let outcome = self.step(exports, out);
+            self.pending.clear();
+            if matches!(
+                outcome,
+                Outcome::Ready { .. } | Outcome::Closed | Outcome::Failed(_)
+            ) {
+                self.state = State::Ended;
+                self.pending = Vec::new();
+            }
+            if outcome != Outcome::NeedMore {
+                return (consumed, outcome);
+            }
+        }
+    }
+
+    /// Takes what the current state still needs: how much that was, and whether the piece is complete.
+    fn take(&mut self, bytes: &[u8]) -> (usize, bool) {
+        let wanted = match &mut self.state {
+            State::Flags => 4,
+            State::Header => OPTION_HEADER_BYTES,
+            State::Body { len, .. } => *len,
+            State::Skip { left, .. } => {
+                let taken = bytes.len().min(*left as usize);
+                *left -= taken as u32;
+                return (taken, *left == 0);
+            }
+            State::Ended => return (0, false),
+        };
+        let taken = bytes.len().min(wanted - self.pending.len());
+        self.pending.extend_from_slice(&bytes[..taken]);
+        (taken, self.pending.len() == wanted)
+    }
+
+    /// The piece that the state waited for is complete.
+    fn step(&mut self, exports: &[ExportInfo], out: &mut Vec<u8>) -> Outcome {
+        match self.state {
+            State::Flags => self.on_client_flags(),
+            State::Header => self.on_header(),
+            State::Body { option, .. } => {
+                self.state = State::Header;
+                let body = std::mem::take(&mut self.pending);
+                self.on_option(option, &body, exports, out)
+            }
+            State::Skip { option, .. } => {
+                self.state = State::Header;
+                refuse(
+                    out,
+                    option,
+                    option_reply::ERR_TOO_BIG,
+                    "the option is too long",
+                )
+            }
+            State::Ended => Outcome::NeedMore,
+        }
+    }
+
+    fn on_client_flags(&mut self) -> Outcome {
+        let flags = be32(&self.pending, 0);
+        let no_zeroes = u32::from(handshake_flags::NO_ZEROES);
+        let unknown = flags & !(u32::from(handshake_flags::FIXED_NEWSTYLE) | no_zeroes);
+        if unknown != 0 {
+            return Outcome::Failed(format!("the client set unknown flags {unknown:#x}"));
+        }
+        self.no_zeroes = flags & no_zeroes != 0;
+        self.state = State::Header;
+        Outcome::NeedMore
+    }
+
+    fn on_header(&mut self) -> Outcome {
+        let magic = be64(&self.pending, 0);
+        if magic != OPTION_MAGIC {
+            return Outcome::Failed(format!(
+                "the client sent {magic:#018x} where an option must begin"
+            ));
+        }
+        self.options += 1;
+        if self.options > OPTIONS_MAX {
+            return Outcome::Failed(format!("the client sent more than {OPTIONS_MAX} options"));
+        }
+        let (option, len) = (be32(&self.pending, 8), be32(&self.pending, 12));
+        if len <= OPTION_BYTES_MAX {
+            self.state = State::Body {
+                option,
+                len: len as usize,
+            };
+        } else if option == option::EXPORT_NAME {
+            return Outcome::Failed(format!("the client sent an export name of {len} bytes"));
+        } else {
+            self.state = State::Skip { option, left: len };
+        }
+        Outcome::NeedMore
+    }
+
+    fn on_option(
+        &mut self,
+        option: u32,
+        body: &[u8],
+        exports: &[ExportInfo],
+        out: &mut Vec<u8>,
+    ) -> Outcome {
+        let empty = body.is_empty();
+        match option {
+            option::EXPORT_NAME => self.on_export_name(body, exports, out),
+            option::GO | option::INFO => self.on_info(option, body, exports, out),
+            option::ABORT => {
+                reply(out, option, option_reply::ACK, &[]);
+                Outcome::Closed
+            }
+            option::LIST | option::STRUCTURED_REPLY if !empty => refuse(
+                out,
+                option,
+                option_reply::ERR_INVALID,
+                "the option takes no data",
+            ),
+            option::LIST => {
+                for export in exports {
+                    let name = export.name.as_bytes();
+                    let len = (name.len() as u32).to_be_bytes();
+                    let description = export.description.as_bytes();
+                    reply(
+                        out,
+                        option,
+                        option_reply::SERVER,
+                        &[&len, name, description],
+                    );
+                }
+                reply(out, option, option_reply::ACK, &[])
+            }
+            option::STRUCTURED_REPLY => {
+                self.structured = true;
+                reply(out, option, option_reply::ACK, &[])
+            }
+            _ => refuse(
+                out,
+                option,
+                option_reply::ERR_UNSUP,
+                "the option is not supported",
+            ),
+        }
+    }
+
+    /// The old way to choose: the protocol has no error here, so what fails ends the session.
+    fn on_export_name(&self, name: &[u8], exports: &[ExportInfo], out: &mut Vec<u8>) -> Outcome {
+        let Some(index) = find(exports, name) else {
+            return Outcome::Failed(no_export(name));
+        };
+        let export = &exports[index];
+        out.extend(export.size.to_be_bytes());
+        out.extend(export.flags_for(self.structured).0.to_be_bytes());
+        if !self.no_zeroes {
+            out.extend([0; EXPORT_NAME_PADDING_BYTES]);
+        }
+        self.ready(index)
+    }
+
+    fn on_info(
+        &self,
+        option: u32,
+        body: &[u8],
+        exports: &[ExportInfo],
+        out: &mut Vec<u8>,
+    ) -> Outcome {
+        let Some((name, wanted)) = parse_info(body) else {
+            let message = "the option's lengths do not add up";
+            return refuse(out, option, option_reply::ERR_INVALID, message);
+        };
+        let Some(index) = find(exports, name) else {
+            return refuse(out, option, option_reply::ERR_UNKNOWN, &no_export(name));
+        };
+        let export = &exports[index];
+        let mut tell = |kind: u16, parts: [&[u8]; 3]| {
+            let [a, b, c] = parts;
+            reply(
+                out,
+                option,
+                option_reply::INFO,
+                &[&kind.to_be_bytes(), a, b, c],
+            );
+        };
+        let flags = export.flags_for(self.structured).0;
+        tell(
+            info::EXPORT,
+            [&export.size.to_be_bytes(), &flags.to_be_bytes(), &[]],
+        );
+        // Sent to everybody, asked or not, as qemu does: who does not know it ignores it.
+        let BlockSizes {
+            min,
+            preferred,
+            max,
+        } = export.block_sizes;
+        let sizes = [
+            min.to_be_bytes(),
+            preferred.to_be_bytes(),
+            max.to_be_bytes(),
+        ];
+        tell(info::BLOCK_SIZE, [&sizes[0], &sizes[1], &sizes[2]]);
+        let asked = |kind: u16| wanted.chunks_exact(2).any(|pair| be16(pair, 0) == kind);
+        if asked(info::NAME) {
+            tell(info::NAME, [export.name.as_bytes(), &[], &[]]);
+        }
+        if asked(info::DESCRIPTION) && !export.description.is_empty() {
+            tell(info::DESCRIPTION, [export.description.as_bytes(), &[], &[]]);
+        }
+        let answered = reply(out, option, option_reply::ACK, &[]);
+        if option == option::GO {
+            return self.ready(index);
+        }
+        answered
+    }
+
+    fn ready(&self, export: usize) -> Outcome {
+        Outcome::Ready {
+            export,
+            structured: self.structured,
+        }
+    }
+}
+
+/// Splits the data of INFO and GO: a name with its length before it, then a count and that many 16-bit codes.
+fn parse_info(body: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = body.split_first_chunk::<4>()?;
+    let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+    let (count, wanted) = rest.split_first_chunk::<2>()?;
+    let fits = wanted.len() == 2 * usize::from(u16::from_be_bytes(*count));
+    (fits && name.len() <= STRING_BYTES_MAX).then_some((name, wanted))
+}
+
+/// The export called `name`; the empty name means the first one, unless an export is called so.
+fn find(exports: &[ExportInfo], name: &[u8]) -> Option<usize> {
+    let named = exports
+        .iter()
+        .position(|export| export.name.as_bytes() == name);
+    named.or_else(|| (name.is_empty() && !exports.is_empty()).then_some(0))
+}
+
+/// Says which export is missing; what the peer sent is quoted and cut, for it ends up in a log.
+fn no_export(name: &[u8]) -> String {
+    let shown = String::from_utf8_lossy(&name[..name.len().min(64)]);
+    format!("there is no export {shown:?}")
+}
+
+fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, message: &str) -> Outcome {
+    reply(out, option, kind, &[message.as_bytes()])
+}
+
+/// Appends one answer to an option.
+fn reply(out: &mut Vec<u8>, option: u32, kind: u32, parts: &[&[u8]]) -> Outcome {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    out.extend(OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend(option.to_be_bytes());
+    out.extend(kind.to_be_bytes());
+    out.extend((len as u32).to_be_bytes());
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+    Outcome::Reply
+}
+
+#[cfg(test)]
+#[path = "handshake_tests.rs"]
+mod tests;

@@ -1,0 +1,251 @@
+//! The handshake as a client sees it: a transcript, every way to cut it, and what malformed input does.
+
+use super::*;
+use headworks_core::prng::Prng;
+
+fn exports() -> Vec<ExportInfo> {
+    let flags = TransmissionFlags::SEND_FLUSH.with(TransmissionFlags::SEND_DF);
+    let export = |name: &str, size| ExportInfo {
+        name: name.into(),
+        description: format!("the disk {name}"),
+        size,
+        flags,
+        block_sizes: BlockSizes::default(),
+    };
+    vec![export("first", 1 << 30), export("zweite", 4097)]
+}
+
+fn option(code: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+    bytes.extend(code.to_be_bytes());
+    bytes.extend((data.len() as u32).to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+fn info_data(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut bytes = (name.len() as u32).to_be_bytes().to_vec();
+    bytes.extend(name.bytes());
+    bytes.extend((wanted.len() as u16).to_be_bytes());
+    bytes.extend(wanted.iter().flat_map(|code| code.to_be_bytes()));
+    bytes
+}
+
+fn client(flags: u32, options: &[Vec<u8>]) -> Vec<u8> {
+    let mut bytes = flags.to_be_bytes().to_vec();
+    bytes.extend(options.concat());
+    bytes
+}
+
+/// Feeds all of `bytes` in the given pieces: the output after the greeting, what was left over, and the last outcome.
+fn run(bytes: &[u8], mut cut: impl FnMut() -> usize) -> (Vec<u8>, usize, Outcome) {
+    let (exports, mut out) = (exports(), Vec::new());
+    let mut handshake = Handshake::new(&mut out);
+    assert_eq!(out.drain(..).as_slice(), b"NBDMAGICIHAVEOPT\0\x03");
+    let (mut at, mut last) = (0, Outcome::NeedMore);
+    while at < bytes.len() {
+        let end = bytes.len().min(at.saturating_add(cut().max(1)));
+        loop {
+            let (consumed, outcome) = handshake.feed(&exports, &bytes[at..end], &mut out);
+            at += consumed;
+            assert!(handshake.pending.len() <= OPTION_BYTES_MAX as usize);
+            match outcome {
+                Outcome::NeedMore => assert_eq!(at, end),
+                Outcome::Reply => last = outcome,
+                _ => return (out, bytes.len() - at, outcome),
+            }
+            if at == end {
+                break;
+            }
+        }
+    }
+    (out, 0, last)
+}
+
+fn whole(bytes: &[u8]) -> (Vec<u8>, usize, Outcome) {
+    run(bytes, || usize::MAX)
+}
+
+/// The answers in `out`: (option, kind, data).
+fn answers(mut out: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut found = Vec::new();
+    while !out.is_empty() {
+        assert_eq!(be64(out, 0), OPTION_REPLY_MAGIC);
+        let end = 20 + be32(out, 16) as usize;
+        found.push((be32(out, 8), be32(out, 12), out[20..end].to_vec()));
+        out = &out[end..];
+    }
+    found
+}
+
+fn kinds(out: &[u8]) -> Vec<u32> {
+    answers(out).into_iter().map(|(_, kind, _)| kind).collect()
+}
+
+fn transcript() -> Vec<u8> {
+    let mut bytes = client(
+        3,
+        &[
+            option(5, &[]),
+            option(8, &[]),
+            option(3, &[]),
+            option(6, &info_data("nobody", &[])),
+            option(10, &[1, 2, 3]),
+            option(6, &info_data("zweite", &[1, 2, 3, 77])),
+            option(7, &info_data("", &[1])),
+        ],
+    );
+    bytes.extend(b"the transmission phase");
+    bytes
+}
+
+#[test]
+fn a_transcript_is_answered_as_the_protocol_says() {
+    use option_reply::*;
+    let (out, left, outcome) = whole(&transcript());
+    assert_eq!(left, 22);
+    let ready = Outcome::Ready {
+        export: 0,
+        structured: true,
+    };
+    assert_eq!(outcome, ready);
+    let info_replies = [INFO, INFO, INFO, INFO, ACK, INFO, INFO, INFO, ACK];
+    let mut expected = vec![ERR_UNSUP, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, ERR_UNSUP];
+    expected.extend(info_replies);
+    assert_eq!(kinds(&out), expected);
+    let answers = answers(&out);
+    assert_eq!(answers[2].2, b"\0\0\0\x05firstthe disk first");
+    assert_eq!(answers[5].2, b"there is no export \"nobody\"");
+    // Size 4097, flags HAS_FLAGS | SEND_FLUSH | SEND_DF.
+    assert_eq!(answers[7].2, b"\0\0\0\0\0\0\0\0\x10\x01\0\x85");
+    assert_eq!(answers[8].2, b"\0\x03\0\0\0\x01\0\0\x10\0\x02\0\0\0");
+    assert_eq!(answers[9].2, b"\0\x01zweite");
+    assert_eq!(answers[10].2, b"\0\x02the disk zweite");
+    assert_eq!(answers[14].2, b"\0\x01first");
+}
+
+#[test]
+fn any_cut_gives_the_same_answers() {
+    let bytes = transcript();
+    let expected = whole(&bytes[..bytes.len() - 22]);
+    let bytes = &bytes[..bytes.len() - 22];
+    for size in 1..bytes.len() {
+        assert_eq!(run(bytes, || size), expected, "pieces of {size}");
+        let mut first = Some(size);
+        let cut = || first.take().unwrap_or(usize::MAX);
+        assert_eq!(run(bytes, cut), expected, "cut at {size}");
+    }
+}
+
+#[test]
+fn the_old_way_pads_unless_told_not_to() {
+    let ready = Outcome::Ready {
+        export: 1,
+        structured: false,
+    };
+    // Not structured, so DF is not offered.
+    let head = b"\0\0\0\0\0\0\x10\x01\0\x05";
+    let (out, left, outcome) = whole(&client(3, &[option(1, b"zweite")]));
+    assert_eq!((&out[..], left, &outcome), (&head[..], 0, &ready));
+    let (out, _, outcome) = whole(&client(0, &[option(1, b"zweite")]));
+    assert_eq!((out.len(), &outcome), (10 + 124, &ready));
+    assert_eq!(&out[..10], head);
+    let (out, _, outcome) = whole(&client(3, &[option(1, b"third\n")]));
+    assert_eq!(out, b"");
+    assert_eq!(
+        outcome,
+        Outcome::Failed("there is no export \"third\\n\"".into())
+    );
+}
+
+#[test]
+fn malformed_options_are_refused_and_the_client_may_go_on() {
+    use option_reply::*;
+    let mut long_count = info_data("first", &[1]);
+    long_count[10] = 9;
+    let cut_name = info_data("first", &[])[..7].to_vec();
+    let name_beyond = 5000u32.to_be_bytes().to_vec();
+    for data in [long_count, cut_name, name_beyond, Vec::new(), vec![0; 5]] {
+        for code in [option::GO, option::INFO] {
+            let bytes = client(3, &[option(code, &data), option(2, &[])]);
+            let (out, left, outcome) = whole(&bytes);
+            assert_eq!((left, outcome), (0, Outcome::Closed), "{data:?}");
+            assert_eq!(kinds(&out), [ERR_INVALID, ACK], "{data:?}");
+        }
+    }
+    for code in [option::LIST, option::STRUCTURED_REPLY] {
+        let (out, _, outcome) = whole(&client(1, &[option(code, b"x")]));
+        assert_eq!((kinds(&out), outcome), (vec![ERR_INVALID], Outcome::Reply));
+    }
+    let big = vec![7; OPTION_BYTES_MAX as usize + 1];
+    let (out, _, outcome) = whole(&client(3, &[option(7, &big), option(2, &[])]));
+    assert_eq!(
+        (kinds(&out), outcome),
+        (vec![ERR_TOO_BIG, ACK], Outcome::Closed)
+    );
+    let (out, _, _) = whole(&client(3, &[option(99, &big[1..])]));
+    assert_eq!(kinds(&out), [ERR_UNSUP]);
+}
+
+#[test]
+fn what_cannot_be_answered_ends_the_session() {
+    let failed = |bytes: &[u8], part: &str| match whole(bytes).2 {
+        Outcome::Failed(sentence) => assert!(sentence.contains(part), "{sentence}"),
+        other => panic!("{other:?}"),
+    };
+    failed(&client(4, &[]), "unknown flags 0x4");
+    failed(&client(3, &[vec![7; 16]]), "where an option must begin");
+    let big = vec![7; OPTION_BYTES_MAX as usize + 1];
+    failed(&client(3, &[option(1, &big)]), "export name of 65537 bytes");
+    let list = vec![option(3, &[]); OPTIONS_MAX as usize + 1];
+    failed(&client(3, &list), "more than 1000 options");
+    assert_eq!(whole(&client(3, &list[1..])).2, Outcome::Reply);
+}
+
+#[test]
+fn an_ended_handshake_consumes_nothing() {
+    let mut out = Vec::new();
+    let mut handshake = Handshake::new(&mut out);
+    let bytes = client(3, &[option(2, &[])]);
+    assert_eq!(handshake.feed(&[], &bytes, &mut out).1, Outcome::Closed);
+    let before = out.len();
+    assert_eq!(
+        handshake.feed(&[], &bytes, &mut out),
+        (0, Outcome::NeedMore)
+    );
+    assert_eq!(out.len(), before);
+}
+
+#[test]
+fn a_server_without_exports_has_no_default() {
+    let mut out = Vec::new();
+    let mut handshake = Handshake::new(&mut out);
+    let bytes = client(3, &[option(7, &info_data("", &[]))]);
+    assert_eq!(handshake.feed(&[], &bytes, &mut out).1, Outcome::Reply);
+    assert_eq!(kinds(&out[18..]), [option_reply::ERR_UNKNOWN]);
+}
+
+#[test]
+fn random_clients_neither_panic_nor_grow() {
+    let mut prng = Prng::new(11);
+    for _ in 0..3000 {
+        let mut bytes = client(prng.below(4) as u32, &[]);
+        for _ in 0..prng.below(8) {
+            let mut data = info_data(["", "first", "x"][prng.below(3) as usize], &[1, 2, 3]);
+            for _ in 0..prng.below(3) {
+                let at = prng.below(data.len() as u64) as usize;
+                data[at] = prng.next() as u8;
+            }
+            data.truncate(prng.below(2 * data.len() as u64) as usize);
+            bytes.extend(option(prng.below(14) as u32, &data));
+        }
+        for _ in 0..prng.below(3) {
+            let at = prng.below(bytes.len() as u64) as usize;
+            bytes[at] = prng.next() as u8;
+        }
+        let expected = whole(&bytes);
+        let (out, _, outcome) = run(&bytes, || prng.between(1, 30) as usize);
+        assert_eq!((&out, &outcome), (&expected.0, &expected.2));
+        assert!(out.len() < 8192);
+    }
+}

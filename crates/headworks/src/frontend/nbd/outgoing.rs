@@ -1,0 +1,254 @@
+//! What a connection has to send: reply headers and data where they lie, in order, sent with as few system calls as can be.
+//!
+//! Headers are appended to one arena and neighbours become one piece; data are pieces that point into request buffers, which
+//! are given back when their last byte was sent. One `sendmsg` per turn takes up to 1024 pieces. When the socket is full the
+//! rest waits; never are two sends under way on one socket, so nothing can overtake.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+
+use crate::memory::{Buffer, Pool, Span};
+
+/// Most pieces of one `sendmsg` (UIO_MAXIOV).
+const PIECES_MAX: usize = 1024;
+
+/// 16 KiB of zeros for holes in simple replies: small, so that they stay in the first-level cache.
+static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+
+#[derive(Debug)]
+enum Piece {
+    /// A range of the header arena.
+    Headers { start: usize, len: usize },
+    /// A range of a buffer, which goes back to the pool afterwards.
+    Data { span: Span, buffer: Option<Buffer> },
+}
+
+/// The send queue of a connection.
+#[derive(Debug, Default)]
+pub struct Outgoing {
+    headers: Vec<u8>,
+    pieces: VecDeque<Piece>,
+    /// Bytes of the first piece that were sent.
+    sent: usize,
+    /// Replies since the queue was empty: what bounds it.
+    replies: usize,
+}
+
+/// How a send ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// Everything is out.
+    All,
+    /// The socket is full; wait until it takes more.
+    Full,
+}
+
+impl Outgoing {
+    /// A queue for about `replies` replies before anything is allocated.
+    #[must_use]
+    pub fn new(replies: usize) -> Self {
+        Self {
+            headers: Vec::with_capacity(replies * super::reply::REPLY_BYTES_MAX),
+            pieces: VecDeque::with_capacity(2 * replies),
+            sent: 0,
+            replies: 0,
+        }
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Replies since the queue was empty last.
+    #[must_use]
+    pub fn replies(&self) -> usize {
+        self.replies
+    }
+
+    /// Appends a header; `encode` writes it.
+    pub fn header(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.headers.len();
+        encode(&mut self.headers);
+        self.replies += 1;
+        let len = self.headers.len() - start;
+        match self.pieces.back_mut() {
+            Some(Piece::Headers { len: before, .. }) => *before += len,
+            _ => self.pieces.push_back(Piece::Headers { start, len }),
+        }
+    }
+
+    /// Appends the first `len` bytes of a buffer.
+    pub fn data(&mut self, buffer: Buffer, len: usize) {
+        let span = Span {
+            base: buffer.base(),
+            len,
+        };
+        self.pieces.push_back(Piece::Data {
+            span,
+            buffer: Some(buffer),
+        });
+    }
+
+    /// Appends `len` zeros.
+    pub fn zeros(&mut self, len: usize) {
+        let mut left = len;
+        while left > 0 {
+            let len = left.min(ZEROS.len());
+            let span = Span {
+                base: ZEROS.as_ptr().cast_mut(),
+                len,
+            };
+            self.pieces.push_back(Piece::Data { span, buffer: None });
+            left -= len;
+        }
+    }
+
+    /// Sends what the socket takes. Buffers that are out go back to `pool`.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn send(&mut self, fd: RawFd, pool: &mut Pool, spans: &mut Vec<Span>) -> io::Result<Sent> {
+        while !self.pieces.is_empty() {
+            self.gather(spans);
+            let wanted: usize = spans.iter().map(|span| span.len).sum();
+            match send_spans(fd, spans) {
+                Ok(count) => {
+                    self.advance(count, pool);
+                    if count < wanted {
+                        // A short send: the socket is full now, as the next call would say.
+                        return Ok(Sent::Full);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Sent::All)
+    }
+
+    /// Forgets everything; the connection is gone.
+    pub fn abandon(&mut self, pool: &mut Pool) {
+        self.advance(usize::MAX, pool);
+    }
+
+    fn gather(&self, spans: &mut Vec<Span>) {
+        spans.clear();
+        let mut skip = self.sent;
+        for piece in self.pieces.iter().take(PIECES_MAX) {
+            let (base, len) = match *piece {
+                Piece::Headers { start, len } => {
+                    (self.headers[start..start + len].as_ptr().cast_mut(), len)
+                }
+                Piece::Data { span, .. } => (span.base, span.len),
+            };
+            spans.push(Span {
+                base: base.wrapping_add(skip),
+                len: len - skip,
+            });
+            skip = 0;
+        }
+    }
+
+    fn advance(&mut self, count: usize, pool: &mut Pool) {
+        let mut left = count;
+        while let Some(piece) = self.pieces.front_mut() {
+            let (len, buffer) = match piece {
+                Piece::Headers { len, .. } => (*len, None),
+                Piece::Data { span, buffer } => (span.len, Some(buffer)),
+            };
+            if left < len - self.sent {
+                self.sent += left;
+                return;
+            }
+            left -= len - self.sent;
+            self.sent = 0;
+            if let Some(buffer) = buffer.and_then(Option::take) {
+                pool.put(buffer);
+            }
+            self.pieces.pop_front();
+        }
+        self.headers.clear();
+        self.replies = 0;
+    }
+}
+
+fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = spans.as_ptr().cast_mut().cast();
+    message.msg_iovlen = spans.len();
+    // SAFETY: the spans have iovec's layout and name memory that stays until the pieces are dropped.
+    let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    if sent < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(sent as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    /// A slow reader: what is sent comes out whole and in order however often the socket is full, and buffers come back.
+    #[test]
+    fn a_full_socket_neither_loses_nor_reorders() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut pool = Pool::new(8 << 20).unwrap();
+        let (mut outgoing, mut spans, mut expected) = (Outgoing::new(8), Vec::new(), Vec::new());
+        for number in 0..60_u8 {
+            outgoing.header(|out| out.extend([number; 7]));
+            expected.extend([number; 7]);
+            if number % 3 == 0 {
+                outgoing.zeros(40_000);
+                expected.extend([0; 40_000]);
+            } else if number % 3 == 1 {
+                let buffer = pool.try_take(50_000).unwrap();
+                // SAFETY: the buffer is ours and long enough.
+                unsafe { buffer.base().write_bytes(number, 50_000) };
+                outgoing.data(buffer, 50_000);
+                expected.extend([number; 50_000]);
+            }
+        }
+        assert_eq!(outgoing.replies(), 60);
+        let mut received = Vec::new();
+        let mut times_full = 0;
+        while outgoing
+            .send(ours.as_raw_fd(), &mut pool, &mut spans)
+            .unwrap()
+            == Sent::Full
+        {
+            times_full += 1;
+            let mut some = [0; 10_001];
+            let count = theirs.read(&mut some).unwrap();
+            received.extend(&some[..count]);
+        }
+        drop(ours);
+        theirs.read_to_end(&mut received).unwrap();
+        assert!(times_full > 3 && received == expected);
+        assert_eq!((pool.taken(), outgoing.replies()), (0, 0));
+    }
+
+    #[test]
+    fn a_broken_connection_is_an_error_and_gives_its_buffers_back() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        let mut pool = Pool::new(1 << 20).unwrap();
+        let mut outgoing = Outgoing::new(1);
+        outgoing.data(pool.try_take(4096).unwrap(), 4096);
+        assert!(
+            outgoing
+                .send(ours.as_raw_fd(), &mut pool, &mut Vec::new())
+                .is_err()
+        );
+        outgoing.abandon(&mut pool);
+        assert!(outgoing.is_empty() && pool.taken() == 0);
+    }
+}

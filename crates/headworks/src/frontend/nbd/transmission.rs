@@ -1,0 +1,491 @@
+//! What a client asks for in the transmission phase: received bytes to checked [`Request`]s.
+//!
+//! The parser decides three things about each header: it is a request; or it is refused with an error and the connection
+//! goes on (the parser then skips the payload of a refused write by itself); or this peer cannot be understood any more and
+//! the connection ends. It checks what the protocol promises (magic, command, flags that the export offers, lengths) and
+//! leaves ranges and alignment to the volume.
+//!
+//! ```text
+//!            +--------------------- Request (its payload is the caller's) <---+
+//!            v                                                                |
+//!   [skip == 0: header] -- fewer than 28 bytes --> NeedMore (kept)            |
+//!            |  ^---------------------- skipped ----------- [skip > 0] --> NeedMore
+//!            +-- Refused: a write sets skip = its payload --^
+//!            +-- Disconnect | End
+//! ```
+//!
+//! Invariants: a call consumes at most one header; a payload byte is never read as a header; nothing is allocated.
+
+use std::fmt;
+
+use headworks_core::{BioFlags, Op};
+
+use super::wire::{
+    Command, CommandFlags, NbdError, PAYLOAD_BYTES_MAX, REQUEST_BYTES, RequestHeader,
+    TransmissionFlags,
+};
+
+/// A request that keeps the protocol's rules. The volume has still to check its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Given back in the reply; means nothing here.
+    pub cookie: u64,
+    /// First byte on the export.
+    pub offset: u64,
+    /// Bytes; 0 for a flush.
+    pub len: u32,
+    /// Never `Disconnect`: that is [`Parsed::Disconnect`].
+    pub command: Command,
+    /// Only flags that fit the command and that the export offers.
+    pub flags: CommandFlags,
+}
+
+impl Request {
+    /// Bytes that follow the header and belong to this request.
+    #[inline]
+    #[must_use]
+    pub const fn payload(&self) -> u32 {
+        match self.command {
+            Command::Write => self.len,
+            _ => 0,
+        }
+    }
+
+    /// The operation on the volume.
+    #[inline]
+    #[must_use]
+    pub const fn op(&self) -> Op {
+        match self.command {
+            Command::Read => Op::Read,
+            Command::Write => Op::Write,
+            Command::Trim => Op::Discard,
+            Command::WriteZeroes => Op::WriteZeroes,
+            Command::Flush | Command::Disconnect => Op::Flush,
+        }
+    }
+
+    /// The bio's flags. A client always waits for its answer, so all are `SYNC`; a read may come back as a hole, which
+    /// either reply form can tell (the simple one by sending zeros).
+    #[inline]
+    #[must_use]
+    pub const fn bio_flags(&self) -> BioFlags {
+        let mut flags = BioFlags::SYNC;
+        match self.command {
+            Command::Read => flags = flags.with(BioFlags::HOLE_OK),
+            Command::Write | Command::Trim | Command::WriteZeroes => {
+                if self.flags.contains(CommandFlags::FUA) {
+                    flags = flags.with(BioFlags::FUA);
+                }
+            }
+            // A flush is durable by its nature; clients are known to set FUA on it.
+            Command::Flush | Command::Disconnect => {}
+        }
+        if self.flags.contains(CommandFlags::NO_HOLE) {
+            flags = flags.with(BioFlags::NO_UNMAP);
+        }
+        if self.flags.contains(CommandFlags::FAST_ZERO) {
+            flags = flags.with(BioFlags::FAST_ZERO);
+        }
+        flags
+    }
+}
+
+/// A request that is answered with an error at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Given back in the reply.
+    pub cookie: u64,
+    /// Whether the answer is to a read: those need the structured form where it was negotiated.
+    pub is_read: bool,
+    /// What to answer.
+    pub error: NbdError,
+}
+
+/// Why a connection cannot go on. Its `Display` is the line for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtocolError {
+    /// What should be a request does not begin like one.
+    BadMagic(u32),
+    /// A write carries more than this server takes; to skip so much would serve no one.
+    PayloadTooLong(u32),
+}
+
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProtocolError::BadMagic(magic) => {
+                write!(
+                    f,
+                    "the client sent {magic:#010x} where a request must begin"
+                )
+            }
+            ProtocolError::PayloadTooLong(len) => write!(
+                f,
+                "the client sent a write of {len} bytes; at most {PAYLOAD_BYTES_MAX} are taken"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ProtocolError {}
+
+/// What the parser found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parsed {
+    /// All bytes are consumed; the next request is not complete.
+    NeedMore,
+    /// Carry this out. The next [`Request::payload`] bytes of the stream are the caller's, not the parser's.
+    Request(Request),
+    /// Answer this; the parser skips the payload.
+    Refused(Refusal),
+    /// The client is leaving in good order: finish what is in flight, send nothing for this, close.
+    Disconnect,
+    /// Log this and close.
+    End(ProtocolError),
+}
+
+/// One connection's parser: 48 bytes, no allocation.
+#[derive(Clone, Debug)]
+pub struct RequestParser {
+    /// The first bytes of a header that came in pieces.
+    partial: [u8; REQUEST_BYTES],
+    have: u8,
+    structured: bool,
+    offered: TransmissionFlags,
+    /// Bytes of a refused write's payload still to come.
+    skip: u32,
+}
+
+impl RequestParser {
+    /// A parser for an export with these flags, as the handshake ended.
+    #[must_use]
+    pub const fn new(offered: TransmissionFlags, structured: bool) -> Self {
+        Self {
+            partial: [0; REQUEST_BYTES],
+            have: 0,
+            structured,
+            offered,
+            skip: 0,
+        }
+    }
+
+    /// Looks at the next bytes of the stream: how many it consumed, and what they mean.
+    ///
+    /// Call it again with the rest until it says [`Parsed::NeedMore`]; after a write, take the payload first.
+    #[inline]
+    pub fn parse(&mut self, bytes: &[u8]) -> (usize, Parsed) {
+        if self.have == 0
+            && self.skip == 0
+            && let Some(header) = bytes.first_chunk::<REQUEST_BYTES>()
+        {
+            return (REQUEST_BYTES, self.judge(header));
+        }
+        self.parse_pieces(bytes)
+    }
+
+    /// Whether the stream may end here: not in the middle of a header or of a payload that is being skipped.
+    #[must_use]
+    pub const fn is_between_requests(&self) -> bool {
+        self.have == 0 && self.skip == 0
+    }
+
+    /// The slow way: something was left over from before, or is left over now.
+    #[cold]
+    fn parse_pieces(&mut self, bytes: &[u8]) -> (usize, Parsed) {
+        let skipped = bytes.len().min(self.skip as usize);
+        self.skip -= skipped as u32;
+        let rest = &bytes[skipped..];
+        let have = usize::from(self.have);
+        let taken = rest.len().min(REQUEST_BYTES - have);
+        self.partial[have..have + taken].copy_from_slice(&rest[..taken]);
+        if have + taken < REQUEST_BYTES {
+            self.have = (have + taken) as u8;
+            return (bytes.len(), Parsed::NeedMore);
+        }
+        self.have = 0;
+        let header = self.partial;
+        (skipped + taken, self.judge(&header))
+    }
+
+    #[inline]
+    fn judge(&mut self, bytes: &[u8; REQUEST_BYTES]) -> Parsed {
+        let header = match RequestHeader::decode(bytes) {
+            Ok(header) => header,
+            Err(magic) => return Parsed::End(ProtocolError::BadMagic(magic)),
+        };
+        let command = Command::from_code(header.command);
+        let writes = command == Some(Command::Write);
+        if writes && header.len > PAYLOAD_BYTES_MAX {
+            return Parsed::End(ProtocolError::PayloadTooLong(header.len));
+        }
+        match self.check(command, &header) {
+            Ok(Command::Disconnect) => Parsed::Disconnect,
+            Ok(command) => Parsed::Request(Request {
+                cookie: header.cookie,
+                offset: header.offset,
+                len: header.len,
+                command,
+                flags: CommandFlags(header.flags),
+            }),
+            Err(error) => {
+                self.skip = if writes { header.len } else { 0 };
+                Parsed::Refused(Refusal {
+                    cookie: header.cookie,
+                    is_read: command == Some(Command::Read),
+                    error,
+                })
+            }
+        }
+    }
+
+    /// The protocol's rules for one request; the volume has its own.
+    #[inline]
+    fn check(&self, command: Option<Command>, header: &RequestHeader) -> Result<Command, NbdError> {
+        let Some(command) = command else {
+            return Err(NbdError::Invalid);
+        };
+        if command == Command::Disconnect {
+            return Ok(command);
+        }
+        if command.is_write() && self.offered.contains(TransmissionFlags::READ_ONLY) {
+            return Err(NbdError::NotPermitted);
+        }
+        let allowed = self.allowed_flags(command).ok_or(NbdError::Invalid)?;
+        if !allowed.contains(CommandFlags(header.flags)) {
+            return Err(NbdError::Invalid);
+        }
+        match (command, header.len) {
+            // Range and length of a flush are reserved; anything there is a request from a protocol we do not speak.
+            (Command::Flush, 0) if header.offset == 0 => Ok(command),
+            (Command::Flush, _) | (_, 0) => Err(NbdError::Invalid),
+            (Command::Read, len) if len > PAYLOAD_BYTES_MAX => {
+                let whole = CommandFlags(header.flags).contains(CommandFlags::DF);
+                Err(if whole {
+                    NbdError::Overflow
+                } else {
+                    NbdError::Invalid
+                })
+            }
+            _ => Ok(command),
+        }
+    }
+
+    /// The flags that may stand on a command, or none if the export does not offer the command at all.
+    #[inline]
+    fn allowed_flags(&self, command: Command) -> Option<CommandFlags> {
+        let offers = |flag| self.offered.contains(flag);
+        // The protocol has servers accept FUA on every command once it is offered, useful or not.
+        let mut allowed = if offers(TransmissionFlags::SEND_FUA) {
+            CommandFlags::FUA
+        } else {
+            CommandFlags::NONE
+        };
+        let offered = match command {
+            Command::Read => {
+                if self.structured && offers(TransmissionFlags::SEND_DF) {
+                    allowed = allowed.with(CommandFlags::DF);
+                }
+                true
+            }
+            Command::Write | Command::Disconnect => true,
+            Command::Flush => offers(TransmissionFlags::SEND_FLUSH),
+            Command::Trim => offers(TransmissionFlags::SEND_TRIM),
+            Command::WriteZeroes => {
+                allowed = allowed.with(CommandFlags::NO_HOLE);
+                if offers(TransmissionFlags::SEND_FAST_ZERO) {
+                    allowed = allowed.with(CommandFlags::FAST_ZERO);
+                }
+                offers(TransmissionFlags::SEND_WRITE_ZEROES)
+            }
+        };
+        offered.then_some(allowed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::prng::Prng;
+
+    const ALL: TransmissionFlags = TransmissionFlags(0xfff & !2);
+
+    fn header(command: u16, flags: u16, offset: u64, len: u32) -> [u8; REQUEST_BYTES] {
+        RequestHeader {
+            flags,
+            command,
+            cookie: 77,
+            offset,
+            len,
+        }
+        .encode()
+    }
+
+    /// What one header means to an export that offers `offered`.
+    fn one(offered: TransmissionFlags, command: u16, flags: u16, len: u32) -> Parsed {
+        let offset = if command == 3 { 0 } else { 4096 };
+        let bytes = header(command, flags, offset, len);
+        let (consumed, parsed) = RequestParser::new(offered, true).parse(&bytes);
+        assert_eq!(consumed, REQUEST_BYTES);
+        parsed
+    }
+
+    fn refused(parsed: Parsed) -> Option<NbdError> {
+        match parsed {
+            Parsed::Refused(refusal) => Some(refusal.error),
+            _ => None,
+        }
+    }
+
+    fn bio(command: u16, flags: u16, len: u32) -> (Op, BioFlags) {
+        match one(ALL, command, flags, len) {
+            Parsed::Request(request) => (request.op(), request.bio_flags()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn commands_become_operations() {
+        let sync = BioFlags::SYNC;
+        assert_eq!(bio(0, 0, 1), (Op::Read, sync.with(BioFlags::HOLE_OK)));
+        assert_eq!(bio(0, 5, 1), (Op::Read, sync.with(BioFlags::HOLE_OK)));
+        assert_eq!(bio(1, 0, 512), (Op::Write, sync));
+        assert_eq!(bio(1, 1, 512), (Op::Write, sync.with(BioFlags::FUA)));
+        assert_eq!(bio(3, 1, 0), (Op::Flush, sync));
+        assert_eq!(bio(4, 1, u32::MAX), (Op::Discard, sync.with(BioFlags::FUA)));
+        let zeroes = sync.with(BioFlags::NO_UNMAP).with(BioFlags::FAST_ZERO);
+        assert_eq!(bio(6, 18, u32::MAX), (Op::WriteZeroes, zeroes));
+        assert_eq!(one(ALL, 2, 0, 0), Parsed::Disconnect);
+    }
+
+    #[test]
+    fn what_the_export_does_not_offer_is_refused() {
+        let bare = TransmissionFlags::HAS_FLAGS;
+        for (command, flags, len) in [(1, 1, 9), (3, 0, 0), (4, 0, 9), (6, 0, 9), (0, 4, 9)] {
+            let parsed = one(bare, command, flags, len);
+            assert_eq!(refused(parsed), Some(NbdError::Invalid), "{command}");
+        }
+        let slow = ALL.without(TransmissionFlags::SEND_FAST_ZERO);
+        assert_eq!(refused(one(slow, 6, 16, 9)), Some(NbdError::Invalid));
+        let simple = RequestParser::new(ALL, false).parse(&header(0, 4, 0, 9)).1;
+        assert_eq!(refused(simple), Some(NbdError::Invalid));
+        let read_only = ALL.with(TransmissionFlags::READ_ONLY);
+        for command in [1, 4, 6] {
+            let parsed = one(read_only, command, 0, 9);
+            assert_eq!(refused(parsed), Some(NbdError::NotPermitted), "{command}");
+        }
+        assert_eq!(refused(one(read_only, 0, 0, 9)), None);
+    }
+
+    #[test]
+    fn lengths_commands_and_flags_have_limits() {
+        assert_eq!(refused(one(ALL, 0, 0, PAYLOAD_BYTES_MAX)), None);
+        let long = PAYLOAD_BYTES_MAX + 1;
+        assert_eq!(refused(one(ALL, 0, 0, long)), Some(NbdError::Invalid));
+        assert_eq!(refused(one(ALL, 0, 4, long)), Some(NbdError::Overflow));
+        assert_eq!(
+            one(ALL, 1, 0, long),
+            Parsed::End(ProtocolError::PayloadTooLong(long))
+        );
+        for command in [0, 1, 4, 6, 5, 7, 8, 999] {
+            assert_eq!(
+                refused(one(ALL, command, 0, 0)),
+                Some(NbdError::Invalid),
+                "{command}"
+            );
+        }
+        for command in [0, 1, 3, 4] {
+            let len = u32::from(command != 3);
+            assert_eq!(
+                refused(one(ALL, command, 2, len)),
+                Some(NbdError::Invalid),
+                "{command}"
+            );
+        }
+        assert_eq!(refused(one(ALL, 0, 1 << 15, 9)), Some(NbdError::Invalid));
+        let placed = RequestParser::new(ALL, false)
+            .parse(&header(3, 0, 512, 0))
+            .1;
+        assert_eq!(refused(placed), Some(NbdError::Invalid));
+        let mut bytes = header(0, 0, 0, 9);
+        bytes[0] = 0;
+        let (_, parsed) = RequestParser::new(ALL, false).parse(&bytes);
+        assert_eq!(parsed, Parsed::End(ProtocolError::BadMagic(0x0060_9513)));
+    }
+
+    /// Feeds `stream` in the pieces that `cut` chooses; payloads of accepted writes are taken as a connection would.
+    fn run(stream: &[u8], mut cut: impl FnMut() -> usize) -> Vec<Parsed> {
+        let (mut parser, mut found) = (RequestParser::new(ALL, true), Vec::new());
+        let (mut at, mut payload) = (0, 0);
+        while at < stream.len() {
+            let end = stream.len().min(at.saturating_add(cut().max(1)));
+            while at < end {
+                let taken = payload.min(end - at);
+                (at, payload) = (at + taken, payload - taken);
+                let (consumed, parsed) = parser.parse(&stream[at..end]);
+                at += consumed;
+                match parsed {
+                    Parsed::NeedMore => assert_eq!(at, end),
+                    Parsed::Request(request) => payload = request.payload() as usize,
+                    _ => {}
+                }
+                if parsed != Parsed::NeedMore {
+                    found.push(parsed);
+                }
+                if matches!(parsed, Parsed::End(_)) {
+                    return found;
+                }
+            }
+        }
+        assert!(parser.is_between_requests());
+        found
+    }
+
+    #[test]
+    fn any_cut_of_the_stream_gives_the_same_requests() {
+        let mut stream = Vec::new();
+        stream.extend(header(1, 0, 0, 50));
+        stream.extend([0x25; 50]);
+        stream.extend(header(1, 2, 0, 40)); // Refused: its payload must be skipped,
+        stream.extend(header(2, 0, 0, 0)); // though it looks like a request.
+        stream.extend([9; 12]);
+        stream.extend(header(0, 0, 512, 4096));
+        stream.extend(header(2, 0, 0, 0));
+        let whole = run(&stream, || usize::MAX);
+        assert_eq!(whole.len(), 4);
+        assert_eq!(refused(whole[1]), Some(NbdError::Invalid));
+        assert_eq!(whole[3], Parsed::Disconnect);
+        for size in 1..stream.len() {
+            assert_eq!(run(&stream, || size), whole, "pieces of {size}");
+            let mut first = Some(size);
+            let cut = || first.take().unwrap_or(usize::MAX);
+            assert_eq!(run(&stream, cut), whole, "cut at {size}");
+        }
+    }
+
+    #[test]
+    fn random_bytes_end_at_the_first_wrong_magic() {
+        let mut prng = Prng::new(3);
+        for _ in 0..2000 {
+            let mut stream = Vec::new();
+            for _ in 0..prng.below(6) {
+                let command = prng.below(9) as u16;
+                let flags = prng.next() as u16 & prng.next() as u16;
+                let len = prng.below(100) as u32;
+                stream.extend(header(command, flags, prng.next(), len));
+                if command == 1 {
+                    stream.extend((0..len).map(|_| prng.next() as u8));
+                }
+            }
+            let good = stream.len();
+            stream.extend((0..prng.between(28, 99)).map(|_| prng.next() as u8));
+            let expected = run(&stream, || usize::MAX);
+            assert!(matches!(
+                expected.last(),
+                Some(Parsed::End(ProtocolError::BadMagic(_)))
+            ));
+            assert!(run(&stream[..good], || 7).len() == expected.len() - 1);
+            let pieces = run(&stream, || prng.between(1, 40) as usize);
+            assert_eq!(pieces, expected);
+        }
+    }
+}

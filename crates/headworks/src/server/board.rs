@@ -1,0 +1,133 @@
+//! What the threads of a server tell each other outside the data path: mail, and how far a stop has come.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, OnceLock};
+
+use headworks_core::{Control, ShardId};
+
+use crate::engine::Waker;
+use crate::frontend::nbd::connection::Connection;
+
+/// Something for a shard's thread that is not data.
+pub enum Mail {
+    /// A connection whose handshake is over and whose export is yours.
+    Connection {
+        /// The connection, with nothing in flight.
+        connection: Box<Connection>,
+        /// The export it chose.
+        export: usize,
+        /// Whether it wants structured replies.
+        structured: bool,
+    },
+    /// The operator speaks.
+    Control(Control),
+    /// Answer what is in flight, flush, end.
+    Stop,
+    /// Look at the board.
+    Look,
+}
+
+/// Shared by all threads of a server.
+pub struct Board {
+    boxes: Mutex<Vec<Sender<Mail>>>,
+    wakers: OnceLock<Vec<Waker>>,
+    shards: usize,
+    waiting: AtomicUsize,
+    failures: AtomicU64,
+    unflushed: Vec<AtomicU64>,
+    /// Called when every shard waits, or one has died.
+    ended: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Board {
+    /// A board for the shards behind `boxes`.
+    #[must_use]
+    pub fn new(
+        boxes: Vec<Sender<Mail>>,
+        volumes: usize,
+        ended: Box<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        Self {
+            shards: boxes.len(),
+            boxes: Mutex::new(boxes),
+            wakers: OnceLock::new(),
+            waiting: AtomicUsize::new(0),
+            failures: AtomicU64::new(0),
+            unflushed: (0..volumes).map(|_| AtomicU64::new(0)).collect(),
+            ended,
+        }
+    }
+
+    /// All engines are open: this wakes them.
+    pub fn set_wakers(&self, wakers: Vec<Waker>) {
+        let _ = self.wakers.set(wakers);
+    }
+
+    /// Mail for one shard; wakes it.
+    pub fn send(&self, shard: ShardId, mail: Mail) {
+        if let Ok(boxes) = self.boxes.lock() {
+            // A shard that is gone needs no mail.
+            let _ = boxes[usize::from(shard.0)].send(mail);
+        }
+        if let Some(wakers) = self.wakers.get() {
+            wakers[usize::from(shard.0)].wake();
+        }
+    }
+
+    /// The same mail for every shard.
+    pub fn send_all(&self, mail: impl Fn() -> Mail) {
+        (0..self.shards as u16).for_each(|shard| self.send(ShardId(shard), mail()));
+    }
+
+    /// A shard has flushed and would end; the last one to say so wakes the others.
+    pub fn wait(&self) {
+        // AcqRel: pairs with the load in `all_waiting`; what a shard did before it waits is done for those who see it.
+        if self.waiting.fetch_add(1, Ordering::AcqRel) + 1 == self.shards {
+            self.send_all(|| Mail::Look);
+            (self.ended)();
+        }
+    }
+
+    /// Whether every shard waits, so that nobody needs another's devices.
+    #[must_use]
+    pub fn all_waiting(&self) -> bool {
+        // Acquire: pairs with `wait`.
+        self.waiting.load(Ordering::Acquire) == self.shards
+    }
+
+    /// A flush at the end failed.
+    pub fn note_failure(&self) {
+        // Relaxed: a count that is read after the threads have ended.
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many flushes at the end failed.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        // Relaxed: pairs with `note_failure`.
+        self.failures.load(Ordering::Relaxed)
+    }
+
+    /// How many volumes there are.
+    #[must_use]
+    pub fn volumes(&self) -> usize {
+        self.unflushed.len()
+    }
+
+    /// Writes of a volume that no flush covers yet.
+    pub fn publish(&self, volume: usize, writes: u64) {
+        // Relaxed: a figure for people.
+        self.unflushed[volume].store(writes, Ordering::Relaxed);
+    }
+
+    /// The figures, by volume.
+    #[must_use]
+    pub fn unflushed(&self) -> Vec<u64> {
+        // Relaxed: pairs with `publish`.
+        self.unflushed
+            .iter()
+            .map(|writes| writes.load(Ordering::Relaxed))
+            .collect()
+    }
+}

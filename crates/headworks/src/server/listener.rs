@@ -1,0 +1,225 @@
+//! Where clients connect: unix sockets and TCP.
+//!
+//! A unix socket's file is taken over when nobody listens behind it (its server died), refused when somebody does, created
+//! with the mode that the user gave, and removed at the end, if it is still ours.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use headworks_core::ConfigError;
+
+/// Where to listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A unix socket.
+    Unix {
+        /// Its file.
+        path: PathBuf,
+        /// Permissions of the file.
+        mode: u32,
+    },
+    /// TCP.
+    Tcp(SocketAddr),
+}
+
+enum Socket {
+    Unix {
+        listener: UnixListener,
+        path: PathBuf,
+        inode: u64,
+    },
+    Tcp(TcpListener),
+}
+
+/// A listening socket.
+pub struct Listener(Socket);
+
+impl Listener {
+    /// Listens.
+    ///
+    /// # Errors
+    /// What is in the way, in one sentence.
+    pub fn bind(address: &Address) -> Result<Self, ConfigError> {
+        match address {
+            Address::Unix { path, mode } => bind_unix(path, *mode),
+            Address::Tcp(address) => bind_tcp(*address),
+        }
+    }
+
+    /// The socket, to wait on.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        match &self.0 {
+            Socket::Unix { listener, .. } => listener.as_raw_fd(),
+            Socket::Tcp(listener) => listener.as_raw_fd(),
+        }
+    }
+
+    /// The port that TCP got.
+    #[must_use]
+    pub fn port(&self) -> Option<u16> {
+        match &self.0 {
+            Socket::Unix { .. } => None,
+            Socket::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
+        }
+    }
+
+    /// The next client, if one waits; its socket does not block.
+    ///
+    /// # Errors
+    /// The process has no file descriptor left, or the like.
+    pub fn accept(&self) -> io::Result<Option<(OwnedFd, String)>> {
+        let accepted = match &self.0 {
+            Socket::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| {
+                stream.set_nonblocking(true)?;
+                Ok((OwnedFd::from(stream), "unix".to_owned()))
+            }),
+            Socket::Tcp(listener) => listener.accept().and_then(|(stream, peer)| {
+                stream.set_nonblocking(true)?;
+                stream.set_nodelay(true)?;
+                Ok((OwnedFd::from(stream), peer.to_string()))
+            }),
+        };
+        match accepted {
+            Ok(accepted) => Ok(Some(accepted)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            // The client left before it was accepted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Socket::Unix { path, inode, .. } = &self.0
+            && fs::symlink_metadata(&*path).is_ok_and(|file| file.ino() == *inode)
+        {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn bind_unix(path: &Path, mode: u32) -> Result<Listener, ConfigError> {
+    let fail = |what: &str, error: io::Error| {
+        ConfigError::new("unix", format!("{what} {}: {error}", path.display()))
+    };
+    remove_stale(path)?;
+    // Bound under a name of our own and moved into place with its mode: nobody connects before the mode is set.
+    let hidden = path.with_file_name(format!(".headworks-{}.sock", std::process::id()));
+    let _ = fs::remove_file(&hidden);
+    let listener = UnixListener::bind(&hidden).map_err(|error| fail("cannot listen at", error))?;
+    let placed = fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))
+        .and_then(|()| listener.set_nonblocking(true))
+        .and_then(|()| fs::hard_link(&hidden, path));
+    let _ = fs::remove_file(&hidden);
+    placed.map_err(|error| fail("cannot create", error))?;
+    let file = fs::symlink_metadata(path).map_err(|error| fail("cannot look at", error))?;
+    Ok(Listener(Socket::Unix {
+        listener,
+        path: path.to_owned(),
+        inode: file.ino(),
+    }))
+}
+
+/// Removes the socket file of a server that died.
+fn remove_stale(path: &Path) -> Result<(), ConfigError> {
+    let Ok(file) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !file.file_type().is_socket() {
+        let message = format!(
+            "{} exists and is not a socket; name another path",
+            path.display()
+        );
+        return Err(ConfigError::new("unix", message));
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => {
+            let message = format!(
+                "another server listens at {}; stop it or name another path",
+                path.display()
+            );
+            Err(ConfigError::new("unix", message))
+        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
+            .map_err(|error| {
+                let message = format!("cannot remove the stale socket {}: {error}", path.display());
+                ConfigError::new("unix", message)
+            }),
+        Err(error) => {
+            let message = format!("cannot tell whether {} is in use: {error}", path.display());
+            Err(ConfigError::new("unix", message))
+        }
+    }
+}
+
+fn bind_tcp(address: SocketAddr) -> Result<Listener, ConfigError> {
+    let listener = TcpListener::bind(address)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .map_err(|error| {
+            ConfigError::new("port", format!("cannot listen at {address}: {error}"))
+        })?;
+    Ok(Listener(Socket::Tcp(listener)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(name: &str) -> PathBuf {
+        let directory =
+            std::env::temp_dir().join(format!("headworks-listener-{}-{name}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        directory.join("socket")
+    }
+
+    fn bind(path: &Path) -> Result<Listener, ConfigError> {
+        Listener::bind(&Address::Unix {
+            path: path.to_owned(),
+            mode: 0o600,
+        })
+    }
+
+    #[test]
+    fn a_stale_socket_is_taken_over_and_a_live_one_is_not() {
+        let path = place("stale");
+        drop(UnixListener::bind(&path).unwrap());
+        let ours = bind(&path).unwrap();
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        let refused = bind(&path).err().unwrap();
+        assert!(
+            refused.message.contains("another server listens"),
+            "{refused}"
+        );
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(ours);
+        assert!(!path.exists(), "the socket goes with its server");
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_never_removed() {
+        let path = place("file");
+        fs::write(&path, "precious").unwrap();
+        assert!(bind(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn accepts_until_nobody_waits() {
+        let path = place("accept");
+        let listener = bind(&path).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(listener.accept().unwrap().is_some() && listener.accept().unwrap().is_none());
+    }
+}
