@@ -157,14 +157,8 @@ impl Shard {
         if bio.op == Op::Flush {
             return queue.flush(now, &mut self.pools, slot);
         }
-        if queue.must_fail(&bio) {
-            return answer(
-                &mut self.pools,
-                slot,
-                Err(IoError::Medium),
-                false,
-                ReplyStage::Final,
-            );
+        if let Some(status) = queue.early_answer(&bio) {
+            return answer(&mut self.pools, slot, status, false, ReplyStage::Final);
         }
         let Pools { slots, bios, .. } = &mut self.pools;
         if self
@@ -175,6 +169,7 @@ impl Shard {
             return;
         }
         let segments = queue.limits().segments(bio.len);
+        let marks = queue.first_marks(&bio);
         if self.plug.must_flush(slots) {
             self.flush_plug(now);
         }
@@ -183,6 +178,7 @@ impl Shard {
             .try_take()
             .expect("there are slots for every bio and every tag");
         let tags = self.pools.bios[slot].tags;
+        let leased = if tags > 0 { Request::LEASED } else { 0 };
         slots[id] = Request {
             offset: bio.offset,
             len: bio.len,
@@ -195,7 +191,7 @@ impl Shard {
             op: bio.op,
             flags: bio.flags,
             state: State::Plugged,
-            marks: if tags > 0 { Request::LEASED } else { 0 },
+            marks: leased | marks,
             tags,
             stamps: [now; 4],
             ..Request::default()
