@@ -29,6 +29,9 @@ const WARM_UP: u32 = 10;
 /// Turns between looks at the wall clock's end of the run.
 const LOOK_EVERY: u32 = 64;
 
+/// Changes a queue's options.
+pub type Tune = Box<dyn Fn(&mut QueueOptions) -> Result<(), ConfigError> + Send + Sync>;
+
 /// What to measure.
 pub struct Options {
     /// The device.
@@ -50,7 +53,7 @@ pub struct Options {
     /// How to wait for disks.
     pub engine: EngineChoice,
     /// Changes the queue's options.
-    pub queue: Box<dyn Fn(&mut QueueOptions) -> Result<(), ConfigError> + Send + Sync>,
+    pub queue: Tune,
     /// One JSON object instead of lines for people.
     pub json: bool,
 }
