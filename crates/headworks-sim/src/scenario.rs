@@ -95,7 +95,11 @@ impl Scenario {
         Self {
             seed,
             shards,
-            bios_max: if tight { (depth / 3).max(2) } else { depth.max(32) + 8 },
+            bios_max: if tight {
+                (depth / 3).max(2)
+            } else {
+                depth.max(32) + 8
+            },
             tight,
             devices,
             volumes,

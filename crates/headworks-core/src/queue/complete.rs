@@ -95,7 +95,11 @@ impl Queue {
                 // One answer cannot say "part data, part zeros without data": the rest, or all of it if the first part was
                 // such zeros, must come as data.
                 request.flags = request.flags.without(BioFlags::HOLE_OK);
-                request.done += if completion.hole { 0 } else { completion.transferred };
+                request.done += if completion.hole {
+                    0
+                } else {
+                    completion.transferred
+                };
                 Verdict::Again
             }
             Err(IoError::Busy) => Verdict::Requeue,

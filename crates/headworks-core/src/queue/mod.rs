@@ -176,7 +176,9 @@ impl Queue {
         let fast = bio.flags.contains(BioFlags::FAST_ZERO);
         match bio.op {
             Op::Discard if !self.options.discard => Some(Ok(())),
-            Op::WriteZeroes if !self.options.write_zeroes && fast => Some(Err(IoError::Unsupported)),
+            Op::WriteZeroes if !self.options.write_zeroes && fast => {
+                Some(Err(IoError::Unsupported))
+            }
             _ => None,
         }
     }
