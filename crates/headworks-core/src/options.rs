@@ -24,6 +24,19 @@ pub enum NoMerges {
     Never,
 }
 
+impl NoMerges {
+    /// The setting of a sysfs value.
+    #[must_use]
+    pub const fn from_sysfs(value: u64) -> Option<Self> {
+        match value {
+            0 => Some(Self::MergeAll),
+            1 => Some(Self::OneHit),
+            2 => Some(Self::Never),
+            _ => None,
+        }
+    }
+}
+
 /// One device's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
@@ -236,7 +249,7 @@ impl ShardConfig {
                 format!("{block} is not a power of two up to max_sectors_kb"),
             ));
         }
-        if volume.options.size % u64::from(block) != 0 {
+        if !volume.options.size.is_multiple_of(u64::from(block)) {
             return Err(ConfigError::new(
                 "size",
                 format!(
@@ -270,9 +283,195 @@ impl ShardConfig {
         }
     }
 
+    /// The configuration as lines of numbers, for the head of a record. [`ShardConfig::from_lines`] reads it.
+    #[must_use]
+    pub fn to_lines(&self) -> String {
+        let mut text = format!("shard {} {} {}\n", self.id.0, self.shards, self.bios_max);
+        for device in &self.devices {
+            let q = &device.queue;
+            text += &format!(
+                "device {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}\n",
+                device.owner.0,
+                q.nr_requests,
+                q.queue_depth,
+                q.max_sectors_kb,
+                q.max_segments,
+                q.max_segment_size,
+                q.nomerges as u8,
+                q.scheduler as u8,
+                q.io_timeout_ns,
+                u8::from(q.write_cache),
+                u8::from(q.fua),
+                u8::from(q.discard),
+                q.discard_granularity,
+                q.discard_max_bytes,
+                u8::from(q.write_zeroes),
+            );
+        }
+        for volume in &self.volumes {
+            let o = &volume.options;
+            let read_only = u8::from(o.read_only);
+            text += &format!(
+                "volume {} {} {} {} {}\n",
+                volume.home.0, volume.device.0, o.size, read_only, o.block_size
+            );
+        }
+        text
+    }
+
+    /// Reads what [`ShardConfig::to_lines`] wrote.
+    ///
+    /// # Errors
+    /// The first line that is damaged.
+    pub fn from_lines(text: &str) -> Result<Self, ConfigError> {
+        let mut config = Self {
+            id: ShardId(0),
+            shards: 1,
+            bios_max: 1,
+            devices: Vec::new(),
+            volumes: Vec::new(),
+        };
+        for line in text.lines() {
+            config.read_line(line).ok_or_else(|| {
+                ConfigError::new("record", format!("`{line}` is no line of a configuration"))
+            })?;
+        }
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn read_line(&mut self, line: &str) -> Option<()> {
+        let mut words = line.split(' ');
+        let kind = words.next()?;
+        let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        match (kind, &numbers[..]) {
+            ("shard", &[id, shards, bios_max]) => {
+                self.id = ShardId(id.try_into().ok()?);
+                self.shards = shards.try_into().ok()?;
+                self.bios_max = bios_max.try_into().ok()?;
+            }
+            ("volume", &[home, device, size, read_only, block_size]) => {
+                self.volumes.push(VolumeConfig {
+                    home: ShardId(home.try_into().ok()?),
+                    device: DeviceId(device.try_into().ok()?),
+                    options: VolumeOptions {
+                        size,
+                        read_only: read_only != 0,
+                        block_size: block_size.try_into().ok()?,
+                    },
+                });
+            }
+            ("device", numbers) => self.devices.push(device_of(numbers)?),
+            _ => return None,
+        }
+        Some(())
+    }
+
     /// The configuration of `volume`.
     #[must_use]
     pub fn volume(&self, volume: VolumeId) -> Option<&VolumeConfig> {
         self.volumes.get(usize::from(volume.0))
+    }
+}
+
+fn device_of(numbers: &[u64]) -> Option<DeviceConfig> {
+    let &[
+        owner,
+        nr_requests,
+        queue_depth,
+        max_sectors_kb,
+        max_segments,
+        max_segment_size,
+        nomerges,
+        0,
+        io_timeout_ns,
+        write_cache,
+        fua,
+        discard,
+        discard_granularity,
+        discard_max_bytes,
+        write_zeroes,
+    ] = numbers
+    else {
+        return None;
+    };
+    let queue = QueueOptions {
+        nr_requests: nr_requests.try_into().ok()?,
+        queue_depth: queue_depth.try_into().ok()?,
+        max_sectors_kb: max_sectors_kb.try_into().ok()?,
+        max_segments: max_segments.try_into().ok()?,
+        max_segment_size: max_segment_size.try_into().ok()?,
+        nomerges: NoMerges::from_sysfs(nomerges)?,
+        scheduler: Scheduler::None,
+        io_timeout_ns,
+        write_cache: write_cache != 0,
+        fua: fua != 0,
+        discard: discard != 0,
+        discard_granularity: discard_granularity.try_into().ok()?,
+        discard_max_bytes: discard_max_bytes.try_into().ok()?,
+        write_zeroes: write_zeroes != 0,
+    };
+    Some(DeviceConfig {
+        owner: ShardId(owner.try_into().ok()?),
+        queue,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_comes_back_from_its_lines() {
+        let queue = QueueOptions {
+            nr_requests: 62,
+            fua: true,
+            ..QueueOptions::default()
+        };
+        let volume = VolumeOptions {
+            size: 1 << 40,
+            read_only: true,
+            block_size: 4096,
+        };
+        let mut config = ShardConfig::single(queue, volume, 77);
+        config.devices.push(DeviceConfig {
+            owner: ShardId(3),
+            queue: QueueOptions::default(),
+        });
+        (config.shards, config.id) = (4, ShardId(2));
+        assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
+        assert!(ShardConfig::from_lines("shard 0 1").is_err());
+        assert!(ShardConfig::from_lines("device 1 2 3").is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_its_range() {
+        let volume = VolumeOptions {
+            size: 1 << 20,
+            read_only: false,
+            block_size: 512,
+        };
+        let with = |change: fn(&mut ShardConfig)| {
+            let mut config = ShardConfig::single(QueueOptions::default(), volume, 8);
+            change(&mut config);
+            config.validate().err().map(|error| error.option)
+        };
+        assert_eq!(with(|_| ()), None);
+        assert_eq!(
+            with(|c| c.devices[0].queue.nr_requests = 0),
+            Some("nr_requests")
+        );
+        assert_eq!(
+            with(|c| c.devices[0].queue.discard_granularity = 3),
+            Some("discard_granularity")
+        );
+        assert_eq!(with(|c| c.volumes[0].options.size = 513), Some("size"));
+        assert_eq!(
+            with(|c| c.volumes[0].options.block_size = 0),
+            Some("block_size")
+        );
+        assert_eq!(with(|c| c.volumes[0].device = DeviceId(1)), Some("device"));
+        assert_eq!(with(|c| c.devices[0].owner = ShardId(1)), Some("owner"));
+        assert_eq!(with(|c| c.bios_max = 0), Some("bios_max"));
     }
 }

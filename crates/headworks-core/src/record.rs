@@ -7,7 +7,6 @@ use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
-use crate::time::Instant;
 
 /// An input in a record: six words.
 pub type Words = [u64; 6];
@@ -279,12 +278,6 @@ fn completion_of(words: &Words) -> Completion {
         status: IoError::from_code((words[3] >> 16) as u8),
         hole: words[3] >> 8 & 1 != 0,
     }
-}
-
-/// The first words of a batch in a record: when it came and how many inputs follow.
-#[must_use]
-pub const fn batch_words(now: Instant, inputs: u32) -> [u64; 2] {
-    [now.0, inputs as u64]
 }
 
 #[cfg(test)]

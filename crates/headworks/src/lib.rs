@@ -3,14 +3,15 @@
 //! `frontend` parses protocols and knows nothing below a volume; `executor` carries out a shard's actions; `device` moves
 //! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data.
 
+pub mod client;
 pub mod device;
 pub mod engine;
 pub mod executor;
 pub mod frontend;
 pub mod memory;
-pub mod server;
 pub mod primitive;
 pub mod ring;
+pub mod server;
 pub mod units;
 
 pub use headworks_core as core;

@@ -43,7 +43,11 @@ pub struct Board {
 impl Board {
     /// A board for the shards behind `boxes`.
     #[must_use]
-    pub fn new(boxes: Vec<Sender<Mail>>, volumes: usize, ended: Box<dyn Fn() + Send + Sync>) -> Self {
+    pub fn new(
+        boxes: Vec<Sender<Mail>>,
+        volumes: usize,
+        ended: Box<dyn Fn() + Send + Sync>,
+    ) -> Self {
         Self {
             shards: boxes.len(),
             boxes: Mutex::new(boxes),
@@ -121,6 +125,9 @@ impl Board {
     #[must_use]
     pub fn unflushed(&self) -> Vec<u64> {
         // Relaxed: pairs with `publish`.
-        self.unflushed.iter().map(|writes| writes.load(Ordering::Relaxed)).collect()
+        self.unflushed
+            .iter()
+            .map(|writes| writes.load(Ordering::Relaxed))
+            .collect()
     }
 }

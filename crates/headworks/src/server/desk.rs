@@ -6,9 +6,7 @@
 
 use std::collections::HashMap;
 
-use headworks_core::{
-    BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, VolumeId,
-};
+use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, VolumeId};
 
 use crate::executor::Outlet;
 use crate::frontend::nbd::connection::Connection;
@@ -78,7 +76,11 @@ impl Desk {
     pub fn new(shard: ShardId, connections: usize, pool: Pool, peers: Vec<Option<Peer>>) -> Self {
         let connections = connections.min(CONNECTIONS_MAX);
         let places = (0..connections)
-            .map(|_| Place { generation: 0, connection: None, listed: false })
+            .map(|_| Place {
+                generation: 0,
+                connection: None,
+                listed: false,
+            })
             .collect();
         Self {
             shard,
@@ -103,7 +105,9 @@ impl Desk {
 
     /// Takes a connection in; gives it back when all places are taken.
     pub fn insert(&mut self, mut connection: Box<Connection>) -> Result<u32, Box<Connection>> {
-        let Some(slot) = self.free.pop() else { return Err(connection) };
+        let Some(slot) = self.free.pop() else {
+            return Err(connection);
+        };
         let place = &mut self.places[slot as usize];
         place.generation = (place.generation + 1) & 0x3fff;
         connection.set_id(u32::from(self.shard.0) << 26 | place.generation << 12 | slot);
@@ -120,7 +124,11 @@ impl Desk {
 
     /// A connection, and the pool that its buffers are from.
     pub fn connection(&mut self, slot: u32) -> Option<(&mut Connection, &mut Pool)> {
-        let connection = self.places.get_mut(slot as usize)?.connection.as_deref_mut()?;
+        let connection = self
+            .places
+            .get_mut(slot as usize)?
+            .connection
+            .as_deref_mut()?;
         Some((connection, &mut self.pool))
     }
 
@@ -170,7 +178,10 @@ impl Desk {
 }
 
 /// The span of what has no bytes.
-const NOTHING: Span = Span { base: std::ptr::null_mut(), len: 0 };
+const NOTHING: Span = Span {
+    base: std::ptr::null_mut(),
+    len: 0,
+};
 
 impl Outlet for Desk {
     fn buffer(&mut self, bio: BioId) -> Span {
@@ -179,7 +190,9 @@ impl Outlet for Desk {
         }
         let slot = self.slot_of(bio);
         let connection = slot.and_then(|slot| self.places[slot as usize].connection.as_mut());
-        connection.and_then(|connection| connection.buffer(bio.sequence)).unwrap_or(NOTHING)
+        connection
+            .and_then(|connection| connection.buffer(bio.sequence))
+            .unwrap_or(NOTHING)
     }
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {

@@ -28,7 +28,11 @@ pub enum Address {
 }
 
 enum Socket {
-    Unix { listener: UnixListener, path: PathBuf, inode: u64 },
+    Unix {
+        listener: UnixListener,
+        path: PathBuf,
+        inode: u64,
+    },
     Tcp(TcpListener),
 }
 
@@ -94,7 +98,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix { path, inode, .. } = &self.0
-            && fs::symlink_metadata(&*path).is_ok_and(|file| file.ino() == *inode)
+            && fs::symlink_metadata(path).is_ok_and(|file| file.ino() == *inode)
         {
             let _ = fs::remove_file(path);
         }
@@ -116,19 +120,31 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, ConfigError> {
     let _ = fs::remove_file(&hidden);
     placed.map_err(|error| fail("cannot create", error))?;
     let file = fs::symlink_metadata(path).map_err(|error| fail("cannot look at", error))?;
-    Ok(Listener(Socket::Unix { listener, path: path.to_owned(), inode: file.ino() }))
+    Ok(Listener(Socket::Unix {
+        listener,
+        path: path.to_owned(),
+        inode: file.ino(),
+    }))
 }
 
 /// Removes the socket file of a server that died.
 fn remove_stale(path: &Path) -> Result<(), ConfigError> {
-    let Ok(file) = fs::symlink_metadata(path) else { return Ok(()) };
+    let Ok(file) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
     if !file.file_type().is_socket() {
-        let message = format!("{} exists and is not a socket; name another path", path.display());
+        let message = format!(
+            "{} exists and is not a socket; name another path",
+            path.display()
+        );
         return Err(ConfigError::new("unix", message));
     }
     match UnixStream::connect(path) {
         Ok(_) => {
-            let message = format!("another server listens at {}; stop it or name another path", path.display());
+            let message = format!(
+                "another server listens at {}; stop it or name another path",
+                path.display()
+            );
             Err(ConfigError::new("unix", message))
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
@@ -146,7 +162,9 @@ fn remove_stale(path: &Path) -> Result<(), ConfigError> {
 fn bind_tcp(address: SocketAddr) -> Result<Listener, ConfigError> {
     let listener = TcpListener::bind(address)
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-        .map_err(|error| ConfigError::new("port", format!("cannot listen at {address}: {error}")))?;
+        .map_err(|error| {
+            ConfigError::new("port", format!("cannot listen at {address}: {error}"))
+        })?;
     Ok(Listener(Socket::Tcp(listener)))
 }
 
@@ -155,13 +173,17 @@ mod tests {
     use super::*;
 
     fn place(name: &str) -> PathBuf {
-        let directory = std::env::temp_dir().join(format!("headworks-listener-{}-{name}", std::process::id()));
+        let directory =
+            std::env::temp_dir().join(format!("headworks-listener-{}-{name}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
         directory.join("socket")
     }
 
     fn bind(path: &Path) -> Result<Listener, ConfigError> {
-        Listener::bind(&Address::Unix { path: path.to_owned(), mode: 0o600 })
+        Listener::bind(&Address::Unix {
+            path: path.to_owned(),
+            mode: 0o600,
+        })
     }
 
     #[test]
@@ -169,9 +191,15 @@ mod tests {
         let path = place("stale");
         drop(UnixListener::bind(&path).unwrap());
         let ours = bind(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let refused = bind(&path).err().unwrap();
-        assert!(refused.message.contains("another server listens"), "{refused}");
+        assert!(
+            refused.message.contains("another server listens"),
+            "{refused}"
+        );
         assert!(UnixStream::connect(&path).is_ok());
         drop(ours);
         assert!(!path.exists(), "the socket goes with its server");

@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -106,6 +107,8 @@ pub struct Parts {
     pub volumes: Vec<VolumeId>,
     pub limits: ConnectionLimits,
     pub poll_ns: u64,
+    /// Room in the shard that is kept for bios of other shards.
+    pub reserve: u32,
     pub recorder: Option<Recorder>,
 }
 
@@ -137,7 +140,11 @@ impl Reactor {
     pub fn new(parts: Parts) -> Self {
         let places = parts.desk.slots().count();
         Self {
-            infos: parts.exports.iter().map(|export| export.info.clone()).collect(),
+            infos: parts
+                .exports
+                .iter()
+                .map(|export| export.info.clone())
+                .collect(),
             standings: vec![Standing::default(); places],
             hot: Vec::with_capacity(places),
             line: VecDeque::with_capacity(places),
@@ -199,18 +206,33 @@ impl Reactor {
     /// A busy connection is served several times before the engine is entered, if the engine has nothing to do for us.
     fn must_enter(&mut self, wait: Wait) -> bool {
         let idle_disks = self.parts.shard.is_idle();
-        let skip = wait == Wait::Poll && !self.hot.is_empty() && idle_disks && self.skips < SKIPS_MAX;
+        let skip =
+            wait == Wait::Poll && !self.hot.is_empty() && idle_disks && self.skips < SKIPS_MAX;
         self.skips = if skip { self.skips + 1 } else { 0 };
         !skip
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        let Parts { engine, sleeper, desk, .. } = &mut self.parts;
+        let Parts {
+            engine,
+            sleeper,
+            desk,
+            ..
+        } = &mut self.parts;
         let wait = match wait {
             Wait::Poll => Wait::Poll,
             sleep => {
-                let empty = || desk.peers.iter_mut().flatten().all(|peer| peer.consumer.is_empty());
-                if sleeper.may_sleep(empty) { sleep } else { Wait::Poll }
+                let empty = || {
+                    desk.peers
+                        .iter_mut()
+                        .flatten()
+                        .all(|peer| peer.consumer.is_empty())
+                };
+                if sleeper.may_sleep(empty) {
+                    sleep
+                } else {
+                    Wait::Poll
+                }
             }
         };
         let result = engine.turn(wait, &mut self.events);
@@ -228,11 +250,26 @@ impl Reactor {
             self.polling.on_yield(self.parts.clock.now().since(now));
             return Wait::Poll;
         }
+        if self
+            .parts
+            .desk
+            .peers
+            .iter()
+            .flatten()
+            .any(|peer| !peer.outbox.is_empty())
+        {
+            // A ring was full. By design it never is; if it is, its reader makes room without telling.
+            return Wait::Poll;
+        }
         while let Some(slot) = self.hot.pop() {
             self.standings[slot as usize].hot = false;
             self.watch(slot);
         }
-        let times = [self.parts.desk.timer, self.parts.executor.next_timeout(), self.tick_due(now)];
+        let times = [
+            self.parts.desk.timer,
+            self.parts.executor.next_timeout(),
+            self.tick_due(now),
+        ];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
@@ -243,7 +280,10 @@ impl Reactor {
     /// The time of the next look at patience; none while nobody's patience runs.
     fn tick_due(&mut self, now: Instant) -> Option<Instant> {
         let desk = &mut self.parts.desk;
-        let waits = |slot| desk.connection(slot).is_some_and(|(c, _)| c.deadline().is_some());
+        let waits = |slot| {
+            desk.connection(slot)
+                .is_some_and(|(c, _)| c.deadline().is_some())
+        };
         let draining = self.life != Life::Running;
         let needed = draining || (0..self.standings.len() as u32).any(waits);
         needed.then(|| now.after(TICK_NS))
@@ -262,7 +302,9 @@ impl Reactor {
                 }
                 Event::Disk(done) => {
                     let disk: &mut dyn DiskQueue = &mut *self.parts.engine;
-                    self.parts.executor.on_disk(now, done, disk, &mut self.inputs);
+                    self.parts
+                        .executor
+                        .on_disk(now, done, disk, &mut self.inputs);
                 }
                 Event::Woken => {}
             }
@@ -275,12 +317,17 @@ impl Reactor {
         let desk = &mut self.parts.desk;
         let mut worked = false;
         for shard in 0..desk.peers.len() {
-            let Some(peer) = &mut desk.peers[shard] else { continue };
+            let Some(peer) = &mut desk.peers[shard] else {
+                continue;
+            };
             peer.consumer.pop(MESSAGES_MAX, &mut self.envelopes);
             for envelope in self.envelopes.drain(..) {
                 desk.keep_foreign(&envelope);
                 let from = ShardId(shard as u16);
-                self.inputs.push(Input::Message { from, message: envelope.message });
+                self.inputs.push(Input::Message {
+                    from,
+                    message: envelope.message,
+                });
                 worked = true;
             }
         }
@@ -292,7 +339,11 @@ impl Reactor {
         while let Ok(mail) = self.parts.mail.try_recv() {
             worked = true;
             match mail {
-                Mail::Connection { connection, export, structured } => {
+                Mail::Connection {
+                    connection,
+                    export,
+                    structured,
+                } => {
                     self.adopt(now, connection, export, structured);
                 }
                 Mail::Control(control) => self.inputs.push(Input::Control(control)),
@@ -308,7 +359,9 @@ impl Reactor {
             self.parts.desk.timer = None;
             self.inputs.push(Input::Timer);
         }
-        let Parts { executor, engine, .. } = &mut self.parts;
+        let Parts {
+            executor, engine, ..
+        } = &mut self.parts;
         if executor.next_timeout().is_some_and(|at| at <= now) {
             executor.on_timeout(now, &mut **engine, &mut self.inputs);
         }
@@ -316,7 +369,14 @@ impl Reactor {
 
     /// Lets the shard decide and carries it out, until devices that answer at once have nothing more to say.
     fn step(&mut self, now: Instant) {
-        let Parts { shard, executor, engine, desk, recorder, .. } = &mut self.parts;
+        let Parts {
+            shard,
+            executor,
+            engine,
+            desk,
+            recorder,
+            ..
+        } = &mut self.parts;
         while !self.inputs.is_empty() {
             std::mem::swap(&mut self.inputs, &mut self.batch);
             shard.handle(now, &self.batch);
@@ -331,12 +391,19 @@ impl Reactor {
 
     /// One receive for every hot connection.
     fn receive(&mut self, now: Instant) -> bool {
-        let mut room = self.parts.shard.room();
+        let kept = self
+            .parts
+            .reserve
+            .saturating_sub(self.parts.desk.foreign() as u32);
+        let mut room = self.parts.shard.room().saturating_sub(kept);
         let (mut index, mut worked) = (0, false);
         while index < self.hot.len() {
             let slot = self.hot[index];
             let received = self.receive_from(now, slot, &mut room);
-            worked |= !matches!(received, Received::Nothing | Received::Full | Received::NoBuffer);
+            worked |= !matches!(
+                received,
+                Received::Nothing | Received::Full | Received::NoBuffer
+            );
             if self.standings[slot as usize].hot && self.settle(now, slot, received) {
                 index += 1;
             } else {
@@ -390,30 +457,54 @@ impl Reactor {
     /// A client chose its export: the connection goes to the export's shard; true if that is this one.
     fn place(&mut self, now: Instant, slot: u32, export: usize, structured: bool) -> bool {
         let home = self.parts.exports[export].shard;
-        let Some((connection, pool)) = self.parts.desk.connection(slot) else { return false };
-        debug!(peer = connection.peer(), export = self.infos[export].name, "client chose its export");
+        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+            return false;
+        };
+        debug!(
+            peer = connection.peer(),
+            export = self.infos[export].name,
+            "client chose its export"
+        );
         if home == self.parts.id {
-            connection.begin(now, self.parts.exports[export].volume, &self.infos[export], structured);
+            connection.begin(
+                now,
+                self.parts.exports[export].volume,
+                &self.infos[export],
+                structured,
+            );
             return true;
         }
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
         // take it belongs to a client that reads nothing.
         if !matches!(connection.send(now, pool, &mut self.spans), Ok(Sent::All)) {
-            self.end(slot, &End::Fault("the client does not read the handshake".into()));
+            self.end(
+                slot,
+                &End::Fault("the client does not read the handshake".into()),
+            );
             return false;
         }
         if let Some(fd) = connection.socket() {
             self.parts.engine.forget(slot, fd);
         }
         if let Some(connection) = self.parts.desk.remove(slot) {
-            let mail = Mail::Connection { connection, export, structured };
+            let mail = Mail::Connection {
+                connection,
+                export,
+                structured,
+            };
             self.parts.board.send(home, mail);
         }
         false
     }
 
     /// Takes over a connection whose export is ours.
-    fn adopt(&mut self, now: Instant, connection: Box<Connection>, export: usize, structured: bool) {
+    fn adopt(
+        &mut self,
+        now: Instant,
+        connection: Box<Connection>,
+        export: usize,
+        structured: bool,
+    ) {
         match self.parts.desk.insert(connection) {
             Ok(slot) => {
                 if let Some((connection, _)) = self.parts.desk.connection(slot) {
@@ -428,7 +519,9 @@ impl Reactor {
     }
 
     fn end(&mut self, slot: u32, end: &End) {
-        let Some((connection, pool)) = self.parts.desk.connection(slot) else { return };
+        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+            return;
+        };
         match end {
             End::Goodbye => connection.leave(pool),
             End::HungUp => {
@@ -449,7 +542,9 @@ impl Reactor {
 
     fn close(&mut self, slot: u32) {
         self.line.retain(|&other| other != slot);
-        let Some((connection, pool)) = self.parts.desk.connection(slot) else { return };
+        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+            return;
+        };
         if let Some(fd) = connection.socket() {
             self.parts.engine.forget(slot, fd);
             connection.close(pool);
@@ -460,8 +555,11 @@ impl Reactor {
 
     /// Frees the place of a connection that has nothing left.
     fn bury(&mut self, slot: u32) {
-        let finished =
-            self.parts.desk.connection(slot).is_some_and(|(connection, _)| connection.is_finished());
+        let finished = self
+            .parts
+            .desk
+            .connection(slot)
+            .is_some_and(|(connection, _)| connection.is_finished());
         if !finished {
             return;
         }
@@ -477,7 +575,9 @@ impl Reactor {
     /// One send for every connection that has something; replies may end a hold.
     fn send(&mut self, now: Instant) {
         while let Some(slot) = self.parts.desk.next_listed() {
-            let Some((connection, pool)) = self.parts.desk.connection(slot) else { continue };
+            let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+                continue;
+            };
             let was_hot = self.standings[slot as usize].hot;
             match connection.send(now, pool, &mut self.spans) {
                 Ok(Sent::All) => self.standings[slot as usize].blocked = false,
@@ -514,8 +614,12 @@ impl Reactor {
     /// Has the engine say when the connection can go on.
     fn watch(&mut self, slot: u32) {
         let standing = self.standings[slot as usize];
-        let Some((connection, _)) = self.parts.desk.connection(slot) else { return };
-        let Some(fd) = connection.socket() else { return };
+        let Some((connection, _)) = self.parts.desk.connection(slot) else {
+            return;
+        };
+        let Some(fd) = connection.socket() else {
+            return;
+        };
         let interest = match (standing.hold, standing.blocked) {
             (Hold::No, false) => Interest::Read,
             (Hold::No, true) => Interest::ReadWrite,
@@ -527,33 +631,47 @@ impl Reactor {
     }
 
     fn watch_listener(&mut self, index: usize) {
-        let fd = self.parts.listeners[index].fd();
-        self.parts.engine.watch(LISTENERS + index as u32, fd, Interest::Read);
+        let Some(listener) = self.parts.listeners.get(index) else {
+            return;
+        };
+        let fd = listener.fd();
+        self.parts
+            .engine
+            .watch(LISTENERS + index as u32, fd, Interest::Read);
     }
 
     fn accept(&mut self, now: Instant, index: u32) {
-        let Some(listener) = self.parts.listeners.get(index as usize) else { return };
-        loop {
-            let (socket, peer) = match listener.accept() {
-                Ok(Some(accepted)) => accepted,
+        while let Some(accepted) = self
+            .parts
+            .listeners
+            .get(index as usize)
+            .map(Listener::accept)
+        {
+            match accepted {
+                Ok(Some((socket, peer))) => self.welcome(now, socket, peer),
                 Ok(None) => break,
                 Err(error) => {
                     error!(%error, "cannot accept a client");
                     break;
                 }
-            };
-            debug!(peer, "client connected");
-            let connection = Connection::new(socket, peer, self.parts.limits, now);
-            match self.parts.desk.insert(Box::new(connection)) {
-                Ok(slot) => {
-                    self.standings[slot as usize] = Standing::default();
-                    self.parts.desk.list(slot);
-                    self.heat(slot);
-                }
-                Err(connection) => warn!(peer = connection.peer(), "too many connections; closed"),
             }
         }
         self.watch_listener(index as usize);
+    }
+
+    fn welcome(&mut self, now: Instant, socket: OwnedFd, peer: String) {
+        debug!(peer, "client connected");
+        let connection = Connection::new(socket, peer, self.parts.limits, now);
+        match self.parts.desk.insert(Box::new(connection)) {
+            Ok(slot) => {
+                self.standings[slot as usize] = Standing::default();
+                self.parts.desk.list(slot);
+                self.heat(slot);
+            }
+            Err(connection) => {
+                warn!(peer = connection.peer(), "too many connections; closed");
+            }
+        }
     }
 
     fn push_messages(&mut self) {
@@ -572,17 +690,33 @@ impl Reactor {
                 Notice::Suspect { volume, status } => error!(
                     volume = volume.0,
                     "a device flush failed ({}): flushes and FUA of this volume fail from now on",
-                    status.err().map_or_else(String::new, |error| error.to_string())
+                    status
+                        .err()
+                        .map_or_else(String::new, |error| error.to_string())
                 ),
-                Notice::TimedOut { volume, op, offset, len } => warn!(
+                Notice::TimedOut {
+                    volume,
+                    op,
+                    offset,
+                    len,
+                } => warn!(
                     volume = volume.0,
-                    offset, len, "a {} passed its time-out; its memory stays out until the device answers", op.name()
+                    offset,
+                    len,
+                    "a {} passed its time-out; its memory stays out until the device answers",
+                    op.name()
                 ),
                 Notice::UnknownCompletion { device, .. } => {
-                    error!(device = device.0, "the device answered for a command that is not in flight");
+                    error!(
+                        device = device.0,
+                        "the device answered for a command that is not in flight"
+                    );
                 }
                 Notice::ShortRead { volume, offset } => {
-                    error!(volume = volume.0, offset, "the image ended here: it is shorter than it was");
+                    error!(
+                        volume = volume.0,
+                        offset, "the image ended here: it is shorter than it was"
+                    );
                 }
             }
         }
@@ -596,7 +730,9 @@ impl Reactor {
     fn tick(&mut self, now: Instant) {
         self.next_tick = now.after(TICK_NS);
         for slot in self.parts.desk.slots() {
-            let Some((connection, _)) = self.parts.desk.connection(slot) else { continue };
+            let Some((connection, _)) = self.parts.desk.connection(slot) else {
+                continue;
+            };
             if connection.deadline().is_some_and(|at| at <= now) {
                 let complaint = connection.complaint();
                 self.end(slot, &End::Fault(complaint));
@@ -604,9 +740,13 @@ impl Reactor {
         }
         for file in &mut self.parts.files {
             if let Some(size) = file.changed_size() {
-                warn!(volume = file.volume.0, "the image changed its size to {size} bytes while it is served");
+                warn!(
+                    volume = file.volume.0,
+                    "the image changed its size to {size} bytes while it is served"
+                );
                 let (volume, size) = (file.volume, size);
-                self.inputs.push(Input::Control(Control::Resize { volume, size }));
+                self.inputs
+                    .push(Input::Control(Control::Resize { volume, size }));
             }
         }
     }
@@ -616,8 +756,13 @@ impl Reactor {
             return;
         }
         self.life = Life::Draining { since: now };
-        for listener in std::mem::take(&mut self.parts.listeners).into_iter().enumerate() {
-            self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
+        for listener in std::mem::take(&mut self.parts.listeners)
+            .into_iter()
+            .enumerate()
+        {
+            self.parts
+                .engine
+                .forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
         for slot in self.parts.desk.slots() {
             if let Some((connection, pool)) = self.parts.desk.connection(slot) {
@@ -637,7 +782,10 @@ impl Reactor {
         match self.life {
             Life::Draining { since } => {
                 if now.since(since) > DRAIN_NS {
-                    self.parts.desk.slots().for_each(|slot| self.close_if_only_sending(slot));
+                    self.parts
+                        .desk
+                        .slots()
+                        .for_each(|slot| self.close_if_only_sending(slot));
                 }
                 if self.parts.desk.connections() == 0 {
                     self.flush_all(now);
@@ -662,18 +810,35 @@ impl Reactor {
 
     /// A client that does not read holds up nobody's shutdown; buffers in the device do.
     fn close_if_only_sending(&mut self, slot: u32) {
-        if self.parts.desk.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing()) {
+        if self
+            .parts
+            .desk
+            .connection(slot)
+            .is_some_and(|(connection, _)| connection.has_outgoing())
+        {
             self.close(slot);
         }
     }
 
     fn flush_all(&mut self, now: Instant) {
         let volumes = self.parts.volumes.clone();
-        self.life = Life::Flushing { left: volumes.len() };
+        self.life = Life::Flushing {
+            left: volumes.len(),
+        };
         for (sequence, volume) in volumes.into_iter().enumerate() {
-            let id = BioId { connection: OWN_FLUSHES, volume, sequence: sequence as u64 };
+            let id = BioId {
+                connection: OWN_FLUSHES,
+                volume,
+                sequence: sequence as u64,
+            };
             let flags = BioFlags::SYNC;
-            self.inputs.push(Input::Bio(Bio { id, offset: 0, len: 0, op: Op::Flush, flags }));
+            self.inputs.push(Input::Bio(Bio {
+                id,
+                offset: 0,
+                len: 0,
+                op: Op::Flush,
+                flags,
+            }));
         }
         self.step(now);
         self.push_messages();
@@ -696,7 +861,9 @@ impl Reactor {
         for volume in 0..self.parts.board.volumes() {
             let id = VolumeId(volume as u16);
             if let Some((writes, suspect)) = self.parts.shard.unflushed(id) {
-                self.parts.board.publish(volume, writes + u64::from(suspect));
+                self.parts
+                    .board
+                    .publish(volume, writes + u64::from(suspect));
             }
         }
     }

@@ -87,7 +87,7 @@ pub enum Received {
     Some,
     /// It waits for its own replies.
     Full,
-    /// It waits for a buffer of the pool.
+    /// It waits for a buffer of the pool, or for room in the shard.
     NoBuffer,
     /// The client chose this export; the connection belongs to its shard.
     Chosen {
@@ -261,17 +261,24 @@ impl Connection {
 
     /// Where the rest of a payload goes, if one is on its way.
     fn payload_rest(&self) -> Option<Span> {
-        let Phase::Transmission(transmission) = &self.phase else { return None };
+        let Phase::Transmission(transmission) = &self.phase else {
+            return None;
+        };
         let receiving = transmission.receiving.as_ref()?;
         let buffer = receiving.flying.buffer.as_ref()?;
         let rest = receiving.flying.len as usize - receiving.filled;
         // SAFETY: `filled` is at most the request's length, which the buffer holds.
-        Some(Span { base: unsafe { buffer.base().add(receiving.filled) }, len: rest })
+        let base = unsafe { buffer.base().add(receiving.filled) };
+        Some(Span { base, len: rest })
     }
 
     fn tail_len(&self, direct: Option<Span>, most: usize) -> usize {
         match &self.phase {
-            Phase::Transmission(transmission) if transmission.large || direct.is_some_and(|span| span.len >= LARGE_PAYLOAD) => LARGE_TAIL,
+            Phase::Transmission(transmission)
+                if transmission.large || direct.is_some_and(|span| span.len >= LARGE_PAYLOAD) =>
+            {
+                LARGE_TAIL
+            }
             _ => most,
         }
     }
@@ -293,14 +300,17 @@ impl Connection {
     }
 
     fn shake_hands(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
-        let Phase::Handshake(handshake) = &mut self.phase else { return (0, Received::Nothing) };
+        let Phase::Handshake(handshake) = &mut self.phase else {
+            return (0, Received::Nothing);
+        };
         let mut used = 0;
         loop {
             let mut out = Vec::new();
             let (count, outcome) = handshake.feed(intake.exports, &bytes[used..], &mut out);
             used += count;
             if !out.is_empty() {
-                self.outgoing.header(|headers| headers.extend_from_slice(&out));
+                self.outgoing
+                    .header(|headers| headers.extend_from_slice(&out));
             }
             let received = match outcome {
                 Outcome::Reply if self.outgoing.replies() < self.limits.requests => continue,
@@ -336,9 +346,12 @@ impl Connection {
             let held = transmission.held.take();
             let request = match held {
                 Some(request) => request,
-                None if !self.has_room() || *intake.room == 0 => return (used, Received::Full),
+                None if !self.has_room() => return (used, Received::Full),
+                None if *intake.room == 0 => return (used, Received::NoBuffer),
                 None => {
-                    let Phase::Transmission(transmission) = &mut self.phase else { continue };
+                    let Phase::Transmission(transmission) = &mut self.phase else {
+                        continue;
+                    };
                     let (count, parsed) = transmission.parser.parse(&bytes[used..]);
                     used += count;
                     match parsed {
@@ -363,7 +376,9 @@ impl Connection {
 
     /// Gives a request its buffer and, unless a payload must come first, hands it to the shard. False: no buffer is free.
     fn admit(&mut self, request: Request, intake: &mut Intake<'_>) -> bool {
-        let Phase::Transmission(transmission) = &mut self.phase else { return true };
+        let Phase::Transmission(transmission) = &mut self.phase else {
+            return true;
+        };
         let op = request.op();
         let buffer = if op.has_data() {
             let buffer = match intake.line {
@@ -379,11 +394,28 @@ impl Connection {
             None
         };
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
-        let Request { cookie, offset, len, .. } = request;
-        let flying = Flying { sequence: 0, cookie, offset, len, op, answered: false, buffer };
+        let Request {
+            cookie,
+            offset,
+            len,
+            ..
+        } = request;
+        let flying = Flying {
+            sequence: 0,
+            cookie,
+            offset,
+            len,
+            op,
+            answered: false,
+            buffer,
+        };
         transmission.large = op == Op::Write && len as usize >= LARGE_PAYLOAD;
         if op == Op::Write {
-            transmission.receiving = Some(Receiving { flying, request, filled: 0 });
+            transmission.receiving = Some(Receiving {
+                flying,
+                request,
+                filled: 0,
+            });
         } else {
             self.submit(flying, request, intake);
         }
@@ -391,8 +423,12 @@ impl Connection {
     }
 
     fn note_payload(&mut self, count: usize, intake: &mut Intake<'_>) {
-        let Phase::Transmission(transmission) = &mut self.phase else { return };
-        let Some(receiving) = &mut transmission.receiving else { return };
+        let Phase::Transmission(transmission) = &mut self.phase else {
+            return;
+        };
+        let Some(receiving) = &mut transmission.receiving else {
+            return;
+        };
         receiving.filled += count;
         if receiving.is_complete() {
             self.submit_received(intake);
@@ -400,19 +436,30 @@ impl Connection {
     }
 
     fn submit_received(&mut self, intake: &mut Intake<'_>) {
-        let Phase::Transmission(transmission) = &mut self.phase else { return };
-        if let Some(Receiving { flying, request, .. }) = transmission.receiving.take() {
+        let Phase::Transmission(transmission) = &mut self.phase else {
+            return;
+        };
+        if let Some(Receiving {
+            flying, request, ..
+        }) = transmission.receiving.take()
+        {
             self.submit(flying, request, intake);
         }
     }
 
     fn submit(&mut self, flying: Flying, request: Request, intake: &mut Intake<'_>) {
-        let Phase::Transmission(transmission) = &self.phase else { return };
+        let Phase::Transmission(transmission) = &self.phase else {
+            return;
+        };
         let volume = transmission.volume;
         let sequence = self.window.insert(flying);
         *intake.room = intake.room.saturating_sub(1);
         intake.inputs.push(Input::Bio(Bio {
-            id: BioId { connection: self.id, volume, sequence },
+            id: BioId {
+                connection: self.id,
+                volume,
+                sequence,
+            },
             offset: request.offset,
             len: request.len,
             op: request.op(),
@@ -423,14 +470,27 @@ impl Connection {
     /// The buffer of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        self.window.get(sequence)?.buffer.as_ref().map(|buffer| buffer.span())
+        self.window
+            .get(sequence)?
+            .buffer
+            .as_ref()
+            .map(|buffer| buffer.span())
     }
 
     /// The shard answers, or frees a buffer.
-    pub fn reply(&mut self, sequence: u64, status: Status, hole: bool, stage: ReplyStage, pool: &mut Pool) {
+    pub fn reply(
+        &mut self,
+        sequence: u64,
+        status: Status,
+        hole: bool,
+        stage: ReplyStage,
+        pool: &mut Pool,
+    ) {
         let dead = matches!(self.phase, Phase::Dead);
         if stage == ReplyStage::Early {
-            let Some(flying) = self.window.get(sequence) else { return };
+            let Some(flying) = self.window.get(sequence) else {
+                return;
+            };
             flying.answered = true;
             let (op, cookie) = (flying.op, flying.cookie);
             if !dead {
@@ -438,8 +498,18 @@ impl Connection {
             }
             return;
         }
-        let Some(flying) = self.window.remove(sequence) else { return };
-        let Flying { op, cookie, offset, len, answered, buffer, .. } = flying;
+        let Some(flying) = self.window.remove(sequence) else {
+            return;
+        };
+        let Flying {
+            op,
+            cookie,
+            offset,
+            len,
+            answered,
+            buffer,
+            ..
+        } = flying;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
         if !dead && !answered {
@@ -448,7 +518,8 @@ impl Connection {
                 (Op::Read, Ok(())) if hole => self.answer_hole(cookie, offset, len),
                 (Op::Read, Ok(())) => {
                     let form = self.form;
-                    self.outgoing.header(|out| form.read_data(out, cookie, offset, len));
+                    self.outgoing
+                        .header(|out| form.read_data(out, cookie, offset, len));
                     if let Some(buffer) = buffer.take() {
                         self.outgoing.data(buffer, len as usize);
                     }
@@ -466,7 +537,8 @@ impl Connection {
 
     fn answer_hole(&mut self, cookie: u64, offset: u64, len: u32) {
         let (form, mut said) = (self.form, false);
-        self.outgoing.header(|out| said = form.read_hole(out, cookie, offset, len));
+        self.outgoing
+            .header(|out| said = form.read_hole(out, cookie, offset, len));
         if !said {
             self.outgoing.zeros(len as usize);
         }
@@ -484,8 +556,15 @@ impl Connection {
     ///
     /// # Errors
     /// The connection is broken.
-    pub fn send(&mut self, now: Instant, pool: &mut Pool, spans: &mut Vec<Span>) -> io::Result<Sent> {
-        let Some(fd) = self.socket() else { return Ok(Sent::All) };
+    pub fn send(
+        &mut self,
+        now: Instant,
+        pool: &mut Pool,
+        spans: &mut Vec<Span>,
+    ) -> io::Result<Sent> {
+        let Some(fd) = self.socket() else {
+            return Ok(Sent::All);
+        };
         if self.outgoing.is_empty() {
             return Ok(Sent::All);
         }
@@ -526,7 +605,9 @@ impl Connection {
     }
 
     fn drop_payload(&mut self, pool: &mut Pool) {
-        let Phase::Transmission(transmission) = &mut self.phase else { return };
+        let Phase::Transmission(transmission) = &mut self.phase else {
+            return;
+        };
         if let Some(receiving) = transmission.receiving.take()
             && let Some(buffer) = receiving.flying.buffer
         {
@@ -565,12 +646,21 @@ impl Connection {
         let seconds = |ns: u64| ns / 1_000_000_000;
         match &self.phase {
             Phase::Handshake(_) => {
-                format!("the handshake was not over after {} s", seconds(self.limits.handshake_ns))
+                format!(
+                    "the handshake was not over after {} s",
+                    seconds(self.limits.handshake_ns)
+                )
             }
             _ if self.has_outgoing() => {
-                format!("the client read no reply for {} s", seconds(self.limits.stall_ns))
+                format!(
+                    "the client read no reply for {} s",
+                    seconds(self.limits.stall_ns)
+                )
             }
-            _ => format!("a payload stopped half-way for {} s", seconds(self.limits.stall_ns)),
+            _ => format!(
+                "a payload stopped half-way for {} s",
+                seconds(self.limits.stall_ns)
+            ),
         }
     }
 
@@ -578,7 +668,8 @@ impl Connection {
         match &self.phase {
             Phase::Handshake(_) => End::Fault("the client hung up during the handshake".into()),
             Phase::Transmission(transmission)
-                if transmission.receiving.is_some() || !transmission.parser.is_between_requests() =>
+                if transmission.receiving.is_some()
+                    || !transmission.parser.is_between_requests() =>
             {
                 End::Fault("the client hung up in the middle of a request".into())
             }
@@ -609,7 +700,10 @@ impl Receiving {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").field("id", &self.id).field("peer", &self.peer).finish()
+        f.debug_struct("Connection")
+            .field("id", &self.id)
+            .field("peer", &self.peer)
+            .finish()
     }
 }
 
@@ -618,11 +712,17 @@ fn fault(error: ProtocolError) -> End {
 }
 
 fn is_hang_up(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
+    )
 }
 
 fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Result<usize> {
-    let tail = Span { base: scratch.as_mut_ptr(), len: scratch.len() };
+    let tail = Span {
+        base: scratch.as_mut_ptr(),
+        len: scratch.len(),
+    };
     let spans = [direct.unwrap_or(tail), tail];
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -630,5 +730,9 @@ fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Resu
     message.msg_iovlen = if direct.is_some() { 2 } else { 1 };
     // SAFETY: the spans have iovec's layout; the first is a private buffer's rest, the second the scratch that we borrow.
     let count = unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) };
-    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+    if count < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(count as usize)
+    }
 }

@@ -82,8 +82,14 @@ impl Outgoing {
 
     /// Appends the first `len` bytes of a buffer.
     pub fn data(&mut self, buffer: Buffer, len: usize) {
-        let span = Span { base: buffer.base(), len };
-        self.pieces.push_back(Piece::Data { span, buffer: Some(buffer) });
+        let span = Span {
+            base: buffer.base(),
+            len,
+        };
+        self.pieces.push_back(Piece::Data {
+            span,
+            buffer: Some(buffer),
+        });
     }
 
     /// Appends `len` zeros.
@@ -91,7 +97,10 @@ impl Outgoing {
         let mut left = len;
         while left > 0 {
             let len = left.min(ZEROS.len());
-            let span = Span { base: ZEROS.as_ptr().cast_mut(), len };
+            let span = Span {
+                base: ZEROS.as_ptr().cast_mut(),
+                len,
+            };
             self.pieces.push_back(Piece::Data { span, buffer: None });
             left -= len;
         }
@@ -136,7 +145,10 @@ impl Outgoing {
                 }
                 Piece::Data { span, .. } => (span.base, span.len),
             };
-            spans.push(Span { base: base.wrapping_add(skip), len: len - skip });
+            spans.push(Span {
+                base: base.wrapping_add(skip),
+                len: len - skip,
+            });
             skip = 0;
         }
     }
@@ -171,7 +183,11 @@ fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
     message.msg_iovlen = spans.len();
     // SAFETY: the spans have iovec's layout and name memory that stays until the pieces are dropped.
     let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+    if sent < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(sent as usize)
+    }
 }
 
 #[cfg(test)]
@@ -204,7 +220,11 @@ mod tests {
         assert_eq!(outgoing.replies(), 60);
         let mut received = Vec::new();
         let mut times_full = 0;
-        while outgoing.send(ours.as_raw_fd(), &mut pool, &mut spans).unwrap() == Sent::Full {
+        while outgoing
+            .send(ours.as_raw_fd(), &mut pool, &mut spans)
+            .unwrap()
+            == Sent::Full
+        {
             times_full += 1;
             let mut some = [0; 10_001];
             let count = theirs.read(&mut some).unwrap();
@@ -223,7 +243,11 @@ mod tests {
         let mut pool = Pool::new(1 << 20).unwrap();
         let mut outgoing = Outgoing::new(1);
         outgoing.data(pool.try_take(4096).unwrap(), 4096);
-        assert!(outgoing.send(ours.as_raw_fd(), &mut pool, &mut Vec::new()).is_err());
+        assert!(
+            outgoing
+                .send(ours.as_raw_fd(), &mut pool, &mut Vec::new())
+                .is_err()
+        );
         outgoing.abandon(&mut pool);
         assert!(outgoing.is_empty() && pool.taken() == 0);
     }

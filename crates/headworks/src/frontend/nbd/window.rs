@@ -40,7 +40,11 @@ impl Window {
     #[must_use]
     pub fn new(requests: usize) -> Self {
         let places = (2 * requests.max(1)).next_power_of_two();
-        Self { places: (0..places).map(|_| None).collect(), next: 1, used: 0 }
+        Self {
+            places: (0..places).map(|_| None).collect(),
+            next: 1,
+            used: 0,
+        }
     }
 
     /// How many are in flight.
@@ -55,7 +59,10 @@ impl Window {
 
     /// Takes a request in and names it. The caller keeps `used` within the limit, which is half of the places.
     pub fn insert(&mut self, mut flying: Flying) -> u64 {
-        assert!(self.used < self.places.len() / 2, "a connection stays within its limit");
+        assert!(
+            self.used < self.places.len() / 2,
+            "a connection stays within its limit"
+        );
         while self.places[self.place(self.next)].is_some() {
             self.next += 1;
         }
@@ -70,7 +77,9 @@ impl Window {
     /// The request of this sequence.
     pub fn get(&mut self, sequence: u64) -> Option<&mut Flying> {
         let place = self.place(sequence);
-        self.places[place].as_mut().filter(|flying| flying.sequence == sequence)
+        self.places[place]
+            .as_mut()
+            .filter(|flying| flying.sequence == sequence)
     }
 
     /// Takes the request of this sequence out.
@@ -105,7 +114,10 @@ mod tests {
         for cookie in 100..2_000 {
             if others.len() == 3 {
                 let (sequence, cookie) = others.swap_remove(prng.below(3) as usize);
-                assert_eq!(window.remove(sequence).map(|flying| flying.cookie), Some(cookie));
+                assert_eq!(
+                    window.remove(sequence).map(|flying| flying.cookie),
+                    Some(cookie)
+                );
                 assert!(window.remove(sequence).is_none(), "once");
             }
             others.push((window.insert(flying(cookie)), cookie));

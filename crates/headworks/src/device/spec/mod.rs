@@ -11,12 +11,15 @@
 //! A comma inside a value is written twice. A path with a colon may need `./` before it. Errors name the key, say what was
 //! wrong, and list what would be right.
 
+mod keys;
+
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::PathBuf;
 
 use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
+use self::keys::{Keys, list};
 use super::{DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 
@@ -106,6 +109,19 @@ impl Spec {
             }
             wrappers.push(wrapper);
             rest = Cow::Owned(of);
+        }
+    }
+
+    /// A name for an export of it: an image's file name, else the type.
+    #[must_use]
+    pub fn short_name(&self) -> String {
+        match &self.base {
+            Base::File { path, .. } => path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+            Base::Null { .. } => "null".to_owned(),
+            Base::Mem { .. } => "mem".to_owned(),
         }
     }
 
@@ -337,88 +353,6 @@ fn parse_range(word: &str) -> Result<Range<u64>, String> {
         true => Err(format!("`{word}` is an empty range")),
         false => Ok(range),
     }
-}
-
-/// The keys that a user gave one device.
-struct Keys {
-    values: Vec<(&'static str, String)>,
-}
-
-impl Keys {
-    /// Reads `key=value,key=value`; a doubled comma is one in the value; `of` takes all that follows as it is.
-    fn read(device: &'static str, valid: &[&'static str], text: &str) -> Result<Self, ConfigError> {
-        let mut values: Vec<(&'static str, String)> = Vec::new();
-        let mut rest = text;
-        while !rest.is_empty() {
-            let word = rest.split(',').next().unwrap_or_default();
-            let Some((key, _)) = word.split_once('=') else {
-                let message = format!("`{word}` is not key=value; keys are {}", list(valid));
-                return Err(ConfigError::new(device, message));
-            };
-            let Some(&key) = valid.iter().find(|&&name| name == key) else {
-                let message = format!("has no key `{key}`; its keys are {}", list(valid));
-                return Err(ConfigError::new(device, message));
-            };
-            if values.iter().any(|(name, _)| *name == key) {
-                return Err(ConfigError::new(key, "is given twice"));
-            }
-            let after = &rest[key.len() + 1..];
-            let (value, next) = match key {
-                "of" => (after.to_owned(), ""),
-                _ => split_value(after),
-            };
-            values.push((key, value));
-            rest = next;
-        }
-        Ok(Self { values })
-    }
-
-    fn get(&self, key: &str) -> Option<&str> {
-        let found = self.values.iter().find(|(name, _)| *name == key);
-        found.map(|(_, value)| value.as_str())
-    }
-
-    fn parse<T>(
-        &self,
-        key: &'static str,
-        parse: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, ConfigError> {
-        let parsed = self.get(key).map(parse).transpose();
-        parsed.map_err(|message| ConfigError::new(key, message))
-    }
-
-    fn of(&self, example: &str) -> Result<String, ConfigError> {
-        let missing = || {
-            let message = format!("a wrapper needs a device, last: {example}");
-            ConfigError::new("of", message)
-        };
-        let of = self.get("of").filter(|of| !of.is_empty());
-        of.map(str::to_owned).ok_or_else(missing)
-    }
-}
-
-/// The value at the start of `text`, up to a single comma, and what follows that comma.
-fn split_value(text: &str) -> (String, &str) {
-    let mut value = String::new();
-    let mut rest = text;
-    loop {
-        let Some((before, after)) = rest.split_once(',') else {
-            value.push_str(rest);
-            return (value, "");
-        };
-        value.push_str(before);
-        match after.strip_prefix(',') {
-            Some(more) => {
-                value.push(',');
-                rest = more;
-            }
-            None => return (value, after),
-        }
-    }
-}
-
-fn list(words: &[&str]) -> String {
-    words.join(", ")
 }
 
 #[cfg(test)]

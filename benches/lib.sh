@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# What the benches share: starting servers, running one measurement, and the file of results.
+#
+# A result is one line of tabs: GROUP CELL SERVER PLACEMENT IOPS CPU, where CPU is the processor time in
+# microseconds that one I/O cost on the server's side. benches/ratios.py makes the tables of them.
+set -u -o pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+HEADWORKS=${HEADWORKS:-$root/target/release/headworks}
+[ -x "$HEADWORKS" ] || { echo "$(basename "$0"): error: there is no $HEADWORKS: make build" >&2; exit 1; }
+
+SCRATCH=$(mktemp -d /tmp/hw-bench.XXXXXX) || exit 1
+RESULTS=$SCRATCH/results
+: >"$RESULTS"
+PIDS=()
+LEFTOVERS=() # files elsewhere, to be removed in the end
+
+cleanup() {
+    [ ${#PIDS[@]} -eq 0 ] || kill "${PIDS[@]}" 2>/dev/null
+    wait
+    rm -rf "$SCRATCH" "${LEFTOVERS[@]}"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM
+
+machine() { # the facts without which no figure means anything
+    printf 'machine: %s, %s CPUs, kernel %s\n' "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)" "$(nproc)" "$(uname -r)"
+    printf 'headworks: %s, commit %s\n' "$("$HEADWORKS" --version 2>/dev/null)" "$(git -C "$root" describe --always --dirty 2>/dev/null)"
+}
+
+# Starts a server in the background; STARTED is its process.
+start() { # SOCKET COMMAND...
+    local socket=$1 limit=$((SECONDS + 20))
+    shift
+    "$@" >"$socket.log" 2>&1 &
+    STARTED=$!
+    PIDS+=("$STARTED")
+    until nbdinfo --size "nbd+unix:///?socket=$socket" >/dev/null 2>&1; do
+        if ! kill -0 "$STARTED" 2>/dev/null || [ $SECONDS -ge $limit ]; then
+            echo "$(basename "$0"): error: this server did not start: $*" >&2
+            cat "$socket.log" >&2
+            exit 1
+        fi
+        sleep 0.05
+    done
+}
+
+stop_all() {
+    kill "${PIDS[@]}" 2>/dev/null
+    wait
+    PIDS=()
+}
+
+# Fills a file with bytes that no server can mistake for a hole.
+fill() { # FILE MIB
+    python3 -c 'import random, sys
+piece = random.Random(1).randbytes(1 << 20)
+with open(sys.argv[1], "wb") as f:
+    for i in range(int(sys.argv[2])):
+        f.write(i.to_bytes(8, "big") + piece[8:])' "$1" "$2" || exit 1
+    LEFTOVERS+=("$1")
+}
+
+# User and system time of all threads of a process, in clock ticks.
+cpu_ticks() { # PID
+    awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$1/stat"
+}
+
+# Prints "IOPS TOTAL" of a run's JSON, which has fio's layout.
+iops_of() { # JSON
+    python3 -c 'import json, sys
+text = open(sys.argv[1]).read()
+job = json.loads(text[text.index("{"):])["jobs"][0]
+print(sum(job[d]["iops"] for d in ("read", "write")), sum(job[d]["total_ios"] for d in ("read", "write")))' "$1"
+}
+
+result() { # GROUP CELL SERVER PLACEMENT IOPS CPU
+    (IFS=$'\t' && printf '%s\n' "$*") >>"$RESULTS"
+    printf '.' >&2
+}

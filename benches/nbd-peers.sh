@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Headworks, nbdkit and qemu-nbd side by side in one run, under one lean client (`headworks bench --uri`).
+#
+#   benches/nbd-peers.sh [--rounds 3] [--runtime 1] [--size 1024] [--group null|mem|file]... [--cell RW-BS-DEPTH]... [--json FILE]
+#
+# A figure of another hour or another machine says nothing: ratios of one run do. So every round runs every server
+# once, in turn (A B C A B C), and the medians are compared. Where server and client run decides more than
+# what the server does: each cell is measured with both on one CPU, on two, and wherever the kernel puts them,
+# and every server is judged by its own best placement. Exports are filled first: holes move no data.
+# --size is in MiB.
+. "$(dirname "$0")/lib.sh"
+
+rounds=3 runtime=1 size=1024 groups=() cells=() json=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --rounds) rounds=$2 ;;
+    --runtime) runtime=$2 ;;
+    --size) size=$2 ;;
+    --group) groups+=("$2") ;;
+    --cell) cells+=("$2") ;;
+    --json) json=$2 ;;
+    *)
+        echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
+        exit 2
+        ;;
+    esac
+    shift 2
+done
+[ ${#groups[@]} -gt 0 ] || groups=(null mem file)
+[ ${#cells[@]} -gt 0 ] || cells=(randread-4k-1 randwrite-4k-1 randread-4k-32 randwrite-4k-32
+    randread-64k-16 randwrite-64k-16 randread-1M-4 randwrite-1M-4)
+placements=(same unpinned)
+[ "$(nproc)" -lt 2 ] || placements=(same other unpinned)
+
+in_memory=$(mktemp -d /dev/shm/headworks-bench.XXXXXX) || exit 1
+LEFTOVERS+=("$in_memory")
+declare -A PID URI
+servers=()
+
+peer() { # NAME COMMAND with SOCK for its socket
+    local socket=$SCRATCH/${#servers[@]}.sock
+    start "$socket" "${@:2:1}" "${@:3}"
+    servers+=("$1")
+    PID[$1]=$STARTED
+    URI[$1]="nbd+unix:///?socket=$socket"
+}
+
+# The socket that the next peer will get.
+next_socket() { echo "$SCRATCH/${#servers[@]}.sock"; }
+
+image() { # NAME: a filled image in memory
+    fill "$in_memory/$1" "$size" && echo "$in_memory/$1"
+}
+
+start_group() { # GROUP
+    servers=()
+    rm -f "$SCRATCH"/*.sock
+    case $1 in
+    null)
+        peer headworks "$HEADWORKS" serve -U "$(next_socket)" null:size=1T
+        peer headworks-poll-0 "$HEADWORKS" serve --poll-us 0 -U "$(next_socket)" null:size=1T
+        peer nbdkit nbdkit -f -U "$(next_socket)" null 1T
+        peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" null 1T
+        peer qemu-nbd qemu-nbd -t -e 16 -k "$(next_socket)" --image-opts driver=null-co,size=1T
+        ;;
+    mem)
+        peer headworks "$HEADWORKS" serve -U "$(next_socket)" "mem:size=${size}M"
+        peer headworks-poll-0 "$HEADWORKS" serve --poll-us 0 -U "$(next_socket)" "mem:size=${size}M"
+        peer nbdkit nbdkit -f -U "$(next_socket)" memory "${size}M"
+        peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" memory "${size}M"
+        local filled name
+        filled=$(image fill) || exit 1
+        for name in "${servers[@]}"; do nbdcopy "$filled" "${URI[$name]}" || exit 1; done
+        rm -f "$filled"
+        ;;
+    file)
+        peer headworks "$HEADWORKS" serve -U "$(next_socket)" "file:path=$(image 0)"
+        peer headworks-poll-0 "$HEADWORKS" serve --poll-us 0 -U "$(next_socket)" "file:path=$(image 1)"
+        peer nbdkit nbdkit -f -U "$(next_socket)" file "$(image 2)"
+        peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" file "$(image 3)"
+        peer qemu-nbd-writeback qemu-nbd -t -e 16 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 4)"
+        peer qemu-nbd-none-native qemu-nbd -t -e 16 -f raw --cache=none --aio=native -k "$(next_socket)" "$(image 5)"
+        peer qemu-nbd-none-uring qemu-nbd -t -e 16 -f raw --cache=none --aio=io_uring -k "$(next_socket)" "$(image 6)"
+        ;;
+    *)
+        echo "nbd-peers: error: there is no group $1" >&2
+        exit 2
+        ;;
+    esac
+}
+
+last_cpu=$(($(nproc) - 1))
+measure() { # GROUP CELL SERVER PLACEMENT
+    local rw bs depth client before after iops total
+    IFS=- read -r rw bs depth <<<"$2"
+    # All threads of the server move; those that it starts later inherit.
+    case $4 in
+    same) taskset -apc 0 "${PID[$3]}" >/dev/null && client=0 ;;
+    other) taskset -apc 0 "${PID[$3]}" >/dev/null && client=1 ;;
+    unpinned) taskset -apc "0-$last_cpu" "${PID[$3]}" >/dev/null && client=0-$last_cpu ;;
+    esac
+    before=$(cpu_ticks "${PID[$3]}")
+    taskset -c "$client" "$HEADWORKS" bench --uri "${URI[$3]}" --rw "$rw" --bs "$bs" --iodepth "$depth" \
+        --runtime "$runtime" --json >"$SCRATCH/run.json" || { echo "nbd-peers: error: the client failed on $3, $2, $4" >&2; exit 1; }
+    after=$(cpu_ticks "${PID[$3]}")
+    read -r iops total <<<"$(iops_of "$SCRATCH/run.json")"
+    result "$1" "$2" "$3" "$4" "$iops" \
+        "$(awk -v t=$((after - before)) -v hz="$(getconf CLK_TCK)" -v n="$total" 'BEGIN { print n ? t / hz * 1e6 / n : 0 }')"
+}
+
+machine
+printf 'peers: %s; %s\n' "$(nbdkit --version)" "$(qemu-nbd --version | head -n 1)"
+printf 'each figure: %s runs of %s s, servers in turn; exports of %s MiB, filled; placements: %s\n' \
+    "$rounds" "$runtime" "$size" "${placements[*]} (same CPU, another CPU, unpinned)"
+for group in "${groups[@]}"; do
+    start_group "$group"
+    for cell in "${cells[@]}"; do
+        for ((round = 0; round < rounds; round++)); do
+            for placement in "${placements[@]}"; do
+                for server in "${servers[@]}"; do measure "$group" "$cell" "$server" "$placement"; done
+            done
+        done
+    done
+    stop_all
+    rm -rf "${in_memory:?}"/*
+done
+echo >&2
+python3 "$root/benches/ratios.py" "$RESULTS" --ours headworks ${json:+--json "$json"}

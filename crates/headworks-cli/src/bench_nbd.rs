@@ -1,0 +1,184 @@
+//! `headworks bench --uri`: measures an NBD server and prints what was found.
+//!
+//! The figures are IOPS, bytes a second, latency and the client's own time per request; with `--verify`, how many reads
+//! were compared. A server that answered with errors makes the command fail, after the figures are printed.
+
+use headworks::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
+use headworks::client::{ClientError, Histogram};
+use serde_json::{Value, json};
+
+/// What to measure and how to print it.
+pub struct BenchNbdOptions {
+    /// The benchmark.
+    pub bench: BenchOptions,
+    /// One JSON object instead of lines for people.
+    pub json: bool,
+}
+
+/// Measures and prints.
+pub fn run(options: &BenchNbdOptions) -> Result<(), ClientError> {
+    let report = bench::run(&options.bench)?;
+    if let Some(warning) = &report.warning {
+        eprintln!("headworks: warning: {warning}");
+    }
+    if options.json {
+        println!("{:#}", as_json(&options.bench, &report));
+    } else {
+        print!("{}", as_text(&options.bench, &report));
+    }
+    let phases = [Some(&report.run), report.read_back.as_ref()];
+    match phases
+        .into_iter()
+        .flatten()
+        .find_map(|tally| tally.first_error)
+    {
+        Some(error) => Err(ClientError::Request(error)),
+        None => Ok(()),
+    }
+}
+
+fn directions(run: &Tally) -> impl Iterator<Item = (&'static str, &Direction)> {
+    let both = [("read", &run.reads), ("write", &run.writes)];
+    both.into_iter().filter(|(_, one)| one.latency.count() > 0)
+}
+
+fn as_text(options: &BenchOptions, report: &BenchReport) -> String {
+    let run = &report.run;
+    let polling = match options.waiting {
+        Waiting::Sleep => "",
+        Waiting::Poll => ", polling",
+    };
+    let mut text = format!(
+        "{}: bs={} iodepth={} threads={}{polling}, {:.2} s\n",
+        options.pattern,
+        options.block_bytes,
+        options.iodepth,
+        options.threads,
+        run.elapsed.as_secs_f64()
+    );
+    for (name, one) in directions(run) {
+        let seconds = run.elapsed.as_secs_f64().max(1e-9);
+        let iops = one.latency.count() as f64 / seconds;
+        text += &format!(
+            "{name:>6}: {iops:.0} IOPS, {:.1} MB/s",
+            one.bytes as f64 / seconds / 1e6
+        );
+        let at = |per_mille| micros(one.latency.percentile(per_mille));
+        text += &format!(
+            "; latency mean {}, p50 {}, p99 {}, p99.9 {}, max {} us\n",
+            micros(one.latency.mean()),
+            at(500),
+            at(990),
+            at(999),
+            micros(one.latency.max())
+        );
+    }
+    let [sends, receives] = run
+        .calls
+        .map(|calls| run.ios() as f64 / calls.max(1) as f64);
+    text += &format!(
+        "client: {:.0} ns CPU per I/O, {sends:.1} requests per send, {receives:.1} per receive\n",
+        run.cpu_ns_per_io()
+    );
+    if run.errors > 0 {
+        text += &format!("errors: {}\n", run.errors);
+    }
+    if let Some(read_back) = &report.read_back {
+        text += &format!(
+            "verified: {} reads during the run, {} read back at the end\n",
+            run.verified, read_back.verified
+        );
+    }
+    text
+}
+
+fn micros(ns: u64) -> String {
+    format!("{:.1}", ns as f64 / 1e3)
+}
+
+fn as_json(options: &BenchOptions, report: &BenchReport) -> Value {
+    let run = &report.run;
+    let mut json = json!({
+        "uri": options.uri.to_string(),
+        "rw": options.pattern.to_string(),
+        "bs": options.block_bytes,
+        "iodepth": options.iodepth,
+        "threads": options.threads,
+        "polling": options.waiting == Waiting::Poll,
+        "structured_replies": report.export.structured,
+        "seconds": run.elapsed.as_secs_f64(),
+        "ios": run.ios(),
+        "iops": run.iops(),
+        "bytes_per_second": run.bytes_per_second(),
+        "errors": run.errors,
+        "client_cpu_ns_per_io": run.cpu_ns_per_io(),
+        "client_sends": run.calls[0],
+        "client_receives": run.calls[1],
+        "warning": report.warning,
+    });
+    for (name, one) in directions(run) {
+        json[name] = json!({
+            "ios": one.latency.count(),
+            "bytes": one.bytes,
+            "latency_ns": latency(&one.latency),
+        });
+    }
+    if let Some(read_back) = &report.read_back {
+        json["verified"] = json!({ "run": run.verified, "read_back": read_back.verified });
+    }
+    json
+}
+
+fn latency(histogram: &Histogram) -> Value {
+    json!({
+        "mean": histogram.mean(),
+        "p50": histogram.percentile(500),
+        "p99": histogram.percentile(990),
+        "p99.9": histogram.percentile(999),
+        "max": histogram.max(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn report() -> BenchReport {
+        let mut run = Tally {
+            elapsed: Duration::from_secs(2),
+            cpu: Duration::from_micros(400),
+            calls: [250, 500],
+            ..Tally::default()
+        };
+        for _ in 0..1000 {
+            run.reads.latency.record(20_000);
+            run.reads.bytes += 4096;
+        }
+        BenchReport {
+            export: headworks::client::Export::default(),
+            run,
+            read_back: Some(Tally::default()),
+            warning: None,
+        }
+    }
+
+    #[test]
+    fn figures_are_per_second_and_per_request() {
+        let options = BenchOptions::new("nbd://h".parse().expect("a good URI"));
+        let text = as_text(&options, &report());
+        assert!(
+            text.contains("  read: 500 IOPS, 2.0 MB/s; latency mean 20.0, p50 20.0,"),
+            "{text}"
+        );
+        assert!(
+            text.contains("client: 400 ns CPU per I/O, 4.0 requests per send, 2.0 per receive")
+        );
+        assert!(text.contains("verified: 0 reads during the run") && !text.contains("write"));
+        let json = as_json(&options, &report());
+        assert_eq!(json["iops"], 500.0);
+        assert_eq!(json["read"]["latency_ns"]["p99.9"], 20_000);
+        assert_eq!(json["verified"]["read_back"], 0);
+        assert!(json["write"].is_null());
+    }
+}

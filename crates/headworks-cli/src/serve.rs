@@ -1,0 +1,585 @@
+//! `headworks serve`: from the command line to a running server, and to its end.
+//!
+//! The main thread blocks all signals before any other thread starts and then only waits: for a signal, for the server's
+//! end, for the child of `--run`. One SIGTERM or SIGINT drains, flushes and ends with 0; a second ends at once and says what
+//! was not flushed.
+
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+
+use clap::Args;
+use headworks::core::{ConfigError, NoMerges, QueueOptions};
+use headworks::device::Spec;
+use headworks::server::assemble::{Assembly, ExportSpec};
+use headworks::server::{Address, Server, ServerOptions};
+use headworks::units::{parse_size, parse_time};
+
+use crate::signals::{News, Signals};
+use crate::{USAGE, complain};
+
+/// Serves disk images over NBD.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  headworks serve disk.img                          one image on a private unix socket
+  headworks serve --size 10G new.img -U /run/d.sock  make a sparse image, choose the socket
+  headworks serve a=one.img b=two.img -p 10809      two exports on TCP, 127.0.0.1:10809
+  headworks serve mem:size=1G --run 'nbdinfo $uri'  serve while a command runs
+  headworks serve delay:read=5ms,of=file:path=disk.img
+
+SPEC is a path or type:key=value,...: file (path, size, direct, read-only), null (size), mem (size), and around another
+device delay (read, write, flush, discard, all, jitter, of) and error (rate, errno, op, range, after, count, of).
+Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
+pub struct Options {
+    /// What to serve; the first is the default export
+    #[arg(value_name = "[NAME=]SPEC", required = true)]
+    exports: Vec<String>,
+    /// Listen on this unix socket; `-` makes a private one
+    #[arg(short = 'U', long, value_name = "PATH")]
+    unix: Option<PathBuf>,
+    /// Permissions of the unix socket, octal
+    #[arg(long, value_name = "MODE", default_value = "600")]
+    unix_mode: String,
+    /// Listen on this TCP port; 0 takes a free one
+    #[arg(short, long)]
+    port: Option<u16>,
+    /// Listen on this address (with --port)
+    #[arg(short = 'i', long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    ip_addr: IpAddr,
+    /// Refuse all writes
+    #[arg(short, long)]
+    read_only: bool,
+    /// Size of devices that name none; makes image files that are missing
+    #[arg(long, value_parser = size)]
+    size: Option<u64>,
+    /// How to wait for disks and sockets: auto, uring or threads
+    #[arg(long, default_value = "auto", value_name = "ENGINE")]
+    engine: String,
+    /// Look this many microseconds before sleeping; 0 never
+    #[arg(long, default_value_t = 20, value_name = "N")]
+    poll_us: u64,
+    /// Threads; devices are shared out among them
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    shards: u16,
+    /// Share out volumes among the threads, too, even of one device
+    #[arg(long)]
+    spread: bool,
+    /// CPUs for the threads, in order: 0,1
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    cpus: Vec<usize>,
+    /// Run a shell command with $uri, $unixsocket, $port and $nbd; serve until it ends, end with its status
+    #[arg(long, value_name = "CMD")]
+    run: Option<String>,
+    /// Write the process id here once clients may connect
+    #[arg(short = 'P', long, value_name = "FILE")]
+    pid_file: Option<PathBuf>,
+    /// Record every input of the path, for `headworks lab replay`
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Memory for requests' data, for each thread
+    #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
+    buffers: u64,
+    /// Clients at once, for each thread
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    connections: usize,
+    /// Requests of one client in flight
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    requests: usize,
+    /// A handshake may take this long
+    #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
+    handshake_timeout: u64,
+    /// A payload or reply that makes no progress for this long ends its connection
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
+    stall_timeout: u64,
+    #[command(flatten)]
+    queue: Queue,
+    /// One JSON object at the start instead of lines
+    #[arg(long)]
+    json: bool,
+    /// Say more: once for connections, twice for everything
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+/// The queue's tunables, as in /sys/block/DISK/queue.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Queue (names as in /sys/block/*/queue)")]
+pub struct Queue {
+    /// Requests admitted to a device's queue at once
+    #[arg(long, value_name = "N")]
+    nr_requests: Option<u32>,
+    /// Commands in a device at once
+    #[arg(long, value_name = "N")]
+    queue_depth: Option<u32>,
+    /// Largest request
+    #[arg(long, value_name = "KIB")]
+    max_sectors_kb: Option<u32>,
+    /// Most segments of a request
+    #[arg(long, value_name = "N")]
+    max_segments: Option<u16>,
+    /// 0 merges everywhere, 1 only with the last request, 2 never
+    #[arg(long, value_name = "N")]
+    nomerges: Option<u64>,
+    /// A command that takes longer is answered with an error
+    #[arg(long, value_parser = time, value_name = "TIME")]
+    io_timeout: Option<u64>,
+}
+
+impl Queue {
+    /// Overrides what the user named.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
+        let Self {
+            nr_requests,
+            queue_depth,
+            max_sectors_kb,
+            max_segments,
+            nomerges,
+            io_timeout,
+        } = self;
+        options.nr_requests = nr_requests.unwrap_or(options.nr_requests);
+        options.queue_depth = queue_depth.unwrap_or(options.queue_depth);
+        options.max_sectors_kb = max_sectors_kb.unwrap_or(options.max_sectors_kb);
+        options.max_segments = max_segments.unwrap_or(options.max_segments);
+        options.io_timeout_ns = io_timeout.unwrap_or(options.io_timeout_ns);
+        if let Some(value) = *nomerges {
+            let wrong = || ConfigError::new("nomerges", format!("{value} is none of 0, 1, 2"));
+            options.nomerges = NoMerges::from_sysfs(value).ok_or_else(wrong)?;
+        }
+        options.validate()
+    }
+}
+
+fn size(word: &str) -> Result<u64, String> {
+    parse_size(word)
+}
+
+fn time(word: &str) -> Result<u64, String> {
+    parse_time(word)
+}
+
+/// Serves until it is told to stop.
+pub fn run(options: Options) -> ExitCode {
+    crate::log_to_stderr(options.verbose);
+    // Before any thread starts, so that all inherit the mask.
+    let signals = match Signals::block() {
+        Ok(signals) => signals,
+        Err(error) => return fail(format!("cannot wait for signals: {error}")),
+    };
+    match start(&options, &signals) {
+        Ok(running) => serve(&options, running, &signals),
+        Err(error) => {
+            complain(error);
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+fn fail(error: impl std::fmt::Display) -> ExitCode {
+    complain(error);
+    ExitCode::FAILURE
+}
+
+/// An export as it is shown.
+struct Shown {
+    name: String,
+    description: String,
+    size: u64,
+    uri: String,
+    volume: usize,
+    /// What a kill -9 may lose.
+    volatile: bool,
+}
+
+struct Running {
+    server: Server,
+    exports: Vec<Shown>,
+    notes: Vec<String>,
+    unix: Option<PathBuf>,
+    port: Option<u16>,
+    /// The directory of a private socket; it goes with us.
+    _private: Option<PrivateDirectory>,
+}
+
+struct PrivateDirectory(PathBuf);
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+fn start(options: &Options, signals: &Signals) -> Result<Running, ConfigError> {
+    let specs = options
+        .exports
+        .iter()
+        .map(|text| export_spec(text, options));
+    let specs: Vec<ExportSpec> = specs.collect::<Result<_, _>>()?;
+    let mut assembly = Assembly::new(&specs)?;
+    for (queue, _) in &mut assembly.devices {
+        options.queue.apply(queue)?;
+    }
+    let (listen, private) = addresses(options)?;
+    let unix = listen.iter().find_map(|address| match address {
+        Address::Unix { path, .. } => Some(path.clone()),
+        Address::Tcp(_) => None,
+    });
+    let server_options = ServerOptions {
+        listen,
+        shards: options.shards,
+        spread: options.spread,
+        cpus: options.cpus.clone(),
+        engine: options.engine.parse()?,
+        poll_ns: options.poll_us.saturating_mul(1000),
+        buffers: options.buffers as usize,
+        connections: options.connections,
+        requests: options.requests,
+        handshake_ns: options.handshake_timeout,
+        stall_ns: options.stall_timeout,
+        record: options.record.clone(),
+    };
+    let mut exports = shown(&assembly);
+    let notes = std::mem::take(&mut assembly.notes);
+    let ended = signals.ended()?;
+    let server = Server::start(assembly, &server_options, move || ended.tell())?;
+    let port = server.ports().iter().copied().flatten().next();
+    for export in &mut exports {
+        export.uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
+    }
+    Ok(Running {
+        server,
+        exports,
+        notes,
+        unix,
+        port,
+        _private: private,
+    })
+}
+
+fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError> {
+    let (name, spec) = split_name(text);
+    let mut parsed = Spec::parse(spec)?;
+    if let Some(size) = options.size {
+        parsed.set_default_size(size);
+    }
+    let name = match name {
+        Some(name) => name.to_owned(),
+        None if options.exports.len() == 1 => String::new(),
+        None => parsed.short_name(),
+    };
+    Ok(ExportSpec {
+        name,
+        spec: parsed,
+        read_only: options.read_only,
+    })
+}
+
+/// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
+fn split_name(text: &str) -> (Option<&str>, &str) {
+    let is_name = |name: &str| {
+        !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    };
+    match text.split_once('=') {
+        Some((name, spec)) if is_name(name) => (Some(name), spec),
+        _ => (None, text),
+    }
+}
+
+fn addresses(options: &Options) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
+    let mut listen = Vec::new();
+    let mut private = None;
+    if let Some(port) = options.port {
+        listen.push(Address::Tcp(SocketAddr::new(options.ip_addr, port)));
+    }
+    let path = match &options.unix {
+        Some(path) if path.as_os_str() != "-" => Some(path.clone()),
+        None if options.port.is_some() => None,
+        _ => {
+            let directory = private_directory()?;
+            let path = directory.0.join("headworks.sock");
+            private = Some(directory);
+            Some(path)
+        }
+    };
+    if let Some(path) = path {
+        let mode = u32::from_str_radix(&options.unix_mode, 8)
+            .ok()
+            .filter(|mode| *mode <= 0o777);
+        let wrong = || {
+            ConfigError::new(
+                "unix-mode",
+                format!("`{}` is no octal mode such as 660", options.unix_mode),
+            )
+        };
+        let path = std::path::absolute(&path).unwrap_or(path);
+        listen.push(Address::Unix {
+            path,
+            mode: mode.ok_or_else(wrong)?,
+        });
+    }
+    Ok((listen, private))
+}
+
+/// A new directory that only we may enter.
+fn private_directory() -> Result<PrivateDirectory, ConfigError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    for attempt in 0..100 {
+        let path = base.join(format!("headworks-{}-{attempt}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(PrivateDirectory(path)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                let message = format!(
+                    "cannot make {}: {error}; name a socket with -U",
+                    path.display()
+                );
+                return Err(ConfigError::new("unix", message));
+            }
+        }
+    }
+    Err(ConfigError::new(
+        "unix",
+        "no private directory is free; name a socket with -U",
+    ))
+}
+
+fn shown(assembly: &Assembly) -> Vec<Shown> {
+    let exports = assembly.exports.iter().map(|export| {
+        let (device, volume) = &assembly.volumes[usize::from(export.volume.0)];
+        Shown {
+            name: export.name.clone(),
+            description: export.description.clone(),
+            size: volume.size,
+            uri: String::new(),
+            volume: export.volume.0.into(),
+            volatile: assembly.devices[usize::from(device.0)].0.write_cache && !volume.read_only,
+        }
+    });
+    exports.collect()
+}
+
+fn uri(name: &str, unix: Option<&std::path::Path>, address: IpAddr, port: Option<u16>) -> String {
+    let encode = |text: &str| -> String {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+        let encoded = text.bytes().map(|byte| match plain(byte) {
+            true => char::from(byte).to_string(),
+            false => format!("%{byte:02X}"),
+        });
+        encoded.collect()
+    };
+    match (unix, port) {
+        (Some(path), _) => format!(
+            "nbd+unix:///{}?socket={}",
+            encode(name),
+            encode(&path.to_string_lossy())
+        ),
+        (None, Some(port)) => format!("nbd://{}/{}", SocketAddr::new(address, port), encode(name)),
+        (None, None) => String::new(),
+    }
+}
+
+fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
+    if let Err(error) = announce(options, &running) {
+        running.server.stop();
+        let _ = running.server.join();
+        return fail(error);
+    }
+    let child = match options
+        .run
+        .as_ref()
+        .map(|command| spawn(command, &running))
+        .transpose()
+    {
+        Ok(child) => child,
+        Err(error) => {
+            running.server.stop();
+            let _ = running.server.join();
+            return fail(format!("cannot run the command: {error}"));
+        }
+    };
+    let status = wait(&running, signals, child);
+    let Running {
+        server, exports, ..
+    } = running;
+    let status = match status {
+        Waited::AtOnce => return end_at_once(&server, &exports, options),
+        Waited::Ended(status) => status,
+    };
+    if let Some(path) = &options.pid_file {
+        let _ = std::fs::remove_file(path);
+    }
+    match (server.join(), status) {
+        (Err(error), _) => fail(error),
+        (Ok(()), Some(status)) => child_code(status),
+        (Ok(()), None) => ExitCode::SUCCESS,
+    }
+}
+
+fn announce(options: &Options, running: &Running) -> Result<(), String> {
+    let text = if options.json {
+        announcement_json(running)
+    } else {
+        announcement(running)
+    };
+    let mut out = io::stdout().lock();
+    // Nobody may be reading.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match &options.pid_file {
+        Some(path) => std::fs::write(path, format!("{}\n", std::process::id()))
+            .map_err(|error| format!("cannot write {}: {error}", path.display())),
+        None => Ok(()),
+    }
+}
+
+fn announcement(running: &Running) -> String {
+    let mut text = String::new();
+    for note in &running.notes {
+        text += &format!("note: {note}\n");
+    }
+    for export in &running.exports {
+        let name = if export.name.is_empty() {
+            "(default)"
+        } else {
+            &export.name
+        };
+        text += &format!("export: {name}: {}\n", export.description);
+    }
+    text += &format!("engine: {}\n", running.server.engine());
+    text += "write mode: write-through, no cache: an acknowledged write is in the device\n";
+    text += &format!("kill -9 loses: {}\n", loss(&running.exports));
+    for export in &running.exports {
+        text += &format!("uri: {}\n", export.uri);
+    }
+    if let Some(first) = running.exports.first() {
+        text += &format!("try: nbdinfo '{}'\n", first.uri);
+    }
+    text
+}
+
+fn loss(exports: &[Shown]) -> &'static str {
+    match exports.iter().any(|export| export.volatile) {
+        true => "nothing that was acknowledged; a power cut may lose what was not flushed",
+        false => "what is in memory: these devices keep nothing",
+    }
+}
+
+fn announcement_json(running: &Running) -> String {
+    let exports: Vec<serde_json::Value> = running
+        .exports
+        .iter()
+        .map(|export| {
+            serde_json::json!({
+                "name": export.name,
+                "description": export.description,
+                "size": export.size,
+                "uri": export.uri,
+            })
+        })
+        .collect();
+    let object = serde_json::json!({
+        "exports": exports,
+        "engine": running.server.engine(),
+        "write_mode": "through",
+        "kill_loses": loss(&running.exports),
+        "notes": running.notes,
+        "unix": running.unix,
+        "port": running.port,
+    });
+    format!("{object}\n")
+}
+
+fn spawn(command: &str, running: &Running) -> io::Result<Child> {
+    let first = running
+        .exports
+        .first()
+        .map_or("", |export| export.uri.as_str());
+    let mut shell = Command::new("/bin/sh");
+    shell
+        .arg("-c")
+        .arg(command)
+        .env("uri", first)
+        .env("nbd", first);
+    if let Some(path) = &running.unix {
+        shell.env("unixsocket", path);
+    }
+    if let Some(port) = running.port {
+        shell.env("port", port.to_string());
+    }
+    // SAFETY: between fork and exec only the signal mask is set back, by one system call.
+    unsafe { shell.pre_exec(Signals::unblock).spawn() }
+}
+
+enum Waited {
+    /// The server has ended; the status of the child, if there was one.
+    Ended(Option<ExitStatus>),
+    /// The user does not want to wait.
+    AtOnce,
+}
+
+fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waited {
+    let (mut stopping, mut status) = (false, None);
+    loop {
+        match signals.wait() {
+            News::Stop if stopping => return Waited::AtOnce,
+            News::Stop => {
+                stopping = true;
+                running.server.stop();
+            }
+            News::Child => {
+                let ended = child
+                    .as_mut()
+                    .and_then(|child| child.try_wait().ok().flatten());
+                if ended.is_some() {
+                    (status, child) = (ended, None);
+                    stopping = true;
+                    running.server.stop();
+                }
+            }
+            News::Ended => return Waited::Ended(status),
+        }
+    }
+}
+
+/// The second signal: say what is not flushed, and go.
+fn end_at_once(server: &Server, exports: &[Shown], options: &Options) -> ExitCode {
+    let unflushed = server.unflushed();
+    let mut lost = false;
+    for export in exports.iter().filter(|export| export.volatile) {
+        let writes = unflushed.get(export.volume).copied().unwrap_or(0);
+        if writes > 0 {
+            lost = true;
+            let name = if export.name.is_empty() {
+                "(default)"
+            } else {
+                &export.name
+            };
+            complain(format!(
+                "export {name}: {writes} acknowledged writes were not flushed"
+            ));
+        }
+    }
+    if !lost {
+        complain("stopped at once; every acknowledged write was flushed");
+    }
+    for path in options.pid_file.iter().chain(&options.unix) {
+        let _ = std::fs::remove_file(path);
+    }
+    // Threads may be in a device that does not answer: nothing may wait for them.
+    std::process::exit(1)
+}
+
+fn child_code(status: ExitStatus) -> ExitCode {
+    let code = status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    ExitCode::from(code.clamp(0, 255) as u8)
+}

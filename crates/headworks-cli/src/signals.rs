@@ -1,0 +1,137 @@
+//! Signals as something to wait for, together with the server's end.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use headworks::core::ConfigError;
+
+/// What the main thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum News {
+    /// SIGTERM, SIGINT or SIGQUIT.
+    Stop,
+    /// A child has ended.
+    Child,
+    /// The server has ended.
+    Ended,
+}
+
+/// All signals that matter, blocked and readable.
+pub struct Signals {
+    signals: OwnedFd,
+    end: UnixStream,
+    other_end: UnixStream,
+}
+
+/// Tells the main thread that the server has ended; from any thread.
+pub struct Ended(UnixStream);
+
+impl Ended {
+    /// Tells it.
+    pub fn tell(&self) {
+        // One byte always fits; nobody reads any more only when the process ends anyway.
+        let _ = (&self.0).write(&[1]);
+    }
+}
+
+fn wanted() -> libc::sigset_t {
+    // SAFETY: the calls fill a set on the stack.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in [
+            libc::SIGTERM,
+            libc::SIGINT,
+            libc::SIGQUIT,
+            libc::SIGCHLD,
+            libc::SIGPIPE,
+        ] {
+            libc::sigaddset(&mut set, signal);
+        }
+        set
+    }
+}
+
+impl Signals {
+    /// Blocks the signals for this thread and all that it starts.
+    pub fn block() -> io::Result<Self> {
+        let set = wanted();
+        // SAFETY: the set is initialised; the fd is new and ours.
+        let signals = unsafe {
+            if libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let (end, other_end) = UnixStream::pair()?;
+        Ok(Self {
+            signals,
+            end,
+            other_end,
+        })
+    }
+
+    /// For a child, between fork and exec: it gets its signals.
+    pub fn unblock() -> io::Result<()> {
+        let set = wanted();
+        // SAFETY: async-signal-safe, on an initialised set.
+        match unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// What the server tells its end with.
+    pub fn ended(&self) -> Result<Ended, ConfigError> {
+        let copy = self.other_end.try_clone();
+        copy.map(Ended).map_err(|error| {
+            ConfigError::new("serve", format!("no file descriptor is left: {error}"))
+        })
+    }
+
+    /// Waits for the next thing that matters.
+    pub fn wait(&self) -> News {
+        loop {
+            let poll = |fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let mut fds = [poll(self.signals.as_raw_fd()), poll(self.end.as_raw_fd())];
+            // SAFETY: two entries, as said.
+            if unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) } < 0 {
+                continue;
+            }
+            if fds[0].revents != 0
+                && let Some(news) = self.next_signal()
+            {
+                return news;
+            }
+            if fds[1].revents != 0 {
+                let _ = (&self.end).read(&mut [0]);
+                return News::Ended;
+            }
+        }
+    }
+
+    fn next_signal(&self) -> Option<News> {
+        // SAFETY: plain data that the read fills.
+        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+        let size = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: the buffer has the size that is said.
+        let count = unsafe { libc::read(self.signals.as_raw_fd(), (&raw mut info).cast(), size) };
+        if count != size as isize {
+            return None;
+        }
+        match info.ssi_signo as i32 {
+            libc::SIGCHLD => Some(News::Child),
+            libc::SIGPIPE => None,
+            _ => Some(News::Stop),
+        }
+    }
+}

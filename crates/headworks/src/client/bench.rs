@@ -1,0 +1,398 @@
+//! A benchmark of an NBD server: connections, each with its thread and its pipeline, and what they found.
+//!
+//! With verifying on, writes carry stamps (see `stamp`), each connection has its own part of the export, reads are checked
+//! against what was acknowledged, and at the end everything that was written is read back. Without, random patterns use
+//! the whole range on every connection; sequential ones divide it.
+//!
+//! The client's own time is part of the report: what it uses on a shared machine, the server does not have.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use headworks_core::prng::Prng;
+
+use super::pipeline::Pipeline;
+use super::stamp::{Expected, SECTOR_BYTES};
+use super::worker::{Phase, Share, Worker};
+use super::{Client, ClientError, ClientOptions, Export, Histogram, Uri};
+use crate::frontend::nbd::wire::{NbdError, TransmissionFlags};
+
+pub use super::pipeline::Waiting;
+
+/// Four bytes each are remembered when verifying.
+const VERIFIED_BLOCKS_MAX: u64 = 64 << 20;
+/// Room for data on each connection.
+const DATA_BYTES_MAX: u64 = 1 << 30;
+/// A cookie has room for more; nothing gains from it.
+const DEPTH_MAX: u32 = 8192;
+
+/// What to do to the export, in fio's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Sequential reads.
+    Read,
+    /// Sequential writes.
+    Write,
+    /// Random reads.
+    RandRead,
+    /// Random writes.
+    RandWrite,
+    /// Both.
+    RandRw {
+        /// How many of a hundred are reads.
+        read_percent: u8,
+    },
+}
+
+impl Pattern {
+    /// Whether it changes the export.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        !matches!(self, Pattern::Read | Pattern::RandRead)
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = ClientError;
+
+    fn from_str(text: &str) -> Result<Self, ClientError> {
+        Ok(match text {
+            "read" => Pattern::Read,
+            "write" => Pattern::Write,
+            "randread" => Pattern::RandRead,
+            "randwrite" => Pattern::RandWrite,
+            "randrw" => Pattern::RandRw { read_percent: 50 },
+            _ => {
+                let known = "read, write, randread, randwrite or randrw";
+                return Err(usage(format!("rw={text} is not known; write {known}")));
+            }
+        })
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pattern::Read => "read",
+            Pattern::Write => "write",
+            Pattern::RandRead => "randread",
+            Pattern::RandWrite => "randwrite",
+            Pattern::RandRw { .. } => "randrw",
+        })
+    }
+}
+
+/// Whether contents are checked, and what the export holds where the run has not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// Contents are not looked at.
+    Off,
+    /// Only what this run has written is known.
+    Written,
+    /// The export was new: what was not written reads as zeros.
+    FromZeros,
+}
+
+/// A benchmark. The defaults measure random 4 KiB reads for ten seconds, 32 in flight.
+#[derive(Clone, Debug)]
+pub struct BenchOptions {
+    /// The server and the export.
+    pub uri: Uri,
+    /// What to do.
+    pub pattern: Pattern,
+    /// Bytes of each request.
+    pub block_bytes: u32,
+    /// Requests in flight on each connection.
+    pub iodepth: u32,
+    /// Connections, each with a thread.
+    pub threads: u32,
+    /// How long, without fill and read back.
+    pub runtime: Duration,
+    /// Use only so many bytes from the start of the export.
+    pub size: Option<u64>,
+    /// Write everything once first, so that reads meet data.
+    pub fill: bool,
+    /// Check contents.
+    pub verify: Verify,
+    /// How to wait for replies.
+    pub waiting: Waiting,
+    /// For blocks, mixes and stamps.
+    pub seed: u64,
+    /// Structured replies and time-out.
+    pub client: ClientOptions,
+}
+
+impl BenchOptions {
+    /// The defaults, for this export.
+    #[must_use]
+    pub fn new(uri: Uri) -> Self {
+        Self {
+            uri,
+            pattern: Pattern::RandRead,
+            block_bytes: 4096,
+            iodepth: 32,
+            threads: 1,
+            runtime: Duration::from_secs(10),
+            size: None,
+            fill: false,
+            verify: Verify::Off,
+            waiting: Waiting::Sleep,
+            seed: 1,
+            client: ClientOptions::default(),
+        }
+    }
+}
+
+/// What was counted of one direction.
+#[derive(Clone, Debug, Default)]
+pub struct Direction {
+    /// Bytes of what succeeded.
+    pub bytes: u64,
+    /// From submission to the receipt of the reply, and how many there were.
+    pub latency: Histogram,
+}
+
+/// What one phase of one or of all connections found.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Reads that succeeded.
+    pub reads: Direction,
+    /// Writes that succeeded.
+    pub writes: Direction,
+    /// Requests that the server answered with an error.
+    pub errors: u64,
+    /// The first of them.
+    pub first_error: Option<NbdError>,
+    /// Reads whose contents were compared.
+    pub verified: u64,
+    /// The longest of the connections.
+    pub elapsed: Duration,
+    /// The client's own user and system time, all connections together.
+    pub cpu: Duration,
+    /// System calls that sent and that received something.
+    pub calls: [u64; 2],
+}
+
+impl Tally {
+    pub(super) fn on_done(&mut self, is_write: bool, bytes: u32, latency_ns: u64) {
+        let direction = if is_write {
+            &mut self.writes
+        } else {
+            &mut self.reads
+        };
+        direction.bytes += u64::from(bytes);
+        direction.latency.record(latency_ns);
+    }
+
+    #[cold]
+    pub(super) fn on_error(&mut self, error: NbdError) {
+        self.errors += 1;
+        self.first_error.get_or_insert(error);
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (mine, theirs) in [
+            (&mut self.reads, &other.reads),
+            (&mut self.writes, &other.writes),
+        ] {
+            mine.bytes += theirs.bytes;
+            mine.latency.add(&theirs.latency);
+        }
+        self.errors += other.errors;
+        self.first_error = self.first_error.or(other.first_error);
+        self.verified += other.verified;
+        self.elapsed = self.elapsed.max(other.elapsed);
+        self.cpu += other.cpu;
+        self.calls = [0, 1].map(|index| self.calls[index] + other.calls[index]);
+    }
+
+    /// Requests that succeeded.
+    #[must_use]
+    pub fn ios(&self) -> u64 {
+        self.reads.latency.count() + self.writes.latency.count()
+    }
+
+    /// Requests a second.
+    #[must_use]
+    pub fn iops(&self) -> f64 {
+        self.ios() as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// Bytes a second.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> f64 {
+        (self.reads.bytes + self.writes.bytes) as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// The client's own time for each request.
+    #[must_use]
+    pub fn cpu_ns_per_io(&self) -> f64 {
+        self.cpu.as_nanos() as f64 / self.ios().max(1) as f64
+    }
+}
+
+/// What a benchmark found.
+#[derive(Clone, Debug)]
+pub struct BenchReport {
+    /// What the server told.
+    pub export: Export,
+    /// The run itself.
+    pub run: Tally,
+    /// What was read back at the end, when verifying.
+    pub read_back: Option<Tally>,
+    /// Something that makes the figures mean less, if there is something.
+    pub warning: Option<String>,
+}
+
+/// Does it.
+pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
+    let mut connections = Vec::new();
+    for _ in 0..options.threads.max(1) {
+        connections.push(Client::connect(&options.uri, options.client)?.into_parts());
+    }
+    let export = connections[0].1.clone();
+    let blocks = check(options, &export)?;
+    let root = Prng::new(options.seed);
+    let mut workers: Vec<Worker> = (0..)
+        .zip(connections)
+        .map(|(index, (socket, export))| {
+            let pipeline = Pipeline::new(
+                (socket, &export),
+                options.iodepth as usize,
+                options.block_bytes as usize,
+                options.waiting,
+                options.client.timeout,
+            );
+            let untouched = match options.verify {
+                Verify::Off => None,
+                Verify::Written => Some(Expected::Anything),
+                Verify::FromZeros => Some(Expected::Zeros),
+            };
+            let prng = root.split(&format!("connection {index}"));
+            let share = share(options, blocks, index);
+            Worker::new(pipeline, options.iodepth as usize, share, prng, untouched)
+        })
+        .collect();
+
+    if options.fill {
+        all(&mut workers, Phase::Fill)?;
+    }
+    let run = all(&mut workers, Phase::Run(options.runtime))?;
+    let read_back = match options.verify {
+        Verify::Off => None,
+        _ => Some(all(&mut workers, Phase::ReadBack)?),
+    };
+    workers.into_iter().for_each(Worker::goodbye);
+    let shared = export.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
+    let warning = (options.threads > 1 && !shared)
+        .then(|| "the server does not promise that several connections see one disk".to_owned());
+    Ok(BenchReport {
+        export,
+        run,
+        read_back,
+        warning,
+    })
+}
+
+/// Takes all connections through a phase at the same time. When one fails the others need not go on.
+fn all(workers: &mut [Worker], phase: Phase) -> Result<Tally, ClientError> {
+    let stop = AtomicBool::new(false);
+    let go = |worker: &mut Worker| {
+        let outcome = worker.go(phase, &stop);
+        // Relaxed: a hint that orders nothing.
+        stop.fetch_or(outcome.is_err(), Ordering::Relaxed);
+        outcome.map(|()| worker.tally.clone())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter_mut()
+            .map(|worker| scope.spawn(|| go(worker)))
+            .collect();
+        let mut sum = Tally::default();
+        for thread in threads {
+            sum.add(
+                &thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+            );
+        }
+        Ok(sum)
+    })
+}
+
+/// The part of the range that belongs to a connection.
+fn share(options: &BenchOptions, blocks: u64, index: u64) -> Share {
+    let parts = u64::from(options.threads.max(1));
+    let (begin, end) = (blocks * index / parts, blocks * (index + 1) / parts);
+    let sequential = matches!(options.pattern, Pattern::Read | Pattern::Write);
+    let (first, count) = if sequential || options.verify != Verify::Off {
+        (begin, end - begin)
+    } else {
+        (0, blocks)
+    };
+    Share {
+        pattern: options.pattern,
+        first,
+        blocks: count,
+        own: (begin - first, end - first),
+        block_bytes: options.block_bytes,
+        seed: options.seed,
+    }
+}
+
+fn usage(message: impl Into<String>) -> ClientError {
+    ClientError::Usage(message.into())
+}
+
+/// Whether the options fit each other and the export: how many blocks the range has.
+fn check(options: &BenchOptions, export: &Export) -> Result<u64, ClientError> {
+    let (bytes, depth) = (options.block_bytes, options.iodepth);
+    let sizes = export.block_sizes.unwrap_or_default();
+    if bytes == 0 || bytes > sizes.max {
+        return Err(usage(format!(
+            "bs={bytes}: the server takes 1 to {} bytes",
+            sizes.max
+        )));
+    }
+    if !bytes.is_multiple_of(sizes.min.max(1)) {
+        return Err(usage(format!(
+            "bs={bytes}: the server takes multiples of {}",
+            sizes.min
+        )));
+    }
+    if depth == 0 || depth > DEPTH_MAX || u64::from(depth) * u64::from(bytes) > DATA_BYTES_MAX {
+        return Err(usage(format!(
+            "iodepth={depth}: write 1 to {DEPTH_MAX}, and bs * iodepth up to 1 GiB"
+        )));
+    }
+    let blocks = options.size.unwrap_or(export.size).min(export.size) / u64::from(bytes);
+    if blocks < u64::from(options.threads.max(1)) {
+        return Err(usage(format!(
+            "bs={bytes}: the range has only {blocks} blocks"
+        )));
+    }
+    let read_only = export.flags.contains(TransmissionFlags::READ_ONLY);
+    if read_only && (options.pattern.writes() || options.fill) {
+        return Err(usage(format!(
+            "rw={}: the export is read-only",
+            options.pattern
+        )));
+    }
+    if options.verify != Verify::Off {
+        if !(bytes as usize).is_multiple_of(SECTOR_BYTES) {
+            return Err(usage(format!(
+                "bs={bytes}: verify needs multiples of {SECTOR_BYTES}"
+            )));
+        }
+        if blocks > VERIFIED_BLOCKS_MAX {
+            let limit = (VERIFIED_BLOCKS_MAX * u64::from(bytes)) >> 30;
+            return Err(usage(format!(
+                "verify remembers every block; use --size {limit}G or less"
+            )));
+        }
+    }
+    Ok(blocks)
+}

@@ -1,0 +1,271 @@
+//! The client's side of the handshake: asking what there is, and choosing.
+//!
+//! ```text
+//!   Haggle::start --> ask_structured, list, info (any number, any order) --> go --> (socket, Export)
+//!                                                                       \--> abort
+//! ```
+//!
+//! A server that does not know GO (older than 2017) is asked the old way, which tells size and flags only.
+
+use std::io::{Read, Write};
+
+use super::{ClientError, Socket, protocol};
+use crate::frontend::nbd::wire::{
+    GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC,
+    TransmissionFlags, be16, be32, be64, handshake_flags, info, option, option_reply,
+};
+use crate::frontend::nbd::{BlockSizes, wire};
+
+/// Longer answers to an option are not believed.
+const REPLY_BYTES_MAX: u32 = 64 << 10;
+/// A longer list is not believed.
+const LIST_MAX: usize = 100_000;
+
+/// What a server tells of an export.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Export {
+    /// Its name: the canonical one if the server says so, else as it was asked for.
+    pub name: String,
+    /// A sentence for people; empty if there is none.
+    pub description: String,
+    /// Bytes.
+    pub size: u64,
+    /// What it offers.
+    pub flags: TransmissionFlags,
+    /// The sizes of requests it takes, if it says so.
+    pub block_sizes: Option<BlockSizes>,
+    /// Whether reads are answered in the structured form.
+    pub structured: bool,
+}
+
+/// One line of a server's list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The export's name.
+    pub name: String,
+    /// A sentence for people; empty if there is none.
+    pub description: String,
+}
+
+/// A connection on which options are still exchanged.
+#[derive(Debug)]
+pub struct Haggle {
+    socket: Socket,
+    structured: bool,
+    no_zeroes: bool,
+}
+
+impl Haggle {
+    /// Reads the server's greeting and answers it.
+    pub fn start(mut socket: Socket) -> Result<Self, ClientError> {
+        let mut greeting = [0; GREETING_BYTES];
+        socket.read_exact(&mut greeting)?;
+        if be64(&greeting, 0) != INIT_MAGIC {
+            return Err(protocol("it does not greet like an NBD server"));
+        }
+        let flags = be16(&greeting, 16);
+        if be64(&greeting, 8) != OPTION_MAGIC || flags & handshake_flags::FIXED_NEWSTYLE == 0 {
+            return Err(protocol("it speaks only the handshake from before 2013"));
+        }
+        let ours = flags & (handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES);
+        socket.write_all(&u32::from(ours).to_be_bytes())?;
+        Ok(Self {
+            socket,
+            structured: false,
+            no_zeroes: ours & handshake_flags::NO_ZEROES != 0,
+        })
+    }
+
+    /// Asks for structured replies: whether the server will send them.
+    pub fn ask_structured(&mut self) -> Result<bool, ClientError> {
+        self.ask(option::STRUCTURED_REPLY, &[])?;
+        self.structured = match self.answer(option::STRUCTURED_REPLY)? {
+            (option_reply::ACK, _) => true,
+            (kind, _) if kind & option_reply::ERROR_BIT != 0 => false,
+            (kind, _) => return Err(unexpected(kind)),
+        };
+        Ok(self.structured)
+    }
+
+    /// The server's exports, if it tells.
+    pub fn list(&mut self) -> Result<Vec<Listed>, ClientError> {
+        self.ask(option::LIST, &[])?;
+        let mut exports = Vec::new();
+        loop {
+            let (kind, data) = self.answer(option::LIST)?;
+            match kind {
+                option_reply::ACK => return Ok(exports),
+                option_reply::SERVER if exports.len() < LIST_MAX => exports.push(listed(&data)?),
+                _ => return Err(refused(kind, &data)),
+            }
+        }
+    }
+
+    /// What the server tells of an export, which stays unchosen.
+    pub fn info(&mut self, name: &str) -> Result<Export, ClientError> {
+        self.ask_info(option::INFO, name)?
+            .map_err(|(kind, data)| refused(kind, &data))
+    }
+
+    /// Chooses an export; the socket is in the transmission phase then.
+    pub fn go(mut self, name: &str) -> Result<(Socket, Export), ClientError> {
+        match self.ask_info(option::GO, name)? {
+            Ok(export) => Ok((self.socket, export)),
+            Err((option_reply::ERR_UNSUP, _)) => self.go_the_old_way(name),
+            Err((kind, data)) => {
+                let error = refused(kind, &data);
+                self.abort().and(Err(error))
+            }
+        }
+    }
+
+    /// Says goodbye.
+    pub fn abort(mut self) -> Result<(), ClientError> {
+        self.ask(option::ABORT, &[])?;
+        // Servers may close without the answer that the protocol wants.
+        let _ = self.answer(option::ABORT);
+        Ok(())
+    }
+
+    fn go_the_old_way(mut self, name: &str) -> Result<(Socket, Export), ClientError> {
+        self.ask(option::EXPORT_NAME, name.as_bytes())?;
+        let mut head = [0; 10];
+        self.socket.read_exact(&mut head).map_err(|_| {
+            ClientError::Refused(format!("it closed the connection over export {name:?}"))
+        })?;
+        if !self.no_zeroes {
+            self.socket
+                .read_exact(&mut [0; wire::EXPORT_NAME_PADDING_BYTES])?;
+        }
+        let export = Export {
+            name: name.into(),
+            size: be64(&head, 0),
+            flags: TransmissionFlags(be16(&head, 8)),
+            structured: self.structured,
+            ..Export::default()
+        };
+        Ok((self.socket, export))
+    }
+
+    /// INFO or GO with everything that we can understand: the export, or the error's code and text.
+    #[allow(clippy::type_complexity)] // Said once, here.
+    fn ask_info(
+        &mut self,
+        code: u32,
+        name: &str,
+    ) -> Result<Result<Export, (u32, Vec<u8>)>, ClientError> {
+        let wanted = [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE];
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend(name.bytes());
+        data.extend((wanted.len() as u16).to_be_bytes());
+        data.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
+        self.ask(code, &data)?;
+        let mut export = Export {
+            name: name.into(),
+            structured: self.structured,
+            ..Export::default()
+        };
+        let mut sized = false;
+        loop {
+            let (kind, data) = self.answer(code)?;
+            match kind {
+                option_reply::INFO => sized |= learn(&mut export, &data)?,
+                option_reply::ACK if sized => return Ok(Ok(export)),
+                option_reply::ACK => return Err(protocol("it did not tell the export's size")),
+                _ if kind & option_reply::ERROR_BIT != 0 => return Ok(Err((kind, data))),
+                _ => return Err(unexpected(kind)),
+            }
+        }
+    }
+
+    fn ask(&mut self, code: u32, data: &[u8]) -> Result<(), ClientError> {
+        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(code.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        Ok(self.socket.write_all(&bytes)?)
+    }
+
+    /// One answer to the option `code`: its kind and its data.
+    fn answer(&mut self, code: u32) -> Result<(u32, Vec<u8>), ClientError> {
+        let mut header = [0; OPTION_REPLY_HEADER_BYTES];
+        self.socket.read_exact(&mut header)?;
+        let (kind, len) = (be32(&header, 12), be32(&header, 16));
+        if be64(&header, 0) != OPTION_REPLY_MAGIC || be32(&header, 8) != code {
+            return Err(protocol("it answers something other than what was asked"));
+        }
+        if len > REPLY_BYTES_MAX {
+            return Err(protocol(format!("it answers an option with {len} bytes")));
+        }
+        let mut data = vec![0; len as usize];
+        self.socket.read_exact(&mut data)?;
+        Ok((kind, data))
+    }
+}
+
+/// Takes one piece of information in; true if it was the size.
+fn learn(export: &mut Export, data: &[u8]) -> Result<bool, ClientError> {
+    let Some((kind, rest)) = data.split_first_chunk::<2>() else {
+        return Err(protocol("it sends information without a kind"));
+    };
+    let text = || String::from_utf8_lossy(rest).into_owned();
+    match (u16::from_be_bytes(*kind), rest.len()) {
+        (info::EXPORT, 10) => {
+            export.size = be64(rest, 0);
+            export.flags = TransmissionFlags(be16(rest, 8));
+            return Ok(true);
+        }
+        (info::BLOCK_SIZE, 12) => {
+            export.block_sizes = Some(BlockSizes {
+                min: be32(rest, 0),
+                preferred: be32(rest, 4),
+                max: be32(rest, 8),
+            });
+        }
+        (info::NAME, _) => export.name = text(),
+        (info::DESCRIPTION, _) => export.description = text(),
+        (info::EXPORT | info::BLOCK_SIZE, len) => {
+            return Err(protocol(format!("it sends information of {len} bytes")));
+        }
+        // The protocol has clients ignore what they do not know.
+        _ => {}
+    }
+    Ok(false)
+}
+
+fn listed(data: &[u8]) -> Result<Listed, ClientError> {
+    let named = data
+        .split_first_chunk::<4>()
+        .and_then(|(len, rest)| rest.split_at_checked(u32::from_be_bytes(*len) as usize));
+    let (name, description) =
+        named.ok_or_else(|| protocol("it lists a name longer than its reply"))?;
+    Ok(Listed {
+        name: String::from_utf8_lossy(name).into_owned(),
+        description: String::from_utf8_lossy(description).into_owned(),
+    })
+}
+
+fn unexpected(kind: u32) -> ClientError {
+    protocol(format!("it answers an option with kind {kind:#x}"))
+}
+
+/// An error answer as a sentence: the server's own words if it has some.
+fn refused(kind: u32, data: &[u8]) -> ClientError {
+    // Control characters stay out of logs and terminals.
+    let said = String::from_utf8_lossy(data).replace(char::is_control, " ");
+    let meaning = match kind {
+        option_reply::ERR_UNSUP => "it does not know the option",
+        option_reply::ERR_INVALID => "it finds the option malformed",
+        option_reply::ERR_TLS_REQD => "it wants TLS, which is not supported",
+        option_reply::ERR_UNKNOWN => "it has no such export",
+        option_reply::ERR_TOO_BIG => "it finds the option too long",
+        _ if kind & option_reply::ERROR_BIT != 0 => "it does not say why",
+        _ => return unexpected(kind),
+    };
+    let said = if said.is_empty() {
+        meaning.to_owned()
+    } else {
+        format!("{meaning} ({})", said)
+    };
+    ClientError::Refused(said)
+}

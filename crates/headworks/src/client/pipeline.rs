@@ -1,0 +1,442 @@
+//! Many requests in flight on one connection: sent in batches, answered in batches, with as few system calls as that takes.
+//!
+//! ```text
+//!   submit ... submit --> headers, spans --one sendmsg--> server
+//!                                                           |
+//!   Finished <-- parse <-- input (256 KiB) <--one recvmsg---+
+//!                  |           ^
+//!                  +-- a payload that is not complete: the next recvmsg puts its rest where it belongs
+//! ```
+//!
+//! A slot is a request in flight and its data buffer. Its cookie is its index with a number that changes at each use, so a
+//! reply to something else is noticed. Read data is copied into the slot's buffer, as a program that wants it would have it
+//! done, or received there directly.
+//!
+//! Invariants: requests are submitted only while no batch is sent in part, so headers and spans never outgrow their room; a
+//! send never waits, so two peers that both want to send cannot block each other.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use super::replies::{self, Next, Reply};
+use super::{ClientError, Export, Socket, protocol};
+use crate::frontend::nbd::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
+use crate::memory::Span;
+
+/// What one recvmsg takes at most: enough for 60 reads of 4 KiB, little enough to stay in a core's own cache.
+const INPUT_BYTES: usize = 256 << 10;
+/// The clock is read once in so many empty looks at the socket.
+const LOOKS_PER_CLOCK: u32 = 4096;
+
+/// How to wait for replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// Sleep in the kernel.
+    Sleep,
+    /// Look again and again, letting others run in between.
+    Poll,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    cookie: u64,
+    command: Command,
+    offset: u64,
+    len: u32,
+    /// Bytes of a read that have come.
+    got: u32,
+    error: Option<NbdError>,
+}
+
+/// A read's bytes that are still to come.
+#[derive(Clone, Copy, Debug)]
+struct Payload {
+    slot: usize,
+    /// Where in the slot's data.
+    at: usize,
+    left: usize,
+    /// Whether the reply ends with them.
+    last: bool,
+}
+
+/// A request that has ended; its slot is free for the next, its data are there until then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    pub slot: usize,
+    pub error: Option<NbdError>,
+}
+
+/// The pipeline of one connection.
+#[derive(Debug)]
+pub struct Pipeline {
+    socket: Socket,
+    structured: bool,
+    waiting: Waiting,
+    timeout: Duration,
+    block_bytes: usize,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    data: Vec<u8>,
+    headers: Vec<u8>,
+    spans: Vec<Span>,
+    /// How many of `spans` are sent.
+    sent: usize,
+    /// The socket took only a part of them; the rest must go before anything new.
+    is_blocked: bool,
+    input: Vec<u8>,
+    start: usize,
+    end: usize,
+    payload: Option<Payload>,
+    /// Calls that sent something, and calls that received something.
+    pub calls: [u64; 2],
+}
+
+impl Pipeline {
+    /// A pipeline of `depth` requests of up to `block_bytes` each.
+    pub fn new(
+        (socket, export): (Socket, &Export),
+        depth: usize,
+        block_bytes: usize,
+        waiting: Waiting,
+        timeout: Duration,
+    ) -> Self {
+        assert!(
+            depth > 0 && depth < SLOT_MASK as usize,
+            "a cookie has room for the slot"
+        );
+        let idle = Slot {
+            cookie: u64::MAX,
+            command: Command::Disconnect,
+            offset: 0,
+            len: 0,
+            got: 0,
+            error: None,
+        };
+        Self {
+            socket,
+            structured: export.structured,
+            waiting,
+            timeout,
+            block_bytes,
+            slots: vec![idle; depth],
+            free: (0..depth).rev().collect(),
+            data: vec![0; depth * block_bytes],
+            headers: Vec::with_capacity(depth * REQUEST_BYTES),
+            spans: Vec::with_capacity(2 * depth),
+            sent: 0,
+            is_blocked: false,
+            input: vec![0; INPUT_BYTES],
+            start: 0,
+            end: 0,
+            payload: None,
+            calls: [0; 2],
+        }
+    }
+
+    /// Says goodbye, so that the server need not wonder.
+    pub fn goodbye(mut self) {
+        let header = RequestHeader {
+            command: Command::Disconnect as u16,
+            ..RequestHeader::default()
+        };
+        // A server that is gone already does not mind.
+        let _ = self.socket.write_all(&header.encode());
+    }
+
+    /// How many requests may be submitted now.
+    pub fn room(&self) -> usize {
+        if self.is_blocked { 0 } else { self.free.len() }
+    }
+
+    /// Whether everything that was submitted is sent and answered.
+    pub fn is_idle(&self) -> bool {
+        !self.is_blocked && self.free.len() == self.slots.len()
+    }
+
+    /// The slot that the next [`Pipeline::submit`] takes, if there is room.
+    pub fn next_slot(&self) -> Option<usize> {
+        (self.room() > 0).then(|| *self.free.last().expect("room means a free slot"))
+    }
+
+    /// A slot's data: to be filled before a write is submitted, to be looked at after a read has finished.
+    pub fn data(&mut self, slot: usize) -> &mut [u8] {
+        &mut self.data[slot * self.block_bytes..][..self.block_bytes]
+    }
+
+    /// Queues a request on [`Pipeline::next_slot`]; the next [`Pipeline::exchange`] sends it.
+    #[inline]
+    pub fn submit(&mut self, command: Command, flags: CommandFlags, offset: u64, len: u32) {
+        assert!(self.room() > 0, "there is room");
+        let payload = if matches!(command, Command::Read | Command::Write) {
+            len
+        } else {
+            0
+        };
+        assert!(
+            payload as usize <= self.block_bytes,
+            "a request fits its slot"
+        );
+        if self.sent > 0 {
+            self.headers.clear();
+            self.spans.clear();
+            self.sent = 0;
+        }
+        let index = self.free.pop().expect("room means a free slot");
+        let slot = &mut self.slots[index];
+        // The next number for this slot; it starts so that the first is 0.
+        let cookie = (slot.cookie | SLOT_MASK).wrapping_add(1) | index as u64;
+        *slot = Slot {
+            cookie,
+            command,
+            offset,
+            len,
+            got: 0,
+            error: None,
+        };
+        let header = RequestHeader {
+            flags: flags.0,
+            command: command as u16,
+            cookie,
+            offset,
+            len,
+        };
+        self.push_header(&header.encode());
+        if command == Command::Write {
+            self.spans.push(Span {
+                base: self
+                    .data
+                    .as_mut_ptr()
+                    .wrapping_add(index * self.block_bytes),
+                len: len as usize,
+            });
+        }
+    }
+
+    /// Appends a header; it joins the span before it if that is a header too.
+    fn push_header(&mut self, header: &[u8]) {
+        assert!(
+            self.headers.len() + header.len() <= self.headers.capacity(),
+            "headers stay put"
+        );
+        self.headers.extend_from_slice(header);
+        let at = self.headers.len() - header.len();
+        let base = self.headers.as_mut_ptr().wrapping_add(at);
+        match self.spans.last_mut() {
+            Some(last) if last.base.wrapping_add(last.len) == base => last.len += header.len(),
+            _ => self.spans.push(Span {
+                base,
+                len: header.len(),
+            }),
+        }
+    }
+
+    /// Sends what was submitted, waits for replies and appends what they finish.
+    pub fn exchange(&mut self, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
+        self.send()?;
+        self.receive()?;
+        self.digest(finished)
+    }
+
+    fn send(&mut self) -> Result<(), ClientError> {
+        while self.sent < self.spans.len() {
+            // SAFETY: spans name parts of `headers` and `data`. Neither is resized, and while a batch is sent in part there is
+            // no next slot, so that nobody fills one, even if a server answers a write before it has taken all of it.
+            let mut moved = unsafe { self.socket.send(&self.spans[self.sent..])? };
+            if moved == 0 {
+                break;
+            }
+            self.calls[0] += 1;
+            while moved > 0 {
+                let span = &mut self.spans[self.sent];
+                if moved < span.len {
+                    span.base = span.base.wrapping_add(moved);
+                    span.len -= moved;
+                    break;
+                }
+                moved -= span.len;
+                self.sent += 1;
+            }
+        }
+        self.is_blocked = self.sent < self.spans.len();
+        Ok(())
+    }
+
+    /// Receives once, after waiting if need be. While requests are unsent it returns when the socket can be written, too.
+    fn receive(&mut self) -> Result<(), ClientError> {
+        if self.is_idle() {
+            return Ok(());
+        }
+        if self.is_blocked {
+            return match self.socket.wait_for_either(self.timeout)? {
+                true => self.receive_once(false).map(|_| ()),
+                false => Err(ClientError::TimedOut),
+            };
+        }
+        if self.waiting == Waiting::Sleep {
+            return match self.receive_once(true)? {
+                true => Ok(()),
+                false => Err(ClientError::TimedOut),
+            };
+        }
+        let (mut looks, mut since) = (0u32, None);
+        while !self.receive_once(false)? {
+            std::thread::yield_now();
+            looks += 1;
+            if looks.is_multiple_of(LOOKS_PER_CLOCK)
+                && since.get_or_insert_with(Instant::now).elapsed() > self.timeout
+            {
+                return Err(ClientError::TimedOut);
+            }
+        }
+        Ok(())
+    }
+
+    /// One recvmsg: the rest of a payload goes to its slot, what follows to the input. False if nothing was there.
+    fn receive_once(&mut self, wait: bool) -> Result<bool, ClientError> {
+        if self.start > 0 {
+            // Less than one reply's header is left over: digest took everything else.
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let rest = match &self.payload {
+            Some(payload) => {
+                let first = payload.slot * self.block_bytes + payload.at;
+                &mut self.data[first..first + payload.left]
+            }
+            None => &mut [],
+        };
+        let wanted = rest.len();
+        match self
+            .socket
+            .receive(rest, &mut self.input[self.end..], wait)?
+        {
+            None => return Ok(false),
+            Some(0) => return Err(ClientError::Closed),
+            Some(received) => {
+                self.end += received - received.min(wanted);
+                self.calls[1] += 1;
+                if let Some(payload) = &mut self.payload {
+                    payload.at += received.min(wanted);
+                    payload.left -= received.min(wanted);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes apart what was received, as far as it is complete.
+    fn digest(&mut self, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
+        loop {
+            if !self.take_payload(finished)? {
+                return Ok(());
+            }
+            match replies::parse(&self.input[self.start..self.end])? {
+                Next::Reply(bytes, reply) => {
+                    self.start += bytes;
+                    self.on_reply(reply, finished)?;
+                }
+                Next::Needs(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Moves a payload from the input to its slot. False if it is not complete.
+    #[inline]
+    fn take_payload(&mut self, finished: &mut Vec<Finished>) -> Result<bool, ClientError> {
+        let Some(mut payload) = self.payload else {
+            return Ok(true);
+        };
+        let here = payload.left.min(self.end - self.start);
+        let first = payload.slot * self.block_bytes + payload.at;
+        self.data[first..first + here].copy_from_slice(&self.input[self.start..][..here]);
+        self.start += here;
+        payload.at += here;
+        payload.left -= here;
+        if payload.left > 0 {
+            self.payload = Some(payload);
+            return Ok(false);
+        }
+        self.payload = None;
+        if payload.last {
+            self.finish(payload.slot, finished)?;
+        }
+        Ok(true)
+    }
+
+    #[inline]
+    fn on_reply(&mut self, reply: Reply, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
+        let index = (reply.cookie() & SLOT_MASK) as usize;
+        let Some(slot) = self.slots.get_mut(index) else {
+            return Err(protocol("a reply to nobody's request"));
+        };
+        if slot.cookie != reply.cookie() || slot.command == Command::Disconnect {
+            return Err(protocol("a reply to nobody's request"));
+        }
+        let is_read = slot.command == Command::Read;
+        match reply {
+            Reply::Simple { .. } if is_read && self.structured => {
+                return Err(protocol(
+                    "a simple reply to a read, though structured was agreed",
+                ));
+            }
+            Reply::Simple { error: None, .. } if is_read => {
+                slot.got = slot.len;
+                self.payload = Some(Payload {
+                    slot: index,
+                    at: 0,
+                    left: slot.len as usize,
+                    last: true,
+                });
+                return Ok(());
+            }
+            Reply::Simple { error, .. } => slot.error = error,
+            Reply::Failed { error, .. } => slot.error = Some(error),
+            Reply::Nothing { .. } => {}
+            Reply::Data { offset, len, .. } | Reply::Hole { offset, len, .. } => {
+                let at = offset.wrapping_sub(slot.offset);
+                let inside =
+                    at <= u64::from(slot.len) && u64::from(len) <= u64::from(slot.len) - at;
+                if !is_read || !inside || len > slot.len - slot.got {
+                    return Err(protocol("a chunk lies outside what was asked for"));
+                }
+                slot.got += len;
+                let (at, left) = (at as usize, len as usize);
+                if let Reply::Data { last, .. } = reply {
+                    let slot = index;
+                    self.payload = Some(Payload {
+                        slot,
+                        at,
+                        left,
+                        last,
+                    });
+                    return Ok(());
+                }
+                self.data(index)[at..at + left].fill(0);
+            }
+        }
+        if reply.is_last() {
+            self.finish(index, finished)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn finish(&mut self, index: usize, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
+        let slot = &mut self.slots[index];
+        let complete = slot.got == slot.len || slot.command != Command::Read;
+        if !complete && slot.error.is_none() {
+            return Err(protocol("a read was answered in part"));
+        }
+        // A second reply to it will find nobody.
+        slot.command = Command::Disconnect;
+        self.free.push(index);
+        finished.push(Finished {
+            slot: index,
+            error: slot.error,
+        });
+        Ok(())
+    }
+}
+
+/// The part of a cookie that is the slot's index.
+const SLOT_MASK: u64 = 0xffff;

@@ -1,0 +1,243 @@
+//! NBD URIs: where a server listens and which export is meant.
+//!
+//! ```text
+//!   nbd://HOST[:PORT]/EXPORT               TCP; the port is 10809 unless given; HOST may be [an IPv6 address]
+//!   nbd+unix:///EXPORT?socket=PATH         a unix socket; %00NAME is an abstract one
+//! ```
+//!
+//! Names and paths are percent-encoded. An unknown parameter is an error, for ignoring it could mean ignoring a wish for
+//! safety; TLS (`nbds:`) is said to be unsupported rather than tried in the clear.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::ClientError;
+
+/// IANA's port for NBD.
+pub const PORT: u16 = 10809;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A unix socket. A path that begins with NUL is an abstract address.
+    Unix(PathBuf),
+    /// A host name or address, and a port.
+    Tcp(String, u16),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Unix(path) => write!(f, "unix socket {path:?}"),
+            Target::Tcp(host, port) => write!(f, "{host} port {port}"),
+        }
+    }
+}
+
+/// A server's export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uri {
+    /// Where.
+    pub target: Target,
+    /// Which; empty for the default one.
+    pub export: String,
+}
+
+impl FromStr for Uri {
+    type Err = ClientError;
+
+    fn from_str(text: &str) -> Result<Self, ClientError> {
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| no(text, HOW))?;
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let export = String::from_utf8(decode(text, path)?)
+            .map_err(|_| no(text, "the export's name is not UTF-8"))?;
+        let target = match scheme {
+            "nbd" => tcp(text, authority, query)?,
+            "nbd+unix" => unix(text, authority, query)?,
+            "nbds" | "nbds+unix" => return Err(no(text, "TLS is not supported; use nbd")),
+            _ => return Err(no(text, HOW)),
+        };
+        Ok(Self { target, export })
+    }
+}
+
+const HOW: &str = "write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH";
+
+fn no(text: &str, why: &str) -> ClientError {
+    ClientError::Usage(format!("cannot use URI {text:?}: {why}"))
+}
+
+fn tcp(text: &str, authority: &str, query: &str) -> Result<Target, ClientError> {
+    if let Some((key, _)) = parameters(query).next() {
+        return Err(no(text, &format!("the parameter {key:?} is not known")));
+    }
+    if authority.contains('@') {
+        return Err(no(text, "users belong to TLS, which is not supported"));
+    }
+    // A colon inside brackets belongs to an IPv6 address.
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, port),
+        _ => (authority, ""),
+    };
+    let port = match port {
+        "" => PORT,
+        digits => digits
+            .parse()
+            .map_err(|_| no(text, "the port must be 1 to 65535"))?,
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = String::from_utf8(decode(text, host)?).unwrap_or_default();
+    if host.is_empty() {
+        return Err(no(text, "the host is missing"));
+    }
+    Ok(Target::Tcp(host, port))
+}
+
+fn unix(text: &str, authority: &str, query: &str) -> Result<Target, ClientError> {
+    if !authority.is_empty() {
+        return Err(no(text, "a unix socket has no host; write three slashes"));
+    }
+    let mut socket = None;
+    for (key, value) in parameters(query) {
+        if key != "socket" {
+            return Err(no(text, &format!("the parameter {key:?} is not known")));
+        }
+        socket = Some(decode(text, value)?);
+    }
+    match socket {
+        Some(path) if !path.is_empty() => Ok(Target::Unix(OsString::from_vec(path).into())),
+        _ => Err(no(text, "the parameter socket=PATH is missing")),
+    }
+}
+
+/// The parameters of a query, without the private ones, which the rules for URIs tell others to leave alone.
+fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    pairs
+        .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+        .filter(|(key, _)| !key.starts_with("x-"))
+}
+
+fn decode(text: &str, encoded: &str) -> Result<Vec<u8>, ClientError> {
+    let mut bytes = encoded.bytes();
+    let mut decoded = Vec::with_capacity(encoded.len());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let mut digit = || char::from(bytes.next()?).to_digit(16);
+        let (Some(high), Some(low)) = (digit(), digit()) else {
+            return Err(no(text, "% must be followed by two hexadecimal digits"));
+        };
+        decoded.push((high * 16 + low) as u8);
+    }
+    Ok(decoded)
+}
+
+/// Bytes as they may stand in a path or a parameter.
+struct Encoded<'a>(&'a [u8]);
+
+impl fmt::Display for Encoded<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for &byte in self.0 {
+            if byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte) {
+                write!(f, "{}", char::from(byte))?;
+            } else {
+                write!(f, "%{byte:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Uri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let export = Encoded(self.export.as_bytes());
+        match &self.target {
+            Target::Unix(path) => {
+                let socket = Encoded(path.as_os_str().as_bytes());
+                write!(f, "nbd+unix:///{export}?socket={socket}")
+            }
+            Target::Tcp(host, port) if host.contains(':') => {
+                write!(f, "nbd://[{host}]:{port}/{export}")
+            }
+            Target::Tcp(host, port) => write!(f, "nbd://{host}:{port}/{export}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Uri {
+        text.parse().expect("a good URI")
+    }
+
+    fn uri(target: Target, export: &str) -> Uri {
+        Uri {
+            target,
+            export: export.into(),
+        }
+    }
+
+    #[test]
+    fn good_uris_say_where_and_which() {
+        let tcp = |host: &str, port| Target::Tcp(host.into(), port);
+        let unix = |path: &str| Target::Unix(path.into());
+        assert_eq!(parsed("nbd://localhost"), uri(tcp("localhost", 10809), ""));
+        assert_eq!(parsed("nbd://a.b:99/"), uri(tcp("a.b", 99), ""));
+        assert_eq!(parsed("nbd://[::1]/x%20y"), uri(tcp("::1", 10809), "x y"));
+        assert_eq!(parsed("nbd://[::1]:7/a/b"), uri(tcp("::1", 7), "a/b"));
+        assert_eq!(parsed("nbd+unix:///?socket=/s"), uri(unix("/s"), ""));
+        assert_eq!(
+            parsed("nbd+unix:///%C3%A4?x-mine=1&socket=/a%26b%25"),
+            uri(unix("/a&b%"), "ä")
+        );
+        assert_eq!(
+            parsed("nbd+unix://?socket=%00hidden"),
+            uri(unix("\0hidden"), "")
+        );
+    }
+
+    #[test]
+    fn what_is_printed_reads_back() {
+        for text in [
+            "nbd://localhost:10809/",
+            "nbd://[fe80::1]:1/a%20b",
+            "nbd+unix:///dir/%3F%25?socket=/tmp/%26x.sock",
+        ] {
+            assert_eq!(parsed(text).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn bad_uris_say_what_would_be_right() {
+        for (text, part) in [
+            ("/dev/sda", "nbd+unix:///EXPORT?socket=PATH"),
+            ("http://host/", "nbd://HOST:PORT/EXPORT"),
+            ("nbds://host/", "TLS is not supported"),
+            ("nbd+unix:///x", "socket=PATH is missing"),
+            ("nbd+unix:///x?socket=", "socket=PATH is missing"),
+            ("nbd+unix://tmp/x?socket=/s", "three slashes"),
+            (
+                "nbd+unix:///?socket=/s&tls-type=x509",
+                "\"tls-type\" is not known",
+            ),
+            ("nbd://h?socket=/s", "\"socket\" is not known"),
+            ("nbd:///x", "host is missing"),
+            ("nbd://h:70000/", "port must be"),
+            ("nbd://me@h/", "TLS"),
+            ("nbd://h/%4", "two hexadecimal digits"),
+            ("nbd://h/%ff", "not UTF-8"),
+        ] {
+            let error = text.parse::<Uri>().expect_err(text).to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}

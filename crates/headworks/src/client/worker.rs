@@ -1,0 +1,280 @@
+//! One connection's share of a benchmark: what to ask for next, and what to make of the answers.
+//!
+//! ```text
+//!   Fill (each block once, in order) --> Run (the pattern, until the time is over) --> ReadBack (what was written)
+//! ```
+//!
+//! Fill and ReadBack are optional. Each phase ends with nothing in flight.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use headworks_core::prng::Prng;
+
+use super::ClientError;
+use super::bench::{Pattern, Tally};
+use super::pipeline::{Finished, Pipeline};
+use super::stamp::{self, Expected, Versions};
+use crate::frontend::nbd::wire::{Command, CommandFlags};
+
+/// Draws of a random block before a slot stays empty for a turn, because all drawn ones were busy.
+const DRAWS_MAX: u32 = 32;
+
+/// What a phase asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Write each block once.
+    Fill,
+    /// The pattern, for so long from when the connection's thread begins.
+    Run(Duration),
+    /// Read each block once.
+    ReadBack,
+}
+
+/// What stays the same for a worker through all phases.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    pub pattern: Pattern,
+    /// The first block, and how many.
+    pub first: u64,
+    pub blocks: u64,
+    /// Which of those no other connection fills: from, to.
+    pub own: (u64, u64),
+    pub block_bytes: u32,
+    /// For stamps.
+    pub seed: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Pending {
+    block: u64,
+    is_write: bool,
+    submitted_ns: u64,
+}
+
+/// A connection at work.
+#[derive(Debug)]
+pub struct Worker {
+    pipeline: Pipeline,
+    share: Share,
+    prng: Prng,
+    /// The next block of a sequential pattern.
+    next: u64,
+    /// Present if contents are checked.
+    versions: Option<Versions>,
+    pending: Vec<Pending>,
+    finished: Vec<Finished>,
+    pub tally: Tally,
+}
+
+impl Worker {
+    pub fn new(
+        pipeline: Pipeline,
+        depth: usize,
+        share: Share,
+        prng: Prng,
+        untouched: Option<Expected>,
+    ) -> Self {
+        let versions = untouched.map(|content| Versions::new(share.blocks as usize, content));
+        let mut worker = Self {
+            pipeline,
+            share,
+            prng,
+            next: 0,
+            versions,
+            pending: vec![Pending::default(); depth],
+            finished: Vec::with_capacity(depth),
+            tally: Tally::default(),
+        };
+        for slot in 0..depth {
+            // Bytes that no server finds worth compressing, other ones in each slot.
+            let data = worker.pipeline.data(slot);
+            data.chunks_mut(8).for_each(|word| {
+                word.copy_from_slice(&worker.prng.next().to_le_bytes()[..word.len()]);
+            });
+        }
+        worker
+    }
+
+    /// Goes through a phase to its end, or until `stop` is set. What it finds is in the tally, which begins anew.
+    pub fn go(&mut self, phase: Phase, stop: &AtomicBool) -> Result<(), ClientError> {
+        self.tally = Tally::default();
+        self.next = match phase {
+            Phase::Run(_) => 0,
+            Phase::Fill | Phase::ReadBack => self.share.own.0,
+        };
+        self.pipeline.calls = [0; 2];
+        let (epoch, cpu) = (Instant::now(), cpu_time());
+        let now = || epoch.elapsed().as_nanos() as u64;
+        let deadline = match phase {
+            Phase::Run(time) => time.as_nanos() as u64,
+            Phase::Fill | Phase::ReadBack => u64::MAX,
+        };
+        let mut at = 0;
+        loop {
+            // Relaxed: a hint that orders nothing.
+            if at < deadline && !stop.load(Ordering::Relaxed) {
+                self.refill(phase, at)?;
+            }
+            if self.pipeline.is_idle() {
+                break;
+            }
+            self.pipeline.exchange(&mut self.finished)?;
+            at = now();
+            self.collect(at)?;
+        }
+        self.tally.elapsed = epoch.elapsed();
+        self.tally.cpu = cpu_time().saturating_sub(cpu);
+        self.tally.calls = self.pipeline.calls;
+        Ok(())
+    }
+
+    /// Ends the connection in good order.
+    pub fn goodbye(self) {
+        self.pipeline.goodbye();
+    }
+
+    /// Submits as much as there is room for.
+    fn refill(&mut self, phase: Phase, now_ns: u64) -> Result<(), ClientError> {
+        while let Some(slot) = self.pipeline.next_slot() {
+            let Some((block, is_write)) = self.choose(phase) else {
+                return Ok(());
+            };
+            let offset = (self.share.first + block) * u64::from(self.share.block_bytes);
+            if let Some(versions) = &mut self.versions {
+                versions.begin(block as usize);
+                if is_write {
+                    let version = versions.next(block as usize);
+                    stamp::fill(self.pipeline.data(slot), self.share.seed, offset, version);
+                }
+            }
+            let command = if is_write {
+                Command::Write
+            } else {
+                Command::Read
+            };
+            self.pipeline
+                .submit(command, CommandFlags::NONE, offset, self.share.block_bytes);
+            self.pending[slot] = Pending {
+                block,
+                is_write,
+                submitted_ns: now_ns,
+            };
+        }
+        Ok(())
+    }
+
+    /// The next block and whether to write it; nothing if the phase is over or all that was drawn is busy.
+    #[inline]
+    fn choose(&mut self, phase: Phase) -> Option<(u64, bool)> {
+        let Share {
+            pattern, blocks, ..
+        } = self.share;
+        match phase {
+            Phase::Run(_) => {}
+            Phase::Fill => return self.in_order(|_, _| true).map(|block| (block, true)),
+            Phase::ReadBack => {
+                let tells =
+                    |versions: &Versions, block| versions.expected(block) != Expected::Anything;
+                return self.in_order(tells).map(|block| (block, false));
+            }
+        }
+        let is_write = match pattern {
+            Pattern::Read | Pattern::RandRead => false,
+            Pattern::Write | Pattern::RandWrite => true,
+            Pattern::RandRw { read_percent } => self.prng.below(100) >= u64::from(read_percent),
+        };
+        if matches!(pattern, Pattern::Read | Pattern::Write) {
+            let block = self.next;
+            if self.is_busy(block) {
+                return None;
+            }
+            self.next = (block + 1) % blocks;
+            return Some((block, is_write));
+        }
+        let draw = |worker: &mut Self| worker.prng.below(blocks);
+        let mut block = draw(self);
+        for _ in 0..DRAWS_MAX {
+            if !self.is_busy(block) {
+                return Some((block, is_write));
+            }
+            block = draw(self);
+        }
+        None
+    }
+
+    fn in_order(&mut self, wanted: impl Fn(&Versions, usize) -> bool) -> Option<u64> {
+        while self.next < self.share.own.1 {
+            let block = self.next;
+            self.next += 1;
+            if self
+                .versions
+                .as_ref()
+                .is_none_or(|versions| wanted(versions, block as usize))
+            {
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn is_busy(&self, block: u64) -> bool {
+        self.versions
+            .as_ref()
+            .is_some_and(|versions| versions.is_busy(block as usize))
+    }
+
+    /// Counts and checks what has finished.
+    fn collect(&mut self, now_ns: u64) -> Result<(), ClientError> {
+        for index in 0..self.finished.len() {
+            let Finished { slot, error } = self.finished[index];
+            let pending = self.pending[slot];
+            match error {
+                Some(error) => self.tally.on_error(error),
+                None => {
+                    let latency = now_ns - pending.submitted_ns;
+                    self.tally
+                        .on_done(pending.is_write, self.share.block_bytes, latency);
+                }
+            }
+            if self.versions.is_some() {
+                self.verify(slot, pending, error.is_none())?;
+            }
+        }
+        self.finished.clear();
+        Ok(())
+    }
+
+    fn verify(&mut self, slot: usize, pending: Pending, success: bool) -> Result<(), ClientError> {
+        let versions = self.versions.as_mut().expect("the caller has looked");
+        let block = pending.block as usize;
+        versions.end(block);
+        if pending.is_write {
+            versions.on_written(block, success);
+            return Ok(());
+        }
+        let expected = versions.expected(block);
+        if success && expected != Expected::Anything {
+            let offset = (self.share.first + pending.block) * u64::from(self.share.block_bytes);
+            stamp::check(self.pipeline.data(slot), self.share.seed, offset, expected)
+                .map_err(ClientError::Verify)?;
+            self.tally.verified += 1;
+        }
+        Ok(())
+    }
+}
+
+/// User and system time of this thread.
+fn cpu_time() -> Duration {
+    // SAFETY: zeros are a valid rusage, and the call fills it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage
+    };
+    let time = |value: libc::timeval| {
+        Duration::from_micros(value.tv_sec as u64 * 1_000_000 + value.tv_usec as u64)
+    };
+    time(usage.ru_utime) + time(usage.ru_stime)
+}

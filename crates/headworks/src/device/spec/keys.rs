@@ -1,0 +1,126 @@
+//! `key=value,key=value`: the part of a spec behind the colon.
+//!
+//! A device says which keys it has; an unknown one, a second one of a name and a word without `=` are errors that list them.
+//! Inside a value a comma is written twice; `of` takes all that follows as it is, so it is the last.
+
+use headworks_core::ConfigError;
+
+/// The keys that a user gave one device.
+pub struct Keys {
+    values: Vec<(&'static str, String)>,
+}
+
+impl Keys {
+    /// Reads `key=value,key=value`; a doubled comma is one in the value; `of` takes all that follows as it is.
+    pub fn read(
+        device: &'static str,
+        valid: &[&'static str],
+        text: &str,
+    ) -> Result<Self, ConfigError> {
+        let mut values: Vec<(&'static str, String)> = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let word = rest.split(',').next().unwrap_or_default();
+            let Some((key, _)) = word.split_once('=') else {
+                let message = format!("`{word}` is not key=value; keys are {}", list(valid));
+                return Err(ConfigError::new(device, message));
+            };
+            let Some(&key) = valid.iter().find(|&&name| name == key) else {
+                let message = format!("has no key `{key}`; its keys are {}", list(valid));
+                return Err(ConfigError::new(device, message));
+            };
+            if values.iter().any(|(name, _)| *name == key) {
+                return Err(ConfigError::new(key, "is given twice"));
+            }
+            let after = &rest[key.len() + 1..];
+            let (value, next) = match key {
+                "of" => (after.to_owned(), ""),
+                _ => split_value(after),
+            };
+            values.push((key, value));
+            rest = next;
+        }
+        Ok(Self { values })
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let found = self.values.iter().find(|(name, _)| *name == key);
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// The value of `key`, understood.
+    pub fn parse<T>(
+        &self,
+        key: &'static str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, ConfigError> {
+        let parsed = self.get(key).map(parse).transpose();
+        parsed.map_err(|message| ConfigError::new(key, message))
+    }
+
+    /// The device that a wrapper wraps.
+    pub fn of(&self, example: &str) -> Result<String, ConfigError> {
+        let missing = || {
+            let message = format!("a wrapper needs a device, last: {example}");
+            ConfigError::new("of", message)
+        };
+        let of = self.get("of").filter(|of| !of.is_empty());
+        of.map(str::to_owned).ok_or_else(missing)
+    }
+}
+
+/// The value at the start of `text`, up to a single comma, and what follows that comma.
+fn split_value(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut rest = text;
+    loop {
+        let Some((before, after)) = rest.split_once(',') else {
+            value.push_str(rest);
+            return (value, "");
+        };
+        value.push_str(before);
+        match after.strip_prefix(',') {
+            Some(more) => {
+                value.push(',');
+                rest = more;
+            }
+            None => return (value, after),
+        }
+    }
+}
+
+/// Words for an error message.
+pub fn list(words: &[&str]) -> String {
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_end_values_unless_doubled() {
+        for (text, value, rest) in [
+            ("", "", ""),
+            ("a", "a", ""),
+            ("a,b=c", "a", "b=c"),
+            ("a,,b,c=d", "a,b", "c=d"),
+            (",,,x", ",", "x"),
+            ("a,", "a", ""),
+            ("a,,", "a,", ""),
+        ] {
+            assert_eq!(split_value(text), (value.to_owned(), rest), "{text}");
+        }
+    }
+
+    #[test]
+    fn of_is_last_and_whole() {
+        let keys = Keys::read("delay", &["read", "of"], "read=1,of=x,read=2,,").unwrap();
+        assert_eq!(
+            (keys.get("read"), keys.get("of")),
+            (Some("1"), Some("x,read=2,,"))
+        );
+        assert_eq!(keys.get("write"), None);
+    }
+}

@@ -1,0 +1,584 @@
+//! The server: shards on threads, clients in front, devices behind.
+//!
+//! A device and its volumes live on one shard; a client is accepted by shard 0 and moves to its export's shard when the
+//! handshake ends, so a request never changes CPU. `reactor` is the thread, `desk` its connections and rings, `listener`
+//! the sockets, `assemble` what stands below, `board` what threads tell each other outside the data path.
+
+pub mod assemble;
+mod board;
+mod desk;
+mod listener;
+mod polling;
+mod reactor;
+pub mod recorder;
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use headworks_core::{
+    ConfigError, Control, DeviceConfig, Instant, Shard, ShardConfig, ShardId, VolumeConfig,
+    VolumeId,
+};
+
+use crate::device::Device;
+use crate::engine::{self, EngineChoice, Waker};
+use crate::executor::Executor;
+use crate::frontend::nbd::connection::ConnectionLimits;
+use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
+use crate::memory::Pool;
+use crate::ring::{self, Sleeper};
+use assemble::{Assembly, WatchedFile};
+use board::{Board, Mail};
+use desk::{Desk, Envelope, Peer};
+use listener::Listener;
+use reactor::{Parts, Reactor};
+use recorder::Recorder;
+
+pub use listener::Address;
+
+/// Bios that a shard's own clients may have in flight at once.
+const BIOS_MAX: u32 = 8192;
+/// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.
+const RING_EXTRA: usize = 1024;
+
+/// Nanoseconds since the server started, on the monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(std::time::Instant);
+
+impl Clock {
+    /// A clock that starts now.
+    #[must_use]
+    pub fn start() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(self) -> Instant {
+        Instant(self.0.elapsed().as_nanos() as u64)
+    }
+}
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Where clients connect.
+    pub listen: Vec<Address>,
+    /// Threads. 1: on few CPUs a second one only costs wake-ups.
+    pub shards: u16,
+    /// Spread volumes over all shards instead of keeping each with its device.
+    pub spread: bool,
+    /// CPUs for the shards, in order; empty leaves the choice to the kernel.
+    pub cpus: Vec<usize>,
+    /// Which engine.
+    pub engine: EngineChoice,
+    /// Look this long before sleeping; 0 never.
+    pub poll_ns: u64,
+    /// Bytes of buffers, for each shard.
+    pub buffers: usize,
+    /// Clients at once, for each shard.
+    pub connections: usize,
+    /// Requests of one client in flight.
+    pub requests: usize,
+    /// A handshake takes no longer.
+    pub handshake_ns: u64,
+    /// A client that reads or sends nothing of what is under way for this long is closed.
+    pub stall_ns: u64,
+    /// Write all inputs there; shards beyond the first add `.N`.
+    pub record: Option<PathBuf>,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            shards: 1,
+            spread: false,
+            cpus: Vec::new(),
+            engine: EngineChoice::Auto,
+            poll_ns: 20_000,
+            buffers: 128 << 20,
+            connections: 1024,
+            requests: 128,
+            handshake_ns: 10_000_000_000,
+            stall_ns: 60_000_000_000,
+            record: None,
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Checks every range once.
+    ///
+    /// # Errors
+    /// The first option out of range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let range = |name, value: usize, low: usize, high: usize| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(ConfigError::new(
+                name,
+                format!("{value} is not within {low}..={high}"),
+            ))
+        };
+        range("shards", self.shards.into(), 1, 64)?;
+        range("connections", self.connections, 1, desk::CONNECTIONS_MAX)?;
+        range("requests", self.requests, 1, 4096)?;
+        range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
+        // Two of the largest requests: one more would wait for the first for ever otherwise.
+        range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
+    }
+}
+
+/// An export as the shards know it.
+pub struct ServedExport {
+    /// What clients are told.
+    pub info: ExportInfo,
+    /// Its volume.
+    pub volume: VolumeId,
+    /// Where the volume lives.
+    pub shard: ShardId,
+}
+
+/// A server that runs.
+pub struct Server {
+    board: Arc<Board>,
+    threads: Vec<JoinHandle<()>>,
+    engine: String,
+    ports: Vec<Option<u16>>,
+    broken: Arc<Mutex<Option<String>>>,
+}
+
+/// What a shard's thread is made from, before it runs.
+struct Seed {
+    config: ShardConfig,
+    devices: Vec<Option<Box<dyn Device>>>,
+    peers: Vec<Option<Peer>>,
+    sleeper: Arc<Sleeper>,
+    mail: Receiver<Mail>,
+    listeners: Vec<Listener>,
+    files: Vec<WatchedFile>,
+    cpu: Option<usize>,
+}
+
+impl Server {
+    /// Starts every thread; clients may connect when this returns. `ended` is called, from a thread of the server, when all
+    /// shards have flushed after [`Server::stop`], or when one has broken.
+    ///
+    /// # Errors
+    /// What is in the way, in one sentence; nothing runs then.
+    pub fn start(
+        assembly: Assembly,
+        options: &ServerOptions,
+        ended: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self, ConfigError> {
+        options.validate()?;
+        let listeners: Vec<Listener> = options
+            .listen
+            .iter()
+            .map(Listener::bind)
+            .collect::<Result<_, _>>()?;
+        let ports = listeners.iter().map(Listener::port).collect();
+        let config = topology(&assembly, options);
+        config.validate()?;
+        let exports = served_exports(&assembly, &config);
+        let (boxes, mails): (Vec<Sender<Mail>>, Vec<Receiver<Mail>>) =
+            (0..options.shards).map(|_| channel()).unzip();
+        let board = Arc::new(Board::new(boxes, config.volumes.len(), Box::new(ended)));
+        let seeds = seeds(assembly, &config, options, mails, listeners);
+        let broken = Arc::new(Mutex::new(None));
+        let crew = Crew {
+            options: options.clone(),
+            exports,
+            board: Arc::clone(&board),
+            broken: Arc::clone(&broken),
+        };
+        let (threads, engine) = launch(seeds, &crew)?;
+        Ok(Self {
+            board,
+            threads,
+            engine,
+            ports,
+            broken,
+        })
+    }
+
+    /// Which engine runs, and why.
+    #[must_use]
+    pub fn engine(&self) -> &str {
+        &self.engine
+    }
+
+    /// The port of each address of the options; none for unix sockets.
+    #[must_use]
+    pub fn ports(&self) -> &[Option<u16>] {
+        &self.ports
+    }
+
+    /// Stops: no new requests, answers for those in flight, flushes. Returns at once.
+    pub fn stop(&self) {
+        self.board.send_all(|| Mail::Stop);
+    }
+
+    /// Tells the shards that own the volume's device and the volume.
+    pub fn control(&self, control: Control) {
+        self.board.send_all(|| Mail::Control(control));
+    }
+
+    /// Writes by volume that finished and that no flush covers, as of a stop that is under way.
+    #[must_use]
+    pub fn unflushed(&self) -> Vec<u64> {
+        self.board.unflushed()
+    }
+
+    /// Waits for the end.
+    ///
+    /// # Errors
+    /// A shard broke, or a last flush failed.
+    pub fn join(self) -> Result<(), String> {
+        for thread in self.threads {
+            if thread.join().is_err() {
+                return Err("a shard's thread has died".into());
+            }
+        }
+        let broken = self.broken.lock().ok().and_then(|mut broken| broken.take());
+        match (broken, self.board.failures()) {
+            (Some(broken), _) => Err(broken),
+            (None, 0) => Ok(()),
+            (None, failures) => Err(format!(
+                "{failures} of the last flushes failed; see the messages above"
+            )),
+        }
+    }
+}
+
+/// Which device and volume lives where.
+fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
+    let shards = options.shards;
+    let owner = |device: usize| ShardId(device as u16 % shards);
+    let devices = assembly
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(device, (queue, _))| DeviceConfig {
+            owner: owner(device),
+            queue: *queue,
+        });
+    let volumes = assembly
+        .volumes
+        .iter()
+        .enumerate()
+        .map(|(volume, &(device, options_of))| {
+            let home = if options.spread {
+                owner(volume)
+            } else {
+                owner(device.0.into())
+            };
+            VolumeConfig {
+                home,
+                device,
+                options: options_of,
+            }
+        });
+    ShardConfig {
+        id: ShardId(0),
+        shards,
+        bios_max: BIOS_MAX * u32::from(if options.spread { shards } else { 1 }),
+        devices: devices.collect(),
+        volumes: volumes.collect(),
+    }
+}
+
+fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {
+    let served = assembly.exports.iter().map(|export| {
+        let volume = &config.volumes[usize::from(export.volume.0)];
+        let read_only = export.read_only || volume.options.read_only;
+        ServedExport {
+            info: ExportInfo {
+                name: export.name.clone(),
+                description: export.description.clone(),
+                size: volume.options.size,
+                flags: transmission_flags(read_only),
+                block_sizes: BlockSizes {
+                    min: volume.options.block_size,
+                    preferred: volume.options.block_size.max(4096),
+                    ..BlockSizes::default()
+                },
+            },
+            volume: export.volume,
+            shard: volume.home,
+        }
+    });
+    served.collect()
+}
+
+/// Multi-conn holds for every device: a flush of a volume covers all that any connection was told is written.
+fn transmission_flags(read_only: bool) -> TransmissionFlags {
+    use TransmissionFlags as Flags;
+    let always = Flags::HAS_FLAGS
+        .with(Flags::SEND_FLUSH)
+        .with(Flags::SEND_DF)
+        .with(Flags::CAN_MULTI_CONN);
+    if read_only {
+        return always.with(Flags::READ_ONLY);
+    }
+    always
+        .with(Flags::SEND_FUA)
+        .with(Flags::SEND_TRIM)
+        .with(Flags::SEND_WRITE_ZEROES)
+        .with(Flags::SEND_FAST_ZERO)
+}
+
+/// One seed per shard, with the rings between them.
+fn seeds(
+    assembly: Assembly,
+    config: &ShardConfig,
+    options: &ServerOptions,
+    mails: Vec<Receiver<Mail>>,
+    listeners: Vec<Listener>,
+) -> Vec<Seed> {
+    let shards = usize::from(options.shards);
+    let sleepers: Vec<Arc<Sleeper>> = (0..shards).map(|_| Arc::default()).collect();
+    let mut peers = rings(&sleepers, config.bios_max as usize);
+    let mut seeds: Vec<Seed> = mails
+        .into_iter()
+        .enumerate()
+        .map(|(shard, mail)| Seed {
+            config: ShardConfig {
+                id: ShardId(shard as u16),
+                ..config.clone()
+            },
+            devices: Vec::new(),
+            peers: std::mem::take(&mut peers[shard]),
+            sleeper: Arc::clone(&sleepers[shard]),
+            mail,
+            listeners: Vec::new(),
+            files: Vec::new(),
+            cpu: options.cpus.get(shard).copied(),
+        })
+        .collect();
+    seeds[0].listeners = listeners;
+    for (index, (_, device)) in assembly.devices.into_iter().enumerate() {
+        let owner = usize::from(config.devices[index].owner.0);
+        seeds.iter_mut().for_each(|seed| seed.devices.push(None));
+        seeds[owner].devices[index] = Some(device);
+    }
+    for file in assembly.files {
+        let home = config.volumes[usize::from(file.volume.0)].home;
+        seeds[usize::from(home.0)].files.push(file);
+    }
+    seeds
+}
+
+/// The ends of the rings between every two shards, by shard, then by peer.
+fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
+    let shards = sleepers.len();
+    // A bio out, and two answers at most for each that came in: one early, one when its memory is free.
+    let capacity = 3 * bios_max + RING_EXTRA;
+    let mut producers: Vec<Vec<Option<ring::Producer<Envelope>>>> = Vec::new();
+    let mut consumers: Vec<Vec<Option<ring::Consumer<Envelope>>>> = Vec::new();
+    for _ in 0..shards {
+        producers.push((0..shards).map(|_| None).collect());
+        consumers.push((0..shards).map(|_| None).collect());
+    }
+    for from in 0..shards {
+        for to in (0..shards).filter(|&to| to != from) {
+            let (producer, consumer) = ring::ring(capacity, &sleepers[to]);
+            producers[from][to] = Some(producer);
+            consumers[to][from] = Some(consumer);
+        }
+    }
+    let ends = producers.into_iter().zip(consumers);
+    let pair = |(producer, consumer)| match (producer, consumer) {
+        (Some(producer), Some(consumer)) => Some(Peer {
+            producer,
+            consumer,
+            outbox: Vec::with_capacity(1024),
+        }),
+        _ => None,
+    };
+    ends.map(|(producers, consumers)| producers.into_iter().zip(consumers).map(pair).collect())
+        .collect()
+}
+
+/// What all threads share.
+struct Crew {
+    options: ServerOptions,
+    exports: Arc<[ServedExport]>,
+    board: Arc<Board>,
+    broken: Arc<Mutex<Option<String>>>,
+}
+
+type Opened = Result<(String, Waker), ConfigError>;
+
+/// Starts the threads, waits until every engine is open, then lets them run.
+fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<(Vec<JoinHandle<()>>, String), ConfigError> {
+    let (opened, openings) = channel::<(usize, Opened)>();
+    let (mut threads, mut starts) = (Vec::new(), Vec::new());
+    for (shard, seed) in seeds.into_iter().enumerate() {
+        let (start, started) = channel::<Vec<Waker>>();
+        let opened = opened.clone();
+        let crew = Crew {
+            options: crew.options.clone(),
+            exports: Arc::clone(&crew.exports),
+            board: Arc::clone(&crew.board),
+            broken: Arc::clone(&crew.broken),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("shard-{shard}"))
+            .spawn(move || live(shard, seed, &crew, &opened, &started))
+            .map_err(|error| {
+                ConfigError::new("shards", format!("cannot start a thread: {error}"))
+            })?;
+        threads.push(thread);
+        starts.push(start);
+    }
+    drop(opened);
+    let mut wakers: Vec<Option<Waker>> = starts.iter().map(|_| None).collect();
+    let mut line = String::new();
+    for _ in 0..starts.len() {
+        let died = |_| ConfigError::new("shards", "a thread died at its start");
+        let (shard, result) = openings.recv().map_err(died)?;
+        let (engine, waker) = result?;
+        line = engine;
+        wakers[shard] = Some(waker);
+    }
+    let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
+    crew.board.set_wakers(wakers.clone());
+    for start in starts {
+        // A thread that is gone shows in `join`.
+        let _ = start.send(wakers.clone());
+    }
+    Ok((threads, line))
+}
+
+/// A shard's thread, from its engine to its end.
+fn live(
+    shard: usize,
+    seed: Seed,
+    crew: &Crew,
+    opened: &Sender<(usize, Opened)>,
+    started: &Receiver<Vec<Waker>>,
+) {
+    if let Some(cpu) = seed.cpu {
+        pin(cpu);
+    }
+    let parts = match prepare(seed, crew) {
+        Ok(parts) => parts,
+        Err(error) => {
+            let _ = opened.send((shard, Err(error)));
+            return;
+        }
+    };
+    let (mut parts, line) = parts;
+    let _ = opened.send((shard, Ok((line, parts.engine.waker()))));
+    // Without a start another shard failed, and the server does not come to be.
+    let Ok(wakers) = started.recv() else { return };
+    parts.wakers = wakers;
+    if let Err(error) = Reactor::new(parts).run() {
+        tracing::error!("shard {shard} cannot go on: {error}");
+        if let Ok(mut broken) = crew.broken.lock() {
+            *broken = Some(format!("shard {shard} cannot go on: {error}"));
+        }
+        crew.board.wait();
+    }
+}
+
+fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
+    let Seed {
+        config,
+        devices,
+        peers,
+        sleeper,
+        mail,
+        listeners,
+        files,
+        ..
+    } = seed;
+    let options = &crew.options;
+    let id = config.id;
+    let disk_depth: usize = config
+        .devices
+        .iter()
+        .filter(|device| device.owner == id)
+        .map(|device| device.queue.queue_depth as usize + 64)
+        .sum();
+    let (engine, line) = engine::open(options.engine, disk_depth.max(1))?;
+    let pool = Pool::new(options.buffers).map_err(|error| {
+        ConfigError::new(
+            "buffers",
+            format!("cannot map {}: {error}", options.buffers),
+        )
+    })?;
+    let recorder = options
+        .record
+        .as_ref()
+        .map(|path| open_record(path, &config))
+        .transpose()?;
+    let volumes = (0..config.volumes.len() as u16)
+        .map(VolumeId)
+        .filter(|volume| config.volumes[usize::from(volume.0)].home == id)
+        .collect();
+    let limits = ConnectionLimits {
+        requests: options.requests,
+        buffer_bytes: options.buffers / 2,
+        handshake_ns: options.handshake_ns,
+        stall_ns: options.stall_ns,
+    };
+    let parts = Parts {
+        id,
+        clock: Clock::start(),
+        shard: Shard::new(config.clone())?,
+        executor: Executor::new(devices),
+        engine,
+        desk: Desk::new(id, options.connections, pool, peers),
+        sleeper,
+        wakers: Vec::new(),
+        mail,
+        board: Arc::clone(&crew.board),
+        exports: Arc::clone(&crew.exports),
+        listeners,
+        files,
+        volumes,
+        limits,
+        poll_ns: options.poll_ns,
+        reserve: if options.spread {
+            BIOS_MAX * (u32::from(options.shards) - 1)
+        } else {
+            0
+        },
+        recorder,
+    };
+    Ok((parts, line))
+}
+
+fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder, ConfigError> {
+    let mut name = path.as_os_str().to_owned();
+    if config.id.0 > 0 {
+        name.push(format!(".{}", config.id.0));
+    }
+    Recorder::create(name.as_ref(), config).map_err(|error| {
+        ConfigError::new(
+            "record",
+            format!("cannot write {}: {error}", name.to_string_lossy()),
+        )
+    })
+}
+
+/// Keeps the calling thread on one CPU; a wish, not a promise.
+fn pin(cpu: usize) {
+    // SAFETY: an all-zero set is an empty one, and the call reads it only.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu % libc::CPU_SETSIZE as usize, &mut set);
+        if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) != 0 {
+            tracing::warn!(
+                "cannot stay on CPU {cpu}: {}",
+                std::io::Error::last_os_error()
+            );
+        }
+    }
+}

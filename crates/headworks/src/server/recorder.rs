@@ -1,0 +1,217 @@
+//! The record of a shard's inputs, from which the same actions can be made again.
+//!
+//! ```text
+//!   "headworks-record 1\n"  configuration lines  "\n"          text
+//!   [now, inputs] [input: 6 words] ...                          little-endian u64, per batch
+//!   [u64::MAX, hash of all actions]                             at a clean end
+//! ```
+//!
+//! Written through a buffer, so a turn seldom makes a system call for it. A disk that is full ends the record, not the
+//! server; the end says so.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use headworks_core::record::{RunHash, Words, decode, encode};
+use headworks_core::{Actions, ConfigError, Input, Instant, Shard, ShardConfig};
+
+const MAGIC: &str = "headworks-record 1\n";
+/// Stands where a batch's time would.
+const END: u64 = u64::MAX;
+/// Inputs of one batch; a larger number is a damaged record.
+const BATCH_MAX: u64 = 1 << 20;
+
+/// Writes a record.
+pub struct Recorder {
+    file: BufWriter<File>,
+    hash: RunHash,
+    broken: Option<io::Error>,
+}
+
+impl Recorder {
+    /// A record of a shard made from `config`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn create(path: &Path, config: &ShardConfig) -> io::Result<Self> {
+        let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        writeln!(file, "{MAGIC}{}", config.to_lines())?;
+        Ok(Self {
+            file,
+            hash: RunHash::default(),
+            broken: None,
+        })
+    }
+
+    /// One batch and what it made the shard do.
+    pub fn note(&mut self, now: Instant, inputs: &[Input], actions: &Actions) {
+        self.hash.add_actions(actions);
+        if self.broken.is_none()
+            && let Err(error) = self.write(now, inputs)
+        {
+            self.broken = Some(error);
+        }
+    }
+
+    fn write(&mut self, now: Instant, inputs: &[Input]) -> io::Result<()> {
+        put_words(&mut self.file, &[now.0, inputs.len() as u64])?;
+        inputs
+            .iter()
+            .try_for_each(|input| put_words(&mut self.file, &encode(input)))
+    }
+
+    /// Ends the record; returns the hash of all actions.
+    ///
+    /// # Errors
+    /// Something of the record could not be written.
+    pub fn finish(&mut self) -> io::Result<u64> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        put_words(&mut self.file, &[END, self.hash.0])?;
+        self.file.flush()?;
+        Ok(self.hash.0)
+    }
+}
+
+fn put_words(file: &mut impl Write, words: &[u64]) -> io::Result<()> {
+    words
+        .iter()
+        .try_for_each(|word| file.write_all(&word.to_le_bytes()))
+}
+
+/// What a replay found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replayed {
+    /// Batches of the record.
+    pub batches: u64,
+    /// Inputs of the record.
+    pub inputs: u64,
+    /// Hash of the actions that they made now.
+    pub hash: u64,
+    /// Hash of the actions that they made then; none if the server did not end cleanly.
+    pub recorded: Option<u64>,
+}
+
+/// Feeds a record to a new shard.
+///
+/// # Errors
+/// The record cannot be read, or is damaged.
+pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
+    let damaged = |what: &str| ConfigError::new("record", format!("{}: {what}", path.display()));
+    let file = File::open(path).map_err(|error| damaged(&error.to_string()))?;
+    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let head = read_head(&mut reader).ok_or_else(|| damaged("this is no record of headworks"))?;
+    let mut shard = Shard::new(ShardConfig::from_lines(&head)?)?;
+    let (mut hash, mut inputs) = (RunHash::default(), Vec::new());
+    let mut replayed = Replayed {
+        batches: 0,
+        inputs: 0,
+        hash: 0,
+        recorded: None,
+    };
+    while let Some([now, count]) = read_words(&mut reader) {
+        if now == END {
+            replayed.recorded = Some(count);
+            break;
+        }
+        if count > BATCH_MAX {
+            return Err(damaged("a batch is longer than any can be"));
+        }
+        inputs.clear();
+        for _ in 0..count {
+            // A record that was cut off ends with the last whole batch.
+            let Some(words) = read_words(&mut reader) else {
+                break;
+            };
+            let input = decode(&words as &Words).ok_or_else(|| damaged("an input is none"))?;
+            inputs.push(input);
+        }
+        if inputs.len() as u64 != count {
+            break;
+        }
+        shard.handle(Instant(now), &inputs);
+        hash.add_actions(shard.actions());
+        shard.clear_actions();
+        replayed.batches += 1;
+        replayed.inputs += count;
+    }
+    replayed.hash = hash.0;
+    Ok(replayed)
+}
+
+/// The configuration lines: everything from the magic to the first empty line.
+fn read_head(reader: &mut impl Read) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\n\n") && head.len() < 1 << 20 {
+        let mut byte = [0];
+        reader.read_exact(&mut byte).ok()?;
+        head.push(byte[0]);
+    }
+    let text = String::from_utf8(head).ok()?;
+    Some(text.strip_prefix(MAGIC)?.trim_end().to_owned())
+}
+
+fn read_words<const N: usize>(reader: &mut impl Read) -> Option<[u64; N]> {
+    let mut words = [0; N];
+    for word in &mut words {
+        let mut bytes = [0; 8];
+        reader.read_exact(&mut bytes).ok()?;
+        *word = u64::from_le_bytes(bytes);
+    }
+    Some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::{Bio, Op, QueueOptions, VolumeOptions};
+
+    fn record(name: &str) -> (std::path::PathBuf, u64) {
+        let path =
+            std::env::temp_dir().join(format!("headworks-record-{}-{name}", std::process::id()));
+        let volume = VolumeOptions {
+            size: 1 << 30,
+            read_only: false,
+            block_size: 512,
+        };
+        let config = ShardConfig::single(QueueOptions::default(), volume, 64);
+        let mut recorder = Recorder::create(&path, &config).unwrap();
+        let mut shard = Shard::new(config).unwrap();
+        for turn in 0..50_u64 {
+            let bio = |n: u64| Bio {
+                offset: (turn * 8 + n) * 512,
+                len: 512,
+                op: Op::Write,
+                ..Bio::default()
+            };
+            let inputs = [Input::Bio(bio(0)), Input::Bio(bio(1))];
+            shard.handle(Instant(turn), &inputs);
+            recorder.note(Instant(turn), &inputs, shard.actions());
+            shard.clear_actions();
+        }
+        (path, recorder.finish().unwrap())
+    }
+
+    #[test]
+    fn a_replay_makes_the_same_actions() {
+        let (path, hash) = record("same");
+        let replayed = replay(&path).unwrap();
+        assert_eq!((replayed.batches, replayed.inputs), (50, 100));
+        assert_eq!((replayed.hash, replayed.recorded), (hash, Some(hash)));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_cut_record_replays_to_its_last_whole_batch_and_a_damaged_one_is_refused() {
+        let (path, _) = record("cut");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 40]).unwrap();
+        let replayed = replay(&path).unwrap();
+        assert_eq!((replayed.batches, replayed.recorded), (49, None));
+        std::fs::write(&path, b"something else").unwrap();
+        assert!(replay(&path).unwrap_err().message.contains("no record"));
+        std::fs::remove_file(path).unwrap();
+    }
+}

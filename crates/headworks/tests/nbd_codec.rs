@@ -1,0 +1,552 @@
+//! The NBD codec and the client against each other, end to end over unix sockets.
+//!
+//! The server here is the codec, a thread per connection and a vector. It can be told to be awkward: to receive in tiny
+//! pieces, to answer out of order, to answer before a payload has come, to lose writes, to send nonsense. The client must
+//! cope with the first three and must notice the rest.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use headworks::client::bench::{self, BenchOptions, Pattern, Verify, Waiting};
+use headworks::client::{Client, ClientError, ClientOptions, Haggle, Socket, Target, Uri};
+use headworks::core::Op;
+use headworks::core::prng::Prng;
+use headworks::frontend::nbd::{
+    CommandFlags, ExportInfo, Handshake, NbdError, Outcome, Parsed, Replies, Request,
+    RequestParser, TransmissionFlags,
+};
+
+const SIZE: usize = 4 << 20;
+
+/// In which way the server is awkward.
+#[derive(Clone, Copy, Default)]
+struct Manners {
+    /// Receive at most so many bytes at once.
+    piece: Option<usize>,
+    /// Collect replies while there are more requests, then answer the last first.
+    reverse: bool,
+    /// Refuse all writes, though the client was not told; refusals go out before the payload is read.
+    refuse_writes: bool,
+    /// Acknowledge every so many'th write without doing it.
+    lose_every: Option<u64>,
+    /// Answer every so many'th request with nonsense.
+    nonsense_every: Option<u64>,
+    /// Close after so many requests.
+    close_after: Option<u64>,
+}
+
+struct Server {
+    uri: Uri,
+    directory: std::path::PathBuf,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn exports() -> Vec<ExportInfo> {
+    let flags = TransmissionFlags::SEND_FLUSH
+        .with(TransmissionFlags::SEND_FUA)
+        .with(TransmissionFlags::SEND_TRIM)
+        .with(TransmissionFlags::SEND_WRITE_ZEROES)
+        .with(TransmissionFlags::SEND_DF)
+        .with(TransmissionFlags::CAN_MULTI_CONN);
+    let export = |name: &str, flags| ExportInfo {
+        name: name.into(),
+        description: format!("a vector called {name}"),
+        size: SIZE as u64,
+        flags,
+        ..ExportInfo::default()
+    };
+    let read_only = flags.with(TransmissionFlags::READ_ONLY);
+    vec![export("disk", flags), export("read only", read_only)]
+}
+
+/// Serves a vector of zeros until the process ends.
+fn serve(manners: Manners) -> Server {
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let directory =
+        std::env::temp_dir().join(format!("headworks-codec-{}-{count}", std::process::id()));
+    std::fs::create_dir(&directory).expect("a directory of our own");
+    let socket = directory.join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket of our own");
+    let disk = Arc::new(Mutex::new(vec![0; SIZE]));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (stream, disk) = (stream.expect("a client"), Arc::clone(&disk));
+            std::thread::spawn(move || Connection::new(stream, disk, manners).run());
+        }
+    });
+    Server {
+        uri: Uri {
+            target: Target::Unix(socket),
+            export: String::new(),
+        },
+        directory,
+    }
+}
+
+struct Connection {
+    stream: UnixStream,
+    disk: Arc<Mutex<Vec<u8>>>,
+    manners: Manners,
+    input: Vec<u8>,
+    requests: u64,
+    writes: u64,
+}
+
+impl Connection {
+    fn new(stream: UnixStream, disk: Arc<Mutex<Vec<u8>>>, manners: Manners) -> Self {
+        Self {
+            stream,
+            disk,
+            manners,
+            input: vec![0; manners.piece.unwrap_or(64 << 10)],
+            requests: 0,
+            writes: 0,
+        }
+    }
+
+    /// A client that leaves without a word ends the thread, nothing else.
+    fn run(mut self) {
+        let _ = self.serve();
+    }
+
+    fn serve(&mut self) -> std::io::Result<()> {
+        let (exports, mut out) = (exports(), Vec::new());
+        let mut handshake = Handshake::new(&mut out);
+        let (export, structured, mut rest) = loop {
+            self.stream.write_all(&std::mem::take(&mut out))?;
+            let received = self.receive()?;
+            let mut at = 0;
+            let outcome = loop {
+                let (used, outcome) = handshake.feed(&exports, &self.input[at..received], &mut out);
+                at += used;
+                if outcome != Outcome::Reply {
+                    break outcome;
+                }
+            };
+            match outcome {
+                Outcome::Ready { export, structured } => {
+                    self.stream.write_all(&out)?;
+                    break (export, structured, self.input[at..received].to_vec());
+                }
+                Outcome::Closed | Outcome::Failed(_) => return self.stream.write_all(&out),
+                Outcome::NeedMore | Outcome::Reply => {}
+            }
+        };
+        let mut offered = exports[export].flags_for(structured);
+        if self.manners.refuse_writes {
+            offered = offered.with(TransmissionFlags::READ_ONLY);
+        }
+        let mut parser = RequestParser::new(offered, structured);
+        let mut write: Option<(Request, Vec<u8>)> = None;
+        loop {
+            let mut replies = Vec::new();
+            let mut bytes = rest.as_slice();
+            loop {
+                if let Some((request, data)) = &mut write {
+                    let taken = bytes.len().min(request.len as usize - data.len());
+                    data.extend(&bytes[..taken]);
+                    bytes = &bytes[taken..];
+                    if data.len() < request.len as usize {
+                        break;
+                    }
+                    let (request, data) = write.take().expect("it is there");
+                    replies.push(self.answer(request, data, structured));
+                }
+                let (used, parsed) = parser.parse(bytes);
+                bytes = &bytes[used..];
+                match parsed {
+                    Parsed::NeedMore => break,
+                    Parsed::Request(request) if request.payload() > 0 => {
+                        write = Some((request, Vec::new()));
+                    }
+                    Parsed::Request(request) => {
+                        replies.push(self.answer(request, Vec::new(), structured));
+                    }
+                    Parsed::Refused(refusal) => {
+                        let mut reply = Vec::new();
+                        Replies { structured }.refused(&mut reply, refusal);
+                        replies.push(reply);
+                    }
+                    Parsed::Disconnect | Parsed::End(_) => return Ok(()),
+                }
+            }
+            if self.manners.reverse {
+                replies.reverse();
+            }
+            self.stream.write_all(&replies.concat())?;
+            if self
+                .manners
+                .close_after
+                .is_some_and(|limit| self.requests >= limit)
+            {
+                return Ok(());
+            }
+            let received = self.receive()?;
+            rest = self.input[..received].to_vec();
+        }
+    }
+
+    fn receive(&mut self) -> std::io::Result<usize> {
+        match self.stream.read(&mut self.input)? {
+            0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+            received => Ok(received),
+        }
+    }
+
+    fn answer(&mut self, request: Request, data: Vec<u8>, structured: bool) -> Vec<u8> {
+        self.requests += 1;
+        let (replies, mut out) = (Replies { structured }, Vec::new());
+        let (cookie, len) = (request.cookie, request.len as usize);
+        if self
+            .manners
+            .nonsense_every
+            .is_some_and(|every| self.requests.is_multiple_of(every))
+        {
+            replies.done(&mut out, cookie ^ 1 << 40, Ok(()));
+            return out;
+        }
+        let mut disk = self.disk.lock().expect("no panics under the lock");
+        let start = usize::try_from(request.offset).unwrap_or(usize::MAX);
+        let Some(range) = disk.get_mut(start..start.saturating_add(len)) else {
+            let error = NbdError::Invalid;
+            if request.op() == Op::Read {
+                replies.read_error(&mut out, cookie, error);
+            } else {
+                replies.done(&mut out, cookie, Err(error));
+            }
+            return out;
+        };
+        match request.op() {
+            Op::Read if range.iter().all(|&byte| byte == 0) => {
+                if !replies.read_hole(&mut out, cookie, request.offset, request.len) {
+                    out.extend(vec![0; len]);
+                }
+                return out;
+            }
+            Op::Read => {
+                replies.read_data(&mut out, cookie, request.offset, request.len);
+                out.extend_from_slice(range);
+                return out;
+            }
+            Op::Write => {
+                self.writes += 1;
+                let lost = self
+                    .manners
+                    .lose_every
+                    .is_some_and(|n| self.writes.is_multiple_of(n));
+                if !lost {
+                    range.copy_from_slice(&data);
+                }
+            }
+            Op::Discard | Op::WriteZeroes => range.fill(0),
+            Op::Flush => {}
+        }
+        replies.done(&mut out, cookie, Ok(()));
+        out
+    }
+}
+
+fn options(structured: bool) -> ClientOptions {
+    ClientOptions {
+        structured,
+        timeout: Duration::from_secs(20),
+    }
+}
+
+fn connect(server: &Server, structured: bool) -> Client {
+    Client::connect(&server.uri, options(structured)).expect("a connection")
+}
+
+/// A short verifying mix on 4 KiB blocks.
+fn mix(server: &Server) -> BenchOptions {
+    BenchOptions {
+        pattern: Pattern::RandRw { read_percent: 50 },
+        runtime: Duration::from_millis(150),
+        verify: Verify::FromZeros,
+        client: options(false),
+        ..BenchOptions::new(server.uri.clone())
+    }
+}
+
+#[test]
+fn reads_return_what_was_written_in_both_reply_forms() {
+    for (structured, piece) in [
+        (false, None),
+        (true, None),
+        (false, Some(7)),
+        (true, Some(1)),
+    ] {
+        let server = serve(Manners {
+            piece,
+            ..Manners::default()
+        });
+        let mut client = connect(&server, structured);
+        assert_eq!(client.export().structured, structured);
+        let mut prng = Prng::new(4);
+        let data: Vec<u8> = (0..5000).map(|_| prng.next() as u8).collect();
+        let mut found = vec![1; 7000];
+        client.read(0, &mut found).expect("a hole");
+        assert!(found.iter().all(|&byte| byte == 0));
+        client.write(1000, &data, CommandFlags::FUA).expect("write");
+        client.flush().expect("flush");
+        client.read(0, &mut found).expect("data");
+        assert_eq!(found[1000..6000], data);
+        client
+            .write_zeroes(1000, 10, CommandFlags::NO_HOLE)
+            .expect("write-zeroes");
+        client.trim(1010, 10, CommandFlags::NONE).expect("trim");
+        client.read(1000, &mut found[..5000]).expect("data");
+        assert_eq!(found[..20], [0; 20]);
+        assert_eq!(found[20..5000], data[20..]);
+        client.disconnect().expect("goodbye");
+    }
+}
+
+#[test]
+fn errors_reach_the_client_and_the_connection_goes_on() {
+    let server = serve(Manners::default());
+    for structured in [false, true] {
+        let mut client = connect(&server, structured);
+        let end = SIZE as u64;
+        let invalid = |outcome: Result<(), ClientError>| {
+            assert!(matches!(
+                outcome,
+                Err(ClientError::Request(NbdError::Invalid))
+            ));
+        };
+        invalid(client.read(end - 10, &mut [0; 11]));
+        invalid(client.read(u64::MAX, &mut [0; 11]));
+        invalid(client.read(0, &mut []));
+        invalid(client.write(end - 10, &[1; 11], CommandFlags::NONE));
+        invalid(client.write(0, &[1; 100_000], CommandFlags::DF));
+        invalid(client.write_zeroes(0, 10, CommandFlags::FAST_ZERO));
+        invalid(client.read(0, &mut vec![0; (32 << 20) + 1]));
+        client
+            .read(end - 10, &mut [0; 10])
+            .expect("the connection goes on");
+    }
+    let mut uri = server.uri.clone();
+    uri.export = "read only".into();
+    let mut client = Client::connect(&uri, options(true)).expect("a connection");
+    let refused = client.write(0, &[1; 4096], CommandFlags::NONE);
+    assert!(matches!(
+        refused,
+        Err(ClientError::Request(NbdError::NotPermitted))
+    ));
+    client
+        .read(0, &mut [0; 512])
+        .expect("the connection goes on");
+}
+
+#[test]
+fn the_server_tells_what_it_serves() {
+    let server = serve(Manners {
+        piece: Some(3),
+        ..Manners::default()
+    });
+    let socket = Socket::connect(&server.uri.target, Duration::from_secs(20)).expect("a socket");
+    let mut haggle = Haggle::start(socket).expect("a greeting");
+    let before = haggle.info("disk").expect("an export");
+    assert!(!before.flags.contains(TransmissionFlags::SEND_DF));
+    assert!(haggle.ask_structured().expect("an answer"));
+    let list = haggle.list().expect("a list");
+    let names: Vec<_> = list.iter().map(|one| one.name.as_str()).collect();
+    assert_eq!(names, ["disk", "read only"]);
+    let export = haggle.info("").expect("the default export");
+    assert_eq!((export.name.as_str(), export.size), ("disk", SIZE as u64));
+    assert_eq!(export.description, "a vector called disk");
+    assert!(export.flags.contains(TransmissionFlags::SEND_DF));
+    assert_eq!(export.block_sizes.expect("told").max, 32 << 20);
+    let nobody = haggle
+        .info("nobody")
+        .expect_err("no such export")
+        .to_string();
+    assert!(
+        nobody.contains("no such export") && nobody.contains("nobody"),
+        "{nobody}"
+    );
+    haggle.abort().expect("goodbye");
+}
+
+#[test]
+fn a_verifying_mix_passes_on_every_honest_server() {
+    let honest = Manners::default();
+    let all = [
+        (honest, 4096, 32, 1),
+        (
+            Manners {
+                reverse: true,
+                ..honest
+            },
+            4096,
+            32,
+            2,
+        ),
+        (
+            Manners {
+                piece: Some(1000),
+                reverse: true,
+                ..honest
+            },
+            512,
+            16,
+            1,
+        ),
+        // Both sides have more to send than the sockets hold.
+        (honest, 256 << 10, 16, 1),
+        (
+            Manners {
+                reverse: true,
+                ..honest
+            },
+            64 << 10,
+            8,
+            2,
+        ),
+    ];
+    for (index, (manners, block_bytes, iodepth, threads)) in all.into_iter().enumerate() {
+        for structured in [false, true] {
+            let server = serve(manners);
+            let report = bench::run(&BenchOptions {
+                block_bytes,
+                iodepth,
+                threads,
+                client: options(structured),
+                waiting: [Waiting::Sleep, Waiting::Poll][index % 2],
+                ..mix(&server)
+            });
+            let report = report.expect("an honest server passes");
+            assert_eq!(report.run.errors, 0);
+            assert!(report.run.reads.latency.count() > 0 && report.run.writes.bytes > 0);
+            assert!(report.run.verified > 0);
+            let blocks = (SIZE / block_bytes as usize) as u64;
+            assert_eq!(report.read_back.expect("verifying").verified, blocks);
+        }
+    }
+}
+
+#[test]
+fn filled_exports_are_read_in_order_and_checked() {
+    let server = serve(Manners::default());
+    let report = bench::run(&BenchOptions {
+        pattern: Pattern::Read,
+        fill: true,
+        verify: Verify::Written,
+        threads: 3,
+        ..mix(&server)
+    });
+    let report = report.expect("an honest server passes");
+    assert_eq!(report.run.verified, report.run.ios());
+    assert_eq!(
+        report.read_back.expect("verifying").verified,
+        SIZE as u64 / 4096
+    );
+}
+
+#[test]
+fn a_lost_write_is_found() {
+    let server = serve(Manners {
+        lose_every: Some(10),
+        ..Manners::default()
+    });
+    match bench::run(&mix(&server)) {
+        Err(ClientError::Verify(sentence)) => assert!(sentence.contains("should hold")),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn data_from_before_the_run_is_not_zeros() {
+    let server = serve(Manners::default());
+    connect(&server, false)
+        .write(8192, b"x", CommandFlags::NONE)
+        .expect("write");
+    let found = bench::run(&BenchOptions {
+        pattern: Pattern::RandRead,
+        ..mix(&server)
+    });
+    assert!(
+        matches!(found, Err(ClientError::Verify(sentence)) if sentence.contains("offset 8192 "))
+    );
+}
+
+#[test]
+fn refusals_that_overtake_the_payload_do_not_stop_the_pipeline() {
+    let server = serve(Manners {
+        refuse_writes: true,
+        ..Manners::default()
+    });
+    let report = bench::run(&BenchOptions {
+        pattern: Pattern::Write,
+        block_bytes: 1 << 20,
+        iodepth: 4,
+        verify: Verify::Off,
+        ..mix(&server)
+    });
+    let run = report.expect("refusals are counted").run;
+    assert!(run.errors >= 4 && run.ios() == 0, "{} errors", run.errors);
+    assert_eq!(run.first_error, Some(NbdError::NotPermitted));
+    assert!(run.elapsed >= Duration::from_millis(150));
+}
+
+#[test]
+fn servers_that_misbehave_are_named() {
+    let ends = |manners, part: &str| {
+        let server = serve(manners);
+        let error = bench::run(&mix(&server))
+            .expect_err("it must be noticed")
+            .to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    let honest = Manners::default();
+    ends(
+        Manners {
+            nonsense_every: Some(50),
+            ..honest
+        },
+        "nobody's request",
+    );
+    ends(
+        Manners {
+            close_after: Some(50),
+            ..honest
+        },
+        "closed the connection",
+    );
+}
+
+#[test]
+fn options_that_cannot_be_are_named() {
+    let server = serve(Manners::default());
+    let wrong = |change: fn(&mut BenchOptions), part: &str| {
+        let mut options = mix(&server);
+        change(&mut options);
+        let error = bench::run(&options).expect_err("refused").to_string();
+        assert!(error.contains(part), "{error}");
+    };
+    wrong(|options| options.block_bytes = 0, "bs=0");
+    wrong(|options| options.block_bytes = 64 << 20, "33554432");
+    wrong(|options| options.block_bytes = 1000, "multiples of 512");
+    wrong(|options| options.iodepth = 0, "iodepth=0");
+    wrong(|options| options.size = Some(100), "only 0 blocks");
+    wrong(
+        |options| options.uri.export = "read only".into(),
+        "read-only",
+    );
+    wrong(
+        |options| options.uri.export = "nobody".into(),
+        "no such export",
+    );
+    wrong(
+        |options| options.uri.target = Target::Unix("/nowhere/at/all".into()),
+        "cannot connect",
+    );
+}

@@ -1,0 +1,87 @@
+//! The transmission phase allocates nothing: a counting allocator watches parser and replies.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use headworks::frontend::nbd::reply::REPLY_BYTES_MAX;
+use headworks::frontend::nbd::wire::RequestHeader;
+use headworks::frontend::nbd::{NbdError, Parsed, Replies, RequestParser, TransmissionFlags};
+
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // The thread's counter is gone while the thread ends; nobody counts then.
+        let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller keeps alloc's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps dealloc's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn requests_and_replies_allocate_nothing() {
+    let mut stream = Vec::new();
+    for index in 0..1000u64 {
+        let header = RequestHeader {
+            flags: (index % 3 == 0).into(),
+            command: (index % 8) as u16,
+            cookie: index,
+            offset: index << 12,
+            len: 4096,
+        };
+        // No payloads: the first write would take what follows for one, so writes are left out.
+        if header.command != 1 {
+            stream.extend(header.encode());
+        }
+    }
+    let mut out = Vec::with_capacity(2 * stream.len() / 28 * REPLY_BYTES_MAX);
+    let before = COUNT.get();
+    let mut answered = 0;
+    for piece in [13, usize::MAX] {
+        let offered = TransmissionFlags(0xfff & !2);
+        let mut parser = RequestParser::new(offered, true);
+        let replies = Replies { structured: true };
+        for mut bytes in stream.chunks(piece) {
+            loop {
+                let (used, parsed) = parser.parse(bytes);
+                bytes = &bytes[used..];
+                answered += 1;
+                match parsed {
+                    Parsed::Request(request) if request.cookie % 3 == 0 => {
+                        replies.read_error(&mut out, request.cookie, NbdError::Io);
+                    }
+                    Parsed::Request(request) if request.cookie % 5 == 0 => {
+                        let (cookie, offset, len) = (request.cookie, request.offset, request.len);
+                        assert!(replies.read_hole(&mut out, cookie, offset, len));
+                    }
+                    Parsed::Request(request) => {
+                        replies.read_data(&mut out, request.cookie, request.offset, request.len);
+                        replies.done(&mut out, request.cookie, Ok(()));
+                    }
+                    Parsed::Refused(refusal) => replies.refused(&mut out, refusal),
+                    Parsed::Disconnect => {}
+                    Parsed::NeedMore => {
+                        answered -= 1;
+                        break;
+                    }
+                    Parsed::End(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+    assert_eq!(COUNT.get() - before, 0);
+    assert_eq!(answered, 2 * stream.len() / 28);
+}

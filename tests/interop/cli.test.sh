@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# matrix: once
+# What the command says to those who mistype it: exit 2, and a first line that says what to do.
+. "$(dirname "$0")/lib.sh"
+
+refused() { # ARGUMENTS...
+    timeout 10 "$HEADWORKS" "$@" >"$DIR/out" 2>"$DIR/err" </dev/null
+    local status=$?
+    echo "exit $status:"
+    cat "$DIR/out" "$DIR/err"
+    [ $status -eq 2 ] && head -n 1 "$DIR/err" | grep -q '^headworks: error: .' && [ "$(grep -c 'headworks: error' "$DIR/err")" -eq 1 ]
+}
+names() { # WORD ARGUMENTS...: refused, and the first line names the word
+    refused "${@:2}"
+    local status=$?
+    cat "$DIR/err"
+    [ $status -eq 0 ] && head -n 1 "$DIR/err" | grep -qF -- "$1"
+}
+
+check "no command" refused
+check "an unknown command" names sevre sevre
+check "serve without a spec" refused serve
+check "an unknown option" names --frobnicate serve --frobnicate mem:size=1M
+check "an option without its value" refused serve mem:size=1M -U
+check "an unknown type" names flie serve -U - flie:path=x
+check "mem without a size" names size serve -U - mem:
+check "null with a bad size" names 12Q serve -U - null:size=12Q
+check "a size in kB, which could mean either" refused serve -U - mem:size=64kB
+check "a negative size" refused serve -U - mem:size=-1M
+check "a size of nothing" refused serve -U - mem:size=0
+check "a size beyond 64 bits" refused serve -U - null:size=99999999999E
+check "an unknown key" names colour serve -U - mem:size=1M,colour=red
+check "a key twice" refused serve -U - mem:size=1M,size=2M
+check "file without a path" names path serve -U - file:
+check "delay without of=" names of serve -U - delay:read=5ms
+check "a bad time" names 5furlongs serve -U - delay:read=5furlongs,of=mem:size=1M
+check "a bad rate" names 200% serve -U - error:rate=200%,of=mem:size=1M
+check "an unknown errno" names EWHAT serve -U - error:rate=1%,errno=EWHAT,of=mem:size=1M
+check "an unknown engine" names steam serve --engine steam -U - mem:size=1M
+check "a bad port" names 99999 serve -p 99999 mem:size=1M
+check "two exports of one name" names twice serve -U - twice=mem:size=1M twice=mem:size=2M
+check "bench without a target" refused bench --rw read
+check "bench with an unknown rw" names sideways bench --device null:size=1G --rw sideways
+check "info without a URI" refused info
+check "info with a URI of another world" refused info http://localhost/
+check "an unknown lab" refused lab run nothing-of-this-name
+
+# What the world refuses is not the user's spelling: exit 1.
+fails() {
+    timeout 10 "$HEADWORKS" "$@" >"$DIR/out" 2>"$DIR/err" </dev/null
+    local status=$?
+    echo "exit $status:"
+    cat "$DIR/out" "$DIR/err"
+    [ $status -eq 1 ] && head -n 1 "$DIR/err" | grep -q '^headworks: error: .'
+}
+check "an image that is not there" fails serve -U - "$DIR/none.img"
+check "a folder for an image" fails serve -U - "$DIR"
+check "nobody listens there" fails info "nbd+unix:///?socket=$DIR/none"
+check "nothing to replay" fails lab replay "$DIR/none"
+truncate -s 1000 "$DIR/odd.img"
+check "a tail smaller than the alignment is refused, or served without O_DIRECT" bash -c '
+    "$1" serve --engine "$2" -U - --run "nbdinfo --size \$uri" "$3" 2>&1 | grep -Eq "^1000$|^headworks: error: "' - "$HEADWORKS" "$ENGINE" "$DIR/odd.img"
+
+check "--version" bash -c '"$1" --version | grep -q "^headworks [0-9]"' - "$HEADWORKS"
+check "--help" bash -c '"$1" --help | grep -q serve' - "$HEADWORKS"
+check "serve --help" bash -c '"$1" serve --help | grep -q -- --engine' - "$HEADWORKS"

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# What every file of the interop tests sources: checks, a server, and its end.
+#
+# The runner sets:  HEADWORKS  the binary        ENGINE   uring | threads
+#                   DIR        a scratch folder  BACKEND  file | tmpfs | mem (for the files that ask for it)
+#                   IMAGES     a scratch folder on the backend's filesystem
+#                   PYTHON     a python that has libnbd's module
+# A file prints `ok - WHAT` or `not ok - WHAT` for each check, `skip - WHAT # REASON` for what cannot be tried.
+set -u -o pipefail
+
+SIZE_MIB=128
+SIZE=$((SIZE_MIB << 20))
+SOCKET=$DIR/sock
+# `read` by the files that source this one.
+# shellcheck disable=SC2034
+URI="nbd+unix:///?socket=$SOCKET"
+HERE=$(dirname "${BASH_SOURCE[0]}")
+
+SERVER=0          # the process, 0 when none runs
+LOG=$DIR/log      # what it says on stderr
+OUT=$DIR/out      # what it says on stdout
+STATUS=0          # how the last one ended
+BAD=0
+
+say() { # ok|not ok, WHAT
+    printf '%s - %s\n' "$1" "$2"
+    [ "$1" = ok ] || BAD=1
+}
+
+quote() { sed 's/^/#   /' | tail -n 30; }
+
+# Runs a command; it succeeding is the check. Its output is shown only when it fails.
+check() { # WHAT COMMAND...
+    local what=$1 output status
+    shift
+    output=$("$@" 2>&1)
+    status=$?
+    if [ $status -eq 0 ]; then
+        say ok "$what"
+        return 0
+    fi
+    say "not ok" "$what"
+    printf '%s\n' "exit $status: $*" "$output" | quote
+    if [ -s "$LOG" ]; then
+        printf '%s\n' "the server said:" | cat - "$LOG" | quote
+    fi
+    return 1
+}
+
+skip() { printf 'skip - %s # %s\n' "$1" "$2"; }
+
+# Waits for a condition, not for a time: the limit only turns a hang into a failure.
+wait_until() { # SECONDS COMMAND...
+    local limit=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $limit ] || return 1
+        sleep 0.02
+    done
+}
+
+# A zombie is gone: only its parent, this shell, still has to ask for its status.
+is_gone() {
+    local stat
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
+    [[ $stat == *") Z "* ]]
+}
+is_up_or_gone() { grep -q 'uri: ' "$OUT" "$LOG" || is_gone "$SERVER"; }
+
+# The backend's specification for an image called NAME.
+spec() { # NAME [SIZE]
+    case $BACKEND in
+    mem) echo "mem:size=${2:-$SIZE}" ;;
+    *) echo "file:path=$IMAGES/$1.img,size=${2:-$SIZE}" ;;
+    esac
+}
+
+# Starts a server; it is up when it has named its URIs. Returns 1 when it ended instead.
+launch() { # ARGUMENTS...
+    : >"$OUT"
+    : >"$LOG"
+    "$HEADWORKS" serve --engine "$ENGINE" "$@" >"$OUT" 2>"$LOG" &
+    SERVER=$!
+    wait_until 20 is_up_or_gone
+    if is_gone "$SERVER"; then
+        wait "$SERVER"
+        STATUS=$?
+        SERVER=0
+        return 1
+    fi
+}
+
+# Starts the server that the rest of the file needs, or ends the file.
+serve() { # ARGUMENTS...
+    launch -U "$SOCKET" "$@" && return 0
+    say "not ok" "the server starts: serve $*"
+    printf '%s\n' "exit $STATUS" | cat - "$LOG" | quote
+    exit 1
+}
+
+# Sends a signal and waits for the end; STATUS is how it ended, 255 when it did not.
+stop_with() { # SIGNAL [SECONDS]
+    kill "-$1" "$SERVER"
+    if ! wait_until "${2:-20}" is_gone "$SERVER"; then
+        STATUS=255
+        return 1
+    fi
+    wait "$SERVER" 2>/dev/null
+    STATUS=$?
+    SERVER=0
+}
+
+# The ordinary end of a server: asked to stop it exits 0, takes its socket with it, and never panicked.
+stop_server() {
+    stop_with TERM
+    check "SIGTERM ends the server with 0" test "$STATUS" -eq 0
+    check "its socket is gone" test ! -e "$SOCKET"
+    no_panic
+}
+
+no_panic() {
+    check "no panic" sh -c '! grep -n panicked "$1"' - "$LOG"
+}
+
+# A script that prints its own `ok` and `not ok` lines; ending in any other way is a failure.
+script() { # FILE ARGUMENTS...
+    "$PYTHON" "$HERE/$1" "${@:2}" 2>"$DIR/script.err"
+    local status=$?
+    [ $status -eq 0 ] && return 0
+    BAD=1
+    if [ $status -ne 1 ] || [ -s "$DIR/script.err" ]; then
+        say "not ok" "$1 runs to its end (exit $status)"
+        quote <"$DIR/script.err"
+    fi
+    printf '%s\n' "the server said:" | cat - "$LOG" | quote
+}
+
+# The same bytes every time for a seed, and none of them a run of zeros.
+pseudo_random() { # MIB SEED
+    "$PYTHON" -c 'import random, sys; sys.stdout.buffer.write(random.Random(sys.argv[2]).randbytes(int(sys.argv[1]) << 20))' "$1" "$2"
+}
+
+cleanup() {
+    [ "$SERVER" -eq 0 ] || kill -9 "$SERVER" 2>/dev/null
+    [ $BAD -eq 0 ] || exit 1
+}
+trap cleanup EXIT
+trap 'exit 1' TERM INT

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# matrix: engine
+# Malformed, hostile and lazy clients: they lose their own connection at most.
+. "$(dirname "$0")/lib.sh"
+
+serve --buffers 64M "$(spec disk)"
+script malformed.py "$URI" "$SERVER" "$LOG"
+check "an ordinary client is still served" nbdinfo --size "$URI"
+stop_server

@@ -1,0 +1,94 @@
+"""NBD by hand over a socket, for what no honest client library would send."""
+
+import socket
+import struct
+import urllib.parse
+
+READ, WRITE, DISC, FLUSH, TRIM, CACHE, WRITE_ZEROES, BLOCK_STATUS = range(8)
+OPT_EXPORT_NAME, OPT_ABORT, OPT_LIST, OPT_STARTTLS, OPT_INFO, OPT_GO, OPT_STRUCTURED_REPLY = 1, 2, 3, 5, 6, 7, 8
+REP_ACK, REP_SERVER, REP_INFO = 1, 2, 3
+REP_ERR_UNSUP, REP_ERR_INVALID, REP_ERR_UNKNOWN = 0x80000001, 0x80000003, 0x80000006
+OPTION_MAGIC, REPLY_MAGIC = 0x49484156454F5054, 0x3E889045565A9
+REQUEST_MAGIC, SIMPLE_MAGIC = 0x25609513, 0x67446698
+EINVAL = 22
+
+
+def path_of(uri):
+    return urllib.parse.parse_qs(urllib.parse.urlparse(uri).query)["socket"][0]
+
+
+class Raw:
+    """A connection that has done nothing yet; every wait ends after `timeout` seconds with an error."""
+
+    def __init__(self, uri, timeout=20):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(timeout)
+        self.socket.connect(path_of(uri))
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def receive(self, n):
+        data = b""
+        while len(data) < n:
+            piece = self.socket.recv(n - len(data))
+            if not piece:
+                raise EOFError(f"the server hung up after {len(data)} of {n} bytes")
+            data += piece
+        return data
+
+    def hung_up(self):
+        """Reads until the server closes; whatever it still says does not matter."""
+        try:
+            while self.socket.recv(65536):
+                pass
+        except ConnectionError:
+            pass
+        return True
+
+    def close(self):
+        self.socket.close()
+
+    def greet(self, flags=3):
+        greeting = self.receive(18)
+        assert greeting[:16] == b"NBDMAGICIHAVEOPT", greeting
+        self.send(struct.pack(">I", flags))
+        return self
+
+    def option(self, option, data=b"", length=None):
+        self.send(struct.pack(">QII", OPTION_MAGIC, option, len(data) if length is None else length) + data)
+
+    def option_reply(self):
+        magic, option, kind, length = struct.unpack(">QIII", self.receive(20))
+        assert magic == REPLY_MAGIC, hex(magic)
+        return option, kind, self.receive(length)
+
+    def go(self, name=b""):
+        """Into transmission with simple replies; returns the size."""
+        self.greet()
+        self.option(OPT_GO, struct.pack(">I", len(name)) + name + b"\0\0")
+        size = None
+        while True:
+            _, kind, data = self.option_reply()
+            if kind == REP_INFO and data[:2] == b"\0\0":
+                size = struct.unpack(">Q", data[2:10])[0]
+            elif kind != REP_INFO:
+                assert kind == REP_ACK, hex(kind)
+                return self, size
+
+    def request(self, command, cookie, offset, length, data=b"", flags=0, magic=REQUEST_MAGIC):
+        self.send(struct.pack(">IHHQQI", magic, flags, command, cookie, offset, length) + data)
+
+    def reply(self):
+        magic, error, cookie = struct.unpack(">IIQ", self.receive(16))
+        assert magic == SIMPLE_MAGIC, hex(magic)
+        return error, cookie
+
+    def read(self, offset, length, cookie=77):
+        self.request(READ, cookie, offset, length)
+        assert self.reply() == (0, cookie)
+        return self.receive(length)
+
+    def write(self, offset, data, cookie=78):
+        self.request(WRITE, cookie, offset, len(data), data)
+        assert self.reply() == (0, cookie)

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# matrix: engine,backend
+# SIGTERM and SIGINT with clients attached and requests in flight: drain, flush, exit 0, take the socket away.
+. "$(dirname "$0")/lib.sh"
+
+attach() { # a client that keeps 64 requests in flight, and one that only sits there
+    "$PYTHON" "$HERE/kill.py" flood "$URI" >"$DIR/flood" 2>&1 &
+    flood=$!
+    wait_until 10 grep -q flooding "$DIR/flood"
+    "$PYTHON" -c 'import nbd, sys; h = nbd.NBD(); h.connect_uri(sys.argv[1]); print("idle", flush=True); sys.stdin.read()' \
+        "$URI" >"$DIR/idle" 2>&1 < <(exec tail -f --pid=$$ /dev/null) &
+    idle=$!
+    wait_until 10 grep -q idle "$DIR/idle"
+}
+detach() {
+    kill "$flood" "$idle" 2>/dev/null
+    wait "$flood" "$idle" 2>/dev/null
+}
+
+pseudo_random 8 signals >"$DIR/source"
+for signal in TERM INT; do
+    serve "$(spec disk)"
+    check "8 MiB acknowledged, not flushed" nbdcopy "$DIR/source" "$URI"
+    attach
+    stop_with $signal 15
+    check "SIG$signal with clients attached ends the server with 0" test "$STATUS" -eq 0
+    check "its socket is gone" test ! -e "$SOCKET"
+    no_panic
+    detach
+    if [ "$BACKEND" != mem ]; then
+        check "the image holds what was acknowledged" cmp -n $((8 << 20)) "$IMAGES/disk.img" "$DIR/source"
+        rm "$IMAGES/disk.img"
+    fi
+done
+
+# A write that takes half a minute: the first signal waits for it, the second does not.
+serve "delay:write=30s,of=$(spec disk)"
+"$PYTHON" -c 'import nbd, sys
+h = nbd.NBD()
+h.connect_uri(sys.argv[1])
+h.aio_pwrite(b"x" * 4096, 0)
+while h.aio_in_flight() and not h.aio_is_dead():
+    h.poll(0)
+    print("sent", flush=True) if h.aio_in_flight() else None
+    h.poll(-1)' "$URI" >"$DIR/slow" 2>&1 &
+slow=$!
+wait_until 10 grep -q sent "$DIR/slow"
+# An answer to a later request shows that the write has reached the server, too.
+check "reads go on while a write is delayed" nbdcopy --synchronous "$URI" null:
+kill -TERM "$SERVER"
+refuses_clients() { ! nbdinfo --size "$URI"; }
+check "after SIGTERM there are no new clients" wait_until 10 refuses_clients
+check "but the server waits for the write" kill -0 "$SERVER"
+started=$SECONDS
+stop_with TERM 5
+check "a second SIGTERM ends it at once" test $((SECONDS - started)) -le 3 -a "$STATUS" -ne 255
+check "with 1: something was not flushed" test "$STATUS" -eq 1
+check "and it says so" grep -qi 'flush' "$LOG"
+no_panic
+kill $slow 2>/dev/null
+wait $slow 2>/dev/null

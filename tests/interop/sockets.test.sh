@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# matrix: engine
+# Where a server listens: stale and live sockets, foreign files, permissions, TCP, locks on images.
+. "$(dirname "$0")/lib.sh"
+
+fails_clearly() { # PATTERN ARGUMENTS...: a second server ends with one clear line, and not as if the command line were wrong
+    local pattern=$1
+    shift
+    timeout 10 "$HEADWORKS" serve --engine "$ENGINE" "$@" >"$DIR/second.out" 2>&1
+    local status=$?
+    cat "$DIR/second.out"
+    [ $status -eq 1 ] && grep -q '^headworks: error: ' "$DIR/second.out" && grep -Eqi "$pattern" "$DIR/second.out"
+}
+
+# A socket that nobody listens on any more.
+"$PYTHON" -c 'import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1])' "$SOCKET"
+check "a stale socket is there" test -S "$SOCKET"
+serve "$(spec disk)"
+check "a stale socket is taken over" nbdinfo --size "$URI"
+mode=$(stat -c %a "$SOCKET")
+check "the socket is the owner's alone ($mode)" test $((8#$mode & 8#077)) -eq 0
+
+check "a socket that a live server holds is refused" fails_clearly 'in use|live|listen' -U "$SOCKET" mem:size=1M
+check "the first server serves on" nbdinfo --size "$URI"
+check "an image that another server holds is refused" fails_clearly 'lock|in use' -U "$DIR/other" "$(spec disk)"
+check "also for reading" fails_clearly 'lock|in use' -U "$DIR/other" -r "$(spec disk)"
+check "qemu respects the lock" bash -c '! qemu-io -f raw -c "write 0 4k" "$1"' - "$IMAGES/disk.img"
+stop_server
+check "the lock went with the server" qemu-io -f raw -c "write 0 4k" "$IMAGES/disk.img"
+
+serve -r "file:path=$IMAGES/disk.img"
+first=$SERVER first_out=$OUT
+OUT=$DIR/out2
+check "two read-only servers share an image" launch -U "$DIR/second" -r "file:path=$IMAGES/disk.img"
+stop_with TERM
+SERVER=$first OUT=$first_out
+stop_server
+
+echo precious >"$SOCKET"
+check "a file in the socket's place is refused" fails_clearly 'socket' -U "$SOCKET" mem:size=1M
+check "and left alone" grep -q precious "$SOCKET"
+rm -f "$SOCKET"
+check "a folder that is not there is an error" fails_clearly 'no such' -U "$DIR/none/sock" mem:size=1M
+check "a path too long for a socket is an error" fails_clearly 'long|108|107' -U "$DIR/$(printf 'x%.0s' {1..120})" mem:size=1M
+
+port=$("$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+check "TCP" launch -p "$port" mem:size=5M
+check "the printed URI is right" test "$(nbdinfo --size "$(sed -n 's/.*uri: //p' "$OUT" "$LOG" | head -n 1)")" = $((5 << 20))
+check "it answers on 127.0.0.1" test "$(nbdinfo --size "nbd://127.0.0.1:$port")" = $((5 << 20))
+pseudo_random 4 tcp >"$DIR/tcp"
+check "bytes over TCP" bash -c 'nbdcopy "$1" "$2" && nbdcopy "$2" - | cmp -n 4194304 - "$1"' - "$DIR/tcp" "nbd://127.0.0.1:$port"
+hexport=$(printf ':%04X' "$port")
+check "it listens on loopback alone" bash -c '! grep -E "(00000000|^ *[0-9]+: 0{32})$1 [0:]+ 0A" /proc/net/tcp /proc/net/tcp6' - "$hexport"
+check "a port in use is refused" fails_clearly 'in use' -p "$port" mem:size=1M
+stop_with TERM
+check "SIGTERM ends it with 0" test "$STATUS" -eq 0
+
+check "-U - makes a private socket" launch -U - mem:size=5M
+uri=$(sed -n 's/.*uri: //p' "$OUT" "$LOG" | head -n 1)
+check "which the printed URI names" test "$(nbdinfo --size "$uri")" = $((5 << 20))
+stop_with TERM
+check "and which goes with the server" test ! -e "${uri##*socket=}"
+no_panic
