@@ -1,5 +1,8 @@
 //! The `headworks` command.
 
+mod allocations;
+mod bench;
+mod bench_device;
 mod bench_nbd;
 mod info;
 mod serve;
@@ -7,6 +10,7 @@ mod signals;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// The block I/O path as a user-space server, library and laboratory.
 #[derive(Parser)]
@@ -20,7 +24,20 @@ struct Cli {
 enum Command {
     /// Serves disk images over NBD.
     Serve(serve::Options),
+    /// Measures a device in process, or an NBD server.
+    Bench(bench::Options),
+    /// Shows what an NBD server offers.
+    Info {
+        /// The server and the export
+        uri: String,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
 }
+
+/// How long `info` waits for a server that says nothing.
+const INFO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the user got wrong, and nothing was done.
 pub const USAGE: u8 = 2;
@@ -47,5 +64,28 @@ pub fn log_to_stderr(verbose: u8) {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(options) => serve::run(options),
+        Command::Bench(options) => bench::run(options),
+        Command::Info { uri, json } => show(&uri, json),
+    }
+}
+
+fn show(uri: &str, json: bool) -> ExitCode {
+    let uri = match uri.parse() {
+        Ok(uri) => uri,
+        Err(error) => {
+            complain(error);
+            return ExitCode::from(USAGE);
+        }
+    };
+    match info::run(&info::InfoOptions {
+        uri,
+        json,
+        timeout: INFO_TIMEOUT,
+    }) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(error);
+            ExitCode::FAILURE
+        }
     }
 }

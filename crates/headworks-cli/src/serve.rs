@@ -105,9 +105,9 @@ pub struct Options {
 }
 
 /// The queue's tunables, as in /sys/block/DISK/queue.
-#[derive(Args)]
+#[derive(Args, Clone)]
 #[command(next_help_heading = "Queue (names as in /sys/block/*/queue)")]
-struct Queue {
+pub struct Queue {
     /// Requests admitted to a device's queue at once
     #[arg(long, value_name = "N")]
     nr_requests: Option<u32>,
@@ -129,7 +129,11 @@ struct Queue {
 }
 
 impl Queue {
-    fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
+    /// Overrides what the user named.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
         let Self {
             nr_requests,
             queue_depth,

@@ -249,7 +249,7 @@ impl ShardConfig {
                 format!("{block} is not a power of two up to max_sectors_kb"),
             ));
         }
-        if volume.options.size % u64::from(block) != 0 {
+        if !volume.options.size.is_multiple_of(u64::from(block)) {
             return Err(ConfigError::new(
                 "size",
                 format!(

@@ -8,7 +8,7 @@
 //! A bio looks for a neighbour newest first over all requests of its device (Linux looks only at the newest one of a queue,
 //! and so loses merges when two streams interleave); a filter of 256 bits answers "no neighbour" for most in two tests.
 
-use crate::bio::DeviceId;
+use crate::bio::{Bio, DeviceId};
 use crate::elevator::Edge;
 use crate::merge::{self, Limits};
 use crate::options::NoMerges;
@@ -75,11 +75,10 @@ impl Plug {
         slots: &mut Slots,
         bios: &mut Bios,
         device: DeviceId,
-        slot: u32,
+        (bio, slot): (&Bio, u32),
         limits: &Limits,
         nomerges: NoMerges,
     ) -> bool {
-        let bio = bios[slot].bio;
         if !bio.op.has_data() || nomerges == NoMerges::Never {
             return false;
         }
@@ -97,7 +96,7 @@ impl Plug {
             if other != device {
                 continue;
             }
-            let Some(edge) = merge::fit_bio(&slots[id], &bio, segments, limits) else {
+            let Some(edge) = merge::fit_bio(&slots[id], bio, segments, limits) else {
                 continue;
             };
             merge::join_bio(slots, bios, id, slot, edge, segments);
@@ -112,17 +111,14 @@ impl Plug {
         false
     }
 
-    /// Holds a request.
-    pub fn add(&mut self, slots: &Slots, device: DeviceId, id: SlotId) {
-        self.several_devices |= self
-            .entries
-            .last()
-            .is_some_and(|&(other, _)| other != device);
+    /// Holds a request that was made of `bio`.
+    pub fn add(&mut self, bio: &Bio, device: DeviceId, id: SlotId) {
+        let last = self.entries.last();
+        self.several_devices |= last.is_some_and(|&(other, _)| other != device);
         self.entries.push((device, id));
-        let request = &slots[id];
-        if request.op.has_data() {
-            self.note(request.volume.0, request.offset);
-            self.note(request.volume.0, request.end());
+        if bio.op.has_data() {
+            self.note(bio.id.volume.0, bio.offset);
+            self.note(bio.id.volume.0, bio.end());
         }
     }
 

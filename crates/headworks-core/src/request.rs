@@ -110,6 +110,28 @@ impl Request {
     /// The device refused it: it waits in the queue's requeue list, not in the elevator.
     pub const REQUEUED: u8 = 64;
 
+    /// Becomes a request of one bio, whatever it was before. Field by field: a struct built aside and copied would be read
+    /// back before its narrow stores have left the store buffer (measured: a quarter of `Shard::enter`).
+    #[inline]
+    pub(crate) fn begin(&mut self, now: Instant, bio: &Bio, slot: u32, segments: u16) {
+        self.offset = bio.offset;
+        self.len = bio.len;
+        self.done = 0;
+        self.bio_head = slot;
+        self.bio_tail = slot;
+        self.piece_offset = 0;
+        self.parent = NIL;
+        self.segments = segments;
+        self.bios = 1;
+        self.volume = bio.id.volume;
+        self.op = bio.op;
+        self.flags = bio.flags;
+        self.state = State::Plugged;
+        self.pieces = 0;
+        self.status = Ok(());
+        self.stamps = [now; 4];
+    }
+
     /// The byte after the last.
     #[must_use]
     pub const fn end(&self) -> u64 {

@@ -19,7 +19,7 @@ use crate::stats::VolumeStats;
 use crate::tags::TagOwner;
 use crate::time::Instant;
 use crate::timer::TimerWheel;
-use crate::volume::{self, Verdict};
+use crate::volume;
 
 /// A device as this shard sees it.
 enum Way {
@@ -123,13 +123,11 @@ impl Shard {
             Way::Other(remote) => remote.discard_granularity(),
         };
         let (device, block_size) = (config.device, config.options.block_size);
-        let bio = match volume::check(&config.options, granularity, bio) {
-            Verdict::Answer(status) => {
-                self.pools.actions.list.push(reply(status));
-                return;
-            }
-            Verdict::Pass(bio) => bio,
-        };
+        let mut bio = bio;
+        if let Some(status) = volume::check(&config.options, granularity, &mut bio) {
+            self.pools.actions.list.push(reply(status));
+            return;
+        }
         let Some(slot) = self.pools.bios.try_take() else {
             self.pools.actions.list.push(reply(Err(IoError::NoMemory)));
             return;
@@ -143,38 +141,36 @@ impl Shard {
         };
         self.touched |= 1 << device.0;
         match &mut self.ways[usize::from(device.0)] {
-            Way::Own(_) => self.enter(now, device, slot),
+            Way::Own(_) => self.enter(now, device, bio, slot, 0),
             Way::Other(remote) => remote.submit(&mut self.pools, slot, block_size),
         }
     }
 
     /// A bio enters the path of a device of this shard.
-    fn enter(&mut self, now: Instant, device: DeviceId, slot: u32) {
+    fn enter(&mut self, now: Instant, device: DeviceId, bio: Bio, slot: u32, tags: u16) {
         let Way::Own(queue) = &mut self.ways[usize::from(device.0)] else {
             unreachable!("only bios for our own devices enter")
         };
-        let bio = self.pools.bios[slot].bio;
         if bio.op == Op::Flush {
             return queue.flush(now, &mut self.pools, slot);
         }
-        if queue.must_fail(&bio) {
-            return answer(
-                &mut self.pools,
-                slot,
-                Err(IoError::Medium),
-                false,
-                ReplyStage::Final,
-            );
+        if let Some(status) = queue.early_answer(&bio) {
+            return answer(&mut self.pools, slot, status, false, ReplyStage::Final);
         }
         let Pools { slots, bios, .. } = &mut self.pools;
-        if self
-            .plug
-            .try_merge(slots, bios, device, slot, queue.limits(), queue.nomerges())
-        {
+        if self.plug.try_merge(
+            slots,
+            bios,
+            device,
+            (&bio, slot),
+            queue.limits(),
+            queue.nomerges(),
+        ) {
             queue.count_merge(&bio);
             return;
         }
         let segments = queue.limits().segments(bio.len);
+        let marks = queue.first_marks(&bio);
         if self.plug.must_flush(slots) {
             self.flush_plug(now);
         }
@@ -182,25 +178,10 @@ impl Shard {
         let id = slots
             .try_take()
             .expect("there are slots for every bio and every tag");
-        let tags = self.pools.bios[slot].tags;
-        slots[id] = Request {
-            offset: bio.offset,
-            len: bio.len,
-            bio_head: slot,
-            bio_tail: slot,
-            generation: slots[id].generation,
-            segments,
-            bios: 1,
-            volume: bio.id.volume,
-            op: bio.op,
-            flags: bio.flags,
-            state: State::Plugged,
-            marks: if tags > 0 { Request::LEASED } else { 0 },
-            tags,
-            stamps: [now; 4],
-            ..Request::default()
-        };
-        self.plug.add(slots, device, id);
+        slots[id].begin(now, &bio, slot, segments);
+        slots[id].marks = marks | if tags > 0 { Request::LEASED } else { 0 };
+        slots[id].tags = tags;
+        self.plug.add(&bio, device, id);
     }
 
     fn flush_plug(&mut self, now: Instant) {
@@ -314,7 +295,7 @@ impl Shard {
             answered: false,
         };
         self.touched |= 1 << device.0;
-        self.enter(now, device, slot);
+        self.enter(now, device, bio, slot, tags);
     }
 
     fn on_control(&mut self, control: Control) {

@@ -121,7 +121,7 @@ impl TimerWheel {
         let boundary = ((self.tick >> (6 * (level + 1))) + 1) << (6 * (level + 1));
         self.tick = next.min(boundary).min(target);
         for level in 1..LEVELS {
-            if self.tick % (1 << (6 * level)) != 0 {
+            if !self.tick.is_multiple_of(1 << (6 * level)) {
                 break;
             }
             self.bring_down(level);

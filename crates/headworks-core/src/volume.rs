@@ -7,56 +7,42 @@ use crate::bio::{Bio, Op};
 use crate::error::{IoError, Status};
 use crate::options::VolumeOptions;
 
-/// What becomes of a bio at the volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It goes down the path, perhaps trimmed.
-    Pass(Bio),
-    /// It is answered at once.
-    Answer(Status),
-}
-
-/// Checks `bio`; `granularity` is the device's for discards.
-pub(crate) fn check(options: &VolumeOptions, granularity: u32, bio: Bio) -> Verdict {
+/// Checks `bio`, trims a discard; `granularity` is the device's for discards. Some: that is the answer, at once. (In place:
+/// a verdict that carried the bio would be written narrow and read wide, which stalls.)
+pub(crate) fn check(options: &VolumeOptions, granularity: u32, bio: &mut Bio) -> Option<Status> {
     if options.read_only && bio.op.is_write() {
-        return Verdict::Answer(Err(IoError::ReadOnly));
+        return Some(Err(IoError::ReadOnly));
     }
     if bio.op == Op::Flush {
-        return Verdict::Pass(bio);
+        return None;
     }
-    let inside = bio
-        .offset
-        .checked_add(u64::from(bio.len))
-        .is_some_and(|end| end <= options.size);
-    if !inside {
+    let end = bio.offset.checked_add(u64::from(bio.len));
+    if end.is_none_or(|end| end > options.size) {
         let error = if bio.op.is_write() {
             IoError::NoSpace
         } else {
             IoError::Invalid
         };
-        return Verdict::Answer(Err(error));
+        return Some(Err(error));
     }
     let misaligned = (bio.offset | u64::from(bio.len)) & (u64::from(options.block_size) - 1) != 0;
     match bio.op {
         // Advisory and rounded inward, so that what the client still needs is never touched.
         Op::Discard => trim(bio, granularity.max(options.block_size)),
-        _ if misaligned || bio.len == 0 => Verdict::Answer(Err(IoError::Invalid)),
-        _ => Verdict::Pass(bio),
+        _ if misaligned || bio.len == 0 => Some(Err(IoError::Invalid)),
+        _ => None,
     }
 }
 
-fn trim(bio: Bio, granularity: u32) -> Verdict {
+fn trim(bio: &mut Bio, granularity: u32) -> Option<Status> {
     let granularity = u64::from(granularity);
     let start = bio.offset.next_multiple_of(granularity);
     let end = bio.end() & !(granularity - 1);
     if start >= end {
-        return Verdict::Answer(Ok(()));
+        return Some(Ok(()));
     }
-    Verdict::Pass(Bio {
-        offset: start,
-        len: (end - start) as u32,
-        ..bio
-    })
+    (bio.offset, bio.len) = (start, (end - start) as u32);
+    None
 }
 
 #[cfg(test)]
@@ -69,63 +55,51 @@ mod tests {
         block_size: 512,
     };
 
-    fn verdict(op: Op, offset: u64, len: u32) -> Verdict {
-        check(
-            &OPTIONS,
-            4096,
-            Bio {
-                op,
-                offset,
-                len,
-                ..Bio::default()
-            },
-        )
+    fn check_one(op: Op, offset: u64, len: u32) -> Result<(u64, u32), Status> {
+        let mut bio = Bio {
+            op,
+            offset,
+            len,
+            ..Bio::default()
+        };
+        check(&OPTIONS, 4096, &mut bio).map_or(Ok((bio.offset, bio.len)), Err)
     }
 
     #[test]
     fn the_last_block_is_inside_and_the_next_is_not() {
         let last = (1 << 20) - 512;
-        assert!(matches!(verdict(Op::Read, last, 512), Verdict::Pass(_)));
+        assert_eq!(check_one(Op::Read, last, 512), Ok((last, 512)));
+        assert_eq!(check_one(Op::Read, last, 1024), Err(Err(IoError::Invalid)));
         assert_eq!(
-            verdict(Op::Read, last, 1024),
-            Verdict::Answer(Err(IoError::Invalid))
+            check_one(Op::Write, 1 << 20, 512),
+            Err(Err(IoError::NoSpace))
         );
         assert_eq!(
-            verdict(Op::Write, 1 << 20, 512),
-            Verdict::Answer(Err(IoError::NoSpace))
+            check_one(Op::Write, u64::MAX - 511, 512),
+            Err(Err(IoError::NoSpace))
         );
         assert_eq!(
-            verdict(Op::Write, u64::MAX - 511, 512),
-            Verdict::Answer(Err(IoError::NoSpace))
-        );
-        assert_eq!(
-            verdict(Op::Discard, u64::MAX, 2),
-            Verdict::Answer(Err(IoError::NoSpace))
+            check_one(Op::Discard, u64::MAX, 2),
+            Err(Err(IoError::NoSpace))
         );
     }
 
     #[test]
     fn misaligned_and_empty_are_refused() {
         for (offset, len) in [(1, 512), (0, 511), (0, 0)] {
+            assert_eq!(check_one(Op::Read, offset, len), Err(Err(IoError::Invalid)));
             assert_eq!(
-                verdict(Op::Read, offset, len),
-                Verdict::Answer(Err(IoError::Invalid))
-            );
-            assert_eq!(
-                verdict(Op::WriteZeroes, offset, len),
-                Verdict::Answer(Err(IoError::Invalid))
+                check_one(Op::WriteZeroes, offset, len),
+                Err(Err(IoError::Invalid))
             );
         }
     }
 
     #[test]
     fn a_discard_is_rounded_inward_and_may_vanish() {
-        let Verdict::Pass(bio) = verdict(Op::Discard, 100, 9000) else {
-            panic!("it covers a block")
-        };
-        assert_eq!((bio.offset, bio.len), (4096, 4096));
-        assert_eq!(verdict(Op::Discard, 100, 8000), Verdict::Answer(Ok(())));
-        assert_eq!(verdict(Op::Discard, 0, 0), Verdict::Answer(Ok(())));
+        assert_eq!(check_one(Op::Discard, 100, 9000), Ok((4096, 4096)));
+        assert_eq!(check_one(Op::Discard, 100, 8000), Err(Ok(())));
+        assert_eq!(check_one(Op::Discard, 0, 0), Err(Ok(())));
     }
 
     #[test]
@@ -135,19 +109,16 @@ mod tests {
             ..OPTIONS
         };
         for op in Op::ALL {
-            let verdict = check(
+            let answer = check(
                 &options,
                 4096,
-                Bio {
+                &mut Bio {
                     op,
                     len: 512,
                     ..Bio::default()
                 },
             );
-            assert_eq!(
-                verdict == Verdict::Answer(Err(IoError::ReadOnly)),
-                op.is_write()
-            );
+            assert_eq!(answer == Some(Err(IoError::ReadOnly)), op.is_write());
         }
     }
 }

@@ -87,13 +87,20 @@ impl Queue {
                 }
                 self.judge_failure(&mut pools.slots[id], IoError::Medium)
             }
+            Ok(()) if request.done + completion.transferred == request.len => {
+                request.done = request.len;
+                Verdict::Finish(Ok(()))
+            }
             Ok(()) => {
-                request.done += completion.transferred;
-                if request.done == request.len {
-                    Verdict::Finish(Ok(()))
+                // One answer cannot say "part data, part zeros without data": the rest, or all of it if the first part was
+                // such zeros, must come as data.
+                request.flags = request.flags.without(BioFlags::HOLE_OK);
+                request.done += if completion.hole {
+                    0
                 } else {
-                    Verdict::Again
-                }
+                    completion.transferred
+                };
+                Verdict::Again
             }
             Err(IoError::Busy) => Verdict::Requeue,
             Err(error) => self.judge_failure(request, error),
@@ -134,7 +141,9 @@ impl Queue {
     }
 
     fn retry_one_by_one(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
-        pools.slots[id].marks |= Request::RETRY;
+        let request = &mut pools.slots[id];
+        request.marks |= Request::RETRY;
+        request.flags = request.flags.without(BioFlags::HOLE_OK);
         self.aim_at_first_bio(pools, id);
         self.send(now, pools, id);
     }

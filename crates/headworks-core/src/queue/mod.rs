@@ -164,13 +164,31 @@ impl Queue {
         self.options.discard_granularity
     }
 
-    /// A volume of which a flush failed cannot promise durability: FUA fails before it writes.
-    pub fn must_fail(&self, bio: &Bio) -> bool {
-        bio.flags.contains(BioFlags::FUA)
-            && bio.op.is_write()
-            && self
-                .volume(bio.id.volume.0)
-                .is_some_and(|volume| volume.suspect)
+    /// What a bio is answered before anything is sent, if it is: a volume of which a flush failed cannot promise durability,
+    /// so FUA fails before it writes; a discard that the device does not take is done; zeroing that could only be slow is
+    /// refused if it must be fast.
+    pub fn early_answer(&self, bio: &Bio) -> Option<Status> {
+        let fua = bio.flags.contains(BioFlags::FUA) && bio.op.is_write();
+        let volume = self.volume(bio.id.volume.0);
+        if fua && volume.is_some_and(|volume| volume.suspect) {
+            return Some(Err(IoError::Medium));
+        }
+        let fast = bio.flags.contains(BioFlags::FAST_ZERO);
+        match bio.op {
+            Op::Discard if !self.options.discard => Some(Ok(())),
+            Op::WriteZeroes if !self.options.write_zeroes && fast => {
+                Some(Err(IoError::Unsupported))
+            }
+            _ => None,
+        }
+    }
+
+    /// Marks that a request is born with: a device that cannot zero is not asked to.
+    pub fn first_marks(&self, bio: &Bio) -> u8 {
+        match bio.op {
+            Op::WriteZeroes if !self.options.write_zeroes => Request::ZERO_AS_DATA,
+            _ => 0,
+        }
     }
 
     /// A bio was merged in the plug.

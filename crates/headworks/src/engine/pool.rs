@@ -252,3 +252,79 @@ fn execute(job: &Job) -> i32 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::thread::JoinHandleExt;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::engine::tests::interrupting_signal;
+
+    fn job(slot: u32, fd: RawFd, kind: DiskKind, buffer: &libc::iovec) -> Job {
+        // Offset -1: where a pipe stands.
+        let (offset, len) = (-1, 0);
+        let vectors = Vectors {
+            first: buffer,
+            count: 1,
+        };
+        Job {
+            slot,
+            fd,
+            kind,
+            offset,
+            len,
+            vectors,
+        }
+    }
+
+    fn collect(pool: &mut Pool, count: usize) -> Vec<Outcome> {
+        let (mut all, mut some) = (Vec::new(), Vec::new());
+        let start = Instant::now();
+        while all.len() < count {
+            assert!(start.elapsed() < Duration::from_secs(10), "only {all:?}");
+            pool.collect(&mut some);
+            all.append(&mut some);
+            thread::yield_now();
+        }
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn the_thread_that_is_woken_wakes_the_next() {
+        let signal = interrupting_signal();
+        let mut bytes = [0_u8; 16];
+        let buffer = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let (empty, mut filler) = io::pipe().unwrap();
+        let hang = job(0, empty.as_raw_fd(), DiskKind::Read, &buffer);
+        let fails = |slot| job(slot, -1, DiskKind::Sync, &buffer);
+
+        let mut pool = Pool::new(3, 8, Waker::new().unwrap());
+        pool.submit(&mut vec![fails(0), fails(1), fails(2)]);
+        collect(&mut pool, 3);
+        while pool.shared.lock().idle < 3 {
+            thread::yield_now();
+        }
+        // All rest. One is woken; it hangs; the rest of the batch must not hang with it.
+        pool.submit(&mut vec![hang, fails(1), fails(2)]);
+        assert_eq!(
+            collect(&mut pool, 2),
+            [(1, -libc::EBADF), (2, -libc::EBADF)]
+        );
+
+        for thread in pool.threads.iter().cycle().take(300) {
+            // SAFETY: the pool's threads live as long as it does.
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), signal) };
+            thread::yield_now();
+        }
+        filler.write_all(b"at last").unwrap();
+        assert_eq!(collect(&mut pool, 1), [(0, 7)], "interrupted and continued");
+        assert_eq!(pool.threads.len(), 3);
+    }
+}

@@ -5,8 +5,9 @@
 //! poll. Both need Linux 6.1. Disk operations are READ and WRITE for one span, READV and WRITEV for several; sockets are
 //! one-shot POLL_ADD; the eventfd of the [`Waker`] is one multishot POLL_ADD; the time-out is an argument of the entry.
 //!
-//! Buffers are not registered: measured, that gains nothing here (spec: 4 KiB O_DIRECT, any depth), and it would need locked
-//! memory, of which a user may have as little as 8 MiB. The ring itself needs none.
+//! Buffers are not registered: measured at 4 KiB O_DIRECT, any depth, that gains nothing, and it would need locked memory,
+//! of which a user may have as little as 8 MiB. New kernels count the ring itself against that limit, with 84 KiB: 8 MiB are
+//! enough for all shards there can be (64), and a user who has none at all gets the other engine.
 //!
 //! ```text
 //!   user_data   63..62  61......32  31........0
@@ -15,7 +16,7 @@
 //! ```
 //!
 //! Invariants: a poll's completion counts only if its generation is the token's present one, so a token may be reused at
-//! once; the completion queue has room for every disk operation and 4096 sockets, and beyond that the kernel keeps what
+//! once; the completion queue has room for every disk operation and 2048 sockets, and beyond that the kernel keeps what
 //! does not fit (NODROP) until the next entry.
 
 use std::io;
@@ -32,8 +33,9 @@ use crate::memory::Span;
 
 /// Entries that can be queued before the kernel is entered early. 256: above any batch that pays.
 const QUEUE_ENTRIES: u32 = 256;
-/// Room in the completion queue beside the disk operations: sockets, cancellations, wake-ups.
-const COMPLETIONS_EXTRA: usize = 4096;
+/// Room in the completion queue beside the disk operations: sockets, cancellations, wake-ups. 2048: with up to as many disk
+/// operations the queue takes 64 KiB.
+const COMPLETIONS_EXTRA: usize = 2048;
 
 const DISK: u64 = 0 << 62;
 const POLL: u64 = 1 << 62;
@@ -74,7 +76,12 @@ pub(super) fn explain(error: &io::Error) -> String {
 impl Uring {
     /// A ring for the calling thread.
     pub fn open(disk_depth: usize) -> io::Result<Self> {
-        let completions = (disk_depth + COMPLETIONS_EXTRA).next_power_of_two();
+        Self::with_room(disk_depth, disk_depth + COMPLETIONS_EXTRA)
+    }
+
+    /// A ring whose completion queue holds at least `completions`, and at least as many as the submission queue.
+    pub(super) fn with_room(disk_depth: usize, completions: usize) -> io::Result<Self> {
+        let completions = completions.next_power_of_two().max(QUEUE_ENTRIES as usize);
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()

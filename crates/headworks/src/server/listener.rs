@@ -98,7 +98,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Socket::Unix { path, inode, .. } = &self.0
-            && fs::symlink_metadata(&*path).is_ok_and(|file| file.ino() == *inode)
+            && fs::symlink_metadata(path).is_ok_and(|file| file.ino() == *inode)
         {
             let _ = fs::remove_file(path);
         }

@@ -36,7 +36,7 @@ impl Recorder {
     /// The file cannot be written.
     pub fn create(path: &Path, config: &ShardConfig) -> io::Result<Self> {
         let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
-        write!(file, "{MAGIC}{}\n", config.to_lines())?;
+        writeln!(file, "{MAGIC}{}", config.to_lines())?;
         Ok(Self {
             file,
             hash: RunHash::default(),

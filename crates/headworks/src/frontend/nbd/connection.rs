@@ -268,10 +268,8 @@ impl Connection {
         let buffer = receiving.flying.buffer.as_ref()?;
         let rest = receiving.flying.len as usize - receiving.filled;
         // SAFETY: `filled` is at most the request's length, which the buffer holds.
-        Some(Span {
-            base: unsafe { buffer.base().add(receiving.filled) },
-            len: rest,
-        })
+        let base = unsafe { buffer.base().add(receiving.filled) };
+        Some(Span { base, len: rest })
     }
 
     fn tail_len(&self, direct: Option<Span>, most: usize) -> usize {

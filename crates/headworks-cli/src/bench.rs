@@ -1,0 +1,193 @@
+//! `headworks bench`: what to measure, in fio's words; in process or against a server.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use headworks::client::bench::{BenchOptions, Pattern, Verify, Waiting};
+use headworks::client::{ClientOptions, Uri};
+use headworks::device::Spec;
+use headworks::units::{parse_size, parse_time};
+
+use crate::bench_nbd::{self, BenchNbdOptions};
+use crate::serve::Queue;
+use crate::{USAGE, bench_device, complain};
+
+/// Measures a device in process, or an NBD server.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  headworks bench --device null:size=1T --bs 4k --iodepth 32
+  headworks bench --device file:path=disk.img --rw randread --iodepth 64
+  headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify")]
+pub struct Options {
+    /// A device, in process
+    #[arg(
+        long,
+        value_name = "SPEC",
+        required_unless_present = "uri",
+        conflicts_with = "uri"
+    )]
+    device: Option<String>,
+    /// A server
+    #[arg(long)]
+    uri: Option<String>,
+    /// read, write, randread, randwrite or randrw
+    #[arg(long, default_value = "randread")]
+    rw: String,
+    /// Bytes of each request
+    #[arg(long, default_value = "4k", value_parser = parse_size)]
+    bs: u64,
+    /// Requests in flight, on each thread
+    #[arg(long, default_value_t = 32)]
+    iodepth: u32,
+    /// Threads: connections to a server, or shards in process
+    #[arg(long, default_value_t = 1)]
+    threads: u32,
+    /// How long
+    #[arg(long, default_value = "5s", value_parser = parse_time, value_name = "TIME")]
+    runtime: u64,
+    /// Stop after so many requests instead (in process)
+    #[arg(long, value_name = "N", conflicts_with = "uri")]
+    ios: Option<u64>,
+    /// Use only so many bytes from the start (server), or the size of a device that names none
+    #[arg(long, value_parser = parse_size)]
+    size: Option<u64>,
+    /// For random blocks
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// none
+    #[arg(long, default_value = "none", conflicts_with = "uri")]
+    scheduler: String,
+    /// auto, uring or threads (in process)
+    #[arg(long, default_value = "auto", conflicts_with = "uri")]
+    engine: String,
+    /// Write everything once before measuring (server)
+    #[arg(long, conflicts_with = "device")]
+    fill: bool,
+    /// Check what is read against what was written (server)
+    #[arg(long, conflicts_with = "device")]
+    verify: bool,
+    /// With --verify: the export is new, so what was not written must read as zeros
+    #[arg(long, requires = "verify")]
+    from_zeros: bool,
+    /// Ask for structured replies (server)
+    #[arg(long, conflicts_with = "device")]
+    structured: bool,
+    /// Look for replies instead of sleeping (server)
+    #[arg(long, conflicts_with = "device")]
+    poll: bool,
+    #[command(flatten)]
+    queue: Queue,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Measures.
+pub fn run(options: Options) -> ExitCode {
+    match measure(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((code, message)) => {
+            complain(message);
+            ExitCode::from(code)
+        }
+    }
+}
+
+type Failure = (u8, String);
+
+fn usage(error: impl std::fmt::Display) -> Failure {
+    (USAGE, error.to_string())
+}
+
+fn measure(options: Options) -> Result<(), Failure> {
+    let pattern: Pattern = options.rw.parse().map_err(usage)?;
+    let block_bytes = u32::try_from(options.bs)
+        .ok()
+        .filter(|bytes| (1..=32 << 20).contains(bytes));
+    let block_bytes =
+        block_bytes.ok_or_else(|| usage(format!("bs: {} is not within 1..=32M", options.bs)))?;
+    if options.iodepth == 0
+        || options.iodepth > 4096
+        || options.threads == 0
+        || options.threads > 64
+    {
+        return Err(usage(
+            "iodepth must be within 1..=4096 and threads within 1..=64",
+        ));
+    }
+    match (&options.device, &options.uri) {
+        (Some(device), _) => in_process(device, &options, pattern, block_bytes),
+        (None, Some(uri)) => server(uri, &options, pattern, block_bytes),
+        (None, None) => Err(usage("name a --device or a --uri")),
+    }
+}
+
+fn in_process(
+    device: &str,
+    options: &Options,
+    pattern: Pattern,
+    block_bytes: u32,
+) -> Result<(), Failure> {
+    if options.scheduler != "none" {
+        return Err(usage(format!(
+            "scheduler: `{}` is none of: none",
+            options.scheduler
+        )));
+    }
+    let mut device = Spec::parse(device).map_err(usage)?;
+    if let Some(size) = options.size {
+        device.set_default_size(size);
+    }
+    let queue = options.queue.clone();
+    let bench = bench_device::Options {
+        device,
+        pattern,
+        block_bytes,
+        iodepth: options.iodepth,
+        threads: options.threads,
+        runtime: Duration::from_nanos(options.runtime),
+        ios: options.ios,
+        seed: options.seed,
+        engine: options.engine.parse().map_err(usage)?,
+        queue: Box::new(move |options| queue.apply(options)),
+        json: options.json,
+    };
+    bench_device::run(&bench).map_err(|message| (1, message))
+}
+
+fn server(uri: &str, options: &Options, pattern: Pattern, block_bytes: u32) -> Result<(), Failure> {
+    let uri: Uri = uri.parse().map_err(usage)?;
+    let verify = match (options.verify, options.from_zeros) {
+        (false, _) => Verify::Off,
+        (true, false) => Verify::Written,
+        (true, true) => Verify::FromZeros,
+    };
+    let bench = BenchOptions {
+        pattern,
+        block_bytes,
+        iodepth: options.iodepth,
+        threads: options.threads,
+        runtime: Duration::from_nanos(options.runtime),
+        size: options.size,
+        fill: options.fill,
+        verify,
+        waiting: if options.poll {
+            Waiting::Poll
+        } else {
+            Waiting::Sleep
+        },
+        seed: options.seed,
+        client: ClientOptions {
+            structured: options.structured,
+            ..ClientOptions::default()
+        },
+        ..BenchOptions::new(uri)
+    };
+    let run = bench_nbd::run(&BenchNbdOptions {
+        bench,
+        json: options.json,
+    });
+    run.map_err(|error| (1, error.to_string()))
+}

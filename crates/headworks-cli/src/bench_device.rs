@@ -1,0 +1,487 @@
+//! `headworks bench --device`: the path in process, from bio to device and back, without a protocol.
+//!
+//! A thread is a shard with a device of its own, driven as the server drives it: inputs in batches, actions through the same
+//! executor, one clock reading a turn. The generator keeps `iodepth` bios in flight and records each one's latency; stage
+//! statistics are on. What is printed beside the rate says whether the rate means anything: CPU time, turns, batch sizes,
+//! merges, allocations during the run.
+
+use std::time::{Duration, Instant as WallClock};
+
+use headworks::client::bench::Pattern;
+use headworks::core::prng::Prng;
+use headworks::core::stats::{Histogram, Stage};
+use headworks::core::{
+    Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,
+    ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId,
+};
+use headworks::device::Spec;
+use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
+use headworks::executor::{Executor, Outlet};
+use headworks::memory::{Mapping, Span};
+use headworks::server::Clock;
+use headworks::server::assemble::{Assembly, ExportSpec};
+use serde_json::json;
+
+use crate::allocations;
+
+/// Shares of a run that is not counted: buffers and caches become warm.
+const WARM_UP: u32 = 10;
+/// Turns between looks at the wall clock's end of the run.
+const LOOK_EVERY: u32 = 64;
+
+/// Changes a queue's options.
+pub type Tune = Box<dyn Fn(&mut QueueOptions) -> Result<(), ConfigError> + Send + Sync>;
+
+/// What to measure.
+pub struct Options {
+    /// The device.
+    pub device: Spec,
+    /// Which blocks, in which direction.
+    pub pattern: Pattern,
+    /// Bytes of a bio.
+    pub block_bytes: u32,
+    /// Bios in flight.
+    pub iodepth: u32,
+    /// Shards, each with a thread and a device.
+    pub threads: u32,
+    /// How long.
+    pub runtime: Duration,
+    /// Stop after so many bios instead; for instruction counts.
+    pub ios: Option<u64>,
+    /// For random blocks.
+    pub seed: u64,
+    /// How to wait for disks.
+    pub engine: EngineChoice,
+    /// Changes the queue's options.
+    pub queue: Tune,
+    /// One JSON object instead of lines for people.
+    pub json: bool,
+}
+
+/// What one thread found.
+#[derive(Default)]
+struct Found {
+    ios: u64,
+    errors: u64,
+    turns: u64,
+    merges: u64,
+    requests: u64,
+    allocations: u64,
+    elapsed_ns: u64,
+    cpu_ns: u64,
+    latency: Histogram,
+    stages: [Histogram; Stage::COUNT],
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<(), String> {
+    let found = match options.threads {
+        1 => vec![one_thread(options, 0)],
+        threads => std::thread::scope(|scope| {
+            let spawn = |thread| scope.spawn(move || one_thread(options, thread));
+            let threads: Vec<_> = (0..threads).map(spawn).collect();
+            let died = |_| Err("a thread of the benchmark died".to_owned());
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(died))
+                .collect()
+        }),
+    };
+    let found: Vec<Found> = found.into_iter().collect::<Result<_, _>>()?;
+    report(options, &found);
+    match found.iter().map(|found| found.errors).sum::<u64>() {
+        0 => Ok(()),
+        errors => Err(format!("{errors} bios failed")),
+    }
+}
+
+/// The generator's end of the path.
+struct Generator {
+    buffers: Mapping,
+    block_bytes: usize,
+    pattern: Pattern,
+    blocks: u64,
+    next_block: u64,
+    prng: Prng,
+    started: Vec<Instant>,
+    free: Vec<u32>,
+    timer: Option<Instant>,
+    now: Instant,
+    ios: u64,
+    errors: u64,
+    latency: Histogram,
+}
+
+impl Generator {
+    fn new(options: &Options, thread: u32, size: u64) -> Result<Self, String> {
+        let stride = options.block_bytes as usize;
+        let blocks = size / u64::from(options.block_bytes);
+        if blocks == 0 {
+            return Err(format!("the device holds no block of {stride} bytes"));
+        }
+        let buffers = Mapping::new(stride * options.iodepth as usize)
+            .map_err(|error| format!("cannot map the buffers: {error}"))?;
+        Ok(Self {
+            buffers,
+            block_bytes: stride,
+            pattern: options.pattern,
+            blocks,
+            next_block: 0,
+            prng: Prng::new(options.seed).split(&thread.to_string()),
+            started: vec![Instant(0); options.iodepth as usize],
+            free: (0..options.iodepth).rev().collect(),
+            timer: None,
+            now: Instant(0),
+            ios: 0,
+            errors: 0,
+            latency: Histogram::default(),
+        })
+    }
+
+    /// Fills up to the depth.
+    fn refill(&mut self, inputs: &mut Vec<Input>) {
+        while let Some(slot) = self.free.pop() {
+            self.started[slot as usize] = self.now;
+            inputs.push(Input::Bio(self.bio(slot)));
+        }
+    }
+
+    fn bio(&mut self, slot: u32) -> Bio {
+        let op = match self.pattern {
+            Pattern::Read | Pattern::RandRead => Op::Read,
+            Pattern::Write | Pattern::RandWrite => Op::Write,
+            Pattern::RandRw { read_percent } => {
+                if self.prng.below(100) < u64::from(read_percent) {
+                    Op::Read
+                } else {
+                    Op::Write
+                }
+            }
+        };
+        let block = match self.pattern {
+            Pattern::Read | Pattern::Write => {
+                let block = self.next_block;
+                self.next_block = if block + 1 == self.blocks {
+                    0
+                } else {
+                    block + 1
+                };
+                block
+            }
+            _ => self.prng.below(self.blocks),
+        };
+        Bio {
+            id: BioId {
+                connection: 0,
+                volume: VolumeId(0),
+                sequence: slot.into(),
+            },
+            offset: block * self.block_bytes as u64,
+            len: self.block_bytes as u32,
+            op,
+            flags: BioFlags::SYNC.with(BioFlags::HOLE_OK),
+        }
+    }
+}
+
+impl Outlet for Generator {
+    #[inline]
+    fn buffer(&mut self, bio: BioId) -> Span {
+        let offset = bio.sequence as usize * self.block_bytes;
+        Span {
+            base: self.buffers.at(offset, self.block_bytes),
+            len: self.block_bytes,
+        }
+    }
+
+    #[inline]
+    fn reply(&mut self, id: BioId, status: Status, _hole: bool, stage: ReplyStage) {
+        if stage != ReplyStage::Released {
+            self.ios += 1;
+            self.errors += u64::from(status.is_err());
+            self.latency
+                .record(self.now.since(self.started[id.sequence as usize]));
+        }
+        if stage != ReplyStage::Early {
+            self.free.push(id.sequence as u32);
+        }
+    }
+
+    fn send(&mut self, _to: ShardId, _message: Message) {}
+
+    fn timer(&mut self, at: Instant) {
+        self.timer = Some(at);
+    }
+
+    fn notice(&mut self, _notice: Notice) {}
+}
+
+/// A shard, its device and what drives them.
+struct Driver {
+    shard: Shard,
+    executor: Executor,
+    engine: Box<dyn Engine>,
+    generator: Generator,
+    clock: Clock,
+    inputs: Vec<Input>,
+    batch: Vec<Input>,
+    events: Vec<Event>,
+    found: Found,
+}
+
+fn one_thread(options: &Options, thread: u32) -> Result<Found, String> {
+    let mut driver = Driver::new(options, thread).map_err(|error| error.to_string())?;
+    let counted = options.ios.unwrap_or(u64::MAX);
+    if options.ios.is_none() {
+        driver.turns_for(options.runtime / WARM_UP, u64::MAX)?;
+    }
+    driver.forget();
+    let (allocated, cpu, began) = (allocations::count(), thread_cpu_ns(), WallClock::now());
+    driver.turns_for(options.runtime, counted)?;
+    driver.found.elapsed_ns = began.elapsed().as_nanos() as u64;
+    driver.found.cpu_ns = thread_cpu_ns() - cpu;
+    driver.found.allocations = allocations::count() - allocated;
+    driver.drain()?;
+    Ok(driver.finish())
+}
+
+impl Driver {
+    fn new(options: &Options, thread: u32) -> Result<Self, ConfigError> {
+        if options.threads > 1
+            && matches!(options.device.base, headworks::device::Base::File { .. })
+        {
+            let message = "more than one thread needs a device of its own for each: null or mem";
+            return Err(ConfigError::new("threads", message));
+        }
+        let read_only = !options.pattern.writes();
+        let export = ExportSpec {
+            name: String::new(),
+            spec: options.device.clone(),
+            read_only,
+        };
+        let assembly = Assembly::new(&[export])?;
+        let mut devices = assembly.devices;
+        let (mut queue, device) = devices.swap_remove(0);
+        (options.queue)(&mut queue)?;
+        let (_, volume) = assembly.volumes[0];
+        let config = ShardConfig::single(queue, volume, options.iodepth.max(1));
+        let (engine, _) = engine::open(options.engine, queue.queue_depth as usize + 64)?;
+        let generator = Generator::new(options, thread, volume.size)
+            .map_err(|message| ConfigError::new("size", message))?;
+        Ok(Self {
+            shard: Shard::new(config)?,
+            executor: Executor::new(vec![Some(device)]),
+            engine,
+            generator,
+            clock: Clock::start(),
+            inputs: Vec::with_capacity(4 * options.iodepth as usize + 16),
+            batch: Vec::with_capacity(4 * options.iodepth as usize + 16),
+            events: Vec::with_capacity(1024),
+            found: Found::default(),
+        })
+    }
+
+    /// Turns until the time or the number of bios is over.
+    fn turns_for(&mut self, runtime: Duration, ios: u64) -> Result<(), String> {
+        let end = self.clock.now().after(runtime.as_nanos() as u64);
+        let mut until_look = LOOK_EVERY;
+        while self.generator.ios < ios {
+            self.turn(true)?;
+            until_look -= 1;
+            if until_look == 0 {
+                until_look = LOOK_EVERY;
+                if ios == u64::MAX && self.generator.now >= end {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), String> {
+        while !self.shard.is_idle() {
+            self.turn(false)?;
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self, refill: bool) -> Result<(), String> {
+        let now = self.clock.now();
+        self.generator.now = now;
+        if refill {
+            self.generator.refill(&mut self.inputs);
+        }
+        if self.generator.timer.is_some_and(|at| at <= now) {
+            self.generator.timer = None;
+            self.inputs.push(Input::Timer);
+        }
+        let Self {
+            shard,
+            executor,
+            engine,
+            generator,
+            inputs,
+            batch,
+            ..
+        } = self;
+        if executor.next_timeout().is_some_and(|at| at <= now) {
+            executor.on_timeout(now, &mut **engine, inputs);
+        }
+        if inputs.is_empty() {
+            return self.wait();
+        }
+        std::mem::swap(inputs, batch);
+        shard.handle(now, batch);
+        batch.clear();
+        self.found.turns += 1;
+        executor.run(now, shard.actions(), generator, &mut **engine, inputs);
+        shard.clear_actions();
+        Ok(())
+    }
+
+    /// Everything is in the device.
+    fn wait(&mut self) -> Result<(), String> {
+        let times = [self.generator.timer, self.executor.next_timeout()];
+        let now = self.generator.now;
+        let wait = times
+            .into_iter()
+            .flatten()
+            .min()
+            .map_or(Wait::Forever, |at| Wait::For(at.since(now)));
+        let turned = self.engine.turn(wait, &mut self.events);
+        turned.map_err(|error| format!("the engine failed: {error}"))?;
+        let now = self.clock.now();
+        self.generator.now = now;
+        for event in self.events.drain(..) {
+            if let Event::Disk(done) = event {
+                self.executor
+                    .on_disk(now, done, &mut *self.engine, &mut self.inputs);
+            }
+        }
+        Ok(())
+    }
+
+    /// The warm-up does not count.
+    fn forget(&mut self) {
+        (self.generator.ios, self.generator.errors) = (0, 0);
+        self.generator.latency = Histogram::default();
+        self.found = Found::default();
+        (self.found.requests, self.found.merges) = self.totals();
+    }
+
+    fn totals(&self) -> (u64, u64) {
+        let Some(stats) = self.shard.stats(VolumeId(0)) else {
+            return (0, 0);
+        };
+        let sum = |f: fn(&headworks::core::stats::OpStats) -> u64| stats.ops.iter().map(f).sum();
+        (sum(|op| op.requests), sum(|op| op.merges))
+    }
+
+    fn finish(mut self) -> Found {
+        let (requests, merges) = self.totals();
+        self.found.requests = requests - self.found.requests;
+        self.found.merges = merges - self.found.merges;
+        self.found.ios = self.generator.ios;
+        self.found.errors = self.generator.errors;
+        self.found.latency = self.generator.latency;
+        if let Some(stats) = self.shard.stats(VolumeId(0)) {
+            for op in &stats.ops {
+                for (mine, theirs) in self.found.stages.iter_mut().zip(&op.stages) {
+                    mine.merge(theirs);
+                }
+            }
+        }
+        self.found
+    }
+}
+
+/// CPU time of this thread: what the path costs, whatever else the machine does.
+fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call fills the struct it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn report(options: &Options, found: &[Found]) {
+    let sum = |f: fn(&Found) -> u64| found.iter().map(f).sum::<u64>();
+    let (ios, turns, requests) = (sum(|f| f.ios), sum(|f| f.turns), sum(|f| f.requests));
+    let rate = |f: &Found| f.ios as f64 * 1e9 / f.elapsed_ns.max(1) as f64;
+    let iops: f64 = found.iter().map(rate).sum();
+    let mut latency = Histogram::default();
+    found.iter().for_each(|found| latency.merge(&found.latency));
+    let cpu = sum(|f| f.cpu_ns) as f64 / ios.max(1) as f64;
+    let bytes = iops * f64::from(options.block_bytes);
+    let batch = ios as f64 / turns.max(1) as f64;
+    let stage = |stage: Stage| {
+        let mut all = Histogram::default();
+        found
+            .iter()
+            .for_each(|found| all.merge(&found.stages[stage as usize]));
+        (stage.name(), all)
+    };
+    if options.json {
+        let stages: serde_json::Map<_, _> = Stage::ALL
+            .map(stage)
+            .into_iter()
+            .map(|(name, all)| {
+                (
+                    name.to_owned(),
+                    json!({"p50_ns": all.percentile(500), "p99_ns": all.percentile(990)}),
+                )
+            })
+            .collect();
+        println!(
+            "{:#}",
+            json!({
+                "rw": options.pattern.to_string(), "bs": options.block_bytes, "iodepth": options.iodepth,
+                "threads": options.threads, "ios": ios, "iops": iops, "bw_bytes": bytes,
+                "cpu_ns_per_io": cpu, "allocations": sum(|f| f.allocations), "turns": turns,
+                "ios_per_turn": batch, "requests": requests, "merges": sum(|f| f.merges),
+                "errors": sum(|f| f.errors),
+                "lat_ns": {"p50": latency.percentile(500), "p99": latency.percentile(990), "p999": latency.percentile(999)},
+                "stages": stages,
+            })
+        );
+        return;
+    }
+    println!(
+        "{}: bs={} iodepth={} threads={}, {:.2} s",
+        options.pattern,
+        options.block_bytes,
+        options.iodepth,
+        options.threads,
+        found.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9
+    );
+    println!(
+        "  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O",
+        bytes / 1e6
+    );
+    println!(
+        "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
+        micros(latency.percentile(500)),
+        micros(latency.percentile(990)),
+        micros(latency.percentile(999))
+    );
+    let stages = Stage::ALL.map(stage).map(|(name, all)| {
+        format!(
+            "{name} {:.2}/{:.2}",
+            micros(all.percentile(500)),
+            micros(all.percentile(990))
+        )
+    });
+    println!("  stages us p50/p99: {}", stages.join(", "));
+    println!(
+        "  {ios} bios, {requests} requests, {} merges, {turns} turns of {batch:.1}, {} allocations, {} errors",
+        sum(|f| f.merges),
+        sum(|f| f.allocations),
+        sum(|f| f.errors)
+    );
+}
+
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}

@@ -1,0 +1,110 @@
+//! The buffers of a connection: real bytes at fixed places, poisoned whenever nobody may use them.
+//!
+//! ```text
+//!   free (poisoned) --take: still poison?--> held --poison--> free
+//! ```
+//!
+//! Whoever uses a buffer after it was given back reads poison, and whoever writes to it then leaves a mark that the next
+//! `take` finds. Bytes are reached through raw pointers only, because a device holds spans of them while the world looks on.
+
+use headworks::memory::Span;
+
+use crate::pattern::POISON;
+
+/// Equal buffers, named by their index.
+pub struct Buffers {
+    base: *mut u8,
+    bytes: usize,
+    slot_bytes: usize,
+    /// How much of each is poisoned, from its start; 0 while held.
+    poisoned: Vec<u32>,
+}
+
+// SAFETY: the memory behind `base` belongs to this value alone; spans of it are used on the thread that runs the world.
+unsafe impl Send for Buffers {}
+
+impl Buffers {
+    /// `count` buffers of `slot_bytes`.
+    #[must_use]
+    pub fn new(count: usize, slot_bytes: usize) -> Self {
+        let bytes = count * slot_bytes;
+        let memory = vec![0u8; bytes].into_boxed_slice();
+        Self {
+            base: Box::into_raw(memory).cast(),
+            bytes,
+            slot_bytes,
+            poisoned: vec![0; count],
+        }
+    }
+
+    /// Takes a buffer for use; false if somebody wrote to it since it was given back.
+    #[must_use]
+    pub fn take(&mut self, slot: usize) -> bool {
+        let poisoned = std::mem::take(&mut self.poisoned[slot]) as usize;
+        let (words, rest) = self.bytes(slot, poisoned).as_chunks::<8>();
+        words.iter().all(|word| *word == [POISON; 8]) && rest.iter().all(|&byte| byte == POISON)
+    }
+
+    /// Poisons the first `len` bytes: nobody may use them now.
+    pub fn poison(&mut self, slot: usize, len: u32) {
+        self.bytes_mut(slot, len as usize).fill(POISON);
+        self.poisoned[slot] = len;
+    }
+
+    /// The memory of a buffer, for a device.
+    #[must_use]
+    pub fn span(&self, slot: usize) -> Span {
+        assert!(slot < self.poisoned.len(), "a buffer that exists");
+        // SAFETY: within the allocation.
+        let base = unsafe { self.base.add(slot * self.slot_bytes) };
+        Span {
+            base,
+            len: self.slot_bytes,
+        }
+    }
+
+    /// The first `len` bytes of a buffer.
+    #[must_use]
+    pub fn bytes(&self, slot: usize, len: usize) -> &[u8] {
+        let span = self.span(slot);
+        assert!(len <= span.len, "within the buffer");
+        // SAFETY: within the allocation, and no device is running while the world looks at it.
+        unsafe { std::slice::from_raw_parts(span.base, len) }
+    }
+
+    /// The first `len` bytes of a buffer, to be changed.
+    pub fn bytes_mut(&mut self, slot: usize, len: usize) -> &mut [u8] {
+        let span = self.span(slot);
+        assert!(len <= span.len, "within the buffer");
+        // SAFETY: as in `bytes`, and `self` is borrowed for it.
+        unsafe { std::slice::from_raw_parts_mut(span.base, len) }
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        let memory = std::ptr::slice_from_raw_parts_mut(self.base, self.bytes);
+        // SAFETY: made by `Box::into_raw` of a slice of this length, and dropped once. The world drops its devices, which
+        // hold spans, or cuts their power, before its buffers.
+        drop(unsafe { Box::from_raw(memory) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_to_a_free_buffer_is_found_at_the_next_take() {
+        let mut buffers = Buffers::new(2, 4096);
+        assert!(buffers.take(1));
+        buffers.bytes_mut(1, 4096).fill(7);
+        buffers.poison(1, 4096);
+        assert!(buffers.bytes(1, 4096).iter().all(|&byte| byte == POISON));
+        assert!(buffers.take(1));
+        buffers.poison(1, 100);
+        // SAFETY: within the buffer, as a late device would.
+        unsafe { *buffers.span(1).base.add(99) = 1 };
+        assert!(!buffers.take(1));
+    }
+}

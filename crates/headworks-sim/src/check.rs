@@ -1,0 +1,166 @@
+//! The rules beside the oracle's: which errors an answer may bear, what must be back when all is quiet, and how a broken rule
+//! is told.
+
+use std::fmt;
+
+use headworks_core::{Bio, BioFlags, DeviceId, Instant, IoError, Op, Shard, Status};
+
+use crate::oracle::Violation;
+use crate::scenario::Scenario;
+
+/// A run that broke a rule.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The scenario's seed.
+    pub seed: u64,
+    /// When, in virtual time.
+    pub at: Instant,
+    /// What.
+    pub violation: Violation,
+    /// What happened to the place, or the last that happened at all, oldest first.
+    pub history: Vec<String>,
+    /// Where everything stood.
+    pub state: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "broken: {}", self.violation.rule)?;
+        writeln!(
+            f,
+            "  seed {}, at {} ns: {}",
+            self.seed, self.at.0, self.violation.detail
+        )?;
+        if let Some((volume, offset)) = self.violation.place {
+            writeln!(f, "  volume {volume}, byte {offset}; what happened there:")?;
+        }
+        for line in &self.history {
+            writeln!(f, "    {line}")?;
+        }
+        write!(f, "{}", self.state)
+    }
+}
+
+/// A violation that is not about a place.
+#[must_use]
+pub fn violation(rule: &'static str, detail: impl Into<String>) -> Violation {
+    Violation {
+        rule,
+        detail: detail.into(),
+        place: None,
+    }
+}
+
+/// Whether `bio` may be answered with `status`: an error needs a cause, and what is malformed must not succeed.
+///
+/// # Errors
+/// The rule that the answer breaks.
+pub fn check_status(
+    scenario: &Scenario,
+    bio: &Bio,
+    malformed: bool,
+    faulty: bool,
+    status: Status,
+) -> Result<(), Violation> {
+    let volume = &scenario.volumes[usize::from(bio.id.volume.0)];
+    let detail = || format!("{bio:?} was answered {status:?}");
+    if volume.options.read_only && bio.op.is_write() {
+        return match status {
+            Err(IoError::ReadOnly) => Ok(()),
+            _ => Err(violation("a read-only volume is not changed", detail())),
+        };
+    }
+    if malformed {
+        return match status {
+            Err(IoError::Invalid | IoError::NoSpace) => Ok(()),
+            _ => Err(violation("a malformed bio is refused", detail())),
+        };
+    }
+    let Err(error) = status else {
+        return check_success(scenario, bio, faulty);
+    };
+    let device = &scenario.devices[usize::from(volume.device.0)];
+    let (faults, queue) = (&device.faults, &device.config.queue);
+    let waits_for_flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::FUA);
+    let caused = match error {
+        IoError::Medium => {
+            faulty
+                && (faults.medium > 0 && bio.op != Op::Flush
+                    || bio.op != Op::Flush && faults.nothing > 0
+                    || waits_for_flush && (faults.flush > 0 || faults.late > 0)
+                    || faults.is_bad(bio.id.volume, Op::Read, bio.offset, bio.len))
+        }
+        IoError::NoSpace => faulty && faults.no_space > 0 && bio.op.is_write(),
+        IoError::TimedOut => faulty && faults.late > 0,
+        IoError::Unsupported => {
+            let unable = !queue.write_zeroes || faults.zeroes > 0;
+            bio.op == Op::WriteZeroes && bio.flags.contains(BioFlags::FAST_ZERO) && unable
+        }
+        IoError::NoMemory => scenario.tight,
+        IoError::Invalid | IoError::ReadOnly | IoError::Busy | IoError::ShutDown => false,
+    };
+    if caused {
+        return Ok(());
+    }
+    Err(violation("an error has a cause", detail()))
+}
+
+fn check_success(scenario: &Scenario, bio: &Bio, faulty: bool) -> Result<(), Violation> {
+    let device = scenario.volumes[usize::from(bio.id.volume.0)].device;
+    let device = &scenario.devices[usize::from(device.0)];
+    if faulty
+        && device
+            .faults
+            .is_bad(bio.id.volume, bio.op, bio.offset, bio.len)
+    {
+        return Err(violation(
+            "an error is never lost",
+            format!("{bio:?} touches the bad range and succeeded"),
+        ));
+    }
+    let fast = bio.op == Op::WriteZeroes && bio.flags.contains(BioFlags::FAST_ZERO);
+    if fast && !device.config.queue.write_zeroes {
+        return Err(violation(
+            "fast zeroing is fast or refused",
+            format!("{bio:?} succeeded on a device that cannot zero"),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether nothing is left in a shard that has nothing to do: slots, requests, tags, leases.
+///
+/// # Errors
+/// What leaked.
+pub fn check_quiet(scenario: &Scenario, shard: &Shard, number: u16) -> Result<(), Violation> {
+    const RULE: &str = "when all is answered, everything is back";
+    if shard.room() != scenario.bios_max {
+        let detail = format!(
+            "shard {number} has room for {} of {} bios",
+            shard.room(),
+            scenario.bios_max
+        );
+        return Err(violation(RULE, detail));
+    }
+    if !shard.is_quiet() {
+        return Err(violation(RULE, format!("shard {number} is not quiet")));
+    }
+    for (index, device) in scenario.devices.iter().enumerate() {
+        let all = device.config.queue.nr_requests;
+        let id = DeviceId(index as u16);
+        if let Some(free) = shard.tags_free(id)
+            && free != all
+        {
+            let detail = format!("device {index} on shard {number} has {free} of {all} tags free");
+            return Err(violation(RULE, detail));
+        }
+        if let Some(leased) = shard.tags_leased(id)
+            && leased != 0
+        {
+            let detail =
+                format!("shard {number} still holds {leased} leased tags of device {index}");
+            return Err(violation(RULE, detail));
+        }
+    }
+    Ok(())
+}

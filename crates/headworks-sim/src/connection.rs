@@ -1,0 +1,174 @@
+//! A frontend's connection: a job, its buffers, and what became of each bio.
+//!
+//! ```text
+//!   Free --submit--> Waiting --Final-----------------> Free (poisoned)
+//!                       `--Early--> Answered --Released--^
+//! ```
+//!
+//! A sequence is (count << 8 | slot), so it counts up and leads to its buffer without a search. Any answer that does not fit
+//! the picture is a violation.
+
+use headworks_core::{Bio, BioId, Op, ReplyStage, ShardId};
+
+use crate::buffers::Buffers;
+use crate::oracle::Ticket;
+use crate::workload::Job;
+
+/// Where a bio is, as its connection sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// Nobody's.
+    #[default]
+    Free,
+    /// Submitted.
+    Waiting,
+    /// Answered by time-out; its buffer is still out.
+    Answered,
+}
+
+/// A bio on its way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flight {
+    /// What was asked.
+    pub bio: Bio,
+    /// Where it is.
+    pub stage: Stage,
+    /// It must be refused.
+    pub malformed: bool,
+    /// The other shard that got it.
+    pub holder: Option<ShardId>,
+    /// The oracle's.
+    pub ticket: Ticket,
+}
+
+/// See the head of this file.
+pub struct Connection {
+    /// Its number, the same in every id.
+    pub id: u32,
+    /// The shard of its volume.
+    pub home: ShardId,
+    /// What it does.
+    pub job: Job,
+    /// Its memory, one buffer a slot.
+    pub buffers: Buffers,
+    /// By slot.
+    pub flights: Vec<Flight>,
+    /// The shard had no room when it wanted to submit.
+    pub starved: bool,
+    /// It will submit at a time already set, or is listed to.
+    pub planned: bool,
+    free: Vec<u8>,
+    count: u64,
+}
+
+impl Connection {
+    /// A connection for `job` on the shard `home`.
+    #[must_use]
+    pub fn new(id: u32, home: ShardId, job: Job) -> Self {
+        let depth = usize::from(job.options.depth);
+        assert!((1..=256).contains(&depth), "a slot fits 8 bits");
+        let largest = *job.options.sizes.iter().max().expect("four sizes");
+        Self {
+            id,
+            home,
+            buffers: Buffers::new(depth, largest as usize),
+            job,
+            flights: vec![Flight::default(); depth],
+            starved: false,
+            planned: false,
+            free: (0..depth as u16).rev().map(|slot| slot as u8).collect(),
+            count: 0,
+        }
+    }
+
+    /// Whether it has a bio to submit and a slot for it.
+    #[must_use]
+    pub fn can_submit(&self) -> bool {
+        self.job.left > 0 && !self.free.is_empty()
+    }
+
+    /// Bios that are not over.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.flights.len() - self.free.len()
+    }
+
+    /// Whether all its bios are over.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.job.left == 0 && self.in_flight() == 0
+    }
+
+    /// The next bio and its slot.
+    pub fn submit(&mut self) -> (Bio, usize, bool) {
+        let slot = self.free.pop().expect("asked only with a free slot");
+        self.count += 1;
+        let id = BioId {
+            connection: self.id,
+            volume: self.job.options.volume,
+            sequence: self.count << 8 | u64::from(slot),
+        };
+        let (bio, malformed) = self.job.next(id);
+        let slot = usize::from(slot);
+        self.flights[slot] = Flight {
+            bio,
+            stage: Stage::Waiting,
+            malformed,
+            ..Flight::default()
+        };
+        (bio, slot, malformed)
+    }
+
+    /// The slot of a bio in flight.
+    #[must_use]
+    pub fn slot(&self, id: BioId) -> Option<usize> {
+        let slot = (id.sequence & 0xff) as usize;
+        let flight = self.flights.get(slot)?;
+        (flight.stage != Stage::Free && flight.bio.id == id).then_some(slot)
+    }
+
+    /// Moves a bio on; `None` if this answer cannot come now.
+    pub fn answer(&mut self, slot: usize, stage: ReplyStage) -> Option<()> {
+        let flight = &mut self.flights[slot];
+        flight.stage = match (flight.stage, stage) {
+            (Stage::Waiting, ReplyStage::Final) => Stage::Free,
+            (Stage::Waiting, ReplyStage::Early) => Stage::Answered,
+            (Stage::Answered, ReplyStage::Released) => Stage::Free,
+            _ => return None,
+        };
+        if flight.stage == Stage::Free {
+            self.free.push(slot as u8);
+        }
+        Some(())
+    }
+
+    /// Poisons what nobody may use any longer.
+    pub fn poison(&mut self, slot: usize) {
+        let bio = self.flights[slot].bio;
+        if bio.op.has_data() {
+            self.buffers.poison(slot, bio.len);
+        }
+    }
+
+    /// The power failed: nothing comes back.
+    pub fn reset(&mut self) {
+        for slot in 0..self.flights.len() {
+            if self.flights[slot].stage != Stage::Free {
+                self.poison(slot);
+                self.flights[slot].stage = Stage::Free;
+                self.free.push(slot as u8);
+            }
+        }
+        self.job.left = 0;
+        (self.starved, self.planned) = (false, false);
+    }
+
+    /// Bytes of a bio's buffer that it uses.
+    #[must_use]
+    pub fn data_len(bio: &Bio) -> usize {
+        match bio.op {
+            Op::Read | Op::Write => bio.len as usize,
+            _ => 0,
+        }
+    }
+}

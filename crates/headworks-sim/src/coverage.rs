@@ -1,0 +1,149 @@
+//! What a run must have been through. A fault that never happened tested nothing, so a run that missed a point fails.
+
+use std::fmt::Write;
+
+/// Declares the points with the words that they are listed by.
+macro_rules! points {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
+        /// Something that a run can go through.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Point { $($(#[$doc])* #[doc = $text] $name,)+ }
+
+        impl Point {
+            /// Every point.
+            pub const ALL: &[Point] = &[$(Point::$name,)+];
+
+            /// What it is listed by.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Point::$name => $text,)+ }
+            }
+        }
+    };
+}
+
+points! {
+    Read = "bio: read",
+    Write = "bio: write",
+    WriteFua = "bio: write with FUA",
+    Flush = "bio: flush",
+    Discard = "bio: discard",
+    WriteZeroes = "bio: write-zeroes",
+    WriteZeroesFast = "bio: write-zeroes, fast or not at all",
+    Invalid = "bio: malformed, refused",
+    ReadOnly = "bio: write to a read-only volume, refused",
+    StageFinal = "reply: final",
+    StageEarly = "reply: early, by time-out",
+    StageReleased = "reply: released after early",
+    Hole = "reply: read of zeros without data",
+    ErrorMedium = "reply: input/output error",
+    ErrorNoSpace = "reply: no space",
+    ErrorTimedOut = "reply: timed out",
+    ErrorUnsupported = "reply: unsupported",
+    MessageBio = "message: bio",
+    MessageDone = "message: done",
+    MessageTagWant = "message: tag want",
+    MessageTagGrant = "message: tag grant",
+    MessageTagRevoke = "message: tag revoke",
+    MessageTagReturn = "message: tag return",
+    NoticeSuspect = "notice: suspect volume",
+    NoticeTimedOut = "notice: timed out",
+    NoticeShortRead = "notice: short read",
+    ControlAcknowledge = "control: acknowledge",
+    Timer = "timer came",
+    RequestMerged = "request: bios merged into one command",
+    RequestSplit = "request: bio split into several commands",
+    RequestWaited = "request: more bios than tags",
+    RequestRequeued = "request: refused and sent again",
+    RequestContinued = "request: short transfer continued",
+    DeviceFlush = "device: flush",
+    DeviceFua = "device: write with FUA",
+    DeviceDiscard = "device: discard",
+    DeviceWriteZeroes = "device: write-zeroes",
+    DeviceZerosAsData = "device: zeros written as data",
+    FaultBusy = "fault: refused",
+    FaultLate = "fault: late",
+    FaultMedium = "fault: input/output error by chance",
+    FaultNoSpace = "fault: no space",
+    FaultShort = "fault: short transfer",
+    FaultNothing = "fault: nothing transferred",
+    FaultFlush = "fault: failed flush",
+    FaultZeroes = "fault: write-zeroes not supported after all",
+    FaultBadRange = "fault: bad range",
+    PowerCut = "power cut",
+    PowerCutTorn = "power cut with commands in the device",
+    ShardsOne = "world: one shard",
+    ShardsTwo = "world: two shards",
+    ShardsFour = "world: four shards",
+    ModelImmediate = "device model: immediate",
+    ModelConstant = "device model: constant latency",
+    ModelSeek = "device model: seek",
+}
+
+/// How often each point was passed.
+#[derive(Clone, Debug)]
+pub struct Coverage(Vec<u64>);
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self(vec![0; Point::ALL.len()])
+    }
+}
+
+impl Coverage {
+    /// `point` was passed.
+    #[inline]
+    pub fn hit(&mut self, point: Point) {
+        self.0[point as usize] += 1;
+    }
+
+    /// `point` was passed `times` times.
+    pub fn add(&mut self, point: Point, times: u64) {
+        self.0[point as usize] += times;
+    }
+
+    /// How often.
+    #[must_use]
+    pub fn count(&self, point: Point) -> u64 {
+        self.0[point as usize]
+    }
+
+    /// Another run's passes count too.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a += b);
+    }
+
+    /// What of `points` was never passed.
+    #[must_use]
+    pub fn missed<'a>(&self, points: impl IntoIterator<Item = &'a Point>) -> Vec<Point> {
+        let points = points.into_iter().copied();
+        points.filter(|&point| self.count(point) == 0).collect()
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        for &point in Point::ALL {
+            writeln!(text, "{:>12}  {}", self.count(point), point.name())
+                .expect("a string takes everything");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_missed_is_named() {
+        let (mut a, mut b) = (Coverage::default(), Coverage::default());
+        a.hit(Point::Read);
+        b.hit(Point::Write);
+        a.merge(&b);
+        let missed = a.missed(&[Point::Read, Point::Write, Point::Flush]);
+        assert_eq!(missed, [Point::Flush]);
+        assert_eq!(Point::ALL.len(), a.table().lines().count());
+    }
+}

@@ -1,0 +1,580 @@
+//! A disk in virtual time over real bytes: an ordinary [`Device`] that is as unkind as devices may be.
+//!
+//! ```text
+//!  submit --refused--> Busy
+//!     | draws a fault, the end (`timing`), up to 4 pieces and a time for each
+//!     v
+//!  piece .. piece .. piece (each copies its bytes at its own time, from or to the caller's span)
+//!     `--> end: durable if FUA or write-through; answered
+//! ```
+//!
+//! Because bytes move at seeded times between submission and answer, whoever changes a buffer meanwhile, or frees it, shows
+//! in the data. The disk also checks that the commands keep to what it was said to take (`limits`). Invariant: each command
+//! is answered once, after its last piece (but for a [`Defect`]).
+
+mod faults;
+mod limits;
+mod null;
+mod store;
+mod timing;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use headworks::device::{Batch, Command, Device, DeviceIo};
+use headworks::memory::Span;
+use headworks_core::prng::Prng;
+use headworks_core::{
+    BioFlags, Completion, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
+};
+
+pub use faults::{BadRange, Defect, Fault, Faults};
+pub use null::NullDisk;
+pub use store::Store;
+pub use timing::Model;
+
+use crate::events::Events;
+use crate::pattern::SECTOR;
+use store::Replaced;
+use timing::Timing;
+
+/// A file of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskFile {
+    /// The volume it holds.
+    pub volume: VolumeId,
+    /// Bytes.
+    pub size: u64,
+    /// Commands must be aligned to this.
+    pub block_size: u32,
+    /// Nothing may change it.
+    pub read_only: bool,
+}
+
+/// What a disk is made from.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// What the path was told that this disk takes.
+    pub queue: QueueOptions,
+    /// Its files.
+    pub files: Vec<DiskFile>,
+    /// How fast it is.
+    pub model: Model,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What it lies about.
+    pub defect: Defect,
+    /// Its stream of chance.
+    pub seed: u64,
+}
+
+/// What a disk did, for coverage and tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiskCounters {
+    /// Commands started, by operation.
+    pub commands: [u64; Op::COUNT],
+    /// Faults that happened, by kind.
+    pub faults: [u64; Fault::COUNT],
+    /// Answers "all zeros".
+    pub holes: u64,
+    /// Commands in the device when the power failed.
+    pub torn: u64,
+    /// Lies told.
+    pub lies: u64,
+    /// Commands that came again after they were refused.
+    pub requeued: u64,
+    /// Commands that went on where a short transfer had ended.
+    pub continued: u64,
+    /// Writes with FUA.
+    pub fua: u64,
+    /// Writes of zeros without data.
+    pub zeros_as_data: u64,
+}
+
+/// A disk, shared between the executor that drives it and the world that cuts its power.
+#[derive(Clone)]
+pub struct SharedDisk(Arc<Mutex<Disk>>);
+
+impl SharedDisk {
+    /// A new disk of zeros.
+    #[must_use]
+    pub fn new(options: DiskOptions) -> Self {
+        Self(Arc::new(Mutex::new(Disk::new(options))))
+    }
+
+    /// The disk itself. One thread runs the world, so nobody waits here.
+    pub fn lock(&self) -> MutexGuard<'_, Disk> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device for SharedDisk {
+    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+        let mut disk = self.lock();
+        for command in batch.commands {
+            // The caller's promise about the spans is what `Disk::run_piece` relies on until the command is answered.
+            disk.start(now, command, batch.spans_of(command), io.completions);
+        }
+    }
+
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        self.lock().advance(now, io.completions);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.lock().events.next_at()
+    }
+}
+
+/// See the head of this file.
+pub struct Disk {
+    options: DiskOptions,
+    /// By volume id.
+    files: Vec<Option<Store>>,
+    /// First sector of each file on the platters.
+    places: Vec<u64>,
+    timing: Timing,
+    events: Events<Step>,
+    held: Vec<Held>,
+    free: Vec<u32>,
+    /// By the slot of the request.
+    last: Vec<Last>,
+    prng: Prng,
+    /// Counts what happens, so that "before" is never a matter of equal times.
+    tick: u64,
+    flushes_held: u32,
+    faulty: bool,
+    counters: DiskCounters,
+    broken: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Piece { slot: u32, first: u32, end: u32 },
+    End { slot: u32 },
+    Again { id: RequestId, transferred: u32 },
+}
+
+/// What became of the last command of a request's slot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Last {
+    generation: u32,
+    fault: Option<Fault>,
+    next: u64,
+}
+
+/// A command in the disk.
+struct Held {
+    command: Command,
+    spans: Vec<Span>,
+    submitted: u64,
+    expires: Instant,
+    status: Status,
+    transferred: u32,
+    /// Answers "all zeros" if so at the end; its bytes move only then.
+    may_be_hole: bool,
+    in_use: bool,
+}
+
+impl Disk {
+    fn new(options: DiskOptions) -> Self {
+        let count = options
+            .files
+            .iter()
+            .map(|file| usize::from(file.volume.0) + 1)
+            .max()
+            .unwrap_or(0);
+        let mut files: Vec<Option<Store>> = (0..count).map(|_| None).collect();
+        let (mut places, mut next_place) = (vec![0; count], 0);
+        for file in &options.files {
+            files[usize::from(file.volume.0)] = Some(Store::new(file.size));
+            places[usize::from(file.volume.0)] = next_place;
+            next_place += file.size / SECTOR as u64;
+        }
+        Self {
+            timing: Timing::new(options.model),
+            prng: Prng::new(options.seed),
+            files,
+            places,
+            events: Events::with_capacity(1024),
+            held: Vec::with_capacity(256),
+            free: Vec::with_capacity(256),
+            last: Vec::with_capacity(1024),
+            tick: 1,
+            flushes_held: 0,
+            faulty: true,
+            counters: DiskCounters::default(),
+            broken: None,
+            options,
+        }
+    }
+
+    /// What it did.
+    #[must_use]
+    pub fn counters(&self) -> &DiskCounters {
+        &self.counters
+    }
+
+    /// The first command that it should never have been given, if there was one.
+    #[must_use]
+    pub fn broken(&self) -> Option<&str> {
+        self.broken.as_deref()
+    }
+
+    /// Commands in it.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.held.len() - self.free.len()
+    }
+
+    /// Whether faults happen from now on.
+    pub fn set_faulty(&mut self, faulty: bool) {
+        self.faulty = faulty;
+    }
+
+    /// The power fails and comes back: commands are gone, unflushed sectors survive by coin.
+    pub fn cut(&mut self, now: Instant) {
+        self.counters.torn += self.in_flight() as u64;
+        self.events.clear();
+        self.held.clear();
+        self.free.clear();
+        self.flushes_held = 0;
+        self.timing.reset(now);
+        for store in self.files.iter_mut().flatten() {
+            store.cut(&mut self.prng);
+        }
+    }
+
+    fn start(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        spans: &[Span],
+        completions: &mut Vec<Completion>,
+    ) {
+        self.check(now, command, spans);
+        self.count(command, spans);
+        let fault = self.draw_fault(command);
+        if let Some(fault) = fault {
+            self.counters.faults[fault as usize] += 1;
+        }
+        if fault == Some(Fault::Busy) || self.file(command).is_none() {
+            self.remember(command, Some(Fault::Busy), 0);
+            completions.push(Completion {
+                id: command.id,
+                transferred: 0,
+                status: Err(IoError::Busy),
+                hole: false,
+            });
+            return;
+        }
+        self.counters.commands[command.op as usize] += 1;
+        let (status, transferred) = self.outcome(command, fault);
+        self.remember(command, fault, transferred);
+        let slot = self.hold(now, command, spans, status, transferred);
+        let end = self.end_time(now, command, fault);
+        self.plan(now, end, slot);
+        self.answer_again(end, command);
+        self.advance(now, completions);
+    }
+
+    /// Counts what the command is to the one that its slot sent before.
+    fn count(&mut self, command: &Command, spans: &[Span]) {
+        let counters = &mut self.counters;
+        counters.fua += u64::from(command.flags.contains(BioFlags::FUA));
+        counters.zeros_as_data += u64::from(command.op == Op::Write && spans.is_empty());
+        if let Some(last) = self.last.get(command.id.slot as usize)
+            && last.generation.wrapping_add(1) == command.id.generation
+        {
+            counters.requeued += u64::from(last.fault == Some(Fault::Busy));
+            counters.continued +=
+                u64::from(last.fault == Some(Fault::Short) && last.next == command.offset);
+        }
+    }
+
+    fn remember(&mut self, command: &Command, fault: Option<Fault>, transferred: u32) {
+        let slot = command.id.slot as usize;
+        if self.last.len() <= slot {
+            self.last.resize(slot + 1, Last::default());
+        }
+        self.last[slot] = Last {
+            generation: command.id.generation,
+            fault,
+            next: command.offset + u64::from(transferred),
+        };
+    }
+
+    fn draw_fault(&mut self, command: &Command) -> Option<Fault> {
+        let faults = &self.options.faults;
+        if !self.faulty {
+            return None;
+        }
+        let drawn = faults.draw(command.op, &mut self.prng);
+        let bad = faults.is_bad(command.volume, command.op, command.offset, command.len);
+        // A refused command touches nothing, bad or not.
+        if bad && drawn != Some(Fault::Busy) {
+            return Some(Fault::BadRange);
+        }
+        // A short transfer needs something to leave out.
+        if drawn == Some(Fault::Short) && command.len <= self.block_size(command) {
+            return None;
+        }
+        drawn
+    }
+
+    /// How the command will end, and how many bytes from its start take effect.
+    fn outcome(&mut self, command: &Command, fault: Option<Fault>) -> (Status, u32) {
+        let block = self.block_size(command);
+        let part = self.prng.below(u64::from(command.len / block).max(1)) as u32 * block;
+        match fault {
+            Some(Fault::Medium | Fault::BadRange) => (Err(IoError::Medium), part),
+            Some(Fault::NoSpace) => (Err(IoError::NoSpace), part),
+            Some(Fault::Flush) => (Err(IoError::Medium), 0),
+            Some(Fault::Zeroes) => (Err(IoError::Unsupported), 0),
+            Some(Fault::Nothing) => (Ok(()), 0),
+            Some(Fault::Short) => (Ok(()), part.max(block)),
+            Some(Fault::Busy | Fault::Late) | None => (Ok(()), command.len),
+        }
+    }
+
+    fn hold(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        spans: &[Span],
+        status: Status,
+        transferred: u32,
+    ) -> u32 {
+        self.tick += 1;
+        let hole_ok = command.op == Op::Read && command.flags.contains(BioFlags::HOLE_OK);
+        let slot = self.free.pop().unwrap_or(self.held.len() as u32);
+        let old_spans = self
+            .held
+            .get_mut(slot as usize)
+            .map(|held| std::mem::take(&mut held.spans));
+        let mut held = Held {
+            command: *command,
+            spans: old_spans.unwrap_or_default(),
+            submitted: self.tick,
+            expires: now.after(self.options.queue.io_timeout_ns),
+            status,
+            transferred,
+            may_be_hole: hole_ok && status.is_ok() && self.prng.below(2) == 0,
+            in_use: true,
+        };
+        held.spans.clear();
+        held.spans.extend_from_slice(spans);
+        self.flushes_held += u32::from(command.op == Op::Flush);
+        match self.held.get_mut(slot as usize) {
+            Some(place) => *place = held,
+            None => self.held.push(held),
+        }
+        slot
+    }
+
+    fn end_time(&mut self, now: Instant, command: &Command, fault: Option<Fault>) -> Instant {
+        let place = self.places[usize::from(command.volume.0)] + command.offset / SECTOR as u64;
+        let sectors = u64::from(command.len) / SECTOR as u64;
+        let end = self.timing.finish(now, place, sectors, &mut self.prng);
+        match fault {
+            Some(Fault::Late) => {
+                let timeout = self.options.queue.io_timeout_ns;
+                end.after(timeout + self.prng.below(2 * timeout))
+            }
+            _ => end,
+        }
+    }
+
+    /// Cuts the command into pieces and gives each its time.
+    fn plan(&mut self, now: Instant, end: Instant, slot: u32) {
+        let held = &self.held[slot as usize];
+        let (len, op) = (held.transferred, held.command.op);
+        let span = end.since(now);
+        if len > 0 && op != Op::Flush && !held.may_be_hole {
+            let most = if span == 0 { 1 } else { 4 };
+            let sectors = len / SECTOR as u32;
+            let pieces = self.prng.between(1, u64::from(sectors.clamp(1, most))) as u32;
+            for piece in 0..pieces {
+                let at = |n: u32| (u64::from(sectors) * u64::from(n) / u64::from(pieces)) as u32;
+                let (first, end) = (at(piece) * SECTOR as u32, at(piece + 1) * SECTOR as u32);
+                let when = now.after(self.prng.below(span + 1));
+                self.events.push(when, Step::Piece { slot, first, end });
+            }
+        }
+        self.events.push(end, Step::End { slot });
+    }
+
+    /// A device that answers twice puts the second answer some time after the first.
+    fn answer_again(&mut self, end: Instant, command: &Command) {
+        if self.options.defect != Defect::AnswersTwice || self.prng.below(8) != 0 {
+            return;
+        }
+        self.counters.lies += 1;
+        let again = Step::Again {
+            id: command.id,
+            transferred: command.len,
+        };
+        let after = self.prng.below(50_000);
+        self.events.push(end.after(after), again);
+    }
+
+    /// Does everything that is due.
+    fn advance(&mut self, now: Instant, completions: &mut Vec<Completion>) {
+        while let Some((_, step)) = self.events.pop_due(now) {
+            match step {
+                Step::Piece { slot, first, end } => self.run_piece(slot, first, end),
+                Step::End { slot } => completions.extend(self.end(slot)),
+                Step::Again { id, transferred } => completions.push(Completion {
+                    id,
+                    transferred,
+                    status: Ok(()),
+                    hole: false,
+                }),
+            }
+        }
+    }
+
+    /// Moves the bytes `first..end` of a command.
+    fn run_piece(&mut self, slot: u32, first: u32, end: u32) {
+        let held = &self.held[slot as usize];
+        let command = held.command;
+        let (offset, len) = (command.offset + u64::from(first), (end - first) as usize);
+        let store = self.files[usize::from(command.volume.0)]
+            .as_mut()
+            .expect("checked when it was started");
+        if command.op == Op::Read {
+            let bytes = store.read(offset, len);
+            each_span(&held.spans, first as usize, len, |at, span| {
+                // SAFETY: spans are valid and ours until the command is answered, by the promise of `Device::submit`.
+                unsafe {
+                    span.base
+                        .copy_from_nonoverlapping(bytes[at..at + span.len].as_ptr(), span.len);
+                }
+            });
+            return;
+        }
+        // A discard may as well do nothing.
+        if command.op == Op::Discard && self.prng.below(4) == 0 {
+            return;
+        }
+        let (flushing, prng) = (self.flushes_held > 0, &mut self.prng);
+        let replaced = || match flushing || prng.below(4) == 0 {
+            true => Replaced::Kept,
+            false => Replaced::Lost,
+        };
+        let bytes = store.write(offset, len, held.submitted, replaced);
+        if command.op != Op::Write || held.spans.is_empty() {
+            bytes.fill(0);
+            return;
+        }
+        each_span(&held.spans, first as usize, len, |at, span| {
+            // SAFETY: as above.
+            unsafe {
+                span.base
+                    .copy_to_nonoverlapping(bytes[at..at + span.len].as_mut_ptr(), span.len);
+            }
+        });
+    }
+
+    fn end(&mut self, slot: u32) -> Option<Completion> {
+        self.tick += 1;
+        let held = &mut self.held[slot as usize];
+        let command = held.command;
+        held.in_use = false;
+        let (status, transferred) = (held.status, held.transferred);
+        let (may_be_hole, submitted) = (held.may_be_hole, held.submitted);
+        self.free.push(slot);
+        let mut hole = false;
+        if command.op == Op::Flush {
+            self.flushes_held -= 1;
+            self.end_flush(status, submitted);
+        } else {
+            if may_be_hole {
+                hole = self.end_hole(slot, transferred);
+            }
+            self.end_data(&command, submitted, transferred);
+        }
+        let too_much = self.options.defect == Defect::ClaimsTooMuch
+            && command.op.has_data()
+            && self.prng.below(8) == 0;
+        self.counters.lies += u64::from(too_much);
+        let claimed = transferred + u32::from(too_much) * (1 << 20);
+        Some(Completion {
+            id: command.id,
+            transferred: if status.is_ok() { claimed } else { 0 },
+            status,
+            hole,
+        })
+    }
+
+    fn end_flush(&mut self, status: Status, submitted: u64) {
+        if status.is_err() || self.options.defect == Defect::SkipsFlush {
+            return;
+        }
+        for store in self.files.iter_mut().flatten() {
+            store.flush(submitted, &mut self.prng);
+        }
+    }
+
+    fn end_hole(&mut self, slot: u32, transferred: u32) -> bool {
+        let command = &self.held[slot as usize].command;
+        let store = self.files[usize::from(command.volume.0)].as_ref();
+        let zeros = store.is_some_and(|store| {
+            let bytes = store.read(command.offset, transferred as usize);
+            bytes.iter().all(|&byte| byte == 0)
+        });
+        if zeros {
+            self.counters.holes += 1;
+        } else {
+            self.run_piece(slot, 0, transferred);
+        }
+        zeros
+    }
+
+    fn end_data(&mut self, command: &Command, writer: u64, transferred: u32) {
+        if !command.op.is_write() {
+            return;
+        }
+        let fua = command.flags.contains(BioFlags::FUA) && self.options.queue.fua;
+        let durable = match self.options.defect {
+            Defect::SkipsFua => !self.options.queue.write_cache,
+            _ => fua || !self.options.queue.write_cache,
+        };
+        let store = self.files[usize::from(command.volume.0)]
+            .as_mut()
+            .expect("checked when it was started");
+        store.complete(command.offset, transferred as usize, writer, self.tick);
+        if durable {
+            store.persist(command.offset, transferred as usize);
+        }
+    }
+
+    fn file(&self, command: &Command) -> Option<&DiskFile> {
+        let mut files = self.options.files.iter();
+        files.find(|file| file.volume == command.volume)
+    }
+
+    fn block_size(&self, command: &Command) -> u32 {
+        self.file(command)
+            .map_or(SECTOR as u32, |file| file.block_size)
+            .max(SECTOR as u32)
+    }
+}
+
+/// Calls `each` with the parts of the spans that hold the bytes `first..first + len` of a command, and where in these each
+/// part starts.
+fn each_span(spans: &[Span], first: usize, len: usize, mut each: impl FnMut(usize, Span)) {
+    let (mut at, end) = (0, first + len);
+    for span in spans {
+        let (from, to) = (first.max(at), end.min(at + span.len));
+        if from < to {
+            // SAFETY: `from` lies within this span.
+            let base = unsafe { span.base.add(from - at) };
+            let part = Span {
+                base,
+                len: to - from,
+            };
+            each(from - first, part);
+        }
+        at += span.len;
+    }
+}

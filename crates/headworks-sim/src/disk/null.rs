@@ -1,0 +1,52 @@
+//! A disk that keeps nothing and answers in order after a constant time: what is left is the cost of the path and the world.
+
+use std::collections::VecDeque;
+
+use headworks::device::{Batch, Device, DeviceIo};
+use headworks_core::{Completion, Instant, RequestId};
+
+/// See the head of this file.
+pub struct NullDisk {
+    latency_ns: u64,
+    flying: VecDeque<(Instant, RequestId, u32)>,
+}
+
+impl NullDisk {
+    /// A disk that answers after `latency_ns`, at once if 0, with room for `depth` commands.
+    #[must_use]
+    pub fn new(latency_ns: u64, depth: usize) -> Self {
+        Self {
+            latency_ns,
+            flying: VecDeque::with_capacity(depth),
+        }
+    }
+}
+
+impl Device for NullDisk {
+    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+        let at = now.after(self.latency_ns);
+        let commands = batch.commands.iter();
+        self.flying
+            .extend(commands.map(|command| (at, command.id, command.len)));
+        self.on_timeout(now, io);
+    }
+
+    fn on_timeout(&mut self, now: Instant, io: &mut DeviceIo<'_>) {
+        while let Some(&(at, id, transferred)) = self.flying.front() {
+            if at > now {
+                return;
+            }
+            self.flying.pop_front();
+            io.completions.push(Completion {
+                id,
+                transferred,
+                status: Ok(()),
+                hole: false,
+            });
+        }
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.flying.front().map(|&(at, ..)| at)
+    }
+}

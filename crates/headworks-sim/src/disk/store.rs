@@ -1,0 +1,218 @@
+//! The bytes of one file behind a volatile write cache: what reads see, and what a power cut leaves.
+//!
+//! ```text
+//!   write --sampled--> cache (reads see it) --completed--> counted by a later flush --flush, FUA, chance--> durable
+//!                        `---------------- power cut: each sector by coin ----------------------------------^
+//! ```
+//!
+//! The model is as unkind as the contract allows: a flush makes durable what was *completed when it was submitted*, of the
+//! rest a coin decides; an overwritten version may have reached the medium before; a cut tears between sectors.
+//! Invariant: a sector that is not dirty is the same in cache and on the medium.
+
+use headworks_core::prng::Prng;
+
+use crate::pattern::SECTOR;
+
+/// One file.
+#[derive(Debug)]
+pub struct Store {
+    cache: Vec<u8>,
+    durable: Vec<u8>,
+    sectors: Vec<Sector>,
+    dirty: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sector {
+    /// The command that wrote it last.
+    writer: u64,
+    /// The tick at which that command completed; `IN_FLIGHT` before.
+    done: u64,
+    dirty: bool,
+}
+
+const IN_FLIGHT: u64 = u64::MAX;
+
+/// Whether the version that a write replaces reaches the medium before it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replaced {
+    /// It does: a flush that counts it is under way, or the cache happened to write it out.
+    Kept,
+    /// It is gone.
+    Lost,
+}
+
+impl Store {
+    /// A file of `size` zero bytes.
+    #[must_use]
+    pub fn new(size: u64) -> Self {
+        let size = usize::try_from(size).expect("simulated volumes fit in memory");
+        assert!(size.is_multiple_of(SECTOR), "whole sectors");
+        Self {
+            cache: vec![0; size],
+            durable: vec![0; size],
+            sectors: vec![Sector::default(); size / SECTOR],
+            dirty: Vec::with_capacity(size / SECTOR),
+        }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.cache.len() as u64
+    }
+
+    /// What reads of the range see.
+    #[must_use]
+    pub fn read(&self, offset: u64, len: usize) -> &[u8] {
+        &self.cache[offset as usize..offset as usize + len]
+    }
+
+    /// The cache's bytes of the range, about to be overwritten by command `writer`.
+    pub fn write(
+        &mut self,
+        offset: u64,
+        len: usize,
+        writer: u64,
+        mut replaced: impl FnMut() -> Replaced,
+    ) -> &mut [u8] {
+        let (first, count) = (offset as usize / SECTOR, len / SECTOR);
+        for index in first..first + count {
+            let sector = &mut self.sectors[index];
+            if sector.dirty {
+                if replaced() == Replaced::Kept {
+                    let at = index * SECTOR;
+                    self.durable[at..at + SECTOR].copy_from_slice(&self.cache[at..at + SECTOR]);
+                }
+            } else {
+                self.dirty.push(index as u32);
+            }
+            *sector = Sector {
+                writer,
+                done: IN_FLIGHT,
+                dirty: true,
+            };
+        }
+        &mut self.cache[offset as usize..offset as usize + len]
+    }
+
+    /// Command `writer` completed at `tick`: flushes submitted later count what is still its.
+    pub fn complete(&mut self, offset: u64, len: usize, writer: u64, tick: u64) {
+        let first = offset as usize / SECTOR;
+        for sector in &mut self.sectors[first..first + len / SECTOR] {
+            if sector.writer == writer && sector.dirty {
+                sector.done = tick;
+            }
+        }
+    }
+
+    /// Makes the range durable as it is.
+    pub fn persist(&mut self, offset: u64, len: usize) {
+        let range = offset as usize..offset as usize + len;
+        self.durable[range.clone()].copy_from_slice(&self.cache[range]);
+        let first = offset as usize / SECTOR;
+        let Self { sectors, dirty, .. } = self;
+        sectors[first..first + len / SECTOR]
+            .iter_mut()
+            .for_each(|sector| sector.dirty = false);
+        // Every dirty sector is listed once; what is listed must be dirty.
+        dirty.retain(|&index| sectors[index as usize].dirty);
+    }
+
+    /// A flush that was submitted at tick `submitted` ends.
+    pub fn flush(&mut self, submitted: u64, prng: &mut Prng) {
+        self.settle(|sector| sector.done < submitted || prng.next() & 1 == 0);
+    }
+
+    /// The power fails: each unflushed sector survives or not.
+    pub fn cut(&mut self, prng: &mut Prng) {
+        self.settle(|_| prng.next() & 1 == 0);
+        for index in std::mem::take(&mut self.dirty) {
+            let at = index as usize * SECTOR;
+            self.cache[at..at + SECTOR].copy_from_slice(&self.durable[at..at + SECTOR]);
+            self.sectors[index as usize].dirty = false;
+        }
+    }
+
+    /// Makes the dirty sectors durable that `persists` names.
+    fn settle(&mut self, mut persists: impl FnMut(&Sector) -> bool) {
+        let Self {
+            cache,
+            durable,
+            sectors,
+            dirty,
+        } = self;
+        dirty.retain(|&index| {
+            let sector = &mut sectors[index as usize];
+            if !persists(sector) {
+                return true;
+            }
+            let at = index as usize * SECTOR;
+            durable[at..at + SECTOR].copy_from_slice(&cache[at..at + SECTOR]);
+            sector.dirty = false;
+            false
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(store: &mut Store, sector: u64, byte: u8, writer: u64, replaced: Replaced) {
+        store
+            .write(sector * 512, SECTOR, writer, || replaced)
+            .fill(byte);
+    }
+
+    /// The bytes found after a cut over many coins: what may survive.
+    fn survivors(make: impl Fn(&mut Store, &mut Prng), sector: usize) -> Vec<u8> {
+        let mut seen: Vec<u8> = (0..64)
+            .map(|seed| {
+                let (mut store, mut prng) = (Store::new(2048), Prng::new(seed));
+                make(&mut store, &mut prng);
+                store.cut(&mut prng);
+                store.read(0, 2048)[sector * SECTOR]
+            })
+            .collect();
+        seen.sort_unstable();
+        seen.dedup();
+        seen
+    }
+
+    #[test]
+    fn a_cut_keeps_unflushed_sectors_by_coin_and_flushed_ones_always() {
+        let unflushed = |store: &mut Store, _: &mut Prng| write(store, 0, 1, 1, Replaced::Lost);
+        assert_eq!(survivors(unflushed, 0), [0, 1]);
+        let flushed = |store: &mut Store, prng: &mut Prng| {
+            write(store, 0, 1, 1, Replaced::Lost);
+            store.complete(0, SECTOR, 1, 10);
+            store.flush(11, prng);
+        };
+        assert_eq!(survivors(flushed, 0), [1]);
+    }
+
+    #[test]
+    fn a_flush_does_not_count_what_completed_after_its_submission() {
+        let late = |store: &mut Store, prng: &mut Prng| {
+            write(store, 0, 1, 1, Replaced::Lost);
+            store.complete(0, SECTOR, 1, 12);
+            store.flush(11, prng);
+        };
+        assert_eq!(survivors(late, 0), [0, 1]);
+    }
+
+    #[test]
+    fn a_replaced_version_that_was_kept_is_the_least_that_survives() {
+        let kept = |store: &mut Store, _: &mut Prng| {
+            write(store, 3, 1, 1, Replaced::Lost);
+            write(store, 3, 2, 2, Replaced::Kept);
+        };
+        assert_eq!(survivors(kept, 3), [1, 2]);
+        let forced = |store: &mut Store, _: &mut Prng| {
+            write(store, 3, 1, 1, Replaced::Lost);
+            store.persist(3 * 512, SECTOR);
+        };
+        assert_eq!(survivors(forced, 3), [1]);
+    }
+}

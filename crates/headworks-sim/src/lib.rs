@@ -1,0 +1,25 @@
+//! The world in virtual time: it drives the same `headworks_core::Shard` and the same `headworks::executor::Executor` as the
+//! server, over modelled disks with real bytes, and checks what they promise.
+//!
+//! Read `world` first (the loop), then `disk` (how unkind devices are), `oracle` (what the bytes may be) and `check` (the
+//! other rules). `scenario` draws a world from a seed, `smoke` runs many. Nothing here reads a clock, starts a thread, or
+//! does real I/O; a run is a function of its seed.
+
+pub mod buffers;
+pub mod check;
+pub mod connection;
+pub mod coverage;
+pub mod disk;
+pub mod events;
+pub mod oracle;
+pub mod pattern;
+pub mod scenario;
+pub mod smoke;
+pub mod wire;
+pub mod workload;
+pub mod world;
+
+pub use check::Failure;
+pub use scenario::Scenario;
+pub use smoke::Smoke;
+pub use world::{Outcome, run};

@@ -1,0 +1,120 @@
+//! What a sector written by the world looks like: who wrote it, where, and 496 bytes that follow from the two.
+//!
+//! ```text
+//!  word 0      word 1               words 2..64
+//!  version     volume<<48 | sector  mix(word 0, word 1) + i * K
+//! ```
+//!
+//! Version 0 is a sector of zeros. Every byte of a sector is checked, so a sector put in the wrong place, made of two
+//! versions, or poisoned shows as what it is.
+
+/// Bytes of a sector: the smallest thing a device writes whole.
+pub const SECTOR: usize = 512;
+/// What a buffer is filled with when it is given back.
+pub const POISON: u8 = 0xdb;
+
+const WORDS: usize = SECTOR / 8;
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// What was found in a sector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A whole sector of this version, at its place; 0 for zeros.
+    Version(u64),
+    /// A whole sector that belongs elsewhere.
+    Misplaced {
+        /// Its version.
+        version: u64,
+        /// Its volume.
+        volume: u16,
+        /// Its sector there.
+        sector: u64,
+    },
+    /// The pattern of a buffer that was given back.
+    Poison,
+    /// Anything else.
+    Garbage,
+}
+
+/// Fills `bytes`, one sector, as `version` of `sector` of `volume`.
+pub fn fill(bytes: &mut [u8], version: u64, volume: u16, sector: u64) {
+    assert!(version != 0, "version 0 is zeros");
+    let place = u64::from(volume) << 48 | sector;
+    let seed = seed(version, place);
+    let (words, rest) = bytes.as_chunks_mut::<8>();
+    assert!(words.len() == WORDS && rest.is_empty(), "one sector");
+    for (index, word) in words.iter_mut().enumerate() {
+        *word = seed.wrapping_add(index as u64 * STEP).to_le_bytes();
+    }
+    words[0] = version.to_le_bytes();
+    words[1] = place.to_le_bytes();
+}
+
+/// What `bytes`, one sector, is when read at `sector` of `volume`.
+#[must_use]
+pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
+    let (words, rest) = bytes.as_chunks::<8>();
+    assert!(words.len() == WORDS && rest.is_empty(), "one sector");
+    let (version, place) = (u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]));
+    if version == 0 {
+        let any = words.iter().fold(0, |any, w| any | u64::from_le_bytes(*w));
+        return if any == 0 {
+            Found::Version(0)
+        } else {
+            Found::Garbage
+        };
+    }
+    let seed = seed(version, place);
+    let differs = words.iter().enumerate().skip(2).fold(0, |any, (i, word)| {
+        any | (u64::from_le_bytes(*word) ^ seed.wrapping_add(i as u64 * STEP))
+    });
+    if differs != 0 {
+        let poison = bytes.iter().all(|&byte| byte == POISON);
+        return if poison {
+            Found::Poison
+        } else {
+            Found::Garbage
+        };
+    }
+    if place != (u64::from(volume) << 48 | sector) {
+        return Found::Misplaced {
+            version,
+            volume: (place >> 48) as u16,
+            sector: place & ((1 << 48) - 1),
+        };
+    }
+    Found::Version(version)
+}
+
+const fn seed(version: u64, place: u64) -> u64 {
+    let z = (version ^ place.rotate_left(29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sector_tells_what_it_is() {
+        let mut bytes = [0; SECTOR];
+        assert_eq!(identify(&bytes, 1, 2), Found::Version(0));
+        fill(&mut bytes, 77, 1, 2);
+        assert_eq!(identify(&bytes, 1, 2), Found::Version(77));
+        let elsewhere = Found::Misplaced {
+            version: 77,
+            volume: 1,
+            sector: 2,
+        };
+        assert_eq!(identify(&bytes, 1, 3), elsewhere);
+        for at in [0, 8, 16, 300, 511] {
+            let mut torn = bytes;
+            torn[at] ^= 1;
+            assert_ne!(identify(&torn, 1, 2), Found::Version(77), "byte {at}");
+        }
+        assert_eq!(identify(&[POISON; SECTOR], 1, 2), Found::Poison);
+        let mut dirt = [0; SECTOR];
+        dirt[511] = 1;
+        assert_eq!(identify(&dirt, 1, 2), Found::Garbage);
+    }
+}

@@ -1,0 +1,314 @@
+//! A world's options, drawn from one seed ("swarm"): every scenario turns other features on, so that rare combinations meet.
+//!
+//! Each part has its own stream, split from the seed by name: a new draw in one does not shift the others.
+
+use headworks_core::prng::Prng;
+use headworks_core::time::{MS, SEC, US};
+use headworks_core::{
+    DeviceConfig, DeviceId, NoMerges, Op, QueueOptions, ShardConfig, ShardId, VolumeConfig,
+    VolumeId, VolumeOptions,
+};
+
+use crate::disk::{BadRange, Defect, Faults, Model};
+use crate::workload::{JobOptions, Pattern};
+
+/// A device of the world.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceScenario {
+    /// Its place and queue, as the shards know it.
+    pub config: DeviceConfig,
+    /// How fast it is.
+    pub model: Model,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// What it lies about: only tests do that.
+    pub defect: Defect,
+}
+
+/// A defect of the world around the shards, for the tests that show that the checkers see it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WorldDefect {
+    /// None.
+    #[default]
+    None,
+    /// The frontend gives a write's buffer away as soon as it was submitted.
+    ReusesBuffers,
+    /// Grants of tags get lost between shards.
+    LosesGrants,
+}
+
+/// All that a world is made from.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Its seed.
+    pub seed: u64,
+    /// Shards.
+    pub shards: u16,
+    /// Bios in each shard at once.
+    pub bios_max: u32,
+    /// Some shard may have to refuse a bio for want of a slot.
+    pub tight: bool,
+    /// By device id.
+    pub devices: Vec<DeviceScenario>,
+    /// By volume id.
+    pub volumes: Vec<VolumeConfig>,
+    /// One connection each.
+    pub jobs: Vec<JobOptions>,
+    /// Most inputs of a turn.
+    pub turn_max: usize,
+    /// Most delay of a message.
+    pub message_delay_ns: u64,
+    /// After how many turns the power fails, if it does.
+    pub cut_after: Option<u64>,
+    /// How often the jobs run, each time with the power cut anew.
+    pub rounds: u32,
+    /// What is broken on purpose.
+    pub defect: WorldDefect,
+    /// Checks bytes, versions and buffers; without it only the path runs, for speed.
+    pub checked: bool,
+}
+
+impl Scenario {
+    /// The scenario of `seed`, on `shards` shards if given.
+    #[must_use]
+    pub fn draw(seed: u64, shards: Option<u16>) -> Self {
+        let root = Prng::new(seed);
+        let mut world = root.split("world");
+        let drawn = [1, 2, 4][world.below(3) as usize];
+        let shards = shards.unwrap_or(drawn);
+        let immediate_only = world.below(12) == 0;
+        let count = world.between(1, 3);
+        let mut prng = root.split("devices");
+        let devices: Vec<_> = (0..count)
+            .map(|_| draw_device(&mut prng, shards, immediate_only))
+            .collect();
+        let volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
+        let mut devices = devices;
+        draw_bad_ranges(&mut root.split("bad"), &mut devices, &volumes);
+        let mut prng = root.split("jobs");
+        let jobs: Vec<_> = (0..world.between(1, 6))
+            .map(|_| draw_job(&mut prng, &volumes))
+            .collect();
+        let depth: u32 = jobs.iter().map(|job| u32::from(job.depth)).sum();
+        let tight = world.below(8) == 0;
+        let rounds = world.between(1, 3) as u32;
+        Self {
+            seed,
+            shards,
+            bios_max: if tight {
+                (depth / 3).max(2)
+            } else {
+                depth.max(32) + 8
+            },
+            tight,
+            devices,
+            volumes,
+            jobs,
+            turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
+            message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
+            cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
+            rounds,
+            defect: WorldDefect::None,
+            checked: true,
+        }
+    }
+
+    /// The topology as `shard` gets it.
+    #[must_use]
+    pub fn shard_config(&self, shard: ShardId) -> ShardConfig {
+        ShardConfig {
+            id: shard,
+            shards: self.shards,
+            bios_max: self.bios_max,
+            devices: self.devices.iter().map(|device| device.config).collect(),
+            volumes: self.volumes.clone(),
+        }
+    }
+}
+
+fn draw_device(prng: &mut Prng, shards: u16, immediate: bool) -> DeviceScenario {
+    let model = draw_model(prng, immediate);
+    let queue = draw_queue(prng, model);
+    DeviceScenario {
+        config: DeviceConfig {
+            owner: ShardId(prng.below(shards.into()) as u16),
+            queue,
+        },
+        model,
+        faults: draw_faults(prng),
+        defect: Defect::None,
+    }
+}
+
+fn draw_model(prng: &mut Prng, immediate: bool) -> Model {
+    match prng.below(4) {
+        _ if immediate => Model::Immediate,
+        0 => Model::Seek {
+            settle_ns: prng.between(100 * US, 2 * MS),
+            stroke_ns: prng.between(1_000, 20_000),
+            turn_ns: 8_333_333,
+            track_sectors: prng.between(500, 3_000),
+        },
+        1 => Model::Immediate,
+        _ => Model::Constant {
+            latency_ns: prng.between(US, 200 * US),
+            jitter_ns: prng.between(0, 300 * US),
+            channels: prng.between(1, 64) as u8,
+        },
+    }
+}
+
+fn draw_queue(prng: &mut Prng, model: Model) -> QueueOptions {
+    let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
+    // Above what the slowest of our disks needs for a full queue of the largest commands: late means a fault.
+    let io_timeout_ns = match model {
+        Model::Seek { .. } => 60 * SEC,
+        _ => u64::from(pick(&[1, 5, 30])) * SEC,
+    };
+    QueueOptions {
+        nr_requests: pick(&[1, 2, 3, 7, 16, 62, 64, 256]),
+        queue_depth: pick(&[1, 2, 5, 16, 32, 128]),
+        max_sectors_kb: pick(&[4, 8, 12, 64, 128, 1280]),
+        max_segments: pick(&[1, 2, 5, 16, 128]) as u16,
+        max_segment_size: pick(&[4096, 12288, 65536, 32 << 20]),
+        nomerges: [NoMerges::MergeAll, NoMerges::OneHit, NoMerges::Never]
+            [pick(&[0, 0, 0, 1, 2]) as usize],
+        io_timeout_ns,
+        write_cache: pick(&[0, 1, 1, 1]) == 1,
+        fua: pick(&[0, 1]) == 1,
+        discard: pick(&[0, 1, 1]) == 1,
+        discard_granularity: pick(&[512, 4096, 65536]),
+        discard_max_bytes: pick(&[1 << 16, 1 << 18, 1 << 30]),
+        write_zeroes: pick(&[0, 1, 1]) == 1,
+        ..QueueOptions::default()
+    }
+}
+
+fn draw_faults(prng: &mut Prng) -> Faults {
+    let mut faults = Faults::default();
+    // A third of the devices is sound: there every answer must be a success.
+    if prng.below(3) == 0 {
+        return faults;
+    }
+    let mut rate = |odds: u64, most: u64| match prng.below(odds) {
+        0 => prng.between(1_000, most) as u32,
+        _ => 0,
+    };
+    faults.busy = rate(3, 300_000);
+    faults.late = rate(5, 10_000);
+    faults.medium = rate(4, 30_000);
+    faults.no_space = rate(6, 30_000);
+    faults.short = rate(3, 100_000);
+    faults.nothing = rate(8, 10_000);
+    faults.flush = rate(6, 60_000);
+    faults.zeroes = rate(4, 300_000);
+    faults
+}
+
+fn draw_volumes(prng: &mut Prng, shards: u16, devices: &[DeviceScenario]) -> Vec<VolumeConfig> {
+    let volumes = (0..prng.between(1, 4)).map(|_| {
+        let device = DeviceId(prng.below(devices.len() as u64) as u16);
+        let owner = devices[usize::from(device.0)].config.owner;
+        let home = match prng.below(2) {
+            0 => owner,
+            _ => ShardId(prng.below(shards.into()) as u16),
+        };
+        VolumeConfig {
+            home,
+            device,
+            options: VolumeOptions {
+                size: prng.between(4, 128) * 8192,
+                read_only: prng.below(12) == 0,
+                block_size: [512, 512, 1024, 4096][prng.below(4) as usize],
+            },
+        }
+    });
+    volumes.collect()
+}
+
+fn draw_bad_ranges(prng: &mut Prng, devices: &mut [DeviceScenario], volumes: &[VolumeConfig]) {
+    for (index, volume) in volumes.iter().enumerate() {
+        let faults = &mut devices[usize::from(volume.device.0)].faults;
+        // Mostly on devices without other errors, where a bio fails exactly if it touches the range.
+        let odds = if faults.medium > 0 { 16 } else { 5 };
+        if prng.below(odds) == 0 {
+            let blocks = volume.options.size / 4096;
+            let start = prng.below(blocks) * 4096;
+            faults.bad = Some(BadRange {
+                volume: VolumeId(index as u16),
+                start,
+                end: start + 4096,
+            });
+        }
+    }
+}
+
+fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
+    let volume = prng.below(volumes.len() as u64) as usize;
+    let options = &volumes[volume].options;
+    let block = u64::from(options.block_size);
+    let (start, end) = match prng.below(3) {
+        // A part of its own, or all of it.
+        0 => {
+            let start = prng.below(options.size / block / 2) * block;
+            (start, options.size)
+        }
+        1 => (0, (options.size / 4).next_multiple_of(block)),
+        _ => (0, options.size),
+    };
+    let largest = [block, 4096, 16_384, 65_536, 262_144][prng.below(5) as usize].max(block);
+    let mut size = || (prng.between(1, largest / block) * block) as u32;
+    let mut sizes = [size(), size(), size(), size()];
+    if largest <= 4096 || prng.below(2) == 0 {
+        sizes = [sizes[0]; 4];
+    }
+    let mut weights = [0; Op::COUNT];
+    for (op, most) in [
+        (Op::Read, 60),
+        (Op::Write, 60),
+        (Op::Flush, 8),
+        (Op::Discard, 10),
+        (Op::WriteZeroes, 10),
+    ] {
+        if prng.below(4) > 0 || op == Op::Write {
+            weights[op as usize] = prng.between(1, most) as u32;
+        }
+    }
+    let depth = [1, 2, 8, 32, 64, 128][prng.below(6) as usize];
+    JobOptions {
+        volume: VolumeId(volume as u16),
+        start,
+        end,
+        block_size: options.block_size.max(512),
+        // At most 4 MiB of buffers a job, so that a scenario stays cheap.
+        depth: depth.min(((4u64 << 20) / largest) as u16).max(1),
+        batch: [1, 4, 32][prng.below(3) as usize],
+        bios: prng.between(20, 600) as u32,
+        weights,
+        sizes,
+        pattern: [Pattern::Sequential, Pattern::Random, Pattern::Hot][prng.below(3) as usize],
+        fua: [0, 50_000, 400_000][prng.below(3) as usize],
+        flags: [0, 250_000, 500_000][prng.below(3) as usize],
+        malformed: [0, 0, 20_000][prng.below(3) as usize],
+        think_ns: [0, 0, 20 * US, 2 * MS][prng.below(4) as usize],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_seed_makes_a_valid_topology() {
+        for seed in 0..2_000 {
+            let scenario = Scenario::draw(seed, None);
+            for shard in 0..scenario.shards {
+                let config = scenario.shard_config(ShardId(shard));
+                assert_eq!(config.validate(), Ok(()), "seed {seed}");
+            }
+            for job in &scenario.jobs {
+                assert!(job.start < job.end && job.depth >= 1 && job.sizes.iter().all(|&s| s > 0));
+            }
+        }
+    }
+}

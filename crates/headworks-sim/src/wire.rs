@@ -1,0 +1,603 @@
+//! Everything around the shards: connections, messages on their way, the checkers. The executor speaks to it as [`Outlet`].
+//!
+//! Whatever breaks a rule is kept (the first only) and ends the run at the end of the step; nothing here panics on what a
+//! shard does.
+
+use headworks::engine::{DiskOp, DiskQueue};
+use headworks::executor::Outlet;
+use headworks::memory::Span;
+use headworks_core::prng::Prng;
+use headworks_core::{
+    Action, Actions, Bio, BioFlags, BioId, Control, Input, Instant, IoError, Message, Notice, Op,
+    ReplyStage, ShardId, Status, VolumeId,
+};
+
+use crate::check::{check_status, violation};
+use crate::connection::Connection;
+use crate::coverage::{Coverage, Point};
+use crate::events::Events;
+use crate::oracle::{Oracle, Violation};
+use crate::pattern::{POISON, SECTOR};
+use crate::scenario::{Scenario, WorldDefect};
+
+/// What the heap holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Happening {
+    /// A message arrives.
+    Deliver {
+        /// Who sent it.
+        from: ShardId,
+        /// Who gets it.
+        to: ShardId,
+        /// What.
+        message: Message,
+    },
+    /// A connection submits.
+    Issue {
+        /// Which.
+        connection: u32,
+    },
+    /// The operator looks at a failed flush.
+    Acknowledge {
+        /// On which volume.
+        volume: VolumeId,
+    },
+}
+
+/// A line of history.
+#[derive(Clone, Copy, Debug)]
+struct Line {
+    now: Instant,
+    bio: Bio,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Submitted,
+    Answered(Status, ReplyStage),
+}
+
+/// How much history is kept; what is told of it at most.
+const HISTORY: usize = 1 << 14;
+const TOLD: usize = 60;
+
+/// See the head of this file.
+pub struct Wire {
+    /// The scenario.
+    pub scenario: Scenario,
+    /// Virtual time.
+    pub now: Instant,
+    /// What comes.
+    pub events: Events<Happening>,
+    /// When each shard wants `Input::Timer`.
+    pub timers: Vec<Option<Instant>>,
+    /// The jobs' connections, then one per volume that verifies.
+    pub connections: Vec<Connection>,
+    /// Connections that may submit at once.
+    pub ready: Vec<u32>,
+    /// What each sector may hold.
+    pub oracle: Oracle,
+    /// What the run went through.
+    pub coverage: Coverage,
+    /// The first broken rule.
+    pub broken: Option<Violation>,
+    /// Faults happen at present.
+    pub faulty: bool,
+    /// Bios answered.
+    pub answered: u64,
+    /// Notices `UnknownCompletion`.
+    pub unknown_completions: u64,
+    /// Messages lost on purpose.
+    pub lost: u64,
+    /// Bios not over, by device.
+    pub outstanding: Vec<u32>,
+    /// Volumes whose flush failed: since which tick.
+    suspect: Vec<Option<u64>>,
+    /// When the last message between two shards arrives.
+    arrivals: Vec<Instant>,
+    delays: Prng,
+    history: Vec<Line>,
+    history_at: usize,
+}
+
+impl Wire {
+    /// Around the shards of `scenario`, with nothing going on.
+    #[must_use]
+    pub fn new(scenario: Scenario, connections: Vec<Connection>) -> Self {
+        let sizes: Vec<u64> = match scenario.checked {
+            true => scenario.volumes.iter().map(|v| v.options.size).collect(),
+            false => Vec::new(),
+        };
+        let shards = usize::from(scenario.shards);
+        Self {
+            now: Instant(0),
+            events: Events::with_capacity(4096),
+            timers: vec![None; shards],
+            ready: Vec::with_capacity(connections.len()),
+            connections,
+            oracle: Oracle::new(&sizes),
+            coverage: Coverage::default(),
+            broken: None,
+            faulty: true,
+            answered: 0,
+            unknown_completions: 0,
+            lost: 0,
+            outstanding: vec![0; scenario.devices.len()],
+            suspect: vec![None; scenario.volumes.len()],
+            arrivals: vec![Instant(0); shards * shards],
+            delays: Prng::new(scenario.seed).split("delays"),
+            history: Vec::with_capacity(if scenario.checked { HISTORY } else { 0 }),
+            history_at: 0,
+            scenario,
+        }
+    }
+
+    /// Keeps the first broken rule.
+    pub fn fail(&mut self, violation: Violation) {
+        self.broken.get_or_insert(violation);
+    }
+
+    /// The power failed: messages, timers and bios are gone.
+    pub fn cut(&mut self) {
+        self.events.clear();
+        self.ready.clear();
+        self.timers.fill(None);
+        self.suspect.fill(None);
+        self.outstanding.fill(0);
+        self.connections.iter_mut().for_each(Connection::reset);
+        self.oracle.cut();
+    }
+
+    /// A connection submits what it may, into its shard's `inbox`, as far as there is `room`.
+    pub fn issue(&mut self, connection: u32, mut room: usize, inbox: &mut Vec<Input>) {
+        let index = connection as usize;
+        self.connections[index].planned = false;
+        let batch = self.connections[index].job.next_batch();
+        for _ in 0..batch {
+            if !self.connections[index].can_submit() {
+                return;
+            }
+            if room == 0 {
+                self.connections[index].starved = true;
+                return;
+            }
+            room -= 1;
+            let bio = self.submit(index);
+            inbox.push(Input::Bio(bio));
+        }
+        self.plan(index);
+    }
+
+    fn submit(&mut self, index: usize) -> Bio {
+        let (bio, slot, malformed) = self.connections[index].submit();
+        let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
+        let outstanding = &mut self.outstanding[usize::from(device.0)];
+        *outstanding += 1;
+        if !self.scenario.checked {
+            return bio;
+        }
+        let tags = self.scenario.devices[usize::from(device.0)]
+            .config
+            .queue
+            .nr_requests;
+        if *outstanding > tags {
+            self.coverage.hit(Point::RequestWaited);
+        }
+        let connection = &mut self.connections[index];
+        if bio.op.has_data() && !connection.buffers.take(slot) {
+            self.broken.get_or_insert(violation(
+                "a buffer that was given back is left alone",
+                format!(
+                    "the buffer of {:?} was written to while it was free",
+                    bio.id
+                ),
+            ));
+        }
+        let refused = malformed || self.is_read_only(&bio);
+        let connection = &mut self.connections[index];
+        let bytes = connection
+            .buffers
+            .bytes_mut(slot, Connection::data_len(&bio));
+        if bio.op == Op::Read {
+            bytes.fill(POISON);
+        }
+        if !refused {
+            connection.flights[slot].ticket = self.oracle.submit(&bio, bytes);
+        }
+        self.note(bio, What::Submitted);
+        self.cover_bio(&bio, malformed);
+        bio
+    }
+
+    fn is_read_only(&self, bio: &Bio) -> bool {
+        let volume = &self.scenario.volumes[usize::from(bio.id.volume.0)];
+        volume.options.read_only && bio.op.is_write()
+    }
+
+    fn cover_bio(&mut self, bio: &Bio, malformed: bool) {
+        let point = match bio.op {
+            _ if malformed => Point::Invalid,
+            _ if self.is_read_only(bio) => Point::ReadOnly,
+            Op::Read => Point::Read,
+            Op::Write if bio.flags.contains(BioFlags::FUA) => Point::WriteFua,
+            Op::Write => Point::Write,
+            Op::Flush => Point::Flush,
+            Op::Discard => Point::Discard,
+            Op::WriteZeroes if bio.flags.contains(BioFlags::FAST_ZERO) => Point::WriteZeroesFast,
+            Op::WriteZeroes => Point::WriteZeroes,
+        };
+        self.coverage.hit(point);
+    }
+
+    /// Lets a connection submit again, now or after its pause.
+    fn plan(&mut self, index: usize) {
+        let connection = &mut self.connections[index];
+        if connection.planned || connection.starved || !connection.can_submit() {
+            return;
+        }
+        connection.planned = true;
+        let (id, pause) = (connection.id, connection.job.next_pause_ns());
+        if pause == 0 {
+            self.ready.push(id);
+        } else {
+            let issue = Happening::Issue { connection: id };
+            self.events.push(self.now.after(pause), issue);
+        }
+    }
+
+    /// All connections start.
+    pub fn start(&mut self) {
+        (0..self.connections.len()).for_each(|index| self.plan(index));
+    }
+
+    /// `shard` has room again: who had to wait for it goes on.
+    pub fn feed(&mut self, shard: ShardId) {
+        for index in 0..self.connections.len() {
+            let connection = &mut self.connections[index];
+            if connection.starved && connection.home == shard {
+                connection.starved = false;
+                connection.planned = true;
+                self.ready.push(connection.id);
+            }
+        }
+    }
+
+    /// An input for `shard` comes off the heap.
+    pub fn take_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
+        if let Message::Bio { bio, .. } = message {
+            let connection = &mut self.connections[bio.id.connection as usize];
+            match connection.slot(bio.id) {
+                Some(slot) => connection.flights[slot].holder = Some(to),
+                None => self.fail(violation(
+                    "a message is about a bio in flight",
+                    format!("shard {} sent {:?}, which is over", from.0, bio.id),
+                )),
+            }
+        }
+        Input::Message { from, message }
+    }
+
+    /// The operator acknowledges a failed flush.
+    pub fn acknowledge(&mut self, volume: VolumeId) -> Input {
+        self.suspect[usize::from(volume.0)] = None;
+        self.coverage.hit(Point::ControlAcknowledge);
+        Input::Control(Control::Acknowledge { volume })
+    }
+
+    /// Looks at what a shard decided, beside carrying it out.
+    pub fn cover_actions(&mut self, actions: &Actions) {
+        for action in &actions.list {
+            let Action::Submit(submit) = action else {
+                continue;
+            };
+            let segments = actions.segments_of(submit);
+            let Some(first) = segments.first() else {
+                continue;
+            };
+            if segments.iter().any(|segment| segment.bio != first.bio) {
+                self.coverage.hit(Point::RequestMerged);
+            }
+            let connection = &self.connections[first.bio.connection as usize];
+            let split = connection.slot(first.bio).is_some_and(|slot| {
+                first.offset == 0 && first.len < connection.flights[slot].bio.len
+            });
+            if split {
+                self.coverage.hit(Point::RequestSplit);
+            }
+        }
+    }
+
+    /// The defect of a frontend that gives buffers away too early.
+    pub fn reuse_buffers(&mut self, actions: &Actions) {
+        for action in &actions.list {
+            let Action::Submit(submit) = action else {
+                continue;
+            };
+            if submit.op != Op::Write {
+                continue;
+            }
+            for segment in actions.segments_of(submit) {
+                let connection = &mut self.connections[segment.bio.connection as usize];
+                if let Some(slot) = connection.slot(segment.bio) {
+                    let (start, end) = (segment.offset, segment.offset + segment.len);
+                    let bytes = connection.buffers.bytes_mut(slot, end as usize);
+                    bytes[start as usize..].fill(POISON);
+                }
+            }
+        }
+    }
+
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
+        const ONCE: &str = "every bio is answered exactly once";
+        let index = id.connection as usize;
+        let slot = self.connections.get(index).and_then(|c| c.slot(id));
+        let Some(slot) = slot else {
+            let detail = format!("{stage:?} {status:?} for {id:?}, which is not in flight");
+            return self.fail(violation(ONCE, detail));
+        };
+        let flight = self.connections[index].flights[slot];
+        if self.connections[index].answer(slot, stage).is_none() {
+            let detail = format!(
+                "{stage:?} {status:?} for {id:?}, which is {:?}",
+                flight.stage
+            );
+            return self.fail(violation(ONCE, detail));
+        }
+        self.answered += u64::from(stage != ReplyStage::Released);
+        if stage != ReplyStage::Early {
+            let device = self.scenario.volumes[usize::from(id.volume.0)].device;
+            self.outstanding[usize::from(device.0)] -= 1;
+        }
+        if self.scenario.checked {
+            self.note(flight.bio, What::Answered(status, stage));
+            self.cover_reply(status, hole, stage);
+            if let Err(violation) = self.check_reply(index, slot, status, hole, stage) {
+                self.fail(violation);
+            }
+            if stage != ReplyStage::Early {
+                self.connections[index].poison(slot);
+            }
+        }
+        self.plan(index);
+    }
+
+    fn check_reply(
+        &mut self,
+        index: usize,
+        slot: usize,
+        status: Status,
+        hole: bool,
+        stage: ReplyStage,
+    ) -> Result<(), Violation> {
+        let connection = &self.connections[index];
+        let flight = connection.flights[slot];
+        let bio = flight.bio;
+        if stage != ReplyStage::Released {
+            check_status(&self.scenario, &bio, flight.malformed, self.faulty, status)?;
+            self.check_suspect(&bio, flight.ticket.start, status)?;
+        }
+        if hole && !(bio.op == Op::Read && bio.flags.contains(BioFlags::HOLE_OK)) {
+            return Err(violation(
+                "only a read that allows it is answered without data",
+                format!("{bio:?} was answered with a hole"),
+            ));
+        }
+        if flight.malformed || self.is_read_only(&bio) {
+            return Ok(());
+        }
+        let bytes = connection.buffers.bytes(slot, Connection::data_len(&bio));
+        self.oracle
+            .answer(&bio, flight.ticket, status, hole, stage, bytes)
+    }
+
+    /// After a failed flush every later flush and FUA of the volume fails until the operator knows.
+    fn check_suspect(&self, bio: &Bio, start: u64, status: Status) -> Result<(), Violation> {
+        let durable = bio.op == Op::Flush || bio.op.is_write() && bio.flags.contains(BioFlags::FUA);
+        let since = self.suspect[usize::from(bio.id.volume.0)];
+        // A discard that touches no whole granule is done before anything looks at durability.
+        let empty = bio.op == Op::Discard;
+        if durable
+            && !empty
+            && status.is_ok()
+            && start > 0
+            && since.is_some_and(|since| start > since)
+        {
+            return Err(violation(
+                "a suspect volume promises no durability",
+                format!("{bio:?} succeeded after a failed flush"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn cover_reply(&mut self, status: Status, hole: bool, stage: ReplyStage) {
+        self.coverage.hit(match stage {
+            ReplyStage::Final => Point::StageFinal,
+            ReplyStage::Early => Point::StageEarly,
+            ReplyStage::Released => Point::StageReleased,
+        });
+        let point = match status {
+            Ok(()) if hole => Point::Hole,
+            Err(IoError::Medium) => Point::ErrorMedium,
+            Err(IoError::NoSpace) => Point::ErrorNoSpace,
+            Err(IoError::TimedOut) => Point::ErrorTimedOut,
+            Err(IoError::Unsupported) => Point::ErrorUnsupported,
+            _ => return,
+        };
+        self.coverage.hit(point);
+    }
+
+    fn send(&mut self, from: ShardId, to: ShardId, message: Message) {
+        let point = match message {
+            Message::Bio { .. } => Point::MessageBio,
+            Message::Done { .. } => Point::MessageDone,
+            Message::TagWant { .. } => Point::MessageTagWant,
+            Message::TagGrant { .. } => Point::MessageTagGrant,
+            Message::TagRevoke { .. } => Point::MessageTagRevoke,
+            Message::TagReturn { .. } => Point::MessageTagReturn,
+        };
+        self.coverage.hit(point);
+        if point == Point::MessageTagGrant
+            && self.scenario.defect == WorldDefect::LosesGrants
+            && self.delays.below(4) == 0
+        {
+            self.lost += 1;
+            return;
+        }
+        // In order between any two: never before the one sent last.
+        let delay = 100 + self.delays.below(self.scenario.message_delay_ns);
+        let pair = usize::from(from.0) * usize::from(self.scenario.shards) + usize::from(to.0);
+        let at = self.now.after(delay).max(self.arrivals[pair]);
+        self.arrivals[pair] = at;
+        self.events
+            .push(at, Happening::Deliver { from, to, message });
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Suspect { volume, .. } => {
+                self.coverage.hit(Point::NoticeSuspect);
+                self.suspect[usize::from(volume.0)] = Some(self.oracle.tick());
+                let after = self.delays.between(100_000, 20_000_000);
+                let acknowledge = Happening::Acknowledge { volume };
+                self.events.push(self.now.after(after), acknowledge);
+            }
+            Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
+            Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
+            Notice::UnknownCompletion { .. } => self.unknown_completions += 1,
+        }
+    }
+
+    fn note(&mut self, bio: Bio, what: What) {
+        let line = Line {
+            now: self.now,
+            bio,
+            what,
+        };
+        if self.history.len() < HISTORY {
+            self.history.push(line);
+        } else {
+            self.history[self.history_at % HISTORY] = line;
+        }
+        self.history_at += 1;
+    }
+
+    /// What happened to `place`, or the last that happened at all, oldest first.
+    #[must_use]
+    pub fn history(&self, place: Option<(u16, u64)>) -> Vec<String> {
+        let newest = self.history_at % HISTORY.max(1);
+        let (old, new) = match self.history.len() < HISTORY {
+            true => (&self.history[..], &[][..]),
+            false => (&self.history[newest..], &self.history[..newest]),
+        };
+        let concerns = |bio: &Bio| {
+            place.is_none_or(|(volume, offset)| {
+                let flush = bio.op == Op::Flush;
+                let touches = bio.offset < offset + SECTOR as u64 && offset < bio.end();
+                bio.id.volume.0 == volume && (flush || touches)
+            })
+        };
+        let lines = old.iter().chain(new).rev();
+        let lines = lines.filter(|line| concerns(&line.bio)).take(TOLD);
+        let mut told: Vec<_> = lines.map(tell).collect();
+        told.reverse();
+        told
+    }
+
+    /// Where everything stands, for people.
+    #[must_use]
+    pub fn state(&self) -> String {
+        let mut text = String::new();
+        for connection in self.connections.iter().filter(|c| c.in_flight() > 0) {
+            text += &format!(
+                "  connection {} on shard {}: {} in flight, {} to come{}\n",
+                connection.id,
+                connection.home.0,
+                connection.in_flight(),
+                connection.job.left,
+                if connection.starved { ", no room" } else { "" }
+            );
+            let flights = connection.flights.iter();
+            for flight in flights.filter(|f| f.stage != Default::default()).take(4) {
+                let Bio {
+                    op, offset, len, ..
+                } = flight.bio;
+                let id = flight.bio.id.sequence;
+                text += &format!("    {id:#x} {op:?} {offset}+{len} {:?}\n", flight.stage);
+            }
+        }
+        text
+    }
+}
+
+fn tell(line: &Line) -> String {
+    let Bio {
+        id,
+        op,
+        offset,
+        len,
+        flags,
+    } = line.bio;
+    let what = match line.what {
+        What::Submitted => "submitted".into(),
+        What::Answered(Ok(()), stage) => format!("{stage:?}"),
+        What::Answered(Err(error), stage) => format!("{stage:?}: {error}"),
+    };
+    format!(
+        "{:>14} ns  {}/{:#x} {:?} {}:{}+{} flags {:#x}  {what}",
+        line.now.0, id.connection, id.sequence, op, id.volume.0, offset, len, flags.0
+    )
+}
+
+/// The wire as one shard's executor sees it.
+pub struct Port<'a> {
+    /// The wire.
+    pub wire: &'a mut Wire,
+    /// The shard.
+    pub shard: ShardId,
+}
+
+impl Outlet for Port<'_> {
+    fn buffer(&mut self, bio: BioId) -> Span {
+        let connection = &self.wire.connections[bio.connection as usize];
+        let home = connection.home;
+        if let Some(slot) = connection.slot(bio)
+            && (home == self.shard || connection.flights[slot].holder == Some(self.shard))
+        {
+            return connection.buffers.span(slot);
+        }
+        let span = connection.buffers.span(0);
+        let detail = format!("shard {} uses the buffer of {bio:?}", self.shard.0);
+        self.wire.fail(violation(
+            "a buffer is used between submission and release, by who has its bio",
+            detail,
+        ));
+        span
+    }
+
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
+        self.wire.reply(id, status, hole, stage);
+    }
+
+    fn send(&mut self, to: ShardId, message: Message) {
+        self.wire.send(self.shard, to, message);
+    }
+
+    fn timer(&mut self, at: Instant) {
+        self.wire.timers[usize::from(self.shard.0)] = Some(at);
+    }
+
+    fn notice(&mut self, notice: Notice) {
+        self.wire.notice(notice);
+    }
+}
+
+/// No real I/O can leak into the world.
+pub struct NoDisk;
+
+impl DiskQueue for NoDisk {
+    fn push(&mut self, _: DiskOp, _: &[Span]) -> bool {
+        false
+    }
+}

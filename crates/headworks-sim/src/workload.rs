@@ -1,0 +1,226 @@
+//! fio-like jobs: one connection each, a mix of operations, sizes and places, kept at its depth.
+//!
+//! A job says what it wants (`JobOptions`); `Job::next` draws the next bio. Some bios are malformed on purpose, and some go to
+//! a read-only volume: the path must refuse these, whatever they are.
+
+use headworks_core::prng::Prng;
+use headworks_core::{Bio, BioFlags, BioId, Op, VolumeId};
+
+use crate::pattern::SECTOR;
+
+/// Where the next bio goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// One after the other, round and round.
+    Sequential,
+    /// Anywhere in the region.
+    Random,
+    /// Mostly on the first blocks of the region: overlaps all the time.
+    Hot,
+}
+
+/// One job. Rates are per million bios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobOptions {
+    /// Its volume.
+    pub volume: VolumeId,
+    /// First byte of its region.
+    pub start: u64,
+    /// The byte after its region.
+    pub end: u64,
+    /// Offsets and lengths are multiples of this; at least a sector.
+    pub block_size: u32,
+    /// Bios in flight at most, 1..=256.
+    pub depth: u16,
+    /// Bios submitted together at most.
+    pub batch: u16,
+    /// Bios altogether.
+    pub bios: u32,
+    /// Weights of the operations, by code.
+    pub weights: [u32; Op::COUNT],
+    /// Sizes to choose from, each as likely.
+    pub sizes: [u32; 4],
+    /// Where.
+    pub pattern: Pattern,
+    /// Rate of FUA among what writes.
+    pub fua: u32,
+    /// Rate of each of the other flags.
+    pub flags: u32,
+    /// Rate of malformed bios.
+    pub malformed: u32,
+    /// Pause after an answer at most; 0 for none.
+    pub think_ns: u64,
+}
+
+/// A job under way.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What it wants.
+    pub options: JobOptions,
+    /// Bios still to come.
+    pub left: u32,
+    cursor: u64,
+    prng: Prng,
+}
+
+impl Job {
+    /// At its start.
+    #[must_use]
+    pub fn new(options: JobOptions, seed: u64) -> Self {
+        Self {
+            options,
+            left: options.bios,
+            cursor: options.start,
+            prng: Prng::new(seed),
+        }
+    }
+
+    /// How many bios go together next.
+    pub fn next_batch(&mut self) -> u16 {
+        self.prng.between(1, self.options.batch.max(1).into()) as u16
+    }
+
+    /// How long to pause.
+    pub fn next_pause_ns(&mut self) -> u64 {
+        match self.options.think_ns {
+            0 => 0,
+            most => self.prng.below(most + 1),
+        }
+    }
+
+    /// The next bio, to be called `id`; its flag says whether it is malformed.
+    pub fn next(&mut self, id: BioId) -> (Bio, bool) {
+        assert!(self.left > 0, "asked only while there are some");
+        self.left -= 1;
+        let op = self.draw_op();
+        let mut bio = Bio {
+            id,
+            op,
+            flags: self.draw_flags(op),
+            ..Bio::default()
+        };
+        if op == Op::Flush {
+            return (bio, false);
+        }
+        (bio.offset, bio.len) = self.draw_place();
+        let malformed = self.options.malformed > 0
+            && op != Op::Discard
+            && self.prng.per_million(self.options.malformed);
+        if malformed {
+            self.spoil(&mut bio);
+        }
+        (bio, malformed)
+    }
+
+    fn draw_op(&mut self) -> Op {
+        let weights = &self.options.weights;
+        let mut left = self.prng.below(weights.iter().sum::<u32>().into()) as u32;
+        for op in Op::ALL {
+            let weight = weights[op as usize];
+            if left < weight {
+                return op;
+            }
+            left -= weight;
+        }
+        Op::Read
+    }
+
+    fn draw_flags(&mut self, op: Op) -> BioFlags {
+        let mut flags = BioFlags::NONE;
+        let mut add = |applies: bool, rate: u32, flag| {
+            if applies && rate > 0 && self.prng.per_million(rate) {
+                flags = flags.with(flag);
+            }
+        };
+        let rate = self.options.flags;
+        add(op.is_write(), self.options.fua, BioFlags::FUA);
+        add(true, rate, BioFlags::SYNC);
+        add(op.has_data(), rate / 4, BioFlags::NOMERGE);
+        add(op == Op::Read, rate, BioFlags::HOLE_OK);
+        add(op == Op::WriteZeroes, rate, BioFlags::NO_UNMAP);
+        add(op == Op::WriteZeroes, rate, BioFlags::FAST_ZERO);
+        flags
+    }
+
+    fn draw_place(&mut self) -> (u64, u32) {
+        let JobOptions {
+            start,
+            end,
+            sizes,
+            block_size,
+            pattern,
+            ..
+        } = self.options;
+        let span = end - start;
+        let len = u64::from(sizes[self.prng.below(4) as usize]).min(span);
+        let blocks = (span - len) / u64::from(block_size) + 1;
+        let offset = match pattern {
+            Pattern::Random => start + self.prng.below(blocks) * u64::from(block_size),
+            Pattern::Hot => {
+                let hot = if self.prng.below(8) == 0 {
+                    blocks
+                } else {
+                    blocks.min(16)
+                };
+                start + self.prng.below(hot) * u64::from(block_size)
+            }
+            Pattern::Sequential => {
+                if self.cursor + len > end {
+                    self.cursor = start;
+                }
+                let offset = self.cursor;
+                self.cursor += len;
+                offset
+            }
+        };
+        (offset, len as u32)
+    }
+
+    /// Makes a bio that must be refused; never longer than its buffer.
+    fn spoil(&mut self, bio: &mut Bio) {
+        match self.prng.below(3) {
+            0 => bio.offset = u64::MAX - u64::from(bio.len) / 2,
+            1 => bio.offset = (1 << 40) + bio.offset,
+            _ => bio.offset += SECTOR as u64 / 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bios_keep_to_their_region_and_alignment() {
+        for pattern in [Pattern::Sequential, Pattern::Random, Pattern::Hot] {
+            let options = JobOptions {
+                volume: VolumeId(0),
+                start: 8192,
+                end: 8192 + 65536,
+                block_size: 4096,
+                depth: 1,
+                batch: 1,
+                bios: 1_000,
+                weights: [1, 1, 1, 1, 1],
+                sizes: [4096, 8192, 65536, 12288],
+                pattern,
+                fua: 100_000,
+                flags: 100_000,
+                malformed: 0,
+                think_ns: 0,
+            };
+            let mut job = Job::new(options, 1);
+            let mut fua = 0;
+            while job.left > 0 {
+                let (bio, malformed) = job.next(BioId::default());
+                fua += u32::from(bio.flags.contains(BioFlags::FUA));
+                assert!(!malformed);
+                if bio.op != Op::Flush {
+                    assert!(bio.offset >= 8192 && bio.end() <= 8192 + 65536 && bio.len > 0);
+                    assert_eq!((bio.offset | u64::from(bio.len)) % 4096, 0);
+                }
+            }
+            assert!((30..90).contains(&fua));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Which engine it becomes, and what works where something is forbidden.
+
+use super::*;
+
+#[test]
+fn choices_have_names_and_limits() {
+    assert_eq!("uring".parse(), Ok(EngineChoice::Uring));
+    assert_eq!("threads".parse(), Ok(EngineChoice::Threads));
+    assert_eq!("auto".parse(), Ok(EngineChoice::Auto));
+    assert_eq!("aio".parse::<EngineChoice>().unwrap_err().option, "engine");
+    for depth in [0, DISK_DEPTH_MAX + 1] {
+        assert_eq!(
+            open(EngineChoice::Auto, depth).err().unwrap().option,
+            "disk_depth"
+        );
+    }
+    let (engine, why) = open(EngineChoice::Threads, 1).unwrap();
+    assert_eq!(engine.name(), "threads");
+    assert_eq!(why, "threads (epoll and a thread pool; as asked)");
+}
+
+/// Runs `body` on a thread for which `call` fails with `errno`: what a container does, on a small scale.
+fn forbidding(call: libc::c_long, errno: i32, body: impl FnOnce() + Send) {
+    let statement = |code: u32, jump_true, k| libc::sock_filter {
+        code: code as u16,
+        jt: jump_true,
+        jf: 0,
+        k,
+    };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0), // the call's number
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, call as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            libc::SECCOMP_RET_ERRNO | errno as u32,
+        ),
+    ];
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let program = libc::sock_fprog {
+                len: filter.len() as u16,
+                filter: filter.as_mut_ptr(),
+            };
+            // SAFETY: the program lives during the call; it concerns this thread only.
+            unsafe {
+                assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+                let mode = libc::SECCOMP_MODE_FILTER;
+                assert_eq!(
+                    libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
+                    0
+                );
+            }
+            body();
+        });
+    });
+}
+
+#[test]
+fn where_io_uring_is_forbidden_auto_takes_threads_and_says_why() {
+    let cases = [
+        (
+            libc::SYS_io_uring_setup,
+            libc::EPERM,
+            "io_uring is forbidden here",
+        ),
+        (
+            libc::SYS_io_uring_setup,
+            libc::ENOSYS,
+            "this kernel has no io_uring",
+        ),
+        (
+            libc::SYS_io_uring_setup,
+            libc::EINVAL,
+            "io_uring needs Linux 6.1",
+        ),
+        (
+            libc::SYS_io_uring_setup,
+            libc::ENOMEM,
+            "there is not enough memory",
+        ),
+        (
+            libc::SYS_io_uring_setup,
+            libc::EMFILE,
+            "io_uring does not work here",
+        ),
+        (
+            libc::SYS_io_uring_enter,
+            libc::EPERM,
+            "io_uring is forbidden here",
+        ),
+    ];
+    for (call, errno, reason) in cases {
+        if call == libc::SYS_io_uring_enter && open(EngineChoice::Uring, 1).is_err() {
+            continue; // This machine forbids it by itself.
+        }
+        forbidding(call, errno, || {
+            let (mut engine, why) = open(EngineChoice::Auto, 4).unwrap();
+            assert_eq!(engine.name(), "threads");
+            assert!(why.contains(reason), "{why}");
+            let file = file("/dev/shm", false);
+            let sync = op(1, file.as_raw_fd(), DiskKind::Sync, 0, 0);
+            assert_eq!(run(&mut *engine, sync, &[]), 0);
+
+            let error = open(EngineChoice::Uring, 4).err().unwrap();
+            assert_eq!(error.option, "engine");
+            assert!(error.message.starts_with(reason), "{error}");
+        });
+    }
+}
+
+#[test]
+fn without_fine_waits_milliseconds_do() {
+    for errno in [libc::ENOSYS, libc::EPERM] {
+        forbidding(libc::SYS_epoll_pwait2, errno, || {
+            let (mut engine, _) = open(EngineChoice::Threads, 1).unwrap();
+            for _ in 0..3 {
+                let start = Instant::now();
+                engine.turn(Wait::For(1_200_000), &mut Vec::new()).unwrap();
+                assert!(start.elapsed() >= Duration::from_nanos(1_200_000));
+            }
+        });
+    }
+}
+
+#[test]
+fn without_a_single_thread_operations_are_to_be_tried_again() {
+    let file = file("/dev/shm", false);
+    forbidding(libc::SYS_clone3, libc::EAGAIN, || {
+        let (mut engine, _) = open(EngineChoice::Threads, 4).unwrap();
+        let sync = op(1, file.as_raw_fd(), DiskKind::Sync, 0, 0);
+        assert_eq!(run(&mut *engine, sync, &[]), -libc::EAGAIN);
+    });
+}

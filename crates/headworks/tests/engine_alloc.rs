@@ -1,0 +1,123 @@
+//! No engine allocates for an operation, a watch or a wake-up once it is warm, nor does a ring for a message.
+//!
+//! Counted by this program's allocator over all threads, the pool's included. One test alone in its file, because other
+//! tests would allocate in between.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use headworks::core::{DeviceId, RequestId};
+use headworks::engine::{DiskKind, DiskOp, Engine, EngineChoice, Event, Interest, Wait, open};
+use headworks::memory::Span;
+use headworks::primitive::Arc;
+use headworks::ring::{Sleeper, ring};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is done by `System`.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // Relaxed: a counter; it is read when everything it counts is over.
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A batch of writes with one span and with many, a sync, a watch that fires, a wake-up.
+fn round(engine: &mut dyn Engine, fd: i32, pair: &mut (UnixStream, UnixStream), spans: &[Span]) {
+    let mut expected = 2;
+    engine.watch(0, pair.0.as_raw_fd(), Interest::Read);
+    pair.1.write_all(b"x").unwrap();
+    engine.waker().wake();
+    let sync = (DiskKind::Sync, 1..1);
+    let write = DiskKind::Write { dsync: false };
+    let writes = (0..60).map(|slot| (write, 0..1 + slot % spans.len()));
+    for (slot, (kind, range)) in writes.chain([sync]).enumerate() {
+        let op = DiskOp {
+            device: DeviceId(0),
+            id: RequestId {
+                slot: slot as u32,
+                generation: 0,
+            },
+            fd,
+            kind,
+            offset: slot as u64 * 65536,
+            len: 0,
+        };
+        assert!(engine.push(op, &spans[range]));
+        expected += 1;
+    }
+    let mut events = EVENTS.take();
+    while events.len() < expected {
+        engine.turn(Wait::For(1_000_000_000), &mut events).unwrap();
+    }
+    assert!(events.contains(&Event::Woken) && events.contains(&Event::Ready { token: 0 }));
+    events.clear();
+    EVENTS.set(events);
+    pair.0.read_exact(&mut [0]).unwrap();
+}
+
+thread_local! {
+    /// Kept from round to round, as a reactor does.
+    static EVENTS: std::cell::Cell<Vec<Event>> = const { std::cell::Cell::new(Vec::new()) };
+}
+
+#[test]
+fn nothing_is_allocated_once_warm() {
+    let path = std::env::temp_dir().join(format!("headworks-alloc-{}", std::process::id()));
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let mut memory = vec![1_u8; 16 * 4096];
+    let spans: Vec<_> = memory
+        .chunks_mut(4096)
+        .map(|chunk| Span {
+            base: chunk.as_mut_ptr(),
+            len: chunk.len(),
+        })
+        .collect();
+    let mut pair = UnixStream::pair().unwrap();
+    for choice in [EngineChoice::Uring, EngineChoice::Threads] {
+        let Ok((mut engine, _)) = open(choice, 64) else {
+            continue; // Forbidden on this machine.
+        };
+        // Threads allocate when they first run, which may be late; an operation that allocates does so in every stretch.
+        let counts = (0..10).map(|_| {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            (0..100).for_each(|_| round(&mut *engine, file.as_raw_fd(), &mut pair, &spans));
+            ALLOCATIONS.load(Ordering::Relaxed) - before
+        });
+        let counts: Vec<_> = counts.take_while(|&count| count > 0).collect();
+        assert!(counts.len() < 10, "{}: {counts:?}", engine.name());
+    }
+
+    let (mut producer, mut consumer) = ring(64, &Arc::new(Sleeper::default()));
+    let (mut batch, mut out) = (Vec::with_capacity(64), Vec::with_capacity(64));
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for _ in 0..1000 {
+        batch.extend(0..40);
+        let _ = producer.push(&mut batch);
+        consumer.pop(64, &mut out);
+        out.clear();
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0, "ring");
+}
