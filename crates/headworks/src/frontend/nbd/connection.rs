@@ -31,6 +31,10 @@ use crate::memory::{Pool, Span};
 const TURN_BIOS: usize = 64;
 /// Payload bytes that one connection has copied in a turn.
 const TURN_BYTES: usize = 256 << 10;
+/// A connection that holds no more than this has the pool's reserve, too: 256 requests of 4 KiB.
+const SMALL_HOLD: usize = 1 << 20;
+/// A quarter of the pool is that reserve.
+const RESERVE_PART: usize = 4;
 /// A write at least this long announces more like it: then only a little is received beyond a payload, because the next
 /// payload should land in its own buffer and not be copied.
 const LARGE_PAYLOAD: usize = 32 << 10;
@@ -393,19 +397,19 @@ impl Connection {
             return true;
         };
         let op = request.op();
-        let buffer = if op.has_data() {
-            let buffer = match intake.line {
-                true => None,
-                false => intake.pool.try_take(request.len as usize),
+        let mut buffer = None;
+        if op.has_data() {
+            let len = request.len as usize;
+            buffer = if may_take(self.buffer_bytes + len, len, intake) {
+                intake.pool.try_take(len)
+            } else {
+                None
             };
             if buffer.is_none() {
                 transmission.held = Some(request);
                 return false;
             }
-            buffer
-        } else {
-            None
-        };
+        }
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
         let Request {
             cookie,
@@ -715,6 +719,14 @@ impl fmt::Debug for Connection {
             .field("peer", &self.peer)
             .finish()
     }
+}
+
+/// Whether a connection that would then hold `held` bytes may take `len` of them. Who holds little is served from all of the
+/// pool and past the line; who holds much leaves the reserve alone and waits in line. So a client that reads no replies
+/// starves only those like it.
+fn may_take(held: usize, len: usize, intake: &Intake<'_>) -> bool {
+    let size = intake.pool.size();
+    held <= SMALL_HOLD || !intake.line && intake.pool.taken() + len <= size - size / RESERVE_PART
 }
 
 fn fault(error: ProtocolError) -> End {

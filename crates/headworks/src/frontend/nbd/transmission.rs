@@ -372,8 +372,21 @@ mod tests {
     fn one(offered: TransmissionFlags, command: u16, flags: u16, len: u32) -> Parsed {
         let offset = if command == 3 { 0 } else { 4096 };
         let bytes = header(command, flags, offset, len);
-        let (consumed, parsed) = RequestParser::new(offered, true).parse(&bytes);
+        let mut parser = RequestParser::new(offered, true);
+        let (consumed, parsed) = parser.parse(&bytes);
         assert_eq!(consumed, REQUEST_BYTES);
+        if parsed != Parsed::NeedMore {
+            return parsed;
+        }
+        // A refused write: its answer comes with the last byte of its payload, not before.
+        let payload = vec![0; len as usize];
+        assert!(!parser.is_between_requests());
+        assert_eq!(
+            parser.parse(&payload[1..]),
+            (payload.len() - 1, Parsed::NeedMore)
+        );
+        let (consumed, parsed) = parser.parse(&bytes);
+        assert!(consumed == 1 && parser.is_between_requests());
         parsed
     }
 
