@@ -83,6 +83,93 @@ fn the_owner_asks_for_a_lease_back_once_when_somebody_waits() {
 }
 
 #[test]
+fn a_grant_and_a_revocation_in_one_batch_still_serve_the_head() {
+    let mut shards = Shards::new(3, |q| q.nr_requests = 1);
+    shards.at[0].bios("R0+4k");
+    shards.at[1].bios("v1:R0+4k");
+    shards.deliver();
+    shards.at[2].bios("v2:R0+4k");
+    shards.deliver();
+    shards.at[0].done(0);
+    let said = shards.deliver();
+    assert_eq!(
+        said, "0>1 grant1, 0>1 revoke, 1>0 bio1",
+        "the tag was used, not sent round"
+    );
+    finish(&mut shards, 1);
+    assert_eq!(
+        (shards.at[1].replies(), shards.at[2].replies()),
+        ("1:ok".into(), "1:ok".into())
+    );
+    assert_home(&mut shards, 1);
+}
+
+#[test]
+fn a_revoked_lease_is_not_used_again_before_it_is_granted_anew() {
+    let mut shards = Shards::new(2, |q| q.nr_requests = 1);
+    shards.at[1].bios("v1:R0+4k v1:R1m+4k v1:R2m+4k");
+    shards.deliver();
+    shards.at[0].bios("R3m+4k");
+    shards.deliver();
+    assert_eq!(shards.at[0].sent(), "v1:R0+4k");
+    shards.at[0].done(0);
+    shards.deliver();
+    assert_eq!(
+        shards.at[0].sent(),
+        "v1:R1m+4k",
+        "asked for before the owner's own"
+    );
+    shards.at[0].done(1);
+    shards.deliver();
+    assert_eq!(
+        shards.at[0].sent(),
+        "R3m+4k",
+        "its ticket is older than the third's"
+    );
+    finish(&mut shards, 2);
+    assert_eq!(shards.at[1].replies(), "1:ok 2:ok 3:ok");
+    assert_home(&mut shards, 1);
+}
+
+#[test]
+fn with_one_tag_two_shards_and_the_owner_all_get_on() {
+    for tags in [1, 2, 3] {
+        let mut shards = Shards::new(3, |q| (q.nr_requests, q.queue_depth) = (tags, tags));
+        let (mut done, mut answered, mut put) = (0, [0_usize; 3], [0_usize; 3]);
+        for _ in 0..300 {
+            for shard in 0..3 {
+                // Each keeps four waiting all the time: nobody's line is ever empty.
+                while put[shard] < answered[shard] + 4 {
+                    let bio = format!("v{shard}:R{}m+4k", put[shard] % 1000);
+                    shards.at[shard].bios(&bio);
+                    put[shard] += 1;
+                }
+            }
+            shards.deliver();
+            if done < shards.at[0].commands() {
+                shards.at[0].done(done);
+                done += 1;
+            }
+            shards.deliver();
+            for shard in 0..3 {
+                let replies = shards.at[shard].replies();
+                answered[shard] += replies.matches("ok").count();
+            }
+        }
+        let (least, most) = (
+            answered.iter().min().unwrap(),
+            answered.iter().max().unwrap(),
+        );
+        assert!(
+            *least >= 45 && *most <= 210,
+            "{tags} tags: {answered:?} of {done}"
+        );
+        finish(&mut shards, done);
+        assert_home(&mut shards, tags);
+    }
+}
+
+#[test]
 fn flushes_go_over_without_a_tag() {
     let mut shards = Shards::new(2, |q| q.nr_requests = 1);
     shards.at[0].bios("R0+4k");
