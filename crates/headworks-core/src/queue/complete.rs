@@ -55,7 +55,9 @@ impl Queue {
         }
         match verdict {
             Verdict::Finish(status) => self.finish(now, pools, id, status, completion.hole),
-            Verdict::Again => self.send(now, pools, id),
+            Verdict::Again => {
+                self.send(now, pools, id);
+            }
             Verdict::Requeue => self.requeue(now, pools, id),
             Verdict::OneByOne => self.retry_one_by_one(now, pools, id),
         }
@@ -177,7 +179,8 @@ impl Queue {
             request.bio_head = pools.bios[slot].next;
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
-            return self.send(now, pools, id);
+            self.send(now, pools, id);
+            return;
         }
         self.account(now, pools, id, status);
         let (mut slot, tail) = (pools.slots[id].bio_head, pools.slots[id].bio_tail);
@@ -193,7 +196,9 @@ impl Queue {
     }
 
     fn finish_piece(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status) {
-        self.account(now, pools, id, status);
+        if pools.slots[id].state == State::InFlight {
+            self.account(now, pools, id, status);
+        }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = State::Free;
         pools.slots.put(id);

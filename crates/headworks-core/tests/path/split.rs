@@ -141,3 +141,47 @@ fn a_short_piece_is_continued_within_the_piece() {
     assert_eq!(bench.replies(), "1:ok");
     bench.assert_quiet();
 }
+
+#[test]
+fn an_error_of_one_piece_fails_the_bio_once_and_sends_no_more() {
+    for depth in [1, 2, 3] {
+        let mut bench = Bench::new(|q| {
+            (q.nr_requests, q.max_sectors_kb) = (8, 64);
+            q.queue_depth = depth;
+        });
+        bench.bios("R0+640k");
+        assert_eq!(bench.sent_count(), depth as usize);
+        bench.failed(0, EIO);
+        assert_eq!(bench.sent(), "", "depth {depth}");
+        for n in 1..depth as usize {
+            assert_eq!(bench.replies(), "", "others may still use the buffer");
+            bench.failed(n, Err(IoError::NoSpace));
+        }
+        assert_eq!(
+            (bench.replies().as_str(), bench.sent().as_str()),
+            ("1:medium", "")
+        );
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn tags_of_pieces_that_are_not_sent_go_to_the_line_at_once() {
+    let mut bench = Bench::new(|q| {
+        (q.nr_requests, q.queue_depth, q.max_sectors_kb) = (4, 1, 64);
+    });
+    bench.bios("R0+640k R1m+640k R8m+4k");
+    assert_eq!((bench.sent().as_str(), bench.tags_free()), ("R0+64k", 0));
+    bench.failed(0, EIO);
+    assert_eq!(
+        (bench.sent().as_str(), bench.replies().as_str()),
+        ("R1m+64k", "1:medium")
+    );
+    bench.failed(1, EIO);
+    assert_eq!(
+        (bench.sent().as_str(), bench.replies().as_str()),
+        ("R8m+4k", "2:medium")
+    );
+    bench.done(2);
+    bench.assert_quiet();
+}

@@ -134,6 +134,49 @@ fn neighbours_that_joined_a_refused_write_are_refused_with_it() {
 }
 
 #[test]
+fn a_split_bio_that_times_out_sends_no_more_and_guards_all_that_is_out() {
+    let mut bench = Bench::new(|q| {
+        (q.max_sectors_kb, q.nr_requests, q.queue_depth) = (64, 8, 2);
+    });
+    bench.bios("W0+640k");
+    bench.pass(20 * SEC);
+    bench.done(0);
+    assert_eq!(bench.sent(), "W0+64k W64k+64k W128k+64k");
+    bench.pass(10 * SEC);
+    assert_eq!(
+        (bench.replies().as_str(), bench.notices().as_str()),
+        ("1:timeout/early", "timedout:W64k+64k")
+    );
+    bench.bios("W64k+4k W128k+4k");
+    assert_eq!(
+        bench.replies(),
+        "2:timeout 3:timeout",
+        "both pieces may still write"
+    );
+    bench.done(1);
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("", ""));
+    bench.bios("W132k+4k W64k+4k");
+    assert_eq!(
+        (bench.replies().as_str(), bench.sent().as_str()),
+        ("4:timeout", "W64k+4k")
+    );
+    bench.done(2);
+    assert_eq!(
+        (bench.replies().as_str(), bench.sent().as_str()),
+        ("1:released", "")
+    );
+    bench.bios("W128k+4k");
+    bench.all_done([3, 4]);
+    assert_eq!(bench.replies(), "5:ok 6:ok");
+    bench.pass(LIMIT);
+    assert_eq!(
+        (bench.replies(), bench.notices()),
+        (String::new(), String::new())
+    );
+    bench.assert_quiet();
+}
+
+#[test]
 fn a_merged_request_that_times_out_in_its_retry_answers_who_is_left() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k W4k+4k W8k+4k");
