@@ -11,8 +11,8 @@
 //!     `-- refused: requeue list, can be merged again
 //! ```
 //!
-//! A device may lie: an answer for a command that is not in flight is reported and ignored, more bytes than were asked count
-//! as a failure, no bytes at all is an error and never zeros.
+//! A device may lie: an answer for a command that is not in flight is reported and ignored, more bytes than were asked or a
+//! hole where none was allowed count as a failure, no bytes at all is an error and never zeros.
 
 use super::{Pools, Queue, RETRY_NS, TimerKind, answer, timer_of};
 use crate::action::{Action, Notice};
@@ -54,7 +54,10 @@ impl Queue {
             return self.on_flush_done(now, pools, id, completion.status);
         }
         match verdict {
-            Verdict::Finish(status) => self.finish(now, pools, id, status, completion.hole),
+            Verdict::Finish(status) => {
+                let hole = completion.hole && status.is_ok();
+                self.finish(now, pools, id, status, hole);
+            }
             Verdict::Again => {
                 self.send(now, pools, id);
             }
@@ -79,6 +82,10 @@ impl Queue {
         }
         match completion.status {
             Ok(()) if completion.transferred > asked => Verdict::Finish(Err(IoError::Medium)),
+            // Believed, it would be zeros for somebody who asked for data; asked again, it may be said for ever.
+            Ok(()) if completion.hole && !request.flags.contains(BioFlags::HOLE_OK) => {
+                Verdict::Finish(Err(IoError::Medium))
+            }
             Ok(()) if asked > 0 && completion.transferred == 0 => {
                 if request.op == Op::Read {
                     let notice = Notice::ShortRead {

@@ -99,6 +99,17 @@ fn a_hole_is_passed_on_whole_and_never_mixed_with_data() {
 }
 
 #[test]
+fn a_hole_that_nobody_allowed_is_an_error() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("R0+8k R1m+8k");
+    bench.hole(0, 8192);
+    bench.hole(1, 4096);
+    assert_eq!(bench.replies(), "1:medium 2:medium");
+    assert_eq!(bench.sent(), "R0+8k R1m+8k");
+    bench.assert_quiet();
+}
+
+#[test]
 fn an_error_of_a_merged_request_is_retried_bio_by_bio_and_only_the_bad_one_fails() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k W4k+8k W12k+4k!sync W12k+4k");
