@@ -184,6 +184,7 @@ impl Queue {
         if request.is(Request::RETRY) && !request.is(Request::TIMED_OUT) && !last {
             let slot = request.bio_head;
             request.bio_head = pools.bios[slot].next;
+            self.account(now, pools, id, status);
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
             self.send(now, pools, id);

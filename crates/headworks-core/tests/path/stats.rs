@@ -28,6 +28,20 @@ fn a_short_transfer_is_one_request_and_pieces_are_one_each() {
 }
 
 #[test]
+fn errors_count_what_failed_and_a_retried_request_counts_each_bio() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("W1m+4k");
+    bench.failed(0, EIO);
+    assert_eq!(counts(&bench, Op::Write), [1, 1, 4 << 10, 0, 1]);
+    bench.bios("R0+4k R4k+8k R12k+4k");
+    bench.failed(1, EIO);
+    bench.done(2);
+    bench.failed(3, EIO);
+    bench.done(4);
+    assert_eq!(counts(&bench, Op::Read), [3, 3, 16 << 10, 2, 1]);
+}
+
+#[test]
 fn a_failed_flush_is_an_error() {
     let mut bench = Bench::new(|_| ());
     bench.bios("F");
