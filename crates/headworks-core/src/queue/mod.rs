@@ -393,6 +393,7 @@ impl Queue {
             self.elevator
                 .on_merge(&mut pools.slots, kept, Some(gone), edge);
             self.queued -= 1;
+            self.count_merged(pools, gone);
             self.free(pools, gone);
         }
         self.index.insert(&mut pools.slots, kept);
@@ -402,15 +403,19 @@ impl Queue {
     /// `kept` takes the bios of `gone`, which came from the plug; leaves `kept` out of the index.
     fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: Edge) {
         self.index.remove(&mut pools.slots, kept);
-        let merged = u64::from(pools.slots[gone].bios);
-        let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
-        self.volume_mut(volume.0).stats.ops[op as usize].merges += merged;
+        self.count_merged(pools, gone);
         merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
         if pools.slots[kept].state == State::Queued && !pools.slots[kept].is(Request::REQUEUED) {
             self.elevator.on_merge(&mut pools.slots, kept, None, edge);
         }
         pools.slots[gone].state = State::Free;
         pools.slots.put(gone);
+    }
+
+    /// One request less. Its bios but the first were counted when they joined it.
+    fn count_merged(&mut self, pools: &Pools, gone: SlotId) {
+        let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
+        self.volume_mut(volume.0).stats.ops[op as usize].merges += 1;
     }
 
     /// The request has its tags.

@@ -16,6 +16,20 @@ fn counts(bench: &Bench, op: Op) -> [u64; 5] {
 }
 
 #[test]
+fn requests_bios_bytes_and_merges_are_counted_once() {
+    let mut bench = Bench::new(|q| q.queue_depth = 1);
+    bench.bios("R0+4k R4k+4k R1m+4k");
+    bench.bios("R1028k+4k R1032k+4k W0+8k");
+    bench.bios("F D0+4k");
+    bench.finish_from(0);
+    assert_eq!(counts(&bench, Op::Read), [2, 5, 20 << 10, 3, 0]);
+    assert_eq!(counts(&bench, Op::Write), [1, 1, 8 << 10, 0, 0]);
+    assert_eq!(counts(&bench, Op::Flush), [1, 1, 0, 0, 0]);
+    assert_eq!(counts(&bench, Op::Discard), [1, 1, 4 << 10, 0, 0]);
+    assert_eq!(counts(&bench, Op::WriteZeroes), [0; 5]);
+}
+
+#[test]
 fn a_short_transfer_is_one_request_and_pieces_are_one_each() {
     let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
     bench.bios("R0+8k");
