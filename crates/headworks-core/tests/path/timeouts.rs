@@ -240,6 +240,30 @@ fn a_lost_flush_answers_everybody_and_later_ones_fail_until_the_device_does() {
 }
 
 #[test]
+fn a_lost_flush_that_fails_late_makes_the_volume_suspect_and_one_refused_late_does_not() {
+    for (late, suspect, answer) in [(EIO, "suspect:medium", "2:medium"), (BUSY, "", "")] {
+        let mut bench = Bench::new(|_| ());
+        bench.bios("F");
+        bench.pass(LIMIT);
+        assert_eq!(
+            (bench.replies().as_str(), bench.notices().as_str()),
+            ("1:timeout", "timedout:F0+0")
+        );
+        bench.failed(0, late);
+        bench.bios("F");
+        assert_eq!(
+            (bench.notices().as_str(), bench.replies().as_str()),
+            (suspect, answer)
+        );
+        bench.control(Control::Acknowledge {
+            volume: VolumeId(0),
+        });
+        bench.finish_from(1);
+        bench.assert_quiet();
+    }
+}
+
+#[test]
 fn what_waits_goes_on_when_the_late_answer_frees_its_place() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (1, 1));
     bench.bios("W0+4k W8k+4k");
