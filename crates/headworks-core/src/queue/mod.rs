@@ -540,10 +540,17 @@ impl Queue {
         let left = request.len - request.done;
         match request.op {
             Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
-                (Op::Write, at, left.min(self.limits.max_bytes))
+                let step = merge::step(self.limits.max_bytes, self.block_size(request));
+                (Op::Write, at, left.min(step))
             }
             Op::Discard | Op::WriteZeroes => {
-                (request.op, at, left.min(self.options.discard_max_bytes))
+                let block = match request.op {
+                    Op::Discard => self.options.discard_granularity,
+                    _ => 1,
+                };
+                let block = block.max(self.block_size(request));
+                let step = merge::step(self.options.discard_max_bytes, block);
+                (request.op, at, left.min(step))
             }
             op => (op, at, left),
         }

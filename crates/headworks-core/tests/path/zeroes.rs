@@ -44,6 +44,37 @@ fn long_ones_go_in_steps_of_discard_max_bytes_with_one_tag() {
 }
 
 #[test]
+fn steps_end_at_blocks_whatever_the_limits_are() {
+    let odd = |bio: &str| {
+        let mut bench = Bench::with(|config| {
+            config.volumes[0].options.block_size = 4096;
+            let queue = &mut config.devices[0].queue;
+            (queue.discard_max_bytes, queue.max_sectors_kb) = (70_000, 5);
+            queue.discard_granularity = 16 << 10;
+        });
+        bench.bios(bio);
+        bench.failed(
+            0,
+            if bio.starts_with('Z') {
+                CANNOT
+            } else {
+                Err(IoError::Busy)
+            },
+        );
+        bench.pass(3_000_000);
+        bench.finish_from(1);
+        bench.sent()
+    };
+    assert_eq!(odd("Z0+128k").split(' ').next(), Some("Z0+68k"));
+    assert!(
+        odd("Z0+72k").ends_with("0W64k+4k 0W68k+4k"),
+        "{}",
+        odd("Z0+72k")
+    );
+    assert_eq!(odd("D0+128k"), "D0+64k D0+64k D64k+64k");
+}
+
+#[test]
 fn a_short_step_is_continued() {
     let mut bench = Bench::new(|q| q.discard_max_bytes = 1 << 20);
     bench.bios("Z0+2m");
