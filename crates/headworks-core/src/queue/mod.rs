@@ -488,6 +488,10 @@ impl Queue {
         }
         self.queued -= batch.ids().len() as u32;
         for &id in batch.ids() {
+            assert!(
+                pools.slots[id].state == State::Queued,
+                "an elevator gives each request once"
+            );
             self.index.remove(&mut pools.slots, id);
             pools.slots[id].stamps[3] = now;
             self.send(now, pools, id);
