@@ -63,7 +63,8 @@ def read_stamp(data, block):
     return 0 if not any(data) else None
 
 
-BLOCKS = 2000
+# Between the blocks of `verify` and those of `flood`, where nobody else has written.
+BASE, BLOCKS = 32 * MIB, 2000
 
 
 def flushed():
@@ -74,7 +75,7 @@ def flushed():
         written = {}
         for _ in range(400):
             block = random.randrange(BLOCKS)
-            h.aio_pwrite(stamp(block, version), block * BLOCK)
+            h.aio_pwrite(stamp(block, version), BASE + block * BLOCK)
             written[block] = version
         while h.aio_in_flight():
             h.poll(-1)
@@ -83,7 +84,7 @@ def flushed():
     for _ in range(20):
         version += 1
         block = random.randrange(BLOCKS)
-        h.pwrite(stamp(block, version), block * BLOCK, nbd.CMD_FLAG_FUA)
+        h.pwrite(stamp(block, version), BASE + block * BLOCK, nbd.CMD_FLAG_FUA)
         durable[block] = version
     with open(argument + ".new", "w") as state:
         json.dump(durable, state)
@@ -93,7 +94,7 @@ def flushed():
             version += 1
             while h.aio_in_flight() < 32:
                 block = random.randrange(BLOCKS)
-                h.aio_pwrite(stamp(block, version), block * BLOCK, lambda error: 1)
+                h.aio_pwrite(stamp(block, version), BASE + block * BLOCK, lambda error: 1)
             h.poll(-1)
     except nbd.Error:
         pass
@@ -104,7 +105,7 @@ def compare():
         durable = {int(block): version for block, version in json.load(state).items()}
     lost, broken = [], []
     for block in range(BLOCKS):
-        version = read_stamp(h.pread(BLOCK, block * BLOCK), block)
+        version = read_stamp(h.pread(BLOCK, BASE + block * BLOCK), block)
         if version is None:
             # A crash may tear what was never flushed, but a killed process is not a power cut: the kernel has it whole.
             broken.append(block)

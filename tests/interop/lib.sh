@@ -29,7 +29,7 @@ say() { # ok|not ok, WHAT
 
 quote() { sed 's/^/#   /' | tail -n 30; }
 
-# Runs a command; it succeeding is the check. Its output is shown only when it fails.
+# Runs a command, in a subshell; it succeeding is the check. Its output is shown only when it fails.
 check() { # WHAT COMMAND...
     local what=$1 output status
     shift
@@ -65,7 +65,7 @@ is_gone() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
     [[ $stat == *") Z "* ]]
 }
-is_up_or_gone() { grep -q 'uri: ' "$OUT" "$LOG" || is_gone "$SERVER"; }
+is_up_or_gone() { grep -Eq 'uri"?: *' "$OUT" "$LOG" || is_gone "$SERVER"; }
 
 # The backend's specification for an image called NAME.
 spec() { # NAME [SIZE]
@@ -91,8 +91,9 @@ launch() { # ARGUMENTS...
 }
 
 # Starts the server that the rest of the file needs, or ends the file.
-serve() { # ARGUMENTS...
-    launch -U "$SOCKET" "$@" && return 0
+serve() { serve_at -U "$SOCKET" "$@"; }
+serve_at() { # ARGUMENTS, with those that say where...
+    launch "$@" && return 0
     say "not ok" "the server starts: serve $*"
     printf '%s\n' "exit $STATUS" | cat - "$LOG" | quote
     exit 1
@@ -100,6 +101,8 @@ serve() { # ARGUMENTS...
 
 # Sends a signal and waits for the end; STATUS is how it ended, 255 when it did not.
 stop_with() { # SIGNAL [SECONDS]
+    # Signal 0's process would be this whole group.
+    [ "$SERVER" -ne 0 ] || return 1
     kill "-$1" "$SERVER"
     if ! wait_until "${2:-20}" is_gone "$SERVER"; then
         STATUS=255

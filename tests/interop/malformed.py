@@ -18,9 +18,15 @@ witness, SIZE = Raw(URI).go()
 
 def honest():
     """The honest client's own block, written anew and read back: it must notice nothing."""
+    global witness
     data = RANDOM.randbytes(8 * KIB)
-    witness.write(8 * MIB, data)
-    same_bytes(witness.read(8 * MIB, len(data)), data)
+    try:
+        witness.write(8 * MIB, data)
+        same_bytes(witness.read(8 * MIB, len(data)), data)
+    except Exception:
+        # The next case shall fail for its own reasons only.
+        witness, _ = Raw(URI).go()
+        raise
 
 
 def log_lines():
@@ -42,16 +48,6 @@ def harmful(function):
 
     with_witness.__doc__ = function.__doc__
     case(with_witness)
-
-
-# These say nothing, or stop in the middle, and hold on: the server must let go of them by itself.
-STALLED_AT = time.monotonic()
-STALLERS = [Raw(URI, timeout=60) for _ in range(6)]
-STALLERS[1].send(b"\0\0")
-STALLERS[2].greet()
-STALLERS[3].greet().send(struct.pack(">Q", OPTION_MAGIC))
-STALLERS[4].greet().option(OPT_GO, b"\0\0", length=100)
-STALLERS[5].greet().option(OPT_LIST)
 
 
 @harmful
@@ -281,14 +277,6 @@ def _():
         if i % 3 == 0:
             brief.reply()
         brief.close()
-
-
-@harmful
-def _():
-    """a client that stalls in the handshake is let go within 45 seconds"""
-    for staller in STALLERS:
-        staller.socket.settimeout(max(1, STALLED_AT + 45 - time.monotonic()))
-        assert staller.hung_up()
 
 
 check("the server is the same process still", os.path.exists(f"/proc/{SERVER}/status"))

@@ -29,11 +29,8 @@ stop_server
 check "the lock went with the server" qemu-io -f raw -c "write 0 4k" "$IMAGES/disk.img"
 
 serve -r "file:path=$IMAGES/disk.img"
-first=$SERVER first_out=$OUT
-OUT=$DIR/out2
-check "two read-only servers share an image" launch -U "$DIR/second" -r "file:path=$IMAGES/disk.img"
-stop_with TERM
-SERVER=$first OUT=$first_out
+check "two read-only servers share an image" "$HEADWORKS" serve --engine "$ENGINE" -U - -r --run 'nbdinfo --size "$uri"' \
+    "file:path=$IMAGES/disk.img"
 stop_server
 
 echo precious >"$SOCKET"
@@ -44,7 +41,7 @@ check "a folder that is not there is an error" fails_clearly 'no such' -U "$DIR/
 check "a path too long for a socket is an error" fails_clearly 'long|108|107' -U "$DIR/$(printf 'x%.0s' {1..120})" mem:size=1M
 
 port=$("$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-check "TCP" launch -p "$port" mem:size=5M
+serve_at -p "$port" mem:size=5M
 check "the printed URI is right" test "$(nbdinfo --size "$(sed -n 's/.*uri: //p' "$OUT" "$LOG" | head -n 1)")" = $((5 << 20))
 check "it answers on 127.0.0.1" test "$(nbdinfo --size "nbd://127.0.0.1:$port")" = $((5 << 20))
 pseudo_random 4 tcp >"$DIR/tcp"
@@ -55,9 +52,9 @@ check "a port in use is refused" fails_clearly 'in use' -p "$port" mem:size=1M
 stop_with TERM
 check "SIGTERM ends it with 0" test "$STATUS" -eq 0
 
-check "-U - makes a private socket" launch -U - mem:size=5M
+serve_at -U - mem:size=5M
 uri=$(sed -n 's/.*uri: //p' "$OUT" "$LOG" | head -n 1)
-check "which the printed URI names" test "$(nbdinfo --size "$uri")" = $((5 << 20))
+check "-U - makes a private socket, which the printed URI names" test "$(nbdinfo --size "$uri")" = $((5 << 20))
 stop_with TERM
 check "and which goes with the server" test ! -e "${uri##*socket=}"
 no_panic
