@@ -46,7 +46,7 @@ pub fn run_smoke(options: SmokeOptions) -> i32 {
             break;
         }
         SEED.store(smoke.seed, Ordering::Relaxed);
-        if let Err(failure) = smoke.next() {
+        if let Err(failure) = smoke.run_next() {
             tell_failure(&failure, options);
             return 1;
         }

@@ -7,7 +7,7 @@ use headworks_sim::smoke::COVERED_AFTER;
 fn swarm_scenarios_break_nothing_and_leave_nothing_out() {
     let mut smoke = Smoke::new(1, None);
     for _ in 0..COVERED_AFTER {
-        if let Err(failure) = smoke.next() {
+        if let Err(failure) = smoke.run_next() {
             panic!("{failure}");
         }
     }
@@ -18,7 +18,7 @@ fn swarm_scenarios_break_nothing_and_leave_nothing_out() {
 fn equal_seeds_give_equal_hashes_and_others_do_not() {
     let hash = |seed, shards| {
         let mut smoke = Smoke::new(seed, shards);
-        (0..3).for_each(|_| smoke.next().unwrap());
+        (0..3).for_each(|_| smoke.run_next().unwrap());
         smoke.hash()
     };
     assert_eq!(hash(7, None), hash(7, None));
