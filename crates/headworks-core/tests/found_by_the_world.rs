@@ -168,3 +168,18 @@ fn a_write_that_waited_is_not_sent_behind_a_late_one() {
     );
     assert!(hand.shard.is_quiet());
 }
+
+#[test]
+fn steps_of_long_commands_are_whole_blocks_and_granules() {
+    let queue = QueueOptions {
+        max_sectors_kb: 5,
+        discard_max_bytes: 100_000,
+        discard_granularity: 4096,
+        ..QueueOptions::default()
+    };
+    let mut hand = Hand::new(queue);
+    let discard = submits(&hand.bio(Op::Discard, BioFlags::NONE, 1, 0, 1 << 18))[0];
+    assert_eq!(discard.len, 98_304);
+    let zeroes = submits(&hand.bio(Op::WriteZeroes, BioFlags::NONE, 2, 1 << 19, 1 << 18))[0];
+    assert_eq!(zeroes.len, 99_840);
+}

@@ -523,12 +523,19 @@ impl Queue {
     fn command(&self, request: &Request) -> (Op, u64, u32) {
         let at = request.offset + u64::from(request.done);
         let left = request.len - request.done;
+        let block = self.block_size(request);
         match request.op {
             Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
-                (Op::Write, at, left.min(self.limits.max_bytes))
+                (Op::Write, at, left.min(whole(self.limits.max_bytes, block)))
             }
-            Op::Discard | Op::WriteZeroes => {
-                (request.op, at, left.min(self.options.discard_max_bytes))
+            Op::Discard => {
+                let granule = block.max(self.options.discard_granularity);
+                let most = whole(self.options.discard_max_bytes, granule);
+                (request.op, at, left.min(most))
+            }
+            Op::WriteZeroes => {
+                let most = whole(self.options.discard_max_bytes, block);
+                (request.op, at, left.min(most))
             }
             op => (op, at, left),
         }
@@ -599,6 +606,12 @@ impl VolumeQueue {
     pub fn is_suspect(&self) -> bool {
         self.suspect
     }
+}
+
+/// The most of `limit` that is whole units, at least one: steps of a long command stay aligned whatever the limit is.
+const fn whole(limit: u32, unit: u32) -> u32 {
+    let bytes = limit & !(unit - 1);
+    if bytes == 0 { unit } else { bytes }
 }
 
 /// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.
