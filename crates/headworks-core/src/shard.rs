@@ -13,7 +13,7 @@ use crate::options::{ShardConfig, VolumeConfig};
 use crate::plug::Plug;
 use crate::queue::{Pools, Queue, TIMERS, TimerKind, answer};
 use crate::remote::RemoteQueue;
-use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots, State};
+use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
 use crate::slab::NIL;
 use crate::stats::VolumeStats;
 use crate::tags::TagOwner;

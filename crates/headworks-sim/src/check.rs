@@ -96,7 +96,7 @@ pub fn check_status(
             let unable = !queue.write_zeroes || faults.zeroes > 0;
             bio.op == Op::WriteZeroes && bio.flags.contains(BioFlags::FAST_ZERO) && unable
         }
-        IoError::NoMemory => scenario.tight,
+        IoError::NoMemory => scenario.tight && faulty,
         IoError::Invalid | IoError::ReadOnly | IoError::Busy | IoError::ShutDown => false,
     };
     if caused {

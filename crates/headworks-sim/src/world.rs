@@ -151,13 +151,16 @@ impl World {
             return;
         }
         self.set_faulty(false);
-        for connection in &mut self.wire.connections[jobs..] {
-            connection.job.left = connection.job.options.bios;
+        // One volume after the other, so that even the smallest shards have room for every read.
+        for index in jobs..self.wire.connections.len() {
+            let job = &mut self.wire.connections[index].job;
+            job.left = job.options.bios;
+            if self.run_jobs(None) == Stop::Broken {
+                return;
+            }
         }
-        if self.run_jobs(None) != Stop::Broken {
-            self.wire.oracle.recovered();
-            self.check_quiet();
-        }
+        self.wire.oracle.recovered();
+        self.check_quiet();
     }
 
     fn set_faulty(&mut self, faulty: bool) {
@@ -566,7 +569,7 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         start: 0,
         end: size,
         block_size: STEP,
-        depth: 8,
+        depth: scenario.bios_max.min(8) as u16,
         batch: 8,
         bios: (size / u64::from(STEP)) as u32,
         weights: [1, 0, 0, 0, 0],

@@ -156,7 +156,14 @@ impl Queue {
     }
 
     /// The request's commands are over.
-    fn finish(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status, hole: bool) {
+    pub(super) fn finish(
+        &mut self,
+        now: Instant,
+        pools: &mut Pools,
+        id: SlotId,
+        status: Status,
+        hole: bool,
+    ) {
         let request = &mut pools.slots[id];
         if request.is(Request::TIMED_OUT) && request.op.is_write() {
             self.zombies -= 1;

@@ -267,6 +267,29 @@ impl Queue {
     /// Ends a batch: hands freed tags on, feeds the elevator, fills the device.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) {
         loop {
+            self.grant(now, pools);
+            self.feed(now, pools);
+            // A request that fails on its way to the device frees its tag.
+            if self.freed == 0 {
+                break;
+            }
+        }
+        if self.tags.waiters() > 0 {
+            self.revoke(pools);
+        }
+        match self.elevator.next_timeout() {
+            Some(at) => pools
+                .timers
+                .set(timer_of(self.device, TimerKind::Elevator), at),
+            None => pools
+                .timers
+                .clear(timer_of(self.device, TimerKind::Elevator)),
+        }
+    }
+
+    /// Hands freed tags to those whose turn it is.
+    fn grant(&mut self, now: Instant, pools: &mut Pools) {
+        loop {
             if self.freed > 0 {
                 self.tags.put(std::mem::take(&mut self.freed));
             }
@@ -281,6 +304,10 @@ impl Queue {
                 Who::Shard(shard) => self.lend(pools, shard, want),
             }
         }
+    }
+
+    /// Puts what has its tags into the elevator, and from there into the device.
+    fn feed(&mut self, now: Instant, pools: &mut Pools) {
         if !self.ready.is_empty() {
             self.elevator.insert(now, &mut pools.slots, &self.ready);
             self.queued += self.ready.len() as u32;
@@ -293,17 +320,6 @@ impl Queue {
             }
         }
         self.ready.clear();
-        if self.tags.waiters() > 0 {
-            self.revoke(pools);
-        }
-        match self.elevator.next_timeout() {
-            Some(at) => pools
-                .timers
-                .set(timer_of(self.device, TimerKind::Elevator), at),
-            None => pools
-                .timers
-                .clear(timer_of(self.device, TimerKind::Elevator)),
-        }
     }
 
     /// The time to ask a refusing device again has come.
@@ -481,6 +497,9 @@ impl Queue {
 
     /// Sends a request's next command to the device.
     fn send(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
+        if self.zombies > 0 && self.is_behind_zombie(&pools.slots, id) {
+            return self.finish(now, pools, id, Err(IoError::TimedOut), false);
+        }
         let request = &mut pools.slots[id];
         request.state = State::InFlight;
         request.sent = now;

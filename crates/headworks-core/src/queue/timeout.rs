@@ -9,7 +9,7 @@ use super::{Pools, Queue, TimerKind, answer, timer_of};
 use crate::action::{Action, Notice};
 use crate::error::IoError;
 use crate::input::ReplyStage;
-use crate::request::{Request, SlotId};
+use crate::request::{Request, SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -80,24 +80,34 @@ impl Queue {
         }
     }
 
-    /// Fails a new write over bytes that a timed-out one may still write; true if it is gone.
-    pub(super) fn refuse_overlap(&mut self, pools: &mut Pools, new: SlotId) -> bool {
-        let request = &pools.slots[new];
-        let (start, end, volume) = (request.offset, request.end(), request.volume);
-        let mut id = if request.op.is_write() {
+    /// Whether a timed-out write is still in the device that may overwrite what `new` is about to write.
+    pub(super) fn is_behind_zombie(&self, slots: &Slots, new: SlotId) -> bool {
+        let Request {
+            offset: start,
+            volume,
+            op,
+            ..
+        } = slots[new];
+        let end = slots[new].end();
+        let mut id = if op.is_write() {
             self.flight.head()
         } else {
             NIL
         };
         while id != NIL {
-            let old = &pools.slots[id];
+            let old = &slots[id];
             let overlaps = old.volume == volume && old.offset < end && start < old.end();
             if old.is(Request::TIMED_OUT) && old.op.is_write() && overlaps {
-                break;
+                return true;
             }
             id = old.flight_next;
         }
-        if id == NIL {
+        false
+    }
+
+    /// Fails a new write over bytes that a timed-out one may still write; true if it is gone.
+    pub(super) fn refuse_overlap(&mut self, pools: &mut Pools, new: SlotId) -> bool {
+        if !self.is_behind_zombie(&pools.slots, new) {
             return false;
         }
         let (mut slot, tail) = (pools.slots[new].bio_head, pools.slots[new].bio_tail);

@@ -461,7 +461,7 @@ impl Disk {
             true => Replaced::Kept,
             false => Replaced::Lost,
         };
-        let bytes = store.write(offset, len, held.submitted, replaced);
+        let bytes = store.write(offset, len, replaced);
         if command.op != Op::Write || held.spans.is_empty() {
             bytes.fill(0);
             return;
@@ -491,7 +491,7 @@ impl Disk {
             if may_be_hole {
                 hole = self.end_hole(slot, transferred);
             }
-            self.end_data(&command, submitted, transferred);
+            self.end_data(&command, transferred);
         }
         let too_much = self.options.defect == Defect::ClaimsTooMuch
             && command.op.has_data()
@@ -530,7 +530,7 @@ impl Disk {
         zeros
     }
 
-    fn end_data(&mut self, command: &Command, writer: u64, transferred: u32) {
+    fn end_data(&mut self, command: &Command, transferred: u32) {
         if !command.op.is_write() {
             return;
         }
@@ -542,7 +542,7 @@ impl Disk {
         let store = self.files[usize::from(command.volume.0)]
             .as_mut()
             .expect("checked when it was started");
-        store.complete(command.offset, transferred as usize, writer, self.tick);
+        store.complete(command.offset, transferred as usize, self.tick);
         if durable {
             store.persist(command.offset, transferred as usize);
         }

@@ -24,9 +24,8 @@ pub struct Store {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sector {
-    /// The command that wrote it last.
-    writer: u64,
-    /// The tick at which that command completed; `IN_FLIGHT` before.
+    /// The tick at which a write of it first completed that is not durable; `IN_FLIGHT` before. A write still in flight may
+    /// have replaced that version in the cache already: the flush that counts the one then owes the other.
     done: u64,
     dirty: bool,
 }
@@ -68,27 +67,25 @@ impl Store {
         &self.cache[offset as usize..offset as usize + len]
     }
 
-    /// The cache's bytes of the range, about to be overwritten by command `writer`.
+    /// The cache's bytes of the range, about to be overwritten.
     pub fn write(
         &mut self,
         offset: u64,
         len: usize,
-        writer: u64,
         mut replaced: impl FnMut() -> Replaced,
     ) -> &mut [u8] {
         let (first, count) = (offset as usize / SECTOR, len / SECTOR);
         for index in first..first + count {
             let sector = &mut self.sectors[index];
-            if sector.dirty {
-                if replaced() == Replaced::Kept {
-                    let at = index * SECTOR;
-                    self.durable[at..at + SECTOR].copy_from_slice(&self.cache[at..at + SECTOR]);
-                }
-            } else {
+            if !sector.dirty {
                 self.dirty.push(index as u32);
+            } else if replaced() == Replaced::Kept {
+                let at = index * SECTOR;
+                self.durable[at..at + SECTOR].copy_from_slice(&self.cache[at..at + SECTOR]);
+            } else {
+                continue;
             }
             *sector = Sector {
-                writer,
                 done: IN_FLIGHT,
                 dirty: true,
             };
@@ -96,13 +93,11 @@ impl Store {
         &mut self.cache[offset as usize..offset as usize + len]
     }
 
-    /// Command `writer` completed at `tick`: flushes submitted later count what is still its.
-    pub fn complete(&mut self, offset: u64, len: usize, writer: u64, tick: u64) {
+    /// A write of the range completed at `tick`: flushes submitted later count it.
+    pub fn complete(&mut self, offset: u64, len: usize, tick: u64) {
         let first = offset as usize / SECTOR;
         for sector in &mut self.sectors[first..first + len / SECTOR] {
-            if sector.writer == writer && sector.dirty {
-                sector.done = tick;
-            }
+            sector.done = sector.done.min(tick);
         }
     }
 
@@ -159,10 +154,8 @@ impl Store {
 mod tests {
     use super::*;
 
-    fn write(store: &mut Store, sector: u64, byte: u8, writer: u64, replaced: Replaced) {
-        store
-            .write(sector * 512, SECTOR, writer, || replaced)
-            .fill(byte);
+    fn write(store: &mut Store, sector: u64, byte: u8, replaced: Replaced) {
+        store.write(sector * 512, SECTOR, || replaced).fill(byte);
     }
 
     /// The bytes found after a cut over many coins: what may survive.
@@ -182,11 +175,11 @@ mod tests {
 
     #[test]
     fn a_cut_keeps_unflushed_sectors_by_coin_and_flushed_ones_always() {
-        let unflushed = |store: &mut Store, _: &mut Prng| write(store, 0, 1, 1, Replaced::Lost);
+        let unflushed = |store: &mut Store, _: &mut Prng| write(store, 0, 1, Replaced::Lost);
         assert_eq!(survivors(unflushed, 0), [0, 1]);
         let flushed = |store: &mut Store, prng: &mut Prng| {
-            write(store, 0, 1, 1, Replaced::Lost);
-            store.complete(0, SECTOR, 1, 10);
+            write(store, 0, 1, Replaced::Lost);
+            store.complete(0, SECTOR, 10);
             store.flush(11, prng);
         };
         assert_eq!(survivors(flushed, 0), [1]);
@@ -195,22 +188,33 @@ mod tests {
     #[test]
     fn a_flush_does_not_count_what_completed_after_its_submission() {
         let late = |store: &mut Store, prng: &mut Prng| {
-            write(store, 0, 1, 1, Replaced::Lost);
-            store.complete(0, SECTOR, 1, 12);
+            write(store, 0, 1, Replaced::Lost);
+            store.complete(0, SECTOR, 12);
             store.flush(11, prng);
         };
         assert_eq!(survivors(late, 0), [0, 1]);
     }
 
     #[test]
+    fn a_flush_owes_a_version_that_a_write_in_flight_replaced() {
+        let replaced = |store: &mut Store, prng: &mut Prng| {
+            write(store, 0, 1, Replaced::Lost);
+            store.complete(0, SECTOR, 10);
+            write(store, 0, 2, Replaced::Lost);
+            store.flush(11, prng);
+        };
+        assert_eq!(survivors(replaced, 0), [2]);
+    }
+
+    #[test]
     fn a_replaced_version_that_was_kept_is_the_least_that_survives() {
         let kept = |store: &mut Store, _: &mut Prng| {
-            write(store, 3, 1, 1, Replaced::Lost);
-            write(store, 3, 2, 2, Replaced::Kept);
+            write(store, 3, 1, Replaced::Lost);
+            write(store, 3, 2, Replaced::Kept);
         };
         assert_eq!(survivors(kept, 3), [1, 2]);
         let forced = |store: &mut Store, _: &mut Prng| {
-            write(store, 3, 1, 1, Replaced::Lost);
+            write(store, 3, 1, Replaced::Lost);
             store.persist(3 * 512, SECTOR);
         };
         assert_eq!(survivors(forced, 3), [1]);

@@ -483,6 +483,7 @@ fn live(
         if let Ok(mut broken) = crew.broken.lock() {
             *broken = Some(format!("shard {shard} cannot go on: {error}"));
         }
+        crew.board.send_all(|| Mail::Stop);
         crew.board.wait();
     }
 }

@@ -126,6 +126,10 @@ pub struct Reactor {
     life: Life,
     skips: u32,
     next_tick: Instant,
+    /// Something happened since the last tick, or somebody's patience runs. An idle server does not tick.
+    ticking: bool,
+    /// The process had no file descriptor for a client: listeners rest until the next tick.
+    resting: bool,
     scratch: Vec<u8>,
     inputs: Vec<Input>,
     batch: Vec<Input>,
@@ -152,6 +156,8 @@ impl Reactor {
             life: Life::Running,
             skips: 0,
             next_tick: Instant(0),
+            ticking: false,
+            resting: false,
             scratch: vec![0; SCRATCH],
             inputs: Vec::with_capacity(4096),
             batch: Vec::with_capacity(4096),
@@ -196,7 +202,8 @@ impl Reactor {
         self.send(now);
         self.push_messages();
         self.tell_notices();
-        if worked && now >= self.next_tick {
+        self.ticking |= worked;
+        if self.ticking && now >= self.next_tick {
             self.tick(now);
         }
         self.advance_life(now);
@@ -265,28 +272,17 @@ impl Reactor {
             self.standings[slot as usize].hot = false;
             self.watch(slot);
         }
+        let tick = self.ticking.then_some(self.next_tick);
         let times = [
             self.parts.desk.timer,
             self.parts.executor.next_timeout(),
-            self.tick_due(now),
+            tick,
         ];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
             None => Wait::Forever,
         }
-    }
-
-    /// The time of the next look at patience; none while nobody's patience runs.
-    fn tick_due(&mut self, now: Instant) -> Option<Instant> {
-        let desk = &mut self.parts.desk;
-        let waits = |slot| {
-            desk.connection(slot)
-                .is_some_and(|(c, _)| c.deadline().is_some())
-        };
-        let draining = self.life != Life::Running;
-        let needed = draining || (0..self.standings.len() as u32).any(waits);
-        needed.then(|| now.after(TICK_NS))
     }
 
     fn take_events(&mut self, now: Instant) -> bool {
@@ -399,12 +395,13 @@ impl Reactor {
         let (mut index, mut worked) = (0, false);
         while index < self.hot.len() {
             let slot = self.hot[index];
+            // A connection that was closed elsewhere may still be on the list.
             let received = self.receive_from(now, slot, &mut room);
-            worked |= !matches!(
+            worked |= matches!(
                 received,
-                Received::Nothing | Received::Full | Received::NoBuffer
+                Some(Received::Some | Received::Chosen { .. } | Received::End(_))
             );
-            if self.standings[slot as usize].hot && self.settle(now, slot, received) {
+            if received.is_some_and(|received| self.settle(now, slot, received)) {
                 index += 1;
             } else {
                 self.hot.swap_remove(index);
@@ -414,12 +411,10 @@ impl Reactor {
         worked
     }
 
-    fn receive_from(&mut self, now: Instant, slot: u32, room: &mut u32) -> Received {
+    fn receive_from(&mut self, now: Instant, slot: u32, room: &mut u32) -> Option<Received> {
         let line = self.line.front().is_some_and(|&first| first != slot);
-        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
-            return Received::Nothing;
-        };
-        connection.receive(&mut Intake {
+        let (connection, pool) = self.parts.desk.connection(slot)?;
+        Some(connection.receive(&mut Intake {
             now,
             scratch: &mut self.scratch,
             pool,
@@ -427,7 +422,7 @@ impl Reactor {
             exports: &self.infos,
             room,
             inputs: &mut self.inputs,
-        })
+        }))
     }
 
     /// Acts on what a receive came to; true if the connection stays hot.
@@ -435,8 +430,11 @@ impl Reactor {
         if received != Received::NoBuffer && self.line.front() == Some(&slot) {
             self.line.pop_front();
         }
-        self.parts.desk.list(slot);
         self.standings[slot as usize].hold = Hold::No;
+        if received == Received::Nothing {
+            return true;
+        }
+        self.parts.desk.list(slot);
         match received {
             Received::Nothing | Received::Some => return true,
             Received::Full => self.standings[slot as usize].hold = Hold::Full,
@@ -620,12 +618,13 @@ impl Reactor {
         let Some(fd) = connection.socket() else {
             return;
         };
-        let interest = match (standing.hold, standing.blocked) {
-            (Hold::No, false) => Interest::Read,
-            (Hold::No, true) => Interest::ReadWrite,
-            (_, true) => Interest::Write,
+        let reads = standing.hold == Hold::No && connection.reads();
+        let interest = match (reads, standing.blocked) {
+            (true, false) => Interest::Read,
+            (true, true) => Interest::ReadWrite,
+            (false, true) => Interest::Write,
             // Its own replies or the line will bring it back.
-            (_, false) => return,
+            (false, false) => return,
         };
         self.parts.engine.watch(slot, fd, interest);
     }
@@ -651,8 +650,9 @@ impl Reactor {
                 Ok(Some((socket, peer))) => self.welcome(now, socket, peer),
                 Ok(None) => break,
                 Err(error) => {
-                    error!(%error, "cannot accept a client");
-                    break;
+                    error!("cannot accept a client: {error}; trying again in a second");
+                    (self.resting, self.ticking) = (true, true);
+                    return;
                 }
             }
         }
@@ -729,14 +729,22 @@ impl Reactor {
     /// Once a second while anything happens: patience, and the sizes of files.
     fn tick(&mut self, now: Instant) {
         self.next_tick = now.after(TICK_NS);
+        self.ticking = self.life != Life::Running;
         for slot in self.parts.desk.slots() {
             let Some((connection, _)) = self.parts.desk.connection(slot) else {
                 continue;
             };
-            if connection.deadline().is_some_and(|at| at <= now) {
+            let Some(deadline) = connection.deadline() else {
+                continue;
+            };
+            self.ticking = true;
+            if deadline <= now {
                 let complaint = connection.complaint();
                 self.end(slot, &End::Fault(complaint));
             }
+        }
+        if std::mem::take(&mut self.resting) {
+            (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
         }
         for file in &mut self.parts.files {
             if let Some(size) = file.changed_size() {

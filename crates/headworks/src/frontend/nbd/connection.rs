@@ -191,6 +191,12 @@ impl Connection {
         self.socket.as_ref().map(AsRawFd::as_raw_fd)
     }
 
+    /// Whether it takes requests, now or later.
+    #[must_use]
+    pub fn reads(&self) -> bool {
+        !matches!(self.phase, Phase::Leaving | Phase::Dead)
+    }
+
     /// The handshake is over: from now on requests for `volume` are taken.
     pub fn begin(&mut self, now: Instant, volume: VolumeId, export: &ExportInfo, structured: bool) {
         self.last_progress = now;

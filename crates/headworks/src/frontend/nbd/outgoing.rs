@@ -16,10 +16,17 @@ const PIECES_MAX: usize = 1024;
 /// 16 KiB of zeros for holes in simple replies: small, so that they stay in the first-level cache.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
+/// Header bytes that were sent are cut off the arena when there are this many.
+const COMPACT_AT: usize = 16 << 10;
+
 #[derive(Debug)]
 enum Piece {
     /// A range of the header arena.
-    Headers { start: usize, len: usize },
+    Headers {
+        start: usize,
+        len: usize,
+        replies: usize,
+    },
     /// A range of a buffer, which goes back to the pool afterwards.
     Data { span: Span, buffer: Option<Buffer> },
 }
@@ -31,7 +38,7 @@ pub struct Outgoing {
     pieces: VecDeque<Piece>,
     /// Bytes of the first piece that were sent.
     sent: usize,
-    /// Replies since the queue was empty: what bounds it.
+    /// Replies that wait: what bounds the queue.
     replies: usize,
 }
 
@@ -62,7 +69,7 @@ impl Outgoing {
         self.pieces.is_empty()
     }
 
-    /// Replies since the queue was empty last.
+    /// Replies that wait or are half sent.
     #[must_use]
     pub fn replies(&self) -> usize {
         self.replies
@@ -75,8 +82,19 @@ impl Outgoing {
         self.replies += 1;
         let len = self.headers.len() - start;
         match self.pieces.back_mut() {
-            Some(Piece::Headers { len: before, .. }) => *before += len,
-            _ => self.pieces.push_back(Piece::Headers { start, len }),
+            Some(Piece::Headers {
+                len: before,
+                replies,
+                ..
+            }) => {
+                *before += len;
+                *replies += 1;
+            }
+            _ => self.pieces.push_back(Piece::Headers {
+                start,
+                len,
+                replies: 1,
+            }),
         }
     }
 
@@ -140,7 +158,7 @@ impl Outgoing {
         let mut skip = self.sent;
         for piece in self.pieces.iter().take(PIECES_MAX) {
             let (base, len) = match *piece {
-                Piece::Headers { start, len } => {
+                Piece::Headers { start, len, .. } => {
                     (self.headers[start..start + len].as_ptr().cast_mut(), len)
                 }
                 Piece::Data { span, .. } => (span.base, span.len),
@@ -156,23 +174,45 @@ impl Outgoing {
     fn advance(&mut self, count: usize, pool: &mut Pool) {
         let mut left = count;
         while let Some(piece) = self.pieces.front_mut() {
-            let (len, buffer) = match piece {
-                Piece::Headers { len, .. } => (*len, None),
-                Piece::Data { span, buffer } => (span.len, Some(buffer)),
+            let len = match piece {
+                Piece::Headers { len, .. } => *len,
+                Piece::Data { span, .. } => span.len,
             };
             if left < len - self.sent {
                 self.sent += left;
+                self.compact();
                 return;
             }
             left -= len - self.sent;
             self.sent = 0;
-            if let Some(buffer) = buffer.and_then(Option::take) {
-                pool.put(buffer);
+            match self.pieces.pop_front() {
+                Some(Piece::Headers { replies, .. }) => self.replies -= replies,
+                Some(Piece::Data {
+                    buffer: Some(buffer),
+                    ..
+                }) => pool.put(buffer),
+                _ => {}
             }
-            self.pieces.pop_front();
         }
         self.headers.clear();
-        self.replies = 0;
+    }
+
+    /// A client that always leaves something unsent must not make the arena grow: what was sent is cut off.
+    fn compact(&mut self) {
+        let first = self.pieces.iter().find_map(|piece| match piece {
+            Piece::Headers { start, .. } => Some(*start),
+            Piece::Data { .. } => None,
+        });
+        let cut = first.unwrap_or(self.headers.len());
+        if cut < COMPACT_AT {
+            return;
+        }
+        self.headers.drain(..cut);
+        for piece in &mut self.pieces {
+            if let Piece::Headers { start, .. } = piece {
+                *start -= cut;
+            }
+        }
     }
 }
 
@@ -234,6 +274,30 @@ mod tests {
         theirs.read_to_end(&mut received).unwrap();
         assert!(times_full > 3 && received == expected);
         assert_eq!((pool.taken(), outgoing.replies()), (0, 0));
+    }
+
+    /// A client that never reads all: the queue stays as long as what waits.
+    #[test]
+    fn a_queue_that_is_never_empty_does_not_grow() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut pool = Pool::new(8 << 20).unwrap();
+        let (mut outgoing, mut spans) = (Outgoing::new(8), Vec::new());
+        let mut some = vec![0; 60_000];
+        for _ in 0..3_000 {
+            while outgoing.replies() < 10 {
+                outgoing.header(|out| out.extend([7; 64]));
+                outgoing.zeros(50_000);
+            }
+            outgoing
+                .send(ours.as_raw_fd(), &mut pool, &mut spans)
+                .unwrap();
+            assert!(
+                !outgoing.is_empty(),
+                "the socket takes less than what waits"
+            );
+            let _ = theirs.read(&mut some).unwrap();
+        }
+        assert!(outgoing.headers.capacity() < 4 * COMPACT_AT);
     }
 
     #[test]
