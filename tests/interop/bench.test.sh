@@ -3,7 +3,7 @@
 # The lean client of `headworks bench`, against our server and against QEMU's: the bytes it verifies are real.
 . "$(dirname "$0")/lib.sh"
 
-bench() { "$HEADWORKS" bench --runtime 1 --iodepth 16 "$@"; }
+bench() { "$HEADWORKS" bench --runtime 300ms --iodepth 16 "$@"; }
 
 serve "$(spec disk)"
 for rw in randwrite randrw write read randread; do
