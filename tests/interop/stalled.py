@@ -3,6 +3,7 @@
 The server's limits are 1 s; what is allowed here is 10 s, for slow machines.
 """
 
+import struct
 import sys
 import time
 
@@ -49,7 +50,13 @@ def half_payload(c):
     c.request(WRITE, 1, 0, 64 * 1024, bytes(1000))
 
 
-for stall in [half_greeting, half_flags, no_option, half_option, half_data, haggle, half_payload]:
+def half_request(c):
+    """sends half of a request"""
+    c.go()
+    c.send(struct.pack(">IHHQQI", REQUEST_MAGIC, 0, READ, 1, 0, 4096)[:20])
+
+
+for stall in [half_greeting, half_flags, no_option, half_option, half_data, haggle, half_payload, half_request]:
 
     def let_go(stall=stall):
         client = Raw(URI, timeout=10)
