@@ -57,10 +57,11 @@ impl Queue {
         }
         self.zombies += u32::from(op.is_write());
         if parent != NIL {
-            // No more pieces; those on their way end in silence.
+            // No more pieces. The bio is answered, so those that are out may come too late as well, however young.
             let split = &mut pools.slots[parent];
             split.done = split.len;
             split.status = Err(IoError::TimedOut);
+            self.time_out_siblings(pools, parent);
         }
         loop {
             let next = pools.bios[slot].next;
@@ -77,6 +78,18 @@ impl Queue {
                 return;
             }
             slot = next;
+        }
+    }
+
+    fn time_out_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
+        let mut id = self.flight.head();
+        while id != NIL {
+            let piece = &mut pools.slots[id];
+            if piece.parent == parent && !piece.is(Request::TIMED_OUT) {
+                piece.marks |= Request::TIMED_OUT;
+                self.zombies += u32::from(piece.op.is_write());
+            }
+            id = piece.flight_next;
         }
     }
 

@@ -332,7 +332,7 @@ fn tail(path: &Path, size: u64, block: u32, mode: FileMode) -> ConfigError {
 
 fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
     let message = match options.read_only {
-        true => "is being written by another process: stop that first",
+        true => "is in use by another process that writes it: stop that first",
         false => "is in use by another process: stop that, or serve it read-only if both only read",
     };
     ConfigError::new("path", format!("{} {message}", path.display()))
@@ -447,10 +447,10 @@ mod tests {
         };
         let writer = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
         assert!(refusal(image.path(), FileOptions::default()).contains("in use"));
-        assert!(refusal(image.path(), read_only).contains("being written"));
+        assert!(refusal(image.path(), read_only).contains("that writes it"));
         let watch = writer.size_watch();
         drop(writer);
-        assert!(refusal(image.path(), read_only).contains("being written"));
+        assert!(refusal(image.path(), read_only).contains("that writes it"));
         drop(watch);
         let _reader = OpenFile::open(image.path(), &read_only).unwrap();
         assert!(OpenFile::open(image.path(), &read_only).is_ok());
