@@ -121,6 +121,12 @@ impl MappedImage {
         unsafe { self.call(op, end, spans) }
     }
 
+    /// A read or write at `offset` is next: its page comes into reach while the one before it is copied.
+    #[inline]
+    pub fn prefetch(&self, offset: u64) {
+        guarded::prefetch(self.base.as_ptr().wrapping_add(offset as usize));
+    }
+
     /// Bytes from `start` to `end` are about to be discarded or zeroed.
     pub fn on_zeroed(&mut self, start: u64, end: u64) {
         let end = end.min(self.size);
@@ -195,6 +201,11 @@ impl MappedImage {
             let first = chunk * CHUNK_PAGES;
             let count = CHUNK_PAGES.min(self.mapped_len / PAGE - 1 - first);
             let resident = self.resident(first, count).unwrap_or_default();
+            if resident[..count].iter().all(|&resident| resident) {
+                self.known.set_data(first..first + count);
+                self.populate(first, count);
+                continue;
+            }
             for (page, resident) in (first..first + count).zip(resident) {
                 if resident {
                     self.known.set_data(page..page + 1);
@@ -202,6 +213,16 @@ impl MappedImage {
             }
         }
         self.known.all_data(pages)
+    }
+
+    /// Maps pages that have memory, in one fault instead of one per page that is written.
+    fn populate(&self, first: usize, count: usize) {
+        // SAFETY: advice about our own mapping, where it changes no bytes; a kernel that refuses it (before 5.14) leaves the
+        // pages to be mapped when they are touched.
+        unsafe {
+            let from = self.base.as_ptr().add(first * PAGE);
+            libc::madvise(from.cast(), count * PAGE, libc::MADV_POPULATE_READ);
+        }
     }
 
     /// Which of some pages have memory. What was swapped out counts as none: a system call brings it back.

@@ -226,7 +226,13 @@ impl FileDevice {
 impl Device for FileDevice {
     unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
         self.batches += 1;
-        for command in batch.commands {
+        for (index, command) in batch.commands.iter().enumerate() {
+            if let Some(next) = batch.commands.get(index + 1) {
+                let file = self.files.get(usize::from(next.volume.0));
+                if let Some(file) = file.and_then(Option::as_ref) {
+                    file.prefetch(next.offset);
+                }
+            }
             // SAFETY: the caller's promise, passed on.
             unsafe { self.start(command, batch.spans_of(command), io) };
         }

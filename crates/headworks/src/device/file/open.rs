@@ -257,6 +257,14 @@ impl OpenFile {
         unsafe { call::execute(op, spans) }
     }
 
+    /// A read or write at `offset` is next.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: u64) {
+        if let Some(mapped) = &self.mapped {
+            mapped.prefetch(offset);
+        }
+    }
+
     pub(super) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
