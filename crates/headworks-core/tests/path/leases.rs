@@ -151,9 +151,8 @@ fn with_one_tag_two_shards_and_the_owner_all_get_on() {
                 done += 1;
             }
             shards.deliver();
-            for shard in 0..3 {
-                let replies = shards.at[shard].replies();
-                answered[shard] += replies.matches("ok").count();
+            for (bench, answered) in shards.at.iter_mut().zip(&mut answered) {
+                *answered += bench.replies().matches("ok").count();
             }
         }
         let (least, most) = (
