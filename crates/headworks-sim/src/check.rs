@@ -5,6 +5,7 @@ use std::fmt;
 
 use headworks_core::{Bio, BioFlags, DeviceId, Instant, IoError, Op, Shard, Status};
 
+use crate::disk::Defect;
 use crate::oracle::Violation;
 use crate::scenario::Scenario;
 
@@ -85,8 +86,8 @@ pub fn check_status(
     let caused = match error {
         IoError::Medium => {
             faulty
-                && (faults.medium > 0 && bio.op != Op::Flush
-                    || bio.op != Op::Flush && faults.nothing > 0
+                && (bio.op != Op::Flush && (faults.medium > 0 || faults.nothing > 0)
+                    || bio.op.has_data() && device.defect == Defect::ClaimsTooMuch
                     || waits_for_flush && (faults.flush > 0 || faults.late > 0)
                     || faults.is_bad(bio.id.volume, Op::Read, bio.offset, bio.len))
         }

@@ -15,6 +15,7 @@ pub mod oracle;
 pub mod pattern;
 pub mod scenario;
 pub mod smoke;
+pub mod throughput;
 pub mod wire;
 pub mod workload;
 pub mod world;

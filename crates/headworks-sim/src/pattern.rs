@@ -44,7 +44,9 @@ pub fn fill(bytes: &mut [u8], version: u64, volume: u16, sector: u64) {
     let (words, rest) = bytes.as_chunks_mut::<8>();
     assert!(words.len() == WORDS && rest.is_empty(), "one sector");
     for (index, word) in words.iter_mut().enumerate() {
-        *word = seed.wrapping_add(index as u64 * STEP).to_le_bytes();
+        *word = seed
+            .wrapping_add((index as u64).wrapping_mul(STEP))
+            .to_le_bytes();
     }
     words[0] = version.to_le_bytes();
     words[1] = place.to_le_bytes();
@@ -66,7 +68,7 @@ pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
     }
     let seed = seed(version, place);
     let differs = words.iter().enumerate().skip(2).fold(0, |any, (i, word)| {
-        any | (u64::from_le_bytes(*word) ^ seed.wrapping_add(i as u64 * STEP))
+        any | (u64::from_le_bytes(*word) ^ seed.wrapping_add((i as u64).wrapping_mul(STEP)))
     });
     if differs != 0 {
         let poison = bytes.iter().all(|&byte| byte == POISON);

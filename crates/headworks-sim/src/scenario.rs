@@ -168,7 +168,7 @@ fn draw_queue(prng: &mut Prng, model: Model) -> QueueOptions {
     QueueOptions {
         nr_requests: pick(&[1, 2, 3, 7, 16, 62, 64, 256]),
         queue_depth: pick(&[1, 2, 5, 16, 32, 128]),
-        max_sectors_kb: pick(&[4, 8, 12, 64, 128, 1280]),
+        max_sectors_kb: pick(&[4, 5, 12, 64, 128, 1280]),
         max_segments: pick(&[1, 2, 5, 16, 128]) as u16,
         max_segment_size: pick(&[4096, 12288, 65536, 32 << 20]),
         nomerges: [NoMerges::MergeAll, NoMerges::OneHit, NoMerges::Never]
@@ -178,7 +178,7 @@ fn draw_queue(prng: &mut Prng, model: Model) -> QueueOptions {
         fua: pick(&[0, 1]) == 1,
         discard: pick(&[0, 1, 1]) == 1,
         discard_granularity: pick(&[512, 4096, 65536]),
-        discard_max_bytes: pick(&[1 << 16, 1 << 18, 1 << 30]),
+        discard_max_bytes: pick(&[1 << 16, 100_000, 1 << 30]),
         write_zeroes: pick(&[0, 1, 1]) == 1,
         ..QueueOptions::default()
     }

@@ -44,7 +44,7 @@ impl Smoke {
     ///
     /// # Errors
     /// The rule that it broke; [`Smoke::seed`] still names it.
-    pub fn next(&mut self) -> Result<(), Box<Failure>> {
+    pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let outcome = world::run(Scenario::draw(self.seed, self.shards))?;
         self.hash.add(outcome.hash);
         self.hash.add(outcome.bios);

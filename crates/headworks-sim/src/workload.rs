@@ -180,7 +180,7 @@ impl Job {
     fn spoil(&mut self, bio: &mut Bio) {
         match self.prng.below(3) {
             0 => bio.offset = u64::MAX - u64::from(bio.len) / 2,
-            1 => bio.offset = (1 << 40) + bio.offset,
+            1 => bio.offset += 1 << 40,
             _ => bio.offset += SECTOR as u64 / 2,
         }
     }

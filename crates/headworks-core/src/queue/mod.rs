@@ -494,6 +494,10 @@ impl Queue {
         self.queued -= batch.ids().len() as u32;
         let mut failed = 0;
         for &id in batch.ids() {
+            assert!(
+                pools.slots[id].state == State::Queued,
+                "an elevator gives each request once"
+            );
             self.index.remove(&mut pools.slots, id);
             pools.slots[id].stamps[3] = now;
             failed += u32::from(!self.send(now, pools, id));
@@ -538,17 +542,19 @@ impl Queue {
     fn command(&self, request: &Request) -> (Op, u64, u32) {
         let at = request.offset + u64::from(request.done);
         let left = request.len - request.done;
+        let block = self.block_size(request);
         match request.op {
-            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
-                let step = merge::step(self.limits.max_bytes, self.block_size(request));
-                (Op::Write, at, left.min(step))
+            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => (
+                Op::Write,
+                at,
+                left.min(merge::step(self.limits.max_bytes, block)),
+            ),
+            Op::Discard => {
+                let granule = block.max(self.options.discard_granularity);
+                let step = merge::step(self.options.discard_max_bytes, granule);
+                (request.op, at, left.min(step))
             }
-            Op::Discard | Op::WriteZeroes => {
-                let block = match request.op {
-                    Op::Discard => self.options.discard_granularity,
-                    _ => 1,
-                };
-                let block = block.max(self.block_size(request));
+            Op::WriteZeroes => {
                 let step = merge::step(self.options.discard_max_bytes, block);
                 (request.op, at, left.min(step))
             }

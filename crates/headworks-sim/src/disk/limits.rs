@@ -62,8 +62,8 @@ impl Disk {
             Op::Discard if !queue.discard => "discards are not taken",
             Op::WriteZeroes if !queue.write_zeroes => "write-zeroes is not taken",
             Op::Discard
-                if command.offset % granularity != 0
-                    || u64::from(command.len) % granularity != 0 =>
+                if !command.offset.is_multiple_of(granularity)
+                    || !u64::from(command.len).is_multiple_of(granularity) =>
             {
                 "a discard not rounded to the granularity"
             }

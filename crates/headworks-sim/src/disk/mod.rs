@@ -493,7 +493,8 @@ impl Disk {
             }
             self.end_data(&command, transferred);
         }
-        let too_much = self.options.defect == Defect::ClaimsTooMuch
+        let too_much = self.faulty
+            && self.options.defect == Defect::ClaimsTooMuch
             && command.op.has_data()
             && self.prng.below(8) == 0;
         self.counters.lies += u64::from(too_much);

@@ -125,7 +125,7 @@ mod tests {
             let (mut timing, mut prng) = (Timing::new(DISK), Prng::new(1));
             timing.finish(Instant(0), distance, 1, &mut prng).0
         };
-        for distance in [1, 10_000, 1_000_000] {
+        for distance in [1u64, 10_000, 1_000_000] {
             let least = 500_000 + 1_000 * distance.isqrt();
             assert!((least..=least + 8_333_000 + 5_000).contains(&cost(distance)));
         }

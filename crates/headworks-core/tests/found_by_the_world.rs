@@ -1,0 +1,185 @@
+//! Bugs that the simulated world found, each as the shortest story that shows it: one shard, one device, answers by hand.
+
+use headworks_core::time::SEC;
+use headworks_core::*;
+
+struct Hand {
+    shard: Shard,
+    now: Instant,
+}
+
+impl Hand {
+    fn new(queue: QueueOptions) -> Self {
+        let volume = VolumeOptions {
+            size: 1 << 20,
+            read_only: false,
+            block_size: 512,
+        };
+        let config = ShardConfig::single(queue, volume, 16);
+        Self {
+            shard: Shard::new(config).unwrap(),
+            now: Instant(0),
+        }
+    }
+
+    fn step(&mut self, inputs: &[Input]) -> Vec<Action> {
+        self.shard.handle(self.now, inputs);
+        let list = self.shard.actions().list.clone();
+        self.shard.clear_actions();
+        list
+    }
+
+    fn bio(
+        &mut self,
+        op: Op,
+        flags: BioFlags,
+        sequence: u64,
+        offset: u64,
+        len: u32,
+    ) -> Vec<Action> {
+        let id = BioId {
+            sequence,
+            ..BioId::default()
+        };
+        let bio = Bio {
+            id,
+            offset,
+            len,
+            op,
+            flags,
+        };
+        self.step(&[Input::Bio(bio)])
+    }
+
+    fn answer(&mut self, submit: Submit, transferred: u32, hole: bool) -> Vec<Action> {
+        let completion = Completion {
+            id: submit.id,
+            transferred,
+            status: Ok(()),
+            hole,
+        };
+        let device = submit.device;
+        self.step(&[Input::Complete { device, completion }])
+    }
+}
+
+fn submits(actions: &[Action]) -> Vec<Submit> {
+    let submit = |action: &Action| match action {
+        Action::Submit(submit) => Some(*submit),
+        _ => None,
+    };
+    actions.iter().filter_map(submit).collect()
+}
+
+/// (sequence, status, hole, stage) of every reply.
+fn replies(actions: &[Action]) -> Vec<(u64, Status, bool, ReplyStage)> {
+    let reply = |action: &Action| match *action {
+        Action::Reply {
+            id,
+            status,
+            hole,
+            stage,
+        } => Some((id.sequence, status, hole, stage)),
+        _ => None,
+    };
+    actions.iter().filter_map(reply).collect()
+}
+
+const DONE: (u64, Status, bool, ReplyStage) = (1, Ok(()), false, ReplyStage::Final);
+
+#[test]
+fn a_device_that_cannot_discard_or_zero_is_not_asked_to() {
+    let queue = QueueOptions {
+        discard: false,
+        write_zeroes: false,
+        ..QueueOptions::default()
+    };
+    let mut hand = Hand::new(queue);
+    let actions = hand.bio(Op::Discard, BioFlags::NONE, 1, 0, 65536);
+    assert_eq!(
+        (submits(&actions).len(), replies(&actions)),
+        (0, vec![DONE])
+    );
+    let actions = hand.bio(Op::WriteZeroes, BioFlags::FAST_ZERO, 1, 0, 4096);
+    let refused = (1, Err(IoError::Unsupported), false, ReplyStage::Final);
+    assert_eq!(replies(&actions), [refused]);
+    let sent = submits(&hand.bio(Op::WriteZeroes, BioFlags::NONE, 1, 0, 4096));
+    assert_eq!(
+        (sent[0].op, sent[0].segments, sent[0].len),
+        (Op::Write, 0, 4096)
+    );
+    assert_eq!(replies(&hand.answer(sent[0], 4096, false)), [DONE]);
+}
+
+#[test]
+fn a_short_hole_is_read_again_as_data() {
+    let mut hand = Hand::new(QueueOptions::default());
+    let first = submits(&hand.bio(Op::Read, BioFlags::HOLE_OK, 1, 0, 4096))[0];
+    let again = submits(&hand.answer(first, 1024, true))[0];
+    assert_eq!((again.offset, again.len), (0, 4096));
+    assert!(!again.flags.contains(BioFlags::HOLE_OK));
+    assert_eq!(replies(&hand.answer(again, 4096, false)), [DONE]);
+}
+
+#[test]
+fn the_rest_of_a_short_read_comes_as_data() {
+    let mut hand = Hand::new(QueueOptions::default());
+    let first = submits(&hand.bio(Op::Read, BioFlags::HOLE_OK, 1, 0, 4096))[0];
+    let rest = submits(&hand.answer(first, 1024, false))[0];
+    assert_eq!((rest.offset, rest.len), (1024, 3072));
+    assert!(!rest.flags.contains(BioFlags::HOLE_OK));
+}
+
+#[test]
+fn a_write_that_waited_is_not_sent_behind_a_late_one() {
+    let queue = QueueOptions {
+        queue_depth: 2,
+        io_timeout_ns: SEC,
+        ..QueueOptions::default()
+    };
+    let mut hand = Hand::new(queue);
+    let late = submits(&hand.bio(Op::Write, BioFlags::NONE, 1, 0, 4096))[0];
+    let other = submits(&hand.bio(Op::Read, BioFlags::NONE, 2, 65536, 512))[0];
+    // The device is full: this one waits in the elevator.
+    assert!(submits(&hand.bio(Op::Write, BioFlags::NONE, 3, 2048, 4096)).is_empty());
+    hand.now = Instant(SEC / 2);
+    let next = submits(&hand.answer(other, 512, false));
+    // It may go while the first is in time; then the device decides. Take the slot for another read first.
+    assert_eq!(next.len(), 1, "in time, so it is sent");
+    hand.answer(next[0], 4096, false);
+    let read = submits(&hand.bio(Op::Read, BioFlags::NONE, 4, 65536, 512))[0];
+    assert!(submits(&hand.bio(Op::Write, BioFlags::NONE, 5, 2048, 4096)).is_empty());
+    hand.now = Instant(SEC + 1);
+    let early = replies(&hand.step(&[Input::Timer]));
+    assert_eq!(
+        early,
+        [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]
+    );
+    let actions = hand.answer(read, 512, false);
+    assert!(
+        submits(&actions).is_empty(),
+        "the late write could overwrite it"
+    );
+    let refused = (5, Err(IoError::TimedOut), false, ReplyStage::Final);
+    assert!(replies(&actions).contains(&refused));
+    assert_eq!(
+        replies(&hand.answer(late, 4096, false)),
+        [(1, Err(IoError::TimedOut), false, ReplyStage::Released)]
+    );
+    assert!(hand.shard.is_quiet());
+}
+
+#[test]
+fn steps_of_long_commands_are_whole_blocks_and_granules() {
+    let queue = QueueOptions {
+        max_sectors_kb: 5,
+        discard_max_bytes: 100_000,
+        discard_granularity: 4096,
+        ..QueueOptions::default()
+    };
+    let mut hand = Hand::new(queue);
+    let discard = submits(&hand.bio(Op::Discard, BioFlags::NONE, 1, 0, 1 << 18))[0];
+    assert_eq!(discard.len, 98_304);
+    let zeroes = submits(&hand.bio(Op::WriteZeroes, BioFlags::NONE, 2, 1 << 19, 1 << 18))[0];
+    assert_eq!(zeroes.len, 99_840);
+}

@@ -1,0 +1,95 @@
+//! How fast the world turns: one shard, a null device, and as many bios as asked for.
+//!
+//! Without the oracle the bytes are not looked at and what is left is the path, the executor, the event loop and the hash of
+//! every input and action. With it every sector of every bio is filled, copied and checked. The goals are 1M and 200k
+//! simulated I/Os per real second.
+
+use headworks_core::{
+    DeviceConfig, DeviceId, QueueOptions, ShardId, VolumeConfig, VolumeId, VolumeOptions,
+};
+
+use crate::check::Failure;
+use crate::disk::{Defect, Faults, Model};
+use crate::scenario::{DeviceScenario, Scenario, WorldDefect};
+use crate::workload::{JobOptions, Pattern};
+use crate::world::{self, Outcome};
+
+/// What looks on while the world turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// Nothing: the null device holds no bytes.
+    Nothing,
+    /// The oracle, over real bytes.
+    Oracle,
+}
+
+/// Runs `bios` random 4 KiB reads and writes, half and half, at depth 4 x 32.
+///
+/// # Errors
+/// The rule that was broken.
+pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failure>> {
+    const SIZE: u64 = 16 << 20;
+    let volume = VolumeConfig {
+        home: ShardId(0),
+        device: DeviceId(0),
+        options: VolumeOptions {
+            size: SIZE,
+            read_only: false,
+            block_size: 4096,
+        },
+    };
+    let device = DeviceScenario {
+        config: DeviceConfig {
+            owner: ShardId(0),
+            queue: QueueOptions::default(),
+        },
+        model: Model::Immediate,
+        faults: Faults::default(),
+        defect: Defect::None,
+    };
+    let job = JobOptions {
+        volume: VolumeId(0),
+        start: 0,
+        end: SIZE,
+        block_size: 4096,
+        depth: 32,
+        batch: 32,
+        bios: bios / 4,
+        // A flush now and then, as a database would; it also lets the oracle forget.
+        weights: [1_000, 1_000, 2, 0, 0],
+        sizes: [4096; 4],
+        pattern: Pattern::Random,
+        fua: 0,
+        flags: 0,
+        malformed: 0,
+        think_ns: 0,
+    };
+    world::run(Scenario {
+        seed,
+        shards: 1,
+        bios_max: 256,
+        tight: false,
+        devices: vec![device],
+        volumes: vec![volume],
+        jobs: vec![job; 4],
+        turn_max: 256,
+        message_delay_ns: 100,
+        cut_after: None,
+        rounds: 1,
+        defect: WorldDefect::None,
+        checked: watch == Watch::Oracle,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_answer_every_bio() {
+        for watch in [Watch::Nothing, Watch::Oracle] {
+            let outcome = run_null(1, 4_000, watch).unwrap();
+            assert!(outcome.bios >= 4_000);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! Who watches the checkers: every defect built in on purpose must be found, and by the rule that is about it.
+//!
+//! The same worlds without the defect pass, so what is found is the defect. Two lies of devices are different: the path must
+//! put up with them, and the worlds pass.
+
+use headworks_core::elevator::{Batch, Edge, Elevator, NoneElevator};
+use headworks_core::request::{SlotId, Slots};
+use headworks_core::tags::{Ask, FifoTags, TagOwner};
+use headworks_core::{
+    DeviceConfig, DeviceId, Instant, QueueOptions, Shard, ShardId, VolumeConfig, VolumeId,
+    VolumeOptions,
+};
+use headworks_sim::disk::{Defect, Faults, Model};
+use headworks_sim::scenario::{DeviceScenario, Scenario, WorldDefect};
+use headworks_sim::workload::{JobOptions, Pattern};
+use headworks_sim::world::{Outcome, Prepare, run_prepared};
+
+const DEPTH: u32 = 16;
+
+/// A sound disk, a volume on shard `home`, and four busy connections that overlap all the time.
+fn world(seed: u64, home: u16) -> Scenario {
+    let queue = QueueOptions {
+        nr_requests: DEPTH,
+        queue_depth: 8,
+        max_sectors_kb: 16,
+        fua: true,
+        ..QueueOptions::default()
+    };
+    let device = DeviceScenario {
+        config: DeviceConfig {
+            owner: ShardId(0),
+            queue,
+        },
+        model: Model::Constant {
+            latency_ns: 50_000,
+            jitter_ns: 100_000,
+            channels: 8,
+        },
+        faults: Faults::default(),
+        defect: Defect::None,
+    };
+    let volume = VolumeConfig {
+        home: ShardId(home),
+        device: DeviceId(0),
+        options: VolumeOptions {
+            size: 1 << 20,
+            read_only: false,
+            block_size: 4096,
+        },
+    };
+    let job = JobOptions {
+        volume: VolumeId(0),
+        start: 0,
+        end: 1 << 20,
+        block_size: 4096,
+        depth: 16,
+        batch: 4,
+        bios: 300,
+        weights: [10, 30, 4, 0, 0],
+        sizes: [4096, 8192, 4096, 32768],
+        pattern: Pattern::Hot,
+        fua: 200_000,
+        flags: 0,
+        malformed: 0,
+        think_ns: 0,
+    };
+    Scenario {
+        seed,
+        shards: 2,
+        bios_max: 80,
+        tight: false,
+        devices: vec![device],
+        volumes: vec![volume],
+        jobs: vec![job; 4],
+        turn_max: 16,
+        message_delay_ns: 5_000,
+        cut_after: None,
+        rounds: 1,
+        defect: WorldDefect::None,
+        checked: true,
+    }
+}
+
+const SOUND: Prepare = |_, _, _| {};
+
+/// Runs ten worlds that `change` made and returns what rules broke.
+fn broken_rules(home: u16, change: impl Fn(&mut Scenario), prepare: Prepare) -> Vec<&'static str> {
+    let worlds = (1..=10).map(|seed| {
+        let mut scenario = world(seed, home);
+        change(&mut scenario);
+        scenario
+    });
+    let failures = worlds.filter_map(|scenario| run_prepared(scenario, prepare).err());
+    failures.map(|failure| failure.violation.rule).collect()
+}
+
+/// At least half of the worlds must break, all of them by one of `rules`.
+fn must_find(rules: &[&str], broken: &[&str]) {
+    assert!(broken.len() >= 5, "found in {} of 10 worlds", broken.len());
+    for rule in broken {
+        assert!(rules.contains(rule), "found as: {rule}");
+    }
+}
+
+const WAITS: &str = "every wait has an owner who will end it";
+const BACK: &str = "when all is answered, everything is back";
+const CUT: &str = "a power cut loses nothing that was flushed";
+const BYTES: &str = "a read returns what was written there";
+
+#[test]
+fn without_a_defect_nothing_is_found() {
+    for home in [0, 1] {
+        assert!(broken_rules(home, |_| {}, SOUND).is_empty());
+        assert!(broken_rules(home, |s| s.cut_after = Some(s.seed * 40), SOUND).is_empty());
+    }
+}
+
+#[test]
+fn a_device_that_skips_flushes_is_found_after_a_power_cut() {
+    let change = |scenario: &mut Scenario| {
+        scenario.devices[0].defect = Defect::SkipsFlush;
+        scenario.jobs.iter_mut().for_each(|job| job.fua = 0);
+        scenario.cut_after = Some(300);
+    };
+    must_find(&[CUT], &broken_rules(0, change, SOUND));
+}
+
+#[test]
+fn a_device_that_skips_fua_is_found_after_a_power_cut() {
+    let change = |scenario: &mut Scenario| {
+        scenario.devices[0].defect = Defect::SkipsFua;
+        scenario.jobs.iter_mut().for_each(|job| job.weights[2] = 0);
+        scenario.cut_after = Some(300);
+    };
+    must_find(&[CUT], &broken_rules(0, change, SOUND));
+}
+
+#[test]
+fn a_buffer_given_away_before_its_write_is_done_is_found_in_the_data() {
+    let change = |scenario: &mut Scenario| scenario.defect = WorldDefect::ReusesBuffers;
+    must_find(&[BYTES], &broken_rules(0, change, SOUND));
+}
+
+#[test]
+fn a_lost_grant_between_shards_is_found_as_a_wait_without_end() {
+    let change = |scenario: &mut Scenario| scenario.defect = WorldDefect::LosesGrants;
+    must_find(&[WAITS, BACK], &broken_rules(1, change, SOUND));
+}
+
+/// Forwards to the sound owner, but for what a test breaks.
+struct BadTags {
+    inner: FifoTags,
+    puts: u32,
+    grants: u32,
+    leak_every: u32,
+    lose_every: u32,
+}
+
+impl BadTags {
+    fn new(scenario: &Scenario, leak_every: u32, lose_every: u32) -> Box<Self> {
+        let waiters_max = (scenario.bios_max + u32::from(scenario.shards)) as usize;
+        Box::new(Self {
+            inner: FifoTags::new(DEPTH, waiters_max),
+            puts: 0,
+            grants: 0,
+            leak_every,
+            lose_every,
+        })
+    }
+}
+
+impl TagOwner for BadTags {
+    fn ask(&mut self, asks: &[Ask]) -> usize {
+        self.inner.ask(asks)
+    }
+
+    fn put(&mut self, count: u32) {
+        self.puts += 1;
+        let leaked = u32::from(self.puts.is_multiple_of(self.leak_every));
+        self.inner.put(count - leaked);
+    }
+
+    fn next_grant(&mut self) -> Option<Ask> {
+        let grant = self.inner.next_grant()?;
+        self.grants += 1;
+        if self.grants.is_multiple_of(self.lose_every) {
+            // The wake-up is lost, and its tags with it.
+            return None;
+        }
+        Some(grant)
+    }
+
+    fn free(&self) -> u32 {
+        self.inner.free()
+    }
+
+    fn depth(&self) -> u32 {
+        self.inner.depth()
+    }
+
+    fn waiters(&self) -> u32 {
+        self.inner.waiters()
+    }
+}
+
+#[test]
+fn leaked_tags_are_found() {
+    let prepare: Prepare = |shard: &mut Shard, scenario, _| {
+        shard.set_tags(DeviceId(0), BadTags::new(scenario, 100, u32::MAX));
+    };
+    must_find(&[BACK, WAITS], &broken_rules(0, |_| {}, prepare));
+}
+
+#[test]
+fn a_lost_wake_up_is_found() {
+    let prepare: Prepare = |shard: &mut Shard, scenario, _| {
+        shard.set_tags(DeviceId(0), BadTags::new(scenario, u32::MAX, 50));
+    };
+    must_find(&[WAITS], &broken_rules(0, |_| {}, prepare));
+}
+
+/// Forwards to `none`, but drops or doubles every fiftieth request.
+struct BadElevator {
+    inner: NoneElevator,
+    given: u32,
+    copies: usize,
+}
+
+impl BadElevator {
+    fn new(copies: usize) -> Box<Self> {
+        Box::new(Self {
+            inner: NoneElevator::new(),
+            given: 0,
+            copies,
+        })
+    }
+}
+
+impl Elevator for BadElevator {
+    fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {
+        self.inner.insert(now, slots, ids);
+    }
+
+    fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
+        let before = batch.ids().len();
+        let mut one = Batch::with_capacity(1);
+        while batch.room() >= self.copies.max(1) {
+            one.reset(1);
+            if self.inner.dispatch(now, slots, &mut one) == 0 {
+                break;
+            }
+            self.given += 1;
+            let copies = if self.given.is_multiple_of(50) {
+                self.copies
+            } else {
+                1
+            };
+            (0..copies).for_each(|_| batch.push(one.ids()[0]));
+        }
+        batch.ids().len() - before
+    }
+
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: Edge) {
+        self.inner.on_merge(slots, kept, gone, edge);
+    }
+}
+
+#[test]
+fn an_elevator_that_drops_a_request_is_found() {
+    let prepare: Prepare = |shard: &mut Shard, _, _| {
+        shard.set_elevator(DeviceId(0), BadElevator::new(0));
+    };
+    must_find(&[WAITS], &broken_rules(0, |_| {}, prepare));
+}
+
+#[test]
+fn an_elevator_that_doubles_a_request_is_found() {
+    // The core's own assertions may see it first: a request is in one place only.
+    let prepare: Prepare = |shard: &mut Shard, _, _| {
+        shard.set_elevator(DeviceId(0), BadElevator::new(2));
+    };
+    let found = (1..=10).filter(|&seed| {
+        let run = || run_prepared(world(seed, 0), prepare);
+        std::panic::catch_unwind(run).is_ok_and(|outcome| outcome.is_ok())
+    });
+    assert_eq!(found.count(), 0, "worlds that noticed nothing");
+}
+
+fn put_up_with(defect: Defect) -> Vec<Outcome> {
+    let worlds = (1..=10).map(|seed| {
+        let mut scenario = world(seed, u16::from(seed % 2 == 0));
+        scenario.devices[0].defect = defect;
+        scenario
+    });
+    worlds
+        .map(|scenario| run_prepared(scenario, SOUND).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_device_that_answers_twice_is_put_up_with_and_told_of() {
+    for outcome in put_up_with(Defect::AnswersTwice) {
+        assert!(outcome.lies > 0 && outcome.unknown_completions == outcome.lies);
+    }
+}
+
+#[test]
+fn a_device_that_claims_too_much_is_put_up_with() {
+    for outcome in put_up_with(Defect::ClaimsTooMuch) {
+        assert!(outcome.lies > 0);
+    }
+}

@@ -1,0 +1,27 @@
+//! The world over seeds: nothing breaks, everything happens, and equal seeds are equal runs.
+
+use headworks_sim::Smoke;
+use headworks_sim::smoke::COVERED_AFTER;
+
+#[test]
+fn swarm_scenarios_break_nothing_and_leave_nothing_out() {
+    let mut smoke = Smoke::new(1, None);
+    for _ in 0..COVERED_AFTER {
+        if let Err(failure) = smoke.run_next() {
+            panic!("{failure}");
+        }
+    }
+    assert_eq!(smoke.missed(), []);
+}
+
+#[test]
+fn equal_seeds_give_equal_hashes_and_others_do_not() {
+    let hash = |seed, shards| {
+        let mut smoke = Smoke::new(seed, shards);
+        (0..3).for_each(|_| smoke.run_next().unwrap());
+        smoke.hash()
+    };
+    assert_eq!(hash(7, None), hash(7, None));
+    assert_ne!(hash(7, None), hash(8, None));
+    assert_ne!(hash(7, Some(1)), hash(7, Some(4)));
+}
