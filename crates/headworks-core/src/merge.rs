@@ -147,15 +147,9 @@ pub(crate) fn join_requests(
         slots[gone].bio_head,
         slots[gone].bio_tail,
     );
-    let (len, segments, count, flags, started) = {
+    let (len, segments, count, flags, stamps) = {
         let gone = &slots[gone];
-        (
-            gone.len,
-            gone.segments,
-            gone.bios,
-            gone.flags,
-            gone.stamps[0],
-        )
+        (gone.len, gone.segments, gone.bios, gone.flags, gone.stamps)
     };
     let kept = &mut slots[kept];
     match edge {
@@ -173,7 +167,10 @@ pub(crate) fn join_requests(
     kept.segments += segments;
     kept.bios += count;
     kept.flags = joined_flags(kept.flags, flags);
-    kept.stamps[0] = kept.stamps[0].min(started);
+    // Counted from the oldest part on, stage by stage: what the older one spent waiting was not spent in the plug.
+    for (stamp, other) in kept.stamps.iter_mut().zip(stamps).take(3) {
+        *stamp = (*stamp).min(other);
+    }
 }
 
 /// Finds requests that wait in a queue by where they end and where they start.
