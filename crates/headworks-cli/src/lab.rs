@@ -6,12 +6,146 @@
 //!
 //! Exit codes: 0 all checks met, 1 a check failed.
 
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use clap::Subcommand;
+use headworks::core::prng::Prng;
+use headworks::server::recorder;
 use headworks_sim::throughput::{Watch, run_null};
 use headworks_sim::{Failure, Smoke};
 use serde_json::json;
+
+use crate::{USAGE, complain};
+
+/// The same path in virtual time, over modelled disks.
+#[derive(Subcommand)]
+pub enum Lab {
+    /// Runs an experiment
+    #[command(subcommand)]
+    Run(Experiment),
+    /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
+    Replay {
+        /// The record
+        file: PathBuf,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// An experiment.
+#[derive(Subcommand)]
+pub enum Experiment {
+    /// Random worlds with every fault, checked by an oracle
+    Smoke {
+        /// The first scenario's seed; a fresh one without
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Force the number of shards: 1, 2 or 4
+        #[arg(long)]
+        shards: Option<u16>,
+        /// Run this many scenarios instead of for a time
+        #[arg(long)]
+        scenarios: Option<u64>,
+        /// Run this long
+        #[arg(long, default_value_t = 1)]
+        minutes: u64,
+        /// One JSON object at the end
+        #[arg(long)]
+        json: bool,
+    },
+    /// How many simulated I/Os the world makes in a real second
+    Null {
+        /// The seed
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Bios without the oracle; a fifth of them with it
+        #[arg(long, default_value_t = 5_000_000)]
+        bios: u32,
+        /// JSON objects, one a line
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Does what the command line says.
+pub fn run(lab: Lab) -> ExitCode {
+    let code = match lab {
+        Lab::Replay { file, json } => return replay(&file, json),
+        Lab::Run(Experiment::Null { seed, bios, json }) => run_speed(seed, bios, json),
+        Lab::Run(Experiment::Smoke {
+            shards: Some(shards),
+            ..
+        }) if ![1, 2, 4].contains(&shards) => {
+            complain(format!("shards: {shards} is none of 1, 2, 4"));
+            return ExitCode::from(USAGE);
+        }
+        Lab::Run(Experiment::Smoke {
+            seed,
+            shards,
+            scenarios,
+            minutes,
+            json,
+        }) => {
+            let seed = seed.unwrap_or_else(fresh_seed);
+            run_smoke(SmokeOptions {
+                seed,
+                shards,
+                scenarios,
+                minutes,
+                json,
+            })
+        }
+    };
+    ExitCode::from(code as u8)
+}
+
+/// Another one for every run; what it finds is repeated by naming it.
+fn fresh_seed() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Prng::new(since.map_or(0, |since| since.as_nanos() as u64)).below(1 << 40)
+}
+
+/// The same inputs must give the same actions.
+fn replay(file: &Path, json: bool) -> ExitCode {
+    let replayed = match recorder::replay(file) {
+        Ok(replayed) => replayed,
+        Err(error) => {
+            complain(error);
+            return ExitCode::FAILURE;
+        }
+    };
+    let same = replayed
+        .recorded
+        .is_none_or(|recorded| recorded == replayed.hash);
+    let recorded = replayed.recorded.map(|hash| format!("{hash:016x}"));
+    let hash = format!("{:016x}", replayed.hash);
+    if json {
+        let (batches, inputs) = (replayed.batches, replayed.inputs);
+        println!(
+            "{}",
+            json!({"batches": batches, "inputs": inputs, "hash": hash, "recorded": recorded, "same": same})
+        );
+    } else {
+        println!(
+            "{} inputs in {} batches; action hash {hash}",
+            replayed.inputs, replayed.batches
+        );
+        match (&recorded, same) {
+            (None, _) => println!("the server did not end cleanly, so there is no hash to compare"),
+            (Some(_), true) => println!("the same as when it was recorded"),
+            (Some(recorded), false) => println!("NOT the same as when it was recorded: {recorded}"),
+        }
+    }
+    if same {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]

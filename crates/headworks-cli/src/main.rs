@@ -5,6 +5,7 @@ mod bench;
 mod bench_device;
 mod bench_nbd;
 mod info;
+mod lab;
 mod serve;
 mod signals;
 
@@ -41,6 +42,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// The same path in virtual time, over modelled disks.
+    #[command(subcommand)]
+    Lab(lab::Lab),
 }
 
 /// How long `info` waits for a server that says nothing.
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(options),
         Command::Bench(options) => bench::run(options),
         Command::Info { uri, json } => show(&uri, json),
+        Command::Lab(lab) => lab::run(lab),
     }
 }
 

@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use clap::Args;
 use headworks::core::{ConfigError, NoMerges, QueueOptions};
 use headworks::device::Spec;
-use headworks::server::assemble::{Assembly, ExportSpec};
+use headworks::server::assemble::{self, Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
 use headworks::units::{parse_size, parse_time};
 
@@ -226,9 +226,7 @@ fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigErr
         .iter()
         .map(|text| export_spec(text, options));
     let specs: Vec<ExportSpec> = specs.collect::<Result<_, _>>()?;
-    for spec in &specs {
-        spec.check()?;
-    }
+    assemble::check(&specs)?;
     options.queue.apply(&mut QueueOptions::default())?;
     unix_mode(options)?;
     let server = ServerOptions {

@@ -23,12 +23,29 @@ pub struct ExportSpec {
     pub read_only: bool,
 }
 
+/// Checks what can be checked without opening anything.
+///
+/// # Errors
+/// A size that is missing or nothing, a name that is there twice.
+pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
+    for (index, export) in exports.iter().enumerate() {
+        export.check()?;
+        if exports[..index]
+            .iter()
+            .any(|other| other.name == export.name)
+        {
+            let message = format!(
+                "two exports are called `{}`; name them NAME=SPEC",
+                export.name
+            );
+            return Err(ConfigError::new("export", message));
+        }
+    }
+    Ok(())
+}
+
 impl ExportSpec {
-    /// Checks what can be checked without opening anything.
-    ///
-    /// # Errors
-    /// A size that is missing or nothing.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ConfigError> {
         match (&self.spec.base, self.spec.size()) {
             (_, Some(0)) => Err(ConfigError::new(
                 "size",
@@ -99,20 +116,9 @@ impl Assembly {
     /// # Errors
     /// The first thing that cannot be served, in one sentence.
     pub fn new(exports: &[ExportSpec]) -> Result<Self, ConfigError> {
+        check(exports)?;
         let mut builder = Builder::default();
         for export in exports {
-            let twice = builder
-                .assembly
-                .exports
-                .iter()
-                .any(|other| other.name == export.name);
-            if twice {
-                let message = format!(
-                    "two exports are called `{}`; give one NAME=SPEC",
-                    export.name
-                );
-                return Err(ConfigError::new("export", message));
-            }
             builder.add(export, wants_write(exports, export))?;
         }
         Ok(builder.finish())

@@ -125,6 +125,7 @@ pub struct Connection {
     form: Replies,
     window: Window,
     outgoing: Outgoing,
+    /// Bytes of buffers of requests in flight.
     buffer_bytes: usize,
     /// Bytes that were received and not looked at yet; at most one receive's worth.
     stash: Vec<u8>,
@@ -269,7 +270,12 @@ impl Connection {
     /// Whether its bounds allow another request.
     fn has_room(&self) -> bool {
         self.window.used() + self.outgoing.replies() < self.limits.requests
-            && self.buffer_bytes < self.limits.buffer_bytes
+            && self.held() < self.limits.buffer_bytes
+    }
+
+    /// Bytes of the pool that it holds: for requests, and for replies that the client has not read.
+    fn held(&self) -> usize {
+        self.buffer_bytes + self.outgoing.held()
     }
 
     fn holds_request(&self) -> bool {
@@ -397,10 +403,11 @@ impl Connection {
             return true;
         };
         let op = request.op();
+        let held = self.buffer_bytes + self.outgoing.held();
         let mut buffer = None;
         if op.has_data() {
             let len = request.len as usize;
-            buffer = if may_take(self.buffer_bytes + len, len, intake) {
+            buffer = if may_take(held + len, len, intake) {
                 intake.pool.try_take(len)
             } else {
                 None

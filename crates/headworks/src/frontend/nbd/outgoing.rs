@@ -40,6 +40,8 @@ pub struct Outgoing {
     sent: usize,
     /// Replies that wait: what bounds the queue.
     replies: usize,
+    /// Bytes of the buffers that wait.
+    held: usize,
 }
 
 /// How a send ended.
@@ -60,6 +62,7 @@ impl Outgoing {
             pieces: VecDeque::with_capacity(2 * replies),
             sent: 0,
             replies: 0,
+            held: 0,
         }
     }
 
@@ -79,6 +82,12 @@ impl Outgoing {
     #[must_use]
     pub fn replies(&self) -> usize {
         self.replies
+    }
+
+    /// Bytes of the pool's buffers that wait with their data.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held
     }
 
     /// Appends a header; `encode` writes it.
@@ -106,6 +115,7 @@ impl Outgoing {
 
     /// Appends the first `len` bytes of a buffer.
     pub fn data(&mut self, buffer: Buffer, len: usize) {
+        self.held += buffer.len();
         let span = Span {
             base: buffer.base(),
             len,
@@ -196,7 +206,10 @@ impl Outgoing {
                 Some(Piece::Data {
                     buffer: Some(buffer),
                     ..
-                }) => pool.put(buffer),
+                }) => {
+                    self.held -= buffer.len();
+                    pool.put(buffer);
+                }
                 _ => {}
             }
         }
@@ -279,7 +292,10 @@ mod tests {
         drop(ours);
         theirs.read_to_end(&mut received).unwrap();
         assert!(times_full > 3 && received == expected);
-        assert_eq!((pool.taken(), outgoing.replies()), (0, 0));
+        assert_eq!(
+            (pool.taken(), outgoing.replies(), outgoing.held()),
+            (0, 0, 0)
+        );
     }
 
     /// A client that never reads all: the queue stays as long as what waits.
