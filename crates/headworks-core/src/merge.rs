@@ -147,15 +147,9 @@ pub(crate) fn join_requests(
         slots[gone].bio_head,
         slots[gone].bio_tail,
     );
-    let (len, segments, count, flags, started) = {
+    let (len, segments, count, flags, stamps) = {
         let gone = &slots[gone];
-        (
-            gone.len,
-            gone.segments,
-            gone.bios,
-            gone.flags,
-            gone.stamps[0],
-        )
+        (gone.len, gone.segments, gone.bios, gone.flags, gone.stamps)
     };
     let kept = &mut slots[kept];
     match edge {
@@ -173,7 +167,10 @@ pub(crate) fn join_requests(
     kept.segments += segments;
     kept.bios += count;
     kept.flags = joined_flags(kept.flags, flags);
-    kept.stamps[0] = kept.stamps[0].min(started);
+    // Counted from the oldest part on, stage by stage: what the older one spent waiting was not spent in the plug.
+    for (stamp, other) in kept.stamps.iter_mut().zip(stamps).take(3) {
+        *stamp = (*stamp).min(other);
+    }
 }
 
 /// Finds requests that wait in a queue by where they end and where they start.
@@ -272,4 +269,88 @@ impl MergeIndex {
 pub(crate) fn hash(volume: u16, at: u64, shift: u32) -> usize {
     let key = at ^ (u64::from(volume) << 48);
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bio::VolumeId;
+    use crate::prng::Prng;
+
+    fn limits() -> Limits {
+        Limits::new(&QueueOptions {
+            max_sectors_kb: 12,
+            max_segments: 3,
+            max_segment_size: 4096,
+            ..QueueOptions::default()
+        })
+    }
+
+    #[test]
+    fn a_piece_keeps_every_limit_and_is_never_nothing() {
+        let mut limits = limits();
+        assert_eq!((limits.piece(512), limits.piece(8192)), (12288, 8192));
+        limits.max_segments = 1;
+        assert_eq!(limits.piece(4096), 4096);
+        assert_eq!(limits.piece(8192), 8192, "a block cannot be cut");
+        (limits.max_segment_size, limits.max_segments) = (1 << 31, 1024);
+        assert_eq!(
+            limits.piece(512),
+            12288,
+            "bytes by segments are more than 32 bits hold"
+        );
+    }
+
+    #[test]
+    fn a_bio_needs_a_segment_for_each_part_of_its_buffer() {
+        let segments = |len| limits().segments(len);
+        assert_eq!([1, 4096, 4097, 8192].map(segments), [1, 1, 2, 2]);
+    }
+
+    /// Random requests in and out of an index with few places, against a search through all of them.
+    #[test]
+    fn the_index_finds_what_a_search_through_all_finds() {
+        let mut prng = Prng::new(5);
+        let mut slots = Slots::new(64);
+        let mut index = MergeIndex::new(16);
+        let limits = limits();
+        (0..64).for_each(|id| assert_eq!(slots.try_take(), Some(id)));
+        for round in 0..20_000 {
+            let id = prng.below(64) as u32;
+            if slots[id].is(Request::INDEXED) {
+                index.remove(&mut slots, id);
+            } else {
+                slots[id] = request(&mut prng);
+                index.insert(&mut slots, id);
+            }
+            let entries = (0..64).filter(|&id| slots[id].is(Request::INDEXED));
+            assert_eq!(index.is_empty(), entries.clone().count() == 0);
+            let incoming = request(&mut prng);
+            let naive = |id: &u32| {
+                fit_requests(&slots[*id], &incoming, &limits)
+                    || fit_requests(&incoming, &slots[*id], &limits)
+            };
+            let fitting: Vec<u32> = entries.filter(naive).collect();
+            match index.find(&slots, &incoming, &limits) {
+                None => assert!(fitting.is_empty(), "round {round}"),
+                Some((id, Edge::Back)) => {
+                    assert!(fitting.contains(&id) && slots[id].end() == incoming.offset);
+                }
+                Some((id, Edge::Front)) => {
+                    assert!(fitting.contains(&id) && slots[id].offset == incoming.end());
+                }
+            }
+        }
+    }
+
+    fn request(prng: &mut Prng) -> Request {
+        Request {
+            offset: prng.below(40) * 4096,
+            len: 4096 * prng.between(1, 2) as u32,
+            segments: 1,
+            bios: 1,
+            volume: VolumeId(prng.below(2) as u16),
+            ..Request::default()
+        }
+    }
 }

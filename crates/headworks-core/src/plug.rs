@@ -154,3 +154,41 @@ impl Plug {
         self.filter[bit / 64] |= 1 << (bit % 64);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_outermost_finish_flushes_and_only_if_there_is_something() {
+        let mut plug = Plug::new();
+        plug.start();
+        assert!(!plug.finish());
+        plug.start();
+        plug.start();
+        plug.add(&Bio::default(), DeviceId(0), 0);
+        assert!(!plug.finish(), "an inner plug is inert");
+        assert!(plug.finish());
+    }
+
+    #[test]
+    #[should_panic(expected = "as often as it was started")]
+    fn a_finish_too_many_is_our_bug() {
+        let _ = Plug::new().finish();
+    }
+
+    #[test]
+    fn requests_leave_by_device_the_oldest_ones_first_and_in_order() {
+        let mut plug = Plug::new();
+        for (id, device) in [1, 0, 1, 2, 0].into_iter().enumerate() {
+            plug.add(&Bio::default(), DeviceId(device), id as u32);
+        }
+        let mut ids = Vec::new();
+        let mut all = Vec::new();
+        while let Some(device) = plug.take(&mut ids) {
+            all.push((device.0, ids.clone()));
+        }
+        assert_eq!(all, [(1, vec![0, 2]), (0, vec![1, 4]), (2, vec![3])]);
+        assert!(!plug.several_devices && plug.filter == [0; 4]);
+    }
+}

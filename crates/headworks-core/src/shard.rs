@@ -27,6 +27,26 @@ enum Way {
     Other(RemoteQueue),
 }
 
+/// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
+/// later one, so a device is sent at most what it holds, and each of those may time out.
+fn room_for_actions(config: &ShardConfig) -> Actions {
+    let bios = config.bios_max as usize;
+    let (mut list, mut segments) = (2 * bios + config.volumes.len() + 256, 0);
+    for device in config
+        .devices
+        .iter()
+        .filter(|device| device.owner == config.id)
+    {
+        let queue = &device.queue;
+        let commands = queue.queue_depth.min(queue.nr_requests) as usize;
+        list += 2 * commands;
+        // Whatever the limits allow, and no more than one for each bio's end and each full segment.
+        let full = queue.max_bytes().div_ceil(queue.max_segment_size) as usize;
+        segments += (commands * usize::from(queue.max_segments)).min(bios + commands * full);
+    }
+    Actions::with_capacity(list, segments)
+}
+
 /// One shard. Made once; steps by [`Shard::handle`].
 pub struct Shard {
     id: ShardId,
@@ -64,14 +84,13 @@ impl Shard {
             .map(|device| device.queue.nr_requests)
             .sum();
         let slots = config.bios_max + tags + config.volumes.len() as u32 + 1;
-        let bios = config.bios_max as usize;
         Ok(Self {
             id: config.id,
             plug: Plug::new(),
             pools: Pools {
                 bios: Bios::new(config.bios_max),
                 slots: Slots::new(slots),
-                actions: Actions::with_capacity(2 * bios + 256, 4 * bios + 1024),
+                actions: room_for_actions(&config),
                 timers: TimerWheel::new(config.devices.len() * TIMERS as usize),
             },
             ways,

@@ -113,3 +113,58 @@ impl Flight {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    fn drain(fifo: &mut Fifo, slots: &mut Slots) -> Vec<u32> {
+        std::iter::from_fn(|| fifo.pop(slots)).collect()
+    }
+
+    #[test]
+    fn append_joins_in_order_and_empties_the_other() {
+        for (left, right) in [(0, 0), (0, 2), (2, 0), (3, 2), (1, 1)] {
+            let mut slots = Slots::new(8);
+            let (mut a, mut b) = (Fifo::new(), Fifo::new());
+            (0..left).for_each(|slot| a.push(&mut slots, slot));
+            (left..left + right).for_each(|slot| b.push(&mut slots, slot));
+            a.append(&mut slots, &mut b);
+            assert_eq!(b.head(), None);
+            // Both are whole: they can be pushed to again.
+            a.push(&mut slots, 7);
+            b.push(&mut slots, 6);
+            let all: Vec<u32> = (0..left + right).chain([7]).collect();
+            assert_eq!(drain(&mut a, &mut slots), all);
+            assert_eq!(drain(&mut b, &mut slots), [6]);
+            assert_eq!((a.pop(&mut slots), a.head()), (None, None));
+        }
+    }
+
+    #[test]
+    fn commands_leave_from_anywhere_and_the_rest_stays_oldest_first() {
+        let mut prng = Prng::new(3);
+        let mut slots = Slots::new(16);
+        let (mut flight, mut model) = (Flight::new(), Vec::new());
+        for _ in 0..5_000 {
+            let id = prng.below(16) as u32;
+            match model.iter().position(|&other| other == id) {
+                Some(at) => {
+                    model.remove(at);
+                    flight.remove(&mut slots, id);
+                }
+                None => {
+                    model.push(id);
+                    flight.push(&mut slots, id);
+                }
+            }
+            let mut next = flight.head();
+            for &id in &model {
+                assert_eq!(next, id);
+                next = slots[id].flight_next;
+            }
+            assert_eq!(next, NIL);
+        }
+    }
+}

@@ -513,6 +513,10 @@ impl Queue {
             return false;
         }
         let request = &mut pools.slots[id];
+        debug_assert!(
+            !request.is(Request::INDEXED),
+            "nothing merges with what is in the device"
+        );
         request.state = State::InFlight;
         request.sent = now;
         request.generation = request.generation.wrapping_add(1);

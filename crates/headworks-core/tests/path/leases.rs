@@ -61,6 +61,12 @@ fn a_lease_is_used_again_without_a_message_and_goes_back_when_idle() {
     shards.pass(1);
     assert_eq!(shards.deliver(), "1>0 return2");
     assert_eq!((leased(&shards, 1), shards.at[0].tags_free()), (0, 256));
+    shards.at[1].bios("v1:R0+4k");
+    assert!(
+        shards.deliver().starts_with("1>0 want1,"),
+        "no more than what waits now"
+    );
+    finish(&mut shards, 3);
     assert_home(&mut shards, 256);
 }
 
@@ -151,9 +157,8 @@ fn with_one_tag_two_shards_and_the_owner_all_get_on() {
                 done += 1;
             }
             shards.deliver();
-            for shard in 0..3 {
-                let replies = shards.at[shard].replies();
-                answered[shard] += replies.matches("ok").count();
+            for (bench, answered) in shards.at.iter_mut().zip(&mut answered) {
+                *answered += bench.replies().matches("ok").count();
             }
         }
         let (least, most) = (

@@ -171,9 +171,9 @@ fn a_retry_that_is_refused_goes_on_alone() {
     bench.bios("R0+4k R4k+4k");
     bench.failed(0, EIO);
     bench.failed(1, Err(IoError::Busy));
-    bench.bios("R8k+4k");
+    bench.bios("R4k+4k");
     bench.pass(3_000_000);
-    assert_eq!(bench.sent(), "R0+8k R0+4k R0+4k R8k+4k");
+    assert_eq!(bench.sent(), "R0+8k R0+4k R0+4k R4k+4k");
     bench.failed(2, EIO);
     bench.finish_from(3);
     assert_eq!(bench.replies(), "1:medium 3:ok 2:ok");
