@@ -467,11 +467,18 @@ impl Queue {
         self.ready.push(id);
     }
 
-    /// Gives the device as much as it takes.
+    /// Gives the device as much as it takes. What ends on its way there leaves room, so this goes on until the device is full
+    /// or nothing comes.
     fn dispatch(&mut self, now: Instant, pools: &mut Pools) {
-        if self.busy || self.queued == 0 {
-            return;
+        while !self.busy && self.queued > 0 && self.in_flight < self.options.queue_depth {
+            if self.dispatch_batch(now, pools) == 0 {
+                return;
+            }
         }
+    }
+
+    /// One batch from the requeue list and the elevator to the device; returns how many left them.
+    fn dispatch_batch(&mut self, now: Instant, pools: &mut Pools) -> usize {
         let mut batch = std::mem::replace(&mut self.batch, Batch::with_capacity(0));
         batch.reset((self.options.queue_depth - self.in_flight) as usize);
         while batch.room() > 0
@@ -496,13 +503,15 @@ impl Queue {
             pools.slots[id].stamps[3] = now;
             self.send(now, pools, id);
         }
+        let count = batch.ids().len();
         self.batch = batch;
+        count
     }
 
     /// Sends a request's next command to the device.
     fn send(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
-        if self.zombies > 0 && self.is_behind_zombie(&pools.slots, id) {
-            return self.finish(now, pools, id, Err(IoError::TimedOut), false);
+        if let Err(error) = self.may_send(&pools.slots, id) {
+            return self.finish(now, pools, id, Err(error), false);
         }
         let request = &mut pools.slots[id];
         request.state = State::InFlight;
@@ -517,6 +526,18 @@ impl Queue {
                 .set(timer, now.after(self.options.io_timeout_ns));
         }
         self.push_command(pools, id);
+    }
+
+    /// A piece whose bio has failed already is not sent, nor a write that a late one could overwrite.
+    fn may_send(&self, slots: &Slots, id: SlotId) -> Status {
+        let parent = slots[id].parent;
+        if parent != NIL {
+            slots[parent].status?;
+        }
+        if self.zombies > 0 && self.is_behind_zombie(slots, id) {
+            return Err(IoError::TimedOut);
+        }
+        Ok(())
     }
 
     /// What the request asks of the device next.

@@ -61,6 +61,7 @@ impl Queue {
             let split = &mut pools.slots[parent];
             split.done = split.len;
             split.status = Err(IoError::TimedOut);
+            self.give_up_siblings(pools, parent);
         }
         loop {
             let next = pools.bios[slot].next;
@@ -77,6 +78,19 @@ impl Queue {
                 return;
             }
             slot = next;
+        }
+    }
+
+    /// The bio is answered, so its other pieces in the device are as late as this one: what is written now must not meet them.
+    fn give_up_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
+        let mut id = self.flight.head();
+        while id != NIL {
+            let request = &mut pools.slots[id];
+            if request.parent == parent && !request.is(Request::TIMED_OUT) {
+                request.marks |= Request::TIMED_OUT;
+                self.zombies += u32::from(request.op.is_write());
+            }
+            id = request.flight_next;
         }
     }
 
