@@ -2,13 +2,13 @@
 # What Headworks costs above the bare disk: the same requests by a direct io_uring loop (fio), by Headworks in process,
 # and through NBD, in turn on one file with O_DIRECT.
 #
-#   benches/disk-vs-direct.sh [--rounds 5] [--runtime 2] [--size 2048] [--file PATH] [--cell RW-BS-DEPTH]... [--json FILE]
+#   benches/disk-vs-direct.sh [--rounds 5] [--runtime 2s] [--size 2048] [--file PATH] [--cell RW-BS-DEPTH]... [--json FILE]
 #
 # Disks differ from minute to minute: read the spread before the ratio. CPU per I/O is of the process that owns the
 # disk requests: fio's job, the bench, the server. --size is in MiB; the file is made under target/ unless named.
 . "$(dirname "$0")/lib.sh"
 
-rounds=5 runtime=2 size=2048 file=$root/target/bench-disk.img cells=() json=
+rounds=5 runtime=2s size=2048 file=$root/target/bench-disk.img cells=() json=
 while [ $# -gt 0 ]; do
     case $1 in
     --rounds) rounds=$2 ;;
@@ -40,12 +40,15 @@ direct() { # CELL RW BS DEPTH
     fio --name=direct --filename="$file" --ioengine=io_uring --direct=1 --rw="$2" --bs="$3" --iodepth="$4" --thread \
         --time_based --runtime="$runtime" --output-format=json >"$SCRATCH/run.json" || exit 1
     local iops total cpu
-    read -r iops total <<<"$(iops_of "$SCRATCH/run.json")"
-    # fio's own measure of its job, without the time that fio takes to start.
-    cpu=$(python3 -c 'import json, sys
+    # fio's own measure of its job's time, without what fio takes to start.
+    read -r iops total cpu <<<"$(python3 -c 'import json, sys
 job = json.load(open(sys.argv[1]))["jobs"][0]
-print((job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000)' "$SCRATCH/run.json")
-    result disk "$1" direct-io_uring unpinned "$iops" "$(per_io "$cpu" "$total")"
+print(job["read"]["iops"] + job["write"]["iops"], job["read"]["total_ios"] + job["write"]["total_ios"],
+      (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000)' "$SCRATCH/run.json")"
+    local group
+    for group in in-process nbd; do
+        result $group "$1" direct unpinned "$iops" "$(per_io "$cpu" "$total")"
+    done
 }
 
 in_process() { # CELL RW BS DEPTH
@@ -54,7 +57,7 @@ in_process() { # CELL RW BS DEPTH
         --json >"$SCRATCH/run.json" 2>"$SCRATCH/run.err"; } 2>"$SCRATCH/time" || { cat "$SCRATCH/run.err" >&2; exit 1; }
     read -r iops total <<<"$(iops_of "$SCRATCH/run.json")"
     cpu=$(awk '{ print $1 + $2 }' "$SCRATCH/time")
-    result disk "$1" headworks-in-process unpinned "$iops" "$(per_io "$cpu" "$total")"
+    result in-process "$1" headworks unpinned "$iops" "$(per_io "$cpu" "$total")"
 }
 
 over_nbd() { # CELL RW BS DEPTH
@@ -66,12 +69,12 @@ over_nbd() { # CELL RW BS DEPTH
     after=$(cpu_ticks "$STARTED")
     stop_all
     read -r iops total <<<"$(iops_of "$SCRATCH/run.json")"
-    result disk "$1" headworks-over-nbd unpinned "$iops" \
+    result nbd "$1" headworks unpinned "$iops" \
         "$(per_io "$(awk -v t=$((after - before)) -v hz="$(getconf CLK_TCK)" 'BEGIN { print t / hz }')" "$total")"
 }
 
 machine
-printf 'disk: %s; each figure: %s runs of %s s, in turn, on one file of %s MiB\n' \
+printf 'disk: %s; each figure: %s runs of %s, in turn, on one file of %s MiB\n' \
     "$(df --output=source,fstype "$file" | tail -n 1 | tr -s ' ')" "$rounds" "$runtime" "$size"
 for cell in "${cells[@]}"; do
     IFS=- read -r rw bs depth <<<"$cell"

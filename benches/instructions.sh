@@ -23,21 +23,17 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# Prints "INSTRUCTIONS IOS".
-count() { # SECONDS
+count() { # IOS: prints the instructions of a run of so many
     valgrind --tool=callgrind --callgrind-out-file="$SCRATCH/callgrind.$1" "$HEADWORKS" bench --device "$device" --rw "$rw" \
-        --bs "$bs" --iodepth "$depth" --runtime "$1" --json >"$SCRATCH/run.json" 2>"$SCRATCH/valgrind" ||
+        --bs "$bs" --iodepth "$depth" --ios "$1" >"$SCRATCH/run" 2>"$SCRATCH/valgrind" ||
         { cat "$SCRATCH/valgrind" >&2; return 1; }
-    echo "$(sed -n 's/.*Collected : //p' "$SCRATCH/valgrind") $(iops_of "$SCRATCH/run.json" | cut -d' ' -f2)"
+    sed -n 's/.*Collected : //p' "$SCRATCH/valgrind"
 }
 
 machine
-short=$(count 1) || exit 1
-long=$(count 4) || exit 1
-read -r instructions_short ios_short <<<"$short"
-read -r instructions_long ios_long <<<"$long"
-awk -v a="$instructions_short" -v b="$instructions_long" -v n="$ios_short" -v m="$ios_long" -v what="$device $rw $bs depth $depth" 'BEGIN {
-    if (m <= n) { print "instructions: error: the longer run did no more I/Os than the shorter" > "/dev/stderr"; exit 1 }
-    printf "%s: %.1f instructions per I/O (%d I/Os of difference)\n", what, (b - a) / (m - n), m - n
-}' || exit 1
-[ -z "$annotate" ] || callgrind_annotate "$SCRATCH/callgrind.4" | head -n 60
+few=100000 many=500000
+instructions_few=$(count $few) || exit 1
+instructions_many=$(count $many) || exit 1
+awk -v a="$instructions_few" -v b="$instructions_many" -v n=$((many - few)) -v what="$device $rw $bs depth $depth" \
+    'BEGIN { printf "%s: %.1f instructions per I/O\n", what, (b - a) / n }'
+[ -z "$annotate" ] || callgrind_annotate "$SCRATCH/callgrind.$many" | head -n 60

@@ -65,12 +65,13 @@ cpu_ticks() { # PID
     awk '{ sub(/.*\) /, ""); print $12 + $13 }' "/proc/$1/stat"
 }
 
-# Prints "IOPS TOTAL" of a run's JSON, which has fio's layout.
+# Prints "IOPS TOTAL" of the JSON of `headworks bench`.
 iops_of() { # JSON
     python3 -c 'import json, sys
-text = open(sys.argv[1]).read()
-job = json.loads(text[text.index("{"):])["jobs"][0]
-print(sum(job[d]["iops"] for d in ("read", "write")), sum(job[d]["total_ios"] for d in ("read", "write")))' "$1"
+run = json.load(open(sys.argv[1]))
+if run["errors"]:
+    sys.exit("%d I/Os failed" % run["errors"])
+print(run["iops"], run["ios"])' "$1"
 }
 
 result() { # GROUP CELL SERVER PLACEMENT IOPS CPU

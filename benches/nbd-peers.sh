@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Headworks, nbdkit and qemu-nbd side by side in one run, under one lean client (`headworks bench --uri`).
 #
-#   benches/nbd-peers.sh [--rounds 3] [--runtime 1] [--size 1024] [--group null|mem|file]... [--cell RW-BS-DEPTH]... [--json FILE]
+#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file]... [--cell RW-BS-DEPTH]... [--json FILE]
 #
 # A figure of another hour or another machine says nothing: ratios of one run do. So every round runs every server
 # once, in turn (A B C A B C), and the medians are compared. Where server and client run decides more than
-# what the server does: each cell is measured with both on one CPU, on two, and wherever the kernel puts them,
-# and every server is judged by its own best placement. Exports are filled first: holes move no data.
+# what the server does: each cell is measured with both on one CPU (same), on two (other), on two with a client that
+# polls (polled), and wherever the kernel puts them (unpinned); every server is judged by its own best placement. Exports are filled first: holes move no data.
 # --size is in MiB.
 . "$(dirname "$0")/lib.sh"
 
-rounds=3 runtime=1 size=1024 groups=() cells=() json=
+rounds=3 runtime=1s size=1024 groups=() cells=() json=
 while [ $# -gt 0 ]; do
     case $1 in
     --rounds) rounds=$2 ;;
@@ -30,7 +30,7 @@ done
 [ ${#cells[@]} -gt 0 ] || cells=(randread-4k-1 randwrite-4k-1 randread-4k-32 randwrite-4k-32
     randread-64k-16 randwrite-64k-16 randread-1M-4 randwrite-1M-4)
 placements=(same unpinned)
-[ "$(nproc)" -lt 2 ] || placements=(same other unpinned)
+[ "$(nproc)" -lt 2 ] || placements=(same other polled unpinned)
 
 in_memory=$(mktemp -d /dev/shm/headworks-bench.XXXXXX) || exit 1
 LEFTOVERS+=("$in_memory")
@@ -91,17 +91,18 @@ start_group() { # GROUP
 
 last_cpu=$(($(nproc) - 1))
 measure() { # GROUP CELL SERVER PLACEMENT
-    local rw bs depth client before after iops total
+    local rw bs depth client poll=() before after iops total
     IFS=- read -r rw bs depth <<<"$2"
     # All threads of the server move; those that it starts later inherit.
     case $4 in
     same) taskset -apc 0 "${PID[$3]}" >/dev/null && client=0 ;;
+    polled) taskset -apc 0 "${PID[$3]}" >/dev/null && client=1 && poll=(--poll) ;;
     other) taskset -apc 0 "${PID[$3]}" >/dev/null && client=1 ;;
     unpinned) taskset -apc "0-$last_cpu" "${PID[$3]}" >/dev/null && client=0-$last_cpu ;;
     esac
     before=$(cpu_ticks "${PID[$3]}")
     taskset -c "$client" "$HEADWORKS" bench --uri "${URI[$3]}" --rw "$rw" --bs "$bs" --iodepth "$depth" \
-        --runtime "$runtime" --json >"$SCRATCH/run.json" || { echo "nbd-peers: error: the client failed on $3, $2, $4" >&2; exit 1; }
+        --runtime "$runtime" "${poll[@]}" --json >"$SCRATCH/run.json" || { echo "nbd-peers: error: the client failed on $3, $2, $4" >&2; exit 1; }
     after=$(cpu_ticks "${PID[$3]}")
     read -r iops total <<<"$(iops_of "$SCRATCH/run.json")"
     result "$1" "$2" "$3" "$4" "$iops" \
@@ -110,8 +111,8 @@ measure() { # GROUP CELL SERVER PLACEMENT
 
 machine
 printf 'peers: %s; %s\n' "$(nbdkit --version)" "$(qemu-nbd --version | head -n 1)"
-printf 'each figure: %s runs of %s s, servers in turn; exports of %s MiB, filled; placements: %s\n' \
-    "$rounds" "$runtime" "$size" "${placements[*]} (same CPU, another CPU, unpinned)"
+printf 'each figure: %s runs of %s, servers in turn; exports of %s MiB, filled; placements: %s\n' \
+    "$rounds" "$runtime" "$size" "${placements[*]}"
 for group in "${groups[@]}"; do
     start_group "$group"
     for cell in "${cells[@]}"; do

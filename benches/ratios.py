@@ -57,17 +57,17 @@ def best(candidates):
     return max(candidates, key=lambda row: row["iops_median"], default=None)
 
 
-print(f"\n{'group':6} {'cell':16} {'server':22} {'placement':9} {'min':>8} {'median':>8} {'max':>8}  {'us CPU/IO':>9}")
+print(f"\n{'group':10} {'cell':16} {'server':22} {'placement':9} {'min':>8} {'median':>8} {'max':>8}  {'us CPU/IO':>9}")
 for row in rows:
     print(
-        f"{row['group']:6} {row['cell']:16} {row['server']:22} {row['placement']:9} {k(row['iops_min']):>8} "
+        f"{row['group']:10} {row['cell']:16} {row['server']:22} {row['placement']:9} {k(row['iops_min']):>8} "
         f"{k(row['iops_median']):>8} {k(row['iops_max']):>8}  {row['cpu_us']:9.2f}"
     )
 
 ratios = []
 peers = unique(family(row["server"]) for row in rows if family(row["server"]) != arguments.ours)
 print(f"\n{arguments.ours} against its peers: ratios of medians; in brackets the least and the most that the spread allows")
-print(f"{'group':6} {'cell':16} {'best of ours':36}", *(f"{'best of ' + peer:40} {'ratio':18} {'unpinned':18}" for peer in peers))
+print(f"{'group':10} {'cell':16} {'best of ours':36}", *(f"{'best of ' + peer:40} {'ratio':18} {'unpinned':18}" for peer in peers))
 for group, cell in unique((row["group"], row["cell"]) for row in rows):
     here = [row for row in rows if (row["group"], row["cell"]) == (group, cell)]
 
@@ -90,7 +90,7 @@ for group, cell in unique((row["group"], row["cell"]) for row in rows):
         return "-" if row is None else f"{k(row['iops_median'])} {row['server']}, {row['placement']}"
 
     mine = pick(arguments.ours)
-    line = [f"{group:6} {cell:16} {name(mine):36}"]
+    line = [f"{group:10} {cell:16} {name(mine):36}"]
     for peer in peers:
         theirs = pick(peer)
         both = ratio(mine, theirs)

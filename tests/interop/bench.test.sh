@@ -3,7 +3,7 @@
 # The lean client of `headworks bench`, against our server and against QEMU's: the bytes it verifies are real.
 . "$(dirname "$0")/lib.sh"
 
-bench() { "$HEADWORKS" bench --runtime 1 --bs 4k --iodepth 16 "$@"; }
+bench() { "$HEADWORKS" bench --runtime 300ms --iodepth 16 "$@"; }
 
 serve "$(spec disk)"
 for rw in randwrite randrw write read randread; do
@@ -12,9 +12,9 @@ done
 check "structured replies, 64 KiB" bench --uri "$URI" --rw randrw --bs 64k --structured --verify
 check "two connections" bench --uri "$URI" --rw randread --threads 2
 bench --uri "$URI" --rw randread --json >"$DIR/bench.json"
-check "--json: fio's layout" "$PYTHON" -c 'import json, sys
-job = json.load(open(sys.argv[1]))["jobs"][0]
-assert job["read"]["iops"] > 100 and job["read"]["total_ios"] > 100, job' "$DIR/bench.json"
+check "--json" "$PYTHON" -c 'import json, sys
+run = json.load(open(sys.argv[1]))
+assert run["iops"] > 100 and run["ios"] == run["read"]["ios"] > 100 and run["errors"] == 0, run' "$DIR/bench.json"
 stop_server
 
 truncate -s "$SIZE" "$DIR/qemu.img"
@@ -27,5 +27,7 @@ kill "$SERVER"
 wait "$SERVER"
 SERVER=0
 
-check "bench in process, on a file" bench --device "$(spec disk)" --rw randrw --verify
-check "bench in process, on null" bench --device null:size=1G --rw randread
+check "bench in process, on a file" bench --engine "$ENGINE" --device "$(spec disk)" --rw randrw
+check "bench in process, on null: a million requests and not one allocation" bash -c '
+    "$1" bench --device null:size=1G --ios 1000000 --json | "$2" -c "import json, sys; run = json.load(sys.stdin); print(run); sys.exit(run[\"allocations\"] != 0 or run[\"errors\"] != 0)"
+    ' - "$HEADWORKS" "$PYTHON"

@@ -17,7 +17,7 @@ names() { # WORD ARGUMENTS...: refused, and the first line names the word
     [ $status -eq 0 ] && head -n 1 "$DIR/err" | grep -qF -- "$1"
 }
 
-check "no command" refused
+check "no command: help, and 2" bash -c '"$1" >"$2" 2>&1; [ $? -eq 2 ] && grep -q serve "$2"' - "$HEADWORKS" "$DIR/out"
 check "an unknown command" names sevre sevre
 check "serve without a spec" refused serve
 check "an unknown option" names --frobnicate serve --frobnicate mem:size=1M
@@ -27,7 +27,6 @@ check "mem without a size" names size serve -U - mem:
 check "null with a bad size" names 12Q serve -U - null:size=12Q
 check "a size in kB, which could mean either" refused serve -U - mem:size=64kB
 check "a negative size" refused serve -U - mem:size=-1M
-check "a size of nothing" refused serve -U - mem:size=0
 check "a size beyond 64 bits" refused serve -U - null:size=99999999999E
 check "an unknown key" names colour serve -U - mem:size=1M,colour=red
 check "a key twice" refused serve -U - mem:size=1M,size=2M

@@ -15,7 +15,13 @@ use std::time::Duration;
 
 /// The block I/O path as a user-space server, library and laboratory.
 #[derive(Parser)]
-#[command(name = "headworks", version, about, propagate_version = true)]
+#[command(
+    name = "headworks",
+    version,
+    about,
+    propagate_version = true,
+    args_override_self = true
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -65,11 +71,32 @@ pub fn log_to_stderr(verbose: u8) {
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
+    match cli.command {
         Command::Serve(options) => serve::run(options),
         Command::Bench(options) => bench::run(options),
         Command::Info { uri, json } => show(&uri, json),
     }
+}
+
+/// Help and version go to standard output; what is wrong with the command line looks like every other error.
+fn explain(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Nobody may be reading.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        complain("what should it do? `headworks --help` shows the commands");
+        return ExitCode::from(USAGE);
+    }
+    complain(text.trim_end());
+    ExitCode::from(USAGE)
 }
 
 fn show(uri: &str, json: bool) -> ExitCode {

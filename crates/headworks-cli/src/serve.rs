@@ -171,12 +171,17 @@ pub fn run(options: Options) -> ExitCode {
         Ok(signals) => signals,
         Err(error) => return fail(format!("cannot wait for signals: {error}")),
     };
-    match start(&options, &signals) {
-        Ok(running) => serve(&options, running, &signals),
+    // What is wrong with the words comes before anything is opened, and has a code of its own.
+    let planned = match plan(&options) {
+        Ok(planned) => planned,
         Err(error) => {
             complain(error);
-            ExitCode::from(USAGE)
+            return ExitCode::from(USAGE);
         }
+    };
+    match start(&options, planned, &signals) {
+        Ok(running) => serve(&options, running, &signals),
+        Err(error) => fail(error),
     }
 }
 
@@ -214,23 +219,20 @@ impl Drop for PrivateDirectory {
     }
 }
 
-fn start(options: &Options, signals: &Signals) -> Result<Running, ConfigError> {
+/// What the command line says, checked as far as that goes without opening anything.
+fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigError> {
     let specs = options
         .exports
         .iter()
         .map(|text| export_spec(text, options));
     let specs: Vec<ExportSpec> = specs.collect::<Result<_, _>>()?;
-    let mut assembly = Assembly::new(&specs)?;
-    for (queue, _) in &mut assembly.devices {
-        options.queue.apply(queue)?;
+    for spec in &specs {
+        spec.check()?;
     }
-    let (listen, private) = addresses(options)?;
-    let unix = listen.iter().find_map(|address| match address {
-        Address::Unix { path, .. } => Some(path.clone()),
-        Address::Tcp(_) => None,
-    });
-    let server_options = ServerOptions {
-        listen,
+    options.queue.apply(&mut QueueOptions::default())?;
+    unix_mode(options)?;
+    let server = ServerOptions {
+        listen: Vec::new(),
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),
@@ -243,6 +245,25 @@ fn start(options: &Options, signals: &Signals) -> Result<Running, ConfigError> {
         stall_ns: options.stall_timeout,
         record: options.record.clone(),
     };
+    server.validate()?;
+    Ok((specs, server))
+}
+
+fn start(
+    options: &Options,
+    (specs, mut server_options): (Vec<ExportSpec>, ServerOptions),
+    signals: &Signals,
+) -> Result<Running, ConfigError> {
+    let mut assembly = Assembly::new(&specs)?;
+    for (queue, _) in &mut assembly.devices {
+        options.queue.apply(queue)?;
+    }
+    let (listen, private) = addresses(options)?;
+    let unix = listen.iter().find_map(|address| match address {
+        Address::Unix { path, .. } => Some(path.clone()),
+        Address::Tcp(_) => None,
+    });
+    server_options.listen = listen;
     let mut exports = shown(&assembly);
     let notes = std::mem::take(&mut assembly.notes);
     let ended = signals.ended()?;
@@ -258,6 +279,14 @@ fn start(options: &Options, signals: &Signals) -> Result<Running, ConfigError> {
         unix,
         port,
         _private: private,
+    })
+}
+
+fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
+    let mode = u32::from_str_radix(&options.unix_mode, 8).ok();
+    mode.filter(|mode| *mode <= 0o777).ok_or_else(|| {
+        let message = format!("`{}` is no octal mode such as 660", options.unix_mode);
+        ConfigError::new("unix-mode", message)
     })
 }
 
@@ -310,19 +339,10 @@ fn addresses(options: &Options) -> Result<(Vec<Address>, Option<PrivateDirectory
         }
     };
     if let Some(path) = path {
-        let mode = u32::from_str_radix(&options.unix_mode, 8)
-            .ok()
-            .filter(|mode| *mode <= 0o777);
-        let wrong = || {
-            ConfigError::new(
-                "unix-mode",
-                format!("`{}` is no octal mode such as 660", options.unix_mode),
-            )
-        };
         let path = std::path::absolute(&path).unwrap_or(path);
         listen.push(Address::Unix {
             path,
-            mode: mode.ok_or_else(wrong)?,
+            mode: unix_mode(options)?,
         });
     }
     Ok((listen, private))

@@ -40,12 +40,18 @@ impl Limits {
     pub fn piece(&self, block: u32) -> u32 {
         let by_segments = u64::from(self.max_segment_size) * u64::from(self.max_segments);
         let largest = u64::from(self.max_bytes).min(by_segments) as u32;
-        (largest & !(block - 1)).max(block)
+        step(largest, block)
     }
 
     fn admit(&self, bytes: u64, segments: u32) -> bool {
         bytes <= u64::from(self.max_bytes) && segments <= u32::from(self.max_segments)
     }
+}
+
+/// The most bytes up to `limit` that end at a block: what goes in steps must not be cut where the device cannot.
+#[inline]
+pub(crate) fn step(limit: u32, block: u32) -> u32 {
+    (limit & !(block - 1)).max(block)
 }
 
 /// The flags in which the bios of a request must agree.

@@ -74,9 +74,11 @@ impl RemoteQueue {
         self.line.push(&mut pools.bios, slot);
     }
 
-    /// The owner grants.
-    pub fn on_grant(&mut self, count: u16) {
+    /// The owner grants. The line is served at once: a revocation may be next in the same batch, and a tag that went round
+    /// without being used would go round for ever.
+    pub fn on_grant(&mut self, pools: &mut Pools, count: u16) {
         self.lease.on_grant(count);
+        self.serve(pools);
     }
 
     /// The owner wants tags back.
@@ -110,26 +112,20 @@ impl RemoteQueue {
 
     /// Ends a batch: sends what the lease allows, asks for more if that was not all, returns what is not ours any longer.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) {
-        while let Some(slot) = self.line.head() {
-            let tags = pools.bios[slot].tags;
-            if !self.lease.try_take(tags) {
-                if self.lease.start_wanting() {
-                    let most = u32::from(want_max(self.nr_requests));
-                    let want = self.needed.min(most).max(u32::from(tags)) as u16;
-                    let message = Message::TagWant {
-                        device: self.device,
-                        want,
-                    };
-                    pools.actions.list.push(Action::Send {
-                        to: self.owner,
-                        message,
-                    });
-                }
-                break;
-            }
-            self.line.pop(&mut pools.bios);
-            self.needed -= u32::from(tags);
-            self.send(pools, slot);
+        self.serve(pools);
+        if let Some(slot) = self.line.head()
+            && self.lease.start_wanting()
+        {
+            let most = u32::from(want_max(self.nr_requests));
+            let head = u32::from(pools.bios[slot].tags);
+            let message = Message::TagWant {
+                device: self.device,
+                want: self.needed.min(most).max(head) as u16,
+            };
+            pools.actions.list.push(Action::Send {
+                to: self.owner,
+                message,
+            });
         }
         let count = self.lease.settle();
         self.give_back(pools, count);
@@ -138,6 +134,19 @@ impl RemoteQueue {
             pools.timers.clear(timer);
         } else if !pools.timers.is_set(timer) {
             pools.timers.set(timer, now.after(IDLE_NS));
+        }
+    }
+
+    /// Sends from the front of the line what the lease allows.
+    fn serve(&mut self, pools: &mut Pools) {
+        while let Some(slot) = self.line.head() {
+            let tags = pools.bios[slot].tags;
+            if !self.lease.try_take(tags) {
+                return;
+            }
+            self.line.pop(&mut pools.bios);
+            self.needed -= u32::from(tags);
+            self.send(pools, slot);
         }
     }
 

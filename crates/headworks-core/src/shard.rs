@@ -254,8 +254,8 @@ impl Shard {
                 }
             }
             Message::TagGrant { device, count } => {
-                if let Some((remote, _)) = self.remote(device) {
-                    remote.on_grant(count);
+                if let Some((remote, pools)) = self.remote(device) {
+                    remote.on_grant(pools, count);
                 }
             }
             Message::TagRevoke { device } => {

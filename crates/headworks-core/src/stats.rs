@@ -118,7 +118,7 @@ pub struct OpStats {
     pub bios: u64,
     /// Bytes of finished requests, failed ones included.
     pub bytes: u64,
-    /// Bios that were merged into a request that was there already.
+    /// Merges: of a bio, or a request, into one that was there already. Bios less this is how many requests there were.
     pub merges: u64,
     /// Requests that failed.
     pub errors: u64,

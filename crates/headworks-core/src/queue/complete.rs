@@ -11,8 +11,8 @@
 //!     `-- refused: requeue list, can be merged again
 //! ```
 //!
-//! A device may lie: an answer for a command that is not in flight is reported and ignored, more bytes than were asked count
-//! as a failure, no bytes at all is an error and never zeros.
+//! A device may lie: an answer for a command that is not in flight is reported and ignored, more bytes than were asked or a
+//! hole where none was allowed count as a failure, no bytes at all is an error and never zeros.
 
 use super::{Pools, Queue, RETRY_NS, TimerKind, answer, timer_of};
 use crate::action::{Action, Notice};
@@ -54,8 +54,13 @@ impl Queue {
             return self.on_flush_done(now, pools, id, completion.status);
         }
         match verdict {
-            Verdict::Finish(status) => self.finish(now, pools, id, status, completion.hole),
-            Verdict::Again => self.send(now, pools, id),
+            Verdict::Finish(status) => {
+                let hole = completion.hole && status.is_ok();
+                self.finish(now, pools, id, status, hole);
+            }
+            Verdict::Again => {
+                self.send(now, pools, id);
+            }
             Verdict::Requeue => self.requeue(now, pools, id),
             Verdict::OneByOne => self.retry_one_by_one(now, pools, id),
         }
@@ -77,6 +82,10 @@ impl Queue {
         }
         match completion.status {
             Ok(()) if completion.transferred > asked => Verdict::Finish(Err(IoError::Medium)),
+            // Believed, it would be zeros for somebody who asked for data; asked again, it may be said for ever.
+            Ok(()) if completion.hole && !request.flags.contains(BioFlags::HOLE_OK) => {
+                Verdict::Finish(Err(IoError::Medium))
+            }
             Ok(()) if asked > 0 && completion.transferred == 0 => {
                 if request.op == Op::Read {
                     let notice = Notice::ShortRead {
@@ -175,9 +184,11 @@ impl Queue {
         if request.is(Request::RETRY) && !request.is(Request::TIMED_OUT) && !last {
             let slot = request.bio_head;
             request.bio_head = pools.bios[slot].next;
+            self.account(now, pools, id, status);
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
-            return self.send(now, pools, id);
+            self.send(now, pools, id);
+            return;
         }
         self.account(now, pools, id, status);
         let (mut slot, tail) = (pools.slots[id].bio_head, pools.slots[id].bio_tail);
@@ -193,7 +204,9 @@ impl Queue {
     }
 
     fn finish_piece(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status) {
-        self.account(now, pools, id, status);
+        if pools.slots[id].state == State::InFlight {
+            self.account(now, pools, id, status);
+        }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = State::Free;
         pools.slots.put(id);

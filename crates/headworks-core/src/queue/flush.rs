@@ -145,6 +145,8 @@ impl Queue {
         volume.flush.lost = false;
         match status {
             Ok(()) => volume.writes_flushed = volume.flush.covers,
+            // Refused after it was given up (else it would have gone again): nothing was flushed, and nothing was lost.
+            Err(IoError::Busy) => {}
             Err(_) => {
                 volume.suspect = true;
                 let sequence = &mut volume.flush;

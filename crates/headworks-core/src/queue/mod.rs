@@ -268,9 +268,8 @@ impl Queue {
     pub fn run(&mut self, now: Instant, pools: &mut Pools) {
         loop {
             self.grant(now, pools);
-            self.feed(now, pools);
-            // A request that fails on its way to the device frees its tag.
-            if self.freed == 0 {
+            // What fails on its way to the device frees its tag and leaves its place there to another.
+            if self.feed(now, pools) == 0 {
                 break;
             }
         }
@@ -306,13 +305,13 @@ impl Queue {
         }
     }
 
-    /// Puts what has its tags into the elevator, and from there into the device.
-    fn feed(&mut self, now: Instant, pools: &mut Pools) {
+    /// Puts what has its tags into the elevator, and from there into the device; how many failed on the way.
+    fn feed(&mut self, now: Instant, pools: &mut Pools) -> u32 {
         if !self.ready.is_empty() {
             self.elevator.insert(now, &mut pools.slots, &self.ready);
             self.queued += self.ready.len() as u32;
         }
-        self.dispatch(now, pools);
+        let failed = self.dispatch(now, pools);
         for index in 0..self.ready.len() {
             let id = self.ready[index];
             if pools.slots[id].state == State::Queued {
@@ -320,6 +319,7 @@ impl Queue {
             }
         }
         self.ready.clear();
+        failed
     }
 
     /// The time to ask a refusing device again has come.
@@ -393,6 +393,7 @@ impl Queue {
             self.elevator
                 .on_merge(&mut pools.slots, kept, Some(gone), edge);
             self.queued -= 1;
+            self.count_merged(pools, gone);
             self.free(pools, gone);
         }
         self.index.insert(&mut pools.slots, kept);
@@ -402,15 +403,19 @@ impl Queue {
     /// `kept` takes the bios of `gone`, which came from the plug; leaves `kept` out of the index.
     fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: Edge) {
         self.index.remove(&mut pools.slots, kept);
-        let merged = u64::from(pools.slots[gone].bios);
-        let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
-        self.volume_mut(volume.0).stats.ops[op as usize].merges += merged;
+        self.count_merged(pools, gone);
         merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
         if pools.slots[kept].state == State::Queued && !pools.slots[kept].is(Request::REQUEUED) {
             self.elevator.on_merge(&mut pools.slots, kept, None, edge);
         }
         pools.slots[gone].state = State::Free;
         pools.slots.put(gone);
+    }
+
+    /// One request less. Its bios but the first were counted when they joined it.
+    fn count_merged(&mut self, pools: &Pools, gone: SlotId) {
+        let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
+        self.volume_mut(volume.0).stats.ops[op as usize].merges += 1;
     }
 
     /// The request has its tags.
@@ -467,18 +472,11 @@ impl Queue {
         self.ready.push(id);
     }
 
-    /// Gives the device as much as it takes. What ends on its way there leaves room, so this goes on until the device is full
-    /// or nothing comes.
-    fn dispatch(&mut self, now: Instant, pools: &mut Pools) {
-        while !self.busy && self.queued > 0 && self.in_flight < self.options.queue_depth {
-            if self.dispatch_batch(now, pools) == 0 {
-                return;
-            }
+    /// Gives the device as much as it takes; how many failed on the way.
+    fn dispatch(&mut self, now: Instant, pools: &mut Pools) -> u32 {
+        if self.busy || self.queued == 0 {
+            return 0;
         }
-    }
-
-    /// One batch from the requeue list and the elevator to the device; returns how many left them.
-    fn dispatch_batch(&mut self, now: Instant, pools: &mut Pools) -> usize {
         let mut batch = std::mem::replace(&mut self.batch, Batch::with_capacity(0));
         batch.reset((self.options.queue_depth - self.in_flight) as usize);
         while batch.room() > 0
@@ -494,6 +492,7 @@ impl Queue {
             self.elevator.dispatch(now, &mut pools.slots, &mut batch);
         }
         self.queued -= batch.ids().len() as u32;
+        let mut failed = 0;
         for &id in batch.ids() {
             assert!(
                 pools.slots[id].state == State::Queued,
@@ -501,17 +500,17 @@ impl Queue {
             );
             self.index.remove(&mut pools.slots, id);
             pools.slots[id].stamps[3] = now;
-            self.send(now, pools, id);
+            failed += u32::from(!self.send(now, pools, id));
         }
-        let count = batch.ids().len();
         self.batch = batch;
-        count
+        failed
     }
 
-    /// Sends a request's next command to the device.
-    fn send(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
-        if let Err(error) = self.may_send(&pools.slots, id) {
-            return self.finish(now, pools, id, Err(error), false);
+    /// Sends a request's next command to the device; false if it failed instead.
+    fn send(&mut self, now: Instant, pools: &mut Pools, id: SlotId) -> bool {
+        if let Some(status) = self.fails_unsent(&pools.slots, id) {
+            self.finish(now, pools, id, status, false);
+            return false;
         }
         let request = &mut pools.slots[id];
         request.state = State::InFlight;
@@ -526,18 +525,17 @@ impl Queue {
                 .set(timer, now.after(self.options.io_timeout_ns));
         }
         self.push_command(pools, id);
+        true
     }
 
-    /// A piece whose bio has failed already is not sent, nor a write that a late one could overwrite.
-    fn may_send(&self, slots: &Slots, id: SlotId) -> Status {
+    /// Why a command is not sent any more, if so: its bio has failed by another piece, or a late write is in the way.
+    fn fails_unsent(&self, slots: &Slots, id: SlotId) -> Option<Status> {
         let parent = slots[id].parent;
-        if parent != NIL {
-            slots[parent].status?;
+        if parent != NIL && slots[parent].status.is_err() {
+            return Some(slots[parent].status);
         }
-        if self.zombies > 0 && self.is_behind_zombie(slots, id) {
-            return Err(IoError::TimedOut);
-        }
-        Ok(())
+        let behind = self.zombies > 0 && self.is_behind_zombie(slots, id);
+        behind.then_some(Err(IoError::TimedOut))
     }
 
     /// What the request asks of the device next.
@@ -546,17 +544,19 @@ impl Queue {
         let left = request.len - request.done;
         let block = self.block_size(request);
         match request.op {
-            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
-                (Op::Write, at, left.min(whole(self.limits.max_bytes, block)))
-            }
+            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => (
+                Op::Write,
+                at,
+                left.min(merge::step(self.limits.max_bytes, block)),
+            ),
             Op::Discard => {
                 let granule = block.max(self.options.discard_granularity);
-                let most = whole(self.options.discard_max_bytes, granule);
-                (request.op, at, left.min(most))
+                let step = merge::step(self.options.discard_max_bytes, granule);
+                (request.op, at, left.min(step))
             }
             Op::WriteZeroes => {
-                let most = whole(self.options.discard_max_bytes, block);
-                (request.op, at, left.min(most))
+                let step = merge::step(self.options.discard_max_bytes, block);
+                (request.op, at, left.min(step))
             }
             op => (op, at, left),
         }
@@ -627,12 +627,6 @@ impl VolumeQueue {
     pub fn is_suspect(&self) -> bool {
         self.suspect
     }
-}
-
-/// The most of `limit` that is whole units, at least one: steps of a long command stay aligned whatever the limit is.
-const fn whole(limit: u32, unit: u32) -> u32 {
-    let bytes = limit & !(unit - 1);
-    if bytes == 0 { unit } else { bytes }
 }
 
 /// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.

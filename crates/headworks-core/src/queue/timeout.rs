@@ -57,11 +57,11 @@ impl Queue {
         }
         self.zombies += u32::from(op.is_write());
         if parent != NIL {
-            // No more pieces; those on their way end in silence.
+            // No more pieces. The bio is answered, so those that are out may come too late as well, however young.
             let split = &mut pools.slots[parent];
             split.done = split.len;
             split.status = Err(IoError::TimedOut);
-            self.give_up_siblings(pools, parent);
+            self.time_out_siblings(pools, parent);
         }
         loop {
             let next = pools.bios[slot].next;
@@ -81,16 +81,15 @@ impl Queue {
         }
     }
 
-    /// The bio is answered, so its other pieces in the device are as late as this one: what is written now must not meet them.
-    fn give_up_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
+    fn time_out_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
         let mut id = self.flight.head();
         while id != NIL {
-            let request = &mut pools.slots[id];
-            if request.parent == parent && !request.is(Request::TIMED_OUT) {
-                request.marks |= Request::TIMED_OUT;
-                self.zombies += u32::from(request.op.is_write());
+            let piece = &mut pools.slots[id];
+            if piece.parent == parent && !piece.is(Request::TIMED_OUT) {
+                piece.marks |= Request::TIMED_OUT;
+                self.zombies += u32::from(piece.op.is_write());
             }
-            id = request.flight_next;
+            id = piece.flight_next;
         }
     }
 

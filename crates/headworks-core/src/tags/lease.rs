@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Invariants: `used <= held`; at most one `TagWant` is out; a want is always the head's *whole* need, so a revocation while
-//! it is out cannot starve the head.
+//! it is out cannot starve the head; a revoked lease is not used before it is granted anew, so a busy shard cannot starve the
+//! owner's line.
 
 /// One device's lease on this shard.
 #[derive(Debug, Default)]
@@ -21,9 +22,9 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Uses `want` tags of the lease if they are unused.
+    /// Uses `want` tags of the lease if they are unused and the owner does not want them back.
     pub fn try_take(&mut self, want: u16) -> bool {
-        if self.held - self.used < u32::from(want) {
+        if self.revoked || self.held - self.used < u32::from(want) {
             return false;
         }
         self.used += u32::from(want);
@@ -58,7 +59,7 @@ impl Lease {
         self.used -= u32::from(count);
     }
 
-    /// After `put`s and the takes that they allowed: how many go back because the owner revoked. Asks once a batch.
+    /// After `put`s: how many go back because the owner revoked. Asks once a batch.
     pub fn settle(&mut self) -> u32 {
         if self.revoked { self.give_back() } else { 0 }
     }
@@ -98,8 +99,10 @@ mod tests {
         lease.on_grant(5);
         assert!(lease.try_take(2));
         assert_eq!(lease.on_revoke(), 3);
+        assert!(!lease.try_take(1));
         assert_eq!((lease.held(), lease.used()), (2, 2));
         lease.put(1);
+        assert!(!lease.try_take(1), "it is the owner's again");
         assert_eq!(lease.settle(), 1);
         lease.put(1);
         assert_eq!(lease.settle(), 1);

@@ -3,6 +3,7 @@
 //! Every byte of data is in a [`Mapping`] made at start-up: the [`Pool`] cuts one into buffers for requests, the memory
 //! device keeps its disk in another. A [`Span`] names a piece of one for as long as a command needs it.
 
+pub(crate) mod guarded;
 mod mapping;
 mod pool;
 

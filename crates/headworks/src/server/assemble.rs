@@ -23,6 +23,24 @@ pub struct ExportSpec {
     pub read_only: bool,
 }
 
+impl ExportSpec {
+    /// Checks what can be checked without opening anything.
+    ///
+    /// # Errors
+    /// A size that is missing or nothing.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        match (&self.spec.base, self.spec.size()) {
+            (_, Some(0)) => Err(ConfigError::new(
+                "size",
+                "0 bytes are nothing to serve; try size=1G",
+            )),
+            (Base::Null { .. }, None) => Err(no_size("null")),
+            (Base::Mem { .. }, None) => Err(no_size("mem")),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// A file whose size is looked at while it is served.
 pub struct WatchedFile {
     /// Its volume.
@@ -156,6 +174,10 @@ impl Builder {
             }
         };
         let size = self.assembly.volumes[usize::from(volume.0)].1.size;
+        if size == 0 {
+            let message = format!("{what} has no bytes to serve; give it a size, as in size=1G");
+            return Err(ConfigError::new("size", message));
+        }
         let read_only = export.read_only || read_only_spec(spec);
         let access = if read_only { ", read-only" } else { "" };
         self.assembly.exports.push(AssembledExport {

@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 
+/// `sun_path` less its NUL.
+const PATH_MAX: usize = 107;
+
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -109,6 +112,13 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, ConfigError> {
     let fail = |what: &str, error: io::Error| {
         ConfigError::new("unix", format!("{what} {}: {error}", path.display()))
     };
+    if path.as_os_str().len() > PATH_MAX {
+        let message = format!(
+            "{} is longer than the {PATH_MAX} bytes that a socket's path may have",
+            path.display()
+        );
+        return Err(ConfigError::new("unix", message));
+    }
     remove_stale(path)?;
     // Bound under a name of our own and moved into place with its mode: nobody connects before the mode is set.
     let hidden = path.with_file_name(format!(".headworks-{}.sock", std::process::id()));

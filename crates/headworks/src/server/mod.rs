@@ -128,7 +128,7 @@ impl ServerOptions {
         range("connections", self.connections, 1, desk::CONNECTIONS_MAX)?;
         range("requests", self.requests, 1, 4096)?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
-        // Two of the largest requests: one more would wait for the first for ever otherwise.
+        // Two of the largest requests: one and the reserve, and one connection's share is at least one.
         range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
     }
 }

@@ -15,9 +15,13 @@
 //! A failed step ends the command with its error; "unsupported" reaches the queue, which then writes zeros as data. A full
 //! engine, at any step, is `Busy`: every step may be done twice, so the queue starts the command again.
 //!
-//! Images in memory (tmpfs) take the same steps in place, inside `submit`.
+//! Images in memory (tmpfs) take the same steps in place, inside `submit`; their data is copied through a mapping (`mapped`)
+//! or moved by a system call (`call`).
 
+mod call;
+mod known;
 mod lock;
+mod mapped;
 mod open;
 mod probe;
 
@@ -29,6 +33,8 @@ use super::{Batch, Command, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
+#[cfg(test)]
+pub(super) use call::execute;
 pub use open::{Direct, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
 
 /// Commands of several steps at once; one more is `Busy`. They are flushes and discards, of which few help.
@@ -51,6 +57,8 @@ pub struct FileDevice {
     files: Vec<Option<OpenFile>>,
     stepped: Vec<Stepped>,
     zero_spans: Vec<Span>,
+    /// Counts the batches, so that images are asked for their size once in each.
+    batches: u64,
 }
 
 /// A command on its way through its steps.
@@ -90,6 +98,7 @@ impl FileDevice {
             files,
             stepped: Vec::with_capacity(STEPPED_MAX),
             zero_spans: Vec::with_capacity(ZERO_SPANS_MAX),
+            batches: 0,
         }
     }
 
@@ -144,12 +153,16 @@ impl FileDevice {
         };
         let op = self.operation(command, kind);
         let spans = match spans {
-            [] => self.fill_zero_spans(command.len as usize),
+            [] => {
+                self.fill_zero_spans(command.len as usize);
+                &self.zero_spans
+            }
             _ => &spans[..spans.len().min(SPANS_MAX)],
         };
         if inline {
+            let file = file_of(&mut self.files, command);
             // SAFETY: the caller's promise about the spans, passed on.
-            let result = unsafe { execute(&op, spans) };
+            let result = unsafe { file.execute(self.batches, &op, spans) };
             io.completions.push(transferred(command.id, result));
         } else if !io.disk.push(op, spans) {
             io.completions.push(super::failed(command, IoError::Busy));
@@ -158,7 +171,7 @@ impl FileDevice {
 
     fn operation(&self, command: &Command, kind: DiskKind) -> DiskOp {
         let file = self.files[usize::from(command.volume.0)].as_ref();
-        let file = file.expect("a command's volume was checked when it started");
+        let file = file.expect(CHECKED);
         DiskOp {
             device: self.id,
             id: command.id,
@@ -198,8 +211,9 @@ impl FileDevice {
         let mut step = first;
         let status = loop {
             let op = self.operation(command, step.kind());
+            let file = file_of(&mut self.files, command);
             // SAFETY: operations without data have no spans.
-            let result = unsafe { execute(&op, &[]) };
+            let result = unsafe { file.execute(self.batches, &op, &[]) };
             match step.next(command.flags, result) {
                 Next::Step(next) => step = next,
                 Next::Completed(status) => break status,
@@ -211,7 +225,14 @@ impl FileDevice {
 
 impl Device for FileDevice {
     unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
-        for command in batch.commands {
+        self.batches += 1;
+        for (index, command) in batch.commands.iter().enumerate() {
+            if let Some(next) = batch.commands.get(index + 1) {
+                let file = self.files.get(usize::from(next.volume.0));
+                if let Some(file) = file.and_then(Option::as_ref) {
+                    file.prefetch(next.offset);
+                }
+            }
             // SAFETY: the caller's promise, passed on.
             unsafe { self.start(command, batch.spans_of(command), io) };
         }
@@ -233,6 +254,13 @@ impl Device for FileDevice {
             Next::Completed(status) => io.completions.push(completed(&command, status)),
         }
     }
+}
+
+const CHECKED: &str = "a command's volume was checked when it started";
+
+fn file_of<'a>(files: &'a mut [Option<OpenFile>], command: &Command) -> &'a mut OpenFile {
+    let file = files[usize::from(command.volume.0)].as_mut();
+    file.expect(CHECKED)
 }
 
 fn first_step(command: &Command) -> Step {
@@ -299,36 +327,7 @@ fn completed(command: &Command, status: Status) -> Completion {
     }
 }
 
-/// Does an operation in place; its result as an engine gives it.
-///
-/// # Safety
-/// The spans are valid, and the caller's to read or write.
-pub(super) unsafe fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
-    let (vector, count) = (spans.as_ptr().cast::<libc::iovec>(), spans.len() as i32);
-    let (offset, len) = (op.offset as i64, op.len as i64);
-    loop {
-        // SAFETY: spans are laid out as iovecs, and theirs is the caller's promise.
-        let result = unsafe {
-            match op.kind {
-                DiskKind::Read => libc::preadv2(op.fd, vector, count, offset, 0),
-                DiskKind::Write { dsync } => {
-                    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-                    libc::pwritev2(op.fd, vector, count, offset, flags)
-                }
-                DiskKind::Sync => libc::fdatasync(op.fd) as isize,
-                DiskKind::Allocate { mode } => libc::fallocate(op.fd, mode, offset, len) as isize,
-            }
-        };
-        if result >= 0 {
-            return result as i32;
-        }
-        let errno = std::io::Error::last_os_error().raw_os_error();
-        match errno.unwrap_or(libc::EIO) {
-            libc::EINTR => {}
-            errno => return -errno,
-        }
-    }
-}
-
+#[cfg(test)]
+mod mapped_tests;
 #[cfg(test)]
 mod tests;

@@ -3,8 +3,8 @@
 //! Three ways to reach the bytes, by what the file supports and the user wants:
 //!
 //! ```text
-//!   tmpfs, ramfs -----------------------------> Inline    the page cache is all there is: a system call per command, never
-//!   direct=off -------------------------------> Buffered  waits, and costs less than a trip through an engine
+//!   tmpfs, ramfs -----------------------------> Inline    the page cache is all there is: a copy or a system call per command,
+//!   direct=off -------------------------------> Buffered  never waits, and costs less than a trip through an engine
 //!   statx says how direct I/O must be aligned -> Direct    O_DIRECT; that alignment is the smallest block
 //!   statx is silent, but O_DIRECT is accepted -> Direct    alignment found by trying
 //!   otherwise --------------------------------> Buffered  (an error if direct=on)
@@ -23,7 +23,10 @@ use std::sync::Arc;
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
 use super::lock::{Lock, lock};
-use super::probe;
+use super::mapped::MappedImage;
+use super::{call, probe};
+use crate::engine::{DiskKind, DiskOp};
+use crate::memory::Span;
 use crate::units::display_size;
 
 /// Whether to go past the kernel's page cache.
@@ -56,7 +59,8 @@ pub enum FileMode {
     Direct,
     /// The kernel's page cache, through the engine, since it may have to wait for a disk.
     Buffered,
-    /// The page cache and nothing below it: at once, in place.
+    /// The page cache and nothing below it: at once, in place. Through a mapping, where there is address space for it (up
+    /// to 4 TiB), a guarded copy (x86-64), and a kernel that tells us of holes (not so in a file that one may only read).
     Inline,
 }
 
@@ -107,6 +111,8 @@ pub struct OpenFile {
     locked: bool,
     identity: Identity,
     queue: QueueOptions,
+    /// Of an image in memory, where that is possible.
+    mapped: Option<MappedImage>,
 }
 
 impl OpenFile {
@@ -146,7 +152,12 @@ impl OpenFile {
         }
         let metadata = file.metadata().map_err(io)?;
         let queue = probe::queue_options(&file, &metadata, size, mode, options.read_only);
+        let mapped = match mode {
+            FileMode::Inline => MappedImage::new(&file, size, options.read_only),
+            FileMode::Direct | FileMode::Buffered => None,
+        };
         Ok(Self {
+            mapped,
             size,
             block_size,
             mode,
@@ -179,6 +190,12 @@ impl OpenFile {
     #[must_use]
     pub fn mode(&self) -> FileMode {
         self.mode
+    }
+
+    /// Whether it is mapped: an image in memory is, but for the reasons that `FileMode::Inline` names.
+    #[must_use]
+    pub fn mapped(&self) -> bool {
+        self.mapped.is_some()
     }
 
     /// Which file it is.
@@ -218,6 +235,33 @@ impl OpenFile {
     pub fn size_watch(&self) -> SizeWatch {
         SizeWatch {
             file: Arc::clone(&self.file),
+        }
+    }
+
+    /// Does an operation in place, and answers as an engine does. Reads and writes of one batch are done together.
+    ///
+    /// # Safety
+    /// The spans are valid, and the caller's to read or write; the operation names this file.
+    pub(super) unsafe fn execute(&mut self, batch: u64, op: &DiskOp, spans: &[Span]) -> i32 {
+        match (&mut self.mapped, op.kind) {
+            (Some(mapped), DiskKind::Read | DiskKind::Write { .. }) => {
+                // SAFETY: the caller's promise, passed on.
+                return unsafe { mapped.transfer(batch, op, spans) };
+            }
+            (Some(mapped), DiskKind::Allocate { .. }) => {
+                mapped.on_zeroed(op.offset, op.offset.saturating_add(op.len));
+            }
+            (Some(_), DiskKind::Sync) | (None, _) => {}
+        }
+        // SAFETY: as above.
+        unsafe { call::execute(op, spans) }
+    }
+
+    /// A read or write at `offset` is next.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: u64) {
+        if let Some(mapped) = &self.mapped {
+            mapped.prefetch(offset);
         }
     }
 
@@ -332,7 +376,7 @@ fn tail(path: &Path, size: u64, block: u32, mode: FileMode) -> ConfigError {
 
 fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
     let message = match options.read_only {
-        true => "is being written by another process: stop that first",
+        true => "is in use by another process that writes it: stop that first",
         false => "is in use by another process: stop that, or serve it read-only if both only read",
     };
     ConfigError::new("path", format!("{} {message}", path.display()))
@@ -447,10 +491,10 @@ mod tests {
         };
         let writer = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
         assert!(refusal(image.path(), FileOptions::default()).contains("in use"));
-        assert!(refusal(image.path(), read_only).contains("being written"));
+        assert!(refusal(image.path(), read_only).contains("that writes it"));
         let watch = writer.size_watch();
         drop(writer);
-        assert!(refusal(image.path(), read_only).contains("being written"));
+        assert!(refusal(image.path(), read_only).contains("that writes it"));
         drop(watch);
         let _reader = OpenFile::open(image.path(), &read_only).unwrap();
         assert!(OpenFile::open(image.path(), &read_only).is_ok());

@@ -31,6 +31,10 @@ use crate::memory::{Pool, Span};
 const TURN_BIOS: usize = 64;
 /// Payload bytes that one connection has copied in a turn.
 const TURN_BYTES: usize = 256 << 10;
+/// A connection that holds no more than this has the pool's reserve, too: 256 requests of 4 KiB.
+const SMALL_HOLD: usize = 1 << 20;
+/// A quarter of the pool is that reserve.
+const RESERVE_PART: usize = 4;
 /// A write at least this long announces more like it: then only a little is received beyond a payload, because the next
 /// payload should land in its own buffer and not be copied.
 const LARGE_PAYLOAD: usize = 32 << 10;
@@ -124,7 +128,10 @@ pub struct Connection {
     buffer_bytes: usize,
     /// Bytes that were received and not looked at yet; at most one receive's worth.
     stash: Vec<u8>,
-    last_progress: Instant,
+    /// When the client last sent something; in the handshake, when it connected.
+    last_received: Instant,
+    /// When it last took something that waited, or the last time that nothing waited.
+    last_sent: Instant,
 }
 
 /// What the shard's side lends to a connection while it reads.
@@ -164,7 +171,8 @@ impl Connection {
             outgoing,
             buffer_bytes: 0,
             stash: Vec::new(),
-            last_progress: now,
+            last_received: now,
+            last_sent: now,
         }
     }
 
@@ -199,7 +207,7 @@ impl Connection {
 
     /// The handshake is over: from now on requests for `volume` are taken.
     pub fn begin(&mut self, now: Instant, volume: VolumeId, export: &ExportInfo, structured: bool) {
-        self.last_progress = now;
+        (self.last_received, self.last_sent) = (now, now);
         self.form = Replies { structured };
         self.phase = Phase::Transmission(Transmission {
             parser: RequestParser::new(export.flags_for(structured), structured),
@@ -244,7 +252,10 @@ impl Connection {
             Err(error) if is_hang_up(&error) => return Received::End(self.hang_up()),
             Err(error) => return Received::End(End::Fault(format!("receiving failed: {error}"))),
         };
-        self.note_progress(intake.now);
+        // A handshake is timed as a whole: drop by drop is no progress.
+        if !matches!(self.phase, Phase::Handshake(_)) {
+            self.last_received = intake.now;
+        }
         let placed = count.min(direct.map_or(0, |span| span.len));
         if placed > 0 {
             self.note_payload(placed, intake);
@@ -386,19 +397,19 @@ impl Connection {
             return true;
         };
         let op = request.op();
-        let buffer = if op.has_data() {
-            let buffer = match intake.line {
-                true => None,
-                false => intake.pool.try_take(request.len as usize),
+        let mut buffer = None;
+        if op.has_data() {
+            let len = request.len as usize;
+            buffer = if may_take(self.buffer_bytes + len, len, intake) {
+                intake.pool.try_take(len)
+            } else {
+                None
             };
             if buffer.is_none() {
                 transmission.held = Some(request);
                 return false;
             }
-            buffer
-        } else {
-            None
-        };
+        }
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
         let Request {
             cookie,
@@ -572,18 +583,15 @@ impl Connection {
             return Ok(Sent::All);
         };
         if self.outgoing.is_empty() {
+            self.last_sent = now;
             return Ok(Sent::All);
         }
+        let before = self.outgoing.waiting();
         let sent = self.outgoing.send(fd, pool, spans)?;
-        self.note_progress(now);
-        Ok(sent)
-    }
-
-    /// A handshake is timed as a whole: drop by drop is no progress.
-    fn note_progress(&mut self, now: Instant) {
-        if !matches!(self.phase, Phase::Handshake(_)) {
-            self.last_progress = now;
+        if sent == Sent::All || self.outgoing.waiting() != before {
+            self.last_sent = now;
         }
+        Ok(sent)
     }
 
     /// Whether something waits to be sent.
@@ -632,55 +640,55 @@ impl Connection {
         }
     }
 
-    /// When its patience ends, if it waits for the client at all.
+    /// When our patience ends, if we wait for the client at all.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        match &self.phase {
-            Phase::Dead => None,
-            Phase::Handshake(_) => Some(self.last_progress.after(self.limits.handshake_ns)),
-            Phase::Transmission(transmission) if transmission.receiving.is_some() => {
-                Some(self.last_progress.after(self.limits.stall_ns))
+        let received = match &self.phase {
+            Phase::Dead => return None,
+            Phase::Handshake(_) => Some(self.last_received.after(self.limits.handshake_ns)),
+            Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
+                Some(self.last_received.after(self.limits.stall_ns))
             }
-            _ if self.has_outgoing() => Some(self.last_progress.after(self.limits.stall_ns)),
             _ => None,
-        }
+        };
+        let sent = self
+            .has_outgoing()
+            .then(|| self.last_sent.after(self.limits.stall_ns));
+        [received, sent].into_iter().flatten().min()
     }
 
-    /// The sentence for a client whose patience ended.
+    /// The sentence for a client with whom our patience ended.
     #[must_use]
     pub fn complaint(&self) -> String {
         let seconds = |ns: u64| ns / 1_000_000_000;
+        let stall = seconds(self.limits.stall_ns);
         match &self.phase {
             Phase::Handshake(_) => {
-                format!(
-                    "the handshake was not over after {} s",
-                    seconds(self.limits.handshake_ns)
-                )
+                let limit = seconds(self.limits.handshake_ns);
+                format!("the handshake was not over after {limit} s")
             }
-            _ if self.has_outgoing() => {
-                format!(
-                    "the client read no reply for {} s",
-                    seconds(self.limits.stall_ns)
-                )
-            }
-            _ => format!(
-                "a payload stopped half-way for {} s",
-                seconds(self.limits.stall_ns)
-            ),
+            _ if self.has_outgoing() => format!("the client read no reply for {stall} s"),
+            _ => format!("a request stopped half-way for {stall} s"),
         }
     }
 
     fn hang_up(&self) -> End {
         match &self.phase {
+            // Whoever only looks whether somebody listens says nothing and goes.
+            Phase::Handshake(handshake) if handshake.is_untouched() => End::HungUp,
             Phase::Handshake(_) => End::Fault("the client hung up during the handshake".into()),
-            Phase::Transmission(transmission)
-                if transmission.receiving.is_some()
-                    || !transmission.parser.is_between_requests() =>
-            {
+            Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
                 End::Fault("the client hung up in the middle of a request".into())
             }
             _ => End::HungUp,
         }
+    }
+}
+
+impl Transmission {
+    /// The client has begun a request and owes the rest.
+    fn is_in_the_middle(&self) -> bool {
+        self.receiving.is_some() || !self.parser.is_between_requests()
     }
 }
 
@@ -711,6 +719,14 @@ impl fmt::Debug for Connection {
             .field("peer", &self.peer)
             .finish()
     }
+}
+
+/// Whether a connection that would then hold `held` bytes may take `len` of them. Who holds little is served from all of the
+/// pool and past the line; who holds much leaves the reserve alone and waits in line. So a client that reads no replies
+/// starves only those like it.
+fn may_take(held: usize, len: usize, intake: &Intake<'_>) -> bool {
+    let size = intake.pool.size();
+    held <= SMALL_HOLD || !intake.line && intake.pool.taken() + len <= size - size / RESERVE_PART
 }
 
 fn fault(error: ProtocolError) -> End {

@@ -129,6 +129,12 @@ impl Handshake {
         }
     }
 
+    /// Whether the client has said nothing yet.
+    #[must_use]
+    pub fn is_untouched(&self) -> bool {
+        self.state == State::Flags && self.pending.is_empty()
+    }
+
     /// Takes the next bytes of the stream: how many it consumed, and where that left it.
     ///
     /// `exports` may differ from call to call, so a server can add and remove exports; the first one is the default.

@@ -69,6 +69,12 @@ impl Outgoing {
         self.pieces.is_empty()
     }
 
+    /// How much waits, as something to compare: pieces, and bytes that were sent of the first.
+    #[must_use]
+    pub fn waiting(&self) -> (usize, usize) {
+        (self.pieces.len(), self.sent)
+    }
+
     /// Replies that wait or are half sent.
     #[must_use]
     pub fn replies(&self) -> usize {

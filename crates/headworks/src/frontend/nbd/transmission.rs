@@ -8,9 +8,9 @@
 //! ```text
 //!            +--------------------- Request (its payload is the caller's) <---+
 //!            v                                                                |
-//!   [skip == 0: header] -- fewer than 28 bytes --> NeedMore (kept)            |
-//!            |  ^---------------------- skipped ----------- [skip > 0] --> NeedMore
-//!            +-- Refused: a write sets skip = its payload --^
+//!        [header] -- fewer than 28 bytes --> NeedMore (kept)                      |
+//!            |  ^------------------------ Refused ---------.
+//!            +-- refused: a write drops its payload first: [skip] --> NeedMore
 //!            +-- Disconnect | End
 //! ```
 //!
@@ -136,7 +136,7 @@ pub enum Parsed {
     NeedMore,
     /// Carry this out. The next [`Request::payload`] bytes of the stream are the caller's, not the parser's.
     Request(Request),
-    /// Answer this; the parser skips the payload.
+    /// Answer this; the parser has dropped the payload.
     Refused(Refusal),
     /// The client is leaving in good order: finish what is in flight, send nothing for this, close.
     Disconnect,
@@ -144,7 +144,7 @@ pub enum Parsed {
     End(ProtocolError),
 }
 
-/// One connection's parser: 48 bytes, no allocation.
+/// One connection's parser: no allocation.
 #[derive(Clone, Debug)]
 pub struct RequestParser {
     /// The first bytes of a header that came in pieces.
@@ -154,6 +154,8 @@ pub struct RequestParser {
     offered: TransmissionFlags,
     /// Bytes of a refused write's payload still to come.
     skip: u32,
+    /// Its answer.
+    owed: Option<Refusal>,
 }
 
 impl RequestParser {
@@ -166,6 +168,7 @@ impl RequestParser {
             structured,
             offered,
             skip: 0,
+            owed: None,
         }
     }
 
@@ -175,10 +178,10 @@ impl RequestParser {
     #[inline]
     pub fn parse(&mut self, bytes: &[u8]) -> (usize, Parsed) {
         if self.have == 0
-            && self.skip == 0
+            && self.owed.is_none()
             && let Some(header) = bytes.first_chunk::<REQUEST_BYTES>()
         {
-            return (REQUEST_BYTES, self.judge(header));
+            return self.judged(REQUEST_BYTES, header, bytes);
         }
         self.parse_pieces(bytes)
     }
@@ -186,56 +189,101 @@ impl RequestParser {
     /// Whether the stream may end here: not in the middle of a header or of a payload that is being skipped.
     #[must_use]
     pub const fn is_between_requests(&self) -> bool {
-        self.have == 0 && self.skip == 0
+        self.have == 0 && self.owed.is_none()
     }
 
     /// The slow way: something was left over from before, or is left over now.
     #[cold]
     fn parse_pieces(&mut self, bytes: &[u8]) -> (usize, Parsed) {
-        let skipped = bytes.len().min(self.skip as usize);
-        self.skip -= skipped as u32;
-        let rest = &bytes[skipped..];
+        if self.owed.is_some() {
+            return self.skip_payload(bytes);
+        }
         let have = usize::from(self.have);
-        let taken = rest.len().min(REQUEST_BYTES - have);
-        self.partial[have..have + taken].copy_from_slice(&rest[..taken]);
+        let taken = bytes.len().min(REQUEST_BYTES - have);
+        self.partial[have..have + taken].copy_from_slice(&bytes[..taken]);
         if have + taken < REQUEST_BYTES {
             self.have = (have + taken) as u8;
             return (bytes.len(), Parsed::NeedMore);
         }
         self.have = 0;
         let header = self.partial;
-        (skipped + taken, self.judge(&header))
+        self.judged(taken, &header, bytes)
+    }
+
+    /// Judges a header that ended at `used` of `bytes`.
+    #[inline]
+    fn judged(
+        &mut self,
+        used: usize,
+        header: &[u8; REQUEST_BYTES],
+        bytes: &[u8],
+    ) -> (usize, Parsed) {
+        match self.judge(header) {
+            Some(parsed) => (used, parsed),
+            None => {
+                let (skipped, parsed) = self.skip_payload(&bytes[used..]);
+                (used + skipped, parsed)
+            }
+        }
+    }
+
+    /// Drops what belongs to a refused write; its answer comes when all of it is dropped.
+    #[cold]
+    fn skip_payload(&mut self, bytes: &[u8]) -> (usize, Parsed) {
+        let skipped = bytes.len().min(self.skip as usize);
+        self.skip -= skipped as u32;
+        match (self.skip, self.owed) {
+            (0, Some(refusal)) => {
+                self.owed = None;
+                (skipped, Parsed::Refused(refusal))
+            }
+            _ => (skipped, Parsed::NeedMore),
+        }
     }
 
     #[inline]
-    fn judge(&mut self, bytes: &[u8; REQUEST_BYTES]) -> Parsed {
+    fn judge(&mut self, bytes: &[u8; REQUEST_BYTES]) -> Option<Parsed> {
         let header = match RequestHeader::decode(bytes) {
             Ok(header) => header,
-            Err(magic) => return Parsed::End(ProtocolError::BadMagic(magic)),
+            Err(magic) => return Some(Parsed::End(ProtocolError::BadMagic(magic))),
         };
         let command = Command::from_code(header.command);
         let writes = command == Some(Command::Write);
         if writes && header.len > PAYLOAD_BYTES_MAX {
-            return Parsed::End(ProtocolError::PayloadTooLong(header.len));
+            return Some(Parsed::End(ProtocolError::PayloadTooLong(header.len)));
         }
         match self.check(command, &header) {
-            Ok(Command::Disconnect) => Parsed::Disconnect,
-            Ok(command) => Parsed::Request(Request {
+            Ok(Command::Disconnect) => Some(Parsed::Disconnect),
+            Ok(command) => Some(Parsed::Request(Request {
                 cookie: header.cookie,
                 offset: header.offset,
                 len: header.len,
                 command,
                 flags: CommandFlags(header.flags),
-            }),
-            Err(error) => {
-                self.skip = if writes { header.len } else { 0 };
-                Parsed::Refused(Refusal {
-                    cookie: header.cookie,
-                    is_read: command == Some(Command::Read),
-                    error,
-                })
-            }
+            })),
+            Err(error) => self.refuse(command, &header, error),
         }
+    }
+
+    /// None: the answer must wait until the payload is dropped. A client that still sends it does not listen yet (libnbd
+    /// gives up on a server that answers what it has not finished sending).
+    fn refuse(
+        &mut self,
+        command: Option<Command>,
+        header: &RequestHeader,
+        error: NbdError,
+    ) -> Option<Parsed> {
+        let refusal = Refusal {
+            cookie: header.cookie,
+            is_read: command == Some(Command::Read),
+            error,
+        };
+        if command != Some(Command::Write) || header.len == 0 {
+            return Some(Parsed::Refused(refusal));
+        }
+        self.skip = header.len;
+        self.owed = Some(refusal);
+        None
     }
 
     /// The protocol's rules for one request; the volume has its own.
@@ -324,8 +372,21 @@ mod tests {
     fn one(offered: TransmissionFlags, command: u16, flags: u16, len: u32) -> Parsed {
         let offset = if command == 3 { 0 } else { 4096 };
         let bytes = header(command, flags, offset, len);
-        let (consumed, parsed) = RequestParser::new(offered, true).parse(&bytes);
+        let mut parser = RequestParser::new(offered, true);
+        let (consumed, parsed) = parser.parse(&bytes);
         assert_eq!(consumed, REQUEST_BYTES);
+        if parsed != Parsed::NeedMore {
+            return parsed;
+        }
+        // A refused write: its answer comes with the last byte of its payload, not before.
+        let payload = vec![0; len as usize];
+        assert!(!parser.is_between_requests());
+        assert_eq!(
+            parser.parse(&payload[1..]),
+            (payload.len() - 1, Parsed::NeedMore)
+        );
+        let (consumed, parsed) = parser.parse(&bytes);
+        assert!(consumed == 1 && parser.is_between_requests());
         parsed
     }
 

@@ -1,0 +1,288 @@
+//! Bios for another shard's device: tags on lease, bios over, answers back.
+
+use headworks_core::time::{MS, SEC};
+use headworks_core::{DeviceId, QueueOptions, VolumeId};
+
+use crate::bench::{EIO, Shards};
+
+fn leased(shards: &Shards, shard: usize) -> u32 {
+    shards.at[shard].shard.tags_leased(DeviceId(0)).unwrap()
+}
+
+/// Everything that the owner sent is done, from command `from` on, with all that follows.
+fn finish(shards: &mut Shards, mut from: usize) -> usize {
+    loop {
+        shards.deliver();
+        if from == shards.at[0].commands() {
+            return from;
+        }
+        shards.at[0].done(from);
+        from += 1;
+    }
+}
+
+/// After a pause all tags are home and nobody holds anything.
+fn assert_home(shards: &mut Shards, tags: u32) {
+    shards.pass(20 * MS);
+    shards.deliver();
+    shards.at.iter().for_each(|bench| bench.assert_quiet());
+    assert_eq!(shards.at[0].tags_free(), tags);
+}
+
+#[test]
+fn a_bio_asks_for_a_tag_goes_over_and_is_answered_at_home() {
+    let mut shards = Shards::new(2, |_| ());
+    shards.at[1].bios("v1:R0+4k");
+    assert_eq!(shards.deliver(), "1>0 want1, 0>1 grant1, 1>0 bio1");
+    assert_eq!(shards.at[0].sent(), "v1:R0+4k");
+    assert_eq!(shards.at[0].segments(0), "1:0+4k");
+    shards.at[0].done(0);
+    assert_eq!(shards.deliver(), "0>1 ok");
+    assert_eq!(shards.at[1].replies(), "1:ok");
+    assert_home(&mut shards, 256);
+}
+
+#[test]
+fn a_lease_is_used_again_without_a_message_and_goes_back_when_idle() {
+    let mut shards = Shards::new(2, |_| ());
+    shards.at[1].bios("v1:R0+4k v1:R1m+4k");
+    assert_eq!(
+        shards.deliver(),
+        "1>0 want2, 0>1 grant2, 1>0 bio1, 1>0 bio1"
+    );
+    finish(&mut shards, 0);
+    shards.pass(5 * MS);
+    shards.at[1].bios("v1:R0+4k");
+    assert_eq!(shards.deliver(), "1>0 bio1");
+    assert_eq!((leased(&shards, 1), shards.at[0].tags_free()), (2, 254));
+    finish(&mut shards, 2);
+    shards.pass(10 * MS - 1);
+    assert_eq!((shards.deliver(), leased(&shards, 1)), (String::new(), 2));
+    shards.pass(1);
+    assert_eq!(shards.deliver(), "1>0 return2");
+    assert_eq!((leased(&shards, 1), shards.at[0].tags_free()), (0, 256));
+    assert_home(&mut shards, 256);
+}
+
+#[test]
+fn the_owner_asks_for_a_lease_back_once_when_somebody_waits() {
+    let mut shards = Shards::new(2, |q| q.nr_requests = 2);
+    shards.at[1].bios("v1:R0+4k v1:R1m+4k");
+    shards.deliver();
+    shards.at[0].each("R2m+4k R4m+4k");
+    assert_eq!(shards.deliver(), "0>1 revoke");
+    shards.at[0].done(0);
+    assert_eq!(shards.deliver(), "0>1 ok, 1>0 return1");
+    assert_eq!(
+        shards.at[0].sent().matches("R").count(),
+        3,
+        "the freed tag went to a waiter"
+    );
+    finish(&mut shards, 1);
+    assert_home(&mut shards, 2);
+}
+
+#[test]
+fn a_grant_and_a_revocation_in_one_batch_still_serve_the_head() {
+    let mut shards = Shards::new(3, |q| q.nr_requests = 1);
+    shards.at[0].bios("R0+4k");
+    shards.at[1].bios("v1:R0+4k");
+    shards.deliver();
+    shards.at[2].bios("v2:R0+4k");
+    shards.deliver();
+    shards.at[0].done(0);
+    let said = shards.deliver();
+    assert_eq!(
+        said, "0>1 grant1, 0>1 revoke, 1>0 bio1",
+        "the tag was used, not sent round"
+    );
+    finish(&mut shards, 1);
+    assert_eq!(
+        (shards.at[1].replies(), shards.at[2].replies()),
+        ("1:ok".into(), "1:ok".into())
+    );
+    assert_home(&mut shards, 1);
+}
+
+#[test]
+fn a_revoked_lease_is_not_used_again_before_it_is_granted_anew() {
+    let mut shards = Shards::new(2, |q| q.nr_requests = 1);
+    shards.at[1].bios("v1:R0+4k v1:R1m+4k v1:R2m+4k");
+    shards.deliver();
+    shards.at[0].bios("R3m+4k");
+    shards.deliver();
+    assert_eq!(shards.at[0].sent(), "v1:R0+4k");
+    shards.at[0].done(0);
+    shards.deliver();
+    assert_eq!(
+        shards.at[0].sent(),
+        "v1:R1m+4k",
+        "asked for before the owner's own"
+    );
+    shards.at[0].done(1);
+    shards.deliver();
+    assert_eq!(
+        shards.at[0].sent(),
+        "R3m+4k",
+        "its ticket is older than the third's"
+    );
+    finish(&mut shards, 2);
+    assert_eq!(shards.at[1].replies(), "1:ok 2:ok 3:ok");
+    assert_home(&mut shards, 1);
+}
+
+#[test]
+fn with_one_tag_two_shards_and_the_owner_all_get_on() {
+    for tags in [1, 2, 3] {
+        let mut shards = Shards::new(3, |q| (q.nr_requests, q.queue_depth) = (tags, tags));
+        let (mut done, mut answered, mut put) = (0, [0_usize; 3], [0_usize; 3]);
+        for _ in 0..300 {
+            for shard in 0..3 {
+                // Each keeps four waiting all the time: nobody's line is ever empty.
+                while put[shard] < answered[shard] + 4 {
+                    let bio = format!("v{shard}:R{}m+4k", put[shard] % 1000);
+                    shards.at[shard].bios(&bio);
+                    put[shard] += 1;
+                }
+            }
+            shards.deliver();
+            if done < shards.at[0].commands() {
+                shards.at[0].done(done);
+                done += 1;
+            }
+            shards.deliver();
+            for shard in 0..3 {
+                let replies = shards.at[shard].replies();
+                answered[shard] += replies.matches("ok").count();
+            }
+        }
+        let (least, most) = (
+            answered.iter().min().unwrap(),
+            answered.iter().max().unwrap(),
+        );
+        assert!(
+            *least >= 45 && *most <= 210,
+            "{tags} tags: {answered:?} of {done}"
+        );
+        finish(&mut shards, done);
+        assert_home(&mut shards, tags);
+    }
+}
+
+#[test]
+fn flushes_go_over_without_a_tag() {
+    let mut shards = Shards::new(2, |q| q.nr_requests = 1);
+    shards.at[0].bios("R0+4k");
+    shards.at[1].bios("v1:W0+4k v1:F");
+    assert_eq!(shards.deliver(), "1>0 bio0, 1>0 want1");
+    assert_eq!(shards.at[0].sent(), "R0+4k v1:F");
+    shards.at[0].failed(1, EIO);
+    shards.deliver();
+    assert_eq!(shards.at[1].replies(), "2:medium");
+    assert_eq!(shards.at[0].notices(), "suspect:medium");
+    shards.at[0].done(0);
+    shards.deliver();
+    shards.at[0].done(2);
+    shards.deliver();
+    assert_home(&mut shards, 1);
+}
+
+#[test]
+fn fua_discards_and_errors_come_back_to_their_shard() {
+    let mut shards = Shards::new(2, |_| ());
+    shards.at[1].bios("v1:W0+4k!fua v1:D1m+4k v1:Z2m+4k v1:R3m+4k v1:R1g+4k");
+    shards.deliver();
+    shards.at[0].failed(3, EIO);
+    finish(&mut shards, 4);
+    shards.at[0].all_done([0, 1, 2]);
+    finish(&mut shards, 4);
+    assert_eq!(
+        shards.at[0].sent(),
+        "v1:W0+4k v1:D1m+4k v1:Z2m+4k v1:R3m+4k v1:F"
+    );
+    assert_eq!(shards.at[1].replies(), "5:invalid 4:medium 2:ok 3:ok 1:ok");
+    assert_home(&mut shards, 256);
+}
+
+#[test]
+fn a_long_bio_is_leased_as_many_tags_as_it_may_have_pieces_in_flight() {
+    for (tags, want) in [(256, 26), (8, 4), (1, 1)] {
+        let mut shards = Shards::new(2, |q: &mut QueueOptions| q.nr_requests = tags);
+        shards.at[1].bios("v1:W0+32m");
+        assert_eq!(
+            shards.deliver(),
+            format!("1>0 want{want}, 0>1 grant{want}, 1>0 bio{want}")
+        );
+        assert_eq!(shards.at[0].sent_count(), want);
+        assert_eq!(finish(&mut shards, 0), 26);
+        assert_eq!(shards.at[1].replies(), "1:ok");
+        assert_home(&mut shards, tags);
+    }
+}
+
+#[test]
+fn early_and_released_cross_over_and_the_tag_stays_out_between_them() {
+    let mut shards = Shards::new(2, |q| q.nr_requests = 1);
+    shards.at[1].bios("v1:W0+4k");
+    shards.deliver();
+    shards.pass(30 * SEC);
+    assert_eq!(shards.deliver(), "0>1 early");
+    assert_eq!(shards.at[1].replies(), "1:timeout/early");
+    shards.at[1].bios("v1:W0+4k");
+    assert_eq!(
+        shards.deliver(),
+        "1>0 want1, 0>1 revoke",
+        "the tag is still the late one's"
+    );
+    assert_eq!(shards.at[1].shard.room(), 254);
+    shards.at[0].done(0);
+    finish(&mut shards, 1);
+    assert_eq!(shards.at[1].replies(), "1:released 2:ok");
+    assert_home(&mut shards, 1);
+}
+
+#[test]
+fn a_remote_write_over_a_late_one_is_refused_and_its_tag_comes_back() {
+    let mut shards = Shards::new(2, |q| q.nr_requests = 4);
+    shards.at[1].bios("v1:W0+4k v1:R1m+4k");
+    shards.deliver();
+    shards.at[0].done(1);
+    shards.deliver();
+    shards.pass(30 * SEC);
+    shards.deliver();
+    shards.at[1].replies();
+    shards.at[1].bios("v1:W0+4k");
+    shards.deliver();
+    assert_eq!(shards.at[1].replies(), "3:timeout");
+    shards.at[0].done(0);
+    shards.deliver();
+    assert_home(&mut shards, 4);
+}
+
+#[test]
+fn an_owner_without_room_says_so() {
+    let mut shards = Shards::new(2, |_| ());
+    let many: Vec<String> = (0..256).map(|n| format!("R{n}m+4k")).collect();
+    shards.at[0].bios(&many.join(" "));
+    shards.at[1].bios("v1:F");
+    shards.deliver();
+    assert_eq!(shards.at[1].replies(), "1:nomemory");
+    finish(&mut shards, 0);
+    assert_home(&mut shards, 256);
+}
+
+#[test]
+fn neighbours_of_several_shards_become_one_command_with_several_answers() {
+    // A volume has one home, so neighbours from two shards are of two volumes and never merge; those of one shard do.
+    let mut shards = Shards::new(2, |_| ());
+    shards.at[0].bios("R0+4k");
+    shards.at[1].bios("v1:R0+4k v1:R4k+4k");
+    shards.deliver();
+    assert_eq!(shards.at[0].sent(), "R0+4k v1:R0+8k");
+    shards.at[0].all_done([0, 1]);
+    shards.deliver();
+    assert_eq!(shards.at[1].replies(), "1:ok 2:ok");
+    assert_home(&mut shards, 256);
+    let row = &shards.at[0].shard.stats(VolumeId(1)).unwrap().ops[0];
+    assert_eq!((row.requests, row.bios, row.merges), (1, 2, 1));
+}

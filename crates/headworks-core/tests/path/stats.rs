@@ -1,0 +1,121 @@
+//! Statistics: what a volume's table says of a few requests that can be counted by hand.
+
+use headworks_core::stats::{OpStats, Stage};
+use headworks_core::{Input, Instant, Op, Shard, VolumeId};
+
+use crate::bench::{Bench, EIO};
+
+fn row(shard: &Shard, op: Op) -> &OpStats {
+    &shard.stats(VolumeId(0)).expect("it is this shard's").ops[op as usize]
+}
+
+/// requests, bios, bytes, merges, errors
+fn counts(bench: &Bench, op: Op) -> [u64; 5] {
+    let row = row(&bench.shard, op);
+    [row.requests, row.bios, row.bytes, row.merges, row.errors]
+}
+
+#[test]
+fn requests_bios_bytes_and_merges_are_counted_once() {
+    let mut bench = Bench::new(|q| q.queue_depth = 1);
+    bench.bios("R0+4k R4k+4k R1m+4k");
+    bench.bios("R1028k+4k R1032k+4k W0+8k");
+    bench.bios("F D0+4k");
+    bench.finish_from(0);
+    assert_eq!(counts(&bench, Op::Read), [2, 5, 20 << 10, 3, 0]);
+    assert_eq!(counts(&bench, Op::Write), [1, 1, 8 << 10, 0, 0]);
+    assert_eq!(counts(&bench, Op::Flush), [1, 1, 0, 0, 0]);
+    assert_eq!(counts(&bench, Op::Discard), [1, 1, 4 << 10, 0, 0]);
+    assert_eq!(counts(&bench, Op::WriteZeroes), [0; 5]);
+}
+
+#[test]
+fn a_short_transfer_is_one_request_and_pieces_are_one_each() {
+    let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
+    bench.bios("R0+8k");
+    bench.moved(0, 4096);
+    bench.done(1);
+    assert_eq!(counts(&bench, Op::Read), [1, 1, 8 << 10, 0, 0]);
+    bench.bios("W0+160k");
+    bench.finish_from(2);
+    assert_eq!(counts(&bench, Op::Write), [3, 1, 160 << 10, 0, 0]);
+}
+
+#[test]
+fn errors_count_what_failed_and_a_retried_request_counts_each_bio() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("W1m+4k");
+    bench.failed(0, EIO);
+    assert_eq!(counts(&bench, Op::Write), [1, 1, 4 << 10, 0, 1]);
+    bench.bios("R0+4k R4k+8k R12k+4k");
+    bench.failed(1, EIO);
+    bench.done(2);
+    bench.failed(3, EIO);
+    bench.done(4);
+    assert_eq!(counts(&bench, Op::Read), [3, 3, 16 << 10, 2, 1]);
+}
+
+#[test]
+fn a_failed_flush_is_an_error() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("F");
+    bench.failed(0, EIO);
+    assert_eq!(counts(&bench, Op::Flush), [1, 1, 0, 0, 1]);
+}
+
+#[test]
+fn volumes_keep_their_own_tables() {
+    let mut bench = Bench::with(|config| config.volumes.push(config.volumes[0]));
+    bench.bios("v1:R0+4k");
+    bench.done(0);
+    assert_eq!(counts(&bench, Op::Read), [0; 5]);
+    let other = bench.shard.stats(VolumeId(1)).unwrap();
+    assert_eq!(other.ops[Op::Read as usize].requests, 1);
+}
+
+#[test]
+fn each_stage_counts_its_own_time() {
+    // Two tags, one place in the device. The first goes at once; the second waits 1 us in the elevator; the third waits
+    // 10 us for a tag and 100 us in the elevator, and stays 1000 us in the device.
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (2, 1));
+    let start = bench.now;
+    bench.bios("R0+4k R1m+4k R2m+4k");
+    for (at, n) in [(10_000, 0), (110_000, 1), (1_110_000, 2)] {
+        bench.now = start + at;
+        bench.done(n);
+    }
+    let stages = &row(&bench.shard, Op::Read).stages;
+    let bounds = |stage: Stage| {
+        let histogram = &stages[stage as usize];
+        assert_eq!(histogram.count(), 3);
+        [1, 500, 1000].map(|per_mille| histogram.percentile(per_mille))
+    };
+    // The upper ends of the buckets that hold 10, 100 and 1000 us.
+    let [ten, hundred, thousand] = [10_239, 114_687, 1_048_575];
+    assert_eq!(bounds(Stage::Plug), [0, 0, 0]);
+    assert_eq!(bounds(Stage::Tag), [0, 0, ten]);
+    assert_eq!(bounds(Stage::Scheduler), [0, ten, hundred]);
+    assert_eq!(bounds(Stage::Device), [ten, hundred, thousand]);
+}
+
+#[test]
+fn time_in_the_plug_is_the_turns_own() {
+    // `now` is per batch, so a request that leaves with its batch spent nothing there; the stage exists for drivers that
+    // look at the clock within a turn. What it must never do is leak into the other stages.
+    let mut bench = Bench::new(|_| ());
+    let bio = bench.bio("R0+4k");
+    bench.shard.handle(Instant(bench.now), &[bio]);
+    let submit = match bench.shard.actions().list[0] {
+        headworks_core::Action::Submit(submit) => submit,
+        other => panic!("{other:?}"),
+    };
+    bench.shard.clear_actions();
+    let answer = crate::bench::complete(submit.device, submit.id, Ok(()), submit.len);
+    let inputs: [Input; 1] = [answer];
+    bench.shard.handle(Instant(bench.now + 500), &inputs);
+    let stages = &row(&bench.shard, Op::Read).stages;
+    assert_eq!(
+        Stage::ALL.map(|stage| stages[stage as usize].percentile(1000)),
+        [0, 0, 0, 511]
+    );
+}

@@ -1,0 +1,35 @@
+//! One system call per operation: what an engine does with it, done in place.
+
+use crate::engine::{DiskKind, DiskOp};
+use crate::memory::Span;
+
+/// Does an operation in place; its result as an engine gives it.
+///
+/// # Safety
+/// The spans are valid, and the caller's to read or write.
+pub unsafe fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
+    let (vector, count) = (spans.as_ptr().cast::<libc::iovec>(), spans.len() as i32);
+    let (offset, len) = (op.offset as i64, op.len as i64);
+    loop {
+        // SAFETY: spans are laid out as iovecs, and theirs is the caller's promise.
+        let result = unsafe {
+            match op.kind {
+                DiskKind::Read => libc::preadv2(op.fd, vector, count, offset, 0),
+                DiskKind::Write { dsync } => {
+                    let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+                    libc::pwritev2(op.fd, vector, count, offset, flags)
+                }
+                DiskKind::Sync => libc::fdatasync(op.fd) as isize,
+                DiskKind::Allocate { mode } => libc::fallocate(op.fd, mode, offset, len) as isize,
+            }
+        };
+        if result >= 0 {
+            return result as i32;
+        }
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        match errno.unwrap_or(libc::EIO) {
+            libc::EINTR => {}
+            errno => return -errno,
+        }
+    }
+}
