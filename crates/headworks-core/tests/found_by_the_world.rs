@@ -183,3 +183,34 @@ fn steps_of_long_commands_are_whole_blocks_and_granules() {
     let zeroes = submits(&hand.bio(Op::WriteZeroes, BioFlags::NONE, 2, 1 << 19, 1 << 18))[0];
     assert_eq!(zeroes.len, 99_840);
 }
+
+#[test]
+fn the_pieces_of_a_late_write_are_all_late() {
+    let queue = QueueOptions {
+        nr_requests: 8,
+        queue_depth: 2,
+        max_sectors_kb: 4,
+        io_timeout_ns: SEC,
+        ..QueueOptions::default()
+    };
+    let mut hand = Hand::new(queue);
+    let pieces = submits(&hand.bio(Op::Write, BioFlags::NONE, 1, 0, 12288));
+    assert_eq!(pieces.len(), 2, "the third waits for the device");
+    hand.now = Instant(SEC / 2);
+    let third = submits(&hand.answer(pieces[1], 4096, false))[0];
+    hand.now = Instant(SEC + 1);
+    let early = replies(&hand.step(&[Input::Timer]));
+    assert_eq!(
+        early,
+        [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]
+    );
+    // The third piece was sent later and is in time, but its bio is answered: a new write may not race it.
+    let actions = hand.bio(Op::Write, BioFlags::NONE, 2, third.offset, 4096);
+    assert!(submits(&actions).is_empty());
+    let refused = (2, Err(IoError::TimedOut), false, ReplyStage::Final);
+    assert_eq!(replies(&actions), [refused]);
+    assert!(replies(&hand.answer(pieces[0], 4096, false)).is_empty());
+    let released = (1, Err(IoError::TimedOut), false, ReplyStage::Released);
+    assert_eq!(replies(&hand.answer(third, 4096, false)), [released]);
+    assert!(hand.shard.is_quiet());
+}
