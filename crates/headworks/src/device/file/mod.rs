@@ -327,7 +327,7 @@ fn completed(command: &Command, status: Status) -> Completion {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_arch = "x86_64"))]
 mod mapped_tests;
 #[cfg(test)]
 mod tests;
