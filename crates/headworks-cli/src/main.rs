@@ -97,7 +97,8 @@ fn explain(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        complain("what should it do? `headworks --help` shows the commands");
+        complain("what should it do? These are the commands:\n");
+        eprint!("{text}");
         return ExitCode::from(USAGE);
     }
     complain(text.trim_end());

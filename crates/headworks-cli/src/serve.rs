@@ -562,6 +562,8 @@ fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waite
                     running.server.stop();
                 }
             }
+            News::Statistics => running.server.tell_statistics(),
+            News::Reload => tracing::info!("there is no configuration file to load again"),
             News::Ended => return Waited::Ended(status),
         }
     }

@@ -11,6 +11,10 @@ use headworks::core::ConfigError;
 pub enum News {
     /// SIGTERM, SIGINT or SIGQUIT.
     Stop,
+    /// SIGUSR1: tell the statistics.
+    Statistics,
+    /// SIGHUP: there is nothing to load again yet.
+    Reload,
     /// A child has ended.
     Child,
     /// The server has ended.
@@ -46,6 +50,8 @@ fn wanted() -> libc::sigset_t {
             libc::SIGQUIT,
             libc::SIGCHLD,
             libc::SIGPIPE,
+            libc::SIGUSR1,
+            libc::SIGHUP,
         ] {
             libc::sigaddset(&mut set, signal);
         }
@@ -131,6 +137,8 @@ impl Signals {
         match info.ssi_signo as i32 {
             libc::SIGCHLD => Some(News::Child),
             libc::SIGPIPE => None,
+            libc::SIGUSR1 => Some(News::Statistics),
+            libc::SIGHUP => Some(News::Reload),
             _ => Some(News::Stop),
         }
     }

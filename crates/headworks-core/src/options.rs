@@ -42,7 +42,7 @@ impl NoMerges {
 pub struct QueueOptions {
     /// Tags: requests admitted below the plug at once, 1..=4096. 256: Linux's default for devices as deep as ours.
     pub nr_requests: u32,
-    /// Commands in the device at once, 1..=4096. 128: what NVMe and virtio disks take without queueing inside.
+    /// Commands in the device at once, and beside them one flush per volume, 1..=4096. 128: what NVMe and virtio disks take without queueing inside.
     pub queue_depth: u32,
     /// Largest data request in KiB, 4..=32768. 1280: Linux's default.
     pub max_sectors_kb: u32,

@@ -71,7 +71,7 @@ pub fn parse_time(word: &str) -> Result<u64, String> {
     let ns: Option<u128> = match unit {
         "" | "s" => Some(1_000_000_000),
         "ms" => Some(1_000_000),
-        "us" | "µs" => Some(1_000),
+        "us" | "\u{b5}s" => Some(1_000),
         "ns" => Some(1),
         _ => None,
     };
@@ -198,7 +198,7 @@ mod tests {
             "5z",
             "5Gi",
             "5GiBx",
-            "5é",
+            "5\u{e9}",
             "99999999999999999999999999999999999999999E",
         ] {
             assert!(parse_size(word).is_err(), "{word}");

@@ -22,6 +22,8 @@ pub enum Mail {
     },
     /// The operator speaks.
     Control(Control),
+    /// Tell the statistics of your volumes.
+    Statistics,
     /// Answer what is in flight, flush, end.
     Stop,
     /// Look at the board.

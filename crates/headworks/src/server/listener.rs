@@ -16,6 +16,10 @@ use headworks_core::ConfigError;
 /// `sun_path` less its NUL.
 const PATH_MAX: usize = 107;
 
+/// Half a second in all.
+const PATIENCE_TRIES: u32 = 20;
+const PATIENCE_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
+
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -137,6 +141,18 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, ConfigError> {
     }))
 }
 
+/// Whether somebody listens there. Of a server that was killed the kernel closes the listener some milliseconds after the
+/// process is gone, because its ring still holds it.
+fn connect_patiently(path: &Path) -> io::Result<UnixStream> {
+    for _ in 0..PATIENCE_TRIES {
+        match UnixStream::connect(path) {
+            Ok(_) => std::thread::sleep(PATIENCE_PAUSE),
+            refused => return refused,
+        }
+    }
+    UnixStream::connect(path)
+}
+
 /// Removes the socket file of a server that died.
 fn remove_stale(path: &Path) -> Result<(), ConfigError> {
     let Ok(file) = fs::symlink_metadata(path) else {
@@ -149,7 +165,7 @@ fn remove_stale(path: &Path) -> Result<(), ConfigError> {
         );
         return Err(ConfigError::new("unix", message));
     }
-    match UnixStream::connect(path) {
+    match connect_patiently(path) {
         Ok(_) => {
             let message = format!(
                 "another server listens at {}; stop it or name another path",

@@ -11,6 +11,7 @@ mod listener;
 mod polling;
 mod reactor;
 pub mod recorder;
+mod statistics;
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -221,6 +222,11 @@ impl Server {
     /// Stops: no new requests, answers for those in flight, flushes. Returns at once.
     pub fn stop(&self) {
         self.board.send_all(|| Mail::Stop);
+    }
+
+    /// Has every shard log the statistics of its volumes.
+    pub fn tell_statistics(&self) {
+        self.board.send_all(|| Mail::Statistics);
     }
 
     /// Tells the shards that own the volume's device and the volume.

@@ -28,7 +28,7 @@ use super::desk::{Desk, Envelope, OWN_FLUSHES};
 use super::listener::Listener;
 use super::polling::Polling;
 use super::recorder::Recorder;
-use super::{Clock, ServedExport, WatchedFile};
+use super::{Clock, ServedExport, WatchedFile, statistics};
 use crate::engine::{DiskQueue, Engine, Event, Interest, Wait, Waker};
 use crate::executor::Executor;
 use crate::frontend::nbd::connection::{Connection, ConnectionLimits, End, Intake, Received};
@@ -343,6 +343,7 @@ impl Reactor {
                     self.adopt(now, connection, export, structured);
                 }
                 Mail::Control(control) => self.inputs.push(Input::Control(control)),
+                Mail::Statistics => self.tell_statistics(),
                 Mail::Stop => self.stop(now),
                 Mail::Look => {}
             }
@@ -755,6 +756,17 @@ impl Reactor {
                 let (volume, size) = (file.volume, size);
                 self.inputs
                     .push(Input::Control(Control::Resize { volume, size }));
+            }
+        }
+    }
+
+    fn tell_statistics(&self) {
+        for volume in 0..self.parts.board.volumes() as u16 {
+            let Some(stats) = self.parts.shard.stats(VolumeId(volume)) else {
+                continue;
+            };
+            for line in statistics::lines(stats) {
+                info!(volume, "{line}");
             }
         }
     }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
-use super::lock::{Lock, lock};
+use super::lock::{Lock, lock_patiently};
 use super::mapped::MappedImage;
 use super::{call, probe};
 use crate::engine::{DiskKind, DiskOp};
@@ -137,7 +137,7 @@ impl OpenFile {
         options: &FileOptions,
     ) -> Result<Self, ConfigError> {
         let io = |error: io::Error| io_error(path, &error);
-        let locked = match lock(&file, options.read_only).map_err(io)? {
+        let locked = match lock_patiently(&file, options.read_only).map_err(io)? {
             Lock::Held => true,
             Lock::Unavailable => false,
             Lock::Taken => return Err(in_use(path, options)),
