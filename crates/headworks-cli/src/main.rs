@@ -97,7 +97,7 @@ fn explain(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        complain("what should it do? These are the commands:\n");
+        complain("no command; `headworks --help` says more\n");
         eprint!("{text}");
         return ExitCode::from(USAGE);
     }
