@@ -330,12 +330,15 @@ impl Driver {
         if inputs.is_empty() {
             return self.wait();
         }
-        std::mem::swap(inputs, batch);
-        shard.handle(now, batch);
-        batch.clear();
-        self.found.turns += 1;
-        executor.run(now, shard.actions(), generator, &mut **engine, inputs);
-        shard.clear_actions();
+        // As the reactor: until devices that answer at once have nothing more to say.
+        while !inputs.is_empty() {
+            std::mem::swap(inputs, batch);
+            shard.handle(now, batch);
+            batch.clear();
+            self.found.turns += 1;
+            executor.run(now, shard.actions(), generator, &mut **engine, inputs);
+            shard.clear_actions();
+        }
         Ok(())
     }
 

@@ -546,20 +546,21 @@ impl Queue {
     fn command(&self, request: &Request) -> (Op, u64, u32) {
         let at = request.offset + u64::from(request.done);
         let left = request.len - request.done;
-        let block = self.block_size(request);
         match request.op {
             Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => (
                 Op::Write,
                 at,
-                left.min(merge::step(self.limits.max_bytes, block)),
+                left.min(merge::step(self.limits.max_bytes, self.block_size(request))),
             ),
             Op::Discard => {
-                let granule = block.max(self.options.discard_granularity);
+                let granule = self
+                    .block_size(request)
+                    .max(self.options.discard_granularity);
                 let step = merge::step(self.options.discard_max_bytes, granule);
                 (request.op, at, left.min(step))
             }
             Op::WriteZeroes => {
-                let step = merge::step(self.options.discard_max_bytes, block);
+                let step = merge::step(self.options.discard_max_bytes, self.block_size(request));
                 (request.op, at, left.min(step))
             }
             op => (op, at, left),
