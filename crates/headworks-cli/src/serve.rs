@@ -59,7 +59,7 @@ pub struct Options {
     #[arg(long, default_value = "auto", value_name = "ENGINE")]
     engine: String,
     /// Look this many microseconds before sleeping; 0 never
-    #[arg(long, default_value_t = 20, value_name = "N")]
+    #[arg(long, default_value_t = 50, value_name = "N")]
     poll_us: u64,
     /// Threads; devices are shared out among them
     #[arg(long, default_value_t = 1, value_name = "N")]

@@ -25,7 +25,7 @@ use super::reply::Replies;
 use super::transmission::{Parsed, ProtocolError, Request, RequestParser};
 use super::window::{Flying, Window};
 use super::wire::NbdError;
-use crate::memory::{Pool, Span};
+use crate::memory::{Buffer, Pool, Span};
 
 /// Requests that one connection brings in a turn, so that no client holds the shard.
 const TURN_BIOS: usize = 64;
@@ -77,7 +77,7 @@ struct Transmission {
 
 /// A payload on its way in.
 struct Receiving {
-    flying: Flying,
+    buffer: Option<Buffer>,
     request: Request,
     filled: usize,
 }
@@ -288,8 +288,8 @@ impl Connection {
             return None;
         };
         let receiving = transmission.receiving.as_ref()?;
-        let buffer = receiving.flying.buffer.as_ref()?;
-        let rest = receiving.flying.len as usize - receiving.filled;
+        let buffer = receiving.buffer.as_ref()?;
+        let rest = receiving.request.len as usize - receiving.filled;
         // SAFETY: `filled` is at most the request's length, which the buffer holds.
         let base = unsafe { buffer.base().add(receiving.filled) };
         Some(Span { base, len: rest })
@@ -418,30 +418,15 @@ impl Connection {
             }
         }
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
-        let Request {
-            cookie,
-            offset,
-            len,
-            ..
-        } = request;
-        let flying = Flying {
-            sequence: 0,
-            cookie,
-            offset,
-            len,
-            op,
-            answered: false,
-            buffer,
-        };
-        transmission.large = op == Op::Write && len as usize >= LARGE_PAYLOAD;
+        transmission.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
         if op == Op::Write {
             transmission.receiving = Some(Receiving {
-                flying,
+                buffer,
                 request,
                 filled: 0,
             });
         } else {
-            self.submit(flying, request, intake);
+            self.submit(&request, buffer, intake);
         }
         true
     }
@@ -464,19 +449,22 @@ impl Connection {
             return;
         };
         if let Some(Receiving {
-            flying, request, ..
+            buffer, request, ..
         }) = transmission.receiving.take()
         {
-            self.submit(flying, request, intake);
+            self.submit(&request, buffer, intake);
         }
     }
 
-    fn submit(&mut self, flying: Flying, request: Request, intake: &mut Intake<'_>) {
+    fn submit(&mut self, request: &Request, buffer: Option<Buffer>, intake: &mut Intake<'_>) {
         let Phase::Transmission(transmission) = &self.phase else {
             return;
         };
         let volume = transmission.volume;
-        let sequence = self.window.insert(flying);
+        let op = request.op();
+        let sequence = self
+            .window
+            .insert(request.cookie, request.offset, request.len, op, buffer);
         *intake.room = intake.room.saturating_sub(1);
         intake.inputs.push(Input::Bio(Bio {
             id: BioId {
@@ -486,7 +474,7 @@ impl Connection {
             },
             offset: request.offset,
             len: request.len,
-            op: request.op(),
+            op,
             flags: request.bio_flags(),
         }));
     }
@@ -630,7 +618,7 @@ impl Connection {
             return;
         };
         if let Some(receiving) = transmission.receiving.take()
-            && let Some(buffer) = receiving.flying.buffer
+            && let Some(buffer) = receiving.buffer
         {
             self.buffer_bytes -= buffer.len();
             pool.put(buffer);
@@ -702,8 +690,8 @@ impl Transmission {
 impl Receiving {
     /// Copies what belongs to the payload; returns how much that was.
     fn fill(&mut self, bytes: &[u8]) -> usize {
-        let count = bytes.len().min(self.flying.len as usize - self.filled);
-        if let Some(buffer) = &self.flying.buffer {
+        let count = bytes.len().min(self.request.len as usize - self.filled);
+        if let Some(buffer) = &self.buffer {
             // SAFETY: the buffer is ours alone while the payload comes in, and holds `len` bytes.
             unsafe {
                 let base = buffer.base().add(self.filled);
@@ -715,7 +703,7 @@ impl Receiving {
     }
 
     fn is_complete(&self) -> bool {
-        self.filled == self.flying.len as usize
+        self.filled == self.request.len as usize
     }
 }
 
