@@ -22,12 +22,7 @@ Examples:
   headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify")]
 pub struct Options {
     /// A device, in process
-    #[arg(
-        long,
-        value_name = "SPEC",
-        required_unless_present = "uri",
-        conflicts_with = "uri"
-    )]
+    #[arg(long, value_name = "SPEC", required_unless_present = "uri", conflicts_with = "uri")]
     device: Option<String>,
     /// A server
     #[arg(long)]
@@ -103,9 +98,7 @@ fn usage(error: impl std::fmt::Display) -> Failure {
 
 fn measure(options: Options) -> Result<(), Failure> {
     let pattern: Pattern = options.rw.parse().map_err(usage)?;
-    let block_bytes = u32::try_from(options.bs)
-        .ok()
-        .filter(|bytes| (1..=32 << 20).contains(bytes));
+    let block_bytes = u32::try_from(options.bs).ok().filter(|bytes| (1..=32 << 20).contains(bytes));
     let block_bytes =
         block_bytes.ok_or_else(|| usage(format!("bs: {} is not within 1..=32M", options.bs)))?;
     if options.iodepth == 0
@@ -113,9 +106,7 @@ fn measure(options: Options) -> Result<(), Failure> {
         || options.threads == 0
         || options.threads > 64
     {
-        return Err(usage(
-            "iodepth must be within 1..=4096 and threads within 1..=64",
-        ));
+        return Err(usage("iodepth must be within 1..=4096 and threads within 1..=64"));
     }
     match (&options.device, &options.uri) {
         (Some(device), _) => in_process(device, &options, pattern, block_bytes),
@@ -131,10 +122,7 @@ fn in_process(
     block_bytes: u32,
 ) -> Result<(), Failure> {
     if options.scheduler != "none" {
-        return Err(usage(format!(
-            "scheduler: `{}` is none of: none",
-            options.scheduler
-        )));
+        return Err(usage(format!("scheduler: `{}` is none of: none", options.scheduler)));
     }
     let mut device = Spec::parse(device).map_err(usage)?;
     if let Some(size) = options.size {
@@ -173,21 +161,11 @@ fn server(uri: &str, options: &Options, pattern: Pattern, block_bytes: u32) -> R
         size: options.size,
         fill: options.fill,
         verify,
-        waiting: if options.poll {
-            Waiting::Poll
-        } else {
-            Waiting::Sleep
-        },
+        waiting: if options.poll { Waiting::Poll } else { Waiting::Sleep },
         seed: options.seed,
-        client: ClientOptions {
-            structured: options.structured,
-            ..ClientOptions::default()
-        },
+        client: ClientOptions { structured: options.structured, ..ClientOptions::default() },
         ..BenchOptions::new(uri)
     };
-    let run = bench_nbd::run(&BenchNbdOptions {
-        bench,
-        json: options.json,
-    });
+    let run = bench_nbd::run(&BenchNbdOptions { bench, json: options.json });
     run.map_err(|error| (1, error.to_string()))
 }

@@ -81,10 +81,7 @@ pub fn run(options: &Options) -> Result<(), String> {
             let spawn = |thread| scope.spawn(move || one_thread(options, thread));
             let threads: Vec<_> = (0..threads).map(spawn).collect();
             let died = |_| Err("a thread of the benchmark died".to_owned());
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(died))
-                .collect()
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
         }),
     };
     let found: Vec<Found> = found.into_iter().collect::<Result<_, _>>()?;
@@ -161,21 +158,13 @@ impl Generator {
         let block = match self.pattern {
             Pattern::Read | Pattern::Write => {
                 let block = self.next_block;
-                self.next_block = if block + 1 == self.blocks {
-                    0
-                } else {
-                    block + 1
-                };
+                self.next_block = if block + 1 == self.blocks { 0 } else { block + 1 };
                 block
             }
             _ => self.prng.below(self.blocks),
         };
         Bio {
-            id: BioId {
-                connection: 0,
-                volume: VolumeId(0),
-                sequence: slot.into(),
-            },
+            id: BioId { connection: 0, volume: VolumeId(0), sequence: slot.into() },
             offset: block * self.block_bytes as u64,
             len: self.block_bytes as u32,
             op,
@@ -188,10 +177,7 @@ impl Outlet for Generator {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
         let offset = bio.sequence as usize * self.block_bytes;
-        Span {
-            base: self.buffers.at(offset, self.block_bytes),
-            len: self.block_bytes,
-        }
+        Span { base: self.buffers.at(offset, self.block_bytes), len: self.block_bytes }
     }
 
     #[inline]
@@ -199,8 +185,7 @@ impl Outlet for Generator {
         if stage != ReplyStage::Released {
             self.ios += 1;
             self.errors += u64::from(status.is_err());
-            self.latency
-                .record(self.now.since(self.started[id.sequence as usize]));
+            self.latency.record(self.now.since(self.started[id.sequence as usize]));
         }
         if stage != ReplyStage::Early {
             self.free.push(id.sequence as u32);
@@ -254,11 +239,7 @@ impl Driver {
             return Err(ConfigError::new("threads", message));
         }
         let read_only = !options.pattern.writes();
-        let export = ExportSpec {
-            name: String::new(),
-            spec: options.device.clone(),
-            read_only,
-        };
+        let export = ExportSpec { name: String::new(), spec: options.device.clone(), read_only };
         let assembly = Assembly::new(&[export])?;
         let mut devices = assembly.devices;
         let (mut queue, device) = devices.swap_remove(0);
@@ -315,15 +296,7 @@ impl Driver {
             self.generator.timer = None;
             self.inputs.push(Input::Timer);
         }
-        let Self {
-            shard,
-            executor,
-            engine,
-            generator,
-            inputs,
-            batch,
-            ..
-        } = self;
+        let Self { shard, executor, engine, generator, inputs, batch, .. } = self;
         if executor.next_timeout().is_some_and(|at| at <= now) {
             executor.on_timeout(now, &mut **engine, inputs);
         }
@@ -346,19 +319,15 @@ impl Driver {
     fn wait(&mut self) -> Result<(), String> {
         let times = [self.generator.timer, self.executor.next_timeout()];
         let now = self.generator.now;
-        let wait = times
-            .into_iter()
-            .flatten()
-            .min()
-            .map_or(Wait::Forever, |at| Wait::For(at.since(now)));
+        let wait =
+            times.into_iter().flatten().min().map_or(Wait::Forever, |at| Wait::For(at.since(now)));
         let turned = self.engine.turn(wait, &mut self.events);
         turned.map_err(|error| format!("the engine failed: {error}"))?;
         let now = self.clock.now();
         self.generator.now = now;
         for event in self.events.drain(..) {
             if let Event::Disk(done) = event {
-                self.executor
-                    .on_disk(now, done, &mut *self.engine, &mut self.inputs);
+                self.executor.on_disk(now, done, &mut *self.engine, &mut self.inputs);
             }
         }
         Ok(())
@@ -400,10 +369,7 @@ impl Driver {
 
 /// CPU time of this thread: what the path costs, whatever else the machine does.
 fn thread_cpu_ns() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call fills the struct it is given.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -421,9 +387,7 @@ fn report(options: &Options, found: &[Found]) {
     let batch = ios as f64 / turns.max(1) as f64;
     let stage = |stage: Stage| {
         let mut all = Histogram::default();
-        found
-            .iter()
-            .for_each(|found| all.merge(&found.stages[stage as usize]));
+        found.iter().for_each(|found| all.merge(&found.stages[stage as usize]));
         (stage.name(), all)
     };
     if options.json {
@@ -459,10 +423,7 @@ fn report(options: &Options, found: &[Found]) {
         options.threads,
         found.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9
     );
-    println!(
-        "  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O",
-        bytes / 1e6
-    );
+    println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O", bytes / 1e6);
     println!(
         "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
         micros(latency.percentile(500)),
@@ -470,11 +431,7 @@ fn report(options: &Options, found: &[Found]) {
         micros(latency.percentile(999))
     );
     let stages = Stage::ALL.map(stage).map(|(name, all)| {
-        format!(
-            "{name} {:.2}/{:.2}",
-            micros(all.percentile(500)),
-            micros(all.percentile(990))
-        )
+        format!("{name} {:.2}/{:.2}", micros(all.percentile(500)), micros(all.percentile(990)))
     });
     println!("  stages us p50/p99: {}", stages.join(", "));
     println!(

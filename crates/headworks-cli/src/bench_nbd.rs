@@ -27,11 +27,7 @@ pub fn run(options: &BenchNbdOptions) -> Result<(), ClientError> {
         print!("{}", as_text(&options.bench, &report));
     }
     let phases = [Some(&report.run), report.read_back.as_ref()];
-    match phases
-        .into_iter()
-        .flatten()
-        .find_map(|tally| tally.first_error)
-    {
+    match phases.into_iter().flatten().find_map(|tally| tally.first_error) {
         Some(error) => Err(ClientError::Request(error)),
         None => Ok(()),
     }
@@ -59,10 +55,7 @@ fn as_text(options: &BenchOptions, report: &BenchReport) -> String {
     for (name, one) in directions(run) {
         let seconds = run.elapsed.as_secs_f64().max(1e-9);
         let iops = one.latency.count() as f64 / seconds;
-        text += &format!(
-            "{name:>6}: {iops:.0} IOPS, {:.1} MB/s",
-            one.bytes as f64 / seconds / 1e6
-        );
+        text += &format!("{name:>6}: {iops:.0} IOPS, {:.1} MB/s", one.bytes as f64 / seconds / 1e6);
         let at = |per_mille| micros(one.latency.percentile(per_mille));
         text += &format!(
             "; latency mean {}, p50 {}, p99 {}, p99.9 {}, max {} us\n",
@@ -73,9 +66,7 @@ fn as_text(options: &BenchOptions, report: &BenchReport) -> String {
             micros(one.latency.max())
         );
     }
-    let [sends, receives] = run
-        .calls
-        .map(|calls| run.ios() as f64 / calls.max(1) as f64);
+    let [sends, receives] = run.calls.map(|calls| run.ios() as f64 / calls.max(1) as f64);
     text += &format!(
         "client: {:.0} ns CPU per I/O, {sends:.1} requests per send, {receives:.1} per receive\n",
         run.cpu_ns_per_io()

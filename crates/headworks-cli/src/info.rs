@@ -59,10 +59,8 @@ fn flags(export: &Export) -> Vec<(&'static str, bool)> {
 }
 
 fn as_json(uri: &Uri, export: &Export, list: Option<&[Listed]>) -> Value {
-    let flags: serde_json::Map<String, Value> = flags(export)
-        .into_iter()
-        .map(|(name, set)| (name.to_owned(), set.into()))
-        .collect();
+    let flags: serde_json::Map<String, Value> =
+        flags(export).into_iter().map(|(name, set)| (name.to_owned(), set.into())).collect();
     let sizes = export.block_sizes.map(
         |sizes| json!({ "minimum": sizes.min, "preferred": sizes.preferred, "maximum": sizes.max }),
     );
@@ -85,10 +83,7 @@ fn as_text(uri: &Uri, export: &Export, list: Option<&[Listed]>) -> String {
         text += &format!("description: {}\n", export.description.escape_debug());
     }
     text += &format!("size: {} bytes ({})\n", export.size, rounded(export.size));
-    let set = flags(export)
-        .into_iter()
-        .filter(|(_, set)| *set)
-        .map(|(name, _)| name);
+    let set = flags(export).into_iter().filter(|(_, set)| *set).map(|(name, _)| name);
     text += &format!("flags: {}\n", set.collect::<Vec<_>>().join(" "));
     text += &match export.block_sizes {
         Some(sizes) => format!(
@@ -134,10 +129,7 @@ mod tests {
             structured: true,
             ..Export::default()
         };
-        let list = [Listed {
-            name: "a\n".into(),
-            description: String::new(),
-        }];
+        let list = [Listed { name: "a\n".into(), description: String::new() }];
         let text = as_text(&uri, &export, Some(&list));
         assert_eq!(
             text,

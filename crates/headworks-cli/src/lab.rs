@@ -76,28 +76,15 @@ pub fn run(lab: Lab) -> ExitCode {
     let code = match lab {
         Lab::Replay { file, json } => return replay(&file, json),
         Lab::Run(Experiment::Null { seed, bios, json }) => run_speed(seed, bios, json),
-        Lab::Run(Experiment::Smoke {
-            shards: Some(shards),
-            ..
-        }) if ![1, 2, 4].contains(&shards) => {
+        Lab::Run(Experiment::Smoke { shards: Some(shards), .. })
+            if ![1, 2, 4].contains(&shards) =>
+        {
             complain(format!("shards: {shards} is none of 1, 2, 4"));
             return ExitCode::from(USAGE);
         }
-        Lab::Run(Experiment::Smoke {
-            seed,
-            shards,
-            scenarios,
-            minutes,
-            json,
-        }) => {
+        Lab::Run(Experiment::Smoke { seed, shards, scenarios, minutes, json }) => {
             let seed = seed.unwrap_or_else(fresh_seed);
-            run_smoke(SmokeOptions {
-                seed,
-                shards,
-                scenarios,
-                minutes,
-                json,
-            })
+            run_smoke(SmokeOptions { seed, shards, scenarios, minutes, json })
         }
     };
     ExitCode::from(code as u8)
@@ -118,9 +105,7 @@ fn replay(file: &Path, json: bool) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let same = replayed
-        .recorded
-        .is_none_or(|recorded| recorded == replayed.hash);
+    let same = replayed.recorded.is_none_or(|recorded| recorded == replayed.hash);
     let recorded = replayed.recorded.map(|hash| format!("{hash:016x}"));
     let hash = format!("{:016x}", replayed.hash);
     if json {
@@ -130,21 +115,14 @@ fn replay(file: &Path, json: bool) -> ExitCode {
             json!({"batches": batches, "inputs": inputs, "hash": hash, "recorded": recorded, "same": same})
         );
     } else {
-        println!(
-            "{} inputs in {} batches; action hash {hash}",
-            replayed.inputs, replayed.batches
-        );
+        println!("{} inputs in {} batches; action hash {hash}", replayed.inputs, replayed.batches);
         match (&recorded, same) {
             (None, _) => println!("the server did not end cleanly, so there is no hash to compare"),
             (Some(_), true) => println!("the same as when it was recorded"),
             (Some(recorded), false) => println!("NOT the same as when it was recorded: {recorded}"),
         }
     }
-    if same {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// What to run.
@@ -203,10 +181,7 @@ fn tell_seed_on_panic(shards: Option<u16>) {
     std::panic::set_hook(Box::new(move |info| {
         inner(info);
         let seed = SEED.load(Ordering::Relaxed);
-        eprintln!(
-            "headworks: error: a panic; repeat with: {}",
-            repeat(seed, shards)
-        );
+        eprintln!("headworks: error: a panic; repeat with: {}", repeat(seed, shards));
     }));
 }
 
@@ -257,10 +232,9 @@ fn tell_end(smoke: &Smoke, options: SmokeOptions, took: Duration) {
 /// Measures how fast the world turns, without and with the oracle; the exit code.
 #[must_use]
 pub fn run_speed(seed: u64, bios: u32, json: bool) -> i32 {
-    for (watch, name, bios) in [
-        (Watch::Nothing, "null", bios),
-        (Watch::Oracle, "null with the oracle", bios / 5),
-    ] {
+    for (watch, name, bios) in
+        [(Watch::Nothing, "null", bios), (Watch::Oracle, "null with the oracle", bios / 5)]
+    {
         let start = Instant::now();
         match run_null(seed, bios, watch) {
             Err(failure) => {

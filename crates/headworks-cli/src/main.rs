@@ -16,13 +16,7 @@ use std::time::Duration;
 
 /// The block I/O path as a user-space server, library and laboratory.
 #[derive(Parser)]
-#[command(
-    name = "headworks",
-    version,
-    about,
-    propagate_version = true,
-    args_override_self = true
-)]
+#[command(name = "headworks", version, about, propagate_version = true, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -113,11 +107,7 @@ fn show(uri: &str, json: bool) -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    match info::run(&info::InfoOptions {
-        uri,
-        json,
-        timeout: INFO_TIMEOUT,
-    }) {
+    match info::run(&info::InfoOptions { uri, json, timeout: INFO_TIMEOUT }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(error);

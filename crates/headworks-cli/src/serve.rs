@@ -134,14 +134,8 @@ impl Queue {
     /// # Errors
     /// What is out of range.
     pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
-        let Self {
-            nr_requests,
-            queue_depth,
-            max_sectors_kb,
-            max_segments,
-            nomerges,
-            io_timeout,
-        } = self;
+        let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, io_timeout } =
+            self;
         options.nr_requests = nr_requests.unwrap_or(options.nr_requests);
         options.queue_depth = queue_depth.unwrap_or(options.queue_depth);
         options.max_sectors_kb = max_sectors_kb.unwrap_or(options.max_sectors_kb);
@@ -221,10 +215,7 @@ impl Drop for PrivateDirectory {
 
 /// What the command line says, checked as far as that goes without opening anything.
 fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigError> {
-    let specs = options
-        .exports
-        .iter()
-        .map(|text| export_spec(text, options));
+    let specs = options.exports.iter().map(|text| export_spec(text, options));
     let specs: Vec<ExportSpec> = specs.collect::<Result<_, _>>()?;
     assemble::check(&specs)?;
     options.queue.apply(&mut QueueOptions::default())?;
@@ -270,14 +261,7 @@ fn start(
     for export in &mut exports {
         export.uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
     }
-    Ok(Running {
-        server,
-        exports,
-        notes,
-        unix,
-        port,
-        _private: private,
-    })
+    Ok(Running { server, exports, notes, unix, port, _private: private })
 }
 
 fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
@@ -299,20 +283,13 @@ fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError>
         None if options.exports.len() == 1 => String::new(),
         None => parsed.short_name(),
     };
-    Ok(ExportSpec {
-        name,
-        spec: parsed,
-        read_only: options.read_only,
-    })
+    Ok(ExportSpec { name, spec: parsed, read_only: options.read_only })
 }
 
 /// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
 fn split_name(text: &str) -> (Option<&str>, &str) {
     let is_name = |name: &str| {
-        !name.is_empty()
-            && name
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
     };
     match text.split_once('=') {
         Some((name, spec)) if is_name(name) => (Some(name), spec),
@@ -338,10 +315,7 @@ fn addresses(options: &Options) -> Result<(Vec<Address>, Option<PrivateDirectory
     };
     if let Some(path) = path {
         let path = std::path::absolute(&path).unwrap_or(path);
-        listen.push(Address::Unix {
-            path,
-            mode: unix_mode(options)?,
-        });
+        listen.push(Address::Unix { path, mode: unix_mode(options)? });
     }
     Ok((listen, private))
 }
@@ -356,18 +330,13 @@ fn private_directory() -> Result<PrivateDirectory, ConfigError> {
             Ok(()) => return Ok(PrivateDirectory(path)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => {
-                let message = format!(
-                    "cannot make {}: {error}; name a socket with -U",
-                    path.display()
-                );
+                let message =
+                    format!("cannot make {}: {error}; name a socket with -U", path.display());
                 return Err(ConfigError::new("unix", message));
             }
         }
     }
-    Err(ConfigError::new(
-        "unix",
-        "no private directory is free; name a socket with -U",
-    ))
+    Err(ConfigError::new("unix", "no private directory is free; name a socket with -U"))
 }
 
 fn shown(assembly: &Assembly) -> Vec<Shown> {
@@ -395,11 +364,9 @@ fn uri(name: &str, unix: Option<&std::path::Path>, address: IpAddr, port: Option
         encoded.collect()
     };
     match (unix, port) {
-        (Some(path), _) => format!(
-            "nbd+unix:///{}?socket={}",
-            encode(name),
-            encode(&path.to_string_lossy())
-        ),
+        (Some(path), _) => {
+            format!("nbd+unix:///{}?socket={}", encode(name), encode(&path.to_string_lossy()))
+        }
         (None, Some(port)) => format!("nbd://{}/{}", SocketAddr::new(address, port), encode(name)),
         (None, None) => String::new(),
     }
@@ -411,12 +378,7 @@ fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
         let _ = running.server.join();
         return fail(error);
     }
-    let child = match options
-        .run
-        .as_ref()
-        .map(|command| spawn(command, &running))
-        .transpose()
-    {
+    let child = match options.run.as_ref().map(|command| spawn(command, &running)).transpose() {
         Ok(child) => child,
         Err(error) => {
             running.server.stop();
@@ -425,9 +387,7 @@ fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
         }
     };
     let status = wait(&running, signals, child);
-    let Running {
-        server, exports, ..
-    } = running;
+    let Running { server, exports, .. } = running;
     let status = match status {
         Waited::AtOnce => return end_at_once(&server, &exports, options),
         Waited::Ended(status) => status,
@@ -443,11 +403,7 @@ fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
 }
 
 fn announce(options: &Options, running: &Running) -> Result<(), String> {
-    let text = if options.json {
-        announcement_json(running)
-    } else {
-        announcement(running)
-    };
+    let text = if options.json { announcement_json(running) } else { announcement(running) };
     let mut out = io::stdout().lock();
     // Nobody may be reading.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -464,11 +420,7 @@ fn announcement(running: &Running) -> String {
         text += &format!("note: {note}\n");
     }
     for export in &running.exports {
-        let name = if export.name.is_empty() {
-            "(default)"
-        } else {
-            &export.name
-        };
+        let name = if export.name.is_empty() { "(default)" } else { &export.name };
         text += &format!("export: {name}: {}\n", export.description);
     }
     text += &format!("engine: {}\n", running.server.engine());
@@ -516,16 +468,9 @@ fn announcement_json(running: &Running) -> String {
 }
 
 fn spawn(command: &str, running: &Running) -> io::Result<Child> {
-    let first = running
-        .exports
-        .first()
-        .map_or("", |export| export.uri.as_str());
+    let first = running.exports.first().map_or("", |export| export.uri.as_str());
     let mut shell = Command::new("/bin/sh");
-    shell
-        .arg("-c")
-        .arg(command)
-        .env("uri", first)
-        .env("nbd", first);
+    shell.arg("-c").arg(command).env("uri", first).env("nbd", first);
     if let Some(path) = &running.unix {
         shell.env("unixsocket", path);
     }
@@ -553,9 +498,7 @@ fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waite
                 running.server.stop();
             }
             News::Child => {
-                let ended = child
-                    .as_mut()
-                    .and_then(|child| child.try_wait().ok().flatten());
+                let ended = child.as_mut().and_then(|child| child.try_wait().ok().flatten());
                 if ended.is_some() {
                     (status, child) = (ended, None);
                     stopping = true;
@@ -577,14 +520,8 @@ fn end_at_once(server: &Server, exports: &[Shown], options: &Options) -> ExitCod
         let writes = unflushed.get(export.volume).copied().unwrap_or(0);
         if writes > 0 {
             lost = true;
-            let name = if export.name.is_empty() {
-                "(default)"
-            } else {
-                &export.name
-            };
-            complain(format!(
-                "export {name}: {writes} acknowledged writes were not flushed"
-            ));
+            let name = if export.name.is_empty() { "(default)" } else { &export.name };
+            complain(format!("export {name}: {writes} acknowledged writes were not flushed"));
         }
     }
     if !lost {
@@ -598,8 +535,6 @@ fn end_at_once(server: &Server, exports: &[Shown], options: &Options) -> ExitCod
 }
 
 fn child_code(status: ExitStatus) -> ExitCode {
-    let code = status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     ExitCode::from(code.clamp(0, 255) as u8)
 }

@@ -75,11 +75,7 @@ impl Signals {
             OwnedFd::from_raw_fd(fd)
         };
         let (end, other_end) = UnixStream::pair()?;
-        Ok(Self {
-            signals,
-            end,
-            other_end,
-        })
+        Ok(Self { signals, end, other_end })
     }
 
     /// For a child, between fork and exec: it gets its signals.
@@ -103,11 +99,7 @@ impl Signals {
     /// Waits for the next thing that matters.
     pub fn wait(&self) -> News {
         loop {
-            let poll = |fd| libc::pollfd {
-                fd,
-                events: libc::POLLIN,
-                revents: 0,
-            };
+            let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             let mut fds = [poll(self.signals.as_raw_fd()), poll(self.end.as_raw_fd())];
             // SAFETY: two entries, as said.
             if unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) } < 0 {

@@ -124,10 +124,7 @@ impl Actions {
     /// An empty list with room for `actions` and `segments` before anything is allocated.
     #[must_use]
     pub fn with_capacity(actions: usize, segments: usize) -> Self {
-        Self {
-            list: Vec::with_capacity(actions),
-            segments: Vec::with_capacity(segments),
-        }
+        Self { list: Vec::with_capacity(actions), segments: Vec::with_capacity(segments) }
     }
 
     /// The segments of one of the list's submits.

@@ -108,9 +108,7 @@ impl IoError {
     pub fn from_code(code: u8) -> Status {
         match code {
             0 => Ok(()),
-            n => Err(*Self::ALL
-                .get(usize::from(n) - 1)
-                .unwrap_or(&IoError::Medium)),
+            n => Err(*Self::ALL.get(usize::from(n) - 1).unwrap_or(&IoError::Medium)),
         }
     }
 }
@@ -145,10 +143,7 @@ pub struct ConfigError {
 impl ConfigError {
     /// An error about `option`.
     pub fn new(option: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            option,
-            message: message.into(),
-        }
+        Self { option, message: message.into() }
     }
 }
 

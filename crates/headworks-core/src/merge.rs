@@ -142,11 +142,8 @@ pub(crate) fn join_requests(
     gone: SlotId,
     edge: Edge,
 ) {
-    let (gone_offset, gone_head, gone_tail) = (
-        slots[gone].offset,
-        slots[gone].bio_head,
-        slots[gone].bio_tail,
-    );
+    let (gone_offset, gone_head, gone_tail) =
+        (slots[gone].offset, slots[gone].bio_head, slots[gone].bio_tail);
     let (len, segments, count, flags, stamps) = {
         let gone = &slots[gone];
         (gone.len, gone.segments, gone.bios, gone.flags, gone.stamps)
@@ -192,11 +189,7 @@ impl MergeIndex {
     pub fn new(entries: u32) -> Self {
         let places = entries.clamp(16, 1 << 16).next_power_of_two();
         let heads = vec![NIL; places as usize];
-        Self {
-            heads: [heads.clone(), heads],
-            shift: 64 - places.trailing_zeros(),
-            entries: 0,
-        }
+        Self { heads: [heads.clone(), heads], shift: 64 - places.trailing_zeros(), entries: 0 }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -294,11 +287,7 @@ mod tests {
         assert_eq!(limits.piece(4096), 4096);
         assert_eq!(limits.piece(8192), 8192, "a block cannot be cut");
         (limits.max_segment_size, limits.max_segments) = (1 << 31, 1024);
-        assert_eq!(
-            limits.piece(512),
-            12288,
-            "bytes by segments are more than 32 bits hold"
-        );
+        assert_eq!(limits.piece(512), 12288, "bytes by segments are more than 32 bits hold");
     }
 
     #[test]

@@ -101,33 +101,15 @@ impl QueueOptions {
             if (low..=high).contains(&value) {
                 return Ok(());
             }
-            Err(ConfigError::new(
-                name,
-                format!("{value} is not within {low}..={high}"),
-            ))
+            Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
         };
         range("nr_requests", self.nr_requests.into(), 1, 4096)?;
         range("queue_depth", self.queue_depth.into(), 1, 4096)?;
         range("max_sectors_kb", self.max_sectors_kb.into(), 4, 32768)?;
         range("max_segments", self.max_segments.into(), 1, 1024)?;
-        range(
-            "max_segment_size",
-            self.max_segment_size.into(),
-            4096,
-            1 << 31,
-        )?;
-        range(
-            "io_timeout",
-            self.io_timeout_ns,
-            crate::time::MS,
-            86_400 * SEC,
-        )?;
-        range(
-            "discard_max_bytes",
-            self.discard_max_bytes.into(),
-            1 << 16,
-            1 << 31,
-        )?;
+        range("max_segment_size", self.max_segment_size.into(), 4096, 1 << 31)?;
+        range("io_timeout", self.io_timeout_ns, crate::time::MS, 86_400 * SEC)?;
+        range("discard_max_bytes", self.discard_max_bytes.into(), 1 << 16, 1 << 31)?;
         if !self.discard_granularity.is_power_of_two() {
             return Err(ConfigError::new(
                 "discard_granularity",
@@ -224,23 +206,15 @@ impl ShardConfig {
             }
             device.queue.validate()?;
         }
-        self.volumes
-            .iter()
-            .try_for_each(|volume| self.validate_volume(volume))
+        self.volumes.iter().try_for_each(|volume| self.validate_volume(volume))
     }
 
     fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
         if volume.home.0 >= self.shards {
-            return Err(ConfigError::new(
-                "home",
-                "a volume lives on a shard that is not there",
-            ));
+            return Err(ConfigError::new("home", "a volume lives on a shard that is not there"));
         }
         let Some(device) = self.devices.get(usize::from(volume.device.0)) else {
-            return Err(ConfigError::new(
-                "device",
-                "a volume names a device that is not there",
-            ));
+            return Err(ConfigError::new("device", "a volume names a device that is not there"));
         };
         let block = volume.options.block_size;
         if !block.is_power_of_two() || block > device.queue.max_bytes() {
@@ -252,10 +226,7 @@ impl ShardConfig {
         if !volume.options.size.is_multiple_of(u64::from(block)) {
             return Err(ConfigError::new(
                 "size",
-                format!(
-                    "{} is not a multiple of the block size {block}",
-                    volume.options.size
-                ),
+                format!("{} is not a multiple of the block size {block}", volume.options.size),
             ));
         }
         if volume.options.size > i64::MAX as u64 {
@@ -271,15 +242,8 @@ impl ShardConfig {
             id: ShardId(0),
             shards: 1,
             bios_max,
-            devices: vec![DeviceConfig {
-                owner: ShardId(0),
-                queue,
-            }],
-            volumes: vec![VolumeConfig {
-                home: ShardId(0),
-                device: DeviceId(0),
-                options: volume,
-            }],
+            devices: vec![DeviceConfig { owner: ShardId(0), queue }],
+            volumes: vec![VolumeConfig { home: ShardId(0), device: DeviceId(0), options: volume }],
         }
     }
 
@@ -411,10 +375,7 @@ fn device_of(numbers: &[u64]) -> Option<DeviceConfig> {
         discard_max_bytes: discard_max_bytes.try_into().ok()?,
         write_zeroes: write_zeroes != 0,
     };
-    Some(DeviceConfig {
-        owner: ShardId(owner.try_into().ok()?),
-        queue,
-    })
+    Some(DeviceConfig { owner: ShardId(owner.try_into().ok()?), queue })
 }
 
 #[cfg(test)]
@@ -423,21 +384,10 @@ mod tests {
 
     #[test]
     fn a_configuration_comes_back_from_its_lines() {
-        let queue = QueueOptions {
-            nr_requests: 62,
-            fua: true,
-            ..QueueOptions::default()
-        };
-        let volume = VolumeOptions {
-            size: 1 << 40,
-            read_only: true,
-            block_size: 4096,
-        };
+        let queue = QueueOptions { nr_requests: 62, fua: true, ..QueueOptions::default() };
+        let volume = VolumeOptions { size: 1 << 40, read_only: true, block_size: 4096 };
         let mut config = ShardConfig::single(queue, volume, 77);
-        config.devices.push(DeviceConfig {
-            owner: ShardId(3),
-            queue: QueueOptions::default(),
-        });
+        config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
         (config.shards, config.id) = (4, ShardId(2));
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
         assert!(ShardConfig::from_lines("shard 0 1").is_err());
@@ -446,30 +396,20 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_with_its_range() {
-        let volume = VolumeOptions {
-            size: 1 << 20,
-            read_only: false,
-            block_size: 512,
-        };
+        let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
         let with = |change: fn(&mut ShardConfig)| {
             let mut config = ShardConfig::single(QueueOptions::default(), volume, 8);
             change(&mut config);
             config.validate().err().map(|error| error.option)
         };
         assert_eq!(with(|_| ()), None);
-        assert_eq!(
-            with(|c| c.devices[0].queue.nr_requests = 0),
-            Some("nr_requests")
-        );
+        assert_eq!(with(|c| c.devices[0].queue.nr_requests = 0), Some("nr_requests"));
         assert_eq!(
             with(|c| c.devices[0].queue.discard_granularity = 3),
             Some("discard_granularity")
         );
         assert_eq!(with(|c| c.volumes[0].options.size = 513), Some("size"));
-        assert_eq!(
-            with(|c| c.volumes[0].options.block_size = 0),
-            Some("block_size")
-        );
+        assert_eq!(with(|c| c.volumes[0].options.block_size = 0), Some("block_size"));
         assert_eq!(with(|c| c.volumes[0].device = DeviceId(1)), Some("device"));
         assert_eq!(with(|c| c.devices[0].owner = ShardId(1)), Some("owner"));
         assert_eq!(with(|c| c.bios_max = 0), Some("bios_max"));

@@ -47,26 +47,16 @@ impl Plug {
     /// Ends a plug; true when it was the outermost and must be flushed.
     #[must_use]
     pub fn finish(&mut self) -> bool {
-        assert!(
-            self.depth > 0,
-            "a plug is finished as often as it was started"
-        );
+        assert!(self.depth > 0, "a plug is finished as often as it was started");
         self.depth -= 1;
         self.depth == 0 && !self.entries.is_empty()
     }
 
     /// Whether the plug must be flushed before it takes another request.
     pub fn must_flush(&self, slots: &Slots) -> bool {
-        let max = if self.several_devices {
-            2 * PLUG_MAX
-        } else {
-            PLUG_MAX
-        };
+        let max = if self.several_devices { 2 * PLUG_MAX } else { PLUG_MAX };
         self.entries.len() >= max
-            || self
-                .entries
-                .last()
-                .is_some_and(|&(_, id)| slots[id].len >= PLUG_BYTES)
+            || self.entries.last().is_some_and(|&(_, id)| slots[id].len >= PLUG_BYTES)
     }
 
     /// Puts a bio into a request that the plug holds, if one may take it; true if so.
@@ -87,11 +77,7 @@ impl Plug {
             return false;
         }
         let segments = limits.segments(bio.len);
-        let look = if nomerges == NoMerges::OneHit {
-            1
-        } else {
-            self.entries.len()
-        };
+        let look = if nomerges == NoMerges::OneHit { 1 } else { self.entries.len() };
         for &(other, id) in self.entries.iter().rev().take(look) {
             if other != device {
                 continue;
@@ -100,11 +86,7 @@ impl Plug {
                 continue;
             };
             merge::join_bio(slots, bios, id, slot, edge, segments);
-            let grown_to = if edge == Edge::Back {
-                bio.end()
-            } else {
-                bio.offset
-            };
+            let grown_to = if edge == Edge::Back { bio.end() } else { bio.offset };
             self.note(bio.id.volume.0, grown_to);
             return true;
         }
@@ -127,12 +109,7 @@ impl Plug {
         ids.clear();
         let &(device, _) = self.entries.first()?;
         if self.several_devices {
-            ids.extend(
-                self.entries
-                    .iter()
-                    .filter(|entry| entry.0 == device)
-                    .map(|entry| entry.1),
-            );
+            ids.extend(self.entries.iter().filter(|entry| entry.0 == device).map(|entry| entry.1));
             self.entries.retain(|entry| entry.0 != device);
         } else {
             ids.extend(self.entries.drain(..).map(|entry| entry.1));

@@ -62,12 +62,7 @@ impl RunHash {
                 self.add(u64::from(submit.op as u8) << 8 | u64::from(submit.flags.0));
                 self.add(submit.offset);
             }
-            Action::Reply {
-                id,
-                status,
-                hole,
-                stage,
-            } => {
+            Action::Reply { id, status, hole, stage } => {
                 self.add(2);
                 self.add_id(id);
                 self.add(outcome(status, hole, stage));
@@ -90,12 +85,7 @@ impl RunHash {
                 self.add(5);
                 self.add(pair(volume.0.into(), IoError::code(status).into()));
             }
-            Notice::TimedOut {
-                volume,
-                op,
-                offset,
-                len,
-            } => {
+            Notice::TimedOut { volume, op, offset, len } => {
                 self.add(6);
                 self.add(pair(u32::from(volume.0) << 8 | u32::from(op as u8), len));
                 self.add(offset);
@@ -128,10 +118,7 @@ fn bio_words(bio: &Bio) -> [u64; 4] {
         pair(bio.id.connection, bio.id.volume.0.into()),
         bio.id.sequence,
         bio.offset,
-        pair(
-            bio.len,
-            u32::from(bio.op as u8) << 8 | u32::from(bio.flags.0),
-        ),
+        pair(bio.len, u32::from(bio.op as u8) << 8 | u32::from(bio.flags.0)),
     ]
 }
 
@@ -147,11 +134,7 @@ fn bio_of(words: &[u64]) -> Option<Bio> {
 }
 
 fn id_of(who: u64, sequence: u64) -> BioId {
-    BioId {
-        connection: (who >> 32) as u32,
-        volume: VolumeId(who as u16),
-        sequence,
-    }
+    BioId { connection: (who >> 32) as u32, volume: VolumeId(who as u16), sequence }
 }
 
 /// An input as words. The first word's low byte says what it is.
@@ -187,22 +170,9 @@ fn encode_message(message: &Message) -> Words {
             let [a, b, c, d] = bio_words(&bio);
             [3, a, b, c, d, pair(cookie, tags.into())]
         }
-        Message::Done {
-            cookie,
-            id,
-            status,
-            hole,
-            stage,
-        } => {
+        Message::Done { cookie, id, status, hole, stage } => {
             let who = pair(id.connection, id.volume.0.into());
-            [
-                4,
-                who,
-                id.sequence,
-                outcome(status, hole, stage),
-                cookie.into(),
-                0,
-            ]
+            [4, who, id.sequence, outcome(status, hole, stage), cookie.into(), 0]
         }
         Message::TagWant { device, want } => [5, device.0.into(), want.into(), 0, 0, 0],
         Message::TagGrant { device, count } => [6, device.0.into(), count.into(), 0, 0, 0],
@@ -238,16 +208,11 @@ pub fn decode(words: &Words) -> Option<Input> {
             hole: words[3] >> 8 & 1 != 0,
             stage: stage_of(words[3])?,
         },
-        5 => Message::TagWant {
-            device,
-            want: count,
-        },
+        5 => Message::TagWant { device, want: count },
         6 => Message::TagGrant { device, count },
         7 => Message::TagRevoke { device },
         8 => {
-            return Some(Input::Control(Control::Acknowledge {
-                volume: VolumeId(device.0),
-            }));
+            return Some(Input::Control(Control::Acknowledge { volume: VolumeId(device.0) }));
         }
         9 => {
             let (volume, size) = (VolumeId(device.0), words[2]);
@@ -270,10 +235,7 @@ fn stage_of(word: u64) -> Option<ReplyStage> {
 
 fn completion_of(words: &Words) -> Completion {
     Completion {
-        id: RequestId {
-            slot: (words[1] >> 32) as u32,
-            generation: words[1] as u32,
-        },
+        id: RequestId { slot: (words[1] >> 32) as u32, generation: words[1] as u32 },
         transferred: words[2] as u32,
         status: IoError::from_code((words[3] >> 16) as u8),
         hole: words[3] >> 8 & 1 != 0,
@@ -305,50 +267,23 @@ mod tests {
         let message = match prng.below(11) {
             0 => return Input::Bio(bio),
             1 => {
-                let request = RequestId {
-                    slot: cookie,
-                    generation: bio.len,
-                };
-                let completion = Completion {
-                    id: request,
-                    transferred: bio.len,
-                    status,
-                    hole,
-                };
+                let request = RequestId { slot: cookie, generation: bio.len };
+                let completion = Completion { id: request, transferred: bio.len, status, hole };
                 return Input::Complete { device, completion };
             }
             2 => return Input::Timer,
             3 => return Input::Control(Control::Acknowledge { volume: id.volume }),
             4 => {
-                return Input::Control(Control::Resize {
-                    volume: id.volume,
-                    size: bio.offset,
-                });
+                return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }
-            5 => Message::Bio {
-                bio,
-                cookie,
-                tags: count,
-            },
-            6 => Message::Done {
-                cookie,
-                id,
-                status,
-                hole,
-                stage: ReplyStage::Early,
-            },
-            7 => Message::TagWant {
-                device,
-                want: count,
-            },
+            5 => Message::Bio { bio, cookie, tags: count },
+            6 => Message::Done { cookie, id, status, hole, stage: ReplyStage::Early },
+            7 => Message::TagWant { device, want: count },
             8 => Message::TagGrant { device, count },
             9 => Message::TagRevoke { device },
             _ => Message::TagReturn { device, count },
         };
-        Input::Message {
-            from: ShardId(prng.next() as u16),
-            message,
-        }
+        Input::Message { from: ShardId(prng.next() as u16), message }
     }
 
     #[test]

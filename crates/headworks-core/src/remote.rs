@@ -122,10 +122,7 @@ impl RemoteQueue {
                 device: self.device,
                 want: self.needed.min(most).max(head) as u16,
             };
-            pools.actions.list.push(Action::Send {
-                to: self.owner,
-                message,
-            });
+            pools.actions.list.push(Action::Send { to: self.owner, message });
         }
         let count = self.lease.settle();
         self.give_back(pools, count);
@@ -152,27 +149,14 @@ impl RemoteQueue {
 
     fn send(&self, pools: &mut Pools, slot: u32) {
         let entry = &pools.bios[slot];
-        let message = Message::Bio {
-            bio: entry.bio,
-            cookie: slot,
-            tags: entry.tags,
-        };
-        pools.actions.list.push(Action::Send {
-            to: self.owner,
-            message,
-        });
+        let message = Message::Bio { bio: entry.bio, cookie: slot, tags: entry.tags };
+        pools.actions.list.push(Action::Send { to: self.owner, message });
     }
 
     fn give_back(&self, pools: &mut Pools, count: u32) {
         if count > 0 {
-            let message = Message::TagReturn {
-                device: self.device,
-                count: count as u16,
-            };
-            pools.actions.list.push(Action::Send {
-                to: self.owner,
-                message,
-            });
+            let message = Message::TagReturn { device: self.device, count: count as u16 };
+            pools.actions.list.push(Action::Send { to: self.owner, message });
         }
     }
 }

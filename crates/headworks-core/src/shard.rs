@@ -32,11 +32,7 @@ enum Way {
 fn room_for_actions(config: &ShardConfig) -> Actions {
     let bios = config.bios_max as usize;
     let (mut list, mut segments) = (2 * bios + config.volumes.len() + 256, 0);
-    for device in config
-        .devices
-        .iter()
-        .filter(|device| device.owner == config.id)
-    {
+    for device in config.devices.iter().filter(|device| device.owner == config.id) {
         let queue = &device.queue;
         let commands = queue.queue_depth.min(queue.nr_requests) as usize;
         list += 2 * commands;
@@ -70,19 +66,13 @@ impl Shard {
     pub fn new(config: ShardConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let ways: Vec<Way> = (0..config.devices.len() as u16)
-            .map(
-                |device| match config.devices[usize::from(device)].owner == config.id {
-                    true => Way::Own(Box::new(Queue::new(&config, DeviceId(device)))),
-                    false => Way::Other(RemoteQueue::new(&config, DeviceId(device))),
-                },
-            )
+            .map(|device| match config.devices[usize::from(device)].owner == config.id {
+                true => Way::Own(Box::new(Queue::new(&config, DeviceId(device)))),
+                false => Way::Other(RemoteQueue::new(&config, DeviceId(device))),
+            })
             .collect();
         // A request for every bio, a piece for every tag, a flush for every volume, and one that is in hand.
-        let tags: u32 = config
-            .devices
-            .iter()
-            .map(|device| device.queue.nr_requests)
-            .sum();
+        let tags: u32 = config.devices.iter().map(|device| device.queue.nr_requests).sum();
         let slots = config.bios_max + tags + config.volumes.len() as u32 + 1;
         Ok(Self {
             id: config.id,
@@ -126,12 +116,8 @@ impl Shard {
     }
 
     fn on_bio(&mut self, now: Instant, bio: Bio) {
-        let reply = |status| Action::Reply {
-            id: bio.id,
-            status,
-            hole: false,
-            stage: ReplyStage::Final,
-        };
+        let reply =
+            |status| Action::Reply { id: bio.id, status, hole: false, stage: ReplyStage::Final };
         let volume = self.volumes.get(usize::from(bio.id.volume.0));
         let Some(config) = volume.filter(|volume| volume.home == self.id) else {
             self.pools.actions.list.push(reply(Err(IoError::Invalid)));
@@ -151,13 +137,8 @@ impl Shard {
             self.pools.actions.list.push(reply(Err(IoError::NoMemory)));
             return;
         };
-        self.pools.bios[slot] = BioSlot {
-            bio,
-            next: NIL,
-            origin: Origin::Here,
-            tags: 0,
-            answered: false,
-        };
+        self.pools.bios[slot] =
+            BioSlot { bio, next: NIL, origin: Origin::Here, tags: 0, answered: false };
         self.touched |= 1 << device.0;
         match &mut self.ways[usize::from(device.0)] {
             Way::Own(_) => self.enter(now, device, bio, slot, 0),
@@ -177,14 +158,8 @@ impl Shard {
             return answer(&mut self.pools, slot, status, false, ReplyStage::Final);
         }
         let Pools { slots, bios, .. } = &mut self.pools;
-        if self.plug.try_merge(
-            slots,
-            bios,
-            device,
-            (&bio, slot),
-            queue.limits(),
-            queue.nomerges(),
-        ) {
+        if self.plug.try_merge(slots, bios, device, (&bio, slot), queue.limits(), queue.nomerges())
+        {
             queue.count_merge(&bio);
             return;
         }
@@ -194,9 +169,7 @@ impl Shard {
             self.flush_plug(now);
         }
         let slots = &mut self.pools.slots;
-        let id = slots
-            .try_take()
-            .expect("there are slots for every bio and every tag");
+        let id = slots.try_take().expect("there are slots for every bio and every tag");
         slots[id].begin(now, &bio, slot, segments);
         slots[id].marks = marks | if tags > 0 { Request::LEASED } else { 0 };
         slots[id].tags = tags;
@@ -247,13 +220,7 @@ impl Shard {
     fn on_message(&mut self, now: Instant, from: ShardId, message: Message) {
         match message {
             Message::Bio { bio, cookie, tags } => self.on_remote_bio(now, from, bio, cookie, tags),
-            Message::Done {
-                cookie,
-                id,
-                status,
-                hole,
-                stage,
-            } => {
+            Message::Done { cookie, id, status, hole, stage } => {
                 let device = self.volumes[usize::from(id.volume.0)].device;
                 let Some((remote, pools)) = self.remote(device) else {
                     return;
@@ -287,32 +254,14 @@ impl Shard {
 
     fn on_remote_bio(&mut self, now: Instant, from: ShardId, bio: Bio, cookie: u32, tags: u16) {
         let device = self.volumes[usize::from(bio.id.volume.0)].device;
-        let origin = Origin::Shard {
-            shard: from,
-            cookie,
-        };
+        let origin = Origin::Shard { shard: from, cookie };
         let Some(slot) = self.pools.bios.try_take() else {
             let (status, stage) = (Err(IoError::NoMemory), ReplyStage::Final);
-            let message = Message::Done {
-                cookie,
-                id: bio.id,
-                status,
-                hole: false,
-                stage,
-            };
-            self.pools
-                .actions
-                .list
-                .push(Action::Send { to: from, message });
+            let message = Message::Done { cookie, id: bio.id, status, hole: false, stage };
+            self.pools.actions.list.push(Action::Send { to: from, message });
             return;
         };
-        self.pools.bios[slot] = BioSlot {
-            bio,
-            next: NIL,
-            origin,
-            tags,
-            answered: false,
-        };
+        self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags, answered: false };
         self.touched |= 1 << device.0;
         self.enter(now, device, bio, slot, tags);
     }
@@ -427,9 +376,7 @@ impl Shard {
     #[must_use]
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
         let config = self.volumes.get(usize::from(volume.0))?;
-        self.queue(config.device)?
-            .volume(volume.0)
-            .map(|volume| &volume.stats)
+        self.queue(config.device)?.volume(volume.0).map(|volume| &volume.stats)
     }
 
     /// Writes of a volume that finished since its last good flush was submitted, and whether a flush of it failed; known to

@@ -27,9 +27,8 @@ impl<T: Clone + Default> Slab<T> {
     #[must_use]
     pub fn new(capacity: u32) -> Self {
         assert!(capacity < TAKEN, "a slab has fewer than 2^32 - 2 slots");
-        let next_free = (1..=capacity)
-            .map(|next| if next == capacity { NIL } else { next })
-            .collect();
+        let next_free =
+            (1..=capacity).map(|next| if next == capacity { NIL } else { next }).collect();
         Self {
             slots: vec![T::default(); capacity as usize],
             next_free,
@@ -59,10 +58,7 @@ impl<T> Slab<T> {
     /// If it is not taken: a double free is our bug.
     #[inline]
     pub fn put(&mut self, slot: u32) {
-        assert!(
-            self.next_free[slot as usize] == TAKEN,
-            "slot {slot} is freed twice"
-        );
+        assert!(self.next_free[slot as usize] == TAKEN, "slot {slot} is freed twice");
         self.next_free[slot as usize] = self.first_free;
         self.first_free = slot;
         self.taken -= 1;
@@ -111,10 +107,7 @@ mod tests {
     #[test]
     fn full_is_an_answer_and_slots_come_back() {
         let mut slab: Slab<u8> = Slab::new(2);
-        assert_eq!(
-            (slab.try_take(), slab.try_take(), slab.try_take()),
-            (Some(0), Some(1), None)
-        );
+        assert_eq!((slab.try_take(), slab.try_take(), slab.try_take()), (Some(0), Some(1), None));
         slab.put(0);
         assert!(!slab.is_taken(0) && slab.is_taken(1) && !slab.is_taken(7));
         assert_eq!(slab.try_take(), Some(0));

@@ -48,9 +48,7 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self {
-            counts: [0; BUCKETS],
-        }
+        Self { counts: [0; BUCKETS] }
     }
 }
 
@@ -169,14 +167,8 @@ mod tests {
         (1..=1000).for_each(|us| histogram.record(us * 1000));
         for (per_mille, exact) in [(500, 500_000), (990, 990_000), (999, 999_000)] {
             let found = histogram.percentile(per_mille);
-            assert!(
-                found >= exact && found <= exact * 5 / 4,
-                "{found} for {exact}"
-            );
+            assert!(found >= exact && found <= exact * 5 / 4, "{found} for {exact}");
         }
-        assert_eq!(
-            (Histogram::default().percentile(990), histogram.count()),
-            (0, 1000)
-        );
+        assert_eq!((Histogram::default().percentile(990), histogram.count()), (0, 1000));
     }
 }

@@ -42,12 +42,7 @@ impl TimerWheel {
     /// A wheel for timers `0..count`, none set.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        let unset = Timer {
-            at: Instant(0),
-            prev: NIL,
-            next: NIL,
-            place: NIL,
-        };
+        let unset = Timer { at: Instant(0), prev: NIL, next: NIL, place: NIL };
         Self {
             timers: vec![unset; count],
             heads: [NIL; LEVELS * PLACES],
@@ -79,9 +74,7 @@ impl TimerWheel {
     /// The earliest deadline of all.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
-        (0..LEVELS)
-            .filter_map(|level| self.first_of_level(level))
-            .min()
+        (0..LEVELS).filter_map(|level| self.first_of_level(level)).min()
     }
 
     /// The next timer whose time has come, which is unset by this; call until `None`.
@@ -186,9 +179,7 @@ impl TimerWheel {
     }
 
     fn unhang(&mut self, id: u32) {
-        let Timer {
-            prev, next, place, ..
-        } = self.timers[id as usize];
+        let Timer { prev, next, place, .. } = self.timers[id as usize];
         match prev {
             NIL => self.heads[place as usize] = next,
             _ => self.timers[prev as usize].next = next,
@@ -216,10 +207,7 @@ mod tests {
         assert_eq!(wheel.next(), Some(Instant(30 * SEC + 7)));
         assert_eq!(wheel.expire(Instant(30 * SEC + 6)), None);
         assert_eq!(wheel.expire(Instant(30 * SEC + 7)), Some(0));
-        assert_eq!(
-            (wheel.expire(Instant(60 * SEC)), wheel.next()),
-            (None, None)
-        );
+        assert_eq!((wheel.expire(Instant(60 * SEC)), wheel.next()), (None, None));
     }
 
     /// Random sets, clears and expiries against a plain list, over deadlines from nanoseconds to months.
@@ -257,11 +245,7 @@ mod tests {
                         expected.iter().for_each(|&id| model[id as usize] = None);
                     }
                 }
-                assert_eq!(
-                    wheel.next(),
-                    model.iter().flatten().min().copied(),
-                    "seed {seed}"
-                );
+                assert_eq!(wheel.next(), model.iter().flatten().min().copied(), "seed {seed}");
             }
         }
     }

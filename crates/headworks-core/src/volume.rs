@@ -18,11 +18,7 @@ pub(crate) fn check(options: &VolumeOptions, granularity: u32, bio: &mut Bio) ->
     }
     let end = bio.offset.checked_add(u64::from(bio.len));
     if end.is_none_or(|end| end > options.size) {
-        let error = if bio.op.is_write() {
-            IoError::NoSpace
-        } else {
-            IoError::Invalid
-        };
+        let error = if bio.op.is_write() { IoError::NoSpace } else { IoError::Invalid };
         return Some(Err(error));
     }
     let misaligned = (bio.offset | u64::from(bio.len)) & (u64::from(options.block_size) - 1) != 0;
@@ -49,19 +45,11 @@ fn trim(bio: &mut Bio, granularity: u32) -> Option<Status> {
 mod tests {
     use super::*;
 
-    const OPTIONS: VolumeOptions = VolumeOptions {
-        size: 1 << 20,
-        read_only: false,
-        block_size: 512,
-    };
+    const OPTIONS: VolumeOptions =
+        VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
 
     fn check_one(op: Op, offset: u64, len: u32) -> Result<(u64, u32), Status> {
-        let mut bio = Bio {
-            op,
-            offset,
-            len,
-            ..Bio::default()
-        };
+        let mut bio = Bio { op, offset, len, ..Bio::default() };
         check(&OPTIONS, 4096, &mut bio).map_or(Ok((bio.offset, bio.len)), Err)
     }
 
@@ -70,28 +58,16 @@ mod tests {
         let last = (1 << 20) - 512;
         assert_eq!(check_one(Op::Read, last, 512), Ok((last, 512)));
         assert_eq!(check_one(Op::Read, last, 1024), Err(Err(IoError::Invalid)));
-        assert_eq!(
-            check_one(Op::Write, 1 << 20, 512),
-            Err(Err(IoError::NoSpace))
-        );
-        assert_eq!(
-            check_one(Op::Write, u64::MAX - 511, 512),
-            Err(Err(IoError::NoSpace))
-        );
-        assert_eq!(
-            check_one(Op::Discard, u64::MAX, 2),
-            Err(Err(IoError::NoSpace))
-        );
+        assert_eq!(check_one(Op::Write, 1 << 20, 512), Err(Err(IoError::NoSpace)));
+        assert_eq!(check_one(Op::Write, u64::MAX - 511, 512), Err(Err(IoError::NoSpace)));
+        assert_eq!(check_one(Op::Discard, u64::MAX, 2), Err(Err(IoError::NoSpace)));
     }
 
     #[test]
     fn misaligned_and_empty_are_refused() {
         for (offset, len) in [(1, 512), (0, 511), (0, 0)] {
             assert_eq!(check_one(Op::Read, offset, len), Err(Err(IoError::Invalid)));
-            assert_eq!(
-                check_one(Op::WriteZeroes, offset, len),
-                Err(Err(IoError::Invalid))
-            );
+            assert_eq!(check_one(Op::WriteZeroes, offset, len), Err(Err(IoError::Invalid)));
         }
     }
 
@@ -104,20 +80,9 @@ mod tests {
 
     #[test]
     fn read_only_refuses_what_writes_and_lets_the_rest_pass() {
-        let options = VolumeOptions {
-            read_only: true,
-            ..OPTIONS
-        };
+        let options = VolumeOptions { read_only: true, ..OPTIONS };
         for op in Op::ALL {
-            let answer = check(
-                &options,
-                4096,
-                &mut Bio {
-                    op,
-                    len: 512,
-                    ..Bio::default()
-                },
-            );
+            let answer = check(&options, 4096, &mut Bio { op, len: 512, ..Bio::default() });
             assert_eq!(answer == Some(Err(IoError::ReadOnly)), op.is_write());
         }
     }

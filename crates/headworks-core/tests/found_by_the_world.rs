@@ -10,16 +10,9 @@ struct Hand {
 
 impl Hand {
     fn new(queue: QueueOptions) -> Self {
-        let volume = VolumeOptions {
-            size: 1 << 20,
-            read_only: false,
-            block_size: 512,
-        };
+        let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
         let config = ShardConfig::single(queue, volume, 16);
-        Self {
-            shard: Shard::new(config).unwrap(),
-            now: Instant(0),
-        }
+        Self { shard: Shard::new(config).unwrap(), now: Instant(0) }
     }
 
     fn step(&mut self, inputs: &[Input]) -> Vec<Action> {
@@ -37,27 +30,13 @@ impl Hand {
         offset: u64,
         len: u32,
     ) -> Vec<Action> {
-        let id = BioId {
-            sequence,
-            ..BioId::default()
-        };
-        let bio = Bio {
-            id,
-            offset,
-            len,
-            op,
-            flags,
-        };
+        let id = BioId { sequence, ..BioId::default() };
+        let bio = Bio { id, offset, len, op, flags };
         self.step(&[Input::Bio(bio)])
     }
 
     fn answer(&mut self, submit: Submit, transferred: u32, hole: bool) -> Vec<Action> {
-        let completion = Completion {
-            id: submit.id,
-            transferred,
-            status: Ok(()),
-            hole,
-        };
+        let completion = Completion { id: submit.id, transferred, status: Ok(()), hole };
         let device = submit.device;
         self.step(&[Input::Complete { device, completion }])
     }
@@ -74,12 +53,7 @@ fn submits(actions: &[Action]) -> Vec<Submit> {
 /// (sequence, status, hole, stage) of every reply.
 fn replies(actions: &[Action]) -> Vec<(u64, Status, bool, ReplyStage)> {
     let reply = |action: &Action| match *action {
-        Action::Reply {
-            id,
-            status,
-            hole,
-            stage,
-        } => Some((id.sequence, status, hole, stage)),
+        Action::Reply { id, status, hole, stage } => Some((id.sequence, status, hole, stage)),
         _ => None,
     };
     actions.iter().filter_map(reply).collect()
@@ -89,25 +63,15 @@ const DONE: (u64, Status, bool, ReplyStage) = (1, Ok(()), false, ReplyStage::Fin
 
 #[test]
 fn a_device_that_cannot_discard_or_zero_is_not_asked_to() {
-    let queue = QueueOptions {
-        discard: false,
-        write_zeroes: false,
-        ..QueueOptions::default()
-    };
+    let queue = QueueOptions { discard: false, write_zeroes: false, ..QueueOptions::default() };
     let mut hand = Hand::new(queue);
     let actions = hand.bio(Op::Discard, BioFlags::NONE, 1, 0, 65536);
-    assert_eq!(
-        (submits(&actions).len(), replies(&actions)),
-        (0, vec![DONE])
-    );
+    assert_eq!((submits(&actions).len(), replies(&actions)), (0, vec![DONE]));
     let actions = hand.bio(Op::WriteZeroes, BioFlags::FAST_ZERO, 1, 0, 4096);
     let refused = (1, Err(IoError::Unsupported), false, ReplyStage::Final);
     assert_eq!(replies(&actions), [refused]);
     let sent = submits(&hand.bio(Op::WriteZeroes, BioFlags::NONE, 1, 0, 4096));
-    assert_eq!(
-        (sent[0].op, sent[0].segments, sent[0].len),
-        (Op::Write, 0, 4096)
-    );
+    assert_eq!((sent[0].op, sent[0].segments, sent[0].len), (Op::Write, 0, 4096));
     assert_eq!(replies(&hand.answer(sent[0], 4096, false)), [DONE]);
 }
 
@@ -132,11 +96,7 @@ fn the_rest_of_a_short_read_comes_as_data() {
 
 #[test]
 fn a_write_that_waited_is_not_sent_behind_a_late_one() {
-    let queue = QueueOptions {
-        queue_depth: 2,
-        io_timeout_ns: SEC,
-        ..QueueOptions::default()
-    };
+    let queue = QueueOptions { queue_depth: 2, io_timeout_ns: SEC, ..QueueOptions::default() };
     let mut hand = Hand::new(queue);
     let late = submits(&hand.bio(Op::Write, BioFlags::NONE, 1, 0, 4096))[0];
     let other = submits(&hand.bio(Op::Read, BioFlags::NONE, 2, 65536, 512))[0];
@@ -151,15 +111,9 @@ fn a_write_that_waited_is_not_sent_behind_a_late_one() {
     assert!(submits(&hand.bio(Op::Write, BioFlags::NONE, 5, 2048, 4096)).is_empty());
     hand.now = Instant(SEC + 1);
     let early = replies(&hand.step(&[Input::Timer]));
-    assert_eq!(
-        early,
-        [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]
-    );
+    assert_eq!(early, [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]);
     let actions = hand.answer(read, 512, false);
-    assert!(
-        submits(&actions).is_empty(),
-        "the late write could overwrite it"
-    );
+    assert!(submits(&actions).is_empty(), "the late write could overwrite it");
     let refused = (5, Err(IoError::TimedOut), false, ReplyStage::Final);
     assert!(replies(&actions).contains(&refused));
     assert_eq!(
@@ -200,10 +154,7 @@ fn the_pieces_of_a_late_write_are_all_late() {
     let third = submits(&hand.answer(pieces[1], 4096, false))[0];
     hand.now = Instant(SEC + 1);
     let early = replies(&hand.step(&[Input::Timer]));
-    assert_eq!(
-        early,
-        [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]
-    );
+    assert_eq!(early, [(1, Err(IoError::TimedOut), false, ReplyStage::Early)]);
     // The third piece was sent later and is in time, but its bio is answered: a new write may not race it.
     let actions = hand.bio(Op::Write, BioFlags::NONE, 2, third.offset, 4096);
     assert!(submits(&actions).is_empty());

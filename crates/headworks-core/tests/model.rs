@@ -106,12 +106,8 @@ fn world(seed: u64) -> World {
         max_sectors_kb: pick(&[4, 13, 64, 1280]),
         max_segments: pick(&[1, 3, 128]) as u16,
         max_segment_size: pick(&[4096, 12288, 32 << 20]),
-        nomerges: [
-            NoMerges::MergeAll,
-            NoMerges::MergeAll,
-            NoMerges::OneHit,
-            NoMerges::Never,
-        ][pick(&[0, 1, 2, 3]) as usize],
+        nomerges: [NoMerges::MergeAll, NoMerges::MergeAll, NoMerges::OneHit, NoMerges::Never]
+            [pick(&[0, 1, 2, 3]) as usize],
         io_timeout_ns: 50 * MS,
         write_cache: pick(&[0, 1, 1]) == 1,
         fua: pick(&[0, 1]) == 1,
@@ -123,11 +119,7 @@ fn world(seed: u64) -> World {
     };
     let bios_max = pick(&[1, 5, 40]);
     let (fine, fault_rate) = (pick(&[0, 1]) == 1, pick(&[0, 5, 30]).into());
-    let volume = VolumeOptions {
-        size: SIZE,
-        read_only: false,
-        block_size: block,
-    };
+    let volume = VolumeOptions { size: SIZE, read_only: false, block_size: block };
     let mut config = ShardConfig::single(queue, volume, bios_max);
     config.volumes.push(config.volumes[0]);
     World {
@@ -156,11 +148,7 @@ impl World {
     fn run(&mut self) {
         for _ in 0..TURNS {
             self.pass_time();
-            let inputs = if self.fine {
-                1
-            } else {
-                self.prng.between(1, 12)
-            };
+            let inputs = if self.fine { 1 } else { self.prng.between(1, 12) };
             let batch: Vec<Input> = (0..inputs).filter_map(|_| self.draw()).collect();
             self.turn(&batch);
         }
@@ -173,9 +161,7 @@ impl World {
                     self.turn(&[answer]);
                 }
                 None => {
-                    let at = self
-                        .timer
-                        .expect("bios wait, nothing flies, and no timer is set");
+                    let at = self.timer.expect("bios wait, nothing flies, and no timer is set");
                     self.now = self.now.max(at);
                     self.tick();
                 }
@@ -205,10 +191,7 @@ impl World {
         for command in self.flying.values() {
             let in_time = self.now < command.sent_at + self.queue.io_timeout_ns;
             let told = |id: &BioId| self.wishes[id].early.is_some();
-            assert!(
-                in_time || command.bios.iter().all(told),
-                "nobody was told of a time-out"
-            );
+            assert!(in_time || command.bios.iter().all(told), "nobody was told of a time-out");
         }
     }
 
@@ -303,10 +286,7 @@ impl World {
     fn draw_answer(&mut self, id: RequestId) -> Input {
         let (all, hole_ok) = {
             let submit = &self.flying[&id].submit;
-            (
-                u64::from(submit.len),
-                submit.flags.contains(BioFlags::HOLE_OK),
-            )
+            (u64::from(submit.len), submit.flags.contains(BioFlags::HOLE_OK))
         };
         let hole = hole_ok && self.prng.below(2) == 0;
         if self.prng.below(100) >= self.fault_rate {
@@ -330,17 +310,11 @@ impl World {
         let command = self.flying.remove(&id).expect("it is in flight");
         let submit = command.submit;
         self.answered = Some(id);
-        let transferred = if status.is_ok() && transferred == u64::MAX {
-            submit.len.into()
-        } else {
-            transferred
-        };
+        let transferred =
+            if status.is_ok() && transferred == u64::MAX { submit.len.into() } else { transferred };
         // A refusal of what was given up long ago says nothing about now.
         let late = self.now >= command.sent_at + self.queue.io_timeout_ns
-            || command
-                .bios
-                .iter()
-                .any(|id| self.wishes[id].early.is_some());
+            || command.bios.iter().any(|id| self.wishes[id].early.is_some());
         self.refusing = status == Err(IoError::Busy) && !late;
         if submit.op == Op::Flush {
             self.flush_answered(&command, status);
@@ -411,18 +385,9 @@ impl World {
                     assert!(!held, "a refusing device was given {submit:?}");
                     self.submitted(submit, &segments);
                 }
-                Action::Reply {
-                    id,
-                    status,
-                    hole,
-                    stage,
-                } => self.replied(id, status, hole, stage),
+                Action::Reply { id, status, hole, stage } => self.replied(id, status, hole, stage),
                 Action::Timer { at } => self.timer = Some(at.0),
-                Action::Notice(Notice::TimedOut {
-                    volume,
-                    op: Op::Flush,
-                    ..
-                }) => {
+                Action::Notice(Notice::TimedOut { volume, op: Op::Flush, .. }) => {
                     self.volumes[usize::from(volume.0)].lost = true;
                 }
                 Action::Notice(_) => {}
@@ -430,20 +395,10 @@ impl World {
             }
         }
         let taken = self.queue.nr_requests - self.shard.tags_free(DEVICE).expect("it is ours");
-        let flying = self
-            .flying
-            .values()
-            .filter(|c| c.submit.op != Op::Flush)
-            .count() as u32;
-        assert!(
-            flying <= self.queue.queue_depth && flying <= taken,
-            "{flying} fly, {taken} tags"
-        );
+        let flying = self.flying.values().filter(|c| c.submit.op != Op::Flush).count() as u32;
+        assert!(flying <= self.queue.queue_depth && flying <= taken, "{flying} fly, {taken} tags");
         let ends = self.timer.is_some() || !self.flying.is_empty();
-        assert!(
-            ends || self.wishes.is_empty(),
-            "bios wait, and nothing will end it"
-        );
+        assert!(ends || self.wishes.is_empty(), "bios wait, and nothing will end it");
     }
 
     fn take_actions(&mut self) -> Vec<(Action, Vec<Segment>)> {
@@ -485,12 +440,7 @@ impl World {
         if submit.op.is_write() {
             self.check_overtaking(&submit, &bios);
         }
-        let command = Command {
-            submit,
-            bios,
-            sent_at: self.now,
-            sent_event: self.event,
-        };
+        let command = Command { submit, bios, sent_at: self.now, sent_event: self.event };
         let double = self.flying.insert(submit.id, command);
         assert!(double.is_none(), "two commands have one name");
         let flushes = |c: &&Command| c.submit.op == Op::Flush && c.submit.volume == submit.volume;
@@ -501,28 +451,15 @@ impl World {
     fn check_memory(&self, submit: &Submit, segments: &[Segment]) -> Vec<BioId> {
         let mut at = submit.offset;
         let mut bios: Vec<BioId> = Vec::new();
-        assert!(
-            segments.len() <= usize::from(self.queue.max_segments),
-            "{submit:?}"
-        );
+        assert!(segments.len() <= usize::from(self.queue.max_segments), "{submit:?}");
         for segment in segments {
-            let wish = self
-                .wishes
-                .get(&segment.bio)
-                .expect("a command for a bio that is gone");
+            let wish = self.wishes.get(&segment.bio).expect("a command for a bio that is gone");
             let bio = &wish.bio;
             assert_eq!((bio.op, bio.id.volume), (submit.op, submit.volume));
-            assert_eq!(
-                bio.offset + u64::from(segment.offset),
-                at,
-                "{submit:?} {segments:?}"
-            );
+            assert_eq!(bio.offset + u64::from(segment.offset), at, "{submit:?} {segments:?}");
             assert!(segment.len > 0 && segment.len <= self.queue.max_segment_size);
             assert!(segment.offset + segment.len <= bio.len);
-            assert!(
-                wish.early.is_none(),
-                "a command for a bio that was given up"
-            );
+            assert!(wish.early.is_none(), "a command for a bio that was given up");
             let fua = bio.flags.contains(BioFlags::FUA) && self.queue.fua;
             assert_eq!(submit.flags.contains(BioFlags::FUA), fua);
             let hole = submit.flags.contains(BioFlags::HOLE_OK);
@@ -541,15 +478,9 @@ impl World {
         }
         assert_eq!(at, submit.offset + u64::from(submit.len));
         let lonely = |id: &BioId| self.wishes[id].bio.flags.contains(BioFlags::NOMERGE);
-        assert!(
-            bios.len() == 1 || !bios.iter().any(lonely),
-            "merged against its wish"
-        );
+        assert!(bios.len() == 1 || !bios.iter().any(lonely), "merged against its wish");
         let class = |id: &BioId| self.wishes[id].bio.flags.0 & (BioFlags::FUA.0 | BioFlags::SYNC.0);
-        assert!(
-            bios.iter().all(|id| class(id) == class(&bios[0])),
-            "classes were mixed"
-        );
+        assert!(bios.iter().all(|id| class(id) == class(&bios[0])), "classes were mixed");
         bios
     }
 
@@ -581,10 +512,7 @@ impl World {
             wish.bio
         );
         assert!(submit.offset + u64::from(submit.len) <= wish.bio.end());
-        assert!(
-            wish.early.is_none(),
-            "a command for a bio that was given up"
-        );
+        assert!(wish.early.is_none(), "a command for a bio that was given up");
         id
     }
 
@@ -600,24 +528,14 @@ impl World {
             for id in &old.bios {
                 let given_up = self.wishes[id].early;
                 let later = |new: &BioId| given_up.is_some_and(|at| at < self.wishes[new].entered);
-                assert!(
-                    !bios.iter().any(later),
-                    "{submit:?} beside the late {:?}",
-                    old.submit
-                );
+                assert!(!bios.iter().any(later), "{submit:?} beside the late {:?}", old.submit);
             }
         }
     }
 
     fn replied(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
-        let flies = self
-            .flying
-            .values()
-            .any(|command| command.bios.contains(&id));
-        let wish = self
-            .wishes
-            .get_mut(&id)
-            .expect("answered twice, or never asked");
+        let flies = self.flying.values().any(|command| command.bios.contains(&id));
+        let wish = self.wishes.get_mut(&id).expect("answered twice, or never asked");
         match stage {
             ReplyStage::Early => {
                 assert!(wish.early.is_none() && status == Err(IoError::TimedOut));
@@ -654,15 +572,8 @@ impl World {
         if !promises || !self.queue.write_cache || advisory && wish.finished == 0 {
             return;
         }
-        assert!(
-            !wish.entered_suspect || !volume.suspect,
-            "{bio:?} promised on a suspect volume"
-        );
-        let needs = if bio.op == Op::Flush {
-            wish.must_cover
-        } else {
-            wish.finished
-        };
+        assert!(!wish.entered_suspect || !volume.suspect, "{bio:?} promised on a suspect volume");
+        let needs = if bio.op == Op::Flush { wish.must_cover } else { wish.finished };
         let covered = volume.flushed >= needs || bio.op != Op::Flush && wish.durable;
         assert!(covered || !self.fine, "{bio:?} is not durable");
     }
@@ -681,10 +592,7 @@ impl World {
                 assert!(wish.may_fail || promises || fast, "{bio:?}");
             }
             IoError::Medium | IoError::NoSpace => {
-                assert!(
-                    wish.may_fail || promises,
-                    "{bio:?} failed for another's error"
-                );
+                assert!(wish.may_fail || promises, "{bio:?} failed for another's error");
             }
             IoError::TimedOut => assert!(bio.op.is_write() || bio.op == Op::Flush),
             other => panic!("{bio:?} was answered {other}"),
@@ -700,24 +608,12 @@ fn trimmed(bio: &Bio, queue: &QueueOptions, block: u64) -> Bio {
     let granularity = u64::from(queue.discard_granularity).max(block);
     let start = bio.offset.next_multiple_of(granularity);
     let end = bio.end() / granularity * granularity;
-    Bio {
-        offset: start,
-        len: end.saturating_sub(start) as u32,
-        ..*bio
-    }
+    Bio { offset: start, len: end.saturating_sub(start) as u32, ..*bio }
 }
 
 fn completion(id: RequestId, transferred: u32, status: Status, hole: bool) -> Input {
-    let completion = Completion {
-        id,
-        transferred,
-        status,
-        hole,
-    };
-    Input::Complete {
-        device: DEVICE,
-        completion,
-    }
+    let completion = Completion { id, transferred, status, hole };
+    Input::Complete { device: DEVICE, completion }
 }
 
 #[test]
@@ -727,9 +623,6 @@ fn a_shard_keeps_its_promises_whatever_the_device_does() {
     let only = only.map(|seed| seed.parse().expect("HEADWORKS_SEED is a number"));
     for seed in only.map_or(0..SEEDS, |seed| seed..seed + 1) {
         let result = std::panic::catch_unwind(|| world(seed).run());
-        assert!(
-            result.is_ok(),
-            "HEADWORKS_SEED={seed} cargo test -p headworks-core --test model"
-        );
+        assert!(result.is_ok(), "HEADWORKS_SEED={seed} cargo test -p headworks-core --test model");
     }
 }

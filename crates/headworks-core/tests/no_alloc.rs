@@ -55,24 +55,13 @@ struct Desk {
 
 impl Desk {
     fn new(shards: u16, bios_max: u32, queue: QueueOptions) -> Self {
-        let options = VolumeOptions {
-            size: 1 << 40,
-            read_only: false,
-            block_size: 512,
-        };
+        let options = VolumeOptions { size: 1 << 40, read_only: false, block_size: 512 };
         let config = |id| ShardConfig {
             id: ShardId(id),
             shards,
             bios_max,
-            devices: vec![DeviceConfig {
-                owner: ShardId(0),
-                queue,
-            }],
-            volumes: vec![VolumeConfig {
-                home: ShardId(shards - 1),
-                device: DeviceId(0),
-                options,
-            }],
+            devices: vec![DeviceConfig { owner: ShardId(0), queue }],
+            volumes: vec![VolumeConfig { home: ShardId(shards - 1), device: DeviceId(0), options }],
         };
         let made = (0..shards).map(|id| Shard::new(config(id)).expect("a valid configuration"));
         let shards: Vec<Shard> = made.collect();
@@ -90,19 +79,9 @@ impl Desk {
     /// A bio for the next batch of its shard.
     fn bio(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) {
         self.sequence += 1;
-        let id = BioId {
-            connection: 0,
-            volume: VolumeId(0),
-            sequence: self.sequence,
-        };
+        let id = BioId { connection: 0, volume: VolumeId(0), sequence: self.sequence };
         let home = self.inputs.len() - 1;
-        self.inputs[home].push(Input::Bio(Bio {
-            id,
-            offset,
-            len,
-            op,
-            flags,
-        }));
+        self.inputs[home].push(Input::Bio(Bio { id, offset, len, op, flags }));
     }
 
     /// Runs every shard's batch, and the messages that come of it, until nobody has anything to do.
@@ -153,9 +132,7 @@ impl Desk {
     fn tick(&mut self, ns: u64) {
         self.now += ns;
         self.timer = None;
-        self.inputs
-            .iter_mut()
-            .for_each(|batch| batch.push(Input::Timer));
+        self.inputs.iter_mut().for_each(|batch| batch.push(Input::Timer));
         self.turn();
     }
 }
@@ -223,12 +200,7 @@ fn merging_in_the_plug_and_in_the_queue() {
         batch(desk, Op::Read, NONE, 64, 4096);
         // The even blocks first, one by one, then the odd ones between them.
         for n in 0..128 {
-            desk.bio(
-                Op::Write,
-                NONE,
-                MIB + (2 * n % 128 + 2 * n / 128) * 4096,
-                4096,
-            );
+            desk.bio(Op::Write, NONE, MIB + (2 * n % 128 + 2 * n / 128) * 4096, 4096);
             desk.turn();
         }
     });

@@ -29,12 +29,7 @@ impl Buffers {
     pub fn new(count: usize, slot_bytes: usize) -> Self {
         let bytes = count * slot_bytes;
         let memory = vec![0u8; bytes].into_boxed_slice();
-        Self {
-            base: Box::into_raw(memory).cast(),
-            bytes,
-            slot_bytes,
-            poisoned: vec![0; count],
-        }
+        Self { base: Box::into_raw(memory).cast(), bytes, slot_bytes, poisoned: vec![0; count] }
     }
 
     /// Takes a buffer for use; false if somebody wrote to it since it was given back.
@@ -57,10 +52,7 @@ impl Buffers {
         assert!(slot < self.poisoned.len(), "a buffer that exists");
         // SAFETY: within the allocation.
         let base = unsafe { self.base.add(slot * self.slot_bytes) };
-        Span {
-            base,
-            len: self.slot_bytes,
-        }
+        Span { base, len: self.slot_bytes }
     }
 
     /// The first `len` bytes of a buffer.

@@ -27,11 +27,7 @@ pub struct Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "broken: {}", self.violation.rule)?;
-        writeln!(
-            f,
-            "  seed {}, at {} ns: {}",
-            self.seed, self.at.0, self.violation.detail
-        )?;
+        writeln!(f, "  seed {}, at {} ns: {}", self.seed, self.at.0, self.violation.detail)?;
         if let Some((volume, offset)) = self.violation.place {
             writeln!(f, "  volume {volume}, byte {offset}; what happened there:")?;
         }
@@ -45,11 +41,7 @@ impl fmt::Display for Failure {
 /// A violation that is not about a place.
 #[must_use]
 pub fn violation(rule: &'static str, detail: impl Into<String>) -> Violation {
-    Violation {
-        rule,
-        detail: detail.into(),
-        place: None,
-    }
+    Violation { rule, detail: detail.into(), place: None }
 }
 
 /// Whether `bio` may be answered with `status`: an error needs a cause, and what is malformed must not succeed.
@@ -109,11 +101,7 @@ pub fn check_status(
 fn check_success(scenario: &Scenario, bio: &Bio, faulty: bool) -> Result<(), Violation> {
     let device = scenario.volumes[usize::from(bio.id.volume.0)].device;
     let device = &scenario.devices[usize::from(device.0)];
-    if faulty
-        && device
-            .faults
-            .is_bad(bio.id.volume, bio.op, bio.offset, bio.len)
-    {
+    if faulty && device.faults.is_bad(bio.id.volume, bio.op, bio.offset, bio.len) {
         return Err(violation(
             "an error is never lost",
             format!("{bio:?} touches the bad range and succeeded"),
@@ -136,11 +124,8 @@ fn check_success(scenario: &Scenario, bio: &Bio, faulty: bool) -> Result<(), Vio
 pub fn check_quiet(scenario: &Scenario, shard: &Shard, number: u16) -> Result<(), Violation> {
     const RULE: &str = "when all is answered, everything is back";
     if shard.room() != scenario.bios_max {
-        let detail = format!(
-            "shard {number} has room for {} of {} bios",
-            shard.room(),
-            scenario.bios_max
-        );
+        let detail =
+            format!("shard {number} has room for {} of {} bios", shard.room(), scenario.bios_max);
         return Err(violation(RULE, detail));
     }
     if !shard.is_quiet() {

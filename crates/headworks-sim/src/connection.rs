@@ -110,12 +110,7 @@ impl Connection {
         };
         let (bio, malformed) = self.job.next(id);
         let slot = usize::from(slot);
-        self.flights[slot] = Flight {
-            bio,
-            stage: Stage::Waiting,
-            malformed,
-            ..Flight::default()
-        };
+        self.flights[slot] = Flight { bio, stage: Stage::Waiting, malformed, ..Flight::default() };
         (bio, slot, malformed)
     }
 

@@ -46,20 +46,13 @@ impl<T> Events<T> {
     /// None yet, with room for `capacity` before anything is allocated.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self {
-            heap: BinaryHeap::with_capacity(capacity),
-            sequence: 0,
-        }
+        Self { heap: BinaryHeap::with_capacity(capacity), sequence: 0 }
     }
 
     /// `what` happens at `at`, after all that were put in for that time before.
     pub fn push(&mut self, at: Instant, what: T) {
         self.sequence += 1;
-        self.heap.push(Reverse(Entry {
-            at,
-            sequence: self.sequence,
-            what,
-        }));
+        self.heap.push(Reverse(Entry { at, sequence: self.sequence, what }));
     }
 
     /// When the next one happens.

@@ -124,11 +124,7 @@ impl Oracle {
     pub fn new(sizes: &[u64]) -> Self {
         let mut first_sector = 0;
         let volumes = sizes.iter().map(|&size| {
-            let volume = Volume {
-                first_sector,
-                sectors: size as usize / SECTOR,
-                flushed: 0,
-            };
+            let volume = Volume { first_sector, sectors: size as usize / SECTOR, flushed: 0 };
             first_sector += volume.sectors;
             volume
         });
@@ -299,11 +295,7 @@ impl Oracle {
         if self.list_len(sector) > LIST_LONG {
             self.prune(sector);
         }
-        let entry = Entry {
-            write,
-            next: self.sectors[sector].head,
-            placed,
-        };
+        let entry = Entry { write, next: self.sectors[sector].head, placed };
         let index = if self.free_entry == NIL {
             self.entries.push(entry);
             self.entries.len() as u32 - 1
@@ -359,11 +351,7 @@ impl Oracle {
         let oldest = self.reads.iter().copied().min().unwrap_or(NEVER);
         let counts =
             |(_, write): &(&Entry, &WriteRecord)| self.is_durable(write) && write.ended < oldest;
-        let line = self
-            .list(sector)
-            .filter(counts)
-            .map(|(entry, _)| entry.placed)
-            .max();
+        let line = self.list(sector).filter(counts).map(|(entry, _)| entry.placed).max();
         let Some(line) = line else { return };
         self.sectors[sector].base = DEAD;
         let mut at = std::mem::replace(&mut self.sectors[sector].head, NIL);
@@ -479,10 +467,7 @@ impl Oracle {
                 .list(sector)
                 .any(|(entry, write)| write.version == version && entry.end(write) >= line);
         if fits {
-            self.sectors[sector] = SectorState {
-                base: version,
-                head: NIL,
-            };
+            self.sectors[sector] = SectorState { base: version, head: NIL };
         }
         fits
     }
@@ -501,11 +486,7 @@ impl Oracle {
                 ", version {} ({:?}{}, ticks {}..{})",
                 write.version,
                 write.outcome,
-                if self.is_durable(write) {
-                    ", durable"
-                } else {
-                    ""
-                },
+                if self.is_durable(write) { ", durable" } else { "" },
                 entry.placed,
                 tick(write.ended)
             );
@@ -547,9 +528,7 @@ mod tests {
 
         fn end(&mut self, flight: &Flight, status: Status, stage: ReplyStage) {
             let (bio, ticket, bytes) = flight;
-            let answer = self
-                .oracle
-                .answer(bio, *ticket, status, false, stage, bytes);
+            let answer = self.oracle.answer(bio, *ticket, status, false, stage, bytes);
             answer.unwrap();
         }
 
@@ -570,9 +549,7 @@ mod tests {
         fn may_see(&mut self, bytes: &[u8]) -> bool {
             let (bio, ticket, _) = self.start(Op::Read, BioFlags::NONE);
             let stage = ReplyStage::Final;
-            let answer = self
-                .oracle
-                .answer(&bio, ticket, Ok(()), false, stage, bytes);
+            let answer = self.oracle.answer(&bio, ticket, Ok(()), false, stage, bytes);
             answer.is_ok()
         }
 
@@ -603,10 +580,8 @@ mod tests {
     #[test]
     fn what_a_read_saw_of_concurrent_writes_stays() {
         let mut game = Game::new();
-        let (one, two) = (
-            game.start(Op::Write, BioFlags::NONE),
-            game.start(Op::Write, BioFlags::NONE),
-        );
+        let (one, two) =
+            (game.start(Op::Write, BioFlags::NONE), game.start(Op::Write, BioFlags::NONE));
         game.end(&two, Ok(()), ReplyStage::Final);
         game.end(&one, Ok(()), ReplyStage::Final);
         assert!(game.may_see(&two.2) && game.may_see(&two.2) && !game.may_see(&one.2));

@@ -44,9 +44,7 @@ pub fn fill(bytes: &mut [u8], version: u64, volume: u16, sector: u64) {
     let (words, rest) = bytes.as_chunks_mut::<8>();
     assert!(words.len() == WORDS && rest.is_empty(), "one sector");
     for (index, word) in words.iter_mut().enumerate() {
-        *word = seed
-            .wrapping_add((index as u64).wrapping_mul(STEP))
-            .to_le_bytes();
+        *word = seed.wrapping_add((index as u64).wrapping_mul(STEP)).to_le_bytes();
     }
     words[0] = version.to_le_bytes();
     words[1] = place.to_le_bytes();
@@ -60,11 +58,7 @@ pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
     let (version, place) = (u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]));
     if version == 0 {
         let any = words.iter().fold(0, |any, w| any | u64::from_le_bytes(*w));
-        return if any == 0 {
-            Found::Version(0)
-        } else {
-            Found::Garbage
-        };
+        return if any == 0 { Found::Version(0) } else { Found::Garbage };
     }
     let seed = seed(version, place);
     let differs = words.iter().enumerate().skip(2).fold(0, |any, (i, word)| {
@@ -72,11 +66,7 @@ pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
     });
     if differs != 0 {
         let poison = bytes.iter().all(|&byte| byte == POISON);
-        return if poison {
-            Found::Poison
-        } else {
-            Found::Garbage
-        };
+        return if poison { Found::Poison } else { Found::Garbage };
     }
     if place != (u64::from(volume) << 48 | sector) {
         return Found::Misplaced {
@@ -103,11 +93,7 @@ mod tests {
         assert_eq!(identify(&bytes, 1, 2), Found::Version(0));
         fill(&mut bytes, 77, 1, 2);
         assert_eq!(identify(&bytes, 1, 2), Found::Version(77));
-        let elsewhere = Found::Misplaced {
-            version: 77,
-            volume: 1,
-            sector: 2,
-        };
+        let elsewhere = Found::Misplaced { version: 77, volume: 1, sector: 2 };
         assert_eq!(identify(&bytes, 1, 3), elsewhere);
         for at in [0, 8, 16, 300, 511] {
             let mut torn = bytes;

@@ -79,27 +79,21 @@ impl Scenario {
         let immediate_only = world.below(12) == 0;
         let count = world.between(1, 3);
         let mut prng = root.split("devices");
-        let devices: Vec<_> = (0..count)
-            .map(|_| draw_device(&mut prng, shards, immediate_only))
-            .collect();
+        let devices: Vec<_> =
+            (0..count).map(|_| draw_device(&mut prng, shards, immediate_only)).collect();
         let volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
         let mut devices = devices;
         draw_bad_ranges(&mut root.split("bad"), &mut devices, &volumes);
         let mut prng = root.split("jobs");
-        let jobs: Vec<_> = (0..world.between(1, 6))
-            .map(|_| draw_job(&mut prng, &volumes))
-            .collect();
+        let jobs: Vec<_> =
+            (0..world.between(1, 6)).map(|_| draw_job(&mut prng, &volumes)).collect();
         let depth: u32 = jobs.iter().map(|job| u32::from(job.depth)).sum();
         let tight = world.below(8) == 0;
         let rounds = world.between(1, 3) as u32;
         Self {
             seed,
             shards,
-            bios_max: if tight {
-                (depth / 3).max(2)
-            } else {
-                depth.max(32) + 8
-            },
+            bios_max: if tight { (depth / 3).max(2) } else { depth.max(32) + 8 },
             tight,
             devices,
             volumes,
@@ -130,10 +124,7 @@ fn draw_device(prng: &mut Prng, shards: u16, immediate: bool) -> DeviceScenario 
     let model = draw_model(prng, immediate);
     let queue = draw_queue(prng, model);
     DeviceScenario {
-        config: DeviceConfig {
-            owner: ShardId(prng.below(shards.into()) as u16),
-            queue,
-        },
+        config: DeviceConfig { owner: ShardId(prng.below(shards.into()) as u16), queue },
         model,
         faults: draw_faults(prng),
         defect: Defect::None,
@@ -234,11 +225,8 @@ fn draw_bad_ranges(prng: &mut Prng, devices: &mut [DeviceScenario], volumes: &[V
         if prng.below(odds) == 0 {
             let blocks = volume.options.size / 4096;
             let start = prng.below(blocks) * 4096;
-            faults.bad = Some(BadRange {
-                volume: VolumeId(index as u16),
-                start,
-                end: start + 4096,
-            });
+            faults.bad =
+                Some(BadRange { volume: VolumeId(index as u16), start, end: start + 4096 });
         }
     }
 }
@@ -263,13 +251,9 @@ fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
         sizes = [sizes[0]; 4];
     }
     let mut weights = [0; Op::COUNT];
-    for (op, most) in [
-        (Op::Read, 60),
-        (Op::Write, 60),
-        (Op::Flush, 8),
-        (Op::Discard, 10),
-        (Op::WriteZeroes, 10),
-    ] {
+    for (op, most) in
+        [(Op::Read, 60), (Op::Write, 60), (Op::Flush, 8), (Op::Discard, 10), (Op::WriteZeroes, 10)]
+    {
         if prng.below(4) > 0 || op == Op::Write {
             weights[op as usize] = prng.between(1, most) as u32;
         }

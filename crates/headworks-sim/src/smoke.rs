@@ -33,11 +33,7 @@ impl Smoke {
     /// A run that starts at `seed`.
     #[must_use]
     pub fn new(seed: u64, shards: Option<u16>) -> Self {
-        Self {
-            seed,
-            shards,
-            ..Self::default()
-        }
+        Self { seed, shards, ..Self::default() }
     }
 
     /// Runs the next scenario.
@@ -71,11 +67,7 @@ impl Smoke {
         let asked = Point::ALL.iter().filter(|&&point| match self.shards {
             None => true,
             Some(shards) => {
-                let other = [
-                    (Point::ShardsOne, 1),
-                    (Point::ShardsTwo, 2),
-                    (Point::ShardsFour, 4),
-                ];
+                let other = [(Point::ShardsOne, 1), (Point::ShardsTwo, 2), (Point::ShardsFour, 4)];
                 let alone = shards == 1 && point.name().starts_with("message:");
                 let elsewhere = other.iter().any(|&(p, n)| p == point && n != shards);
                 !alone && !elsewhere

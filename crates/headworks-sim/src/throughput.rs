@@ -32,17 +32,10 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
     let volume = VolumeConfig {
         home: ShardId(0),
         device: DeviceId(0),
-        options: VolumeOptions {
-            size: SIZE,
-            read_only: false,
-            block_size: 4096,
-        },
+        options: VolumeOptions { size: SIZE, read_only: false, block_size: 4096 },
     };
     let device = DeviceScenario {
-        config: DeviceConfig {
-            owner: ShardId(0),
-            queue: QueueOptions::default(),
-        },
+        config: DeviceConfig { owner: ShardId(0), queue: QueueOptions::default() },
         model: Model::Immediate,
         faults: Faults::default(),
         defect: Defect::None,

@@ -177,10 +177,7 @@ impl Wire {
         if !self.scenario.checked {
             return bio;
         }
-        let tags = self.scenario.devices[usize::from(device.0)]
-            .config
-            .queue
-            .nr_requests;
+        let tags = self.scenario.devices[usize::from(device.0)].config.queue.nr_requests;
         if *outstanding > tags {
             self.coverage.hit(Point::RequestWaited);
         }
@@ -188,17 +185,12 @@ impl Wire {
         if bio.op.has_data() && !connection.buffers.take(slot) {
             self.broken.get_or_insert(violation(
                 "a buffer that was given back is left alone",
-                format!(
-                    "the buffer of {:?} was written to while it was free",
-                    bio.id
-                ),
+                format!("the buffer of {:?} was written to while it was free", bio.id),
             ));
         }
         let refused = malformed || self.is_read_only(&bio);
         let connection = &mut self.connections[index];
-        let bytes = connection
-            .buffers
-            .bytes_mut(slot, Connection::data_len(&bio));
+        let bytes = connection.buffers.bytes_mut(slot, Connection::data_len(&bio));
         if bio.op == Op::Read {
             bytes.fill(POISON);
         }
@@ -338,10 +330,7 @@ impl Wire {
         };
         let flight = self.connections[index].flights[slot];
         if self.connections[index].answer(slot, stage).is_none() {
-            let detail = format!(
-                "{stage:?} {status:?} for {id:?}, which is {:?}",
-                flight.stage
-            );
+            let detail = format!("{stage:?} {status:?} for {id:?}, which is {:?}", flight.stage);
             return self.fail(violation(ONCE, detail));
         }
         self.answered += u64::from(stage != ReplyStage::Released);
@@ -387,8 +376,7 @@ impl Wire {
             return Ok(());
         }
         let bytes = connection.buffers.bytes(slot, Connection::data_len(&bio));
-        self.oracle
-            .answer(&bio, flight.ticket, status, hole, stage, bytes)
+        self.oracle.answer(&bio, flight.ticket, status, hole, stage, bytes)
     }
 
     /// After a failed flush every later flush and FUA of the volume fails until the operator knows.
@@ -450,8 +438,7 @@ impl Wire {
         let pair = usize::from(from.0) * usize::from(self.scenario.shards) + usize::from(to.0);
         let at = self.now.after(delay).max(self.arrivals[pair]);
         self.arrivals[pair] = at;
-        self.events
-            .push(at, Happening::Deliver { from, to, message });
+        self.events.push(at, Happening::Deliver { from, to, message });
     }
 
     fn notice(&mut self, notice: Notice) {
@@ -470,11 +457,7 @@ impl Wire {
     }
 
     fn note(&mut self, bio: Bio, what: What) {
-        let line = Line {
-            now: self.now,
-            bio,
-            what,
-        };
+        let line = Line { now: self.now, bio, what };
         if self.history.len() < HISTORY {
             self.history.push(line);
         } else {
@@ -520,9 +503,7 @@ impl Wire {
             );
             let flights = connection.flights.iter();
             for flight in flights.filter(|f| f.stage != Default::default()).take(4) {
-                let Bio {
-                    op, offset, len, ..
-                } = flight.bio;
+                let Bio { op, offset, len, .. } = flight.bio;
                 let id = flight.bio.id.sequence;
                 text += &format!("    {id:#x} {op:?} {offset}+{len} {:?}\n", flight.stage);
             }
@@ -532,13 +513,7 @@ impl Wire {
 }
 
 fn tell(line: &Line) -> String {
-    let Bio {
-        id,
-        op,
-        offset,
-        len,
-        flags,
-    } = line.bio;
+    let Bio { id, op, offset, len, flags } = line.bio;
     let what = match line.what {
         What::Submitted => "submitted".into(),
         What::Answered(Ok(()), stage) => format!("{stage:?}"),

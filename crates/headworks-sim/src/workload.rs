@@ -67,12 +67,7 @@ impl Job {
     /// At its start.
     #[must_use]
     pub fn new(options: JobOptions, seed: u64) -> Self {
-        Self {
-            options,
-            left: options.bios,
-            cursor: options.start,
-            prng: Prng::new(seed),
-        }
+        Self { options, left: options.bios, cursor: options.start, prng: Prng::new(seed) }
     }
 
     /// How many bios go together next.
@@ -93,12 +88,7 @@ impl Job {
         assert!(self.left > 0, "asked only while there are some");
         self.left -= 1;
         let op = self.draw_op();
-        let mut bio = Bio {
-            id,
-            op,
-            flags: self.draw_flags(op),
-            ..Bio::default()
-        };
+        let mut bio = Bio { id, op, flags: self.draw_flags(op), ..Bio::default() };
         if op == Op::Flush {
             return (bio, false);
         }
@@ -143,25 +133,14 @@ impl Job {
     }
 
     fn draw_place(&mut self) -> (u64, u32) {
-        let JobOptions {
-            start,
-            end,
-            sizes,
-            block_size,
-            pattern,
-            ..
-        } = self.options;
+        let JobOptions { start, end, sizes, block_size, pattern, .. } = self.options;
         let span = end - start;
         let len = u64::from(sizes[self.prng.below(4) as usize]).min(span);
         let blocks = (span - len) / u64::from(block_size) + 1;
         let offset = match pattern {
             Pattern::Random => start + self.prng.below(blocks) * u64::from(block_size),
             Pattern::Hot => {
-                let hot = if self.prng.below(8) == 0 {
-                    blocks
-                } else {
-                    blocks.min(16)
-                };
+                let hot = if self.prng.below(8) == 0 { blocks } else { blocks.min(16) };
                 start + self.prng.below(hot) * u64::from(block_size)
             }
             Pattern::Sequential => {

@@ -172,12 +172,7 @@ impl World {
 
     /// Runs until nothing is to come, or for `turns` turns.
     fn run_jobs(&mut self, turns: Option<u64>) -> Stop {
-        let left: u64 = self
-            .wire
-            .connections
-            .iter()
-            .map(|c| u64::from(c.job.left))
-            .sum();
+        let left: u64 = self.wire.connections.iter().map(|c| u64::from(c.job.left)).sum();
         // Refusals and messages take turns of their own; ten times that is no progress.
         self.turns_max = self.turns + 2_000 * (left + 100);
         let stop_at = turns.map(|turns| self.turns + turns);
@@ -201,11 +196,7 @@ impl World {
 
     /// One turn of one shard, or the next point in time; false when nothing is to come.
     fn step(&mut self) -> bool {
-        let busy = self
-            .cells
-            .iter()
-            .filter(|cell| !cell.inbox.is_empty())
-            .count();
+        let busy = self.cells.iter().filter(|cell| !cell.inbox.is_empty()).count();
         if busy > 0 {
             let mut pick = match busy {
                 1 => 0,
@@ -220,10 +211,7 @@ impl World {
             return true;
         }
         let timers = self.wire.timers.iter().flatten().copied();
-        let disks = self
-            .cells
-            .iter()
-            .filter_map(|cell| cell.executor.next_timeout());
+        let disks = self.cells.iter().filter_map(|cell| cell.executor.next_timeout());
         let Some(next) = timers.chain(disks).chain(self.wire.events.next_at()).min() else {
             return false;
         };
@@ -245,9 +233,7 @@ impl World {
                 Happening::Acknowledge { volume } => {
                     let input = self.wire.acknowledge(volume);
                     let device = self.wire.scenario.volumes[usize::from(volume.0)].device;
-                    let owner = self.wire.scenario.devices[usize::from(device.0)]
-                        .config
-                        .owner;
+                    let owner = self.wire.scenario.devices[usize::from(device.0)].config.owner;
                     self.cells[usize::from(owner.0)].inbox.push(input);
                 }
             }
@@ -287,12 +273,9 @@ impl World {
         } else {
             cell.turn.extend(cell.inbox.drain(..size));
         }
-        self.hash
-            .add(u64::from(shard.0) << 32 | cell.turn.len() as u64);
+        self.hash.add(u64::from(shard.0) << 32 | cell.turn.len() as u64);
         self.hash.add(now.0);
-        cell.turn
-            .iter()
-            .for_each(|input| self.hash.add_input(input));
+        cell.turn.iter().for_each(|input| self.hash.add_input(input));
         cell.shard.handle(now, &cell.turn);
         cell.turn.clear();
         let actions = cell.shard.actions();
@@ -300,12 +283,8 @@ impl World {
         if self.wire.scenario.checked {
             self.wire.cover_actions(actions);
         }
-        let mut port = Port {
-            wire: &mut self.wire,
-            shard,
-        };
-        cell.executor
-            .run(now, actions, &mut port, &mut NoDisk, &mut cell.inbox);
+        let mut port = Port { wire: &mut self.wire, shard };
+        cell.executor.run(now, actions, &mut port, &mut NoDisk, &mut cell.inbox);
         if self.wire.scenario.defect == WorldDefect::ReusesBuffers {
             self.wire.reuse_buffers(actions);
         }
@@ -324,12 +303,7 @@ impl World {
 
     /// Nothing is to come: all must be answered, and all must be back.
     fn check_quiet(&mut self) {
-        let waiting: usize = self
-            .wire
-            .connections
-            .iter()
-            .map(Connection::in_flight)
-            .sum();
+        let waiting: usize = self.wire.connections.iter().map(Connection::in_flight).sum();
         let to_come: u32 = self.wire.connections.iter().map(|c| c.job.left).sum();
         if waiting > 0 || to_come > 0 {
             return self.wire.fail(violation(
@@ -346,10 +320,7 @@ impl World {
             let in_flight = disk.lock().in_flight();
             if in_flight > 0 {
                 let detail = format!("device {index} still has {in_flight} commands");
-                self.wire.fail(violation(
-                    "when all is answered, everything is back",
-                    detail,
-                ));
+                self.wire.fail(violation("when all is answered, everything is back", detail));
             }
         }
         self.check_commands();
@@ -389,11 +360,7 @@ impl World {
         }
         self.check_notices();
         self.count_coverage();
-        let lies = self
-            .disks
-            .iter()
-            .map(|disk| disk.lock().counters().lies)
-            .sum();
+        let lies = self.disks.iter().map(|disk| disk.lock().counters().lies).sum();
         match self.wire.broken.take() {
             Some(violation) => Err(Box::new(Failure {
                 seed: self.wire.scenario.seed,
@@ -538,10 +505,7 @@ fn make_cells(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Ve
             }
             let made: Box<dyn Device> = match disks.get(index) {
                 Some(disk) => Box::new(disk.clone()),
-                None => Box::new(NullDisk::new(
-                    10_000,
-                    device.config.queue.queue_depth as usize,
-                )),
+                None => Box::new(NullDisk::new(10_000, device.config.queue.queue_depth as usize)),
             };
             Some(made)
         };

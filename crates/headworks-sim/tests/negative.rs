@@ -27,26 +27,15 @@ fn world(seed: u64, home: u16) -> Scenario {
         ..QueueOptions::default()
     };
     let device = DeviceScenario {
-        config: DeviceConfig {
-            owner: ShardId(0),
-            queue,
-        },
-        model: Model::Constant {
-            latency_ns: 50_000,
-            jitter_ns: 100_000,
-            channels: 8,
-        },
+        config: DeviceConfig { owner: ShardId(0), queue },
+        model: Model::Constant { latency_ns: 50_000, jitter_ns: 100_000, channels: 8 },
         faults: Faults::default(),
         defect: Defect::None,
     };
     let volume = VolumeConfig {
         home: ShardId(home),
         device: DeviceId(0),
-        options: VolumeOptions {
-            size: 1 << 20,
-            read_only: false,
-            block_size: 4096,
-        },
+        options: VolumeOptions { size: 1 << 20, read_only: false, block_size: 4096 },
     };
     let job = JobOptions {
         volume: VolumeId(0),
@@ -228,11 +217,7 @@ struct BadElevator {
 
 impl BadElevator {
     fn new(copies: usize) -> Box<Self> {
-        Box::new(Self {
-            inner: NoneElevator::new(),
-            given: 0,
-            copies,
-        })
+        Box::new(Self { inner: NoneElevator::new(), given: 0, copies })
     }
 }
 
@@ -250,11 +235,7 @@ impl Elevator for BadElevator {
                 break;
             }
             self.given += 1;
-            let copies = if self.given.is_multiple_of(50) {
-                self.copies
-            } else {
-                1
-            };
+            let copies = if self.given.is_multiple_of(50) { self.copies } else { 1 };
             (0..copies).for_each(|_| batch.push(one.ids()[0]));
         }
         batch.ids().len() - before
@@ -292,9 +273,7 @@ fn put_up_with(defect: Defect) -> Vec<Outcome> {
         scenario.devices[0].defect = defect;
         scenario
     });
-    worlds
-        .map(|scenario| run_prepared(scenario, SOUND).unwrap())
-        .collect()
+    worlds.map(|scenario| run_prepared(scenario, SOUND).unwrap()).collect()
 }
 
 #[test]

@@ -60,11 +60,9 @@ fn turns(choice: EngineChoice) {
     let (mut engine, _) = open(choice, 32).unwrap();
     let name = engine.name();
     let mut events = Vec::with_capacity(64);
-    report(
-        &format!("{name}: turn, polling, nothing to do"),
-        "ns",
-        || time_each(100_000, || engine.turn(Wait::Poll, &mut events).unwrap()),
-    );
+    report(&format!("{name}: turn, polling, nothing to do"), "ns", || {
+        time_each(100_000, || engine.turn(Wait::Poll, &mut events).unwrap())
+    });
     let waker = engine.waker();
     report(&format!("{name}: wake oneself and turn"), "ns", || {
         time_each(50_000, || {
@@ -75,21 +73,17 @@ fn turns(choice: EngineChoice) {
     });
     let (mut socket, mut peer) = UnixStream::pair().unwrap();
     let fd = socket.as_raw_fd();
-    report(
-        &format!("{name}: watch, write, turn, Ready, read"),
-        "ns",
-        || {
-            time_each(50_000, || {
-                engine.watch(0, fd, Interest::Read);
-                peer.write_all(b"x").unwrap();
-                while events.is_empty() {
-                    engine.turn(Wait::Forever, &mut events).unwrap();
-                }
-                events.clear();
-                socket.read_exact(&mut [0]).unwrap();
-            })
-        },
-    );
+    report(&format!("{name}: watch, write, turn, Ready, read"), "ns", || {
+        time_each(50_000, || {
+            engine.watch(0, fd, Interest::Read);
+            peer.write_all(b"x").unwrap();
+            while events.is_empty() {
+                engine.turn(Wait::Forever, &mut events).unwrap();
+            }
+            events.clear();
+            socket.read_exact(&mut [0]).unwrap();
+        })
+    });
     report("    of that, write and read alone", "ns", || {
         time_each(50_000, || {
             peer.write_all(b"x").unwrap();
@@ -105,19 +99,13 @@ struct Block([u8; 4096]);
 fn push_read(engine: &mut dyn Engine, fd: RawFd, slot: u32, block: u64, buffers: &mut [Block]) {
     let op = DiskOp {
         device: DeviceId(0),
-        id: RequestId {
-            slot,
-            generation: 0,
-        },
+        id: RequestId { slot, generation: 0 },
         fd,
         kind: DiskKind::Read,
         offset: block * 4096,
         len: 4096,
     };
-    let span = Span {
-        base: buffers[slot as usize].0.as_mut_ptr(),
-        len: 4096,
-    };
+    let span = Span { base: buffers[slot as usize].0.as_mut_ptr(), len: 4096 };
     assert!(engine.push(op, &[span]), "there is room for the depth");
 }
 
@@ -159,10 +147,7 @@ fn disk(folder: &str, flags: i32) {
         file.write_all(&vec![7; 1 << 20]).unwrap();
     }
     file.sync_all().unwrap();
-    let direct = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(&path);
+    let direct = OpenOptions::new().read(true).custom_flags(flags).open(&path);
     fs::remove_file(&path).unwrap();
     let (file, how) = match direct {
         Ok(direct) if flags != 0 => (direct, "O_DIRECT"),
@@ -173,10 +158,7 @@ fn disk(folder: &str, flags: i32) {
             let Ok((mut engine, _)) = open(choice, 128) else {
                 continue;
             };
-            let what = format!(
-                "{}: {folder} {how} 4k randread, depth {depth}",
-                engine.name()
-            );
+            let what = format!("{}: {folder} {how} 4k randread, depth {depth}", engine.name());
             let mut cpu = Vec::new();
             report(&what, "k/s", || {
                 let (rate, each) = reads(&mut *engine, file.as_raw_fd(), BLOCKS, depth, count);
@@ -269,8 +251,5 @@ fn main() {
         }
     }
     disk("/dev/shm", 0);
-    disk(
-        std::env::temp_dir().to_str().unwrap_or("/tmp"),
-        libc::O_DIRECT,
-    );
+    disk(std::env::temp_dir().to_str().unwrap_or("/tmp"), libc::O_DIRECT);
 }

@@ -67,10 +67,7 @@ impl Executor {
                     for segment in actions.segments_of(&submit) {
                         let buffer = outlet.buffer(segment.bio);
                         let (offset, len) = (segment.offset as usize, segment.len as usize);
-                        assert!(
-                            offset + len <= buffer.len,
-                            "a segment ends inside its buffer"
-                        );
+                        assert!(offset + len <= buffer.len, "a segment ends inside its buffer");
                         // SAFETY: just checked to stay within the buffer.
                         let base = unsafe { buffer.base.add(offset) };
                         self.spans.push(Span { base, len });
@@ -86,12 +83,7 @@ impl Executor {
                         spans: submit.segments,
                     });
                 }
-                Action::Reply {
-                    id,
-                    status,
-                    hole,
-                    stage,
-                } => outlet.reply(id, status, hole, stage),
+                Action::Reply { id, status, hole, stage } => outlet.reply(id, status, hole, stage),
                 Action::Send { to, message } => outlet.send(to, message),
                 Action::Timer { at } => outlet.timer(at),
                 Action::Notice(notice) => outlet.notice(notice),
@@ -108,15 +100,9 @@ impl Executor {
         inputs: &mut Vec<Input>,
     ) {
         let Some(id) = device else { return };
-        let Self {
-            devices,
-            commands,
-            spans,
-            completions,
-        } = self;
-        let device = devices[usize::from(id.0)]
-            .as_mut()
-            .expect("a shard submits only to its own devices");
+        let Self { devices, commands, spans, completions } = self;
+        let device =
+            devices[usize::from(id.0)].as_mut().expect("a shard submits only to its own devices");
         let mut io = DeviceIo { completions, disk };
         // SAFETY: buffers stay valid and untouched until `Reply` says otherwise, which the shard's contract puts after the
         // completion; the spans were checked against their buffers.
@@ -137,14 +123,7 @@ impl Executor {
         let Some(Some(device)) = self.devices.get_mut(usize::from(done.device.0)) else {
             return;
         };
-        device.on_disk(
-            now,
-            done,
-            &mut DeviceIo {
-                completions: &mut self.completions,
-                disk,
-            },
-        );
+        device.on_disk(now, done, &mut DeviceIo { completions: &mut self.completions, disk });
         self.deliver(done.device, inputs);
     }
 
@@ -155,13 +134,7 @@ impl Executor {
                 continue;
             };
             if device.next_timeout().is_some_and(|at| at <= now) {
-                device.on_timeout(
-                    now,
-                    &mut DeviceIo {
-                        completions: &mut self.completions,
-                        disk,
-                    },
-                );
+                device.on_timeout(now, &mut DeviceIo { completions: &mut self.completions, disk });
                 self.deliver(DeviceId(index as u16), inputs);
             }
         }
@@ -170,11 +143,7 @@ impl Executor {
     /// The earliest time at which a device wants to be called.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.devices
-            .iter()
-            .flatten()
-            .filter_map(|device| device.next_timeout())
-            .min()
+        self.devices.iter().flatten().filter_map(|device| device.next_timeout()).min()
     }
 
     fn deliver(&mut self, device: DeviceId, inputs: &mut Vec<Input>) {

@@ -38,9 +38,7 @@ pub struct Sleeper {
 
 impl Default for Sleeper {
     fn default() -> Self {
-        Self {
-            asleep: CachePadded(AtomicBool::new(false)),
-        }
+        Self { asleep: CachePadded(AtomicBool::new(false)) }
     }
 }
 
@@ -73,9 +71,7 @@ impl Sleeper {
         // write even when it finds the flag down (and loom lets that write pass a later announcement, which C++ forbids).
         let flag = &self.asleep.0;
         flag.load(Ordering::Relaxed)
-            && flag
-                .compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
+            && flag.compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -108,8 +104,7 @@ impl<T> Drop for Shared<T> {
         let mut head = self.head.0.load(Ordering::Relaxed);
         while head != tail {
             // SAFETY: slots from head to tail hold messages, and nobody else is left.
-            self.slot(head)
-                .with_mut(|slot| unsafe { (*slot).assume_init_drop() });
+            self.slot(head).with_mut(|slot| unsafe { (*slot).assume_init_drop() });
             head = head.wrapping_add(1);
         }
     }
@@ -126,16 +121,8 @@ pub fn ring<T: Send>(capacity: usize, sleeper: &Arc<Sleeper>) -> (Producer<T>, C
         slots: slots.collect(),
         sleeper: Arc::clone(sleeper),
     });
-    let producer = Producer {
-        shared: Arc::clone(&shared),
-        tail: 0,
-        head_seen: 0,
-    };
-    let consumer = Consumer {
-        shared,
-        head: 0,
-        tail_seen: 0,
-    };
+    let producer = Producer { shared: Arc::clone(&shared), tail: 0, head_seen: 0 };
+    let consumer = Consumer { shared, head: 0, tail_seen: 0 };
     (producer, consumer)
 }
 
@@ -162,9 +149,7 @@ impl<T: Send> Producer<T> {
         }
         for message in batch.drain(..count) {
             // SAFETY: slots from tail to head + capacity are the producer's, and empty.
-            self.shared
-                .slot(self.tail)
-                .with_mut(|slot| unsafe { (*slot).write(message) });
+            self.shared.slot(self.tail).with_mut(|slot| unsafe { (*slot).write(message) });
             self.tail = self.tail.wrapping_add(1);
         }
         // Release: pairs with the Acquire in `Consumer::look`; the messages are written before they can be seen.
@@ -196,10 +181,8 @@ impl<T: Send> Consumer<T> {
         let count = self.tail_seen.wrapping_sub(self.head).min(limit);
         for _ in 0..count {
             // SAFETY: slots from head to tail hold messages and are the consumer's; head moves past, so it is read once.
-            let message = self
-                .shared
-                .slot(self.head)
-                .with(|slot| unsafe { (*slot).assume_init_read() });
+            let message =
+                self.shared.slot(self.head).with(|slot| unsafe { (*slot).assume_init_read() });
             out.push(message);
             self.head = self.head.wrapping_add(1);
         }
@@ -250,10 +233,7 @@ mod tests {
         let (mut first, mut inbox) = ring(8, &sleeper);
         let (mut second, _other_inbox) = ring(8, &sleeper);
         assert!(!first.push(&mut vec![1]), "awake");
-        assert!(
-            !sleeper.may_sleep(|| inbox.is_empty()),
-            "not over a message"
-        );
+        assert!(!sleeper.may_sleep(|| inbox.is_empty()), "not over a message");
         assert!(!first.push(&mut vec![2]), "it did not sleep");
 
         inbox.pop(8, &mut vec![]);

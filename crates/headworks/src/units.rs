@@ -155,9 +155,7 @@ fn scale(number: &str, unit: u128) -> Option<u128> {
     if !fraction.is_multiple_of(parts) {
         return None;
     }
-    digits(whole)?
-        .checked_mul(unit)?
-        .checked_add(fraction / parts)
+    digits(whole)?.checked_mul(unit)?.checked_add(fraction / parts)
 }
 
 #[cfg(test)]
@@ -204,10 +202,7 @@ mod tests {
             assert!(parse_size(word).is_err(), "{word}");
         }
         let hint = parse_size("10MB").unwrap_err();
-        assert!(
-            hint.contains("1000") && hint.contains("write 10M"),
-            "{hint}"
-        );
+        assert!(hint.contains("1000") && hint.contains("write 10M"), "{hint}");
         assert!(parse_size("10kB").unwrap_err().contains("write 10K"));
     }
 
@@ -239,18 +234,7 @@ mod tests {
         for (word, probability) in [("0", Probability::NEVER), ("100%", Probability::ALWAYS)] {
             assert_eq!(parse_probability(word), Ok(probability));
         }
-        for word in [
-            "",
-            "%",
-            "101%",
-            "1.1",
-            "2:1",
-            "1:0",
-            "-1",
-            "1:",
-            "0.0000000001",
-            "1/2",
-        ] {
+        for word in ["", "%", "101%", "1.1", "2:1", "1:0", "-1", "1:", "0.0000000001", "1/2"] {
             assert!(parse_probability(word).is_err(), "{word}");
         }
     }

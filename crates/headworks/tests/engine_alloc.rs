@@ -50,10 +50,7 @@ fn round(engine: &mut dyn Engine, fd: i32, pair: &mut (UnixStream, UnixStream), 
     for (slot, (kind, range)) in writes.chain([sync]).enumerate() {
         let op = DiskOp {
             device: DeviceId(0),
-            id: RequestId {
-                slot: slot as u32,
-                generation: 0,
-            },
+            id: RequestId { slot: slot as u32, generation: 0 },
             fd,
             kind,
             offset: slot as u64 * 65536,
@@ -80,20 +77,12 @@ thread_local! {
 #[test]
 fn nothing_is_allocated_once_warm() {
     let path = std::env::temp_dir().join(format!("headworks-alloc-{}", std::process::id()));
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&path)
-        .unwrap();
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     let mut memory = vec![1_u8; 16 * 4096];
     let spans: Vec<_> = memory
         .chunks_mut(4096)
-        .map(|chunk| Span {
-            base: chunk.as_mut_ptr(),
-            len: chunk.len(),
-        })
+        .map(|chunk| Span { base: chunk.as_mut_ptr(), len: chunk.len() })
         .collect();
     let mut pair = UnixStream::pair().unwrap();
     for choice in [EngineChoice::Uring, EngineChoice::Threads] {

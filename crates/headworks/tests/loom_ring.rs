@@ -159,11 +159,8 @@ fn looking_before_announcing_a_message_is_slept_over() {
 /// Two threads say something and wake; the shard turns until it has seen both. `answer` is the step under test: it hears
 /// the noise and then looks at what was said.
 fn bell(answer: fn(&Bell, &Bed, &mut dyn FnMut())) {
-    let shared = Arc::new((
-        [AtomicU32::new(0), AtomicU32::new(0)],
-        Bell::default(),
-        Bed::default(),
-    ));
+    let shared =
+        Arc::new(([AtomicU32::new(0), AtomicU32::new(0)], Bell::default(), Bed::default()));
     let shared = ManuallyDrop::new(shared); // As above.
     let (said, bell, bed) = &**shared;
     let wakers: Vec<_> = (0..2)

@@ -82,13 +82,7 @@ fn serve(manners: Manners) -> Server {
             std::thread::spawn(move || Connection::new(stream, disk, manners).run());
         }
     });
-    Server {
-        uri: Uri {
-            target: Target::Unix(socket),
-            export: String::new(),
-        },
-        directory,
-    }
+    Server { uri: Uri { target: Target::Unix(socket), export: String::new() }, directory }
 }
 
 struct Connection {
@@ -182,11 +176,7 @@ impl Connection {
                 replies.reverse();
             }
             self.stream.write_all(&replies.concat())?;
-            if self
-                .manners
-                .close_after
-                .is_some_and(|limit| self.requests >= limit)
-            {
+            if self.manners.close_after.is_some_and(|limit| self.requests >= limit) {
                 return Ok(());
             }
             let received = self.receive()?;
@@ -205,11 +195,7 @@ impl Connection {
         self.requests += 1;
         let (replies, mut out) = (Replies { structured }, Vec::new());
         let (cookie, len) = (request.cookie, request.len as usize);
-        if self
-            .manners
-            .nonsense_every
-            .is_some_and(|every| self.requests.is_multiple_of(every))
-        {
+        if self.manners.nonsense_every.is_some_and(|every| self.requests.is_multiple_of(every)) {
             replies.done(&mut out, cookie ^ 1 << 40, Ok(()));
             return out;
         }
@@ -238,10 +224,7 @@ impl Connection {
             }
             Op::Write => {
                 self.writes += 1;
-                let lost = self
-                    .manners
-                    .lose_every
-                    .is_some_and(|n| self.writes.is_multiple_of(n));
+                let lost = self.manners.lose_every.is_some_and(|n| self.writes.is_multiple_of(n));
                 if !lost {
                     range.copy_from_slice(&data);
                 }
@@ -255,10 +238,7 @@ impl Connection {
 }
 
 fn options(structured: bool) -> ClientOptions {
-    ClientOptions {
-        structured,
-        timeout: Duration::from_secs(20),
-    }
+    ClientOptions { structured, timeout: Duration::from_secs(20) }
 }
 
 fn connect(server: &Server, structured: bool) -> Client {
@@ -278,16 +258,8 @@ fn mix(server: &Server) -> BenchOptions {
 
 #[test]
 fn reads_return_what_was_written_in_both_reply_forms() {
-    for (structured, piece) in [
-        (false, None),
-        (true, None),
-        (false, Some(7)),
-        (true, Some(1)),
-    ] {
-        let server = serve(Manners {
-            piece,
-            ..Manners::default()
-        });
+    for (structured, piece) in [(false, None), (true, None), (false, Some(7)), (true, Some(1))] {
+        let server = serve(Manners { piece, ..Manners::default() });
         let mut client = connect(&server, structured);
         assert_eq!(client.export().structured, structured);
         let mut prng = Prng::new(4);
@@ -299,9 +271,7 @@ fn reads_return_what_was_written_in_both_reply_forms() {
         client.flush().expect("flush");
         client.read(0, &mut found).expect("data");
         assert_eq!(found[1000..6000], data);
-        client
-            .write_zeroes(1000, 10, CommandFlags::NO_HOLE)
-            .expect("write-zeroes");
+        client.write_zeroes(1000, 10, CommandFlags::NO_HOLE).expect("write-zeroes");
         client.trim(1010, 10, CommandFlags::NONE).expect("trim");
         client.read(1000, &mut found[..5000]).expect("data");
         assert_eq!(found[..20], [0; 20]);
@@ -317,10 +287,7 @@ fn errors_reach_the_client_and_the_connection_goes_on() {
         let mut client = connect(&server, structured);
         let end = SIZE as u64;
         let invalid = |outcome: Result<(), ClientError>| {
-            assert!(matches!(
-                outcome,
-                Err(ClientError::Request(NbdError::Invalid))
-            ));
+            assert!(matches!(outcome, Err(ClientError::Request(NbdError::Invalid))));
         };
         invalid(client.read(end - 10, &mut [0; 11]));
         invalid(client.read(u64::MAX, &mut [0; 11]));
@@ -329,29 +296,19 @@ fn errors_reach_the_client_and_the_connection_goes_on() {
         invalid(client.write(0, &[1; 100_000], CommandFlags::DF));
         invalid(client.write_zeroes(0, 10, CommandFlags::FAST_ZERO));
         invalid(client.read(0, &mut vec![0; (32 << 20) + 1]));
-        client
-            .read(end - 10, &mut [0; 10])
-            .expect("the connection goes on");
+        client.read(end - 10, &mut [0; 10]).expect("the connection goes on");
     }
     let mut uri = server.uri.clone();
     uri.export = "read only".into();
     let mut client = Client::connect(&uri, options(true)).expect("a connection");
     let refused = client.write(0, &[1; 4096], CommandFlags::NONE);
-    assert!(matches!(
-        refused,
-        Err(ClientError::Request(NbdError::NotPermitted))
-    ));
-    client
-        .read(0, &mut [0; 512])
-        .expect("the connection goes on");
+    assert!(matches!(refused, Err(ClientError::Request(NbdError::NotPermitted))));
+    client.read(0, &mut [0; 512]).expect("the connection goes on");
 }
 
 #[test]
 fn the_server_tells_what_it_serves() {
-    let server = serve(Manners {
-        piece: Some(3),
-        ..Manners::default()
-    });
+    let server = serve(Manners { piece: Some(3), ..Manners::default() });
     let socket = Socket::connect(&server.uri.target, Duration::from_secs(20)).expect("a socket");
     let mut haggle = Haggle::start(socket).expect("a greeting");
     let before = haggle.info("disk").expect("an export");
@@ -365,14 +322,8 @@ fn the_server_tells_what_it_serves() {
     assert_eq!(export.description, "a vector called disk");
     assert!(export.flags.contains(TransmissionFlags::SEND_DF));
     assert_eq!(export.block_sizes.expect("told").max, 32 << 20);
-    let nobody = haggle
-        .info("nobody")
-        .expect_err("no such export")
-        .to_string();
-    assert!(
-        nobody.contains("no such export") && nobody.contains("nobody"),
-        "{nobody}"
-    );
+    let nobody = haggle.info("nobody").expect_err("no such export").to_string();
+    assert!(nobody.contains("no such export") && nobody.contains("nobody"), "{nobody}");
     haggle.abort().expect("goodbye");
 }
 
@@ -381,36 +332,11 @@ fn a_verifying_mix_passes_on_every_honest_server() {
     let honest = Manners::default();
     let all = [
         (honest, 4096, 32, 1),
-        (
-            Manners {
-                reverse: true,
-                ..honest
-            },
-            4096,
-            32,
-            2,
-        ),
-        (
-            Manners {
-                piece: Some(1000),
-                reverse: true,
-                ..honest
-            },
-            512,
-            16,
-            1,
-        ),
+        (Manners { reverse: true, ..honest }, 4096, 32, 2),
+        (Manners { piece: Some(1000), reverse: true, ..honest }, 512, 16, 1),
         // Both sides have more to send than the sockets hold.
         (honest, 256 << 10, 16, 1),
-        (
-            Manners {
-                reverse: true,
-                ..honest
-            },
-            64 << 10,
-            8,
-            2,
-        ),
+        (Manners { reverse: true, ..honest }, 64 << 10, 8, 2),
     ];
     for (index, (manners, block_bytes, iodepth, threads)) in all.into_iter().enumerate() {
         for structured in [false, true] {
@@ -445,18 +371,12 @@ fn filled_exports_are_read_in_order_and_checked() {
     });
     let report = report.expect("an honest server passes");
     assert_eq!(report.run.verified, report.run.ios());
-    assert_eq!(
-        report.read_back.expect("verifying").verified,
-        SIZE as u64 / 4096
-    );
+    assert_eq!(report.read_back.expect("verifying").verified, SIZE as u64 / 4096);
 }
 
 #[test]
 fn a_lost_write_is_found() {
-    let server = serve(Manners {
-        lose_every: Some(10),
-        ..Manners::default()
-    });
+    let server = serve(Manners { lose_every: Some(10), ..Manners::default() });
     match bench::run(&mix(&server)) {
         Err(ClientError::Verify(sentence)) => assert!(sentence.contains("should hold")),
         other => panic!("{other:?}"),
@@ -466,13 +386,8 @@ fn a_lost_write_is_found() {
 #[test]
 fn data_from_before_the_run_is_not_zeros() {
     let server = serve(Manners::default());
-    connect(&server, false)
-        .write(8192, b"x", CommandFlags::NONE)
-        .expect("write");
-    let found = bench::run(&BenchOptions {
-        pattern: Pattern::RandRead,
-        ..mix(&server)
-    });
+    connect(&server, false).write(8192, b"x", CommandFlags::NONE).expect("write");
+    let found = bench::run(&BenchOptions { pattern: Pattern::RandRead, ..mix(&server) });
     assert!(
         matches!(found, Err(ClientError::Verify(sentence)) if sentence.contains("offset 8192 "))
     );
@@ -480,10 +395,7 @@ fn data_from_before_the_run_is_not_zeros() {
 
 #[test]
 fn refusals_that_overtake_the_payload_do_not_stop_the_pipeline() {
-    let server = serve(Manners {
-        refuse_writes: true,
-        ..Manners::default()
-    });
+    let server = serve(Manners { refuse_writes: true, ..Manners::default() });
     let report = bench::run(&BenchOptions {
         pattern: Pattern::Write,
         block_bytes: 1 << 20,
@@ -501,26 +413,12 @@ fn refusals_that_overtake_the_payload_do_not_stop_the_pipeline() {
 fn servers_that_misbehave_are_named() {
     let ends = |manners, part: &str| {
         let server = serve(manners);
-        let error = bench::run(&mix(&server))
-            .expect_err("it must be noticed")
-            .to_string();
+        let error = bench::run(&mix(&server)).expect_err("it must be noticed").to_string();
         assert!(error.contains(part), "{error}");
     };
     let honest = Manners::default();
-    ends(
-        Manners {
-            nonsense_every: Some(50),
-            ..honest
-        },
-        "nobody's request",
-    );
-    ends(
-        Manners {
-            close_after: Some(50),
-            ..honest
-        },
-        "closed the connection",
-    );
+    ends(Manners { nonsense_every: Some(50), ..honest }, "nobody's request");
+    ends(Manners { close_after: Some(50), ..honest }, "closed the connection");
 }
 
 #[test]
@@ -537,16 +435,7 @@ fn options_that_cannot_be_are_named() {
     wrong(|options| options.block_bytes = 1000, "multiples of 512");
     wrong(|options| options.iodepth = 0, "iodepth=0");
     wrong(|options| options.size = Some(100), "only 0 blocks");
-    wrong(
-        |options| options.uri.export = "read only".into(),
-        "read-only",
-    );
-    wrong(
-        |options| options.uri.export = "nobody".into(),
-        "no such export",
-    );
-    wrong(
-        |options| options.uri.target = Target::Unix("/nowhere/at/all".into()),
-        "cannot connect",
-    );
+    wrong(|options| options.uri.export = "read only".into(), "read-only");
+    wrong(|options| options.uri.export = "nobody".into(), "no such export");
+    wrong(|options| options.uri.target = Target::Unix("/nowhere/at/all".into()), "cannot connect");
 }

@@ -31,10 +31,7 @@ impl Batch {
     /// A batch that will hold up to `capacity` ids without allocating.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
-        Self {
-            ids: Vec::with_capacity(capacity),
-            room: 0,
-        }
+        Self { ids: Vec::with_capacity(capacity), room: 0 }
     }
 
     /// Empties it and makes room for `room` ids.
@@ -54,10 +51,7 @@ impl Batch {
     /// # Panics
     /// If there is no room: an elevator that overfills a batch would overfill the device.
     pub fn push(&mut self, id: SlotId) {
-        assert!(
-            self.ids.len() < self.room,
-            "an elevator gave more than the batch has room for"
-        );
+        assert!(self.ids.len() < self.room, "an elevator gave more than the batch has room for");
         self.ids.push(id);
     }
 

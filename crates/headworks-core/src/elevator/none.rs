@@ -16,10 +16,7 @@ impl NoneElevator {
     /// An empty one.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            head: NIL,
-            tail: NIL,
-        }
+        Self { head: NIL, tail: NIL }
     }
 
     fn unlink(&mut self, slots: &mut Slots, id: SlotId) {

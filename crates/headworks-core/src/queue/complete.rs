@@ -40,10 +40,7 @@ impl Queue {
     pub fn on_complete(&mut self, now: Instant, pools: &mut Pools, completion: Completion) {
         let Some(id) = self.find_in_flight(pools, completion.id) else {
             let (device, id) = (self.device, completion.id);
-            pools
-                .actions
-                .list
-                .push(Action::Notice(Notice::UnknownCompletion { device, id }));
+            pools.actions.list.push(Action::Notice(Notice::UnknownCompletion { device, id }));
             return;
         };
         self.flight.remove(&mut pools.slots, id);
@@ -88,10 +85,7 @@ impl Queue {
             }
             Ok(()) if asked > 0 && completion.transferred == 0 => {
                 if request.op == Op::Read {
-                    let notice = Notice::ShortRead {
-                        volume: request.volume,
-                        offset: at,
-                    };
+                    let notice = Notice::ShortRead { volume: request.volume, offset: at };
                     pools.actions.list.push(Action::Notice(notice));
                 }
                 self.judge_failure(&mut pools.slots[id], IoError::Medium)
@@ -104,11 +98,7 @@ impl Queue {
                 // One answer cannot say "part data, part zeros without data": the rest, or all of it if the first part was
                 // such zeros, must come as data.
                 request.flags = request.flags.without(BioFlags::HOLE_OK);
-                request.done += if completion.hole {
-                    0
-                } else {
-                    completion.transferred
-                };
+                request.done += if completion.hole { 0 } else { completion.transferred };
                 Verdict::Again
             }
             Err(IoError::Busy) => Verdict::Requeue,
@@ -143,9 +133,7 @@ impl Queue {
         self.make_findable(pools, id);
         self.busy = true;
         if self.flight.head() == NIL {
-            pools
-                .timers
-                .set(timer_of(self.device, TimerKind::Retry), now.after(RETRY_NS));
+            pools.timers.set(timer_of(self.device, TimerKind::Retry), now.after(RETRY_NS));
         }
     }
 

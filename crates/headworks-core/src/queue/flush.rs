@@ -43,13 +43,7 @@ pub(crate) struct FlushSequence {
 
 impl FlushSequence {
     pub const fn new() -> Self {
-        Self {
-            request: NIL,
-            covers: 0,
-            running: Fifo::new(),
-            next: Fifo::new(),
-            lost: false,
-        }
+        Self { request: NIL, covers: 0, running: Fifo::new(), next: Fifo::new(), lost: false }
     }
 }
 
@@ -82,11 +76,7 @@ impl Queue {
         let id = pools.bios[slot].bio.id.volume;
         let volume = self.volume_mut(id.0);
         if volume.suspect || volume.flush.lost {
-            let error = if volume.suspect {
-                IoError::Medium
-            } else {
-                IoError::TimedOut
-            };
+            let error = if volume.suspect { IoError::Medium } else { IoError::TimedOut };
             return answer(pools, slot, Err(error), false, ReplyStage::Final);
         }
         let idle = volume.flush.request == NIL;
@@ -96,10 +86,7 @@ impl Queue {
             volume.flush.next.push(&mut pools.bios, slot);
         }
         if idle {
-            let request = pools
-                .slots
-                .try_take()
-                .expect("there is a slot for each volume's flush");
+            let request = pools.slots.try_take().expect("there is a slot for each volume's flush");
             let generation = pools.slots[request].generation;
             pools.slots[request] = Request {
                 generation,
@@ -151,10 +138,7 @@ impl Queue {
                 volume.suspect = true;
                 let sequence = &mut volume.flush;
                 sequence.running.append(&mut pools.bios, &mut sequence.next);
-                let notice = Notice::Suspect {
-                    volume: volume_id,
-                    status,
-                };
+                let notice = Notice::Suspect { volume: volume_id, status };
                 pools.actions.list.push(Action::Notice(notice));
             }
         }

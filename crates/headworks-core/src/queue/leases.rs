@@ -17,10 +17,7 @@ pub(crate) struct Leases {
 
 impl Leases {
     pub fn new(shards: u16) -> Self {
-        Self {
-            lent: vec![0; shards.into()],
-            asked_back: vec![false; shards.into()],
-        }
+        Self { lent: vec![0; shards.into()], asked_back: vec![false; shards.into()] }
     }
 
     /// Tags lent to all shards.
@@ -33,11 +30,7 @@ impl Queue {
     /// A shard wants tags for its first waiter.
     pub fn on_tag_want(&mut self, pools: &mut Pools, from: ShardId, want: u16) {
         let want = want.clamp(1, want_max(self.options.nr_requests));
-        if self.tags.ask(&[Ask {
-            who: Who::Shard(from),
-            want,
-        }]) == 1
-        {
+        if self.tags.ask(&[Ask { who: Who::Shard(from), want }]) == 1 {
             self.lend(pools, from, want);
         }
     }
@@ -53,10 +46,7 @@ impl Queue {
     pub(super) fn lend(&mut self, pools: &mut Pools, to: ShardId, count: u16) {
         self.leases.lent[usize::from(to.0)] += u32::from(count);
         self.leases.asked_back[usize::from(to.0)] = false;
-        let message = Message::TagGrant {
-            device: self.device,
-            count,
-        };
+        let message = Message::TagGrant { device: self.device, count };
         pools.actions.list.push(Action::Send { to, message });
     }
 
@@ -64,13 +54,8 @@ impl Queue {
     pub(super) fn revoke(&mut self, pools: &mut Pools) {
         for (shard, &lent) in self.leases.lent.iter().enumerate() {
             if lent > 0 && !std::mem::replace(&mut self.leases.asked_back[shard], true) {
-                let message = Message::TagRevoke {
-                    device: self.device,
-                };
-                pools.actions.list.push(Action::Send {
-                    to: ShardId(shard as u16),
-                    message,
-                });
+                let message = Message::TagRevoke { device: self.device };
+                pools.actions.list.push(Action::Send { to: ShardId(shard as u16), message });
             }
         }
     }

@@ -29,10 +29,7 @@ pub(crate) struct Fifo {
 
 impl Fifo {
     pub const fn new() -> Self {
-        Self {
-            head: NIL,
-            tail: NIL,
-        }
+        Self { head: NIL, tail: NIL }
     }
 
     pub fn head(&self) -> Option<u32> {
@@ -80,10 +77,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     pub const fn new() -> Self {
-        Self {
-            head: NIL,
-            tail: NIL,
-        }
+        Self { head: NIL, tail: NIL }
     }
 
     pub fn head(&self) -> SlotId {

@@ -239,20 +239,15 @@ impl Queue {
                 continue;
             }
             match pools.slots[id].tags {
-                0 => self.asks.push(Ask {
-                    who: Who::Request(id),
-                    want: self.want(&pools.slots[id]),
-                }),
+                0 => {
+                    self.asks.push(Ask { who: Who::Request(id), want: self.want(&pools.slots[id]) })
+                }
                 leased => self.admit(now, pools, id, leased),
             }
         }
         let granted = self.tags.ask(&self.asks);
         for index in 0..self.asks.len() {
-            let Ask {
-                who: Who::Request(id),
-                want,
-            } = self.asks[index]
-            else {
+            let Ask { who: Who::Request(id), want } = self.asks[index] else {
                 continue;
             };
             if index < granted {
@@ -277,12 +272,8 @@ impl Queue {
             self.revoke(pools);
         }
         match self.elevator.next_timeout() {
-            Some(at) => pools
-                .timers
-                .set(timer_of(self.device, TimerKind::Elevator), at),
-            None => pools
-                .timers
-                .clear(timer_of(self.device, TimerKind::Elevator)),
+            Some(at) => pools.timers.set(timer_of(self.device, TimerKind::Elevator), at),
+            None => pools.timers.clear(timer_of(self.device, TimerKind::Elevator)),
         }
     }
 
@@ -333,17 +324,11 @@ impl Queue {
         if !self.must_split(request) {
             return 1;
         }
-        pieces(
-            &self.limits,
-            self.block_size(request),
-            request.len,
-            self.options.nr_requests,
-        )
+        pieces(&self.limits, self.block_size(request), request.len, self.options.nr_requests)
     }
 
     fn block_size(&self, request: &Request) -> u32 {
-        self.volume(request.volume.0)
-            .map_or(1, |volume| volume.block_size)
+        self.volume(request.volume.0).map_or(1, |volume| volume.block_size)
     }
 
     fn must_split(&self, request: &Request) -> bool {
@@ -369,29 +354,20 @@ impl Queue {
         if self.index.is_empty() || !pools.slots[id].may_merge() {
             return false;
         }
-        let found = self
-            .index
-            .find(&pools.slots, &pools.slots[id], &self.limits);
+        let found = self.index.find(&pools.slots, &pools.slots[id], &self.limits);
         let Some((kept, edge)) = found else {
             return false;
         };
         self.absorb(pools, kept, id, edge);
         // The grown request may touch the next one now. One in the line for tags stays there: its ticket cannot be returned.
-        let found = self
-            .index
-            .find(&pools.slots, &pools.slots[kept], &self.limits);
+        let found = self.index.find(&pools.slots, &pools.slots[kept], &self.limits);
         if let Some((gone, edge)) = found.filter(|&(id, _)| {
             pools.slots[id].state == State::Queued && !pools.slots[id].is(Request::REQUEUED)
         }) {
-            let edge = if edge == Edge::Back {
-                Edge::Front
-            } else {
-                Edge::Back
-            };
+            let edge = if edge == Edge::Back { Edge::Front } else { Edge::Back };
             self.index.remove(&mut pools.slots, gone);
             merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
-            self.elevator
-                .on_merge(&mut pools.slots, kept, Some(gone), edge);
+            self.elevator.on_merge(&mut pools.slots, kept, Some(gone), edge);
             self.queued -= 1;
             self.count_merged(pools, gone);
             self.free(pools, gone);
@@ -441,10 +417,7 @@ impl Queue {
             return;
         }
         let limit = self.limits.piece(self.block_size(from));
-        let id = pools
-            .slots
-            .try_take()
-            .expect("there are slots for every bio and every tag");
+        let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
         let generation = pools.slots[id].generation;
         let from = &mut pools.slots[parent];
         let len = limit.min(from.len - from.done);
@@ -494,10 +467,7 @@ impl Queue {
         self.queued -= batch.ids().len() as u32;
         let mut failed = 0;
         for &id in batch.ids() {
-            assert!(
-                pools.slots[id].state == State::Queued,
-                "an elevator gives each request once"
-            );
+            assert!(pools.slots[id].state == State::Queued, "an elevator gives each request once");
             self.index.remove(&mut pools.slots, id);
             pools.slots[id].stamps[3] = now;
             failed += u32::from(!self.send(now, pools, id));
@@ -513,10 +483,7 @@ impl Queue {
             return false;
         }
         let request = &mut pools.slots[id];
-        debug_assert!(
-            !request.is(Request::INDEXED),
-            "nothing merges with what is in the device"
-        );
+        debug_assert!(!request.is(Request::INDEXED), "nothing merges with what is in the device");
         request.state = State::InFlight;
         request.sent = now;
         request.generation = request.generation.wrapping_add(1);
@@ -524,9 +491,7 @@ impl Queue {
         self.flight.push(&mut pools.slots, id);
         let timer = timer_of(self.device, TimerKind::Timeout);
         if !pools.timers.is_set(timer) {
-            pools
-                .timers
-                .set(timer, now.after(self.options.io_timeout_ns));
+            pools.timers.set(timer, now.after(self.options.io_timeout_ns));
         }
         self.push_command(pools, id);
         true
@@ -553,9 +518,7 @@ impl Queue {
                 left.min(merge::step(self.limits.max_bytes, self.block_size(request))),
             ),
             Op::Discard => {
-                let granule = self
-                    .block_size(request)
-                    .max(self.options.discard_granularity);
+                let granule = self.block_size(request).max(self.options.discard_granularity);
                 let step = merge::step(self.options.discard_max_bytes, granule);
                 (request.op, at, left.min(step))
             }
@@ -572,25 +535,13 @@ impl Queue {
         let (op, offset, len) = self.command(request);
         let first_segment = pools.actions.segments.len();
         if request.op.has_data() {
-            push_segments(
-                request,
-                &pools.bios,
-                &self.limits,
-                &mut pools.actions.segments,
-            );
+            push_segments(request, &pools.bios, &self.limits, &mut pools.actions.segments);
         }
         let segments = (pools.actions.segments.len() - first_segment) as u16;
         let fua = request.op == Op::Write && self.options.fua;
-        let flags = if fua {
-            request.flags
-        } else {
-            request.flags.without(BioFlags::FUA)
-        };
+        let flags = if fua { request.flags } else { request.flags.without(BioFlags::FUA) };
         pools.actions.list.push(Action::Submit(Submit {
-            id: RequestId {
-                slot: id,
-                generation: request.generation,
-            },
+            id: RequestId { slot: id, generation: request.generation },
             device: self.device,
             volume: request.volume,
             op,
@@ -646,22 +597,14 @@ fn push_segments(request: &Request, bios: &Bios, limits: &Limits, segments: &mut
         (request.bio_head, request.done, request.len - request.done);
     while left > 0 {
         let bio = &bios[slot].bio;
-        let whole = if request.parent == NIL {
-            bio.len
-        } else {
-            request.len
-        };
+        let whole = if request.parent == NIL { bio.len } else { request.len };
         if skip >= whole {
             skip -= whole;
             slot = bios[slot].next;
             continue;
         }
         let len = left.min(whole - skip).min(limits.max_segment_size);
-        segments.push(Segment {
-            bio: bio.id,
-            offset: request.piece_offset + skip,
-            len,
-        });
+        segments.push(Segment { bio: bio.id, offset: request.piece_offset + skip, len });
         skip += len;
         left -= len;
     }
@@ -669,29 +612,14 @@ fn push_segments(request: &Request, bios: &Bios, limits: &Limits, segments: &mut
 
 /// Answers a bio wherever it came from; its slot is free unless the answer is early.
 pub(crate) fn answer(pools: &mut Pools, slot: u32, status: Status, hole: bool, stage: ReplyStage) {
-    debug_assert!(
-        status != Err(IoError::Busy),
-        "a refusal is the queue's business"
-    );
+    debug_assert!(status != Err(IoError::Busy), "a refusal is the queue's business");
     let entry = &mut pools.bios[slot];
     let id = entry.bio.id;
     pools.actions.list.push(match entry.origin {
-        Origin::Here => Action::Reply {
-            id,
-            status,
-            hole,
-            stage,
-        },
-        Origin::Shard { shard, cookie } => Action::Send {
-            to: shard,
-            message: Message::Done {
-                cookie,
-                id,
-                status,
-                hole,
-                stage,
-            },
-        },
+        Origin::Here => Action::Reply { id, status, hole, stage },
+        Origin::Shard { shard, cookie } => {
+            Action::Send { to: shard, message: Message::Done { cookie, id, status, hole, stage } }
+        }
     });
     if stage == ReplyStage::Early {
         entry.answered = true;

@@ -23,9 +23,7 @@ impl Queue {
             let deadline = request.sent.after(self.options.io_timeout_ns);
             if !request.is(Request::TIMED_OUT) {
                 if deadline > now {
-                    pools
-                        .timers
-                        .set(timer_of(self.device, TimerKind::Timeout), deadline);
+                    pools.timers.set(timer_of(self.device, TimerKind::Timeout), deadline);
                     return;
                 }
                 self.time_out(pools, id);
@@ -37,21 +35,9 @@ impl Queue {
     fn time_out(&mut self, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
         request.marks |= Request::TIMED_OUT;
-        let Request {
-            volume,
-            op,
-            offset,
-            len,
-            parent,
-            ..
-        } = *request;
+        let Request { volume, op, offset, len, parent, .. } = *request;
         let (mut slot, tail) = (request.bio_head, request.bio_tail);
-        pools.actions.list.push(Action::Notice(Notice::TimedOut {
-            volume,
-            op,
-            offset,
-            len,
-        }));
+        pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
             return self.lose_flush(pools, volume);
         }
@@ -66,13 +52,7 @@ impl Queue {
         loop {
             let next = pools.bios[slot].next;
             if !pools.bios[slot].answered {
-                answer(
-                    pools,
-                    slot,
-                    Err(IoError::TimedOut),
-                    false,
-                    ReplyStage::Early,
-                );
+                answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Early);
             }
             if slot == tail {
                 return;
@@ -95,18 +75,9 @@ impl Queue {
 
     /// Whether a timed-out write is still in the device that may overwrite what `new` is about to write.
     pub(super) fn is_behind_zombie(&self, slots: &Slots, new: SlotId) -> bool {
-        let Request {
-            offset: start,
-            volume,
-            op,
-            ..
-        } = slots[new];
+        let Request { offset: start, volume, op, .. } = slots[new];
         let end = slots[new].end();
-        let mut id = if op.is_write() {
-            self.flight.head()
-        } else {
-            NIL
-        };
+        let mut id = if op.is_write() { self.flight.head() } else { NIL };
         while id != NIL {
             let old = &slots[id];
             let overlaps = old.volume == volume && old.offset < end && start < old.end();
@@ -126,13 +97,7 @@ impl Queue {
         let (mut slot, tail) = (pools.slots[new].bio_head, pools.slots[new].bio_tail);
         loop {
             let next = pools.bios[slot].next;
-            answer(
-                pools,
-                slot,
-                Err(IoError::TimedOut),
-                false,
-                ReplyStage::Final,
-            );
+            answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
             if slot == tail {
                 break;
             }

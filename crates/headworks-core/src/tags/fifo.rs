@@ -17,11 +17,7 @@ impl FifoTags {
     #[must_use]
     pub fn new(depth: u32, waiters_max: usize) -> Self {
         assert!(depth > 0, "a device without tags serves nobody");
-        Self {
-            depth,
-            free: depth,
-            line: VecDeque::with_capacity(waiters_max),
-        }
+        Self { depth, free: depth, line: VecDeque::with_capacity(waiters_max) }
     }
 }
 
@@ -84,21 +80,14 @@ mod tests {
     use crate::tags::Who;
 
     fn ask(slot: u32, want: u16) -> Ask {
-        Ask {
-            who: Who::Request(slot),
-            want,
-        }
+        Ask { who: Who::Request(slot), want }
     }
 
     #[test]
     fn nobody_passes_a_waiter_even_when_a_small_want_would_fit() {
         let mut tags = FifoTags::new(8, 8);
         assert_eq!(tags.ask(&[ask(0, 4), ask(1, 2), ask(2, 4), ask(3, 1)]), 2);
-        assert_eq!(
-            tags.ask(&[ask(4, 1)]),
-            0,
-            "2 tags are free, but 2 and 3 wait before it"
-        );
+        assert_eq!(tags.ask(&[ask(4, 1)]), 0, "2 tags are free, but 2 and 3 wait before it");
         assert_eq!(tags.next_grant(), None);
         tags.put(2);
         assert_eq!(tags.next_grant(), Some(ask(2, 4)));
@@ -128,11 +117,7 @@ mod tests {
                     let free = depth - held.iter().map(|a: &Ask| u32::from(a.want)).sum::<u32>();
                     let fits = line.is_empty() && u32::from(new.want) <= free;
                     assert_eq!(tags.ask(&[new]), usize::from(fits));
-                    if fits {
-                        held.push(new)
-                    } else {
-                        line.push_back(new)
-                    }
+                    if fits { held.push(new) } else { line.push_back(new) }
                 } else if !held.is_empty() {
                     let gone = held.swap_remove(prng.below(held.len() as u64) as usize);
                     tags.put(gone.want.into());
@@ -144,10 +129,7 @@ mod tests {
                 let used: u32 = held.iter().map(|a| u32::from(a.want)).sum();
                 assert_eq!(tags.free(), depth - used);
                 assert!(line.front().is_none_or(|a| u32::from(a.want) > tags.free()));
-                assert!(
-                    !held.is_empty() || line.is_empty(),
-                    "waiters but nothing in flight"
-                );
+                assert!(!held.is_empty() || line.is_empty(), "waiters but nothing in flight");
             }
         }
     }

@@ -52,10 +52,7 @@ impl Lease {
 
     /// `count` used tags fell free.
     pub fn put(&mut self, count: u16) {
-        assert!(
-            u32::from(count) <= self.used,
-            "a leased tag came back twice"
-        );
+        assert!(u32::from(count) <= self.used, "a leased tag came back twice");
         self.used -= u32::from(count);
     }
 

@@ -73,16 +73,12 @@ impl Bench {
         let actions = self.shard.actions();
         for action in &actions.list {
             match *action {
-                Action::Submit(submit) => self.commands.push(Command {
-                    submit,
-                    segments: actions.segments_of(&submit).to_vec(),
-                }),
-                Action::Reply {
-                    id,
-                    status,
-                    hole,
-                    stage,
-                } => self.replies.push(reply_word(id, status, hole, stage)),
+                Action::Submit(submit) => self
+                    .commands
+                    .push(Command { submit, segments: actions.segments_of(&submit).to_vec() }),
+                Action::Reply { id, status, hole, stage } => {
+                    self.replies.push(reply_word(id, status, hole, stage))
+                }
                 Action::Send { to, message } => self.outbox.push((to, message)),
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Notice(notice) => self.notices.push(notice_word(notice)),
@@ -137,11 +133,7 @@ impl Bench {
 
     /// The device says that `bytes` of command `n` are zeros and were not written to the buffer.
     pub fn hole(&mut self, n: usize, bytes: u32) {
-        let Input::Complete {
-            device,
-            mut completion,
-        } = self.answer(n, Ok(()), bytes)
-        else {
+        let Input::Complete { device, mut completion } = self.answer(n, Ok(()), bytes) else {
             unreachable!()
         };
         completion.hole = true;
@@ -179,10 +171,7 @@ impl Bench {
 
     /// The commands that were sent since this was last asked.
     pub fn sent(&mut self) -> String {
-        let words: Vec<String> = self.commands[self.shown..]
-            .iter()
-            .map(command_word)
-            .collect();
+        let words: Vec<String> = self.commands[self.shown..].iter().map(command_word).collect();
         self.shown = self.commands.len();
         words.join(" ")
     }
@@ -227,17 +216,12 @@ impl Bench {
 
     /// Tags of device 0 that nobody holds.
     pub fn tags_free(&self) -> u32 {
-        self.shard
-            .tags_free(DeviceId(0))
-            .expect("device 0 is this shard's")
+        self.shard.tags_free(DeviceId(0)).expect("device 0 is this shard's")
     }
 
     /// Everybody was answered and everything is home.
     pub fn assert_quiet(&self) {
-        assert!(
-            self.shard.is_quiet(),
-            "something is still on its way, or a tag is lost"
-        );
+        assert!(self.shard.is_quiet(), "something is still on its way, or a tag is lost");
     }
 }
 
@@ -254,10 +238,7 @@ impl Shards {
             id: ShardId(id),
             shards: count,
             bios_max: 256,
-            devices: vec![DeviceConfig {
-                owner: ShardId(0),
-                queue,
-            }],
+            devices: vec![DeviceConfig { owner: ShardId(0), queue }],
             volumes: (0..count)
                 .map(|home| VolumeConfig {
                     home: ShardId(home),
@@ -266,29 +247,20 @@ impl Shards {
                 })
                 .collect(),
         };
-        Self {
-            at: (0..count).map(|id| Bench::of(config(id))).collect(),
-        }
+        Self { at: (0..count).map(|id| Bench::of(config(id))).collect() }
     }
 
     /// Delivers one round: what waits now, each pair's messages as one batch. `1>0 want2, 0>1 grant2` says what went.
     pub fn deliver_once(&mut self) -> String {
         let count = self.at.len();
         let mut words = Vec::new();
-        let boxes: Vec<_> = self
-            .at
-            .iter_mut()
-            .map(|b| std::mem::take(&mut b.outbox))
-            .collect();
+        let boxes: Vec<_> = self.at.iter_mut().map(|b| std::mem::take(&mut b.outbox)).collect();
         for (from, outbox) in boxes.into_iter().enumerate() {
             for to in 0..count {
                 let inputs: Vec<Input> = outbox
                     .iter()
                     .filter(|(shard, _)| usize::from(shard.0) == to)
-                    .map(|&(_, message)| Input::Message {
-                        from: ShardId(from as u16),
-                        message,
-                    })
+                    .map(|&(_, message)| Input::Message { from: ShardId(from as u16), message })
                     .collect();
                 words.extend(inputs.iter().map(|input| message_word(from, to, input)));
                 if !inputs.is_empty() {
@@ -319,21 +291,12 @@ impl Shards {
 }
 
 fn disk() -> VolumeOptions {
-    VolumeOptions {
-        size: 1 << 30,
-        read_only: false,
-        block_size: 512,
-    }
+    VolumeOptions { size: 1 << 30, read_only: false, block_size: 512 }
 }
 
 /// A completion of anything, true or not.
 pub fn complete(device: DeviceId, id: RequestId, status: Status, transferred: u32) -> Input {
-    let completion = Completion {
-        id,
-        transferred,
-        status,
-        hole: false,
-    };
+    let completion = Completion { id, transferred, status, hole: false };
     Input::Complete { device, completion }
 }
 
@@ -365,11 +328,7 @@ fn bio_of(word: &str, sequence: u64) -> Bio {
     let (offset, len) = range.split_once('+').unwrap_or(("0", "0"));
     let find_flag = |name| FLAGS.iter().find(|flag| flag.0 == name).expect(name).1;
     Bio {
-        id: BioId {
-            connection: 0,
-            volume: VolumeId(volume.parse().expect(word)),
-            sequence,
-        },
+        id: BioId { connection: 0, volume: VolumeId(volume.parse().expect(word)), sequence },
         offset: bytes(offset),
         len: bytes(len) as u32,
         op: OPS.iter().find(|known| known.0 == op).expect(word).1,
@@ -445,9 +404,7 @@ fn reply_word(id: BioId, status: Status, hole: bool, stage: ReplyStage) -> Strin
 fn notice_word(notice: Notice) -> String {
     match notice {
         Notice::Suspect { status, .. } => format!("suspect:{}", error_word(status)),
-        Notice::TimedOut {
-            op, offset, len, ..
-        } => {
+        Notice::TimedOut { op, offset, len, .. } => {
             let (op, offset, len) = (OPS[op as usize].0, size(offset), size(len.into()));
             format!("timedout:{op}{offset}+{len}")
         }
@@ -457,9 +414,7 @@ fn notice_word(notice: Notice) -> String {
 }
 
 fn message_word(from: usize, to: usize, input: &Input) -> String {
-    let Input::Message { message, .. } = input else {
-        unreachable!()
-    };
+    let Input::Message { message, .. } = input else { unreachable!() };
     let word = match message {
         Message::Bio { tags, .. } => format!("bio{tags}"),
         Message::Done { status, stage, .. } => match stage {

@@ -46,10 +46,7 @@ fn a_bio_asks_for_a_tag_goes_over_and_is_answered_at_home() {
 fn a_lease_is_used_again_without_a_message_and_goes_back_when_idle() {
     let mut shards = Shards::new(2, |_| ());
     shards.at[1].bios("v1:R0+4k v1:R1m+4k");
-    assert_eq!(
-        shards.deliver(),
-        "1>0 want2, 0>1 grant2, 1>0 bio1, 1>0 bio1"
-    );
+    assert_eq!(shards.deliver(), "1>0 want2, 0>1 grant2, 1>0 bio1, 1>0 bio1");
     finish(&mut shards, 0);
     shards.pass(5 * MS);
     shards.at[1].bios("v1:R0+4k");
@@ -62,10 +59,7 @@ fn a_lease_is_used_again_without_a_message_and_goes_back_when_idle() {
     assert_eq!(shards.deliver(), "1>0 return2");
     assert_eq!((leased(&shards, 1), shards.at[0].tags_free()), (0, 256));
     shards.at[1].bios("v1:R0+4k");
-    assert!(
-        shards.deliver().starts_with("1>0 want1,"),
-        "no more than what waits now"
-    );
+    assert!(shards.deliver().starts_with("1>0 want1,"), "no more than what waits now");
     finish(&mut shards, 3);
     assert_home(&mut shards, 256);
 }
@@ -79,11 +73,7 @@ fn the_owner_asks_for_a_lease_back_once_when_somebody_waits() {
     assert_eq!(shards.deliver(), "0>1 revoke");
     shards.at[0].done(0);
     assert_eq!(shards.deliver(), "0>1 ok, 1>0 return1");
-    assert_eq!(
-        shards.at[0].sent().matches("R").count(),
-        3,
-        "the freed tag went to a waiter"
-    );
+    assert_eq!(shards.at[0].sent().matches("R").count(), 3, "the freed tag went to a waiter");
     finish(&mut shards, 1);
     assert_home(&mut shards, 2);
 }
@@ -98,15 +88,9 @@ fn a_grant_and_a_revocation_in_one_batch_still_serve_the_head() {
     shards.deliver();
     shards.at[0].done(0);
     let said = shards.deliver();
-    assert_eq!(
-        said, "0>1 grant1, 0>1 revoke, 1>0 bio1",
-        "the tag was used, not sent round"
-    );
+    assert_eq!(said, "0>1 grant1, 0>1 revoke, 1>0 bio1", "the tag was used, not sent round");
     finish(&mut shards, 1);
-    assert_eq!(
-        (shards.at[1].replies(), shards.at[2].replies()),
-        ("1:ok".into(), "1:ok".into())
-    );
+    assert_eq!((shards.at[1].replies(), shards.at[2].replies()), ("1:ok".into(), "1:ok".into()));
     assert_home(&mut shards, 1);
 }
 
@@ -120,18 +104,10 @@ fn a_revoked_lease_is_not_used_again_before_it_is_granted_anew() {
     assert_eq!(shards.at[0].sent(), "v1:R0+4k");
     shards.at[0].done(0);
     shards.deliver();
-    assert_eq!(
-        shards.at[0].sent(),
-        "v1:R1m+4k",
-        "asked for before the owner's own"
-    );
+    assert_eq!(shards.at[0].sent(), "v1:R1m+4k", "asked for before the owner's own");
     shards.at[0].done(1);
     shards.deliver();
-    assert_eq!(
-        shards.at[0].sent(),
-        "R3m+4k",
-        "its ticket is older than the third's"
-    );
+    assert_eq!(shards.at[0].sent(), "R3m+4k", "its ticket is older than the third's");
     finish(&mut shards, 2);
     assert_eq!(shards.at[1].replies(), "1:ok 2:ok 3:ok");
     assert_home(&mut shards, 1);
@@ -161,14 +137,8 @@ fn with_one_tag_two_shards_and_the_owner_all_get_on() {
                 *answered += bench.replies().matches("ok").count();
             }
         }
-        let (least, most) = (
-            answered.iter().min().unwrap(),
-            answered.iter().max().unwrap(),
-        );
-        assert!(
-            *least >= 45 && *most <= 210,
-            "{tags} tags: {answered:?} of {done}"
-        );
+        let (least, most) = (answered.iter().min().unwrap(), answered.iter().max().unwrap());
+        assert!(*least >= 45 && *most <= 210, "{tags} tags: {answered:?} of {done}");
         finish(&mut shards, done);
         assert_home(&mut shards, tags);
     }
@@ -201,10 +171,7 @@ fn fua_discards_and_errors_come_back_to_their_shard() {
     finish(&mut shards, 4);
     shards.at[0].all_done([0, 1, 2]);
     finish(&mut shards, 4);
-    assert_eq!(
-        shards.at[0].sent(),
-        "v1:W0+4k v1:D1m+4k v1:Z2m+4k v1:R3m+4k v1:F"
-    );
+    assert_eq!(shards.at[0].sent(), "v1:W0+4k v1:D1m+4k v1:Z2m+4k v1:R3m+4k v1:F");
     assert_eq!(shards.at[1].replies(), "5:invalid 4:medium 2:ok 3:ok 1:ok");
     assert_home(&mut shards, 256);
 }
@@ -214,10 +181,7 @@ fn a_long_bio_is_leased_as_many_tags_as_it_may_have_pieces_in_flight() {
     for (tags, want) in [(256, 26), (8, 4), (1, 1)] {
         let mut shards = Shards::new(2, |q: &mut QueueOptions| q.nr_requests = tags);
         shards.at[1].bios("v1:W0+32m");
-        assert_eq!(
-            shards.deliver(),
-            format!("1>0 want{want}, 0>1 grant{want}, 1>0 bio{want}")
-        );
+        assert_eq!(shards.deliver(), format!("1>0 want{want}, 0>1 grant{want}, 1>0 bio{want}"));
         assert_eq!(shards.at[0].sent_count(), want);
         assert_eq!(finish(&mut shards, 0), 26);
         assert_eq!(shards.at[1].replies(), "1:ok");
@@ -234,11 +198,7 @@ fn early_and_released_cross_over_and_the_tag_stays_out_between_them() {
     assert_eq!(shards.deliver(), "0>1 early");
     assert_eq!(shards.at[1].replies(), "1:timeout/early");
     shards.at[1].bios("v1:W0+4k");
-    assert_eq!(
-        shards.deliver(),
-        "1>0 want1, 0>1 revoke",
-        "the tag is still the late one's"
-    );
+    assert_eq!(shards.deliver(), "1>0 want1, 0>1 revoke", "the tag is still the late one's");
     assert_eq!(shards.at[1].shard.room(), 254);
     shards.at[0].done(0);
     finish(&mut shards, 1);

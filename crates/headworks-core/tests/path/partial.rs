@@ -35,17 +35,11 @@ fn a_read_of_nothing_inside_the_volume_is_an_error_and_said_once() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     bench.moved(0, 0);
-    assert_eq!(
-        (bench.replies().as_str(), bench.notices().as_str()),
-        ("1:medium", "shortread:0")
-    );
+    assert_eq!((bench.replies().as_str(), bench.notices().as_str()), ("1:medium", "shortread:0"));
     bench.bios("R8k+8k");
     bench.moved(1, 4096);
     bench.moved(2, 0);
-    assert_eq!(
-        (bench.replies().as_str(), bench.notices().as_str()),
-        ("2:medium", "shortread:12k")
-    );
+    assert_eq!((bench.replies().as_str(), bench.notices().as_str()), ("2:medium", "shortread:12k"));
     bench.assert_quiet();
 }
 
@@ -55,10 +49,7 @@ fn a_write_of_nothing_is_an_error() {
         let mut bench = Bench::new(|_| ());
         bench.bios(bio);
         bench.moved(0, 0);
-        assert_eq!(
-            (bench.replies().as_str(), bench.notices().as_str()),
-            ("1:medium", "")
-        );
+        assert_eq!((bench.replies().as_str(), bench.notices().as_str()), ("1:medium", ""));
         bench.assert_quiet();
     }
 }
@@ -82,17 +73,9 @@ fn a_hole_is_passed_on_whole_and_never_mixed_with_data() {
     bench.hole(0, 8192);
     assert_eq!(bench.replies(), "1:ok/hole");
     bench.moved(1, 4096);
-    assert_eq!(
-        bench.sent(),
-        "R1028k+4k",
-        "data came first: the rest must be data"
-    );
+    assert_eq!(bench.sent(), "R1028k+4k", "data came first: the rest must be data");
     bench.hole(2, 4096);
-    assert_eq!(
-        bench.sent(),
-        "R2m+8k",
-        "zeros without data came first: all of it as data"
-    );
+    assert_eq!(bench.sent(), "R2m+8k", "zeros without data came first: all of it as data");
     bench.all_done([3, 4]);
     assert_eq!(bench.replies(), "2:ok 3:ok");
     bench.assert_quiet();
@@ -114,27 +97,15 @@ fn an_error_of_a_merged_request_is_retried_bio_by_bio_and_only_the_bad_one_fails
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k W4k+8k W12k+4k!sync W12k+4k");
     bench.done(1);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("W0+16k W12k+4k!sync", "3:ok")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W0+16k W12k+4k!sync", "3:ok"));
     bench.failed(0, EIO);
     assert_eq!(bench.sent(), "W0+4k");
     bench.done(2);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("W4k+8k", "1:ok")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W4k+8k", "1:ok"));
     bench.failed(3, Err(IoError::NoSpace));
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("W12k+4k", "2:nospace")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W12k+4k", "2:nospace"));
     bench.done(4);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("", "4:ok")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("", "4:ok"));
     assert_eq!(bench.segments(3), "2:0+8k");
     bench.assert_quiet();
 }
@@ -159,10 +130,7 @@ fn an_error_of_a_single_bio_is_final() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     bench.failed(0, EIO);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("R0+4k", "1:medium")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("R0+4k", "1:medium"));
 }
 
 #[test]
@@ -188,10 +156,7 @@ fn merged_fua_writes_that_failed_once_are_durable_each_for_itself() {
     bench.failed(1, EIO);
     assert_eq!(bench.replies(), "1:medium");
     bench.done(2);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("W0+8k W0+4k W4k+4k F", "")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W0+8k W0+4k W4k+4k F", ""));
     bench.done(3);
     assert_eq!(bench.replies(), "2:ok");
     bench.assert_quiet();

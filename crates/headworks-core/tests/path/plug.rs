@@ -6,9 +6,7 @@ use crate::bench::Bench;
 
 /// `count` reads of 4 KiB, 1 MiB apart, from `first` MiB on: none touches another.
 fn apart(prefix: &str, first: usize, count: usize) -> String {
-    let words: Vec<String> = (first..first + count)
-        .map(|n| format!("{prefix}R{n}m+4k"))
-        .collect();
+    let words: Vec<String> = (first..first + count).map(|n| format!("{prefix}R{n}m+4k")).collect();
     words.join(" ")
 }
 
@@ -43,11 +41,7 @@ fn sixteen_sequential_reads_are_one_request() {
 fn a_batch_is_held_until_it_ends() {
     let mut bench = Bench::new(|_| ());
     bench.each("R0+4k R4k+4k");
-    assert_eq!(
-        bench.sent(),
-        "R0+4k R4k+4k",
-        "two batches never meet in the plug"
-    );
+    assert_eq!(bench.sent(), "R0+4k R4k+4k", "two batches never meet in the plug");
 }
 
 #[test]
@@ -60,64 +54,37 @@ fn neighbours_join_behind_before_and_in_order_of_offset() {
 
 #[test]
 fn two_interleaved_streams_merge_each_with_its_own() {
-    assert_eq!(
-        sent(|_| (), "R0+4k R1m+4k R4k+4k R1028k+4k R8k+4k R1032k+4k"),
-        "R0+12k R1m+12k"
-    );
+    assert_eq!(sent(|_| (), "R0+4k R1m+4k R4k+4k R1028k+4k R8k+4k R1032k+4k"), "R0+12k R1m+12k");
 }
 
 #[test]
 fn thirty_two_requests_are_held_and_one_more_flushes() {
     let full = format!("{} R4k+4k", apart("", 0, 32));
-    assert_eq!(
-        sent(|_| (), &full).split(' ').count(),
-        32,
-        "the first is still held"
-    );
+    assert_eq!(sent(|_| (), &full).split(' ').count(), 32, "the first is still held");
     let over = format!("{} R4k+4k R32772k+4k", apart("", 0, 33));
     let over = sent(|_| (), &over);
-    assert_eq!(
-        over.split(' ').count(),
-        34,
-        "the first left, the 33rd is still held"
-    );
+    assert_eq!(over.split(' ').count(), 34, "the first left, the 33rd is still held");
     assert!(over.ends_with("R31m+4k R32m+8k R4k+4k"), "{over}");
 }
 
 #[test]
 fn a_last_request_of_128_kib_flushes_when_the_next_comes() {
     assert_eq!(sent(|_| (), "R0+124k R1m+4k R124k+4k"), "R0+128k R1m+4k");
-    assert_eq!(
-        sent(|_| (), "R0+128k R1m+4k R128k+4k"),
-        "R0+128k R1m+4k R128k+4k"
-    );
-    assert_eq!(
-        sent(|_| (), "R0+64k R64k+64k R128k+4k"),
-        "R0+132k",
-        "a neighbour still joins"
-    );
-    assert_eq!(
-        sent(|_| (), "R0+128k R1m+4k R1028k+4k"),
-        "R0+128k R1m+8k",
-        "the new one is held"
-    );
+    assert_eq!(sent(|_| (), "R0+128k R1m+4k R128k+4k"), "R0+128k R1m+4k R128k+4k");
+    assert_eq!(sent(|_| (), "R0+64k R64k+64k R128k+4k"), "R0+132k", "a neighbour still joins");
+    assert_eq!(sent(|_| (), "R0+128k R1m+4k R1028k+4k"), "R0+128k R1m+8k", "the new one is held");
 }
 
 #[test]
 fn two_devices_may_hold_sixty_four_and_each_keeps_its_order() {
     let mixed = |count| {
-        let words: Vec<String> = (0..count)
-            .flat_map(|n| [format!("R{n}m+4k"), format!("v1:R{n}m+4k")])
-            .collect();
+        let words: Vec<String> =
+            (0..count).flat_map(|n| [format!("R{n}m+4k"), format!("v1:R{n}m+4k")]).collect();
         words.join(" ")
     };
     let mut bench = Bench::with(two_devices);
     bench.bios(&format!("{} R4k+4k v1:R4k+4k", mixed(32)));
-    let order = format!(
-        "R0+8k {} v1:R0+8k {}",
-        apart("", 1, 31),
-        apart("v1:", 1, 31)
-    );
+    let order = format!("R0+8k {} v1:R0+8k {}", apart("", 1, 31), apart("v1:", 1, 31));
     assert_eq!(bench.sent(), order);
     let mut bench = Bench::with(two_devices);
     bench.bios(&format!("{} R500m+4k R4k+4k v1:R4k+4k", mixed(32)));
@@ -181,21 +148,14 @@ fn nomerges_says_how_hard_to_look() {
     let bios = "R0+4k R1m+4k R4k+4k R8k+4k";
     let with = |nomerges| sent(|q| q.nomerges = nomerges, bios);
     assert_eq!(with(NoMerges::MergeAll), "R0+12k R1m+4k");
-    assert_eq!(
-        with(NoMerges::OneHit),
-        "R0+4k R1m+4k R4k+8k",
-        "only the last is looked at"
-    );
+    assert_eq!(with(NoMerges::OneHit), "R0+4k R1m+4k R4k+8k", "only the last is looked at");
     assert_eq!(with(NoMerges::Never), "R0+4k R1m+4k R4k+4k R8k+4k");
 }
 
 #[test]
 fn a_request_grows_to_max_sectors_kb_and_no_further() {
     assert_eq!(
-        sent(
-            |q| q.max_sectors_kb = 12,
-            "R0+4k R4k+4k R8k+4k R12k+4k R16k+4k"
-        ),
+        sent(|q| q.max_sectors_kb = 12, "R0+4k R4k+4k R8k+4k R12k+4k R16k+4k"),
         "R0+12k R12k+8k"
     );
 }
@@ -203,18 +163,11 @@ fn a_request_grows_to_max_sectors_kb_and_no_further() {
 #[test]
 fn a_request_grows_to_max_segments_and_no_further() {
     assert_eq!(
-        sent(
-            |q| q.max_segments = 3,
-            "R0+4k R4k+4k R8k+4k R12k+4k R16k+4k"
-        ),
+        sent(|q| q.max_segments = 3, "R0+4k R4k+4k R8k+4k R12k+4k R16k+4k"),
         "R0+12k R12k+8k"
     );
     let small = |q: &mut headworks_core::QueueOptions| {
         (q.max_segments, q.max_segment_size) = (3, 4096);
     };
-    assert_eq!(
-        sent(small, "R0+8k R8k+8k R16k+4k"),
-        "R0+8k R8k+12k",
-        "8 KiB are two segments"
-    );
+    assert_eq!(sent(small, "R0+8k R8k+8k R16k+4k"), "R0+8k R8k+12k", "8 KiB are two segments");
 }

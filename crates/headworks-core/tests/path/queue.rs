@@ -45,18 +45,11 @@ fn a_bio_that_fills_the_hole_joins_both_neighbours_and_frees_a_tag() {
     bench.each("R0+4k R64k+4k R72k+4k");
     assert_eq!(bench.tags_free(), 5);
     bench.bios("R68k+4k");
-    assert_eq!(
-        bench.tags_free(),
-        6,
-        "the request that was merged away gave its tag back"
-    );
+    assert_eq!(bench.tags_free(), 6, "the request that was merged away gave its tag back");
     bench.bios("R76k+4k R56k+4k R60k+4k");
     bench.done(0);
     assert_eq!(bench.sent(), "R0+4k R56k+24k");
-    assert_eq!(
-        bench.segments(1),
-        "6:0+4k 7:0+4k 2:0+4k 4:0+4k 3:0+4k 5:0+4k"
-    );
+    assert_eq!(bench.segments(1), "6:0+4k 7:0+4k 2:0+4k 4:0+4k 3:0+4k 5:0+4k");
     bench.done(1);
     bench.assert_quiet();
 }
@@ -172,25 +165,15 @@ fn tags_are_given_in_the_order_of_tickets_and_never_more_than_there_are() {
     let mut bench = Bench::new(|q| q.nr_requests = 2);
     bench.bios("R0+4k R1m+4k R2m+4k");
     bench.bios("R3m+4k");
-    assert_eq!(
-        (bench.sent().as_str(), bench.tags_free()),
-        ("R0+4k R1m+4k", 0)
-    );
+    assert_eq!((bench.sent().as_str(), bench.tags_free()), ("R0+4k R1m+4k", 0));
     bench.done(0);
     assert_eq!(bench.sent(), "R2m+4k");
     let (late, answer) = (bench.bio("R4m+4k"), bench.answer(1, Ok(()), 4096));
     bench.turn(&[late, answer]);
-    assert_eq!(
-        bench.sent(),
-        "R3m+4k",
-        "a newcomer of the same batch does not pass"
-    );
+    assert_eq!(bench.sent(), "R3m+4k", "a newcomer of the same batch does not pass");
     bench.finish_from(2);
     assert_eq!(bench.sent(), "R4m+4k");
-    assert_eq!(
-        (bench.replies().as_str(), bench.tags_free()),
-        ("1:ok 2:ok 3:ok 4:ok 5:ok", 2)
-    );
+    assert_eq!((bench.replies().as_str(), bench.tags_free()), ("1:ok 2:ok 3:ok 4:ok 5:ok", 2));
     bench.assert_quiet();
 }
 
@@ -204,43 +187,21 @@ fn answers_for_what_is_not_in_flight_are_reported_and_change_nothing() {
     });
     bench.bios("R0+4k R1m+4k");
     let first = bench.command(0).submit.id;
-    let stale = RequestId {
-        generation: first.generation.wrapping_sub(1),
-        ..first
-    };
-    let waiting = RequestId {
-        slot: first.slot + 1,
-        generation: 0,
-    };
-    for id in [
-        stale,
-        waiting,
-        RequestId {
-            slot: 99_999,
-            generation: 1,
-        },
-    ] {
+    let stale = RequestId { generation: first.generation.wrapping_sub(1), ..first };
+    let waiting = RequestId { slot: first.slot + 1, generation: 0 };
+    for id in [stale, waiting, RequestId { slot: 99_999, generation: 1 }] {
         bench.turn(&[complete(DeviceId(0), id, Ok(()), 4096)]);
         assert_eq!(bench.notices(), "unknown");
     }
     bench.turn(&[complete(DeviceId(1), first, Ok(()), 4096)]);
     assert_eq!(bench.notices(), "unknown", "another device's answer");
     bench.turn(&[complete(DeviceId(7), first, Ok(()), 4096)]);
-    assert_eq!(
-        (bench.replies(), bench.sent()),
-        (String::new(), "R0+4k".into())
-    );
+    assert_eq!((bench.replies(), bench.sent()), (String::new(), "R0+4k".into()));
     let twice = bench.answer(0, Ok(()), 4096);
     bench.turn(&[twice, twice]);
-    assert_eq!(
-        (bench.replies().as_str(), bench.notices().as_str()),
-        ("1:ok", "unknown")
-    );
+    assert_eq!((bench.replies().as_str(), bench.notices().as_str()), ("1:ok", "unknown"));
     bench.done(0);
-    assert_eq!(
-        (bench.replies(), bench.notices()),
-        (String::new(), "unknown".into())
-    );
+    assert_eq!((bench.replies(), bench.notices()), (String::new(), "unknown".into()));
     bench.done(1);
     bench.assert_quiet();
 }

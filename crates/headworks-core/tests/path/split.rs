@@ -21,19 +21,13 @@ fn run(change: impl FnOnce(&mut QueueOptions), bio: &str) -> Vec<(u64, u32, Stri
 
 #[test]
 fn a_bio_at_the_limit_is_one_command() {
-    assert_eq!(
-        run(|_| (), "R0+1280k"),
-        [(0, 1280 << 10, "1:0+1280k".into())]
-    );
+    assert_eq!(run(|_| (), "R0+1280k"), [(0, 1280 << 10, "1:0+1280k".into())]);
 }
 
 #[test]
 fn thirty_two_mib_are_covered_exactly_once_in_order_with_any_number_of_tags() {
     for (tags, depth) in [(256, 128), (256, 1), (8, 8), (3, 2), (2, 2), (2, 1), (1, 1)] {
-        let pieces = run(
-            |q| (q.nr_requests, q.queue_depth) = (tags, depth),
-            "W4k+32m",
-        );
+        let pieces = run(|q| (q.nr_requests, q.queue_depth) = (tags, depth), "W4k+32m");
         assert_eq!(pieces.len(), 26);
         let mut next = 4096;
         for (offset, len, memory) in pieces {
@@ -56,10 +50,7 @@ fn a_split_bio_takes_at_most_half_of_the_tags_and_32() {
     for (tags, pieces) in [(256, 26), (40, 20), (8, 4), (3, 1), (1, 1)] {
         let mut bench = Bench::new(|q| q.nr_requests = tags);
         bench.bios("R0+32m");
-        assert_eq!(
-            (bench.sent_count(), bench.tags_free()),
-            (pieces, tags - pieces as u32)
-        );
+        assert_eq!((bench.sent_count(), bench.tags_free()), (pieces, tags - pieces as u32));
     }
     let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
     bench.bios("R0+32m");
@@ -76,10 +67,7 @@ fn a_continuation_keeps_its_ticket_and_the_line_is_served_when_it_ends() {
     bench.done(2);
     assert_eq!(bench.sent(), "R128k+64k");
     bench.done(3);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("R2m+4k", "1:ok")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("R2m+4k", "1:ok"));
     bench.done(1);
     assert_eq!(bench.sent(), "R1088k+64k");
     bench.all_done([4, 5]);
@@ -157,10 +145,7 @@ fn an_error_of_one_piece_fails_the_bio_once_and_sends_no_more() {
             assert_eq!(bench.replies(), "", "others may still use the buffer");
             bench.failed(n, Err(IoError::NoSpace));
         }
-        assert_eq!(
-            (bench.replies().as_str(), bench.sent().as_str()),
-            ("1:medium", "")
-        );
+        assert_eq!((bench.replies().as_str(), bench.sent().as_str()), ("1:medium", ""));
         bench.assert_quiet();
     }
 }
@@ -173,15 +158,9 @@ fn tags_of_pieces_that_are_not_sent_go_to_the_line_at_once() {
     bench.bios("R0+640k R1m+640k R8m+4k");
     assert_eq!((bench.sent().as_str(), bench.tags_free()), ("R0+64k", 0));
     bench.failed(0, EIO);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("R1m+64k", "1:medium")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("R1m+64k", "1:medium"));
     bench.failed(1, EIO);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("R8m+4k", "2:medium")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("R8m+4k", "2:medium"));
     bench.done(2);
     bench.assert_quiet();
 }

@@ -101,10 +101,7 @@ fn each_stage_counts_its_own_time() {
 #[test]
 fn a_merged_request_counts_from_its_oldest_part() {
     // Whether the older or the younger takes the other in: it waited in the elevator, and none of it was in the plug.
-    for bios in [
-        ["R64k+4k", "R72k+4k", "R68k+4k"],
-        ["R72k+4k", "R64k+4k", "R68k+4k"],
-    ] {
+    for bios in [["R64k+4k", "R72k+4k", "R68k+4k"], ["R72k+4k", "R64k+4k", "R68k+4k"]] {
         let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (8, 1));
         let start = bench.now;
         bench.bios("W0+4k");
@@ -140,8 +137,5 @@ fn time_in_the_plug_is_the_turns_own() {
     let inputs: [Input; 1] = [answer];
     bench.shard.handle(Instant(bench.now + 500), &inputs);
     let stages = &row(&bench.shard, Op::Read).stages;
-    assert_eq!(
-        Stage::ALL.map(|stage| stages[stage as usize].percentile(1000)),
-        [0, 0, 0, 511]
-    );
+    assert_eq!(Stage::ALL.map(|stage| stages[stage as usize].percentile(1000)), [0, 0, 0, 511]);
 }

@@ -18,10 +18,7 @@ fn the_answer_comes_in_time_and_the_buffer_when_the_device_is_done() {
     assert_eq!(bench.notices(), "timedout:R0+8k");
     assert_eq!(bench.tags_free(), 255, "the tag stays out with the buffer");
     bench.pass(100 * LIMIT);
-    assert_eq!(
-        (bench.replies(), bench.notices()),
-        (String::new(), String::new())
-    );
+    assert_eq!((bench.replies(), bench.notices()), (String::new(), String::new()));
     bench.done(0);
     assert_eq!(bench.replies(), "1:released 2:released");
     bench.assert_quiet();
@@ -29,24 +26,14 @@ fn the_answer_comes_in_time_and_the_buffer_when_the_device_is_done() {
 
 #[test]
 fn however_the_late_answer_reads_the_buffer_is_released_and_nothing_sent() {
-    for (status, moved) in [
-        (Ok(()), 4096),
-        (EIO, 0),
-        (BUSY, 0),
-        (Ok(()), 0),
-        (Ok(()), 9999),
-    ] {
+    for (status, moved) in [(Ok(()), 4096), (EIO, 0), (BUSY, 0), (Ok(()), 0), (Ok(()), 9999)] {
         let mut bench = Bench::new(|_| ());
         bench.bios("W0+4k W4k+4k");
         bench.pass(LIMIT);
         bench.replies();
         let late = bench.answer(0, status, moved);
         bench.turn(&[late]);
-        assert_eq!(
-            bench.replies(),
-            "1:released 2:released",
-            "{status:?} {moved}"
-        );
+        assert_eq!(bench.replies(), "1:released 2:released", "{status:?} {moved}");
         assert_eq!(bench.sent(), "W0+8k");
         bench.assert_quiet();
     }
@@ -148,31 +135,18 @@ fn a_split_bio_that_times_out_sends_no_more_and_guards_all_that_is_out() {
         ("1:timeout/early", "timedout:W64k+64k")
     );
     bench.bios("W64k+4k W128k+4k");
-    assert_eq!(
-        bench.replies(),
-        "2:timeout 3:timeout",
-        "both pieces may still write"
-    );
+    assert_eq!(bench.replies(), "2:timeout 3:timeout", "both pieces may still write");
     bench.done(1);
     assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("", ""));
     bench.bios("W132k+4k W64k+4k");
-    assert_eq!(
-        (bench.replies().as_str(), bench.sent().as_str()),
-        ("4:timeout", "W64k+4k")
-    );
+    assert_eq!((bench.replies().as_str(), bench.sent().as_str()), ("4:timeout", "W64k+4k"));
     bench.done(2);
-    assert_eq!(
-        (bench.replies().as_str(), bench.sent().as_str()),
-        ("1:released", "")
-    );
+    assert_eq!((bench.replies().as_str(), bench.sent().as_str()), ("1:released", ""));
     bench.bios("W128k+4k");
     bench.all_done([3, 4]);
     assert_eq!(bench.replies(), "5:ok 6:ok");
     bench.pass(LIMIT);
-    assert_eq!(
-        (bench.replies(), bench.notices()),
-        (String::new(), String::new())
-    );
+    assert_eq!((bench.replies(), bench.notices()), (String::new(), String::new()));
     bench.assert_quiet();
 }
 
@@ -187,10 +161,7 @@ fn a_merged_request_that_times_out_in_its_retry_answers_who_is_left() {
     assert_eq!(bench.replies(), "2:timeout/early 3:timeout/early");
     bench.sent();
     bench.done(2);
-    assert_eq!(
-        (bench.replies().as_str(), bench.sent().as_str()),
-        ("2:released 3:released", "")
-    );
+    assert_eq!((bench.replies().as_str(), bench.sent().as_str()), ("2:released 3:released", ""));
     bench.assert_quiet();
 }
 
@@ -220,21 +191,12 @@ fn a_lost_flush_answers_everybody_and_later_ones_fail_until_the_device_does() {
     bench.bios("F");
     bench.bios("W0+4k!fua");
     bench.done(3);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("W0+4k", "5:timeout 6:timeout")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W0+4k", "5:timeout 6:timeout"));
     bench.done(1);
-    assert_eq!(
-        (bench.replies(), bench.notices()),
-        (String::new(), String::new())
-    );
+    assert_eq!((bench.replies(), bench.notices()), (String::new(), String::new()));
     bench.bios("F");
     bench.done(4);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("F", "7:ok")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("F", "7:ok"));
     assert_eq!(bench.shard.unflushed(VolumeId(0)), Some((0, false)));
     bench.assert_quiet();
 }
@@ -251,13 +213,8 @@ fn a_lost_flush_that_fails_late_makes_the_volume_suspect_and_one_refused_late_do
         );
         bench.failed(0, late);
         bench.bios("F");
-        assert_eq!(
-            (bench.notices().as_str(), bench.replies().as_str()),
-            (suspect, answer)
-        );
-        bench.control(Control::Acknowledge {
-            volume: VolumeId(0),
-        });
+        assert_eq!((bench.notices().as_str(), bench.replies().as_str()), (suspect, answer));
+        bench.control(Control::Acknowledge { volume: VolumeId(0) });
         bench.finish_from(1);
         bench.assert_quiet();
     }

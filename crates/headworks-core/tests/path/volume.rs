@@ -19,11 +19,7 @@ fn what_cannot_be_is_answered_and_never_sent() {
     ] {
         let mut bench = Bench::new(|_| ());
         bench.bios(bio);
-        assert_eq!(
-            (bench.sent(), bench.replies()),
-            (String::new(), answer.into()),
-            "{bio}"
-        );
+        assert_eq!((bench.sent(), bench.replies()), (String::new(), answer.into()), "{bio}");
         bench.assert_quiet();
     }
 }
@@ -40,10 +36,7 @@ fn a_bio_too_many_is_told_so_and_the_next_one_finds_room() {
     let mut bench = Bench::with(|config| config.bios_max = 2);
     bench.bios("R0+4k R8k+4k R16k+4k");
     assert_eq!(bench.replies(), "3:nomemory");
-    assert_eq!(
-        (bench.sent().as_str(), bench.shard.room()),
-        ("R0+4k R8k+4k", 0)
-    );
+    assert_eq!((bench.sent().as_str(), bench.shard.room()), ("R0+4k R8k+4k", 0));
     bench.done(0);
     assert_eq!((bench.replies().as_str(), bench.shard.room()), ("1:ok", 1));
     bench.bios("R16k+4k");
@@ -64,8 +57,5 @@ fn a_resized_volume_ends_at_its_new_size() {
     let volume = VolumeId(0);
     bench.control(Control::Resize { volume, size: 4096 });
     bench.bios("R0+4k R4k+4k");
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("R0+4k", "2:invalid")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("R0+4k", "2:invalid"));
 }

@@ -16,11 +16,7 @@ fn a_discard_is_rounded_inward() {
     ] {
         let mut bench = Bench::new(|_| ());
         bench.bios(bio);
-        assert_eq!(
-            (bench.sent().as_str(), bench.replies().as_str()),
-            (sent, replies),
-            "{bio}"
-        );
+        assert_eq!((bench.sent().as_str(), bench.replies().as_str()), (sent, replies), "{bio}");
     }
 }
 
@@ -29,10 +25,7 @@ fn long_ones_go_in_steps_of_discard_max_bytes_with_one_tag() {
     for op in ["D", "Z"] {
         let mut bench = Bench::new(|q| q.discard_max_bytes = 1 << 20);
         bench.bios(&format!("{op}4k+2560k"));
-        assert_eq!(
-            (bench.sent(), bench.tags_free()),
-            (format!("{op}4k+1m"), 255)
-        );
+        assert_eq!((bench.sent(), bench.tags_free()), (format!("{op}4k+1m"), 255));
         bench.done(0);
         bench.done(1);
         assert_eq!(bench.sent(), format!("{op}1028k+1m {op}2052k+512k"));
@@ -53,24 +46,13 @@ fn steps_end_at_blocks_whatever_the_limits_are() {
             queue.discard_granularity = 16 << 10;
         });
         bench.bios(bio);
-        bench.failed(
-            0,
-            if bio.starts_with('Z') {
-                CANNOT
-            } else {
-                Err(IoError::Busy)
-            },
-        );
+        bench.failed(0, if bio.starts_with('Z') { CANNOT } else { Err(IoError::Busy) });
         bench.pass(3_000_000);
         bench.finish_from(1);
         bench.sent()
     };
     assert_eq!(odd("Z0+128k").split(' ').next(), Some("Z0+68k"));
-    assert!(
-        odd("Z0+72k").ends_with("0W64k+4k 0W68k+4k"),
-        "{}",
-        odd("Z0+72k")
-    );
+    assert!(odd("Z0+72k").ends_with("0W64k+4k 0W68k+4k"), "{}", odd("Z0+72k"));
     assert_eq!(odd("D0+128k"), "D0+64k D0+64k D64k+64k");
 }
 
@@ -93,10 +75,7 @@ fn a_discard_that_the_device_does_not_take_is_done() {
     assert_eq!(bench.replies(), "1:ok");
     let mut bench = Bench::new(|q| q.discard = false);
     bench.bios("D0+4k");
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("", "1:ok")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("", "1:ok"));
     bench.assert_quiet();
 }
 
@@ -126,10 +105,7 @@ fn zeroing_that_the_device_cannot_do_is_written_in_steps_of_max_sectors_kb() {
 fn a_device_known_not_to_zero_is_not_asked() {
     let mut bench = Bench::new(|q| (q.write_zeroes, q.max_sectors_kb) = (false, 64));
     bench.bios("Z0+64k Z1m+4k!fast");
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("0W0+64k", "2:unsupported")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("0W0+64k", "2:unsupported"));
     bench.done(0);
     assert_eq!(bench.replies(), "1:ok");
     bench.assert_quiet();
@@ -150,10 +126,7 @@ fn zeroing_that_must_be_fast_fails_rather_than_be_slow() {
     let mut bench = Bench::new(|_| ());
     bench.bios("Z0+4k!fast");
     bench.failed(0, CANNOT);
-    assert_eq!(
-        (bench.sent().as_str(), bench.replies().as_str()),
-        ("Z0+4k!fast", "1:unsupported")
-    );
+    assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("Z0+4k!fast", "1:unsupported"));
 }
 
 #[test]

@@ -128,18 +128,11 @@ mod tests {
 
     #[test]
     fn rates_are_kept_and_only_where_they_apply() {
-        let faults = Faults {
-            busy: 100_000,
-            flush: 500_000,
-            no_space: 200_000,
-            ..Faults::default()
-        };
+        let faults =
+            Faults { busy: 100_000, flush: 500_000, no_space: 200_000, ..Faults::default() };
         let mut prng = Prng::new(3);
-        let mut count = |op, fault| {
-            (0..10_000)
-                .filter(|_| faults.draw(op, &mut prng) == Some(fault))
-                .count()
-        };
+        let mut count =
+            |op, fault| (0..10_000).filter(|_| faults.draw(op, &mut prng) == Some(fault)).count();
         assert!((900..1100).contains(&count(Op::Read, Fault::Busy)));
         assert!((1800..2200).contains(&count(Op::Write, Fault::NoSpace)));
         assert!((4800..5200).contains(&count(Op::Flush, Fault::Flush)));

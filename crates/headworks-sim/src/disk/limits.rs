@@ -31,13 +31,7 @@ impl Disk {
     }
 
     fn check_place(&self, command: &Command) -> Option<String> {
-        let Some(&DiskFile {
-            size,
-            block_size,
-            read_only,
-            ..
-        }) = self.file(command)
-        else {
+        let Some(&DiskFile { size, block_size, read_only, .. }) = self.file(command) else {
             return Some("the volume is not on this device".into());
         };
         let (offset, len) = (command.offset, u64::from(command.len));
@@ -83,10 +77,7 @@ impl Disk {
             return (!spans.is_empty()).then(|| "data on what takes none".into());
         }
         if command.len > queue.max_bytes() {
-            return Some(format!(
-                "longer than max_sectors_kb {}",
-                queue.max_sectors_kb
-            ));
+            return Some(format!("longer than max_sectors_kb {}", queue.max_sectors_kb));
         }
         let zeros = command.op == Op::Write && spans.is_empty();
         if !zeros && spans.iter().map(|span| span.len as u64).sum::<u64>() != command.len.into() {
@@ -102,17 +93,10 @@ impl Disk {
     /// What else is in the device: not more than it takes, and nothing that a late command may still overwrite.
     fn check_neighbours(&self, now: Instant, command: &Command) -> Option<String> {
         // Each volume's flush bypasses the gate, so there may be one more for each.
-        let flushes = if self.options.queue.write_cache {
-            self.options.files.len()
-        } else {
-            0
-        };
+        let flushes = if self.options.queue.write_cache { self.options.files.len() } else { 0 };
         let depth = self.options.queue.queue_depth as usize + flushes;
         if self.in_flight() >= depth {
-            return Some(format!(
-                "{} commands are in the device already",
-                self.in_flight()
-            ));
+            return Some(format!("{} commands are in the device already", self.in_flight()));
         }
         if self.options.faults.late == 0 || !command.op.is_write() {
             return None;

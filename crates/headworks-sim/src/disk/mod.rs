@@ -177,12 +177,8 @@ struct Held {
 
 impl Disk {
     fn new(options: DiskOptions) -> Self {
-        let count = options
-            .files
-            .iter()
-            .map(|file| usize::from(file.volume.0) + 1)
-            .max()
-            .unwrap_or(0);
+        let count =
+            options.files.iter().map(|file| usize::from(file.volume.0) + 1).max().unwrap_or(0);
         let mut files: Vec<Option<Store>> = (0..count).map(|_| None).collect();
         let (mut places, mut next_place) = (vec![0; count], 0);
         for file in &options.files {
@@ -347,10 +343,8 @@ impl Disk {
         self.tick += 1;
         let hole_ok = command.op == Op::Read && command.flags.contains(BioFlags::HOLE_OK);
         let slot = self.free.pop().unwrap_or(self.held.len() as u32);
-        let old_spans = self
-            .held
-            .get_mut(slot as usize)
-            .map(|held| std::mem::take(&mut held.spans));
+        let old_spans =
+            self.held.get_mut(slot as usize).map(|held| std::mem::take(&mut held.spans));
         let mut held = Held {
             command: *command,
             spans: old_spans.unwrap_or_default(),
@@ -409,10 +403,7 @@ impl Disk {
             return;
         }
         self.counters.lies += 1;
-        let again = Step::Again {
-            id: command.id,
-            transferred: command.len,
-        };
+        let again = Step::Again { id: command.id, transferred: command.len };
         let after = self.prng.below(50_000);
         self.events.push(end.after(after), again);
     }
@@ -423,12 +414,9 @@ impl Disk {
             match step {
                 Step::Piece { slot, first, end } => self.run_piece(slot, first, end),
                 Step::End { slot } => completions.extend(self.end(slot)),
-                Step::Again { id, transferred } => completions.push(Completion {
-                    id,
-                    transferred,
-                    status: Ok(()),
-                    hole: false,
-                }),
+                Step::Again { id, transferred } => {
+                    completions.push(Completion { id, transferred, status: Ok(()), hole: false })
+                }
             }
         }
     }
@@ -446,8 +434,7 @@ impl Disk {
             each_span(&held.spans, first as usize, len, |at, span| {
                 // SAFETY: spans are valid and ours until the command is answered, by the promise of `Device::submit`.
                 unsafe {
-                    span.base
-                        .copy_from_nonoverlapping(bytes[at..at + span.len].as_ptr(), span.len);
+                    span.base.copy_from_nonoverlapping(bytes[at..at + span.len].as_ptr(), span.len);
                 }
             });
             return;
@@ -469,8 +456,7 @@ impl Disk {
         each_span(&held.spans, first as usize, len, |at, span| {
             // SAFETY: as above.
             unsafe {
-                span.base
-                    .copy_to_nonoverlapping(bytes[at..at + span.len].as_mut_ptr(), span.len);
+                span.base.copy_to_nonoverlapping(bytes[at..at + span.len].as_mut_ptr(), span.len);
             }
         });
     }
@@ -555,9 +541,7 @@ impl Disk {
     }
 
     fn block_size(&self, command: &Command) -> u32 {
-        self.file(command)
-            .map_or(SECTOR as u32, |file| file.block_size)
-            .max(SECTOR as u32)
+        self.file(command).map_or(SECTOR as u32, |file| file.block_size).max(SECTOR as u32)
     }
 }
 
@@ -570,10 +554,7 @@ fn each_span(spans: &[Span], first: usize, len: usize, mut each: impl FnMut(usiz
         if from < to {
             // SAFETY: `from` lies within this span.
             let base = unsafe { span.base.add(from - at) };
-            let part = Span {
-                base,
-                len: to - from,
-            };
+            let part = Span { base, len: to - from };
             each(from - first, part);
         }
         at += span.len;

@@ -15,10 +15,7 @@ impl NullDisk {
     /// A disk that answers after `latency_ns`, at once if 0, with room for `depth` commands.
     #[must_use]
     pub fn new(latency_ns: u64, depth: usize) -> Self {
-        Self {
-            latency_ns,
-            flying: VecDeque::with_capacity(depth),
-        }
+        Self { latency_ns, flying: VecDeque::with_capacity(depth) }
     }
 }
 
@@ -26,8 +23,7 @@ impl Device for NullDisk {
     unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
         let at = now.after(self.latency_ns);
         let commands = batch.commands.iter();
-        self.flying
-            .extend(commands.map(|command| (at, command.id, command.len)));
+        self.flying.extend(commands.map(|command| (at, command.id, command.len)));
         self.on_timeout(now, io);
     }
 
@@ -37,12 +33,7 @@ impl Device for NullDisk {
                 return;
             }
             self.flying.pop_front();
-            io.completions.push(Completion {
-                id,
-                transferred,
-                status: Ok(()),
-                hole: false,
-            });
+            io.completions.push(Completion { id, transferred, status: Ok(()), hole: false });
         }
     }
 

@@ -85,10 +85,7 @@ impl Store {
             } else {
                 continue;
             }
-            *sector = Sector {
-                done: IN_FLIGHT,
-                dirty: true,
-            };
+            *sector = Sector { done: IN_FLIGHT, dirty: true };
         }
         &mut self.cache[offset as usize..offset as usize + len]
     }
@@ -107,9 +104,7 @@ impl Store {
         self.durable[range.clone()].copy_from_slice(&self.cache[range]);
         let first = offset as usize / SECTOR;
         let Self { sectors, dirty, .. } = self;
-        sectors[first..first + len / SECTOR]
-            .iter_mut()
-            .for_each(|sector| sector.dirty = false);
+        sectors[first..first + len / SECTOR].iter_mut().for_each(|sector| sector.dirty = false);
         // Every dirty sector is listed once; what is listed must be dirty.
         dirty.retain(|&index| sectors[index as usize].dirty);
     }
@@ -131,12 +126,7 @@ impl Store {
 
     /// Makes the dirty sectors durable that `persists` names.
     fn settle(&mut self, mut persists: impl FnMut(&Sector) -> bool) {
-        let Self {
-            cache,
-            durable,
-            sectors,
-            dirty,
-        } = self;
+        let Self { cache, durable, sectors, dirty } = self;
         dirty.retain(|&index| {
             let sector = &mut sectors[index as usize];
             if !persists(sector) {

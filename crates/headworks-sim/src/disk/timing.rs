@@ -45,36 +45,20 @@ impl Timing {
     /// Idle, at sector 0.
     #[must_use]
     pub fn new(model: Model) -> Self {
-        Self {
-            model,
-            free_at: [0; 64],
-            head_sector: 0,
-        }
+        Self { model, free_at: [0; 64], head_sector: 0 }
     }
 
     /// When a command on `sectors` sectors from `sector` (of the whole device), submitted now, ends.
     pub fn finish(&mut self, now: Instant, sector: u64, sectors: u64, prng: &mut Prng) -> Instant {
         match self.model {
             Model::Immediate => now,
-            Model::Constant {
-                latency_ns,
-                jitter_ns,
-                channels,
-            } => {
+            Model::Constant { latency_ns, jitter_ns, channels } => {
                 let channels = &mut self.free_at[..usize::from(channels.clamp(1, 64))];
-                let channel = channels
-                    .iter_mut()
-                    .min()
-                    .expect("there is at least one channel");
+                let channel = channels.iter_mut().min().expect("there is at least one channel");
                 *channel = now.0.max(*channel) + latency_ns + prng.below(jitter_ns + 1);
                 Instant(*channel)
             }
-            Model::Seek {
-                settle_ns,
-                stroke_ns,
-                turn_ns,
-                track_sectors,
-            } => {
+            Model::Seek { settle_ns, stroke_ns, turn_ns, track_sectors } => {
                 let start = now.0.max(self.free_at[0]);
                 let distance = self.head_sector.abs_diff(sector);
                 let seek = match distance {
@@ -133,15 +117,9 @@ mod tests {
 
     #[test]
     fn channels_work_side_by_side() {
-        let model = Model::Constant {
-            latency_ns: 100,
-            jitter_ns: 0,
-            channels: 2,
-        };
+        let model = Model::Constant { latency_ns: 100, jitter_ns: 0, channels: 2 };
         let (mut timing, mut prng) = (Timing::new(model), Prng::new(1));
-        let ends: Vec<_> = (0..5)
-            .map(|_| timing.finish(Instant(0), 0, 1, &mut prng).0)
-            .collect();
+        let ends: Vec<_> = (0..5).map(|_| timing.finish(Instant(0), 0, 1, &mut prng).0).collect();
         assert_eq!(ends, [100, 100, 200, 200, 300]);
     }
 }

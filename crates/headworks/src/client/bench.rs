@@ -178,11 +178,7 @@ pub struct Tally {
 
 impl Tally {
     pub(super) fn on_done(&mut self, is_write: bool, bytes: u32, latency_ns: u64) {
-        let direction = if is_write {
-            &mut self.writes
-        } else {
-            &mut self.reads
-        };
+        let direction = if is_write { &mut self.writes } else { &mut self.reads };
         direction.bytes += u64::from(bytes);
         direction.latency.record(latency_ns);
     }
@@ -194,10 +190,7 @@ impl Tally {
     }
 
     fn add(&mut self, other: &Self) {
-        for (mine, theirs) in [
-            (&mut self.reads, &other.reads),
-            (&mut self.writes, &other.writes),
-        ] {
+        for (mine, theirs) in [(&mut self.reads, &other.reads), (&mut self.writes, &other.writes)] {
             mine.bytes += theirs.bytes;
             mine.latency.add(&theirs.latency);
         }
@@ -289,12 +282,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     let shared = export.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
     let warning = (options.threads > 1 && !shared)
         .then(|| "the server does not promise that several connections see one disk".to_owned());
-    Ok(BenchReport {
-        export,
-        run,
-        read_back,
-        warning,
-    })
+    Ok(BenchReport { export, run, read_back, warning })
 }
 
 /// Takes all connections through a phase at the same time. When one fails the others need not go on.
@@ -307,17 +295,10 @@ fn all(workers: &mut [Worker], phase: Phase) -> Result<Tally, ClientError> {
         outcome.map(|()| worker.tally.clone())
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = workers
-            .iter_mut()
-            .map(|worker| scope.spawn(|| go(worker)))
-            .collect();
+        let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| go(worker))).collect();
         let mut sum = Tally::default();
         for thread in threads {
-            sum.add(
-                &thread
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
-            );
+            sum.add(&thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
         }
         Ok(sum)
     })
@@ -352,16 +333,10 @@ fn check(options: &BenchOptions, export: &Export) -> Result<u64, ClientError> {
     let (bytes, depth) = (options.block_bytes, options.iodepth);
     let sizes = export.block_sizes.unwrap_or_default();
     if bytes == 0 || bytes > sizes.max {
-        return Err(usage(format!(
-            "bs={bytes}: the server takes 1 to {} bytes",
-            sizes.max
-        )));
+        return Err(usage(format!("bs={bytes}: the server takes 1 to {} bytes", sizes.max)));
     }
     if !bytes.is_multiple_of(sizes.min.max(1)) {
-        return Err(usage(format!(
-            "bs={bytes}: the server takes multiples of {}",
-            sizes.min
-        )));
+        return Err(usage(format!("bs={bytes}: the server takes multiples of {}", sizes.min)));
     }
     if depth == 0 || depth > DEPTH_MAX || u64::from(depth) * u64::from(bytes) > DATA_BYTES_MAX {
         return Err(usage(format!(
@@ -370,22 +345,15 @@ fn check(options: &BenchOptions, export: &Export) -> Result<u64, ClientError> {
     }
     let blocks = options.size.unwrap_or(export.size).min(export.size) / u64::from(bytes);
     if blocks < u64::from(options.threads.max(1)) {
-        return Err(usage(format!(
-            "bs={bytes}: the range has only {blocks} blocks"
-        )));
+        return Err(usage(format!("bs={bytes}: the range has only {blocks} blocks")));
     }
     let read_only = export.flags.contains(TransmissionFlags::READ_ONLY);
     if read_only && (options.pattern.writes() || options.fill) {
-        return Err(usage(format!(
-            "rw={}: the export is read-only",
-            options.pattern
-        )));
+        return Err(usage(format!("rw={}: the export is read-only", options.pattern)));
     }
     if options.verify != Verify::Off {
         if !(bytes as usize).is_multiple_of(SECTOR_BYTES) {
-            return Err(usage(format!(
-                "bs={bytes}: verify needs multiples of {SECTOR_BYTES}"
-            )));
+            return Err(usage(format!("bs={bytes}: verify needs multiples of {SECTOR_BYTES}")));
         }
         if blocks > VERIFIED_BLOCKS_MAX {
             let limit = (VERIFIED_BLOCKS_MAX * u64::from(bytes)) >> 30;

@@ -69,11 +69,7 @@ impl Haggle {
         }
         let ours = flags & (handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES);
         socket.write_all(&u32::from(ours).to_be_bytes())?;
-        Ok(Self {
-            socket,
-            structured: false,
-            no_zeroes: ours & handshake_flags::NO_ZEROES != 0,
-        })
+        Ok(Self { socket, structured: false, no_zeroes: ours & handshake_flags::NO_ZEROES != 0 })
     }
 
     /// Asks for structured replies: whether the server will send them.
@@ -103,8 +99,7 @@ impl Haggle {
 
     /// What the server tells of an export, which stays unchosen.
     pub fn info(&mut self, name: &str) -> Result<Export, ClientError> {
-        self.ask_info(option::INFO, name)?
-            .map_err(|(kind, data)| refused(kind, &data))
+        self.ask_info(option::INFO, name)?.map_err(|(kind, data)| refused(kind, &data))
     }
 
     /// Chooses an export; the socket is in the transmission phase then.
@@ -134,8 +129,7 @@ impl Haggle {
             ClientError::Refused(format!("it closed the connection over export {name:?}"))
         })?;
         if !self.no_zeroes {
-            self.socket
-                .read_exact(&mut [0; wire::EXPORT_NAME_PADDING_BYTES])?;
+            self.socket.read_exact(&mut [0; wire::EXPORT_NAME_PADDING_BYTES])?;
         }
         let export = Export {
             name: name.into(),
@@ -160,11 +154,8 @@ impl Haggle {
         data.extend((wanted.len() as u16).to_be_bytes());
         data.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
         self.ask(code, &data)?;
-        let mut export = Export {
-            name: name.into(),
-            structured: self.structured,
-            ..Export::default()
-        };
+        let mut export =
+            Export { name: name.into(), structured: self.structured, ..Export::default() };
         let mut sized = false;
         loop {
             let (kind, data) = self.answer(code)?;
@@ -262,10 +253,6 @@ fn refused(kind: u32, data: &[u8]) -> ClientError {
         _ if kind & option_reply::ERROR_BIT != 0 => "it does not say why",
         _ => return unexpected(kind),
     };
-    let said = if said.is_empty() {
-        meaning.to_owned()
-    } else {
-        format!("{meaning} ({})", said)
-    };
+    let said = if said.is_empty() { meaning.to_owned() } else { format!("{meaning} ({})", said) };
     ClientError::Refused(said)
 }

@@ -104,10 +104,7 @@ pub struct ClientOptions {
 impl Default for ClientOptions {
     /// Simple replies, as Linux's own client; a minute, more than any disk's own time-out.
     fn default() -> Self {
-        Self {
-            structured: false,
-            timeout: Duration::from_secs(60),
-        }
+        Self { structured: false, timeout: Duration::from_secs(60) }
     }
 }
 
@@ -127,11 +124,7 @@ impl Client {
             haggle.ask_structured()?;
         }
         let (socket, export) = haggle.go(&uri.export)?;
-        Ok(Self {
-            socket,
-            export,
-            cookie: 0,
-        })
+        Ok(Self { socket, export, cookie: 0 })
     }
 
     /// What the server said of the export.
@@ -149,13 +142,7 @@ impl Client {
     /// Fills `buffer` from `offset`.
     pub fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), ClientError> {
         let len = request_len(buffer.len())?;
-        self.call(
-            Command::Read,
-            CommandFlags::NONE,
-            (offset, len),
-            &[],
-            buffer,
-        )
+        self.call(Command::Read, CommandFlags::NONE, (offset, len), &[], buffer)
     }
 
     /// Writes `data` at `offset`.
@@ -230,16 +217,15 @@ impl Client {
                 return Err(protocol("a reply to nobody's request"));
             }
             match reply {
-                Reply::Simple {
-                    error: Some(error), ..
-                } => return Err(ClientError::Request(error)),
+                Reply::Simple { error: Some(error), .. } => {
+                    return Err(ClientError::Request(error));
+                }
                 Reply::Simple { error: None, .. } => {
                     self.socket.read_exact(buffer)?;
                     return Ok(());
                 }
                 Reply::Data { offset, len, .. } => {
-                    self.socket
-                        .read_exact(piece(buffer, range.0, offset, len)?)?;
+                    self.socket.read_exact(piece(buffer, range.0, offset, len)?)?;
                     got += u64::from(len);
                 }
                 Reply::Hole { offset, len, .. } => {
@@ -280,9 +266,7 @@ fn request_len(len: usize) -> Result<u32, ClientError> {
 
 /// The part of a read's buffer that a chunk is about.
 fn piece(buffer: &mut [u8], base: u64, offset: u64, len: u32) -> Result<&mut [u8], ClientError> {
-    let start = offset
-        .checked_sub(base)
-        .and_then(|start| usize::try_from(start).ok());
+    let start = offset.checked_sub(base).and_then(|start| usize::try_from(start).ok());
     start
         .and_then(|start| buffer.get_mut(start..start.checked_add(len as usize)?))
         .ok_or_else(|| protocol("a chunk lies outside what was asked for"))

@@ -100,10 +100,7 @@ impl Pipeline {
         waiting: Waiting,
         timeout: Duration,
     ) -> Self {
-        assert!(
-            depth > 0 && depth < SLOT_MASK as usize,
-            "a cookie has room for the slot"
-        );
+        assert!(depth > 0 && depth < SLOT_MASK as usize, "a cookie has room for the slot");
         let idle = Slot {
             cookie: u64::MAX,
             command: Command::Disconnect,
@@ -135,10 +132,8 @@ impl Pipeline {
 
     /// Says goodbye, so that the server need not wonder.
     pub fn goodbye(mut self) {
-        let header = RequestHeader {
-            command: Command::Disconnect as u16,
-            ..RequestHeader::default()
-        };
+        let header =
+            RequestHeader { command: Command::Disconnect as u16, ..RequestHeader::default() };
         // A server that is gone already does not mind.
         let _ = self.socket.write_all(&header.encode());
     }
@@ -167,15 +162,8 @@ impl Pipeline {
     #[inline]
     pub fn submit(&mut self, command: Command, flags: CommandFlags, offset: u64, len: u32) {
         assert!(self.room() > 0, "there is room");
-        let payload = if matches!(command, Command::Read | Command::Write) {
-            len
-        } else {
-            0
-        };
-        assert!(
-            payload as usize <= self.block_bytes,
-            "a request fits its slot"
-        );
+        let payload = if matches!(command, Command::Read | Command::Write) { len } else { 0 };
+        assert!(payload as usize <= self.block_bytes, "a request fits its slot");
         if self.sent > 0 {
             self.headers.clear();
             self.spans.clear();
@@ -185,28 +173,12 @@ impl Pipeline {
         let slot = &mut self.slots[index];
         // The next number for this slot; it starts so that the first is 0.
         let cookie = (slot.cookie | SLOT_MASK).wrapping_add(1) | index as u64;
-        *slot = Slot {
-            cookie,
-            command,
-            offset,
-            len,
-            got: 0,
-            error: None,
-        };
-        let header = RequestHeader {
-            flags: flags.0,
-            command: command as u16,
-            cookie,
-            offset,
-            len,
-        };
+        *slot = Slot { cookie, command, offset, len, got: 0, error: None };
+        let header = RequestHeader { flags: flags.0, command: command as u16, cookie, offset, len };
         self.push_header(&header.encode());
         if command == Command::Write {
             self.spans.push(Span {
-                base: self
-                    .data
-                    .as_mut_ptr()
-                    .wrapping_add(index * self.block_bytes),
+                base: self.data.as_mut_ptr().wrapping_add(index * self.block_bytes),
                 len: len as usize,
             });
         }
@@ -214,19 +186,13 @@ impl Pipeline {
 
     /// Appends a header; it joins the span before it if that is a header too.
     fn push_header(&mut self, header: &[u8]) {
-        assert!(
-            self.headers.len() + header.len() <= self.headers.capacity(),
-            "headers stay put"
-        );
+        assert!(self.headers.len() + header.len() <= self.headers.capacity(), "headers stay put");
         self.headers.extend_from_slice(header);
         let at = self.headers.len() - header.len();
         let base = self.headers.as_mut_ptr().wrapping_add(at);
         match self.spans.last_mut() {
             Some(last) if last.base.wrapping_add(last.len) == base => last.len += header.len(),
-            _ => self.spans.push(Span {
-                base,
-                len: header.len(),
-            }),
+            _ => self.spans.push(Span { base, len: header.len() }),
         }
     }
 
@@ -306,10 +272,7 @@ impl Pipeline {
             None => &mut [],
         };
         let wanted = rest.len();
-        match self
-            .socket
-            .receive(rest, &mut self.input[self.end..], wait)?
-        {
+        match self.socket.receive(rest, &mut self.input[self.end..], wait)? {
             None => return Ok(false),
             Some(0) => return Err(ClientError::Closed),
             Some(received) => {
@@ -375,18 +338,12 @@ impl Pipeline {
         let is_read = slot.command == Command::Read;
         match reply {
             Reply::Simple { .. } if is_read && self.structured => {
-                return Err(protocol(
-                    "a simple reply to a read, though structured was agreed",
-                ));
+                return Err(protocol("a simple reply to a read, though structured was agreed"));
             }
             Reply::Simple { error: None, .. } if is_read => {
                 slot.got = slot.len;
-                self.payload = Some(Payload {
-                    slot: index,
-                    at: 0,
-                    left: slot.len as usize,
-                    last: true,
-                });
+                self.payload =
+                    Some(Payload { slot: index, at: 0, left: slot.len as usize, last: true });
                 return Ok(());
             }
             Reply::Simple { error, .. } => slot.error = error,
@@ -403,12 +360,7 @@ impl Pipeline {
                 let (at, left) = (at as usize, len as usize);
                 if let Reply::Data { last, .. } = reply {
                     let slot = index;
-                    self.payload = Some(Payload {
-                        slot,
-                        at,
-                        left,
-                        last,
-                    });
+                    self.payload = Some(Payload { slot, at, left, last });
                     return Ok(());
                 }
                 self.data(index)[at..at + left].fill(0);
@@ -430,10 +382,7 @@ impl Pipeline {
         // A second reply to it will find nobody.
         slot.command = Command::Disconnect;
         self.free.push(index);
-        finished.push(Finished {
-            slot: index,
-            error: slot.error,
-        });
+        finished.push(Finished { slot: index, error: slot.error });
         Ok(())
     }
 }

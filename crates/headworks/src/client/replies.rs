@@ -19,30 +19,13 @@ use crate::frontend::nbd::wire::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// The whole answer. After a successful read its bytes follow.
-    Simple {
-        cookie: u64,
-        error: Option<NbdError>,
-    },
+    Simple { cookie: u64, error: Option<NbdError> },
     /// `len` bytes of a read follow.
-    Data {
-        cookie: u64,
-        offset: u64,
-        len: u32,
-        last: bool,
-    },
+    Data { cookie: u64, offset: u64, len: u32, last: bool },
     /// A part of a read is zeros.
-    Hole {
-        cookie: u64,
-        offset: u64,
-        len: u32,
-        last: bool,
-    },
+    Hole { cookie: u64, offset: u64, len: u32, last: bool },
     /// The request failed.
-    Failed {
-        cookie: u64,
-        error: NbdError,
-        last: bool,
-    },
+    Failed { cookie: u64, error: NbdError, last: bool },
     /// That was all.
     Nothing { cookie: u64 },
 }
@@ -96,9 +79,7 @@ pub fn parse(bytes: &[u8]) -> Result<Next, ClientError> {
             Ok(Next::Reply(SIMPLE_REPLY_BYTES, reply))
         }
         STRUCTURED_REPLY_MAGIC => parse_chunk(bytes),
-        magic => Err(protocol(format!(
-            "{magic:#010x} stands where a reply must begin"
-        ))),
+        magic => Err(protocol(format!("{magic:#010x} stands where a reply must begin"))),
     }
 }
 
@@ -116,15 +97,9 @@ fn parse_chunk(bytes: &[u8]) -> Result<Next, ClientError> {
         _ => is_error && len >= 6 && len as usize <= REPLY_BYTES_MAX - CHUNK_HEADER_BYTES,
     };
     if !fits {
-        return Err(protocol(format!(
-            "a chunk of kind {kind:#x} has {len} bytes"
-        )));
+        return Err(protocol(format!("a chunk of kind {kind:#x} has {len} bytes")));
     }
-    let own = if kind == chunk::OFFSET_DATA {
-        8
-    } else {
-        len as usize
-    };
+    let own = if kind == chunk::OFFSET_DATA { 8 } else { len as usize };
     let whole = CHUNK_HEADER_BYTES + own;
     if bytes.len() < whole {
         return Ok(Next::Needs(whole));
@@ -132,23 +107,11 @@ fn parse_chunk(bytes: &[u8]) -> Result<Next, ClientError> {
     let body = &bytes[CHUNK_HEADER_BYTES..whole];
     let reply = match kind {
         chunk::NONE => Reply::Nothing { cookie },
-        chunk::OFFSET_DATA => Reply::Data {
-            cookie,
-            offset: be64(body, 0),
-            len: len - 8,
-            last,
-        },
-        chunk::OFFSET_HOLE => Reply::Hole {
-            cookie,
-            offset: be64(body, 0),
-            len: be32(body, 8),
-            last,
-        },
-        _ => Reply::Failed {
-            cookie,
-            error: NbdError::from_code(be32(body, 0)),
-            last,
-        },
+        chunk::OFFSET_DATA => Reply::Data { cookie, offset: be64(body, 0), len: len - 8, last },
+        chunk::OFFSET_HOLE => {
+            Reply::Hole { cookie, offset: be64(body, 0), len: be32(body, 8), last }
+        }
+        _ => Reply::Failed { cookie, error: NbdError::from_code(be32(body, 0)), last },
     };
     Ok(Next::Reply(whole, reply))
 }
@@ -179,47 +142,18 @@ mod tests {
     fn the_servers_replies_are_understood() {
         let (simple, structured) = (Replies { structured: false }, Replies { structured: true });
         let (cookie, offset, len, last) = (5, 1 << 40, 4096, true);
-        let good = Reply::Simple {
-            cookie,
-            error: None,
-        };
+        let good = Reply::Simple { cookie, error: None };
         assert_eq!(read_back(|out| simple.read_data(out, 5, 0, 9)), good);
         assert_eq!(read_back(|out| structured.done(out, 5, Ok(()))), good);
         let error = NbdError::NoSpace;
-        let bad = Reply::Simple {
-            cookie,
-            error: Some(error),
-        };
+        let bad = Reply::Simple { cookie, error: Some(error) };
         assert_eq!(read_back(|out| structured.done(out, 5, Err(error))), bad);
-        let failed = Reply::Failed {
-            cookie,
-            error,
-            last,
-        };
-        assert_eq!(
-            read_back(|out| structured.read_error(out, 5, error)),
-            failed
-        );
-        let data = Reply::Data {
-            cookie,
-            offset,
-            len,
-            last,
-        };
-        assert_eq!(
-            read_back(|out| structured.read_data(out, 5, offset, len)),
-            data
-        );
-        let hole = Reply::Hole {
-            cookie,
-            offset,
-            len,
-            last,
-        };
-        assert_eq!(
-            read_back(|out| assert!(structured.read_hole(out, 5, offset, len))),
-            hole
-        );
+        let failed = Reply::Failed { cookie, error, last };
+        assert_eq!(read_back(|out| structured.read_error(out, 5, error)), failed);
+        let data = Reply::Data { cookie, offset, len, last };
+        assert_eq!(read_back(|out| structured.read_data(out, 5, offset, len)), data);
+        let hole = Reply::Hole { cookie, offset, len, last };
+        assert_eq!(read_back(|out| assert!(structured.read_hole(out, 5, offset, len))), hole);
     }
 
     #[test]
@@ -239,10 +173,7 @@ mod tests {
         assert!(chunk(0x8001, 1, 1 << 20).is_err());
         let nothing = Next::Reply(20, Reply::Nothing { cookie: 0 });
         assert_eq!(chunk(0, 1, 0).expect("NONE"), nothing);
-        assert!(matches!(
-            chunk(0x8099, 0, 6),
-            Ok(Next::Reply(26, Reply::Failed { .. }))
-        ));
+        assert!(matches!(chunk(0x8099, 0, 6), Ok(Next::Reply(26, Reply::Failed { .. }))));
         assert!(parse(&[0; 16]).is_err());
     }
 

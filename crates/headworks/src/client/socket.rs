@@ -106,11 +106,8 @@ impl Socket {
 
     /// Waits until the socket can be read, or written. False after `timeout`.
     pub(super) fn wait_for_either(&self, timeout: Duration) -> io::Result<bool> {
-        let mut poll = libc::pollfd {
-            fd: self.as_raw_fd(),
-            events: libc::POLLIN | libc::POLLOUT,
-            revents: 0,
-        };
+        let mut poll =
+            libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN | libc::POLLOUT, revents: 0 };
         let millis = timeout.as_millis().min(i32::MAX as u128) as i32;
         // SAFETY: one pollfd, alive on the stack.
         match unsafe { libc::poll(&mut poll, 1, millis) } {

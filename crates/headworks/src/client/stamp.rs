@@ -101,11 +101,7 @@ const FAILED: u32 = 1 << 31;
 impl Versions {
     /// `blocks` blocks that were not written yet and hold `untouched`.
     pub fn new(blocks: usize, untouched: Expected) -> Self {
-        Self {
-            written: vec![0; blocks],
-            busy: vec![0; blocks.div_ceil(64)],
-            untouched,
-        }
+        Self { written: vec![0; blocks], busy: vec![0; blocks.div_ceil(64)], untouched }
     }
 
     /// Whether a request for the block is in flight.
@@ -177,24 +173,15 @@ mod tests {
     #[test]
     fn versions_follow_acknowledgements() {
         let mut versions = Versions::new(100, Expected::Zeros);
-        assert_eq!(
-            (versions.expected(70), versions.next(70)),
-            (Expected::Zeros, 1)
-        );
+        assert_eq!((versions.expected(70), versions.next(70)), (Expected::Zeros, 1));
         versions.begin(70);
         assert!(versions.is_busy(70) && !versions.is_busy(6) && !versions.is_busy(71));
         versions.end(70);
         assert!(!versions.is_busy(70));
         versions.on_written(70, true);
-        assert_eq!(
-            (versions.expected(70), versions.next(70)),
-            (Expected::Version(1), 2)
-        );
+        assert_eq!((versions.expected(70), versions.next(70)), (Expected::Version(1), 2));
         versions.on_written(70, false);
-        assert_eq!(
-            (versions.expected(70), versions.next(70)),
-            (Expected::Anything, 3)
-        );
+        assert_eq!((versions.expected(70), versions.next(70)), (Expected::Anything, 3));
         versions.on_written(70, true);
         assert_eq!(versions.expected(70), Expected::Version(3));
     }

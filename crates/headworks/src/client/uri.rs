@@ -85,9 +85,7 @@ fn tcp(text: &str, authority: &str, query: &str) -> Result<Target, ClientError> 
     };
     let port = match port {
         "" => PORT,
-        digits => digits
-            .parse()
-            .map_err(|_| no(text, "the port must be 1 to 65535"))?,
+        digits => digits.parse().map_err(|_| no(text, "the port must be 1 to 65535"))?,
     };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let host = String::from_utf8(decode(text, host)?).unwrap_or_default();
@@ -180,10 +178,7 @@ mod tests {
     }
 
     fn uri(target: Target, export: &str) -> Uri {
-        Uri {
-            target,
-            export: export.into(),
-        }
+        Uri { target, export: export.into() }
     }
 
     #[test]
@@ -199,10 +194,7 @@ mod tests {
             parsed("nbd+unix:///%C3%A4?x-mine=1&socket=/a%26b%25"),
             uri(unix("/a&b%"), "\u{e4}")
         );
-        assert_eq!(
-            parsed("nbd+unix://?socket=%00hidden"),
-            uri(unix("\0hidden"), "")
-        );
+        assert_eq!(parsed("nbd+unix://?socket=%00hidden"), uri(unix("\0hidden"), ""));
     }
 
     #[test]
@@ -225,10 +217,7 @@ mod tests {
             ("nbd+unix:///x", "socket=PATH is missing"),
             ("nbd+unix:///x?socket=", "socket=PATH is missing"),
             ("nbd+unix://tmp/x?socket=/s", "three slashes"),
-            (
-                "nbd+unix:///?socket=/s&tls-type=x509",
-                "\"tls-type\" is not known",
-            ),
+            ("nbd+unix:///?socket=/s&tls-type=x509", "\"tls-type\" is not known"),
             ("nbd://h?socket=/s", "\"socket\" is not known"),
             ("nbd:///x", "host is missing"),
             ("nbd://h:70000/", "port must be"),

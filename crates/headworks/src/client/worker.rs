@@ -148,18 +148,9 @@ impl Worker {
                     stamp::fill(self.pipeline.data(slot), self.share.seed, offset, version);
                 }
             }
-            let command = if is_write {
-                Command::Write
-            } else {
-                Command::Read
-            };
-            self.pipeline
-                .submit(command, CommandFlags::NONE, offset, self.share.block_bytes);
-            self.pending[slot] = Pending {
-                block,
-                is_write,
-                submitted_ns: now_ns,
-            };
+            let command = if is_write { Command::Write } else { Command::Read };
+            self.pipeline.submit(command, CommandFlags::NONE, offset, self.share.block_bytes);
+            self.pending[slot] = Pending { block, is_write, submitted_ns: now_ns };
         }
         Ok(())
     }
@@ -167,9 +158,7 @@ impl Worker {
     /// The next block and whether to write it; nothing if the phase is over or all that was drawn is busy.
     #[inline]
     fn choose(&mut self, phase: Phase) -> Option<(u64, bool)> {
-        let Share {
-            pattern, blocks, ..
-        } = self.share;
+        let Share { pattern, blocks, .. } = self.share;
         match phase {
             Phase::Run(_) => {}
             Phase::Fill => return self.in_order(|_, _| true).map(|block| (block, true)),
@@ -207,11 +196,7 @@ impl Worker {
         while self.next < self.share.own.1 {
             let block = self.next;
             self.next += 1;
-            if self
-                .versions
-                .as_ref()
-                .is_none_or(|versions| wanted(versions, block as usize))
-            {
+            if self.versions.as_ref().is_none_or(|versions| wanted(versions, block as usize)) {
                 return Some(block);
             }
         }
@@ -220,9 +205,7 @@ impl Worker {
 
     #[inline]
     fn is_busy(&self, block: u64) -> bool {
-        self.versions
-            .as_ref()
-            .is_some_and(|versions| versions.is_busy(block as usize))
+        self.versions.as_ref().is_some_and(|versions| versions.is_busy(block as usize))
     }
 
     /// Counts and checks what has finished.
@@ -234,8 +217,7 @@ impl Worker {
                 Some(error) => self.tally.on_error(error),
                 None => {
                     let latency = now_ns - pending.submitted_ns;
-                    self.tally
-                        .on_done(pending.is_write, self.share.block_bytes, latency);
+                    self.tally.on_done(pending.is_write, self.share.block_bytes, latency);
                 }
             }
             if self.versions.is_some() {

@@ -110,19 +110,13 @@ impl DelayDevice {
             self.due.pop();
             self.free.push(slot);
             let held = &self.held[slot as usize];
-            self.commands.push(Command {
-                first_span: self.spans.len() as u32,
-                ..held.command
-            });
+            self.commands.push(Command { first_span: self.spans.len() as u32, ..held.command });
             self.spans.extend_from_slice(&held.spans);
         }
         if self.commands.is_empty() {
             return;
         }
-        let batch = Batch {
-            commands: &self.commands,
-            spans: &self.spans,
-        };
+        let batch = Batch { commands: &self.commands, spans: &self.spans };
         // SAFETY: the promise made when these commands were submitted holds until their completion, which is still to come.
         unsafe { self.below.submit(now, batch, io) };
         self.commands.clear();
@@ -178,11 +172,7 @@ mod tests {
     const NONE: BioFlags = BioFlags::NONE;
 
     fn options(read: u64, write: u64, jitter_ns: u64) -> DelayOptions {
-        let mut options = DelayOptions {
-            jitter_ns,
-            seed: 1,
-            ..DelayOptions::default()
-        };
+        let mut options = DelayOptions { jitter_ns, seed: 1, ..DelayOptions::default() };
         options.wait_ns[Op::Read as usize] = read;
         options.wait_ns[Op::Write as usize] = write;
         options
@@ -193,29 +183,16 @@ mod tests {
         let delay = DelayDevice::new(options(500, 70, 0), Box::new(NullDevice));
         let mut bench = Bench::new(delay);
         let start = bench.now;
-        let (read, write) = (
-            bench.submit(Op::Read, NONE, 0, 4096),
-            bench.submit(Op::Write, NONE, 0, 4096),
-        );
+        let (read, write) =
+            (bench.submit(Op::Read, NONE, 0, 4096), bench.submit(Op::Write, NONE, 0, 4096));
         let flush = bench.submit(Op::Flush, NONE, 0, 0);
-        let ids = |bench: &Bench<_>| {
-            bench
-                .completions
-                .iter()
-                .map(|done| done.id)
-                .collect::<Vec<_>>()
-        };
+        let ids =
+            |bench: &Bench<_>| bench.completions.iter().map(|done| done.id).collect::<Vec<_>>();
         assert_eq!(ids(&bench), [flush], "a flush does not wait here");
         assert!(bench.step());
-        assert_eq!(
-            (ids(&bench), bench.now.since(start)),
-            (vec![flush, write], 70)
-        );
+        assert_eq!((ids(&bench), bench.now.since(start)), (vec![flush, write], 70));
         assert!(bench.step());
-        assert_eq!(
-            (ids(&bench), bench.now.since(start)),
-            (vec![flush, write, read], 500)
-        );
+        assert_eq!((ids(&bench), bench.now.since(start)), (vec![flush, write, read], 500));
         assert!(!bench.step());
     }
 
@@ -224,10 +201,7 @@ mod tests {
         let mut bench = Bench::new(DelayDevice::new(options(500, 0, 0), Box::new(NullDevice)));
         bench.submit(Op::Read, NONE, 0, 4096);
         let (mut completions, mut disk) = (Vec::new(), crate::device::testing::TestDisk::default());
-        let mut io = DeviceIo {
-            completions: &mut completions,
-            disk: &mut disk,
-        };
+        let mut io = DeviceIo { completions: &mut completions, disk: &mut disk };
         let due = bench.now.after(500);
         bench.device_mut().on_timeout(Instant(due.0 - 1), &mut io);
         assert!(io.completions.is_empty());
@@ -241,10 +215,7 @@ mod tests {
         let mut bench = Bench::new(delay);
         bench.submit(Op::Read, NONE, 0, 512);
         let mut stamp = [9u8; 512];
-        let spans = [Span {
-            base: stamp.as_mut_ptr(),
-            len: 512,
-        }];
+        let spans = [Span { base: stamp.as_mut_ptr(), len: 512 }];
         bench.submit_spans(Op::Write, NONE, 0, 512, &spans);
         assert_eq!(bench.drain().len(), 2);
         assert_eq!(bench.buffer()[..512], stamp);
@@ -263,11 +234,7 @@ mod tests {
             bench.submit_spans(Op::Write, NONE, index as u64 * 512, 512, &spans);
         }
         assert!(bench.step());
-        assert_eq!(
-            bench.completions.len(),
-            8,
-            "one step of time releases them all"
-        );
+        assert_eq!(bench.completions.len(), 8, "one step of time releases them all");
         bench.drain();
         bench.run(Op::Read, NONE, 0, 4096);
         assert_eq!(bench.buffer()[..4096], bytes);
@@ -277,9 +244,7 @@ mod tests {
     fn jitter_stays_in_its_range_and_repeats() {
         let waits = || {
             let mut delay = DelayDevice::new(options(1000, 0, 300), Box::new(NullDevice));
-            (0..500)
-                .map(|_| delay.wait_ns(Op::Read))
-                .collect::<Vec<_>>()
+            (0..500).map(|_| delay.wait_ns(Op::Read)).collect::<Vec<_>>()
         };
         let first = waits();
         assert!(first.iter().all(|wait| (1000..=1300).contains(wait)));
@@ -290,10 +255,7 @@ mod tests {
     #[test]
     fn agrees_with_a_vector() {
         let mem = MemDevice::new(1 << 20).unwrap();
-        let options = DelayOptions {
-            wait_ns: [5; Op::COUNT],
-            ..options(0, 0, 9)
-        };
+        let options = DelayOptions { wait_ns: [5; Op::COUNT], ..options(0, 0, 9) };
         let mut bench = Bench::new(DelayDevice::new(options, Box::new(mem)));
         against_model(&mut bench, 3, 1 << 20, 512, 300);
     }

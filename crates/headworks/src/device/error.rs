@@ -152,18 +152,10 @@ mod tests {
 
     #[test]
     fn only_the_chosen_operation_fails_and_as_chosen() {
-        for error in [
-            IoError::Medium,
-            IoError::NoSpace,
-            IoError::Busy,
-            IoError::Unsupported,
-        ] {
+        for error in [IoError::Medium, IoError::NoSpace, IoError::Busy, IoError::Unsupported] {
             for op in Op::ALL {
-                let mut bench = bench(ErrorOptions {
-                    error,
-                    op: Some(op),
-                    ..ErrorOptions::default()
-                });
+                let mut bench =
+                    bench(ErrorOptions { error, op: Some(op), ..ErrorOptions::default() });
                 for other in Op::ALL {
                     let status = bench.run(other, BioFlags::NONE, 0, 512).status;
                     assert_eq!(status, if other == op { Err(error) } else { Ok(()) });
@@ -174,10 +166,7 @@ mod tests {
 
     #[test]
     fn ranges_are_touched_by_one_byte_and_never_by_flushes() {
-        let mut bench = bench(ErrorOptions {
-            range: Some(4096..8192),
-            ..ErrorOptions::default()
-        });
+        let mut bench = bench(ErrorOptions { range: Some(4096..8192), ..ErrorOptions::default() });
         for (offset, len, expected) in [
             (0, 4096, false),
             (0, 4097, true),
@@ -187,11 +176,7 @@ mod tests {
             (5000, 10, true),
         ] {
             for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
-                assert_eq!(
-                    fails(&mut bench, op, offset, len),
-                    expected,
-                    "{offset} + {len}"
-                );
+                assert_eq!(fails(&mut bench, op, offset, len), expected, "{offset} + {len}");
             }
         }
         assert!(!fails(&mut bench, Op::Flush, 0, 0));
@@ -210,10 +195,7 @@ mod tests {
             assert!(!fails(&mut bench, Op::Read, 0, 512), "reads do not count");
             failures.push(fails(&mut bench, Op::Write, 0, 512));
         }
-        assert_eq!(
-            failures,
-            [false, false, true, true, true, false, false, false]
-        );
+        assert_eq!(failures, [false, false, true, true, true, false, false, false]);
     }
 
     #[test]
@@ -224,9 +206,7 @@ mod tests {
                 seed,
                 ..ErrorOptions::default()
             });
-            (0..4000)
-                .map(|_| fails(&mut bench, Op::Read, 0, 512))
-                .collect::<Vec<_>>()
+            (0..4000).map(|_| fails(&mut bench, Op::Read, 0, 512)).collect::<Vec<_>>()
         };
         let first = run(1);
         let count = first.iter().filter(|&&failed| failed).count();
@@ -238,20 +218,14 @@ mod tests {
     #[test]
     fn what_fails_moves_nothing_and_its_neighbours_in_the_batch_do() {
         let mem = MemDevice::new(1 << 20).unwrap();
-        let options = ErrorOptions {
-            range: Some(512..1024),
-            op: Some(Op::Write),
-            ..ErrorOptions::default()
-        };
+        let options =
+            ErrorOptions { range: Some(512..1024), op: Some(Op::Write), ..ErrorOptions::default() };
         let mut bench = Bench::new(ErrorDevice::new(options, Box::new(mem)));
         bench.buffer()[..1536].fill(7);
         let base = bench.buffer().as_mut_ptr();
         let commands: Vec<Command> = (0..3)
             .map(|index| Command {
-                id: RequestId {
-                    slot: index,
-                    generation: 0,
-                },
+                id: RequestId { slot: index, generation: 0 },
                 volume: VolumeId(0),
                 op: Op::Write,
                 flags: BioFlags::NONE,
@@ -266,10 +240,7 @@ mod tests {
             base: unsafe { base.add(at) },
             len: 512,
         });
-        bench.submit_batch(Batch {
-            commands: &commands,
-            spans: &spans,
-        });
+        bench.submit_batch(Batch { commands: &commands, spans: &spans });
         let mut done = bench.drain();
         done.sort_by_key(|completion| completion.id);
         let status: Vec<_> = done.iter().map(|completion| completion.status).collect();
@@ -281,15 +252,9 @@ mod tests {
 
     #[test]
     fn time_passes_through() {
-        let slow = DelayOptions {
-            wait_ns: [100; Op::COUNT],
-            ..DelayOptions::default()
-        };
+        let slow = DelayOptions { wait_ns: [100; Op::COUNT], ..DelayOptions::default() };
         let delay = DelayDevice::new(slow, Box::new(NullDevice));
-        let options = ErrorOptions {
-            count: 1,
-            ..ErrorOptions::default()
-        };
+        let options = ErrorOptions { count: 1, ..ErrorOptions::default() };
         let mut bench = Bench::new(ErrorDevice::new(options, Box::new(delay)));
         let start = bench.now;
         assert!(fails(&mut bench, Op::Read, 0, 512));

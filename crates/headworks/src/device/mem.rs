@@ -42,26 +42,15 @@ impl MemDevice {
             .checked_mul(CHUNK)
             .ok_or_else(|| ConfigError::new("size", format!("no memory can hold {size} bytes")))?;
         let bytes = Mapping::new(mapped).map_err(|error| {
-            ConfigError::new(
-                "size",
-                format!("no address space for {size} bytes: {error}"),
-            )
+            ConfigError::new("size", format!("no address space for {size} bytes: {error}"))
         })?;
-        Ok(Self {
-            bytes,
-            size,
-            written: vec![0; chunks.div_ceil(64)],
-        })
+        Ok(Self { bytes, size, written: vec![0; chunks.div_ceil(64)] })
     }
 
     /// What its queue should know: nothing outlives the process, so nothing needs a flush.
     #[must_use]
     pub fn queue_options() -> QueueOptions {
-        QueueOptions {
-            write_cache: false,
-            fua: true,
-            ..QueueOptions::default()
-        }
+        QueueOptions { write_cache: false, fua: true, ..QueueOptions::default() }
     }
 
     /// # Safety
@@ -81,10 +70,7 @@ impl MemDevice {
             Op::Write if !spans.is_empty() => unsafe { self.write(start, end, spans) },
             Op::Write | Op::Discard | Op::WriteZeroes => self.zero(start, end),
         }
-        Completion {
-            hole,
-            ..super::done(command)
-        }
+        Completion { hole, ..super::done(command) }
     }
 
     /// # Safety
@@ -216,10 +202,7 @@ mod tests {
     fn what_was_never_written_is_a_hole_and_costs_nothing() {
         let mut bench = Bench::new(MemDevice::new(1 << 40).unwrap());
         bench.buffer().fill(7);
-        assert_eq!(
-            bench.run(Op::Write, BioFlags::NONE, 77 << 30, 4096).status,
-            Ok(())
-        );
+        assert_eq!(bench.run(Op::Write, BioFlags::NONE, 77 << 30, 4096).status, Ok(()));
         let chunk = |index: i64| ((77_i64 << 30) + index * CHUNK as i64) as u64;
         for (offset, len, hole) in [
             (chunk(-1), CHUNK as u32, true),
@@ -230,11 +213,7 @@ mod tests {
             (0, 1 << 20, true),
         ] {
             let read = bench.run(Op::Read, BioFlags::HOLE_OK, offset, len);
-            assert_eq!(
-                (read.hole, read.transferred),
-                (hole, len),
-                "{offset} + {len}"
-            );
+            assert_eq!((read.hole, read.transferred), (hole, len), "{offset} + {len}");
         }
         // The same without HOLE_OK: zeros, and still no memory for them.
         let read = bench.run(Op::Read, BioFlags::NONE, 5 << 30, 1 << 20);
@@ -249,12 +228,7 @@ mod tests {
         assert_eq!(bench.run(Op::Write, BioFlags::NONE, 0, len).status, Ok(()));
         let full = resident(bench.device());
         assert!(full >= len as usize / PAGE);
-        assert_eq!(
-            bench
-                .run(Op::Discard, BioFlags::NONE, 100, len - 100)
-                .status,
-            Ok(())
-        );
+        assert_eq!(bench.run(Op::Discard, BioFlags::NONE, 100, len - 100).status, Ok(()));
         assert!(resident(bench.device()) <= full - 15 * CHUNK / PAGE);
         let read = bench.run(Op::Read, BioFlags::HOLE_OK, CHUNK as u64, 15 * CHUNK as u32);
         assert!(read.hole, "chunks given back are holes again");

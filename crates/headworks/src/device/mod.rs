@@ -92,21 +92,12 @@ pub trait Device: Send {
 
 /// The answer of a command that did all it was asked.
 fn done(command: &Command) -> Completion {
-    Completion {
-        id: command.id,
-        transferred: command.len,
-        status: Ok(()),
-        hole: false,
-    }
+    Completion { id: command.id, transferred: command.len, status: Ok(()), hole: false }
 }
 
 /// The answer of a command that did nothing.
 fn failed(command: &Command, error: IoError) -> Completion {
-    Completion {
-        transferred: 0,
-        status: Err(error),
-        ..done(command)
-    }
+    Completion { transferred: 0, status: Err(error), ..done(command) }
 }
 
 /// Gives some neighbouring commands of a batch to a device.

@@ -15,11 +15,7 @@ impl NullDevice {
     /// What its queue should know: nothing is volatile and everything is possible.
     #[must_use]
     pub fn queue_options() -> QueueOptions {
-        QueueOptions {
-            write_cache: false,
-            fua: true,
-            ..QueueOptions::default()
-        }
+        QueueOptions { write_cache: false, fua: true, ..QueueOptions::default() }
     }
 }
 
@@ -33,10 +29,7 @@ impl Device for NullDevice {
                     unsafe { span.base.write_bytes(0, span.len) };
                 }
             }
-            io.completions.push(Completion {
-                hole,
-                ..super::done(command)
-            });
+            io.completions.push(Completion { hole, ..super::done(command) });
         }
     }
 }
@@ -51,25 +44,16 @@ mod tests {
         let mut bench = Bench::new(NullDevice);
         bench.buffer()[..8192].fill(7);
         let read = bench.run(Op::Read, BioFlags::HOLE_OK, 1 << 40, 8192);
-        assert_eq!(
-            (read.status, read.transferred, read.hole),
-            (Ok(()), 8192, true)
-        );
+        assert_eq!((read.status, read.transferred, read.hole), (Ok(()), 8192, true));
         assert_eq!(bench.buffer()[0], 7, "a hole leaves the buffer alone");
         let read = bench.run(Op::Read, BioFlags::NONE, 1 << 40, 8192);
-        assert_eq!(
-            (read.status, read.transferred, read.hole),
-            (Ok(()), 8192, false)
-        );
+        assert_eq!((read.status, read.transferred, read.hole), (Ok(()), 8192, false));
         assert!(bench.buffer()[..8192].iter().all(|&byte| byte == 0));
         assert_eq!(bench.buffer()[8192], 0);
         for op in [Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
             let len = if op == Op::Flush { 0 } else { 4096 };
             let done = bench.run(op, BioFlags::FUA, 0, len);
-            assert_eq!(
-                (done.status, done.transferred, done.hole),
-                (Ok(()), len, false)
-            );
+            assert_eq!((done.status, done.transferred, done.hole), (Ok(()), len, false));
         }
     }
 }

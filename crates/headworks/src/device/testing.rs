@@ -42,11 +42,7 @@ impl TestDisk {
             // SAFETY: the spans are valid by the promise of whoever submitted the command.
             None => unsafe { file::execute(&op, &spans) },
         };
-        Some(DiskDone {
-            device: op.device,
-            id: op.id,
-            result,
-        })
+        Some(DiskDone { device: op.device, id: op.id, result })
     }
 }
 
@@ -125,10 +121,7 @@ impl<D: Device> Bench<D> {
         spans: &[Span],
     ) -> RequestId {
         self.generation += 1;
-        let id = RequestId {
-            slot: self.generation % 64,
-            generation: self.generation,
-        };
+        let id = RequestId { slot: self.generation % 64, generation: self.generation };
         let command = Command {
             id,
             volume: self.volume,
@@ -139,20 +132,14 @@ impl<D: Device> Bench<D> {
             first_span: 0,
             spans: spans.len() as u16,
         };
-        let batch = Batch {
-            commands: &[command],
-            spans,
-        };
+        let batch = Batch { commands: &[command], spans };
         self.submit_batch(batch);
         id
     }
 
     /// Commands on spans that stay valid until they are drained.
     pub fn submit_batch(&mut self, batch: Batch<'_>) {
-        let mut io = DeviceIo {
-            completions: &mut self.completions,
-            disk: &mut self.disk,
-        };
+        let mut io = DeviceIo { completions: &mut self.completions, disk: &mut self.disk };
         // SAFETY: tests keep the memory that they name until they have drained the bench.
         unsafe { self.device.submit(self.now, batch, &mut io) };
     }
@@ -160,10 +147,7 @@ impl<D: Device> Bench<D> {
     /// One step of the disk, or else of time. False when nothing is left to do.
     pub fn step(&mut self) -> bool {
         let done = self.disk.step();
-        let mut io = DeviceIo {
-            completions: &mut self.completions,
-            disk: &mut self.disk,
-        };
+        let mut io = DeviceIo { completions: &mut self.completions, disk: &mut self.disk };
         if let Some(done) = done {
             self.device.on_disk(self.now, done, &mut io);
             return true;
@@ -186,11 +170,7 @@ impl<D: Device> Bench<D> {
     pub fn run(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) -> Completion {
         let id = self.submit(op, flags, offset, len);
         let done = self.drain();
-        assert_eq!(
-            done.len(),
-            1,
-            "each command gets exactly one answer: {done:?}"
-        );
+        assert_eq!(done.len(), 1, "each command gets exactly one answer: {done:?}");
         assert_eq!(done[0].id, id);
         done[0]
     }
@@ -252,11 +232,7 @@ pub fn against_model<D: Device>(
                     0 => bench.write_zeros(flags, offset as u64, len as u32),
                     _ => bench.run(op, flags, offset as u64, len as u32),
                 };
-                assert_eq!(
-                    (ok(done), done.transferred as usize),
-                    (Ok(()), len),
-                    "{what}"
-                );
+                assert_eq!((ok(done), done.transferred as usize), (Ok(()), len), "{what}");
                 model[range].fill(0);
             }
         }
@@ -265,10 +241,7 @@ pub fn against_model<D: Device>(
     for offset in (0..size).step_by(chunk) {
         let len = chunk.min(size - offset);
         continue_to_end(bench, Op::Read, BioFlags::NONE, offset, len, "the end");
-        assert!(
-            bench.buffer()[..len] == model[offset..offset + len],
-            "the end"
-        );
+        assert!(bench.buffer()[..len] == model[offset..offset + len], "the end");
     }
 }
 
@@ -298,10 +271,7 @@ fn continue_to_end<D: Device>(
     loop {
         // SAFETY: within the buffer, as `len` is.
         let base = unsafe { bench.buffer.base().add(at) };
-        let span = Span {
-            base,
-            len: len - at,
-        };
+        let span = Span { base, len: len - at };
         let rest = (len - at) as u32;
         if at == 0 {
             bench.submit(op, flags, offset as u64, rest);
@@ -311,10 +281,7 @@ fn continue_to_end<D: Device>(
         let done = bench.drain();
         assert_eq!(done.len(), 1, "{what}");
         assert_eq!(ok(done[0]), Ok(()), "{what}");
-        assert!(
-            done[0].transferred > 0 && done[0].transferred <= rest,
-            "{what}"
-        );
+        assert!(done[0].transferred > 0 && done[0].transferred <= rest, "{what}");
         at += done[0].transferred as usize;
         if at == len {
             return done[0].hole && done[0].transferred as usize == len;

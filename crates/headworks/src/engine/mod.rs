@@ -169,10 +169,9 @@ impl FromStr for EngineChoice {
             "auto" => Ok(Self::Auto),
             "uring" => Ok(Self::Uring),
             "threads" => Ok(Self::Threads),
-            _ => Err(ConfigError::new(
-                "engine",
-                format!("`{word}` is none of auto, uring, threads"),
-            )),
+            _ => {
+                Err(ConfigError::new("engine", format!("`{word}` is none of auto, uring, threads")))
+            }
         }
     }
 }
@@ -206,8 +205,5 @@ pub fn open(
     }
     let engine = Threads::open(disk_depth)
         .map_err(|error| ConfigError::new("engine", format!("cannot open epoll: {error}")))?;
-    Ok((
-        Box::new(engine),
-        format!("threads (epoll and a thread pool; {why_not_uring})"),
-    ))
+    Ok((Box::new(engine), format!("threads (epoll and a thread pool; {why_not_uring})")))
 }

@@ -68,10 +68,7 @@ impl Ops {
     /// The operation in `slot` ended with `result`.
     pub fn finish(&mut self, slot: u32, result: i32) -> DiskDone {
         let (device, id) = self.owners[slot as usize];
-        assert!(
-            self.free.len() < self.owners.len(),
-            "something is under way"
-        );
+        assert!(self.free.len() < self.owners.len(), "something is under way");
         self.free.push(slot);
         DiskDone { device, id, result }
     }

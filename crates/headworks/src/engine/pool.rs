@@ -75,11 +75,7 @@ impl Pool {
             closing: false,
         };
         Self {
-            shared: Arc::new(Shared {
-                work: Mutex::new(work),
-                more_work: Condvar::new(),
-                noise,
-            }),
+            shared: Arc::new(Shared { work: Mutex::new(work), more_work: Condvar::new(), noise }),
             threads: Vec::with_capacity(limit),
             limit,
         }
@@ -110,19 +106,14 @@ impl Pool {
 
     fn start_thread(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
-        let thread = thread::Builder::new()
-            .name("headworks-io".into())
-            .spawn(move || shared.run());
+        let thread = thread::Builder::new().name("headworks-io".into()).spawn(move || shared.run());
         // Without one more it goes on with those there are.
         thread.map(|thread| self.threads.push(thread)).is_ok()
     }
 
     /// All results since the last time, into `out`, which is empty.
     pub fn collect(&mut self, out: &mut Vec<Outcome>) {
-        assert!(
-            out.is_empty(),
-            "results are handed on before new ones are asked for"
-        );
+        assert!(out.is_empty(), "results are handed on before new ones are asked for");
         std::mem::swap(&mut self.shared.lock().done, out);
     }
 }
@@ -183,10 +174,7 @@ impl Shared {
                 return None;
             }
             work.idle += 1;
-            work = self
-                .more_work
-                .wait(work)
-                .expect("nothing panics under this lock");
+            work = self.more_work.wait(work).expect("nothing panics under this lock");
             work.idle -= 1;
         }
         let job = work.jobs.pop_front();
@@ -266,18 +254,8 @@ mod tests {
     fn job(slot: u32, fd: RawFd, kind: DiskKind, buffer: &libc::iovec) -> Job {
         // Offset -1: where a pipe stands.
         let (offset, len) = (-1, 0);
-        let vectors = Vectors {
-            first: buffer,
-            count: 1,
-        };
-        Job {
-            slot,
-            fd,
-            kind,
-            offset,
-            len,
-            vectors,
-        }
+        let vectors = Vectors { first: buffer, count: 1 };
+        Job { slot, fd, kind, offset, len, vectors }
     }
 
     fn collect(pool: &mut Pool, count: usize) -> Vec<Outcome> {
@@ -297,10 +275,7 @@ mod tests {
     fn the_thread_that_is_woken_wakes_the_next() {
         let signal = interrupting_signal();
         let mut bytes = [0_u8; 16];
-        let buffer = libc::iovec {
-            iov_base: bytes.as_mut_ptr().cast(),
-            iov_len: bytes.len(),
-        };
+        let buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let (empty, mut filler) = io::pipe().unwrap();
         let hang = job(0, empty.as_raw_fd(), DiskKind::Read, &buffer);
         let fails = |slot| job(slot, -1, DiskKind::Sync, &buffer);
@@ -313,10 +288,7 @@ mod tests {
         }
         // All rest. One is woken; it hangs; the rest of the batch must not hang with it.
         pool.submit(&mut vec![hang, fails(1), fails(2)]);
-        assert_eq!(
-            collect(&mut pool, 2),
-            [(1, -libc::EBADF), (2, -libc::EBADF)]
-        );
+        assert_eq!(collect(&mut pool, 2), [(1, -libc::EBADF), (2, -libc::EBADF)]);
 
         for thread in pool.threads.iter().cycle().take(300) {
             // SAFETY: the pool's threads live as long as it does.

@@ -125,15 +125,7 @@ impl Threads {
         // SAFETY: `events` has room for EVENTS, `time` lives during the call, no signal mask is given.
         let count = unsafe {
             let time = &raw const time;
-            libc::syscall(
-                libc::SYS_epoll_pwait2,
-                epoll,
-                events,
-                EVENTS,
-                time,
-                no_mask,
-                0,
-            )
+            libc::syscall(libc::SYS_epoll_pwait2, epoll, events, EVENTS, time, no_mask, 0)
         };
         // EPERM: old seccomp profiles refuse what they do not know.
         let errno = io::Error::last_os_error().raw_os_error();
@@ -153,10 +145,7 @@ impl Threads {
 }
 
 fn control(epoll: &OwnedFd, how: i32, fd: RawFd, mask: u32, name: u64) -> io::Result<()> {
-    let mut event = libc::epoll_event {
-        events: mask,
-        u64: name,
-    };
+    let mut event = libc::epoll_event { events: mask, u64: name };
     // SAFETY: `event` lives during the call.
     match unsafe { libc::epoll_ctl(epoll.as_raw_fd(), how, fd, &raw mut event) } {
         0 => Ok(()),
@@ -221,11 +210,7 @@ impl Engine for Threads {
     fn turn(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.arm();
         self.pool.submit(&mut self.batch);
-        self.wait(if self.refused.is_empty() {
-            wait
-        } else {
-            Wait::Poll
-        })?;
+        self.wait(if self.refused.is_empty() { wait } else { Wait::Poll })?;
         events.extend(self.refused.drain(..).map(|token| Event::Ready { token }));
         for index in 0..self.events.len() {
             let name = self.events[index].u64;

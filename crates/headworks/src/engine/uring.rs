@@ -254,12 +254,10 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
     let fd = Fd(op.fd);
     let Vectors { first, count } = vectors;
     match (op.kind, spans) {
-        (DiskKind::Read, [span]) => opcode::Read::new(fd, span.base, short(span.len))
-            .offset(op.offset)
-            .build(),
-        (DiskKind::Read, _) => opcode::Readv::new(fd, first, count)
-            .offset(op.offset)
-            .build(),
+        (DiskKind::Read, [span]) => {
+            opcode::Read::new(fd, span.base, short(span.len)).offset(op.offset).build()
+        }
+        (DiskKind::Read, _) => opcode::Readv::new(fd, first, count).offset(op.offset).build(),
         (DiskKind::Write { dsync }, [span]) => opcode::Write::new(fd, span.base, short(span.len))
             .offset(op.offset)
             .rw_flags(super::pool::write_flags(dsync))
@@ -269,10 +267,9 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
             .rw_flags(super::pool::write_flags(dsync))
             .build(),
         (DiskKind::Sync, _) => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-        (DiskKind::Allocate { mode }, _) => opcode::Fallocate::new(fd, op.len)
-            .offset(op.offset)
-            .mode(mode)
-            .build(),
+        (DiskKind::Allocate { mode }, _) => {
+            opcode::Fallocate::new(fd, op.len).offset(op.offset).mode(mode).build()
+        }
     }
 }
 

@@ -23,9 +23,7 @@ pub struct Bell {
 
 impl Default for Bell {
     fn default() -> Self {
-        Self {
-            rung: CachePadded(AtomicBool::new(false)),
-        }
+        Self { rung: CachePadded(AtomicBool::new(false)) }
     }
 }
 

@@ -36,13 +36,7 @@ pub(super) struct Watch {
     changed: bool,
 }
 
-const UNUSED: Watch = Watch {
-    fd: -1,
-    wanted: None,
-    armed: None,
-    generation: 0,
-    changed: false,
-};
+const UNUSED: Watch = Watch { fd: -1, wanted: None, armed: None, generation: 0, changed: false };
 
 /// All tokens of an engine.
 #[derive(Debug, Default)]

@@ -120,13 +120,7 @@ mod x86_64 {
         tail: usize,
         words: usize,
     ) -> usize {
-        naked_asm!(
-            "rep movsq",
-            "mov rcx, rdx",
-            "rep movsb",
-            "xor eax, eax",
-            "ret"
-        )
+        naked_asm!("rep movsq", "mov rcx, rdx", "rep movsb", "xor eax, eax", "ret")
     }
 
     /// Where the routine goes on after a fault. Never called.
@@ -287,8 +281,7 @@ mod tests {
                     let mut bytes = vec![number; 2 * PAGE];
                     for round in 0..500 {
                         let whole = round % 2 == 0;
-                        file.set_len(if whole { 2 * PAGE as u64 } else { 100 })
-                            .unwrap();
+                        file.set_len(if whole { 2 * PAGE as u64 } else { 100 }).unwrap();
                         // SAFETY: inside the mapping.
                         let copied = unsafe { copy(bytes.as_mut_ptr(), base, 2 * PAGE) };
                         assert_eq!(copied, whole, "round {round}");
@@ -315,10 +308,7 @@ mod tests {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler;
             action.sa_flags = flags;
-            assert_eq!(
-                libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()),
-                0
-            );
+            assert_eq!(libc::sigaction(libc::SIGBUS, &raw const action, std::ptr::null_mut()), 0);
         }
     }
 

@@ -68,10 +68,7 @@ impl Mapping {
     #[inline]
     #[must_use]
     pub fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(
-            offset <= self.len && len <= self.len - offset,
-            "a range inside the mapping"
-        );
+        assert!(offset <= self.len && len <= self.len - offset, "a range inside the mapping");
         // SAFETY: just checked to be inside.
         unsafe { self.base().add(offset) }
     }
@@ -81,10 +78,7 @@ impl Mapping {
     /// # Safety
     /// Nobody reads or writes the range meanwhile, and nobody needs its content.
     pub unsafe fn forget(&self, offset: usize, len: usize) {
-        assert!(
-            offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE),
-            "a range of whole pages"
-        );
+        assert!(offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE), "a range of whole pages");
         let start = self.at(offset, len);
         // SAFETY: the range is ours and unused by the caller's promise.
         let failed = unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) } != 0;

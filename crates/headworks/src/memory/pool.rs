@@ -70,10 +70,7 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub fn span(&self) -> Span {
-        Span {
-            base: self.base,
-            len: self.len(),
-        }
+        Span { base: self.base, len: self.len() }
     }
 }
 
@@ -121,10 +118,7 @@ impl Pool {
             prev: vec![NIL; units],
             heads: [NIL; ORDERS],
             orders_free: 0,
-            recent: [Recent {
-                units: [0; RECENT_MAX],
-                len: 0,
-            }; RECENT_ORDERS],
+            recent: [Recent { units: [0; RECENT_MAX], len: 0 }; RECENT_ORDERS],
             units_taken: 0,
         };
         pool.cut_region(units as u32);
@@ -155,10 +149,7 @@ impl Pool {
         self.state[unit as usize] = TAKEN | order as u8;
         self.units_taken += 1 << order;
         let base = self.region.at(unit as usize * PAGE, PAGE << order);
-        Some(Buffer {
-            base,
-            order: order as u8,
-        })
+        Some(Buffer { base, order: order as u8 })
     }
 
     /// Takes a buffer back.
@@ -274,10 +265,7 @@ impl Pool {
 
     fn remove_free(&mut self, unit: u32, order: usize) {
         let at = unit as usize;
-        assert!(
-            self.state[at] == FREE | order as u8,
-            "a free list holds free blocks of its order"
-        );
+        assert!(self.state[at] == FREE | order as u8, "a free list holds free blocks of its order");
         let (prev, next) = (self.prev[at], self.next[at]);
         match prev {
             NIL => self.heads[order] = next,
@@ -424,10 +412,7 @@ mod tests {
     fn a_double_put_is_our_bug() {
         let mut pool = Pool::new(MIB).unwrap();
         let buffer = pool.try_take(PAGE).unwrap();
-        let again = Buffer {
-            base: buffer.base,
-            order: buffer.order,
-        };
+        let again = Buffer { base: buffer.base, order: buffer.order };
         pool.put(buffer);
         pool.put(again);
     }

@@ -30,14 +30,8 @@ pub struct ExportSpec {
 pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
     for (index, export) in exports.iter().enumerate() {
         export.check()?;
-        if exports[..index]
-            .iter()
-            .any(|other| other.name == export.name)
-        {
-            let message = format!(
-                "two exports are called `{}`; name them NAME=SPEC",
-                export.name
-            );
+        if exports[..index].iter().any(|other| other.name == export.name) {
+            let message = format!("two exports are called `{}`; name them NAME=SPEC", export.name);
             return Err(ConfigError::new("export", message));
         }
     }
@@ -47,10 +41,9 @@ pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
 impl ExportSpec {
     fn check(&self) -> Result<(), ConfigError> {
         match (&self.spec.base, self.spec.size()) {
-            (_, Some(0)) => Err(ConfigError::new(
-                "size",
-                "0 bytes are nothing to serve; try size=1G",
-            )),
+            (_, Some(0)) => {
+                Err(ConfigError::new("size", "0 bytes are nothing to serve; try size=1G"))
+            }
             (Base::Null { .. }, None) => Err(no_size("null")),
             (Base::Mem { .. }, None) => Err(no_size("mem")),
             _ => Ok(()),
@@ -134,10 +127,7 @@ fn wants_write(exports: &[ExportSpec], export: &ExportSpec) -> bool {
     let writes = |export: &ExportSpec| !export.read_only && !read_only_spec(&export.spec);
     let own = identity(export);
     writes(export)
-        || own.is_some()
-            && exports
-                .iter()
-                .any(|other| writes(other) && identity(other) == own)
+        || own.is_some() && exports.iter().any(|other| writes(other) && identity(other) == own)
 }
 
 fn read_only_spec(spec: &Spec) -> bool {
@@ -214,39 +204,26 @@ impl Builder {
         what: &str,
     ) -> (VolumeId, String) {
         let device = self.add_device(Some((spec.wrap_queue_options(queue), spec.wrap(device))));
-        let options = VolumeOptions {
-            size,
-            read_only: false,
-            block_size: 1,
-        };
+        let options = VolumeOptions { size, read_only: false, block_size: 1 };
         (self.add_volume(device, options), wrapped(spec, what))
     }
 
     fn add_file(&mut self, spec: &Spec, write: bool) -> Result<(VolumeId, String), ConfigError> {
-        let Base::File { path, options } = &spec.base else {
-            unreachable!("only files come here")
-        };
+        let Base::File { path, options } = &spec.base else { unreachable!("only files come here") };
         if let Ok(identity) = Identity::of(path)
             && let Some((_, volume, what)) = self.known.iter().find(|known| known.0 == identity)
         {
             return Ok((*volume, what.clone()));
         }
-        let options = FileOptions {
-            read_only: !write,
-            ..*options
-        };
+        let options = FileOptions { read_only: !write, ..*options };
         let file = OpenFile::open(path, &options)?;
         let shown = path.display();
         if !file.locked() {
-            self.assembly.notes.push(format!(
-                "{shown} is not locked: its filesystem has no locks"
-            ));
+            self.assembly.notes.push(format!("{shown} is not locked: its filesystem has no locks"));
         }
         if file.created() {
             let size = display_size(file.volume_options().size);
-            self.assembly
-                .notes
-                .push(format!("created {shown}, sparse, {size}"));
+            self.assembly.notes.push(format!("created {shown}, sparse, {size}"));
         }
         let what = wrapped(spec, &format!("{shown} ({})", reach(file.mode())));
         let volume = VolumeId(self.assembly.volumes.len() as u16);
@@ -272,20 +249,12 @@ impl Builder {
 
     fn join_group(&mut self, volume: VolumeId, file: OpenFile) -> DeviceId {
         let filesystem = file.identity().filesystem;
-        if let Some(group) = self
-            .groups
-            .iter_mut()
-            .find(|group| group.filesystem == filesystem)
-        {
+        if let Some(group) = self.groups.iter_mut().find(|group| group.filesystem == filesystem) {
             group.images.push((volume, file));
             return group.device;
         }
         let device = self.add_device(None);
-        self.groups.push(Group {
-            filesystem,
-            device,
-            images: vec![(volume, file)],
-        });
+        self.groups.push(Group { filesystem, device, images: vec![(volume, file)] });
         device
     }
 
@@ -300,10 +269,7 @@ impl Builder {
 }
 
 fn no_size(kind: &str) -> ConfigError {
-    ConfigError::new(
-        "size",
-        format!("{kind}: needs a size, as in {kind}:size=1G"),
-    )
+    ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
 }
 
 fn reach(mode: FileMode) -> &'static str {

@@ -127,9 +127,6 @@ impl Board {
     #[must_use]
     pub fn unflushed(&self) -> Vec<u64> {
         // Relaxed: pairs with `publish`.
-        self.unflushed
-            .iter()
-            .map(|writes| writes.load(Ordering::Relaxed))
-            .collect()
+        self.unflushed.iter().map(|writes| writes.load(Ordering::Relaxed)).collect()
     }
 }

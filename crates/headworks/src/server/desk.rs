@@ -76,11 +76,7 @@ impl Desk {
     pub fn new(shard: ShardId, connections: usize, pool: Pool, peers: Vec<Option<Peer>>) -> Self {
         let connections = connections.min(CONNECTIONS_MAX);
         let places = (0..connections)
-            .map(|_| Place {
-                generation: 0,
-                connection: None,
-                listed: false,
-            })
+            .map(|_| Place { generation: 0, connection: None, listed: false })
             .collect();
         Self {
             shard,
@@ -124,11 +120,7 @@ impl Desk {
 
     /// A connection, and the pool that its buffers are from.
     pub fn connection(&mut self, slot: u32) -> Option<(&mut Connection, &mut Pool)> {
-        let connection = self
-            .places
-            .get_mut(slot as usize)?
-            .connection
-            .as_deref_mut()?;
+        let connection = self.places.get_mut(slot as usize)?.connection.as_deref_mut()?;
         Some((connection, &mut self.pool))
     }
 
@@ -178,10 +170,7 @@ impl Desk {
 }
 
 /// The span of what has no bytes.
-const NOTHING: Span = Span {
-    base: std::ptr::null_mut(),
-    len: 0,
-};
+const NOTHING: Span = Span { base: std::ptr::null_mut(), len: 0 };
 
 impl Outlet for Desk {
     fn buffer(&mut self, bio: BioId) -> Span {
@@ -190,9 +179,7 @@ impl Outlet for Desk {
         }
         let slot = self.slot_of(bio);
         let connection = slot.and_then(|slot| self.places[slot as usize].connection.as_mut());
-        connection
-            .and_then(|connection| connection.buffer(bio.sequence))
-            .unwrap_or(NOTHING)
+        connection.and_then(|connection| connection.buffer(bio.sequence)).unwrap_or(NOTHING)
     }
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {

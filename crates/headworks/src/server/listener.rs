@@ -35,11 +35,7 @@ pub enum Address {
 }
 
 enum Socket {
-    Unix {
-        listener: UnixListener,
-        path: PathBuf,
-        inode: u64,
-    },
+    Unix { listener: UnixListener, path: PathBuf, inode: u64 },
     Tcp(TcpListener),
 }
 
@@ -134,11 +130,7 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, ConfigError> {
     let _ = fs::remove_file(&hidden);
     placed.map_err(|error| fail("cannot create", error))?;
     let file = fs::symlink_metadata(path).map_err(|error| fail("cannot look at", error))?;
-    Ok(Listener(Socket::Unix {
-        listener,
-        path: path.to_owned(),
-        inode: file.ino(),
-    }))
+    Ok(Listener(Socket::Unix { listener, path: path.to_owned(), inode: file.ino() }))
 }
 
 /// Whether somebody listens there. Of a server that was killed the kernel closes the listener some milliseconds after the
@@ -159,10 +151,7 @@ fn remove_stale(path: &Path) -> Result<(), ConfigError> {
         return Ok(());
     };
     if !file.file_type().is_socket() {
-        let message = format!(
-            "{} exists and is not a socket; name another path",
-            path.display()
-        );
+        let message = format!("{} exists and is not a socket; name another path", path.display());
         return Err(ConfigError::new("unix", message));
     }
     match connect_patiently(path) {
@@ -206,10 +195,7 @@ mod tests {
     }
 
     fn bind(path: &Path) -> Result<Listener, ConfigError> {
-        Listener::bind(&Address::Unix {
-            path: path.to_owned(),
-            mode: 0o600,
-        })
+        Listener::bind(&Address::Unix { path: path.to_owned(), mode: 0o600 })
     }
 
     #[test]
@@ -217,15 +203,9 @@ mod tests {
         let path = place("stale");
         drop(UnixListener::bind(&path).unwrap());
         let ours = bind(&path).unwrap();
-        assert_eq!(
-            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o600
-        );
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let refused = bind(&path).err().unwrap();
-        assert!(
-            refused.message.contains("another server listens"),
-            "{refused}"
-        );
+        assert!(refused.message.contains("another server listens"), "{refused}");
         assert!(UnixStream::connect(&path).is_ok());
         drop(ours);
         assert!(!path.exists(), "the socket goes with its server");

@@ -121,10 +121,7 @@ impl ServerOptions {
             if (low..=high).contains(&value) {
                 return Ok(());
             }
-            Err(ConfigError::new(
-                name,
-                format!("{value} is not within {low}..={high}"),
-            ))
+            Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
         };
         range("shards", self.shards.into(), 1, 64)?;
         range("connections", self.connections, 1, desk::CONNECTIONS_MAX)?;
@@ -178,11 +175,8 @@ impl Server {
         ended: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, ConfigError> {
         options.validate()?;
-        let listeners: Vec<Listener> = options
-            .listen
-            .iter()
-            .map(Listener::bind)
-            .collect::<Result<_, _>>()?;
+        let listeners: Vec<Listener> =
+            options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         let ports = listeners.iter().map(Listener::port).collect();
         let config = topology(&assembly, options);
         config.validate()?;
@@ -199,13 +193,7 @@ impl Server {
             broken: Arc::clone(&broken),
         };
         let (threads, engine) = launch(seeds, &crew)?;
-        Ok(Self {
-            board,
-            threads,
-            engine,
-            ports,
-            broken,
-        })
+        Ok(Self { board, threads, engine, ports, broken })
     }
 
     /// Which engine runs, and why.
@@ -255,9 +243,9 @@ impl Server {
         match (broken, self.board.failures()) {
             (Some(broken), _) => Err(broken),
             (None, 0) => Ok(()),
-            (None, failures) => Err(format!(
-                "{failures} of the last flushes failed; see the messages above"
-            )),
+            (None, failures) => {
+                Err(format!("{failures} of the last flushes failed; see the messages above"))
+            }
         }
     }
 }
@@ -270,26 +258,11 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
         .devices
         .iter()
         .enumerate()
-        .map(|(device, (queue, _))| DeviceConfig {
-            owner: owner(device),
-            queue: *queue,
-        });
-    let volumes = assembly
-        .volumes
-        .iter()
-        .enumerate()
-        .map(|(volume, &(device, options_of))| {
-            let home = if options.spread {
-                owner(volume)
-            } else {
-                owner(device.0.into())
-            };
-            VolumeConfig {
-                home,
-                device,
-                options: options_of,
-            }
-        });
+        .map(|(device, (queue, _))| DeviceConfig { owner: owner(device), queue: *queue });
+    let volumes = assembly.volumes.iter().enumerate().map(|(volume, &(device, options_of))| {
+        let home = if options.spread { owner(volume) } else { owner(device.0.into()) };
+        VolumeConfig { home, device, options: options_of }
+    });
     ShardConfig {
         id: ShardId(0),
         shards,
@@ -325,10 +298,8 @@ fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExpor
 /// Multi-conn holds for every device: a flush of a volume covers all that any connection was told is written.
 fn transmission_flags(read_only: bool) -> TransmissionFlags {
     use TransmissionFlags as Flags;
-    let always = Flags::HAS_FLAGS
-        .with(Flags::SEND_FLUSH)
-        .with(Flags::SEND_DF)
-        .with(Flags::CAN_MULTI_CONN);
+    let always =
+        Flags::HAS_FLAGS.with(Flags::SEND_FLUSH).with(Flags::SEND_DF).with(Flags::CAN_MULTI_CONN);
     if read_only {
         return always.with(Flags::READ_ONLY);
     }
@@ -354,10 +325,7 @@ fn seeds(
         .into_iter()
         .enumerate()
         .map(|(shard, mail)| Seed {
-            config: ShardConfig {
-                id: ShardId(shard as u16),
-                ..config.clone()
-            },
+            config: ShardConfig { id: ShardId(shard as u16), ..config.clone() },
             devices: Vec::new(),
             peers: std::mem::take(&mut peers[shard]),
             sleeper: Arc::clone(&sleepers[shard]),
@@ -400,11 +368,9 @@ fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
     }
     let ends = producers.into_iter().zip(consumers);
     let pair = |(producer, consumer)| match (producer, consumer) {
-        (Some(producer), Some(consumer)) => Some(Peer {
-            producer,
-            consumer,
-            outbox: Vec::with_capacity(1024),
-        }),
+        (Some(producer), Some(consumer)) => {
+            Some(Peer { producer, consumer, outbox: Vec::with_capacity(1024) })
+        }
         _ => None,
     };
     ends.map(|(producers, consumers)| producers.into_iter().zip(consumers).map(pair).collect())
@@ -496,16 +462,7 @@ fn live(
 }
 
 fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
-    let Seed {
-        config,
-        devices,
-        peers,
-        sleeper,
-        mail,
-        listeners,
-        files,
-        ..
-    } = seed;
+    let Seed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
     let options = &crew.options;
     let id = config.id;
     let disk_depth: usize = config
@@ -516,16 +473,9 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
         .sum();
     let (engine, line) = engine::open(options.engine, disk_depth.max(1))?;
     let pool = Pool::new(options.buffers).map_err(|error| {
-        ConfigError::new(
-            "buffers",
-            format!("cannot map {}: {error}", options.buffers),
-        )
+        ConfigError::new("buffers", format!("cannot map {}: {error}", options.buffers))
     })?;
-    let recorder = options
-        .record
-        .as_ref()
-        .map(|path| open_record(path, &config))
-        .transpose()?;
+    let recorder = options.record.as_ref().map(|path| open_record(path, &config)).transpose()?;
     let volumes = (0..config.volumes.len() as u16)
         .map(VolumeId)
         .filter(|volume| config.volumes[usize::from(volume.0)].home == id)
@@ -553,11 +503,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
         volumes,
         limits,
         poll_ns: options.poll_ns,
-        reserve: if options.spread {
-            BIOS_MAX * (u32::from(options.shards) - 1)
-        } else {
-            0
-        },
+        reserve: if options.spread { BIOS_MAX * (u32::from(options.shards) - 1) } else { 0 },
         recorder,
     };
     Ok((parts, line))
@@ -569,10 +515,7 @@ fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder,
         name.push(format!(".{}", config.id.0));
     }
     Recorder::create(name.as_ref(), config).map_err(|error| {
-        ConfigError::new(
-            "record",
-            format!("cannot write {}: {error}", name.to_string_lossy()),
-        )
+        ConfigError::new("record", format!("cannot write {}: {error}", name.to_string_lossy()))
     })
 }
 
@@ -583,10 +526,7 @@ fn pin(cpu: usize) {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(cpu % libc::CPU_SETSIZE as usize, &mut set);
         if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) != 0 {
-            tracing::warn!(
-                "cannot stay on CPU {cpu}: {}",
-                std::io::Error::last_os_error()
-            );
+            tracing::warn!("cannot stay on CPU {cpu}: {}", std::io::Error::last_os_error());
         }
     }
 }

@@ -34,13 +34,7 @@ impl Polling {
     /// Looks for up to `window_ns`; 0 never looks.
     #[must_use]
     pub fn new(window_ns: u64) -> Self {
-        Self {
-            window_ns,
-            budget: BUDGET_MAX,
-            sleeps: 0,
-            since: None,
-            shared: false,
-        }
+        Self { window_ns, budget: BUDGET_MAX, sleeps: 0, since: None, shared: false }
     }
 
     /// Something came.
@@ -97,13 +91,8 @@ mod tests {
     fn looks_for_the_window_and_stops_when_it_never_hits() {
         let mut polling = Polling::new(20_000);
         assert_eq!(idle(&mut polling, 0, false), 20);
-        let total: u32 = (1..200)
-            .map(|round| idle(&mut polling, round * 1_000_000, false))
-            .sum();
-        assert!(
-            total < 20 * (7 + 199 / TRY_EVERY + 2),
-            "{total} looks for nothing"
-        );
+        let total: u32 = (1..200).map(|round| idle(&mut polling, round * 1_000_000, false)).sum();
+        assert!(total < 20 * (7 + 199 / TRY_EVERY + 2), "{total} looks for nothing");
         assert_eq!(idle(&mut Polling::new(0), 0, false), 0);
     }
 

@@ -144,11 +144,7 @@ impl Reactor {
     pub fn new(parts: Parts) -> Self {
         let places = parts.desk.slots().count();
         Self {
-            infos: parts
-                .exports
-                .iter()
-                .map(|export| export.info.clone())
-                .collect(),
+            infos: parts.exports.iter().map(|export| export.info.clone()).collect(),
             standings: vec![Standing::default(); places],
             hot: Vec::with_capacity(places),
             line: VecDeque::with_capacity(places),
@@ -220,26 +216,12 @@ impl Reactor {
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        let Parts {
-            engine,
-            sleeper,
-            desk,
-            ..
-        } = &mut self.parts;
+        let Parts { engine, sleeper, desk, .. } = &mut self.parts;
         let wait = match wait {
             Wait::Poll => Wait::Poll,
             sleep => {
-                let empty = || {
-                    desk.peers
-                        .iter_mut()
-                        .flatten()
-                        .all(|peer| peer.consumer.is_empty())
-                };
-                if sleeper.may_sleep(empty) {
-                    sleep
-                } else {
-                    Wait::Poll
-                }
+                let empty = || desk.peers.iter_mut().flatten().all(|peer| peer.consumer.is_empty());
+                if sleeper.may_sleep(empty) { sleep } else { Wait::Poll }
             }
         };
         let result = engine.turn(wait, &mut self.events);
@@ -257,14 +239,7 @@ impl Reactor {
             self.polling.on_yield(self.parts.clock.now().since(now));
             return Wait::Poll;
         }
-        if self
-            .parts
-            .desk
-            .peers
-            .iter()
-            .flatten()
-            .any(|peer| !peer.outbox.is_empty())
-        {
+        if self.parts.desk.peers.iter().flatten().any(|peer| !peer.outbox.is_empty()) {
             // A ring was full. By design it never is; if it is, its reader makes room without telling.
             return Wait::Poll;
         }
@@ -273,11 +248,7 @@ impl Reactor {
             self.watch(slot);
         }
         let tick = self.ticking.then_some(self.next_tick);
-        let times = [
-            self.parts.desk.timer,
-            self.parts.executor.next_timeout(),
-            tick,
-        ];
+        let times = [self.parts.desk.timer, self.parts.executor.next_timeout(), tick];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
@@ -298,9 +269,7 @@ impl Reactor {
                 }
                 Event::Disk(done) => {
                     let disk: &mut dyn DiskQueue = &mut *self.parts.engine;
-                    self.parts
-                        .executor
-                        .on_disk(now, done, disk, &mut self.inputs);
+                    self.parts.executor.on_disk(now, done, disk, &mut self.inputs);
                 }
                 Event::Woken => {}
             }
@@ -320,10 +289,7 @@ impl Reactor {
             for envelope in self.envelopes.drain(..) {
                 desk.keep_foreign(&envelope);
                 let from = ShardId(shard as u16);
-                self.inputs.push(Input::Message {
-                    from,
-                    message: envelope.message,
-                });
+                self.inputs.push(Input::Message { from, message: envelope.message });
                 worked = true;
             }
         }
@@ -335,11 +301,7 @@ impl Reactor {
         while let Ok(mail) = self.parts.mail.try_recv() {
             worked = true;
             match mail {
-                Mail::Connection {
-                    connection,
-                    export,
-                    structured,
-                } => {
+                Mail::Connection { connection, export, structured } => {
                     self.adopt(now, connection, export, structured);
                 }
                 Mail::Control(control) => self.inputs.push(Input::Control(control)),
@@ -356,9 +318,7 @@ impl Reactor {
             self.parts.desk.timer = None;
             self.inputs.push(Input::Timer);
         }
-        let Parts {
-            executor, engine, ..
-        } = &mut self.parts;
+        let Parts { executor, engine, .. } = &mut self.parts;
         if executor.next_timeout().is_some_and(|at| at <= now) {
             executor.on_timeout(now, &mut **engine, &mut self.inputs);
         }
@@ -366,14 +326,7 @@ impl Reactor {
 
     /// Lets the shard decide and carries it out, until devices that answer at once have nothing more to say.
     fn step(&mut self, now: Instant) {
-        let Parts {
-            shard,
-            executor,
-            engine,
-            desk,
-            recorder,
-            ..
-        } = &mut self.parts;
+        let Parts { shard, executor, engine, desk, recorder, .. } = &mut self.parts;
         while !self.inputs.is_empty() {
             std::mem::swap(&mut self.inputs, &mut self.batch);
             shard.handle(now, &self.batch);
@@ -388,10 +341,7 @@ impl Reactor {
 
     /// One receive for every hot connection.
     fn receive(&mut self, now: Instant) -> bool {
-        let kept = self
-            .parts
-            .reserve
-            .saturating_sub(self.parts.desk.foreign() as u32);
+        let kept = self.parts.reserve.saturating_sub(self.parts.desk.foreign() as u32);
         let mut room = self.parts.shard.room().saturating_sub(kept);
         let (mut index, mut worked) = (0, false);
         while index < self.hot.len() {
@@ -476,21 +426,14 @@ impl Reactor {
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
         // take it belongs to a client that reads nothing.
         if !matches!(connection.send(now, pool, &mut self.spans), Ok(Sent::All)) {
-            self.end(
-                slot,
-                &End::Fault("the client does not read the handshake".into()),
-            );
+            self.end(slot, &End::Fault("the client does not read the handshake".into()));
             return false;
         }
         if let Some(fd) = connection.socket() {
             self.parts.engine.forget(slot, fd);
         }
         if let Some(connection) = self.parts.desk.remove(slot) {
-            let mail = Mail::Connection {
-                connection,
-                export,
-                structured,
-            };
+            let mail = Mail::Connection { connection, export, structured };
             self.parts.board.send(home, mail);
         }
         false
@@ -635,18 +578,11 @@ impl Reactor {
             return;
         };
         let fd = listener.fd();
-        self.parts
-            .engine
-            .watch(LISTENERS + index as u32, fd, Interest::Read);
+        self.parts.engine.watch(LISTENERS + index as u32, fd, Interest::Read);
     }
 
     fn accept(&mut self, now: Instant, index: u32) {
-        while let Some(accepted) = self
-            .parts
-            .listeners
-            .get(index as usize)
-            .map(Listener::accept)
-        {
+        while let Some(accepted) = self.parts.listeners.get(index as usize).map(Listener::accept) {
             match accepted {
                 Ok(Some((socket, peer))) => self.welcome(now, socket, peer),
                 Ok(None) => break,
@@ -691,16 +627,9 @@ impl Reactor {
                 Notice::Suspect { volume, status } => error!(
                     volume = volume.0,
                     "a device flush failed ({}): flushes and FUA of this volume fail from now on",
-                    status
-                        .err()
-                        .map_or_else(String::new, |error| error.to_string())
+                    status.err().map_or_else(String::new, |error| error.to_string())
                 ),
-                Notice::TimedOut {
-                    volume,
-                    op,
-                    offset,
-                    len,
-                } => warn!(
+                Notice::TimedOut { volume, op, offset, len } => warn!(
                     volume = volume.0,
                     offset,
                     len,
@@ -754,8 +683,7 @@ impl Reactor {
                     "the image changed its size to {size} bytes while it is served"
                 );
                 let (volume, size) = (file.volume, size);
-                self.inputs
-                    .push(Input::Control(Control::Resize { volume, size }));
+                self.inputs.push(Input::Control(Control::Resize { volume, size }));
             }
         }
     }
@@ -776,13 +704,8 @@ impl Reactor {
             return;
         }
         self.life = Life::Draining { since: now };
-        for listener in std::mem::take(&mut self.parts.listeners)
-            .into_iter()
-            .enumerate()
-        {
-            self.parts
-                .engine
-                .forget(LISTENERS + listener.0 as u32, listener.1.fd());
+        for listener in std::mem::take(&mut self.parts.listeners).into_iter().enumerate() {
+            self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
         for slot in self.parts.desk.slots() {
             if let Some((connection, pool)) = self.parts.desk.connection(slot) {
@@ -802,10 +725,7 @@ impl Reactor {
         match self.life {
             Life::Draining { since } => {
                 if now.since(since) > DRAIN_NS {
-                    self.parts
-                        .desk
-                        .slots()
-                        .for_each(|slot| self.close_if_only_sending(slot));
+                    self.parts.desk.slots().for_each(|slot| self.close_if_only_sending(slot));
                 }
                 if self.parts.desk.connections() == 0 {
                     self.flush_all(now);
@@ -830,11 +750,7 @@ impl Reactor {
 
     /// A client that does not read holds up nobody's shutdown; buffers in the device do.
     fn close_if_only_sending(&mut self, slot: u32) {
-        if self
-            .parts
-            .desk
-            .connection(slot)
-            .is_some_and(|(connection, _)| connection.has_outgoing())
+        if self.parts.desk.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing())
         {
             self.close(slot);
         }
@@ -842,23 +758,11 @@ impl Reactor {
 
     fn flush_all(&mut self, now: Instant) {
         let volumes = self.parts.volumes.clone();
-        self.life = Life::Flushing {
-            left: volumes.len(),
-        };
+        self.life = Life::Flushing { left: volumes.len() };
         for (sequence, volume) in volumes.into_iter().enumerate() {
-            let id = BioId {
-                connection: OWN_FLUSHES,
-                volume,
-                sequence: sequence as u64,
-            };
+            let id = BioId { connection: OWN_FLUSHES, volume, sequence: sequence as u64 };
             let flags = BioFlags::SYNC;
-            self.inputs.push(Input::Bio(Bio {
-                id,
-                offset: 0,
-                len: 0,
-                op: Op::Flush,
-                flags,
-            }));
+            self.inputs.push(Input::Bio(Bio { id, offset: 0, len: 0, op: Op::Flush, flags }));
         }
         self.step(now);
         self.push_messages();
@@ -881,9 +785,7 @@ impl Reactor {
         for volume in 0..self.parts.board.volumes() {
             let id = VolumeId(volume as u16);
             if let Some((writes, suspect)) = self.parts.shard.unflushed(id) {
-                self.parts
-                    .board
-                    .publish(volume, writes + u64::from(suspect));
+                self.parts.board.publish(volume, writes + u64::from(suspect));
             }
         }
     }

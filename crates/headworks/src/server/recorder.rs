@@ -37,11 +37,7 @@ impl Recorder {
     pub fn create(path: &Path, config: &ShardConfig) -> io::Result<Self> {
         let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
         writeln!(file, "{MAGIC}{}", config.to_lines())?;
-        Ok(Self {
-            file,
-            hash: RunHash::default(),
-            broken: None,
-        })
+        Ok(Self { file, hash: RunHash::default(), broken: None })
     }
 
     /// One batch and what it made the shard do.
@@ -56,9 +52,7 @@ impl Recorder {
 
     fn write(&mut self, now: Instant, inputs: &[Input]) -> io::Result<()> {
         put_words(&mut self.file, &[now.0, inputs.len() as u64])?;
-        inputs
-            .iter()
-            .try_for_each(|input| put_words(&mut self.file, &encode(input)))
+        inputs.iter().try_for_each(|input| put_words(&mut self.file, &encode(input)))
     }
 
     /// Ends the record; returns the hash of all actions.
@@ -76,9 +70,7 @@ impl Recorder {
 }
 
 fn put_words(file: &mut impl Write, words: &[u64]) -> io::Result<()> {
-    words
-        .iter()
-        .try_for_each(|word| file.write_all(&word.to_le_bytes()))
+    words.iter().try_for_each(|word| file.write_all(&word.to_le_bytes()))
 }
 
 /// What a replay found.
@@ -105,12 +97,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
     let head = read_head(&mut reader).ok_or_else(|| damaged("this is no record of headworks"))?;
     let mut shard = Shard::new(ShardConfig::from_lines(&head)?)?;
     let (mut hash, mut inputs) = (RunHash::default(), Vec::new());
-    let mut replayed = Replayed {
-        batches: 0,
-        inputs: 0,
-        hash: 0,
-        recorded: None,
-    };
+    let mut replayed = Replayed { batches: 0, inputs: 0, hash: 0, recorded: None };
     while let Some([now, count]) = read_words(&mut reader) {
         if now == END {
             replayed.recorded = Some(count);
@@ -171,11 +158,7 @@ mod tests {
     fn record(name: &str) -> (std::path::PathBuf, u64) {
         let path =
             std::env::temp_dir().join(format!("headworks-record-{}-{name}", std::process::id()));
-        let volume = VolumeOptions {
-            size: 1 << 30,
-            read_only: false,
-            block_size: 512,
-        };
+        let volume = VolumeOptions { size: 1 << 30, read_only: false, block_size: 512 };
         let config = ShardConfig::single(QueueOptions::default(), volume, 64);
         let mut recorder = Recorder::create(&path, &config).unwrap();
         let mut shard = Shard::new(config).unwrap();

@@ -39,43 +39,23 @@ mod tests {
 
     #[test]
     fn what_did_not_happen_is_not_told_and_times_are_in_their_stage() {
-        let volume = VolumeOptions {
-            size: 1 << 20,
-            read_only: false,
-            block_size: 512,
-        };
+        let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
         let config = ShardConfig::single(QueueOptions::default(), volume, 8);
         let mut shard = Shard::new(config).unwrap();
-        let bio = |offset| {
-            Input::Bio(Bio {
-                offset,
-                len: 4096,
-                ..Bio::default()
-            })
-        };
+        let bio = |offset| Input::Bio(Bio { offset, len: 4096, ..Bio::default() });
         shard.handle(Instant(0), &[bio(0), bio(4096)]);
         let completion = Completion {
-            id: RequestId {
-                slot: 0,
-                generation: 1,
-            },
+            id: RequestId { slot: 0, generation: 1 },
             transferred: 8192,
             status: Ok(()),
             hole: false,
         };
-        let answer = Input::Complete {
-            device: DeviceId(0),
-            completion,
-        };
+        let answer = Input::Complete { device: DeviceId(0), completion };
         shard.handle(Instant(100_000), &[answer]);
         let lines = lines(shard.stats(VolumeId(0)).unwrap());
         assert_eq!(lines.len(), 1, "{lines:?}");
         let expected = "read: 2 bios in 1 requests, 1 merged, 8192 bytes, 0 errors";
         assert!(lines[0].starts_with(expected), "{}", lines[0]);
-        assert!(
-            lines[0].contains("sched 0.0/0.0, device 114.7/114.7"),
-            "{}",
-            lines[0]
-        );
+        assert!(lines[0].contains("sched 0.0/0.0, device 114.7/114.7"), "{}", lines[0]);
     }
 }

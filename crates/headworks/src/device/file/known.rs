@@ -121,11 +121,7 @@ mod tests {
                 _ => {}
             }
             let all = (start..end).all(|page| model.contains(&page));
-            assert_eq!(
-                known.all_data(start..end),
-                all,
-                "step {step}: {start}..{end}"
-            );
+            assert_eq!(known.all_data(start..end), all, "step {step}: {start}..{end}");
             let one = prng.below(PAGES as u64) as usize;
             assert_eq!(known.all_data(one..one + 1), model.contains(&one));
         }

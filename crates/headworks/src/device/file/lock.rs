@@ -76,9 +76,7 @@ pub fn lock(file: &File, read_only: bool) -> io::Result<Lock> {
 }
 
 fn bytes(base: i64, set: u8) -> impl Iterator<Item = i64> {
-    (0..PERMISSIONS)
-        .filter(move |bit| set >> bit & 1 == 1)
-        .map(move |bit| base + bit)
+    (0..PERMISSIONS).filter(move |bit| set >> bit & 1 == 1).map(move |bit| base + bit)
 }
 
 fn says_unavailable(error: &io::Error) -> bool {
@@ -172,32 +170,18 @@ mod tests {
     fn the_bytes_are_qemus() {
         let image = TempFile::new("lock-bytes");
         let (ours, other) = (
-            File::options()
-                .read(true)
-                .write(true)
-                .open(image.path())
-                .unwrap(),
-            File::options()
-                .read(true)
-                .write(true)
-                .open(image.path())
-                .unwrap(),
+            File::options().read(true).write(true).open(image.path()).unwrap(),
+            File::options().read(true).write(true).open(image.path()).unwrap(),
         );
         lock(&ours, false).unwrap();
-        let held: Vec<i64> = (90..300)
-            .filter(|&byte| others_hold(&other, byte).unwrap())
-            .collect();
+        let held: Vec<i64> = (90..300).filter(|&byte| others_hold(&other, byte).unwrap()).collect();
         assert_eq!(held, [100, 101, 201, 203]);
     }
 
     #[test]
     fn qemu_sees_our_lock() {
         let image = TempFile::new("lock-qemu");
-        let ours = File::options()
-            .read(true)
-            .write(true)
-            .open(image.path())
-            .unwrap();
+        let ours = File::options().read(true).write(true).open(image.path()).unwrap();
         ours.set_len(1 << 20).unwrap();
         let qemu = |command: &str| {
             let mut io = std::process::Command::new("qemu-io");

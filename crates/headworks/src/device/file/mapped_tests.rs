@@ -70,10 +70,7 @@ fn read(bench: &mut Bench<FileDevice>, value: u8, offset: u64, len: u32) -> Resu
     let done = bench.run(Op::Read, NONE, offset, len);
     let transferred = done.transferred as usize;
     let bytes = &bench.buffer()[..transferred];
-    assert!(
-        bytes.iter().all(|&byte| byte == value),
-        "{offset} + {transferred}"
-    );
+    assert!(bytes.iter().all(|&byte| byte == value), "{offset} + {transferred}");
     done.status.map(|()| done.transferred)
 }
 
@@ -92,10 +89,7 @@ fn reading_holes_costs_no_memory() {
     assert_eq!(write(&mut bench, 7, 20 * P, 4096), Ok(4096));
     assert_eq!(read(&mut bench, 7, 20 * P + 50, 1000), Ok(1000));
     assert_eq!(read(&mut bench, 0, 21 * P, 4096), Ok(4096));
-    assert_eq!(
-        read(&mut bench, 0, 0, 20 * PAGE as u32),
-        Ok(20 * PAGE as u32)
-    );
+    assert_eq!(read(&mut bench, 0, 0, 20 * PAGE as u32), Ok(20 * PAGE as u32));
     assert_eq!(pages(&file), 1);
     for op in [Op::Discard, Op::WriteZeroes] {
         assert_eq!(write(&mut bench, 7, 20 * P, 4096), Ok(4096));
@@ -114,16 +108,10 @@ fn what_has_memory_is_learned_and_then_copied() {
     assert_eq!(punched, 0);
     let mut image = MappedImage::new(&file, 64 * P, false).unwrap();
     let mut bytes = vec![0; 8 * PAGE];
-    let span = [Span {
-        base: bytes.as_mut_ptr(),
-        len: 8 * PAGE,
-    }];
+    let span = [Span { base: bytes.as_mut_ptr(), len: 8 * PAGE }];
     let read = |offset| DiskOp {
         device: DeviceId(0),
-        id: RequestId {
-            slot: 0,
-            generation: 0,
-        },
+        id: RequestId { slot: 0, generation: 0 },
         fd: file.as_raw_fd(),
         kind: DiskKind::Read,
         offset,
@@ -146,10 +134,7 @@ fn what_has_memory_is_learned_and_then_copied() {
         assert_eq!(found, result, "{first}");
         assert!(bytes[..found as usize].iter().all(|&byte| byte == 5));
     }
-    let write = DiskOp {
-        kind: DiskKind::Write { dsync: false },
-        ..read(24 * P)
-    };
+    let write = DiskOp { kind: DiskKind::Write { dsync: false }, ..read(24 * P) };
     // SAFETY: as above.
     let refused = unsafe { image.transfer(1, &write, &span) };
     assert_eq!(refused, -libc::EIO);
@@ -166,16 +151,10 @@ fn a_write_whose_page_is_gone_in_its_own_batch_is_an_error() {
     let file = memory_file(16 * P, 5);
     let mut image = MappedImage::new(&file, 16 * P, false).unwrap();
     let mut bytes = vec![6; PAGE];
-    let span = [Span {
-        base: bytes.as_mut_ptr(),
-        len: PAGE,
-    }];
+    let span = [Span { base: bytes.as_mut_ptr(), len: PAGE }];
     let write = DiskOp {
         device: DeviceId(0),
-        id: RequestId {
-            slot: 0,
-            generation: 0,
-        },
+        id: RequestId { slot: 0, generation: 0 },
         fd: file.as_raw_fd(),
         kind: DiskKind::Write { dsync: false },
         offset: 8 * P,
@@ -198,10 +177,7 @@ fn a_write_whose_page_is_gone_in_its_own_batch_is_an_error() {
 fn an_image_cut_within_a_page_reads_short_and_does_not_grow() {
     let file = memory_file(16 * P, 5);
     let mut bench = serving(&[&file]);
-    assert_eq!(
-        read(&mut bench, 5, 0, 16 * PAGE as u32),
-        Ok(16 * PAGE as u32)
-    );
+    assert_eq!(read(&mut bench, 5, 0, 16 * PAGE as u32), Ok(16 * PAGE as u32));
     for size in [5000, 4096, 4095, 1, 0] {
         file.set_len(size).unwrap();
         assert_eq!(read(&mut bench, 5, 0, 4 * PAGE as u32), Ok(size as u32));
@@ -212,10 +188,7 @@ fn an_image_cut_within_a_page_reads_short_and_does_not_grow() {
         assert_eq!(file.metadata().unwrap().len(), size);
     }
     file.set_len(16 * P).unwrap();
-    assert_eq!(
-        read(&mut bench, 0, 0, 16 * PAGE as u32),
-        Ok(16 * PAGE as u32)
-    );
+    assert_eq!(read(&mut bench, 0, 0, 16 * PAGE as u32), Ok(16 * PAGE as u32));
     assert_eq!(pages(&file), 0, "nothing old is known of it any more");
     assert_eq!(write(&mut bench, 8, 100, 8192), Ok(8192));
     assert_eq!(read(&mut bench, 8, 100, 8192), Ok(8192));
@@ -254,25 +227,13 @@ fn somebody_truncates_all_the_time() {
     somebody.join().unwrap();
     assert!(short > 0, "the two must have met");
     bench.volume = VolumeId(0);
-    assert_eq!(
-        write(&mut bench, 9, 0, 64 * PAGE as u32),
-        Ok(64 * PAGE as u32)
-    );
-    assert_eq!(
-        read(&mut bench, 9, 0, 64 * PAGE as u32),
-        Ok(64 * PAGE as u32)
-    );
+    assert_eq!(write(&mut bench, 9, 0, 64 * PAGE as u32), Ok(64 * PAGE as u32));
+    assert_eq!(read(&mut bench, 9, 0, 64 * PAGE as u32), Ok(64 * PAGE as u32));
 }
 
 #[test]
 fn agrees_with_a_vector_whatever_its_size() {
-    for (seed, size) in [
-        (1, 10_001),
-        (2, 4096),
-        (3, 100),
-        (4, 1 << 20),
-        (5, (1 << 20) - 1),
-    ] {
+    for (seed, size) in [(1, 10_001), (2, 4096), (3, 100), (4, 1 << 20), (5, (1 << 20) - 1)] {
         let file = memory_file(size, 0);
         let block = if size.is_multiple_of(4096) { 512 } else { 1 };
         against_model(&mut serving(&[&file]), seed, size as usize, block, 600);
@@ -300,18 +261,12 @@ fn a_read_only_image_is_mapped_if_the_kernel_tells_of_its_holes() {
     file.write_all_at(&[4; PAGE], 0).unwrap();
     file.set_permissions(Permissions::from_mode(0o444)).unwrap();
     let open = |file: &File| {
-        let read_only = FileOptions {
-            read_only: true,
-            ..FileOptions::default()
-        };
+        let read_only = FileOptions { read_only: true, ..FileOptions::default() };
         let image = OpenFile::open(&path_of(file), &read_only).unwrap();
         let mapped = image.mapped();
         let mut bench = Bench::new(FileDevice::new(DeviceId(0), vec![(VolumeId(0), image)]));
         assert_eq!(read(&mut bench, 4, 0, 4096), Ok(4096));
-        assert_eq!(
-            read(&mut bench, 0, P, 63 * PAGE as u32),
-            Ok(63 * PAGE as u32)
-        );
+        assert_eq!(read(&mut bench, 0, P, 63 * PAGE as u32), Ok(63 * PAGE as u32));
         assert_eq!(write(&mut bench, 0, P, 4096), Err(IoError::ReadOnly));
         mapped
     };
@@ -399,18 +354,12 @@ fn mount_small_tmpfs(
 
 /// On a tmpfs of 64 pages.
 fn fill_up(directory: &Path) {
-    let options = FileOptions {
-        size: Some(128 * P),
-        ..FileOptions::default()
-    };
+    let options = FileOptions { size: Some(128 * P), ..FileOptions::default() };
     let path = directory.join("image");
     let image = OpenFile::open(&path, &options).unwrap();
     assert!(image.mapped());
     let mut bench = Bench::new(FileDevice::new(DeviceId(0), vec![(VolumeId(0), image)]));
-    assert_eq!(
-        write(&mut bench, 1, 0, 16 * PAGE as u32),
-        Ok(16 * PAGE as u32)
-    );
+    assert_eq!(write(&mut bench, 1, 0, 16 * PAGE as u32), Ok(16 * PAGE as u32));
     let other = File::options().write(true).open(&path).unwrap();
     let filler = File::create(directory.join("filler")).unwrap();
     let fill = || {
@@ -431,28 +380,15 @@ fn fill_up(directory: &Path) {
     fill();
     assert_eq!(write(&mut bench, 3, 9 * P, 4096), Err(IoError::NoSpace));
     assert_eq!(read(&mut bench, 0, 10 * P, 4096), Ok(4096));
-    assert_eq!(
-        write(&mut bench, 3, 7 * P, 4 * PAGE as u32),
-        Ok(4096),
-        "a page fits"
-    );
+    assert_eq!(write(&mut bench, 3, 7 * P, 4 * PAGE as u32), Ok(4096), "a page fits");
     assert_eq!(write(&mut bench, 3, 12 * P, 4096), Ok(4096));
     assert_eq!(read(&mut bench, 3, 12 * P, 4096), Ok(4096));
     assert_eq!(read(&mut bench, 2, 4 * P, 4096), Ok(4096));
     // And there is memory again.
     filler.set_len(0).unwrap();
-    assert_eq!(
-        write(&mut bench, 4, 8 * P, 5 * PAGE as u32),
-        Ok(5 * PAGE as u32)
-    );
-    assert_eq!(
-        read(&mut bench, 4, 8 * P, 5 * PAGE as u32),
-        Ok(5 * PAGE as u32)
-    );
+    assert_eq!(write(&mut bench, 4, 8 * P, 5 * PAGE as u32), Ok(5 * PAGE as u32));
+    assert_eq!(read(&mut bench, 4, 8 * P, 5 * PAGE as u32), Ok(5 * PAGE as u32));
     let mut bytes = vec![0; 5 * PAGE];
-    File::open(&path)
-        .unwrap()
-        .read_exact_at(&mut bytes, 8 * P)
-        .unwrap();
+    File::open(&path).unwrap().read_exact_at(&mut bytes, 8 * P).unwrap();
     assert_eq!(bytes, [4; 5 * PAGE]);
 }

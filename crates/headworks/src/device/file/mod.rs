@@ -121,13 +121,11 @@ impl FileDevice {
     unsafe fn start(&mut self, command: &Command, spans: &[Span], io: &mut DeviceIo<'_>) {
         let file = self.files.get(usize::from(command.volume.0));
         let Some(file) = file.and_then(Option::as_ref) else {
-            io.completions
-                .push(super::failed(command, IoError::Invalid));
+            io.completions.push(super::failed(command, IoError::Invalid));
             return;
         };
         if file.read_only() && command.op.is_write() {
-            io.completions
-                .push(super::failed(command, IoError::ReadOnly));
+            io.completions.push(super::failed(command, IoError::ReadOnly));
             return;
         }
         let inline = file.mode() == FileMode::Inline;
@@ -135,21 +133,13 @@ impl FileDevice {
             let step = first_step(command);
             match inline {
                 true => self.run_steps(command, step, io),
-                false => self.push_step(
-                    Stepped {
-                        command: *command,
-                        step,
-                    },
-                    io,
-                ),
+                false => self.push_step(Stepped { command: *command, step }, io),
             }
             return;
         }
         let kind = match command.op {
             Op::Read => DiskKind::Read,
-            _ => DiskKind::Write {
-                dsync: command.flags.contains(BioFlags::FUA),
-            },
+            _ => DiskKind::Write { dsync: command.flags.contains(BioFlags::FUA) },
         };
         let op = self.operation(command, kind);
         let spans = match spans {
@@ -240,10 +230,7 @@ impl Device for FileDevice {
 
     fn on_disk(&mut self, _now: Instant, done: DiskDone, io: &mut DeviceIo<'_>) {
         // Short: the table holds flushes and discards alone, and is mostly empty.
-        let row = self
-            .stepped
-            .iter()
-            .position(|row| row.command.id == done.id);
+        let row = self.stepped.iter().position(|row| row.command.id == done.id);
         let Some(row) = row else {
             io.completions.push(transferred(done.id, done.result));
             return;

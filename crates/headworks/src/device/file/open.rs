@@ -87,14 +87,8 @@ impl From<&Metadata> for Identity {
     fn from(metadata: &Metadata) -> Self {
         let block = metadata.file_type().is_block_device();
         match block {
-            true => Self {
-                filesystem: metadata.rdev(),
-                inode: 0,
-            },
-            false => Self {
-                filesystem: metadata.dev(),
-                inode: metadata.ino(),
-            },
+            true => Self { filesystem: metadata.rdev(), inode: 0 },
+            false => Self { filesystem: metadata.dev(), inode: metadata.ino() },
         }
     }
 }
@@ -173,11 +167,7 @@ impl OpenFile {
     /// What its volume should be: its size, and the smallest block it takes.
     #[must_use]
     pub fn volume_options(&self) -> VolumeOptions {
-        VolumeOptions {
-            size: self.size,
-            read_only: self.read_only,
-            block_size: self.block_size,
-        }
+        VolumeOptions { size: self.size, read_only: self.read_only, block_size: self.block_size }
     }
 
     /// What its queue should know.
@@ -233,9 +223,7 @@ impl OpenFile {
     /// A handle to ask for [`OpenFile::current_size`] while a device has the image. It keeps image and lock open.
     #[must_use]
     pub fn size_watch(&self) -> SizeWatch {
-        SizeWatch {
-            file: Arc::clone(&self.file),
-        }
+        SizeWatch { file: Arc::clone(&self.file) }
     }
 
     /// Does an operation in place, and answers as an engine does. Reads and writes of one batch are done together.
@@ -404,10 +392,7 @@ mod tests {
     }
 
     fn sized(size: u64) -> FileOptions {
-        FileOptions {
-            size: Some(size),
-            ..FileOptions::default()
-        }
+        FileOptions { size: Some(size), ..FileOptions::default() }
     }
 
     #[test]
@@ -425,11 +410,7 @@ mod tests {
             assert!(refused.contains("exists with 1 GiB"), "{refused}");
         }
         assert_eq!(std::fs::metadata(image.path()).unwrap().len(), 1 << 30);
-        assert!(
-            !OpenFile::open(image.path(), &sized(1 << 30))
-                .unwrap()
-                .created()
-        );
+        assert!(!OpenFile::open(image.path(), &sized(1 << 30)).unwrap().created());
     }
 
     #[test]
@@ -437,10 +418,7 @@ mod tests {
         let image = TempFile::absent("refused");
         assert!(OpenFile::open(image.path(), &sized(0)).is_err());
         assert!(!image.path().exists());
-        let read_only = FileOptions {
-            read_only: true,
-            ..sized(4096)
-        };
+        let read_only = FileOptions { read_only: true, ..sized(4096) };
         assert!(refusal(image.path(), read_only).contains("does not exist"));
         assert!(!image.path().exists());
     }
@@ -449,10 +427,7 @@ mod tests {
     fn a_tail_is_refused_or_served_without_direct_io() {
         let image = TempFile::new("tail");
         std::fs::write(image.path(), [1; 10_000]).unwrap();
-        let off = FileOptions {
-            direct: Direct::Off,
-            ..FileOptions::default()
-        };
+        let off = FileOptions { direct: Direct::Off, ..FileOptions::default() };
         let opened = OpenFile::open(image.path(), &off).unwrap();
         assert_eq!(opened.volume_options().size, 10_000);
         assert_eq!(opened.volume_options().block_size, 1);
@@ -485,10 +460,7 @@ mod tests {
     fn one_process_writes_and_several_read() {
         let image = TempFile::new("use");
         std::fs::write(image.path(), [0; 8192]).unwrap();
-        let read_only = FileOptions {
-            read_only: true,
-            ..FileOptions::default()
-        };
+        let read_only = FileOptions { read_only: true, ..FileOptions::default() };
         let writer = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
         assert!(refusal(image.path(), FileOptions::default()).contains("in use"));
         assert!(refusal(image.path(), read_only).contains("that writes it"));
@@ -519,10 +491,7 @@ mod tests {
         let image = TempFile::new("watch");
         std::fs::write(image.path(), [0; 8192]).unwrap();
         let opened = OpenFile::open(image.path(), &FileOptions::default()).unwrap();
-        let (watch, other) = (
-            opened.size_watch(),
-            File::options().write(true).open(image.path()),
-        );
+        let (watch, other) = (opened.size_watch(), File::options().write(true).open(image.path()));
         let other = other.unwrap();
         for size in [4096, 1 << 20] {
             other.set_len(size).unwrap();
@@ -543,10 +512,7 @@ mod tests {
         let queue = opened.queue_options();
         assert!(queue.discard && queue.write_zeroes && queue.fua);
         drop(opened);
-        let on = FileOptions {
-            direct: Direct::On,
-            ..FileOptions::default()
-        };
+        let on = FileOptions { direct: Direct::On, ..FileOptions::default() };
         assert!(refusal(image.path(), on).contains("give direct=auto"));
     }
 }

@@ -21,9 +21,7 @@ pub fn is_memory_filesystem(file: &File) -> bool {
     let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: `facts` lives through the call, which fills it.
     let failed = unsafe { libc::fstatfs(file.as_raw_fd(), &mut facts) } != 0;
-    let is_block = file
-        .metadata()
-        .is_ok_and(|metadata| metadata.file_type().is_block_device());
+    let is_block = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     let kind = facts.f_type as u64;
     // A block device's node may itself lie on a tmpfs (devtmpfs is one).
     !failed && !is_block && (kind == libc::TMPFS_MAGIC as u64 || kind == RAMFS_MAGIC)
@@ -48,10 +46,7 @@ pub fn enable_direct_io(file: &File) -> Option<u32> {
     // SAFETY: plain calls on an open file.
     let (flags, failed) = unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
-        (
-            flags,
-            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_DIRECT) < 0,
-        )
+        (flags, libc::fcntl(fd, libc::F_SETFL, flags | libc::O_DIRECT) < 0)
     };
     if flags < 0 || failed {
         return None;
@@ -98,12 +93,7 @@ fn tried_alignment(file: &File) -> Option<u32> {
         let (at, len) = (block as usize, block as usize);
         // SAFETY: the destination is inside our own mapping.
         let read = unsafe {
-            libc::pread(
-                file.as_raw_fd(),
-                memory.at(at, len).cast(),
-                len,
-                i64::from(block),
-            )
+            libc::pread(file.as_raw_fd(), memory.at(at, len).cast(), len, i64::from(block))
         };
         // A read at or beyond the end says nothing of alignment, so it does not count.
         read > 0

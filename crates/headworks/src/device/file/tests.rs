@@ -12,11 +12,7 @@ const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
 fn image(path: &Path, direct: Direct) -> OpenFile {
-    let options = FileOptions {
-        size: Some(SIZE),
-        direct,
-        ..FileOptions::default()
-    };
+    let options = FileOptions { size: Some(SIZE), direct, ..FileOptions::default() };
     OpenFile::open(path, &options).unwrap()
 }
 
@@ -61,10 +57,7 @@ fn zeros_without_spans_come_in_pieces_and_continue() {
         return;
     };
     bench.buffer().fill(7);
-    assert_eq!(
-        bench.run(Op::Write, BioFlags::NONE, 0, SIZE as u32).status,
-        Ok(())
-    );
+    assert_eq!(bench.run(Op::Write, BioFlags::NONE, 0, SIZE as u32).status, Ok(()));
     let done = bench.write_zeros(BioFlags::FUA, 4096, (1 << 20) + 4096);
     assert_eq!((done.status, done.transferred), (Ok(()), (1 << 20) + 4096));
     let bytes = std::fs::read(file.path()).unwrap();
@@ -75,17 +68,10 @@ fn zeros_without_spans_come_in_pieces_and_continue() {
     assert_eq!(kinds(&bench)[1], DiskKind::Write { dsync: true });
     // More than one operation takes is a short transfer, which the queue continues.
     let mut device = FileDevice::new(DeviceId(0), Vec::new());
-    let most: usize = device
-        .fill_zero_spans(32 << 20)
-        .iter()
-        .map(|span| span.len)
-        .sum();
+    let most: usize = device.fill_zero_spans(32 << 20).iter().map(|span| span.len).sum();
     assert_eq!(most, ZEROS_LEN * ZERO_SPANS_MAX);
     let spans = device.fill_zero_spans(ZEROS_LEN + 5);
-    assert_eq!(
-        spans.iter().map(|span| span.len).collect::<Vec<_>>(),
-        [ZEROS_LEN, 5]
-    );
+    assert_eq!(spans.iter().map(|span| span.len).collect::<Vec<_>>(), [ZEROS_LEN, 5]);
 }
 
 /// Command, results of its operations, the operations, the answer.
@@ -101,9 +87,7 @@ fn steps_follow_the_picture() {
     let eio = -libc::EIO;
     let punch = Allocate { mode: PUNCH };
     let zero = Allocate { mode: ZERO_RANGE };
-    let fill = Allocate {
-        mode: libc::FALLOC_FL_KEEP_SIZE,
-    };
+    let fill = Allocate { mode: libc::FALLOC_FL_KEEP_SIZE };
     let unsupported = Err(IoError::Unsupported);
     let medium = Err(IoError::Medium);
     let cases: &[Steps] = &[
@@ -114,49 +98,13 @@ fn steps_follow_the_picture() {
         (Op::Discard, fua, &[0, eio], &[punch, Sync], medium),
         (Op::Discard, fua, &[eopnotsupp], &[punch], unsupported),
         (Op::WriteZeroes, none, &[0], &[punch], Ok(())),
-        (
-            Op::WriteZeroes,
-            none,
-            &[-libc::ENODEV],
-            &[punch],
-            unsupported,
-        ),
+        (Op::WriteZeroes, none, &[-libc::ENODEV], &[punch], unsupported),
         (Op::WriteZeroes, keep, &[0], &[zero], Ok(())),
-        (
-            Op::WriteZeroes,
-            keep,
-            &[-libc::ENOSPC],
-            &[zero],
-            Err(IoError::NoSpace),
-        ),
-        (
-            Op::WriteZeroes,
-            keep.with(fua),
-            &[0, 0],
-            &[zero, Sync],
-            Ok(()),
-        ),
-        (
-            Op::WriteZeroes,
-            keep,
-            &[eopnotsupp, 0, 0],
-            &[zero, punch, fill],
-            Ok(()),
-        ),
-        (
-            Op::WriteZeroes,
-            keep,
-            &[eopnotsupp, 0, eio],
-            &[zero, punch, fill],
-            medium,
-        ),
-        (
-            Op::WriteZeroes,
-            keep,
-            &[eopnotsupp, eopnotsupp],
-            &[zero, punch],
-            unsupported,
-        ),
+        (Op::WriteZeroes, keep, &[-libc::ENOSPC], &[zero], Err(IoError::NoSpace)),
+        (Op::WriteZeroes, keep.with(fua), &[0, 0], &[zero, Sync], Ok(())),
+        (Op::WriteZeroes, keep, &[eopnotsupp, 0, 0], &[zero, punch, fill], Ok(())),
+        (Op::WriteZeroes, keep, &[eopnotsupp, 0, eio], &[zero, punch, fill], medium),
+        (Op::WriteZeroes, keep, &[eopnotsupp, eopnotsupp], &[zero, punch], unsupported),
         (
             Op::WriteZeroes,
             keep.with(fua),
@@ -176,17 +124,10 @@ fn steps_follow_the_picture() {
         let what = format!("{op:?} {flags:?} {results:?}");
         assert_eq!(kinds(&bench), expected, "{what}");
         assert_eq!(done.status, status, "{what}");
-        assert_eq!(
-            done.transferred,
-            if status.is_ok() { len } else { 0 },
-            "{what}"
-        );
+        assert_eq!(done.transferred, if status.is_ok() { len } else { 0 }, "{what}");
         assert!(bench.device().stepped.is_empty(), "{what}");
         for op in &bench.disk.log {
-            assert_eq!(
-                (op.device, op.offset, op.len),
-                (DeviceId(3), 4096, len.into())
-            );
+            assert_eq!((op.device, op.offset, op.len), (DeviceId(3), 4096, len.into()));
         }
     }
 }
@@ -239,24 +180,19 @@ fn the_table_of_steps_is_bounded_and_answers_find_their_command() {
         return;
     };
     let capacity = bench.device().stepped.capacity();
-    let ids: Vec<_> = (0..STEPPED_MAX + 1)
-        .map(|_| bench.submit(Op::Flush, BioFlags::NONE, 0, 0))
-        .collect();
+    let ids: Vec<_> =
+        (0..STEPPED_MAX + 1).map(|_| bench.submit(Op::Flush, BioFlags::NONE, 0, 0)).collect();
     let busy = std::mem::take(&mut bench.completions);
     assert_eq!((busy.len(), busy[0].id), (1, ids[STEPPED_MAX]));
     assert_eq!(busy[0].status, Err(IoError::Busy));
-    bench.disk.script = (0..STEPPED_MAX)
-        .map(|index| Some(if index == 7 { -libc::EIO } else { 0 }))
-        .collect();
+    bench.disk.script =
+        (0..STEPPED_MAX).map(|index| Some(if index == 7 { -libc::EIO } else { 0 })).collect();
     let done = bench.drain();
     for (index, completion) in done.iter().enumerate() {
         assert_eq!(completion.id, ids[index]);
         assert_eq!(completion.status.is_err(), index == 7);
     }
-    assert_eq!(
-        (done.len(), bench.device().stepped.capacity()),
-        (STEPPED_MAX, capacity)
-    );
+    assert_eq!((done.len(), bench.device().stepped.capacity()), (STEPPED_MAX, capacity));
 }
 
 #[test]
@@ -289,35 +225,23 @@ fn several_images_and_none_at_all() {
 fn read_only_images_refuse_writes_and_read() {
     let file = TempFile::new("read-only");
     std::fs::write(file.path(), [5; 8192]).unwrap();
-    let options = FileOptions {
-        read_only: true,
-        ..FileOptions::default()
-    };
+    let options = FileOptions { read_only: true, ..FileOptions::default() };
     let mut bench = bench(OpenFile::open(file.path(), &options).unwrap());
     for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
         let done = bench.run(op, BioFlags::NONE, 0, 4096);
         assert_eq!(done.status, Err(IoError::ReadOnly));
     }
     assert_eq!(bench.run(Op::Flush, BioFlags::NONE, 0, 0).status, Ok(()));
-    assert_eq!(
-        bench.run(Op::Read, BioFlags::NONE, 4096, 4096).transferred,
-        4096
-    );
+    assert_eq!(bench.run(Op::Read, BioFlags::NONE, 4096, 4096).transferred, 4096);
     assert_eq!(bench.buffer()[..4096], [5; 4096]);
 }
 
 #[test]
 fn a_shrunk_image_reads_short_and_never_as_zeros() {
-    for directory in [Some(std::env::temp_dir()), memory_directory()]
-        .into_iter()
-        .flatten()
-    {
+    for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
         let file = TempFile::absent_in(&directory, "shrunk");
         let mut bench = bench(image(file.path(), Direct::Auto));
-        let other = std::fs::File::options()
-            .write(true)
-            .open(file.path())
-            .unwrap();
+        let other = std::fs::File::options().write(true).open(file.path()).unwrap();
         other.set_len(8192).unwrap();
         let done = bench.run(Op::Read, BioFlags::NONE, 4096, 8192);
         assert_eq!((done.status, done.transferred), (Ok(()), 4096));
@@ -328,10 +252,7 @@ fn a_shrunk_image_reads_short_and_never_as_zeros() {
 
 #[test]
 fn discards_free_blocks_and_no_unmap_keeps_them() {
-    for directory in [Some(std::env::temp_dir()), memory_directory()]
-        .into_iter()
-        .flatten()
-    {
+    for directory in [Some(std::env::temp_dir()), memory_directory()].into_iter().flatten() {
         let file = TempFile::absent_in(&directory, "blocks");
         let opened = image(file.path(), Direct::Auto);
         if !opened.queue_options().discard {
@@ -341,10 +262,7 @@ fn discards_free_blocks_and_no_unmap_keeps_them() {
         bench.buffer().fill(9);
         let other = std::fs::File::open(file.path()).unwrap();
         let blocks = || other.metadata().unwrap().blocks();
-        assert_eq!(
-            bench.run(Op::Write, BioFlags::FUA, 0, SIZE as u32).status,
-            Ok(())
-        );
+        assert_eq!(bench.run(Op::Write, BioFlags::FUA, 0, SIZE as u32).status, Ok(()));
         let full = blocks();
         assert!(full >= SIZE / 512);
         let keep = BioFlags::NO_UNMAP.with(BioFlags::FUA);
@@ -352,10 +270,7 @@ fn discards_free_blocks_and_no_unmap_keeps_them() {
         if done.status == Ok(()) {
             assert!(blocks() >= full, "NO_UNMAP keeps the blocks");
         }
-        assert_eq!(
-            bench.run(Op::Discard, BioFlags::FUA, 0, SIZE as u32).status,
-            Ok(())
-        );
+        assert_eq!(bench.run(Op::Discard, BioFlags::FUA, 0, SIZE as u32).status, Ok(()));
         assert!(blocks() < full / 2, "a discard frees them");
         let mut byte = [1];
         other.read_exact_at(&mut byte, 4096).unwrap();

@@ -117,10 +117,7 @@ mod tests {
     #[test]
     fn of_is_last_and_whole() {
         let keys = Keys::read("delay", &["read", "of"], "read=1,of=x,read=2,,").unwrap();
-        assert_eq!(
-            (keys.get("read"), keys.get("of")),
-            (Some("1"), Some("x,read=2,,"))
-        );
+        assert_eq!((keys.get("read"), keys.get("of")), (Some("1"), Some("x,read=2,,")));
         assert_eq!(keys.get("write"), None);
     }
 }

@@ -81,24 +81,15 @@ impl Spec {
             };
             let (wrapper, of) = match kind {
                 Kind::File => {
-                    return Ok(Self {
-                        base: parse_file(keys)?,
-                        wrappers,
-                    });
+                    return Ok(Self { base: parse_file(keys)?, wrappers });
                 }
                 Kind::Null => {
                     let size = parse_sized(kind, keys)?;
-                    return Ok(Self {
-                        base: Base::Null { size },
-                        wrappers,
-                    });
+                    return Ok(Self { base: Base::Null { size }, wrappers });
                 }
                 Kind::Mem => {
                     let size = parse_sized(kind, keys)?;
-                    return Ok(Self {
-                        base: Base::Mem { size },
-                        wrappers,
-                    });
+                    return Ok(Self { base: Base::Mem { size }, wrappers });
                 }
                 Kind::Delay => parse_delay(keys)?,
                 Kind::Error => parse_error(keys)?,
@@ -116,10 +107,9 @@ impl Spec {
     #[must_use]
     pub fn short_name(&self) -> String {
         match &self.base {
-            Base::File { path, .. } => path
-                .file_name()
-                .map(|name| name.to_string_lossy().into_owned())
-                .unwrap_or_default(),
+            Base::File { path, .. } => {
+                path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+            }
             Base::Null { .. } => "null".to_owned(),
             Base::Mem { .. } => "mem".to_owned(),
         }
@@ -159,10 +149,7 @@ impl Spec {
     pub fn wrap_queue_options(&self, base: QueueOptions) -> QueueOptions {
         match self.wrappers[..] {
             [] => base,
-            _ => QueueOptions {
-                write_cache: true,
-                ..base
-            },
+            _ => QueueOptions { write_cache: true, ..base },
         }
     }
 }
@@ -192,9 +179,7 @@ fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
     if let Some((kind, _)) = KINDS.iter().find(|(_, name)| *name == word) {
         return Ok(Some((*kind, keys)));
     }
-    let like_a_type = word
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    let like_a_type = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if !like_a_type || word.is_empty() {
         return Ok(None);
     }
@@ -218,10 +203,7 @@ fn parse_file(text: &str) -> Result<Base, ConfigError> {
 
 fn file(path: PathBuf, options: FileOptions) -> Result<Base, ConfigError> {
     if path.as_os_str().is_empty() {
-        return Err(ConfigError::new(
-            "path",
-            "a file needs one: file:path=disk.img",
-        ));
+        return Err(ConfigError::new("path", "a file needs one: file:path=disk.img"));
     }
     Ok(Base::File { path, options })
 }
@@ -243,17 +225,8 @@ fn parse_direct(word: &str) -> Result<Direct, String> {
 }
 
 fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
-    let valid = [
-        "read",
-        "write",
-        "flush",
-        "discard",
-        "write_zeroes",
-        "all",
-        "jitter",
-        "seed",
-        "of",
-    ];
+    let valid =
+        ["read", "write", "flush", "discard", "write_zeroes", "all", "jitter", "seed", "of"];
     let keys = Keys::read("delay", &valid, text)?;
     let all = keys.parse("all", parse_time)?.unwrap_or(0);
     let mut wait_ns = [all; Op::COUNT];
@@ -267,22 +240,15 @@ fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
         jitter_ns: keys.parse("jitter", parse_time)?.unwrap_or(0),
         seed: keys.parse("seed", parse_count)?.unwrap_or(1),
     };
-    Ok((
-        Wrapper::Delay(options),
-        keys.of("delay:read=5ms,of=disk.img")?,
-    ))
+    Ok((Wrapper::Delay(options), keys.of("delay:read=5ms,of=disk.img")?))
 }
 
 fn parse_error(text: &str) -> Result<(Wrapper, String), ConfigError> {
-    let valid = [
-        "rate", "errno", "op", "range", "after", "count", "seed", "of",
-    ];
+    let valid = ["rate", "errno", "op", "range", "after", "count", "seed", "of"];
     let keys = Keys::read("error", &valid, text)?;
     let defaults = ErrorOptions::default();
     let options = ErrorOptions {
-        rate: keys
-            .parse("rate", parse_probability)?
-            .unwrap_or(defaults.rate),
+        rate: keys.parse("rate", parse_probability)?.unwrap_or(defaults.rate),
         error: keys.parse("errno", parse_errno)?.unwrap_or(defaults.error),
         op: keys.parse("op", parse_op)?.unwrap_or(defaults.op),
         range: keys.parse("range", parse_range)?,
@@ -290,10 +256,7 @@ fn parse_error(text: &str) -> Result<(Wrapper, String), ConfigError> {
         count: keys.parse("count", parse_count)?.unwrap_or(defaults.count),
         seed: keys.parse("seed", parse_count)?.unwrap_or(defaults.seed),
     };
-    Ok((
-        Wrapper::Error(options),
-        keys.of("error:rate=1%,of=disk.img")?,
-    ))
+    Ok((Wrapper::Error(options), keys.of("error:rate=1%,of=disk.img")?))
 }
 
 fn parse_count(word: &str) -> Result<u64, String> {
@@ -307,12 +270,8 @@ fn parse_op(word: &str) -> Result<Option<Op>, String> {
         return Ok(None);
     }
     let op = Op::ALL.into_iter().find(|op| op.name() == word);
-    op.map(Some).ok_or_else(|| {
-        format!(
-            "`{word}` is none of {} and all",
-            list(&Op::ALL.map(Op::name))
-        )
-    })
+    op.map(Some)
+        .ok_or_else(|| format!("`{word}` is none of {} and all", list(&Op::ALL.map(Op::name))))
 }
 
 /// Errors by the names that users know; several names may mean one error of ours.
@@ -331,22 +290,15 @@ const ERRNOS: [(&str, IoError); 11] = [
 ];
 
 fn parse_errno(word: &str) -> Result<IoError, String> {
-    let known = ERRNOS
-        .iter()
-        .find(|(name, _)| name.eq_ignore_ascii_case(word));
-    known.map(|&(_, error)| error).ok_or_else(|| {
-        format!(
-            "`{word}` is none of {}",
-            list(&ERRNOS.map(|(name, _)| name))
-        )
-    })
+    let known = ERRNOS.iter().find(|(name, _)| name.eq_ignore_ascii_case(word));
+    known
+        .map(|&(_, error)| error)
+        .ok_or_else(|| format!("`{word}` is none of {}", list(&ERRNOS.map(|(name, _)| name))))
 }
 
 fn parse_range(word: &str) -> Result<Range<u64>, String> {
     let Some((start, end)) = word.split_once('-') else {
-        return Err(format!(
-            "`{word}` is not a range; 1M-2M is, without its last byte"
-        ));
+        return Err(format!("`{word}` is not a range; 1M-2M is, without its last byte"));
     };
     let range = parse_size(start)?..parse_size(end)?;
     match range.is_empty() {
@@ -367,13 +319,7 @@ mod tests {
     }
 
     fn file_spec(path: &str, options: FileOptions) -> Spec {
-        Spec {
-            wrappers: Vec::new(),
-            base: Base::File {
-                path: path.into(),
-                options,
-            },
-        }
+        Spec { wrappers: Vec::new(), base: Base::File { path: path.into(), options } }
     }
 
     #[test]
@@ -387,17 +333,9 @@ mod tests {
             ("file:path=a,,b.img", "a,b.img"),
             ("file:path=a=b.img", "a=b.img"),
         ] {
-            assert_eq!(
-                Spec::parse(text),
-                Ok(file_spec(path, FileOptions::default())),
-                "{text}"
-            );
+            assert_eq!(Spec::parse(text), Ok(file_spec(path, FileOptions::default())), "{text}");
         }
-        let options = FileOptions {
-            read_only: true,
-            size: Some(1 << 30),
-            direct: Direct::Off,
-        };
+        let options = FileOptions { read_only: true, size: Some(1 << 30), direct: Direct::Off };
         let text = "file:size=1G,read-only=on,direct=off,path=x,,";
         assert_eq!(Spec::parse(text), Ok(file_spec("x,", options)));
     }
@@ -425,12 +363,7 @@ mod tests {
             }),
         ];
         assert_eq!(spec.wrappers, expected);
-        assert_eq!(
-            spec.base,
-            Base::Mem {
-                size: Some(64 << 20)
-            }
-        );
+        assert_eq!(spec.base, Base::Mem { size: Some(64 << 20) });
         let path = Spec::parse("delay:read=1,of=/a,b=c").unwrap().base;
         assert_eq!(path, file_spec("/a,b=c", FileOptions::default()).base);
     }
@@ -438,52 +371,28 @@ mod tests {
     #[test]
     fn errors_name_the_key_and_what_would_be_right() {
         for (text, words) in [
-            (
-                "nul:size=1",
-                &["nul:", "file, null, mem, delay, error", "./"] as &[_],
-            ),
+            ("nul:size=1", &["nul:", "file, null, mem, delay, error", "./"] as &[_]),
             ("nbd://host", &["no device type"]),
-            (
-                "file:path=x,sise=1G",
-                &["file: has no key `sise`", "path, size, direct, read-only"],
-            ),
+            ("file:path=x,sise=1G", &["file: has no key `sise`", "path, size, direct, read-only"]),
             ("file:size=1G", &["path: a file needs one"]),
             ("file:", &["path: a file needs one"]),
             ("", &["path: a file needs one"]),
             ("file:path=x,size=1GB", &["size: ", "1000"]),
             ("file:path=x,path=y", &["path: is given twice"]),
             ("file:x", &["`x` is not key=value"]),
-            (
-                "file:path=x,,,read-only=maybe",
-                &["read-only: `maybe` is neither on nor off"],
-            ),
-            (
-                "file:path=x,direct=yep",
-                &["direct: `yep` is none of auto, on and off"],
-            ),
+            ("file:path=x,,,read-only=maybe", &["read-only: `maybe` is neither on nor off"]),
+            ("file:path=x,direct=yep", &["direct: `yep` is none of auto, on and off"]),
             ("null:size=-1", &["size: `-1` is not a size"]),
             ("mem:path=x", &["mem: has no key `path`"]),
             ("delay:read=5m,of=x", &["read: `5m` is not a time"]),
             ("delay:read=5ms", &["of: a wrapper needs a device"]),
             ("delay:of=", &["of: a wrapper needs a device"]),
-            (
-                "error:errno=EFOO,of=x",
-                &["errno: `EFOO` is none of EIO, ENOSPC, EAGAIN"],
-            ),
-            (
-                "error:op=trim,of=x",
-                &["op: `trim` is none of read, write, flush, discard"],
-            ),
+            ("error:errno=EFOO,of=x", &["errno: `EFOO` is none of EIO, ENOSPC, EAGAIN"]),
+            ("error:op=trim,of=x", &["op: `trim` is none of read, write, flush, discard"]),
             ("error:range=5,of=x", &["range: `5` is not a range"]),
-            (
-                "error:range=2M-1M,of=x",
-                &["range: `2M-1M` is an empty range"],
-            ),
+            ("error:range=2M-1M,of=x", &["range: `2M-1M` is an empty range"]),
             ("error:rate=2,of=x", &["rate: `2` is not a probability"]),
-            (
-                "error:count=1e3,of=x",
-                &["count: `1e3` is not a whole number"],
-            ),
+            ("error:count=1e3,of=x", &["count: `1e3` is not a whole number"]),
             ("error:rate=1%,of=mem:sz=1", &["mem: has no key `sz`"]),
         ] {
             let message = error(text);
@@ -497,12 +406,7 @@ mod tests {
 
     #[test]
     fn a_default_size_fills_a_gap_only() {
-        for (text, size) in [
-            ("mem:size=1M", 1 << 20),
-            ("mem:", 5),
-            ("null:", 5),
-            ("x", 5),
-        ] {
+        for (text, size) in [("mem:size=1M", 1 << 20), ("mem:", 5), ("null:", 5), ("x", 5)] {
             let mut spec = Spec::parse(text).unwrap();
             spec.set_default_size(5);
             assert_eq!(spec.size(), Some(size), "{text}");
@@ -512,26 +416,18 @@ mod tests {
     #[test]
     fn the_first_wrapper_is_outermost() {
         // Failing outside the delay comes at once; inside it comes after the wait.
-        for (text, waited) in [
-            ("error:of=delay:all=1us,of=null:", 0),
-            ("delay:all=1us,of=error:of=null:", 1000),
-        ] {
+        for (text, waited) in
+            [("error:of=delay:all=1us,of=null:", 0), ("delay:all=1us,of=error:of=null:", 1000)]
+        {
             let spec = Spec::parse(text).unwrap();
             let mut bench = Bench::new(spec.wrap(Box::new(NullDevice)));
             let start = bench.now;
             let done = bench.run(Op::Flush, BioFlags::NONE, 0, 0);
             assert_eq!(done.status, Err(IoError::Medium));
             assert_eq!(bench.now.since(start), waited, "{text}");
-            assert!(
-                spec.wrap_queue_options(NullDevice::queue_options())
-                    .write_cache
-            );
+            assert!(spec.wrap_queue_options(NullDevice::queue_options()).write_cache);
         }
         let bare = Spec::parse("null:").unwrap();
-        assert!(
-            !bare
-                .wrap_queue_options(NullDevice::queue_options())
-                .write_cache
-        );
+        assert!(!bare.wrap_queue_options(NullDevice::queue_options()).write_cache);
     }
 }

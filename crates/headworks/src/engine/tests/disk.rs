@@ -13,10 +13,7 @@ const PLAIN: DiskKind = DiskKind::Write { dsync: false };
 struct Block([u8; 4096]);
 
 fn span(block: &mut Block) -> Span {
-    Span {
-        base: block.0.as_mut_ptr(),
-        len: 4096,
-    }
+    Span { base: block.0.as_mut_ptr(), len: 4096 }
 }
 
 #[test]
@@ -50,11 +47,7 @@ fn many_operations_move_the_right_bytes() {
                 assert!(engine.push(op(slot, fd, DiskKind::Read, offset, 0), &[span(block)]));
             }
             assert_eq!(results(&turn_until(engine, complete)), all);
-            assert!(
-                read.iter()
-                    .map(|block| block.0)
-                    .eq(written.iter().map(|block| block.0))
-            );
+            assert!(read.iter().map(|block| block.0).eq(written.iter().map(|block| block.0)));
         }
     });
 }
@@ -70,25 +63,15 @@ fn several_spans_are_one_operation() {
             // The spans are copied: what the caller does with its list afterwards is its own affair.
             assert!(engine.push(op(1, fd, PLAIN, 0, 0), &spans[..30]));
             assert!(engine.push(op(2, fd, dsync, 30 * 4096, 0), &spans[30..]));
-            spans.fill(Span {
-                base: std::ptr::null_mut(),
-                len: 1 << 40,
-            });
+            spans.fill(Span { base: std::ptr::null_mut(), len: 1 << 40 });
             let done = turn_until(engine, |events| results(events).len() == 2);
             assert_eq!(results(&done), [(1, 30 * 4096), (2, 10 * 4096)]);
 
             let mut back = vec![Block([0; 4096]); 40];
             let spans: Vec<_> = back.iter_mut().rev().map(span).collect();
-            assert_eq!(
-                run(engine, op(3, fd, DiskKind::Read, 0, 0), &spans),
-                40 * 4096
-            );
+            assert_eq!(run(engine, op(3, fd, DiskKind::Read, 0, 0), &spans), 40 * 4096);
             let expected = (1..=40).rev();
-            assert!(
-                back.iter()
-                    .map(|block| block.0)
-                    .eq(expected.map(|byte| [byte; 4096]))
-            );
+            assert!(back.iter().map(|block| block.0).eq(expected.map(|byte| [byte; 4096])));
         }
     });
 }
@@ -103,10 +86,7 @@ fn sync_and_allocate() {
             assert_eq!(run(engine, op(1, fd, grow, 4096, 8192), &[]), 0);
             assert_eq!(file.metadata().unwrap().len(), 12288);
 
-            assert_eq!(
-                run(engine, op(1, fd, PLAIN, 4096, 0), &[span(&mut block)]),
-                4096
-            );
+            assert_eq!(run(engine, op(1, fd, PLAIN, 4096, 0), &[span(&mut block)]), 4096);
             assert_eq!(run(engine, op(2, fd, DiskKind::Sync, 0, 0), &[]), 0);
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             let punch = DiskKind::Allocate { mode };
@@ -133,24 +113,15 @@ fn what_goes_wrong_is_an_errno_and_short_is_short() {
         let read = DiskKind::Read;
         assert_eq!(run(engine, op(1, -1, read, 0, 0), &spans), -libc::EBADF);
         assert_eq!(run(engine, op(1, -1, read, 0, 0), &two), -libc::EBADF);
-        assert_eq!(
-            run(engine, op(1, 9999, DiskKind::Sync, 0, 0), &[]),
-            -libc::EBADF
-        );
+        assert_eq!(run(engine, op(1, 9999, DiskKind::Sync, 0, 0), &[]), -libc::EBADF);
         let zero = read_only.as_raw_fd();
         assert_eq!(run(engine, op(1, zero, PLAIN, 0, 0), &spans), -libc::EBADF);
         let unknown = DiskKind::Allocate { mode: 1 << 30 };
-        assert_eq!(
-            run(engine, op(1, fd, unknown, 0, 4096), &[]),
-            -libc::EOPNOTSUPP
-        );
+        assert_eq!(run(engine, op(1, fd, unknown, 0, 4096), &[]), -libc::EOPNOTSUPP);
         assert_eq!(run(engine, op(1, fd, read, 0, 0), &spans), 100);
         assert_eq!(run(engine, op(1, fd, read, 0, 0), &two), 100);
         assert_eq!(run(engine, op(1, fd, read, 100, 0), &spans), 0);
-        assert_eq!(
-            run(engine, op(1, fd, read, 1 << 63, 0), &spans),
-            -libc::EINVAL
-        );
+        assert_eq!(run(engine, op(1, fd, read, 1 << 63, 0), &spans), -libc::EINVAL);
     });
 }
 
@@ -179,13 +150,7 @@ fn dropping_an_engine_finishes_what_was_pushed() {
         let mut blocks = vec![Block([byte; 4096]); 64];
         let (mut engine, _) = open(choice, 64).unwrap();
         for (index, block) in blocks.iter_mut().enumerate() {
-            let op = op(
-                index as u32,
-                file.as_raw_fd(),
-                PLAIN,
-                index as u64 * 4096,
-                0,
-            );
+            let op = op(index as u32, file.as_raw_fd(), PLAIN, index as u64 * 4096, 0);
             assert!(engine.push(op, &[span(block)]));
         }
         drop(engine);

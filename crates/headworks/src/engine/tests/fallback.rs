@@ -9,10 +9,7 @@ fn choices_have_names_and_limits() {
     assert_eq!("auto".parse(), Ok(EngineChoice::Auto));
     assert_eq!("aio".parse::<EngineChoice>().unwrap_err().option, "engine");
     for depth in [0, DISK_DEPTH_MAX + 1] {
-        assert_eq!(
-            open(EngineChoice::Auto, depth).err().unwrap().option,
-            "disk_depth"
-        );
+        assert_eq!(open(EngineChoice::Auto, depth).err().unwrap().option, "disk_depth");
     }
     let (engine, why) = open(EngineChoice::Threads, 1).unwrap();
     assert_eq!(engine.name(), "threads");
@@ -21,36 +18,23 @@ fn choices_have_names_and_limits() {
 
 /// Runs `body` on a thread for which `call` fails with `errno`: what a container does, on a small scale.
 fn forbidding(call: libc::c_long, errno: i32, body: impl FnOnce() + Send) {
-    let statement = |code: u32, jump_true, k| libc::sock_filter {
-        code: code as u16,
-        jt: jump_true,
-        jf: 0,
-        k,
-    };
+    let statement =
+        |code: u32, jump_true, k| libc::sock_filter { code: code as u16, jt: jump_true, jf: 0, k };
     let mut filter = [
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0), // the call's number
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, call as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
-        statement(
-            libc::BPF_RET | libc::BPF_K,
-            0,
-            libc::SECCOMP_RET_ERRNO | errno as u32,
-        ),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
     ];
     thread::scope(|scope| {
         scope.spawn(|| {
-            let program = libc::sock_fprog {
-                len: filter.len() as u16,
-                filter: filter.as_mut_ptr(),
-            };
+            let program =
+                libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
             // SAFETY: the program lives during the call; it concerns this thread only.
             unsafe {
                 assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
                 let mode = libc::SECCOMP_MODE_FILTER;
-                assert_eq!(
-                    libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program),
-                    0
-                );
+                assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program), 0);
             }
             body();
         });
@@ -60,36 +44,12 @@ fn forbidding(call: libc::c_long, errno: i32, body: impl FnOnce() + Send) {
 #[test]
 fn where_io_uring_is_forbidden_auto_takes_threads_and_says_why() {
     let cases = [
-        (
-            libc::SYS_io_uring_setup,
-            libc::EPERM,
-            "io_uring is forbidden here",
-        ),
-        (
-            libc::SYS_io_uring_setup,
-            libc::ENOSYS,
-            "this kernel has no io_uring",
-        ),
-        (
-            libc::SYS_io_uring_setup,
-            libc::EINVAL,
-            "io_uring needs Linux 6.1",
-        ),
-        (
-            libc::SYS_io_uring_setup,
-            libc::ENOMEM,
-            "there is not enough memory",
-        ),
-        (
-            libc::SYS_io_uring_setup,
-            libc::EMFILE,
-            "io_uring does not work here",
-        ),
-        (
-            libc::SYS_io_uring_enter,
-            libc::EPERM,
-            "io_uring is forbidden here",
-        ),
+        (libc::SYS_io_uring_setup, libc::EPERM, "io_uring is forbidden here"),
+        (libc::SYS_io_uring_setup, libc::ENOSYS, "this kernel has no io_uring"),
+        (libc::SYS_io_uring_setup, libc::EINVAL, "io_uring needs Linux 6.1"),
+        (libc::SYS_io_uring_setup, libc::ENOMEM, "there is not enough memory"),
+        (libc::SYS_io_uring_setup, libc::EMFILE, "io_uring does not work here"),
+        (libc::SYS_io_uring_enter, libc::EPERM, "io_uring is forbidden here"),
     ];
     for (call, errno, reason) in cases {
         if call == libc::SYS_io_uring_enter && open(EngineChoice::Uring, 1).is_err() {

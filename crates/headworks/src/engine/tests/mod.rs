@@ -71,19 +71,9 @@ fn run(engine: &mut dyn Engine, op: DiskOp, spans: &[Span]) -> i32 {
 }
 
 fn op(slot: u32, fd: RawFd, kind: DiskKind, offset: u64, len: u64) -> DiskOp {
-    let id = RequestId {
-        slot,
-        generation: 9,
-    };
+    let id = RequestId { slot, generation: 9 };
     let device = DeviceId(3);
-    DiskOp {
-        device,
-        id,
-        fd,
-        kind,
-        offset,
-        len,
-    }
+    DiskOp { device, id, fd, kind, offset, len }
 }
 
 fn ready(token: u32) -> Event {
@@ -100,22 +90,15 @@ fn file(folder: &str, direct: bool) -> File {
     if direct {
         options.custom_flags(libc::O_DIRECT);
     }
-    let file = options.open(&path).or_else(|_| {
-        options
-            .custom_flags(0)
-            .create_new(false)
-            .create(true)
-            .open(&path)
-    });
+    let file = options
+        .open(&path)
+        .or_else(|_| options.custom_flags(0).create_new(false).create(true).open(&path));
     fs::remove_file(&path).unwrap();
     file.unwrap()
 }
 
 fn files() -> [File; 2] {
-    [
-        file("/dev/shm", false),
-        file(std::env::temp_dir().to_str().unwrap(), true),
-    ]
+    [file("/dev/shm", false), file(std::env::temp_dir().to_str().unwrap(), true)]
 }
 #[test]
 fn a_turn_ends_when_its_time_is_over() {

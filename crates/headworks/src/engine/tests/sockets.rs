@@ -19,11 +19,7 @@ fn readiness_comes_once_for_each_watch() {
         assert_eq!(all_there_is(engine), [], "not watched");
         engine.watch(5, fd, Interest::Read);
         engine.watch(5, fd, Interest::Read);
-        assert_eq!(
-            all_there_is(engine),
-            [ready(5)],
-            "what was there before counts"
-        );
+        assert_eq!(all_there_is(engine), [ready(5)], "what was there before counts");
 
         // Watched again before the next turn, as a connection does.
         engine.watch(5, fd, Interest::Read);
@@ -48,11 +44,7 @@ fn a_watch_replaces_the_one_before() {
         let (other, _its_peer) = UnixStream::pair().unwrap();
         engine.watch(0, fd, Interest::Read);
         engine.watch(0, other.as_raw_fd(), Interest::Read);
-        assert_eq!(
-            all_there_is(engine),
-            [],
-            "the token belongs to the other socket now"
-        );
+        assert_eq!(all_there_is(engine), [], "the token belongs to the other socket now");
     });
 }
 
@@ -165,11 +157,7 @@ fn a_forgotten_and_closed_socket_is_closed_for_its_peer() {
         drop(socket);
         assert_eq!(all_there_is(engine), []);
         peer.set_nonblocking(true).unwrap();
-        assert_eq!(
-            peer.read(&mut [0]).unwrap(),
-            0,
-            "the engine holds it no longer"
-        );
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0, "the engine holds it no longer");
     });
 }
 

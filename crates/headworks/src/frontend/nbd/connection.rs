@@ -332,8 +332,7 @@ impl Connection {
             let (count, outcome) = handshake.feed(intake.exports, &bytes[used..], &mut out);
             used += count;
             if !out.is_empty() {
-                self.outgoing
-                    .header(|headers| headers.extend_from_slice(&out));
+                self.outgoing.header(|headers| headers.extend_from_slice(&out));
             }
             let received = match outcome {
                 Outcome::Reply if self.outgoing.replies() < self.limits.requests => continue,
@@ -407,11 +406,8 @@ impl Connection {
         let mut buffer = None;
         if op.has_data() {
             let len = request.len as usize;
-            buffer = if may_take(held + len, len, intake) {
-                intake.pool.try_take(len)
-            } else {
-                None
-            };
+            buffer =
+                if may_take(held + len, len, intake) { intake.pool.try_take(len) } else { None };
             if buffer.is_none() {
                 transmission.held = Some(request);
                 return false;
@@ -420,11 +416,7 @@ impl Connection {
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
         transmission.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
         if op == Op::Write {
-            transmission.receiving = Some(Receiving {
-                buffer,
-                request,
-                filled: 0,
-            });
+            transmission.receiving = Some(Receiving { buffer, request, filled: 0 });
         } else {
             self.submit(&request, buffer, intake);
         }
@@ -448,10 +440,7 @@ impl Connection {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return;
         };
-        if let Some(Receiving {
-            buffer, request, ..
-        }) = transmission.receiving.take()
-        {
+        if let Some(Receiving { buffer, request, .. }) = transmission.receiving.take() {
             self.submit(&request, buffer, intake);
         }
     }
@@ -462,16 +451,10 @@ impl Connection {
         };
         let volume = transmission.volume;
         let op = request.op();
-        let sequence = self
-            .window
-            .insert(request.cookie, request.offset, request.len, op, buffer);
+        let sequence = self.window.insert(request.cookie, request.offset, request.len, op, buffer);
         *intake.room = intake.room.saturating_sub(1);
         intake.inputs.push(Input::Bio(Bio {
-            id: BioId {
-                connection: self.id,
-                volume,
-                sequence,
-            },
+            id: BioId { connection: self.id, volume, sequence },
             offset: request.offset,
             len: request.len,
             op,
@@ -482,11 +465,7 @@ impl Connection {
     /// The buffer of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        self.window
-            .get(sequence)?
-            .buffer
-            .as_ref()
-            .map(|buffer| buffer.span())
+        self.window.get(sequence)?.buffer.as_ref().map(|buffer| buffer.span())
     }
 
     /// The shard answers, or frees a buffer.
@@ -513,15 +492,7 @@ impl Connection {
         let Some(flying) = self.window.remove(sequence) else {
             return;
         };
-        let Flying {
-            op,
-            cookie,
-            offset,
-            len,
-            answered,
-            buffer,
-            ..
-        } = flying;
+        let Flying { op, cookie, offset, len, answered, buffer, .. } = flying;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
         if !dead && !answered {
@@ -530,8 +501,7 @@ impl Connection {
                 (Op::Read, Ok(())) if hole => self.answer_hole(cookie, offset, len),
                 (Op::Read, Ok(())) => {
                     let form = self.form;
-                    self.outgoing
-                        .header(|out| form.read_data(out, cookie, offset, len));
+                    self.outgoing.header(|out| form.read_data(out, cookie, offset, len));
                     if let Some(buffer) = buffer.take() {
                         self.outgoing.data(buffer, len as usize);
                     }
@@ -549,8 +519,7 @@ impl Connection {
 
     fn answer_hole(&mut self, cookie: u64, offset: u64, len: u32) {
         let (form, mut said) = (self.form, false);
-        self.outgoing
-            .header(|out| said = form.read_hole(out, cookie, offset, len));
+        self.outgoing.header(|out| said = form.read_hole(out, cookie, offset, len));
         if !said {
             self.outgoing.zeros(len as usize);
         }
@@ -646,9 +615,7 @@ impl Connection {
             }
             _ => None,
         };
-        let sent = self
-            .has_outgoing()
-            .then(|| self.last_sent.after(self.limits.stall_ns));
+        let sent = self.has_outgoing().then(|| self.last_sent.after(self.limits.stall_ns));
         [received, sent].into_iter().flatten().min()
     }
 
@@ -709,10 +676,7 @@ impl Receiving {
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection")
-            .field("id", &self.id)
-            .field("peer", &self.peer)
-            .finish()
+        f.debug_struct("Connection").field("id", &self.id).field("peer", &self.peer).finish()
     }
 }
 
@@ -729,17 +693,11 @@ fn fault(error: ProtocolError) -> End {
 }
 
 fn is_hang_up(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe
-    )
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Result<usize> {
-    let tail = Span {
-        base: scratch.as_mut_ptr(),
-        len: scratch.len(),
-    };
+    let tail = Span { base: scratch.as_mut_ptr(), len: scratch.len() };
     let spans = [direct.unwrap_or(tail), tail];
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -747,9 +705,5 @@ fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Resu
     message.msg_iovlen = if direct.is_some() { 2 } else { 1 };
     // SAFETY: the spans have iovec's layout; the first is a private buffer's rest, the second the scratch that we borrow.
     let count = unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) };
-    if count < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(count as usize)
-    }
+    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
 }

@@ -36,11 +36,7 @@ pub struct BlockSizes {
 impl Default for BlockSizes {
     /// Any alignment, pages preferred, 32 MiB: what qemu says too.
     fn default() -> Self {
-        Self {
-            min: 1,
-            preferred: 4096,
-            max: super::wire::PAYLOAD_BYTES_MAX,
-        }
+        Self { min: 1, preferred: 4096, max: super::wire::PAYLOAD_BYTES_MAX }
     }
 }
 
@@ -64,11 +60,7 @@ impl ExportInfo {
     #[must_use]
     pub const fn flags_for(&self, structured: bool) -> TransmissionFlags {
         let flags = self.flags.with(TransmissionFlags::HAS_FLAGS);
-        if structured {
-            flags
-        } else {
-            flags.without(TransmissionFlags::SEND_DF)
-        }
+        if structured { flags } else { flags.without(TransmissionFlags::SEND_DF) }
     }
 }
 
@@ -154,10 +146,7 @@ impl Handshake {
             }
             let outcome = self.step(exports, out);
             self.pending.clear();
-            if matches!(
-                outcome,
-                Outcome::Ready { .. } | Outcome::Closed | Outcome::Failed(_)
-            ) {
+            if matches!(outcome, Outcome::Ready { .. } | Outcome::Closed | Outcome::Failed(_)) {
                 self.state = State::Ended;
                 self.pending = Vec::new();
             }
@@ -197,12 +186,7 @@ impl Handshake {
             }
             State::Skip { option, .. } => {
                 self.state = State::Header;
-                refuse(
-                    out,
-                    option,
-                    option_reply::ERR_TOO_BIG,
-                    "the option is too long",
-                )
+                refuse(out, option, option_reply::ERR_TOO_BIG, "the option is too long")
             }
             State::Ended => Outcome::NeedMore,
         }
@@ -233,10 +217,7 @@ impl Handshake {
         }
         let (option, len) = (be32(&self.pending, 8), be32(&self.pending, 12));
         if len <= OPTION_BYTES_MAX {
-            self.state = State::Body {
-                option,
-                len: len as usize,
-            };
+            self.state = State::Body { option, len: len as usize };
         } else if option == option::EXPORT_NAME {
             return Outcome::Failed(format!("the client sent an export name of {len} bytes"));
         } else {
@@ -260,23 +241,15 @@ impl Handshake {
                 reply(out, option, option_reply::ACK, &[]);
                 Outcome::Closed
             }
-            option::LIST | option::STRUCTURED_REPLY if !empty => refuse(
-                out,
-                option,
-                option_reply::ERR_INVALID,
-                "the option takes no data",
-            ),
+            option::LIST | option::STRUCTURED_REPLY if !empty => {
+                refuse(out, option, option_reply::ERR_INVALID, "the option takes no data")
+            }
             option::LIST => {
                 for export in exports {
                     let name = export.name.as_bytes();
                     let len = (name.len() as u32).to_be_bytes();
                     let description = export.description.as_bytes();
-                    reply(
-                        out,
-                        option,
-                        option_reply::SERVER,
-                        &[&len, name, description],
-                    );
+                    reply(out, option, option_reply::SERVER, &[&len, name, description]);
                 }
                 reply(out, option, option_reply::ACK, &[])
             }
@@ -284,12 +257,7 @@ impl Handshake {
                 self.structured = true;
                 reply(out, option, option_reply::ACK, &[])
             }
-            _ => refuse(
-                out,
-                option,
-                option_reply::ERR_UNSUP,
-                "the option is not supported",
-            ),
+            _ => refuse(out, option, option_reply::ERR_UNSUP, "the option is not supported"),
         }
     }
 
@@ -324,29 +292,13 @@ impl Handshake {
         let export = &exports[index];
         let mut tell = |kind: u16, parts: [&[u8]; 3]| {
             let [a, b, c] = parts;
-            reply(
-                out,
-                option,
-                option_reply::INFO,
-                &[&kind.to_be_bytes(), a, b, c],
-            );
+            reply(out, option, option_reply::INFO, &[&kind.to_be_bytes(), a, b, c]);
         };
         let flags = export.flags_for(self.structured).0;
-        tell(
-            info::EXPORT,
-            [&export.size.to_be_bytes(), &flags.to_be_bytes(), &[]],
-        );
+        tell(info::EXPORT, [&export.size.to_be_bytes(), &flags.to_be_bytes(), &[]]);
         // Sent to everybody, asked or not, as qemu does: who does not know it ignores it.
-        let BlockSizes {
-            min,
-            preferred,
-            max,
-        } = export.block_sizes;
-        let sizes = [
-            min.to_be_bytes(),
-            preferred.to_be_bytes(),
-            max.to_be_bytes(),
-        ];
+        let BlockSizes { min, preferred, max } = export.block_sizes;
+        let sizes = [min.to_be_bytes(), preferred.to_be_bytes(), max.to_be_bytes()];
         tell(info::BLOCK_SIZE, [&sizes[0], &sizes[1], &sizes[2]]);
         let asked = |kind: u16| wanted.chunks_exact(2).any(|pair| be16(pair, 0) == kind);
         if asked(info::NAME) {
@@ -363,10 +315,7 @@ impl Handshake {
     }
 
     fn ready(&self, export: usize) -> Outcome {
-        Outcome::Ready {
-            export,
-            structured: self.structured,
-        }
+        Outcome::Ready { export, structured: self.structured }
     }
 }
 
@@ -381,9 +330,7 @@ fn parse_info(body: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// The export called `name`; the empty name means the first one, unless an export is called so.
 fn find(exports: &[ExportInfo], name: &[u8]) -> Option<usize> {
-    let named = exports
-        .iter()
-        .position(|export| export.name.as_bytes() == name);
+    let named = exports.iter().position(|export| export.name.as_bytes() == name);
     named.or_else(|| (name.is_empty() && !exports.is_empty()).then_some(0))
 }
 

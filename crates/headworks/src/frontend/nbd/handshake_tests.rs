@@ -104,10 +104,7 @@ fn a_transcript_is_answered_as_the_protocol_says() {
     use option_reply::*;
     let (out, left, outcome) = whole(&transcript());
     assert_eq!(left, 22);
-    let ready = Outcome::Ready {
-        export: 0,
-        structured: true,
-    };
+    let ready = Outcome::Ready { export: 0, structured: true };
     assert_eq!(outcome, ready);
     let info_replies = [INFO, INFO, INFO, INFO, ACK, INFO, INFO, INFO, ACK];
     let mut expected = vec![ERR_UNSUP, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, ERR_UNSUP];
@@ -139,10 +136,7 @@ fn any_cut_gives_the_same_answers() {
 
 #[test]
 fn the_old_way_pads_unless_told_not_to() {
-    let ready = Outcome::Ready {
-        export: 1,
-        structured: false,
-    };
+    let ready = Outcome::Ready { export: 1, structured: false };
     // Not structured, so DF is not offered.
     let head = b"\0\0\0\0\0\0\x10\x01\0\x05";
     let (out, left, outcome) = whole(&client(3, &[option(1, b"zweite")]));
@@ -152,10 +146,7 @@ fn the_old_way_pads_unless_told_not_to() {
     assert_eq!(&out[..10], head);
     let (out, _, outcome) = whole(&client(3, &[option(1, b"third\n")]));
     assert_eq!(out, b"");
-    assert_eq!(
-        outcome,
-        Outcome::Failed("there is no export \"third\\n\"".into())
-    );
+    assert_eq!(outcome, Outcome::Failed("there is no export \"third\\n\"".into()));
 }
 
 #[test]
@@ -179,10 +170,7 @@ fn malformed_options_are_refused_and_the_client_may_go_on() {
     }
     let big = vec![7; OPTION_BYTES_MAX as usize + 1];
     let (out, _, outcome) = whole(&client(3, &[option(7, &big), option(2, &[])]));
-    assert_eq!(
-        (kinds(&out), outcome),
-        (vec![ERR_TOO_BIG, ACK], Outcome::Closed)
-    );
+    assert_eq!((kinds(&out), outcome), (vec![ERR_TOO_BIG, ACK], Outcome::Closed));
     let (out, _, _) = whole(&client(3, &[option(99, &big[1..])]));
     assert_eq!(kinds(&out), [ERR_UNSUP]);
 }
@@ -209,10 +197,7 @@ fn an_ended_handshake_consumes_nothing() {
     let bytes = client(3, &[option(2, &[])]);
     assert_eq!(handshake.feed(&[], &bytes, &mut out).1, Outcome::Closed);
     let before = out.len();
-    assert_eq!(
-        handshake.feed(&[], &bytes, &mut out),
-        (0, Outcome::NeedMore)
-    );
+    assert_eq!(handshake.feed(&[], &bytes, &mut out), (0, Outcome::NeedMore));
     assert_eq!(out.len(), before);
 }
 

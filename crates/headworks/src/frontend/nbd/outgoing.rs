@@ -22,11 +22,7 @@ const COMPACT_AT: usize = 16 << 10;
 #[derive(Debug)]
 enum Piece {
     /// A range of the header arena.
-    Headers {
-        start: usize,
-        len: usize,
-        replies: usize,
-    },
+    Headers { start: usize, len: usize, replies: usize },
     /// A range of a buffer, which goes back to the pool afterwards.
     Data { span: Span, buffer: Option<Buffer> },
 }
@@ -97,33 +93,19 @@ impl Outgoing {
         self.replies += 1;
         let len = self.headers.len() - start;
         match self.pieces.back_mut() {
-            Some(Piece::Headers {
-                len: before,
-                replies,
-                ..
-            }) => {
+            Some(Piece::Headers { len: before, replies, .. }) => {
                 *before += len;
                 *replies += 1;
             }
-            _ => self.pieces.push_back(Piece::Headers {
-                start,
-                len,
-                replies: 1,
-            }),
+            _ => self.pieces.push_back(Piece::Headers { start, len, replies: 1 }),
         }
     }
 
     /// Appends the first `len` bytes of a buffer.
     pub fn data(&mut self, buffer: Buffer, len: usize) {
         self.held += buffer.len();
-        let span = Span {
-            base: buffer.base(),
-            len,
-        };
-        self.pieces.push_back(Piece::Data {
-            span,
-            buffer: Some(buffer),
-        });
+        let span = Span { base: buffer.base(), len };
+        self.pieces.push_back(Piece::Data { span, buffer: Some(buffer) });
     }
 
     /// Appends `len` zeros.
@@ -131,10 +113,7 @@ impl Outgoing {
         let mut left = len;
         while left > 0 {
             let len = left.min(ZEROS.len());
-            let span = Span {
-                base: ZEROS.as_ptr().cast_mut(),
-                len,
-            };
+            let span = Span { base: ZEROS.as_ptr().cast_mut(), len };
             self.pieces.push_back(Piece::Data { span, buffer: None });
             left -= len;
         }
@@ -179,10 +158,7 @@ impl Outgoing {
                 }
                 Piece::Data { span, .. } => (span.base, span.len),
             };
-            spans.push(Span {
-                base: base.wrapping_add(skip),
-                len: len - skip,
-            });
+            spans.push(Span { base: base.wrapping_add(skip), len: len - skip });
             skip = 0;
         }
     }
@@ -203,10 +179,7 @@ impl Outgoing {
             self.sent = 0;
             match self.pieces.pop_front() {
                 Some(Piece::Headers { replies, .. }) => self.replies -= replies,
-                Some(Piece::Data {
-                    buffer: Some(buffer),
-                    ..
-                }) => {
+                Some(Piece::Data { buffer: Some(buffer), .. }) => {
                     self.held -= buffer.len();
                     pool.put(buffer);
                 }
@@ -242,11 +215,7 @@ fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
     message.msg_iovlen = spans.len();
     // SAFETY: the spans have iovec's layout and name memory that stays until the pieces are dropped.
     let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-    if sent < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(sent as usize)
-    }
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
 }
 
 #[cfg(test)]
@@ -279,11 +248,7 @@ mod tests {
         assert_eq!(outgoing.replies(), 60);
         let mut received = Vec::new();
         let mut times_full = 0;
-        while outgoing
-            .send(ours.as_raw_fd(), &mut pool, &mut spans)
-            .unwrap()
-            == Sent::Full
-        {
+        while outgoing.send(ours.as_raw_fd(), &mut pool, &mut spans).unwrap() == Sent::Full {
             times_full += 1;
             let mut some = [0; 10_001];
             let count = theirs.read(&mut some).unwrap();
@@ -292,10 +257,7 @@ mod tests {
         drop(ours);
         theirs.read_to_end(&mut received).unwrap();
         assert!(times_full > 3 && received == expected);
-        assert_eq!(
-            (pool.taken(), outgoing.replies(), outgoing.held()),
-            (0, 0, 0)
-        );
+        assert_eq!((pool.taken(), outgoing.replies(), outgoing.held()), (0, 0, 0));
     }
 
     /// A client that never reads all: the queue stays as long as what waits.
@@ -310,13 +272,8 @@ mod tests {
                 outgoing.header(|out| out.extend([7; 64]));
                 outgoing.zeros(50_000);
             }
-            outgoing
-                .send(ours.as_raw_fd(), &mut pool, &mut spans)
-                .unwrap();
-            assert!(
-                !outgoing.is_empty(),
-                "the socket takes less than what waits"
-            );
+            outgoing.send(ours.as_raw_fd(), &mut pool, &mut spans).unwrap();
+            assert!(!outgoing.is_empty(), "the socket takes less than what waits");
             let _ = theirs.read(&mut some).unwrap();
         }
         assert!(outgoing.headers.capacity() < 4 * COMPACT_AT);
@@ -329,11 +286,7 @@ mod tests {
         let mut pool = Pool::new(1 << 20).unwrap();
         let mut outgoing = Outgoing::new(1);
         outgoing.data(pool.try_take(4096).unwrap(), 4096);
-        assert!(
-            outgoing
-                .send(ours.as_raw_fd(), &mut pool, &mut Vec::new())
-                .is_err()
-        );
+        assert!(outgoing.send(ours.as_raw_fd(), &mut pool, &mut Vec::new()).is_err());
         outgoing.abandon(&mut pool);
         assert!(outgoing.is_empty() && pool.taken() == 0);
     }

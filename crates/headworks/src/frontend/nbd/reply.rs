@@ -131,20 +131,11 @@ mod tests {
         let good = b"\x67\x44\x66\x98\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08";
         let bad = b"\x67\x44\x66\x98\0\0\0\x1c\x01\x02\x03\x04\x05\x06\x07\x08";
         assert_eq!(bytes(|out| SIMPLE.read_data(out, COOKIE, 9, 9)), good);
-        assert_eq!(
-            bytes(|out| assert!(!SIMPLE.read_hole(out, COOKIE, 9, 9))),
-            good
-        );
-        assert_eq!(
-            bytes(|out| SIMPLE.read_error(out, COOKIE, NbdError::NoSpace)),
-            bad
-        );
+        assert_eq!(bytes(|out| assert!(!SIMPLE.read_hole(out, COOKIE, 9, 9))), good);
+        assert_eq!(bytes(|out| SIMPLE.read_error(out, COOKIE, NbdError::NoSpace)), bad);
         for replies in [SIMPLE, STRUCTURED] {
             assert_eq!(bytes(|out| replies.done(out, COOKIE, Ok(()))), good);
-            assert_eq!(
-                bytes(|out| replies.done(out, COOKIE, Err(NbdError::NoSpace))),
-                bad
-            );
+            assert_eq!(bytes(|out| replies.done(out, COOKIE, Err(NbdError::NoSpace))), bad);
         }
     }
 

@@ -114,10 +114,7 @@ impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ProtocolError::BadMagic(magic) => {
-                write!(
-                    f,
-                    "the client sent {magic:#010x} where a request must begin"
-                )
+                write!(f, "the client sent {magic:#010x} where a request must begin")
             }
             ProtocolError::PayloadTooLong(len) => write!(
                 f,
@@ -162,14 +159,7 @@ impl RequestParser {
     /// A parser for an export with these flags, as the handshake ended.
     #[must_use]
     pub const fn new(offered: TransmissionFlags, structured: bool) -> Self {
-        Self {
-            partial: [0; REQUEST_BYTES],
-            have: 0,
-            structured,
-            offered,
-            skip: 0,
-            owed: None,
-        }
+        Self { partial: [0; REQUEST_BYTES], have: 0, structured, offered, skip: 0, owed: None }
     }
 
     /// Looks at the next bytes of the stream: how many it consumed, and what they mean.
@@ -273,11 +263,8 @@ impl RequestParser {
         header: &RequestHeader,
         error: NbdError,
     ) -> Option<Parsed> {
-        let refusal = Refusal {
-            cookie: header.cookie,
-            is_read: command == Some(Command::Read),
-            error,
-        };
+        let refusal =
+            Refusal { cookie: header.cookie, is_read: command == Some(Command::Read), error };
         if command != Some(Command::Write) || header.len == 0 {
             return Some(Parsed::Refused(refusal));
         }
@@ -308,11 +295,7 @@ impl RequestParser {
             (Command::Flush, _) | (_, 0) => Err(NbdError::Invalid),
             (Command::Read, len) if len > PAYLOAD_BYTES_MAX => {
                 let whole = CommandFlags(header.flags).contains(CommandFlags::DF);
-                Err(if whole {
-                    NbdError::Overflow
-                } else {
-                    NbdError::Invalid
-                })
+                Err(if whole { NbdError::Overflow } else { NbdError::Invalid })
             }
             _ => Ok(command),
         }
@@ -358,14 +341,7 @@ mod tests {
     const ALL: TransmissionFlags = TransmissionFlags(0xfff & !2);
 
     fn header(command: u16, flags: u16, offset: u64, len: u32) -> [u8; REQUEST_BYTES] {
-        RequestHeader {
-            flags,
-            command,
-            cookie: 77,
-            offset,
-            len,
-        }
-        .encode()
+        RequestHeader { flags, command, cookie: 77, offset, len }.encode()
     }
 
     /// What one header means to an export that offers `offered`.
@@ -381,10 +357,7 @@ mod tests {
         // A refused write: its answer comes with the last byte of its payload, not before.
         let payload = vec![0; len as usize];
         assert!(!parser.is_between_requests());
-        assert_eq!(
-            parser.parse(&payload[1..]),
-            (payload.len() - 1, Parsed::NeedMore)
-        );
+        assert_eq!(parser.parse(&payload[1..]), (payload.len() - 1, Parsed::NeedMore));
         let (consumed, parsed) = parser.parse(&bytes);
         assert!(consumed == 1 && parser.is_between_requests());
         parsed
@@ -443,29 +416,16 @@ mod tests {
         let long = PAYLOAD_BYTES_MAX + 1;
         assert_eq!(refused(one(ALL, 0, 0, long)), Some(NbdError::Invalid));
         assert_eq!(refused(one(ALL, 0, 4, long)), Some(NbdError::Overflow));
-        assert_eq!(
-            one(ALL, 1, 0, long),
-            Parsed::End(ProtocolError::PayloadTooLong(long))
-        );
+        assert_eq!(one(ALL, 1, 0, long), Parsed::End(ProtocolError::PayloadTooLong(long)));
         for command in [0, 1, 4, 6, 5, 7, 8, 999] {
-            assert_eq!(
-                refused(one(ALL, command, 0, 0)),
-                Some(NbdError::Invalid),
-                "{command}"
-            );
+            assert_eq!(refused(one(ALL, command, 0, 0)), Some(NbdError::Invalid), "{command}");
         }
         for command in [0, 1, 3, 4] {
             let len = u32::from(command != 3);
-            assert_eq!(
-                refused(one(ALL, command, 2, len)),
-                Some(NbdError::Invalid),
-                "{command}"
-            );
+            assert_eq!(refused(one(ALL, command, 2, len)), Some(NbdError::Invalid), "{command}");
         }
         assert_eq!(refused(one(ALL, 0, 1 << 15, 9)), Some(NbdError::Invalid));
-        let placed = RequestParser::new(ALL, false)
-            .parse(&header(3, 0, 512, 0))
-            .1;
+        let placed = RequestParser::new(ALL, false).parse(&header(3, 0, 512, 0)).1;
         assert_eq!(refused(placed), Some(NbdError::Invalid));
         let mut bytes = header(0, 0, 0, 9);
         bytes[0] = 0;
@@ -540,10 +500,7 @@ mod tests {
             let good = stream.len();
             stream.extend((0..prng.between(28, 99)).map(|_| prng.next() as u8));
             let expected = run(&stream, || usize::MAX);
-            assert!(matches!(
-                expected.last(),
-                Some(Parsed::End(ProtocolError::BadMagic(_)))
-            ));
+            assert!(matches!(expected.last(), Some(Parsed::End(ProtocolError::BadMagic(_)))));
             assert!(run(&stream[..good], || 7).len() == expected.len() - 1);
             let pieces = run(&stream, || prng.between(1, 40) as usize);
             assert_eq!(pieces, expected);

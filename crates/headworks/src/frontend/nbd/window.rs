@@ -40,11 +40,7 @@ impl Window {
     #[must_use]
     pub fn new(requests: usize) -> Self {
         let places = (2 * requests.max(1)).next_power_of_two();
-        Self {
-            places: (0..places).map(|_| None).collect(),
-            next: 1,
-            used: 0,
-        }
+        Self { places: (0..places).map(|_| None).collect(), next: 1, used: 0 }
     }
 
     /// How many are in flight.
@@ -68,23 +64,13 @@ impl Window {
         op: Op,
         buffer: Option<Buffer>,
     ) -> u64 {
-        assert!(
-            self.used < self.places.len() / 2,
-            "a connection stays within its limit"
-        );
+        assert!(self.used < self.places.len() / 2, "a connection stays within its limit");
         while self.places[self.place(self.next)].is_some() {
             self.next += 1;
         }
         let place = self.place(self.next);
-        self.places[place] = Some(Flying {
-            sequence: self.next,
-            cookie,
-            offset,
-            len,
-            op,
-            answered: false,
-            buffer,
-        });
+        self.places[place] =
+            Some(Flying { sequence: self.next, cookie, offset, len, op, answered: false, buffer });
         self.next += 1;
         self.used += 1;
         self.next - 1
@@ -93,9 +79,7 @@ impl Window {
     /// The request of this sequence.
     pub fn get(&mut self, sequence: u64) -> Option<&mut Flying> {
         let place = self.place(sequence);
-        self.places[place]
-            .as_mut()
-            .filter(|flying| flying.sequence == sequence)
+        self.places[place].as_mut().filter(|flying| flying.sequence == sequence)
     }
 
     /// Takes the request of this sequence out.
@@ -121,10 +105,7 @@ mod tests {
         for cookie in 100..2_000 {
             if others.len() == 3 {
                 let (sequence, cookie) = others.swap_remove(prng.below(3) as usize);
-                assert_eq!(
-                    window.remove(sequence).map(|flying| flying.cookie),
-                    Some(cookie)
-                );
+                assert_eq!(window.remove(sequence).map(|flying| flying.cookie), Some(cookie));
                 assert!(window.remove(sequence).is_none(), "once");
             }
             others.push((window.insert(cookie, 0, 0, Op::Flush, None), cookie));
