@@ -13,16 +13,18 @@
 //!
 //! Invariant: a buffer that the path may still touch stays with the connection, dead or not, until `Final` or `Released`.
 
+mod intake;
+
 use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use headworks_core::{Bio, BioId, Input, Instant, IoError, Op, ReplyStage, Status, VolumeId};
+use headworks_core::{Input, Instant, IoError, Op, ReplyStage, Status, VolumeId};
 
-use super::handshake::{ExportInfo, Handshake, Outcome};
+use super::handshake::{ExportInfo, Handshake};
 use super::outgoing::{Outgoing, Sent};
 use super::reply::Replies;
-use super::transmission::{Parsed, ProtocolError, Request, RequestParser};
+use super::transmission::{Request, RequestParser};
 use super::window::{Flying, Window};
 use super::wire::NbdError;
 use crate::memory::{Buffer, Pool, Span};
@@ -226,242 +228,6 @@ impl Connection {
         !self.stash.is_empty()
     }
 
-    /// Reads once and turns what came into bios.
-    pub fn receive(&mut self, intake: &mut Intake<'_>) -> Received {
-        if matches!(self.phase, Phase::Leaving | Phase::Dead) {
-            return Received::Nothing;
-        }
-        if !self.has_room() {
-            return Received::Full;
-        }
-        if self.has_stash() || self.holds_request() {
-            let mut stash = std::mem::take(&mut self.stash);
-            let (used, received) = self.look_at(&stash, intake);
-            stash.drain(..used);
-            self.stash = stash;
-            return received;
-        }
-        let (Some(fd), direct) = (self.socket(), self.payload_rest()) else {
-            return Received::Nothing;
-        };
-        let tail = self.tail_len(direct, intake.scratch.len());
-        let count = match receive_into(fd, direct, &mut intake.scratch[..tail]) {
-            Ok(0) => return Received::End(self.hang_up()),
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Nothing,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Received::Some,
-            Err(error) if is_hang_up(&error) => return Received::End(self.hang_up()),
-            Err(error) => return Received::End(End::Fault(format!("receiving failed: {error}"))),
-        };
-        // A handshake is timed as a whole: drop by drop is no progress.
-        if !matches!(self.phase, Phase::Handshake(_)) {
-            self.last_received = intake.now;
-        }
-        let placed = count.min(direct.map_or(0, |span| span.len));
-        if placed > 0 {
-            self.note_payload(placed, intake);
-        }
-        let scratch = std::mem::take(&mut intake.scratch);
-        let received = self.take_in(&scratch[..count - placed], intake);
-        intake.scratch = scratch;
-        received
-    }
-
-    /// Whether its bounds allow another request.
-    fn has_room(&self) -> bool {
-        self.window.used() + self.outgoing.replies() < self.limits.requests
-            && self.held() < self.limits.buffer_bytes
-    }
-
-    /// Bytes of the pool that it holds: for requests, and for replies that the client has not read.
-    fn held(&self) -> usize {
-        self.buffer_bytes + self.outgoing.held()
-    }
-
-    fn holds_request(&self) -> bool {
-        matches!(&self.phase, Phase::Transmission(transmission) if transmission.held.is_some())
-    }
-
-    /// Where the rest of a payload goes, if one is on its way.
-    fn payload_rest(&self) -> Option<Span> {
-        let Phase::Transmission(transmission) = &self.phase else {
-            return None;
-        };
-        let receiving = transmission.receiving.as_ref()?;
-        let buffer = receiving.buffer.as_ref()?;
-        let rest = receiving.request.len as usize - receiving.filled;
-        // SAFETY: `filled` is at most the request's length, which the buffer holds.
-        let base = unsafe { buffer.base().add(receiving.filled) };
-        Some(Span { base, len: rest })
-    }
-
-    fn tail_len(&self, direct: Option<Span>, most: usize) -> usize {
-        match &self.phase {
-            Phase::Transmission(transmission)
-                if transmission.large || direct.is_some_and(|span| span.len >= LARGE_PAYLOAD) =>
-            {
-                LARGE_TAIL
-            }
-            _ => most,
-        }
-    }
-
-    /// Looks at received bytes; what cannot be used now goes into the stash.
-    fn take_in(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> Received {
-        let (used, received) = self.look_at(bytes, intake);
-        if !matches!(received, Received::End(_)) {
-            self.stash.extend_from_slice(&bytes[used..]);
-        }
-        received
-    }
-
-    fn look_at(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
-        match self.phase {
-            Phase::Handshake(_) => self.shake_hands(bytes, intake),
-            _ => self.parse(bytes, intake),
-        }
-    }
-
-    fn shake_hands(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
-        let Phase::Handshake(handshake) = &mut self.phase else {
-            return (0, Received::Nothing);
-        };
-        let mut used = 0;
-        loop {
-            let mut out = Vec::new();
-            let (count, outcome) = handshake.feed(intake.exports, &bytes[used..], &mut out);
-            used += count;
-            if !out.is_empty() {
-                self.outgoing.header(|headers| headers.extend_from_slice(&out));
-            }
-            let received = match outcome {
-                Outcome::Reply if self.outgoing.replies() < self.limits.requests => continue,
-                Outcome::Reply => Received::Full,
-                Outcome::NeedMore => Received::Some,
-                Outcome::Ready { export, structured } => Received::Chosen { export, structured },
-                Outcome::Closed => Received::End(End::Goodbye),
-                Outcome::Failed(sentence) => Received::End(End::Fault(sentence)),
-            };
-            return (used, received);
-        }
-    }
-
-    fn parse(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
-        let (mut used, mut bios, mut copied) = (0, 0, 0);
-        loop {
-            let Phase::Transmission(transmission) = &mut self.phase else {
-                return (bytes.len(), Received::Some);
-            };
-            if let Some(receiving) = &mut transmission.receiving {
-                let count = receiving.fill(&bytes[used..]);
-                (used, copied) = (used + count, copied + count);
-                if !receiving.is_complete() {
-                    return (used, Received::Some);
-                }
-                self.submit_received(intake);
-                bios += 1;
-                continue;
-            }
-            if bios >= TURN_BIOS || copied >= TURN_BYTES {
-                return (used, Received::Some);
-            }
-            let held = transmission.held.take();
-            let request = match held {
-                Some(request) => request,
-                None if !self.has_room() => return (used, Received::Full),
-                None if *intake.room == 0 => return (used, Received::NoBuffer),
-                None => {
-                    let Phase::Transmission(transmission) = &mut self.phase else {
-                        continue;
-                    };
-                    let (count, parsed) = transmission.parser.parse(&bytes[used..]);
-                    used += count;
-                    match parsed {
-                        Parsed::Request(request) => request,
-                        Parsed::NeedMore => return (used, Received::Some),
-                        Parsed::Refused(refusal) => {
-                            let replies = transmission.replies;
-                            self.outgoing.header(|out| replies.refused(out, refusal));
-                            continue;
-                        }
-                        Parsed::Disconnect => return (used, Received::End(End::Goodbye)),
-                        Parsed::End(error) => return (used, Received::End(fault(error))),
-                    }
-                }
-            };
-            if !self.admit(request, intake) {
-                return (used, Received::NoBuffer);
-            }
-            bios += 1;
-        }
-    }
-
-    /// Gives a request its buffer and, unless a payload must come first, hands it to the shard. False: no buffer is free.
-    fn admit(&mut self, request: Request, intake: &mut Intake<'_>) -> bool {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return true;
-        };
-        let op = request.op();
-        let held = self.buffer_bytes + self.outgoing.held();
-        let mut buffer = None;
-        if op.has_data() {
-            let len = request.len as usize;
-            buffer =
-                if may_take(held + len, len, intake) { intake.pool.try_take(len) } else { None };
-            if buffer.is_none() {
-                transmission.held = Some(request);
-                return false;
-            }
-        }
-        self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
-        transmission.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
-        if op == Op::Write {
-            transmission.receiving = Some(Receiving { buffer, request, filled: 0 });
-        } else {
-            self.submit(&request, buffer, intake);
-        }
-        true
-    }
-
-    fn note_payload(&mut self, count: usize, intake: &mut Intake<'_>) {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return;
-        };
-        let Some(receiving) = &mut transmission.receiving else {
-            return;
-        };
-        receiving.filled += count;
-        if receiving.is_complete() {
-            self.submit_received(intake);
-        }
-    }
-
-    fn submit_received(&mut self, intake: &mut Intake<'_>) {
-        let Phase::Transmission(transmission) = &mut self.phase else {
-            return;
-        };
-        if let Some(Receiving { buffer, request, .. }) = transmission.receiving.take() {
-            self.submit(&request, buffer, intake);
-        }
-    }
-
-    fn submit(&mut self, request: &Request, buffer: Option<Buffer>, intake: &mut Intake<'_>) {
-        let Phase::Transmission(transmission) = &self.phase else {
-            return;
-        };
-        let volume = transmission.volume;
-        let op = request.op();
-        let sequence = self.window.insert(request.cookie, request.offset, request.len, op, buffer);
-        *intake.room = intake.room.saturating_sub(1);
-        intake.inputs.push(Input::Bio(Bio {
-            id: BioId { connection: self.id, volume, sequence },
-            offset: request.offset,
-            len: request.len,
-            op,
-            flags: request.bio_flags(),
-        }));
-    }
-
     /// The buffer of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
@@ -654,56 +420,8 @@ impl Transmission {
     }
 }
 
-impl Receiving {
-    /// Copies what belongs to the payload; returns how much that was.
-    fn fill(&mut self, bytes: &[u8]) -> usize {
-        let count = bytes.len().min(self.request.len as usize - self.filled);
-        if let Some(buffer) = &self.buffer {
-            // SAFETY: the buffer is ours alone while the payload comes in, and holds `len` bytes.
-            unsafe {
-                let base = buffer.base().add(self.filled);
-                base.copy_from_nonoverlapping(bytes.as_ptr(), count);
-            }
-        }
-        self.filled += count;
-        count
-    }
-
-    fn is_complete(&self) -> bool {
-        self.filled == self.request.len as usize
-    }
-}
-
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("id", &self.id).field("peer", &self.peer).finish()
     }
-}
-
-/// Whether a connection that would then hold `held` bytes may take `len` of them. Who holds little is served from all of the
-/// pool and past the line; who holds much leaves the reserve alone and waits in line. So a client that reads no replies
-/// starves only those like it.
-fn may_take(held: usize, len: usize, intake: &Intake<'_>) -> bool {
-    let size = intake.pool.size();
-    held <= SMALL_HOLD || !intake.line && intake.pool.taken() + len <= size - size / RESERVE_PART
-}
-
-fn fault(error: ProtocolError) -> End {
-    End::Fault(error.to_string())
-}
-
-fn is_hang_up(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
-}
-
-fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Result<usize> {
-    let tail = Span { base: scratch.as_mut_ptr(), len: scratch.len() };
-    let spans = [direct.unwrap_or(tail), tail];
-    // SAFETY: all-zero is a valid msghdr.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = spans.as_ptr().cast_mut().cast();
-    message.msg_iovlen = if direct.is_some() { 2 } else { 1 };
-    // SAFETY: the spans have iovec's layout; the first is a private buffer's rest, the second the scratch that we borrow.
-    let count = unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) };
-    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
 }

@@ -1,0 +1,299 @@
+//! The reactor's clients: who is tried, who waits for what, who comes and goes.
+//!
+//! A connection is *hot* (tried every turn), or watched by the engine, or held: by its own bound until one of its replies is
+//! sent, or in the line for a buffer. Whoever is neither hot nor watched is brought back by `send`.
+//!
+//! ```text
+//!            nothing for a while                     readiness
+//!   hot ------------------------------> watched ------------------> hot
+//!    | at its bound        reply sent
+//!    |-----------> Full -----------------> hot
+//!    | no buffer           first in line, every turn
+//!    `-----------> NoBuffer -------------> hot
+//! ```
+
+use std::os::fd::OwnedFd;
+
+use headworks_core::Instant;
+use tracing::{debug, error, warn};
+
+use super::{Hold, LISTENERS, Reactor, Standing};
+use crate::engine::Interest;
+use crate::frontend::nbd::connection::{Connection, End, Intake, Received};
+use crate::frontend::nbd::outgoing::Sent;
+use crate::server::board::Mail;
+use crate::server::listener::Listener;
+
+impl Reactor {
+    /// One receive for every hot connection.
+    pub(super) fn receive(&mut self, now: Instant) -> bool {
+        let kept = self.parts.reserve.saturating_sub(self.parts.desk.foreign() as u32);
+        let mut room = self.parts.shard.room().saturating_sub(kept);
+        let (mut index, mut worked) = (0, false);
+        while index < self.hot.len() {
+            let slot = self.hot[index];
+            // A connection that was closed elsewhere may still be on the list.
+            let received = self.receive_from(now, slot, &mut room);
+            worked |= matches!(
+                received,
+                Some(Received::Some | Received::Chosen { .. } | Received::End(_))
+            );
+            if received.is_some_and(|received| self.settle(now, slot, received)) {
+                index += 1;
+            } else {
+                self.hot.swap_remove(index);
+                self.standings[slot as usize].hot = false;
+            }
+        }
+        worked
+    }
+
+    fn receive_from(&mut self, now: Instant, slot: u32, room: &mut u32) -> Option<Received> {
+        let line = self.line.front().is_some_and(|&first| first != slot);
+        let (connection, pool) = self.parts.desk.connection(slot)?;
+        Some(connection.receive(&mut Intake {
+            now,
+            scratch: &mut self.scratch,
+            pool,
+            line,
+            exports: &self.infos,
+            room,
+            inputs: &mut self.inputs,
+        }))
+    }
+
+    /// Acts on what a receive came to; true if the connection stays hot.
+    fn settle(&mut self, now: Instant, slot: u32, received: Received) -> bool {
+        if received != Received::NoBuffer && self.line.front() == Some(&slot) {
+            self.line.pop_front();
+        }
+        self.standings[slot as usize].hold = Hold::No;
+        if received == Received::Nothing {
+            return true;
+        }
+        self.parts.desk.list(slot);
+        match received {
+            Received::Nothing | Received::Some => return true,
+            Received::Full => self.standings[slot as usize].hold = Hold::Full,
+            Received::NoBuffer => {
+                self.standings[slot as usize].hold = Hold::NoBuffer;
+                if !self.line.contains(&slot) {
+                    self.line.push_back(slot);
+                }
+            }
+            Received::Chosen { export, structured } => {
+                return self.place(now, slot, export, structured);
+            }
+            Received::End(end) => self.end(slot, &end),
+        }
+        false
+    }
+
+    /// A client chose its export: the connection goes to the export's shard; true if that is this one.
+    fn place(&mut self, now: Instant, slot: u32, export: usize, structured: bool) -> bool {
+        let home = self.parts.exports[export].shard;
+        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+            return false;
+        };
+        debug!(
+            peer = connection.peer(),
+            export = self.infos[export].name,
+            "client chose its export"
+        );
+        if home == self.parts.id {
+            connection.begin(
+                now,
+                self.parts.exports[export].volume,
+                &self.infos[export],
+                structured,
+            );
+            return true;
+        }
+        // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
+        // take it belongs to a client that reads nothing.
+        if !matches!(connection.send(now, pool, &mut self.spans), Ok(Sent::All)) {
+            self.end(slot, &End::Fault("the client does not read the handshake".into()));
+            return false;
+        }
+        if let Some(fd) = connection.socket() {
+            self.parts.engine.forget(slot, fd);
+        }
+        if let Some(connection) = self.parts.desk.remove(slot) {
+            let mail = Mail::Connection { connection, export, structured };
+            self.parts.board.send(home, mail);
+        }
+        false
+    }
+
+    /// Takes over a connection whose export is ours.
+    pub(super) fn adopt(
+        &mut self,
+        now: Instant,
+        connection: Box<Connection>,
+        export: usize,
+        structured: bool,
+    ) {
+        match self.parts.desk.insert(connection) {
+            Ok(slot) => {
+                if let Some((connection, _)) = self.parts.desk.connection(slot) {
+                    let volume = self.parts.exports[export].volume;
+                    connection.begin(now, volume, &self.infos[export], structured);
+                }
+                self.standings[slot as usize] = Standing::default();
+                self.heat(slot);
+            }
+            Err(connection) => warn!(peer = connection.peer(), "too many connections; closed"),
+        }
+    }
+
+    pub(super) fn end(&mut self, slot: u32, end: &End) {
+        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+            return;
+        };
+        match end {
+            End::Goodbye => connection.leave(pool),
+            End::HungUp => {
+                debug!(peer = connection.peer(), "client hung up");
+                self.close(slot);
+                return;
+            }
+            End::Fault(sentence) => {
+                warn!(peer = connection.peer(), "connection ended: {sentence}");
+                // A last word of the handshake may be on its way; then close.
+                let _ = connection.send(Instant(0), pool, &mut self.spans);
+                self.close(slot);
+                return;
+            }
+        }
+        self.parts.desk.list(slot);
+    }
+
+    pub(super) fn close(&mut self, slot: u32) {
+        self.line.retain(|&other| other != slot);
+        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+            return;
+        };
+        if let Some(fd) = connection.socket() {
+            self.parts.engine.forget(slot, fd);
+            connection.close(pool);
+        }
+        self.standings[slot as usize].hold = Hold::No;
+        self.bury(slot);
+    }
+
+    /// Frees the place of a connection that has nothing left.
+    pub(super) fn bury(&mut self, slot: u32) {
+        let finished = self
+            .parts
+            .desk
+            .connection(slot)
+            .is_some_and(|(connection, _)| connection.is_finished());
+        if !finished {
+            return;
+        }
+        if let Some(connection) = self.parts.desk.remove(slot) {
+            if let Some(fd) = connection.socket() {
+                self.parts.engine.forget(slot, fd);
+            }
+            debug!(peer = connection.peer(), "connection closed");
+        }
+        self.standings[slot as usize].hold = Hold::No;
+    }
+
+    /// One send for every connection that has something; replies may end a hold.
+    pub(super) fn send(&mut self, now: Instant) {
+        while let Some(slot) = self.parts.desk.next_listed() {
+            let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+                continue;
+            };
+            let was_hot = self.standings[slot as usize].hot;
+            match connection.send(now, pool, &mut self.spans) {
+                Ok(Sent::All) => self.standings[slot as usize].blocked = false,
+                Ok(Sent::Full) => {
+                    self.standings[slot as usize].blocked = true;
+                    if !was_hot {
+                        self.watch(slot);
+                    }
+                }
+                Err(error) => {
+                    debug!(%error, "sending failed");
+                    self.close(slot);
+                    continue;
+                }
+            }
+            self.bury(slot);
+            if self.standings[slot as usize].hold == Hold::Full {
+                self.heat(slot);
+            }
+        }
+        if let Some(&first) = self.line.front() {
+            self.heat(first);
+        }
+    }
+
+    /// Tries the connection every turn from now on.
+    pub(super) fn heat(&mut self, slot: u32) {
+        let standing = &mut self.standings[slot as usize];
+        if !std::mem::replace(&mut standing.hot, true) {
+            self.hot.push(slot);
+        }
+    }
+
+    /// Has the engine say when the connection can go on.
+    pub(super) fn watch(&mut self, slot: u32) {
+        let standing = self.standings[slot as usize];
+        let Some((connection, _)) = self.parts.desk.connection(slot) else {
+            return;
+        };
+        let Some(fd) = connection.socket() else {
+            return;
+        };
+        let reads = standing.hold == Hold::No && connection.reads();
+        let interest = match (reads, standing.blocked) {
+            (true, false) => Interest::Read,
+            (true, true) => Interest::ReadWrite,
+            (false, true) => Interest::Write,
+            // Its own replies or the line will bring it back.
+            (false, false) => return,
+        };
+        self.parts.engine.watch(slot, fd, interest);
+    }
+
+    pub(super) fn watch_listener(&mut self, index: usize) {
+        let Some(listener) = self.parts.listeners.get(index) else {
+            return;
+        };
+        let fd = listener.fd();
+        self.parts.engine.watch(LISTENERS + index as u32, fd, Interest::Read);
+    }
+
+    pub(super) fn accept(&mut self, now: Instant, index: u32) {
+        while let Some(accepted) = self.parts.listeners.get(index as usize).map(Listener::accept) {
+            match accepted {
+                Ok(Some((socket, peer))) => self.welcome(now, socket, peer),
+                Ok(None) => break,
+                Err(error) => {
+                    error!("cannot accept a client: {error}; trying again in a second");
+                    (self.resting, self.ticking) = (true, true);
+                    return;
+                }
+            }
+        }
+        self.watch_listener(index as usize);
+    }
+
+    fn welcome(&mut self, now: Instant, socket: OwnedFd, peer: String) {
+        debug!(peer, "client connected");
+        let connection = Connection::new(socket, peer, self.parts.limits, now);
+        match self.parts.desk.insert(Box::new(connection)) {
+            Ok(slot) => {
+                self.standings[slot as usize] = Standing::default();
+                self.parts.desk.list(slot);
+                self.heat(slot);
+            }
+            Err(connection) => {
+                warn!(peer = connection.peer(), "too many connections; closed");
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! How a reactor ends: answer what is in flight, flush, wait until no other shard needs our devices.
+//!
+//! ```text
+//!  Running --stop--> Draining --nothing in flight--> Flushing --all answered--> Waiting --every shard waits--> ended
+//! ```
+//!
+//! Invariant: what a client was told is written is flushed before the thread ends; a client that reads nothing holds this up
+//! for five seconds at most, a device that does not answer for as long as the user waits.
+
+use headworks_core::{Bio, BioFlags, BioId, Input, Instant, Op, VolumeId};
+use tracing::{error, info};
+
+use super::{DRAIN_NS, LISTENERS, Life, Reactor};
+use crate::server::desk::OWN_FLUSHES;
+
+impl Reactor {
+    pub(super) fn stop(&mut self, now: Instant) {
+        if self.life != Life::Running {
+            return;
+        }
+        self.life = Life::Draining { since: now };
+        for listener in std::mem::take(&mut self.parts.listeners).into_iter().enumerate() {
+            self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
+        }
+        for slot in self.parts.desk.slots() {
+            if let Some((connection, pool)) = self.parts.desk.connection(slot) {
+                connection.leave(pool);
+                self.parts.desk.list(slot);
+            }
+        }
+        self.line.clear();
+        self.send(now);
+    }
+
+    pub(super) fn advance_life(&mut self, now: Instant) {
+        if self.life == Life::Running {
+            return;
+        }
+        self.publish_unflushed();
+        match self.life {
+            Life::Draining { since } => {
+                if now.since(since) > DRAIN_NS {
+                    self.parts.desk.slots().for_each(|slot| self.close_if_only_sending(slot));
+                }
+                if self.parts.desk.connections() == 0 {
+                    self.flush_all(now);
+                }
+            }
+            Life::Flushing { left } => {
+                let answered = self.parts.desk.own_flushes.len();
+                for (volume, status) in self.parts.desk.own_flushes.drain(..) {
+                    if let Err(error) = status {
+                        error!(volume = volume.0, "the last flush failed: {error}");
+                        self.parts.board.note_failure();
+                    }
+                }
+                match left - answered {
+                    0 => self.wait_for_others(),
+                    left => self.life = Life::Flushing { left },
+                }
+            }
+            Life::Running | Life::Waiting => {}
+        }
+    }
+
+    /// A client that does not read holds up nobody's shutdown; buffers in the device do.
+    fn close_if_only_sending(&mut self, slot: u32) {
+        if self.parts.desk.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing())
+        {
+            self.close(slot);
+        }
+    }
+
+    fn flush_all(&mut self, now: Instant) {
+        let volumes = self.parts.volumes.clone();
+        self.life = Life::Flushing { left: volumes.len() };
+        for (sequence, volume) in volumes.into_iter().enumerate() {
+            let id = BioId { connection: OWN_FLUSHES, volume, sequence: sequence as u64 };
+            let flags = BioFlags::SYNC;
+            self.inputs.push(Input::Bio(Bio { id, offset: 0, len: 0, op: Op::Flush, flags }));
+        }
+        self.step(now);
+        self.push_messages();
+        self.advance_life(now);
+    }
+
+    fn wait_for_others(&mut self) {
+        self.publish_unflushed();
+        self.life = Life::Waiting;
+        if let Some(recorder) = &mut self.parts.recorder {
+            match recorder.finish() {
+                Ok(hash) => info!("recorded; action hash {hash:016x}"),
+                Err(error) => error!("the record is incomplete: {error}"),
+            }
+        }
+        self.parts.board.wait();
+    }
+
+    fn publish_unflushed(&self) {
+        for volume in 0..self.parts.board.volumes() {
+            let id = VolumeId(volume as u16);
+            if let Some((writes, suspect)) = self.parts.shard.unflushed(id) {
+                self.parts.board.publish(volume, writes + u64::from(suspect));
+            }
+        }
+    }
+}
