@@ -58,4 +58,5 @@ check "with 1: something was not flushed" test "$STATUS" -eq 1
 check "and it says so" grep -qi 'flush' "$LOG"
 no_panic
 kill $slow 2>/dev/null
-wait $slow 2>/dev/null
+# It may have ended by itself, when its connection did.
+wait $slow 2>/dev/null || :
