@@ -52,7 +52,7 @@ pub fn complain(error: impl std::fmt::Display) {
     eprintln!("headworks: error: {error}");
 }
 
-/// Messages go to standard error: warnings, with `-v` what clients do, with `-vv` everything.
+/// Messages go to standard error: what an operator should know, with `-v` what clients do, with `-vv` everything.
 pub fn log_to_stderr(verbose: u8) {
     let level = match verbose {
         0 => tracing::Level::INFO,

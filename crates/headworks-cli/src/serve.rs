@@ -191,8 +191,10 @@ struct Shown {
     size: u64,
     uri: String,
     volume: usize,
-    /// What a kill -9 may lose.
+    /// Writes need a flush to outlive a power cut.
     volatile: bool,
+    /// Its bytes outlive the process.
+    lasting: bool,
 }
 
 struct Running {
@@ -202,7 +204,7 @@ struct Running {
     unix: Option<PathBuf>,
     port: Option<u16>,
     /// The directory of a private socket; it goes with us.
-    _private: Option<PrivateDirectory>,
+    private: Option<PrivateDirectory>,
 }
 
 struct PrivateDirectory(PathBuf);
@@ -261,7 +263,7 @@ fn start(
     for export in &mut exports {
         export.uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
     }
-    Ok(Running { server, exports, notes, unix, port, _private: private })
+    Ok(Running { server, exports, notes, unix, port, private })
 }
 
 fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
@@ -349,6 +351,7 @@ fn shown(assembly: &Assembly) -> Vec<Shown> {
             uri: String::new(),
             volume: export.volume.0.into(),
             volatile: assembly.devices[usize::from(device.0)].0.write_cache && !volume.read_only,
+            lasting: export.lasting,
         }
     });
     exports.collect()
@@ -386,12 +389,11 @@ fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
             return fail(format!("cannot run the command: {error}"));
         }
     };
-    let status = wait(&running, signals, child);
-    let Running { server, exports, .. } = running;
-    let status = match status {
-        Waited::AtOnce => return end_at_once(&server, &exports, options),
+    let status = match wait(&running, signals, child) {
+        Waited::AtOnce => end_at_once(&running, options),
         Waited::Ended(status) => status,
     };
+    let Running { server, .. } = running;
     if let Some(path) = &options.pid_file {
         let _ = std::fs::remove_file(path);
     }
@@ -420,8 +422,7 @@ fn announcement(running: &Running) -> String {
         text += &format!("note: {note}\n");
     }
     for export in &running.exports {
-        let name = if export.name.is_empty() { "(default)" } else { &export.name };
-        text += &format!("export: {name}: {}\n", export.description);
+        text += &format!("export: {}: {}\n", export.shown_name(), export.description);
     }
     text += &format!("engine: {}\n", running.server.engine());
     text += "write mode: write-through, no cache: an acknowledged write is in the device\n";
@@ -435,10 +436,21 @@ fn announcement(running: &Running) -> String {
     text
 }
 
-fn loss(exports: &[Shown]) -> &'static str {
-    match exports.iter().any(|export| export.volatile) {
-        true => "nothing that was acknowledged; a power cut may lose what was not flushed",
-        false => "what is in memory: these devices keep nothing",
+/// What a kill -9 may lose.
+fn loss(exports: &[Shown]) -> String {
+    let lost: Vec<&str> =
+        exports.iter().filter(|export| !export.lasting).map(Shown::shown_name).collect();
+    let rest = "nothing that was acknowledged; a power cut may lose what was not flushed";
+    match (lost.is_empty(), lost.len() == exports.len()) {
+        (true, _) => rest.to_owned(),
+        (_, true) => "everything: these devices keep their bytes in memory".to_owned(),
+        _ => format!("all of {}, which is in memory; of the others {rest}", lost.join(", ")),
+    }
+}
+
+impl Shown {
+    fn shown_name(&self) -> &str {
+        if self.name.is_empty() { "(default)" } else { &self.name }
     }
 }
 
@@ -495,6 +507,10 @@ fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waite
             News::Stop if stopping => return Waited::AtOnce,
             News::Stop => {
                 stopping = true;
+                if let Some(child) = &child {
+                    // SAFETY: the child has not been waited for, so the id is its own.
+                    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+                }
                 running.server.stop();
             }
             News::Child => {
@@ -512,25 +528,31 @@ fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waite
     }
 }
 
-/// The second signal: say what is not flushed, and go.
-fn end_at_once(server: &Server, exports: &[Shown], options: &Options) -> ExitCode {
-    let unflushed = server.unflushed();
-    let mut lost = false;
-    for export in exports.iter().filter(|export| export.volatile) {
-        let writes = unflushed.get(export.volume).copied().unwrap_or(0);
-        if writes > 0 {
-            lost = true;
-            let name = if export.name.is_empty() { "(default)" } else { &export.name };
-            complain(format!("export {name}: {writes} acknowledged writes were not flushed"));
+/// The second signal: say what is not flushed, and go. Threads may be in a device that does not answer: nothing may wait for
+/// them, so nothing that they use is dropped.
+fn end_at_once(running: &Running, options: &Options) -> ! {
+    let unflushed = running.server.unflushed();
+    let mut all_flushed = true;
+    for export in running.exports.iter().filter(|export| export.volatile) {
+        let name = export.shown_name();
+        match unflushed.get(export.volume).copied().flatten() {
+            Some(0) => continue,
+            Some(writes) => {
+                complain(format!("export {name}: {writes} acknowledged writes were not flushed"));
+            }
+            None => complain(format!("export {name}: it is not known whether all was flushed")),
         }
+        all_flushed = false;
     }
-    if !lost {
+    if all_flushed {
         complain("stopped at once; every acknowledged write was flushed");
     }
-    for path in options.pid_file.iter().chain(&options.unix) {
+    if let Some(path) = &options.pid_file {
         let _ = std::fs::remove_file(path);
     }
-    // Threads may be in a device that does not answer: nothing may wait for them.
+    if let Some(private) = &running.private {
+        let _ = std::fs::remove_dir_all(&private.0);
+    }
     std::process::exit(1)
 }
 

@@ -132,8 +132,10 @@ impl Queue {
         self.requeue.push(&mut pools.slots, id);
         self.make_findable(pools, id);
         self.busy = true;
-        if self.flight.head() == NIL {
-            pools.timers.set(timer_of(self.device, TimerKind::Retry), now.after(RETRY_NS));
+        // An answer to another command would do, but what is in flight may never be answered.
+        let timer = timer_of(self.device, TimerKind::Retry);
+        if !pools.timers.is_set(timer) {
+            pools.timers.set(timer, now.after(RETRY_NS));
         }
     }
 

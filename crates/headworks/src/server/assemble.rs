@@ -77,6 +77,8 @@ pub struct AssembledExport {
     pub volume: VolumeId,
     /// Clients may only read.
     pub read_only: bool,
+    /// Its bytes outlive the process.
+    pub lasting: bool,
     /// For people: what it is and how its bytes are reached.
     pub description: String,
 }
@@ -180,6 +182,7 @@ impl Builder {
             name: export.name.clone(),
             volume,
             read_only,
+            lasting: matches!(spec.base, Base::File { .. }),
             description: format!("{what}, {}{access}", display_size(size)),
         });
         Ok(())

@@ -30,6 +30,9 @@ pub enum Mail {
     Look,
 }
 
+/// Stands for a figure that no shard has told.
+const UNKNOWN: u64 = u64::MAX;
+
 /// Shared by all threads of a server.
 pub struct Board {
     boxes: Mutex<Vec<Sender<Mail>>>,
@@ -56,7 +59,7 @@ impl Board {
             wakers: OnceLock::new(),
             waiting: AtomicUsize::new(0),
             failures: AtomicU64::new(0),
-            unflushed: (0..volumes).map(|_| AtomicU64::new(0)).collect(),
+            unflushed: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
             ended,
         }
     }
@@ -91,6 +94,12 @@ impl Board {
         }
     }
 
+    /// A shard cannot go on: the others stop, and the main thread hears of it at once.
+    pub fn break_off(&self) {
+        self.send_all(|| Mail::Stop);
+        (self.ended)();
+    }
+
     /// Whether every shard waits, so that nobody needs another's devices.
     #[must_use]
     pub fn all_waiting(&self) -> bool {
@@ -123,10 +132,11 @@ impl Board {
         self.unflushed[volume].store(writes, Ordering::Relaxed);
     }
 
-    /// The figures, by volume.
+    /// The figures, by volume; none where no shard has told yet.
     #[must_use]
-    pub fn unflushed(&self) -> Vec<u64> {
+    pub fn unflushed(&self) -> Vec<Option<u64>> {
         // Relaxed: pairs with `publish`.
-        self.unflushed.iter().map(|writes| writes.load(Ordering::Relaxed)).collect()
+        let figures = self.unflushed.iter().map(|writes| writes.load(Ordering::Relaxed));
+        figures.map(|writes| (writes != UNKNOWN).then_some(writes)).collect()
     }
 }

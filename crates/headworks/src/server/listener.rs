@@ -121,7 +121,7 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, ConfigError> {
     }
     remove_stale(path)?;
     // Bound under a name of our own and moved into place with its mode: nobody connects before the mode is set.
-    let hidden = path.with_file_name(format!(".headworks-{}.sock", std::process::id()));
+    let hidden = path.with_file_name(format!(".hw{:x}", std::process::id()));
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden).map_err(|error| fail("cannot listen at", error))?;
     let placed = fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))

@@ -223,9 +223,9 @@ impl Server {
         self.board.send_all(|| Mail::Control(control));
     }
 
-    /// Writes by volume that finished and that no flush covers, as of a stop that is under way.
+    /// Writes by volume that finished and that no flush covers, as of a stop that is under way; none where that is not known.
     #[must_use]
-    pub fn unflushed(&self) -> Vec<u64> {
+    pub fn unflushed(&self) -> Vec<Option<u64>> {
         self.board.unflushed()
     }
 
@@ -234,16 +234,18 @@ impl Server {
     /// # Errors
     /// A shard broke, or a last flush failed.
     pub fn join(self) -> Result<(), String> {
+        if let Some(broken) = self.broken.lock().ok().and_then(|mut broken| broken.take()) {
+            // Others may wait for the broken one's devices for ever.
+            return Err(broken);
+        }
         for thread in self.threads {
             if thread.join().is_err() {
                 return Err("a shard's thread has died".into());
             }
         }
-        let broken = self.broken.lock().ok().and_then(|mut broken| broken.take());
-        match (broken, self.board.failures()) {
-            (Some(broken), _) => Err(broken),
-            (None, 0) => Ok(()),
-            (None, failures) => {
+        match self.board.failures() {
+            0 => Ok(()),
+            failures => {
                 Err(format!("{failures} of the last flushes failed; see the messages above"))
             }
         }
@@ -451,13 +453,15 @@ fn live(
     // Without a start another shard failed, and the server does not come to be.
     let Ok(wakers) = started.recv() else { return };
     parts.wakers = wakers;
-    if let Err(error) = Reactor::new(parts).run() {
+    let mut reactor = Reactor::new(parts);
+    if let Err(error) = reactor.run() {
         tracing::error!("shard {shard} cannot go on: {error}");
         if let Ok(mut broken) = crew.broken.lock() {
             *broken = Some(format!("shard {shard} cannot go on: {error}"));
         }
-        crew.board.send_all(|| Mail::Stop);
-        crew.board.wait();
+        // Other shards' devices may still use our buffers.
+        std::mem::forget(reactor);
+        crew.board.break_off();
     }
 }
 

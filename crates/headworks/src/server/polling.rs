@@ -37,6 +37,12 @@ impl Polling {
         Self { window_ns, budget: BUDGET_MAX, sleeps: 0, since: None, shared: false }
     }
 
+    /// Whether it looks at all at present.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.window_ns > 0 && self.budget > 0
+    }
+
     /// Something came.
     pub fn on_work(&mut self) {
         if self.since.take().is_some() {

@@ -6,10 +6,10 @@
 //! ```text
 //!            nothing for a while                     readiness
 //!   hot ------------------------------> watched ------------------> hot
-//!    | at its bound        reply sent
-//!    |-----------> Full -----------------> hot
-//!    | no buffer           first in line, every turn
-//!    `-----------> NoBuffer -------------> hot
+//!    | at its bound        reply sent, and so room
+//!    |-----------> Full -----------------> hot      the turn counts as work: no sleep before the retry
+//!    | no buffer           buffers came back, first in line
+//!    `-----------> NoBuffer -------------> hot      likewise
 //! ```
 
 use std::os::fd::OwnedFd;
@@ -17,12 +17,16 @@ use std::os::fd::OwnedFd;
 use headworks_core::Instant;
 use tracing::{debug, error, warn};
 
-use super::{Hold, LISTENERS, Reactor, Standing};
+use super::{Hold, LISTENERS, Life, Reactor, Standing};
 use crate::engine::Interest;
 use crate::frontend::nbd::connection::{Connection, End, Intake, Received};
 use crate::frontend::nbd::outgoing::Sent;
 use crate::server::board::Mail;
 use crate::server::listener::Listener;
+
+/// Receives of a connection that brings large payloads in a turn: with the payloads of 64 KiB that are common, as many
+/// bytes as others may have copied.
+const LARGE_RECEIVES: usize = 4;
 
 impl Reactor {
     /// One receive for every hot connection.
@@ -51,7 +55,7 @@ impl Reactor {
     fn receive_from(&mut self, now: Instant, slot: u32, room: &mut u32) -> Option<Received> {
         let line = self.line.front().is_some_and(|&first| first != slot);
         let (connection, pool) = self.parts.desk.connection(slot)?;
-        Some(connection.receive(&mut Intake {
+        let mut intake = Intake {
             now,
             scratch: &mut self.scratch,
             pool,
@@ -59,13 +63,25 @@ impl Reactor {
             exports: &self.infos,
             room,
             inputs: &mut self.inputs,
-        }))
+        };
+        let mut received = connection.receive(&mut intake);
+        // Each large payload takes a receive of its own; replies one by one would wake the client for each.
+        for _ in 1..LARGE_RECEIVES {
+            if received != Received::Some || !connection.brings_large_payloads() {
+                return Some(received);
+            }
+            match connection.receive(&mut intake) {
+                Received::Nothing => return Some(Received::Some),
+                next => received = next,
+            }
+        }
+        Some(received)
     }
 
     /// Acts on what a receive came to; true if the connection stays hot.
     fn settle(&mut self, now: Instant, slot: u32, received: Received) -> bool {
-        if received != Received::NoBuffer && self.line.front() == Some(&slot) {
-            self.line.pop_front();
+        if received != Received::NoBuffer {
+            self.leave_line(slot);
         }
         self.standings[slot as usize].hold = Hold::No;
         if received == Received::Nothing {
@@ -133,13 +149,17 @@ impl Reactor {
         export: usize,
         structured: bool,
     ) {
+        if self.life != Life::Running {
+            // It came after the stop: nobody would flush what it writes.
+            return;
+        }
         match self.parts.desk.insert(connection) {
             Ok(slot) => {
                 if let Some((connection, _)) = self.parts.desk.connection(slot) {
                     let volume = self.parts.exports[export].volume;
                     connection.begin(now, volume, &self.infos[export], structured);
                 }
-                self.standings[slot as usize] = Standing::default();
+                self.newcomer(slot);
                 self.heat(slot);
             }
             Err(connection) => warn!(peer = connection.peer(), "too many connections; closed"),
@@ -169,7 +189,6 @@ impl Reactor {
     }
 
     pub(super) fn close(&mut self, slot: u32) {
-        self.line.retain(|&other| other != slot);
         let Some((connection, pool)) = self.parts.desk.connection(slot) else {
             return;
         };
@@ -177,6 +196,7 @@ impl Reactor {
             self.parts.engine.forget(slot, fd);
             connection.close(pool);
         }
+        self.leave_line(slot);
         self.standings[slot as usize].hold = Hold::No;
         self.bury(slot);
     }
@@ -191,6 +211,7 @@ impl Reactor {
         if !finished {
             return;
         }
+        self.leave_line(slot);
         if let Some(connection) = self.parts.desk.remove(slot) {
             if let Some(fd) = connection.socket() {
                 self.parts.engine.forget(slot, fd);
@@ -200,18 +221,22 @@ impl Reactor {
         self.standings[slot as usize].hold = Hold::No;
     }
 
-    /// One send for every connection that has something; replies may end a hold.
-    pub(super) fn send(&mut self, now: Instant) {
+    /// One send for every connection that has something. True if that, or buffers that came back, lets somebody go on who
+    /// was held: another turn must follow before any sleep, because the held are not watched.
+    pub(super) fn send(&mut self, now: Instant) -> bool {
+        let mut goes_on = false;
         while let Some(slot) = self.parts.desk.next_listed() {
             let Some((connection, pool)) = self.parts.desk.connection(slot) else {
                 continue;
             };
-            let was_hot = self.standings[slot as usize].hot;
-            match connection.send(now, pool, &mut self.spans) {
-                Ok(Sent::All) => self.standings[slot as usize].blocked = false,
+            let sent = connection.send(now, pool, &mut self.spans);
+            let has_room = connection.has_room();
+            let standing = &mut self.standings[slot as usize];
+            match sent {
+                Ok(Sent::All) => standing.blocked = false,
                 Ok(Sent::Full) => {
-                    self.standings[slot as usize].blocked = true;
-                    if !was_hot {
+                    standing.blocked = true;
+                    if !standing.hot {
                         self.watch(slot);
                     }
                 }
@@ -222,12 +247,29 @@ impl Reactor {
                 }
             }
             self.bury(slot);
-            if self.standings[slot as usize].hold == Hold::Full {
+            if self.standings[slot as usize].hold == Hold::Full && has_room {
                 self.heat(slot);
+                goes_on = true;
             }
         }
+        let taken = self.parts.desk.pool.taken();
         if let Some(&first) = self.line.front() {
             self.heat(first);
+            goes_on |= taken < self.taken_before;
+        }
+        self.taken_before = taken;
+        goes_on
+    }
+
+    /// A place has a new connection. (Its number may still be on the hot list from the one before.)
+    fn newcomer(&mut self, slot: u32) {
+        let standing = &mut self.standings[slot as usize];
+        *standing = Standing { hot: standing.hot, ..Standing::default() };
+    }
+
+    fn leave_line(&mut self, slot: u32) {
+        if !self.line.is_empty() {
+            self.line.retain(|&other| other != slot);
         }
     }
 
@@ -287,7 +329,7 @@ impl Reactor {
         let connection = Connection::new(socket, peer, self.parts.limits, now);
         match self.parts.desk.insert(Box::new(connection)) {
             Ok(slot) => {
-                self.standings[slot as usize] = Standing::default();
+                self.newcomer(slot);
                 self.parts.desk.list(slot);
                 self.heat(slot);
             }

@@ -127,6 +127,14 @@ pub struct Reactor {
     next_tick: Instant,
     /// Something happened since the last tick, or somebody's patience runs. An idle server does not tick.
     ticking: bool,
+    /// Bytes of the pool that were out after the last turn.
+    taken_before: usize,
+    /// The last turn did something.
+    worked_before: bool,
+    /// After work the CPU is given away before the next look.
+    yields_first: bool,
+    /// The pool gave its idle memory back.
+    trimmed: bool,
     /// The process had no file descriptor for a client: listeners rest until the next tick.
     resting: bool,
     scratch: Vec<u8>,
@@ -152,6 +160,10 @@ impl Reactor {
             skips: 0,
             next_tick: Instant(0),
             ticking: false,
+            taken_before: 0,
+            worked_before: false,
+            yields_first: false,
+            trimmed: true,
             resting: false,
             scratch: vec![0; SCRATCH],
             inputs: Vec::with_capacity(4096),
@@ -167,7 +179,7 @@ impl Reactor {
     ///
     /// # Errors
     /// The engine is broken beyond use.
-    pub fn run(mut self) -> io::Result<()> {
+    pub fn run(&mut self) -> io::Result<()> {
         for index in 0..self.parts.listeners.len() {
             self.watch_listener(index);
         }
@@ -192,15 +204,15 @@ impl Reactor {
         worked |= self.take_mail(now);
         worked |= self.receive(now);
         self.take_timers(now);
-        worked |= !self.inputs.is_empty();
-        self.step(now);
-        self.send(now);
-        self.push_messages();
-        self.tell_notices();
         self.ticking |= worked;
         if self.ticking && now >= self.next_tick {
             self.tick(now);
         }
+        worked |= !self.inputs.is_empty();
+        self.step(now);
+        worked |= self.send(now);
+        self.push_messages();
+        self.tell_notices();
         self.advance_life(now);
         worked
     }
@@ -229,13 +241,23 @@ impl Reactor {
     }
 
     fn next_wait(&mut self, now: Instant, worked: bool) -> Wait {
+        // A client with few requests in flight answers only after it ran: looking for its next one before it could run
+        // costs a system call in vain. Whether that is so the turn after work told last time.
+        if self.worked_before {
+            self.yields_first = !worked;
+        }
+        self.worked_before = worked;
         if worked {
             self.polling.on_work();
+            if self.yields_first && self.polling.is_on() {
+                std::thread::yield_now();
+            }
             return Wait::Poll;
         }
         if self.polling.look_again(now) {
+            let before = self.parts.clock.now();
             std::thread::yield_now();
-            self.polling.on_yield(self.parts.clock.now().since(now));
+            self.polling.on_yield(self.parts.clock.now().since(before));
             return Wait::Poll;
         }
         if self.parts.desk.peers.iter().flatten().any(|peer| !peer.outbox.is_empty()) {
@@ -353,7 +375,7 @@ impl Reactor {
             match notice {
                 Notice::Suspect { volume, status } => error!(
                     volume = volume.0,
-                    "a device flush failed ({}): flushes and FUA of this volume fail from now on",
+                    "a device flush failed ({}): flushes and FUA of this volume fail until it is served anew",
                     status.err().map_or_else(String::new, |error| error.to_string())
                 ),
                 Notice::TimedOut { volume, op, offset, len } => warn!(
@@ -400,6 +422,7 @@ impl Reactor {
                 self.end(slot, &End::Fault(complaint));
             }
         }
+        self.trim_when_idle();
         if std::mem::take(&mut self.resting) {
             (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
         }
@@ -409,10 +432,24 @@ impl Reactor {
                     volume = file.volume.0,
                     "the image changed its size to {size} bytes while it is served"
                 );
-                let (volume, size) = (file.volume, size);
+                let volume = file.volume;
+                let exports = self.parts.exports.iter().zip(&mut self.infos);
+                exports
+                    .filter(|(export, _)| export.volume == volume)
+                    .for_each(|(_, info)| info.size = size);
                 self.inputs.push(Input::Control(Control::Resize { volume, size }));
             }
         }
+    }
+
+    /// An idle server is small: memory of buffers that nobody holds goes back to the kernel, once.
+    fn trim_when_idle(&mut self) {
+        let pool = &mut self.parts.desk.pool;
+        let idle = pool.taken() == 0;
+        if idle && !self.trimmed {
+            pool.trim();
+        }
+        self.trimmed = idle;
     }
 
     fn tell_statistics(&self) {

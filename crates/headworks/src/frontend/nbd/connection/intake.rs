@@ -23,7 +23,8 @@ impl Connection {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
             return Received::Nothing;
         }
-        if !self.has_room() {
+        // A payload on its way has its buffer already.
+        if !self.has_room() && self.payload_rest().is_none() {
             return Received::Full;
         }
         if self.has_stash() || self.holds_request() {
@@ -60,7 +61,8 @@ impl Connection {
     }
 
     /// Whether its bounds allow another request.
-    fn has_room(&self) -> bool {
+    #[must_use]
+    pub fn has_room(&self) -> bool {
         self.window.used() + self.outgoing.replies() < self.limits.requests
             && self.held() < self.limits.buffer_bytes
     }

@@ -135,6 +135,8 @@ pub struct Connection {
     last_received: Instant,
     /// When it last took something that waited, or the last time that nothing waited.
     last_sent: Instant,
+    /// Nothing waited at the last send.
+    was_silent: bool,
 }
 
 /// What the shard's side lends to a connection while it reads.
@@ -176,6 +178,7 @@ impl Connection {
             stash: Vec::new(),
             last_received: now,
             last_sent: now,
+            was_silent: false,
         }
     }
 
@@ -206,6 +209,12 @@ impl Connection {
     #[must_use]
     pub fn reads(&self) -> bool {
         !matches!(self.phase, Phase::Leaving | Phase::Dead)
+    }
+
+    /// Whether the last write was a large one, so that more like it are likely.
+    #[must_use]
+    pub fn brings_large_payloads(&self) -> bool {
+        matches!(&self.phase, Phase::Transmission(transmission) if transmission.large)
     }
 
     /// The handshake is over: from now on requests for `volume` are taken.
@@ -313,8 +322,12 @@ impl Connection {
             return Ok(Sent::All);
         };
         if self.outgoing.is_empty() {
-            self.last_sent = now;
+            self.was_silent = true;
             return Ok(Sent::All);
+        }
+        if std::mem::take(&mut self.was_silent) {
+            // Patience begins with the first reply that waits.
+            self.last_sent = now;
         }
         let before = self.outgoing.waiting();
         let sent = self.outgoing.send(fd, pool, spans)?;
