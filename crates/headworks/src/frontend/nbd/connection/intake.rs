@@ -183,10 +183,12 @@ impl Connection {
                     }
                 }
             };
+            let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
             if !self.admit(request, intake) {
                 return (used, Received::NoBuffer);
             }
-            bios += 1;
+            // What is read will be copied, too, and counts: no client holds the shard.
+            (bios, copied) = (bios + 1, copied + reads);
         }
     }
 
