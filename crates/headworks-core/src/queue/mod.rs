@@ -1,8 +1,8 @@
 //! The queue of one device, on its owner's shard: everything between the plug and the device.
 //!
 //! Decides who is admitted (a tag each, tickets in order), what merges with what waits, how a bio over the limits is split,
-//! and how much the device gets. Its parts: `complete` says what an answer of the device means, `flush` keeps the durability
-//! contract, `timeout` gives up on commands, `leases` lends tags to other shards.
+//! and how much the device gets. Its parts, in the order of a request's life: `merging`, `dispatch`, `complete` (what an answer
+//! of the device means), `flush` (the durability contract), `timeout` (giving up on commands), `leases` (tags for other shards).
 //!
 //! ```text
 //!  plug --ids--> submit: merge into what waits | ask for tags
@@ -19,17 +19,19 @@
 //! the device cannot take; whoever waits is ended by a completion, by a grant that a completion causes, or by a timer.
 
 mod complete;
+mod dispatch;
 mod flush;
 mod leases;
 pub(crate) mod list;
+mod merging;
 mod timeout;
 
-use crate::action::{Action, Actions, Segment, Submit};
+use crate::action::{Action, Actions};
 use crate::bio::{Bio, BioFlags, DeviceId, Op};
-use crate::elevator::{Batch, Edge, Elevator, NoneElevator};
+use crate::elevator::{Batch, Elevator, NoneElevator};
 use crate::error::{IoError, Status};
-use crate::input::{Message, ReplyStage, RequestId};
-use crate::merge::{self, Limits, MergeIndex};
+use crate::input::{Message, ReplyStage};
+use crate::merge::{Limits, MergeIndex};
 use crate::options::{NoMerges, QueueOptions, Scheduler, ShardConfig};
 use crate::request::{Bios, Origin, Request, SlotId, Slots, State};
 use crate::slab::NIL;
@@ -41,7 +43,7 @@ use flush::FlushSequence;
 use leases::Leases;
 use list::{Fifo, Flight};
 
-/// A device that refused and has nothing in flight is asked again after this long; as Linux (BLK_MQ_RESOURCE_DELAY).
+/// A device that refused and answers nothing else is asked again after this long; as Linux (BLK_MQ_RESOURCE_DELAY).
 const RETRY_NS: u64 = 3 * MS;
 
 /// The pools and the list of actions that all parts of a shard share.
@@ -338,62 +340,6 @@ impl Queue {
             && (request.len > limits.max_bytes || request.segments > limits.max_segments)
     }
 
-    fn make_findable(&mut self, pools: &mut Pools, id: SlotId) {
-        let request = &pools.slots[id];
-        if self.options.nomerges == NoMerges::MergeAll
-            && request.may_merge()
-            && !request.is(Request::INDEXED)
-            && !self.must_split(request)
-        {
-            self.index.insert(&mut pools.slots, id);
-        }
-    }
-
-    /// Puts the request into one that waits, if one may take it; true if it is gone.
-    fn try_merge(&mut self, pools: &mut Pools, id: SlotId) -> bool {
-        if self.index.is_empty() || !pools.slots[id].may_merge() {
-            return false;
-        }
-        let found = self.index.find(&pools.slots, &pools.slots[id], &self.limits);
-        let Some((kept, edge)) = found else {
-            return false;
-        };
-        self.absorb(pools, kept, id, edge);
-        // The grown request may touch the next one now. One in the line for tags stays there: its ticket cannot be returned.
-        let found = self.index.find(&pools.slots, &pools.slots[kept], &self.limits);
-        if let Some((gone, edge)) = found.filter(|&(id, _)| {
-            pools.slots[id].state == State::Queued && !pools.slots[id].is(Request::REQUEUED)
-        }) {
-            let edge = if edge == Edge::Back { Edge::Front } else { Edge::Back };
-            self.index.remove(&mut pools.slots, gone);
-            merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
-            self.elevator.on_merge(&mut pools.slots, kept, Some(gone), edge);
-            self.queued -= 1;
-            self.count_merged(pools, gone);
-            self.free(pools, gone);
-        }
-        self.index.insert(&mut pools.slots, kept);
-        true
-    }
-
-    /// `kept` takes the bios of `gone`, which came from the plug; leaves `kept` out of the index.
-    fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: Edge) {
-        self.index.remove(&mut pools.slots, kept);
-        self.count_merged(pools, gone);
-        merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
-        if pools.slots[kept].state == State::Queued && !pools.slots[kept].is(Request::REQUEUED) {
-            self.elevator.on_merge(&mut pools.slots, kept, None, edge);
-        }
-        pools.slots[gone].state = State::Free;
-        pools.slots.put(gone);
-    }
-
-    /// One request less. Its bios but the first were counted when they joined it.
-    fn count_merged(&mut self, pools: &Pools, gone: SlotId) {
-        let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
-        self.volume_mut(volume.0).stats.ops[op as usize].merges += 1;
-    }
-
     /// The request has its tags.
     fn admit(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
         pools.slots[id].stamps[2] = now;
@@ -445,114 +391,6 @@ impl Queue {
         self.ready.push(id);
     }
 
-    /// Gives the device as much as it takes; how many failed on the way.
-    fn dispatch(&mut self, now: Instant, pools: &mut Pools) -> u32 {
-        if self.busy || self.queued == 0 {
-            return 0;
-        }
-        let mut batch = std::mem::replace(&mut self.batch, Batch::with_capacity(0));
-        batch.reset((self.options.queue_depth - self.in_flight) as usize);
-        while batch.room() > 0
-            && let Some(id) = self.requeue.pop(&mut pools.slots)
-        {
-            pools.slots[id].marks &= !Request::REQUEUED;
-            if pools.slots[id].is(Request::FLUSH) {
-                self.renew_flush(pools, id);
-            }
-            batch.push(id);
-        }
-        if batch.room() > 0 {
-            self.elevator.dispatch(now, &mut pools.slots, &mut batch);
-        }
-        self.queued -= batch.ids().len() as u32;
-        let mut failed = 0;
-        for &id in batch.ids() {
-            assert!(pools.slots[id].state == State::Queued, "an elevator gives each request once");
-            self.index.remove(&mut pools.slots, id);
-            pools.slots[id].stamps[3] = now;
-            failed += u32::from(!self.send(now, pools, id));
-        }
-        self.batch = batch;
-        failed
-    }
-
-    /// Sends a request's next command to the device; false if it failed instead.
-    fn send(&mut self, now: Instant, pools: &mut Pools, id: SlotId) -> bool {
-        if let Some(status) = self.fails_unsent(&pools.slots, id) {
-            self.finish(now, pools, id, status, false);
-            return false;
-        }
-        let request = &mut pools.slots[id];
-        debug_assert!(!request.is(Request::INDEXED), "nothing merges with what is in the device");
-        request.state = State::InFlight;
-        request.sent = now;
-        request.generation = request.generation.wrapping_add(1);
-        self.in_flight += u32::from(!request.is(Request::FLUSH));
-        self.flight.push(&mut pools.slots, id);
-        let timer = timer_of(self.device, TimerKind::Timeout);
-        if !pools.timers.is_set(timer) {
-            pools.timers.set(timer, now.after(self.options.io_timeout_ns));
-        }
-        self.push_command(pools, id);
-        true
-    }
-
-    /// Why a command is not sent any more, if so: its bio has failed by another piece, or a late write is in the way.
-    fn fails_unsent(&self, slots: &Slots, id: SlotId) -> Option<Status> {
-        let parent = slots[id].parent;
-        if parent != NIL && slots[parent].status.is_err() {
-            return Some(slots[parent].status);
-        }
-        let behind = self.zombies > 0 && self.is_behind_zombie(slots, id);
-        behind.then_some(Err(IoError::TimedOut))
-    }
-
-    /// What the request asks of the device next.
-    fn command(&self, request: &Request) -> (Op, u64, u32) {
-        let at = request.offset + u64::from(request.done);
-        let left = request.len - request.done;
-        match request.op {
-            Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => (
-                Op::Write,
-                at,
-                left.min(merge::step(self.limits.max_bytes, self.block_size(request))),
-            ),
-            Op::Discard => {
-                let granule = self.block_size(request).max(self.options.discard_granularity);
-                let step = merge::step(self.options.discard_max_bytes, granule);
-                (request.op, at, left.min(step))
-            }
-            Op::WriteZeroes => {
-                let step = merge::step(self.options.discard_max_bytes, self.block_size(request));
-                (request.op, at, left.min(step))
-            }
-            op => (op, at, left),
-        }
-    }
-
-    fn push_command(&self, pools: &mut Pools, id: SlotId) {
-        let request = &pools.slots[id];
-        let (op, offset, len) = self.command(request);
-        let first_segment = pools.actions.segments.len();
-        if request.op.has_data() {
-            push_segments(request, &pools.bios, &self.limits, &mut pools.actions.segments);
-        }
-        let segments = (pools.actions.segments.len() - first_segment) as u16;
-        let fua = request.op == Op::Write && self.options.fua;
-        let flags = if fua { request.flags } else { request.flags.without(BioFlags::FUA) };
-        pools.actions.list.push(Action::Submit(Submit {
-            id: RequestId { slot: id, generation: request.generation },
-            device: self.device,
-            volume: request.volume,
-            op,
-            flags,
-            offset,
-            len,
-            first_segment: first_segment as u32,
-            segments,
-        }));
-    }
-
     /// A request ends: its slot and its tag are free.
     fn free(&mut self, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
@@ -589,25 +427,6 @@ impl VolumeQueue {
 pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
     let pieces = len.div_ceil(limits.piece(block_size)).max(1);
     pieces.min(u32::from(want_max(nr_requests))) as u16
-}
-
-/// Names the memory of what is left of a request, in order.
-fn push_segments(request: &Request, bios: &Bios, limits: &Limits, segments: &mut Vec<Segment>) {
-    let (mut slot, mut skip, mut left) =
-        (request.bio_head, request.done, request.len - request.done);
-    while left > 0 {
-        let bio = &bios[slot].bio;
-        let whole = if request.parent == NIL { bio.len } else { request.len };
-        if skip >= whole {
-            skip -= whole;
-            slot = bios[slot].next;
-            continue;
-        }
-        let len = left.min(whole - skip).min(limits.max_segment_size);
-        segments.push(Segment { bio: bio.id, offset: request.piece_offset + skip, len });
-        skip += len;
-        left -= len;
-    }
 }
 
 /// Answers a bio wherever it came from; its slot is free unless the answer is early.

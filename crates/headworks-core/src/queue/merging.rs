@@ -1,0 +1,69 @@
+//! Merging with what waits: in the line for tags, in the elevator, in the requeue list.
+//!
+//! What waits is in the merge index; a request from the plug that finds a neighbour there becomes part of it and needs no tag.
+//! A request that grew may touch the next one: then those two become one, if the other has its tag already (a ticket in the
+//! line cannot be returned).
+
+use super::{Pools, Queue};
+use crate::elevator::Edge;
+use crate::merge;
+use crate::options::NoMerges;
+use crate::request::{Request, SlotId, State};
+
+impl Queue {
+    pub(super) fn make_findable(&mut self, pools: &mut Pools, id: SlotId) {
+        let request = &pools.slots[id];
+        if self.options.nomerges == NoMerges::MergeAll
+            && request.may_merge()
+            && !request.is(Request::INDEXED)
+            && !self.must_split(request)
+        {
+            self.index.insert(&mut pools.slots, id);
+        }
+    }
+
+    /// Puts the request into one that waits, if one may take it; true if it is gone.
+    pub(super) fn try_merge(&mut self, pools: &mut Pools, id: SlotId) -> bool {
+        if self.index.is_empty() || !pools.slots[id].may_merge() {
+            return false;
+        }
+        let found = self.index.find(&pools.slots, &pools.slots[id], &self.limits);
+        let Some((kept, edge)) = found else {
+            return false;
+        };
+        self.absorb(pools, kept, id, edge);
+        // The grown request may touch the next one now. One in the line for tags stays there: its ticket cannot be returned.
+        let found = self.index.find(&pools.slots, &pools.slots[kept], &self.limits);
+        if let Some((gone, edge)) = found.filter(|&(id, _)| {
+            pools.slots[id].state == State::Queued && !pools.slots[id].is(Request::REQUEUED)
+        }) {
+            let edge = if edge == Edge::Back { Edge::Front } else { Edge::Back };
+            self.index.remove(&mut pools.slots, gone);
+            merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
+            self.elevator.on_merge(&mut pools.slots, kept, Some(gone), edge);
+            self.queued -= 1;
+            self.count_merged(pools, gone);
+            self.free(pools, gone);
+        }
+        self.index.insert(&mut pools.slots, kept);
+        true
+    }
+
+    /// `kept` takes the bios of `gone`, which came from the plug; leaves `kept` out of the index.
+    pub(super) fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: Edge) {
+        self.index.remove(&mut pools.slots, kept);
+        self.count_merged(pools, gone);
+        merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
+        if pools.slots[kept].state == State::Queued && !pools.slots[kept].is(Request::REQUEUED) {
+            self.elevator.on_merge(&mut pools.slots, kept, None, edge);
+        }
+        pools.slots[gone].state = State::Free;
+        pools.slots.put(gone);
+    }
+
+    /// One request less. Its bios but the first were counted when they joined it.
+    pub(super) fn count_merged(&mut self, pools: &Pools, gone: SlotId) {
+        let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
+        self.volume_mut(volume.0).stats.ops[op as usize].merges += 1;
+    }
+}
