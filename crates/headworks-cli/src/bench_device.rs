@@ -164,11 +164,12 @@ impl Generator {
             _ => self.prng.below(self.blocks),
         };
         Bio {
-            id: BioId { connection: 0, volume: VolumeId(0), sequence: slot.into() },
+            id: BioId { sequence: slot.into(), ..BioId::default() },
             offset: block * self.block_bytes as u64,
             len: self.block_bytes as u32,
             op,
             flags: BioFlags::SYNC.with(BioFlags::HOLE_OK),
+            ..Bio::default()
         }
     }
 }
@@ -239,7 +240,7 @@ impl Driver {
             return Err(ConfigError::new("threads", message));
         }
         let read_only = !options.pattern.writes();
-        let export = ExportSpec { name: String::new(), spec: options.device.clone(), read_only };
+        let export = ExportSpec::new(String::new(), options.device.clone(), read_only);
         let assembly = Assembly::new(&[export])?;
         let mut devices = assembly.devices;
         let (mut queue, device) = devices.swap_remove(0);

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use clap::Args;
-use headworks::core::{ConfigError, NoMerges, QueueOptions};
+use headworks::core::{ConfigError, NoMerges, PlugNesting, QueueOptions};
 use headworks::device::Spec;
 use headworks::server::assemble::{self, Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
@@ -235,6 +235,7 @@ fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigErr
         handshake_ns: options.handshake_timeout,
         stall_ns: options.stall_timeout,
         record: options.record.clone(),
+        plug_nesting: PlugNesting::default(),
     };
     server.validate()?;
     Ok((specs, server))
@@ -285,7 +286,7 @@ fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError>
         None if options.exports.len() == 1 => String::new(),
         None => parsed.short_name(),
     };
-    Ok(ExportSpec { name, spec: parsed, read_only: options.read_only })
+    Ok(ExportSpec::new(name, parsed, options.read_only))
 }
 
 /// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.

@@ -70,6 +70,14 @@ pub enum Notice {
         /// The name it gave.
         id: RequestId,
     },
+    /// The answer to [`crate::Control::Set`].
+    Set {
+        /// The token that came with it.
+        token: u32,
+        /// `Ok` when every request that comes now meets the new value; `Invalid`: the value is none that it takes; `Busy`:
+        /// another switch is under way, or commands that were given up hold more tags than there would be.
+        status: Status,
+    },
     /// A read inside the volume ended early: the file is shorter than it was.
     ShortRead {
         /// Which volume.

@@ -16,6 +16,105 @@ pub struct DeviceId(pub u16);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId(pub u16);
 
+/// A way in: a name that clients come by. Several may lead to one volume; each has a share of its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExportId(pub u16);
+
+/// A class of service, as `ioprio_set(2)` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum IoClass {
+    /// `rt`: before everybody else.
+    RealTime = 1,
+    /// `be`: the ordinary one.
+    #[default]
+    BestEffort = 2,
+    /// `idle`: when nobody else wants anything.
+    Idle = 3,
+}
+
+impl IoClass {
+    /// Every class, best first.
+    pub const ALL: [Self; 3] = [Self::RealTime, Self::BestEffort, Self::Idle];
+
+    /// Its place among the classes, the best is 0.
+    #[must_use]
+    pub const fn rank(self) -> usize {
+        self as usize - 1
+    }
+
+    /// The word that users give.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RealTime => "rt",
+            Self::BestEffort => "be",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// A class and a level 0..=7 within it, 0 the best. Bios of different priorities never share a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ioprio(u8);
+
+impl Default for Ioprio {
+    fn default() -> Self {
+        Self::new(IoClass::BestEffort, 4)
+    }
+}
+
+impl Ioprio {
+    /// A priority; the level is kept within 0..=7.
+    #[must_use]
+    pub const fn new(class: IoClass, level: u8) -> Self {
+        Self((class as u8) << 3 | (level & 7))
+    }
+
+    /// The priority with that code (class * 8 + level).
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        if code >= 8 && code < 32 { Some(Self(code)) } else { None }
+    }
+
+    /// Its number, which is recorded.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The class.
+    #[must_use]
+    pub const fn class(self) -> IoClass {
+        match self.0 >> 3 {
+            1 => IoClass::RealTime,
+            3 => IoClass::Idle,
+            _ => IoClass::BestEffort,
+        }
+    }
+
+    /// The level within the class.
+    #[must_use]
+    pub const fn level(self) -> u8 {
+        self.0 & 7
+    }
+
+    /// The priority that `class[,level]` stands for, as in `rt`, `be,0` or `idle`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (class, level) = text.split_once(',').unwrap_or((text, "4"));
+        let class = IoClass::ALL.into_iter().find(|known| known.name() == class)?;
+        let level = level.parse().ok().filter(|level| *level <= 7)?;
+        Some(Self::new(class, level))
+    }
+}
+
+impl std::fmt::Display for Ioprio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{},{}", self.class().name(), self.level())
+    }
+}
+
 /// Who a bio is. Unique while it is in flight; chosen by the frontend, opaque here, so that a log of inputs replays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BioId {
@@ -23,6 +122,8 @@ pub struct BioId {
     pub connection: u32,
     /// The volume it is for.
     pub volume: VolumeId,
+    /// The export it came by: whose share it spends.
+    pub export: ExportId,
     /// Counts up within the connection.
     pub sequence: u64,
 }
@@ -54,6 +155,13 @@ impl Op {
     #[must_use]
     pub const fn is_write(self) -> bool {
         matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
+    }
+
+    /// Whether somebody waits for the operation: reads always, the rest if `flags` say so. The other kind is held to
+    /// `async_depth`.
+    #[must_use]
+    pub const fn is_sync(self, flags: BioFlags) -> bool {
+        matches!(self, Op::Read) || flags.contains(BioFlags::SYNC)
     }
 
     /// Whether the operation moves bytes between a buffer and the device.
@@ -127,6 +235,8 @@ pub struct Bio {
     pub op: Op,
     /// How to do it.
     pub flags: BioFlags,
+    /// Before whom it goes.
+    pub ioprio: Ioprio,
 }
 
 impl Bio {
@@ -138,3 +248,25 @@ impl Bio {
 }
 
 const _: () = assert!(size_of::<Bio>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_priority_is_read_as_it_is_shown() {
+        for class in IoClass::ALL {
+            for level in 0..8 {
+                let ioprio = Ioprio::new(class, level);
+                assert_eq!(Ioprio::parse(&ioprio.to_string()), Some(ioprio));
+                assert_eq!(Ioprio::from_code(ioprio.code()), Some(ioprio));
+                assert_eq!((ioprio.class(), ioprio.level()), (class, level));
+            }
+        }
+        assert_eq!(Ioprio::parse("be"), Some(Ioprio::default()));
+        for wrong in ["", "rt,8", "rt,", "be,-1", "best", "rt,1,2"] {
+            assert_eq!(Ioprio::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!((Ioprio::from_code(7), Ioprio::from_code(32)), (None, None));
+    }
+}

@@ -3,8 +3,9 @@
 //! Nothing else enters: a log of inputs (with the `now` of each batch) replays to the same actions, in debug and release.
 //! So an input holds no pointer, no usize and no float, and names things by ids that mean the same in every run.
 
-use crate::bio::{Bio, BioId, DeviceId, ShardId, VolumeId};
+use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
 use crate::error::Status;
+use crate::options::Tunable;
 
 /// Names a command in flight: the request's slot and how often the slot was used before.
 ///
@@ -62,6 +63,10 @@ pub enum Message {
         device: DeviceId,
         /// How many, at least 1.
         want: u16,
+        /// Bytes that they are for.
+        bytes: u32,
+        /// The weights of the exports that wait there, together.
+        weight: u16,
     },
     /// To a shard: `count` tags of `device` are yours until returned.
     TagGrant {
@@ -97,6 +102,8 @@ pub enum ReplyStage {
 }
 
 /// What an operator may tell a shard while it runs.
+///
+/// `Set` is answered by [`crate::Notice::Set`] with the same token: at once, or when the queue has drained and switched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
     /// The operator knows of the failed flush; the volume's flushes work again. Sent to the shard of its device.
@@ -110,6 +117,24 @@ pub enum Control {
         volume: VolumeId,
         /// Bytes.
         size: u64,
+    },
+    /// A queue works with another value from now on. Sent to the shard that owns the device.
+    Set {
+        /// Whose queue.
+        device: DeviceId,
+        /// Which option.
+        tunable: Tunable,
+        /// Its value, in the unit of [`Tunable::get`].
+        value: u64,
+        /// Comes back in the answer.
+        token: u32,
+    },
+    /// An export gets another share. Sent to every shard.
+    Weight {
+        /// Which export.
+        export: ExportId,
+        /// Its weight, 1..=10000.
+        weight: u16,
     },
 }
 

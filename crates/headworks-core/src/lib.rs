@@ -30,11 +30,12 @@ mod timer;
 mod volume;
 
 pub use action::{Action, Actions, Notice, Segment, Submit};
-pub use bio::{Bio, BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
+pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, VolumeId};
 pub use error::{ConfigError, IoError, Status};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
-    DeviceConfig, NoMerges, QueueOptions, Scheduler, ShardConfig, VolumeConfig, VolumeOptions,
+    DeadlineOptions, DeviceConfig, ExportConfig, NoMerges, PlugNesting, QueueOptions, Scheduler,
+    ShardConfig, TagPolicy, Tunable, VolumeConfig, VolumeOptions, WakeOptions,
 };
 pub use shard::Shard;
 pub use time::Instant;

@@ -84,6 +84,7 @@ pub(crate) fn fit_bio(
     let allowed = request.op == bio.op
         && request.volume == bio.id.volume
         && same_class(request.flags, bio.flags)
+        && request.ioprio == bio.ioprio
         && request.may_merge()
         && !bio.flags.contains(BioFlags::NOMERGE)
         && limits.admit(
@@ -126,6 +127,7 @@ pub(crate) fn fit_requests(front: &Request, back: &Request, limits: &Limits) -> 
         && front.op == back.op
         && front.volume == back.volume
         && same_class(front.flags, back.flags)
+        && front.ioprio == back.ioprio
         && front.may_merge()
         && back.may_merge()
         && limits.admit(
@@ -232,12 +234,13 @@ impl MergeIndex {
         self.entries -= 1;
     }
 
-    /// A request that ends where `incoming` starts, or starts where it ends, and may take it.
+    /// A request that ends where `incoming` starts, or (if `fronts` may grow) starts where it ends, and may take it.
     pub fn find(
         &self,
         slots: &Slots,
         incoming: &Request,
         limits: &Limits,
+        fronts: bool,
     ) -> Option<(SlotId, Edge)> {
         let mut id = self.heads[BY_END][self.place(incoming.volume.0, incoming.offset)];
         while id != NIL {
@@ -245,6 +248,9 @@ impl MergeIndex {
                 return Some((id, Edge::Back));
             }
             id = slots[id].chain[BY_END];
+        }
+        if !fronts {
+            return None;
         }
         let mut id = self.heads[BY_START][self.place(incoming.volume.0, incoming.end())];
         while id != NIL {
@@ -320,7 +326,7 @@ mod tests {
                     || fit_requests(&incoming, &slots[*id], &limits)
             };
             let fitting: Vec<u32> = entries.filter(naive).collect();
-            match index.find(&slots, &incoming, &limits) {
+            match index.find(&slots, &incoming, &limits, true) {
                 None => assert!(fitting.is_empty(), "round {round}"),
                 Some((id, Edge::Back)) => {
                     assert!(fitting.contains(&id) && slots[id].end() == incoming.offset);

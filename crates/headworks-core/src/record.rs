@@ -4,9 +4,10 @@
 //! the `now` of each batch, replays to the same actions; their hash is compared, not their text.
 
 use crate::action::{Action, Actions, Notice};
-use crate::bio::{Bio, BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
+use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
+use crate::options::Tunable;
 
 /// An input in a record: six words.
 pub type Words = [u64; 6];
@@ -45,7 +46,7 @@ impl RunHash {
     }
 
     fn add_id(&mut self, id: BioId) {
-        self.add(pair(id.connection, id.volume.0.into()));
+        self.add(who_word(id));
         self.add(id.sequence);
     }
 
@@ -95,6 +96,10 @@ impl RunHash {
                 self.add(device.0.into());
                 self.add(pair(id.slot, id.generation));
             }
+            Notice::Set { token, status } => {
+                self.add(9);
+                self.add(pair(token, IoError::code(status).into()));
+            }
             Notice::ShortRead { volume, offset } => {
                 self.add(8);
                 self.add(volume.0.into());
@@ -115,10 +120,15 @@ fn outcome(status: Status, hole: bool, stage: ReplyStage) -> u64 {
 /// The words of a bio, four of them.
 fn bio_words(bio: &Bio) -> [u64; 4] {
     [
-        pair(bio.id.connection, bio.id.volume.0.into()),
+        who_word(bio.id),
         bio.id.sequence,
         bio.offset,
-        pair(bio.len, u32::from(bio.op as u8) << 8 | u32::from(bio.flags.0)),
+        pair(
+            bio.len,
+            u32::from(bio.ioprio.code()) << 16
+                | u32::from(bio.op as u8) << 8
+                | u32::from(bio.flags.0),
+        ),
     ]
 }
 
@@ -130,11 +140,21 @@ fn bio_of(words: &[u64]) -> Option<Bio> {
         len: (words[3] >> 32) as u32,
         op,
         flags: BioFlags(words[3] as u8),
+        ioprio: Ioprio::from_code((words[3] >> 16) as u8)?,
     })
 }
 
 fn id_of(who: u64, sequence: u64) -> BioId {
-    BioId { connection: (who >> 32) as u32, volume: VolumeId(who as u16), sequence }
+    BioId {
+        connection: (who >> 32) as u32,
+        volume: VolumeId(who as u16),
+        export: ExportId((who >> 16) as u16),
+        sequence,
+    }
+}
+
+const fn who_word(id: BioId) -> u64 {
+    pair(id.connection, (id.export.0 as u32) << 16 | id.volume.0 as u32)
 }
 
 /// An input as words. The first word's low byte says what it is.
@@ -161,6 +181,12 @@ pub fn encode(input: &Input) -> Words {
         }
         Input::Control(Control::Acknowledge { volume }) => [8, volume.0.into(), 0, 0, 0, 0],
         Input::Control(Control::Resize { volume, size }) => [9, volume.0.into(), size, 0, 0, 0],
+        Input::Control(Control::Set { device, tunable, value, token }) => {
+            [11, device.0.into(), tunable as u64, value, token.into(), 0]
+        }
+        Input::Control(Control::Weight { export, weight }) => {
+            [12, export.0.into(), weight.into(), 0, 0, 0]
+        }
     }
 }
 
@@ -171,10 +197,11 @@ fn encode_message(message: &Message) -> Words {
             [3, a, b, c, d, pair(cookie, tags.into())]
         }
         Message::Done { cookie, id, status, hole, stage } => {
-            let who = pair(id.connection, id.volume.0.into());
-            [4, who, id.sequence, outcome(status, hole, stage), cookie.into(), 0]
+            [4, who_word(id), id.sequence, outcome(status, hole, stage), cookie.into(), 0]
         }
-        Message::TagWant { device, want } => [5, device.0.into(), want.into(), 0, 0, 0],
+        Message::TagWant { device, want, bytes, weight } => {
+            [5, device.0.into(), want.into(), bytes.into(), weight.into(), 0]
+        }
         Message::TagGrant { device, count } => [6, device.0.into(), count.into(), 0, 0, 0],
         Message::TagRevoke { device } => [7, device.0.into(), 0, 0, 0, 0],
         Message::TagReturn { device, count } => [10, device.0.into(), count.into(), 0, 0, 0],
@@ -208,7 +235,12 @@ pub fn decode(words: &Words) -> Option<Input> {
             hole: words[3] >> 8 & 1 != 0,
             stage: stage_of(words[3])?,
         },
-        5 => Message::TagWant { device, want: count },
+        5 => Message::TagWant {
+            device,
+            want: count,
+            bytes: words[3] as u32,
+            weight: words[4] as u16,
+        },
         6 => Message::TagGrant { device, count },
         7 => Message::TagRevoke { device },
         8 => {
@@ -219,6 +251,15 @@ pub fn decode(words: &Words) -> Option<Input> {
             return Some(Input::Control(Control::Resize { volume, size }));
         }
         10 => Message::TagReturn { device, count },
+        11 => {
+            let tunable = Tunable::from_code(words[2].try_into().ok()?)?;
+            let (value, token) = (words[3], words[4] as u32);
+            return Some(Input::Control(Control::Set { device, tunable, value, token }));
+        }
+        12 => {
+            let (export, weight) = (ExportId(device.0), count);
+            return Some(Input::Control(Control::Weight { export, weight }));
+        }
         _ => return None,
     };
     Some(Input::Message { from, message })
@@ -251,6 +292,7 @@ mod tests {
         let id = BioId {
             connection: prng.next() as u32,
             volume: VolumeId(prng.next() as u16),
+            export: ExportId(prng.next() as u16),
             sequence: prng.next(),
         };
         let bio = Bio {
@@ -259,12 +301,13 @@ mod tests {
             len: prng.next() as u32,
             op: Op::ALL[prng.below(5) as usize],
             flags: BioFlags(prng.next() as u8),
+            ioprio: Ioprio::from_code(prng.between(8, 31) as u8).unwrap(),
         };
         let device = DeviceId(prng.next() as u16);
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(11) {
+        let message = match prng.below(13) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -278,9 +321,18 @@ mod tests {
             }
             5 => Message::Bio { bio, cookie, tags: count },
             6 => Message::Done { cookie, id, status, hole, stage: ReplyStage::Early },
-            7 => Message::TagWant { device, want: count },
+            7 => Message::TagWant { device, want: count, bytes: cookie, weight: id.volume.0 },
             8 => Message::TagGrant { device, count },
             9 => Message::TagRevoke { device },
+            10 => {
+                let tunable = Tunable::from_code(prng.below(30) as u8).unwrap();
+                let (value, token) = (bio.offset, cookie);
+                return Input::Control(Control::Set { device, tunable, value, token });
+            }
+            11 => {
+                let (export, weight) = (id.export, count);
+                return Input::Control(Control::Weight { export, weight });
+            }
             _ => Message::TagReturn { device, count },
         };
         Input::Message { from: ShardId(prng.next() as u16), message }

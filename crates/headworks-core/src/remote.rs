@@ -8,7 +8,7 @@ use crate::bio::{DeviceId, Op, ShardId};
 use crate::error::Status;
 use crate::input::{Message, ReplyStage};
 use crate::merge::Limits;
-use crate::options::ShardConfig;
+use crate::options::{ExportConfig, ShardConfig};
 use crate::queue::list::Fifo;
 use crate::queue::{Pools, TimerKind, answer, pieces, timer_of};
 use crate::tags::{Lease, want_max};
@@ -121,6 +121,8 @@ impl RemoteQueue {
             let message = Message::TagWant {
                 device: self.device,
                 want: self.needed.min(most).max(head) as u16,
+                bytes: pools.bios[slot].bio.len,
+                weight: ExportConfig::default().weight,
             };
             pools.actions.list.push(Action::Send { to: self.owner, message });
         }

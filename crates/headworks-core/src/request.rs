@@ -3,7 +3,7 @@
 //! Bios of a request are linked in the order of their offsets; all of them whole. A piece of a split bio is a request of its
 //! own with `piece` set and never merges: its neighbours are its siblings, which the limits cut apart on purpose.
 
-use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
 
@@ -78,12 +78,18 @@ pub struct Request {
     pub op: Op,
     /// The flags that all its bios share.
     pub flags: BioFlags,
+    /// Before whom it goes; the same for all its bios.
+    pub ioprio: Ioprio,
     /// Where it is.
     pub state: State,
     /// Facts about it, see the associated constants.
     pub marks: u8,
     /// Tags that came with it on another shard's lease, or that a split request holds for its pieces.
     pub tags: u16,
+    /// Tags that were asked for a split request and not granted yet.
+    pub owed: u16,
+    /// Bytes it counts for against `hw_inflight_kb`.
+    pub charged: u32,
     /// Pieces of a split request that are on their way.
     pub pieces: u32,
     /// A split request: the first error of its pieces.
@@ -126,7 +132,10 @@ impl Request {
         self.volume = bio.id.volume;
         self.op = bio.op;
         self.flags = bio.flags;
+        self.ioprio = bio.ioprio;
         self.state = State::Plugged;
+        self.owed = 0;
+        self.charged = 0;
         self.pieces = 0;
         self.status = Ok(());
         self.stamps = [now; 4];
@@ -142,6 +151,12 @@ impl Request {
     #[must_use]
     pub const fn is(&self, mark: u8) -> bool {
         self.marks & mark != 0
+    }
+
+    /// Whether somebody waits for it, see [`Op::is_sync`].
+    #[must_use]
+    pub const fn is_sync(&self) -> bool {
+        self.op.is_sync(self.flags)
     }
 
     /// Whether it may be merged with others at all.
@@ -176,9 +191,12 @@ impl Default for Request {
             volume: VolumeId(0),
             op: Op::Read,
             flags: BioFlags::NONE,
+            ioprio: Ioprio::default(),
             state: State::Free,
             marks: 0,
             tags: 0,
+            owed: 0,
+            charged: 0,
             pieces: 0,
             status: Ok(()),
             sent: Instant(0),

@@ -4,14 +4,14 @@
 //! come; when the batch ends the plug is flushed into the queues and every queue that something happened to runs once. So
 //! each boundary is crossed once a batch.
 
-use crate::action::{Action, Actions};
+use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::elevator::Elevator;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
 use crate::options::{ShardConfig, VolumeConfig};
 use crate::plug::Plug;
-use crate::queue::{Pools, Queue, TIMERS, TimerKind, answer};
+use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
 use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
 use crate::slab::NIL;
@@ -71,9 +71,7 @@ impl Shard {
                 false => Way::Other(RemoteQueue::new(&config, DeviceId(device))),
             })
             .collect();
-        // A request for every bio, a piece for every tag, a flush for every volume, and one that is in hand.
-        let tags: u32 = config.devices.iter().map(|device| device.queue.nr_requests).sum();
-        let slots = config.bios_max + tags + config.volumes.len() as u32 + 1;
+        let slots = config.slots_max();
         Ok(Self {
             id: config.id,
             plug: Plug::new(),
@@ -229,9 +227,9 @@ impl Shard {
                 assert!(known, "an owner answers what it was given");
                 remote.on_done(pools, cookie, status, hole, stage);
             }
-            Message::TagWant { device, want } => {
+            Message::TagWant { device, want, bytes, weight } => {
                 if let Some((queue, pools)) = self.own(device) {
-                    queue.on_tag_want(pools, from, want);
+                    queue.on_tag_want(now, pools, from, Wish { want, bytes, weight });
                 }
             }
             Message::TagReturn { device, count } => {
@@ -279,6 +277,17 @@ impl Shard {
             Control::Resize { volume, size } => {
                 if let Some(config) = self.volumes.get_mut(usize::from(volume.0)) {
                     config.options.size = size;
+                }
+            }
+            Control::Set { token, .. } => {
+                let status = Err(IoError::Unsupported);
+                self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
+            }
+            Control::Weight { export, weight } => {
+                for way in &mut self.ways {
+                    if let Way::Own(queue) = way {
+                        queue.set_weight(export, weight);
+                    }
                 }
             }
         }

@@ -145,6 +145,15 @@ impl VolumeStats {
     }
 }
 
+/// One device's queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Data requests sent to the device.
+    pub issued: u64,
+    /// Those of them that start where the one before ended.
+    pub sequential: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

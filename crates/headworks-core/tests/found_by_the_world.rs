@@ -31,7 +31,7 @@ impl Hand {
         len: u32,
     ) -> Vec<Action> {
         let id = BioId { sequence, ..BioId::default() };
-        let bio = Bio { id, offset, len, op, flags };
+        let bio = Bio { id, offset, len, op, flags, ..Bio::default() };
         self.step(&[Input::Bio(bio)])
     }
 

@@ -247,6 +247,7 @@ impl World {
                 connection: 1,
                 volume: VolumeId(self.prng.below(2) as u16),
                 sequence: self.sequence,
+                ..BioId::default()
             },
             offset,
             len: len as u32,
@@ -255,6 +256,7 @@ impl World {
                 Op::Read => flags.without(BioFlags::FUA),
                 _ => flags.without(BioFlags::HOLE_OK),
             },
+            ..Bio::default()
         };
         if op == Op::Flush {
             (bio.offset, bio.len) = (0, 0);

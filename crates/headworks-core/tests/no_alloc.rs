@@ -8,7 +8,7 @@ use std::cell::Cell;
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
     Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, Input, Instant, IoError, Op,
-    QueueOptions, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId,
+    PlugNesting, QueueOptions, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig,
     VolumeOptions,
 };
 
@@ -62,6 +62,8 @@ impl Desk {
             bios_max,
             devices: vec![DeviceConfig { owner: ShardId(0), queue }],
             volumes: vec![VolumeConfig { home: ShardId(shards - 1), device: DeviceId(0), options }],
+            exports: Vec::new(),
+            plug_nesting: PlugNesting::default(),
         };
         let made = (0..shards).map(|id| Shard::new(config(id)).expect("a valid configuration"));
         let shards: Vec<Shard> = made.collect();
@@ -79,9 +81,9 @@ impl Desk {
     /// A bio for the next batch of its shard.
     fn bio(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) {
         self.sequence += 1;
-        let id = BioId { connection: 0, volume: VolumeId(0), sequence: self.sequence };
+        let id = BioId { sequence: self.sequence, ..BioId::default() };
         let home = self.inputs.len() - 1;
-        self.inputs[home].push(Input::Bio(Bio { id, offset, len, op, flags }));
+        self.inputs[home].push(Input::Bio(Bio { id, offset, len, op, flags, ..Bio::default() }));
     }
 
     /// Runs every shard's batch, and the messages that come of it, until nobody has anything to do.

@@ -107,6 +107,7 @@ impl Connection {
             connection: self.id,
             volume: self.job.options.volume,
             sequence: self.count << 8 | u64::from(slot),
+            ..BioId::default()
         };
         let (bio, malformed) = self.job.next(id);
         let slot = usize::from(slot);

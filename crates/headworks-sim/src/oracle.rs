@@ -520,6 +520,7 @@ mod tests {
                 len: if op == Op::Flush { 0 } else { 512 },
                 op,
                 flags,
+                ..Bio::default()
             };
             let mut bytes = vec![0; 512];
             let ticket = self.oracle.submit(&bio, &mut bytes);

@@ -5,8 +5,8 @@
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC, US};
 use headworks_core::{
-    DeviceConfig, DeviceId, NoMerges, Op, QueueOptions, ShardConfig, ShardId, VolumeConfig,
-    VolumeId, VolumeOptions,
+    DeviceConfig, DeviceId, NoMerges, Op, PlugNesting, QueueOptions, ShardConfig, ShardId,
+    VolumeConfig, VolumeId, VolumeOptions,
 };
 
 use crate::disk::{BadRange, Defect, Faults, Model};
@@ -116,6 +116,8 @@ impl Scenario {
             bios_max: self.bios_max,
             devices: self.devices.iter().map(|device| device.config).collect(),
             volumes: self.volumes.clone(),
+            exports: Vec::new(),
+            plug_nesting: PlugNesting::default(),
         }
     }
 }

@@ -453,6 +453,7 @@ impl Wire {
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
             Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
             Notice::UnknownCompletion { .. } => self.unknown_completions += 1,
+            Notice::Set { .. } => {}
         }
     }
 
@@ -513,7 +514,7 @@ impl Wire {
 }
 
 fn tell(line: &Line) -> String {
-    let Bio { id, op, offset, len, flags } = line.bio;
+    let Bio { id, op, offset, len, flags, .. } = line.bio;
     let what = match line.what {
         What::Submitted => "submitted".into(),
         What::Answered(Ok(()), stage) => format!("{stage:?}"),

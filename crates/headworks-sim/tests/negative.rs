@@ -5,7 +5,7 @@
 
 use headworks_core::elevator::{Batch, Edge, Elevator, NoneElevator};
 use headworks_core::request::{SlotId, Slots};
-use headworks_core::tags::{Ask, FifoTags, TagOwner};
+use headworks_core::tags::{Ask, FairTags, Freed, Grant, Room, TagOptions, TagOwner, TagStats};
 use headworks_core::{
     DeviceConfig, DeviceId, Instant, QueueOptions, Shard, ShardId, VolumeConfig, VolumeId,
     VolumeOptions,
@@ -138,7 +138,7 @@ fn a_lost_grant_between_shards_is_found_as_a_wait_without_end() {
 
 /// Forwards to the sound owner, but for what a test breaks.
 struct BadTags {
-    inner: FifoTags,
+    inner: FairTags,
     puts: u32,
     grants: u32,
     leak_every: u32,
@@ -149,7 +149,7 @@ impl BadTags {
     fn new(scenario: &Scenario, leak_every: u32, lose_every: u32) -> Box<Self> {
         let waiters_max = (scenario.bios_max + u32::from(scenario.shards)) as usize;
         Box::new(Self {
-            inner: FifoTags::new(DEPTH, waiters_max),
+            inner: FairTags::new(TagOptions { depth: DEPTH, async_depth: DEPTH, waiters_max }),
             puts: 0,
             grants: 0,
             leak_every,
@@ -159,18 +159,18 @@ impl BadTags {
 }
 
 impl TagOwner for BadTags {
-    fn ask(&mut self, asks: &[Ask]) -> usize {
-        self.inner.ask(asks)
+    fn ask(&mut self, now: Instant, asks: &[Ask], most: usize) -> usize {
+        self.inner.ask(now, asks, most)
     }
 
-    fn put(&mut self, count: u32) {
+    fn put(&mut self, now: Instant, freed: Freed) {
         self.puts += 1;
         let leaked = u32::from(self.puts.is_multiple_of(self.leak_every));
-        self.inner.put(count - leaked);
+        self.inner.put(now, Freed { count: freed.count - leaked, ..freed });
     }
 
-    fn next_grant(&mut self) -> Option<Ask> {
-        let grant = self.inner.next_grant()?;
+    fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant> {
+        let grant = self.inner.next_grant(now, room)?;
         self.grants += 1;
         if self.grants.is_multiple_of(self.lose_every) {
             // The wake-up is lost, and its tags with it.
@@ -189,6 +189,10 @@ impl TagOwner for BadTags {
 
     fn waiters(&self) -> u32 {
         self.inner.waiters()
+    }
+
+    fn stats(&self) -> TagStats {
+        self.inner.stats()
     }
 }
 

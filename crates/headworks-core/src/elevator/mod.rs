@@ -7,7 +7,8 @@ mod none;
 
 pub use none::NoneElevator;
 
-use crate::bio::Op;
+use crate::bio::{Ioprio, Op};
+use crate::options::{QueueOptions, Scheduler};
 use crate::request::{SlotId, Slots};
 use crate::time::Instant;
 
@@ -62,6 +63,23 @@ impl Batch {
     }
 }
 
+/// What an elevator is told of a request that has ended; its slot may be another's already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Its priority.
+    pub ioprio: Ioprio,
+    /// What it was.
+    pub op: Op,
+}
+
+/// The elevator that `options` name.
+#[must_use]
+pub fn make(options: &QueueOptions) -> Box<dyn Elevator> {
+    match options.scheduler {
+        Scheduler::None | Scheduler::MqDeadline => Box::new(NoneElevator::new()),
+    }
+}
+
 /// Decides the order in which requests reach the device. Owns no request: it links slots.
 pub trait Elevator: Send {
     /// Takes requests that have their tags, in the order in which they came.
@@ -70,16 +88,11 @@ pub trait Elevator: Send {
     /// Moves up to `batch.room()` requests into `batch`, best first; returns how many.
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
 
-    /// Requests left the device.
-    fn on_complete(&mut self, _now: Instant, _slots: &Slots, _ids: &[SlotId]) {}
+    /// Requests that were inserted here have ended, or were merged into others: every one exactly once.
+    fn on_complete(&mut self, _now: Instant, _done: &[Done]) {}
 
     /// `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator.
     fn on_merge(&mut self, _slots: &mut Slots, _kept: SlotId, _gone: Option<SlotId>, _edge: Edge) {}
-
-    /// How many slots requests like `op` may hold, so that async cannot starve sync.
-    fn depth_limit(&self, _op: Op, depth: u32) -> u32 {
-        depth
-    }
 
     /// When `dispatch` may have something though nothing was inserted (idling, ageing).
     fn next_timeout(&self) -> Option<Instant> {

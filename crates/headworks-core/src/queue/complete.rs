@@ -199,6 +199,7 @@ impl Queue {
         }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = State::Free;
+        self.release(&pools.slots[id]);
         pools.slots.put(id);
         let split = &mut pools.slots[parent];
         split.pieces -= 1;
@@ -207,15 +208,25 @@ impl Queue {
             // No use in sending the rest.
             split.done = split.len;
         }
-        // The tag goes to the next piece: a continuation keeps its ticket. Without a next piece it falls free.
-        self.spawn_piece(pools, parent);
-        let split = &pools.slots[parent];
-        if split.pieces == 0 {
-            let (slot, status) = (split.bio_head, split.status);
-            pools.slots[parent].state = State::Free;
-            pools.slots.put(parent);
-            self.finish_bio(now, pools, slot, status, false);
+        if self.tags.continues() || pools.slots[parent].is(Request::LEASED) {
+            // The tag goes to the next piece: a continuation keeps its ticket. Without a next piece it falls free.
+            self.spawn_piece(pools, parent);
+        } else {
+            self.put_tag(pools.slots[parent].is_sync());
         }
+        self.end_split(now, pools, parent);
+    }
+
+    /// Answers a split bio when its last piece has ended and no tag is on its way to it.
+    pub(super) fn end_split(&mut self, now: Instant, pools: &mut Pools, parent: SlotId) {
+        let split = &pools.slots[parent];
+        if split.pieces > 0 || split.owed > 0 {
+            return;
+        }
+        let (slot, status) = (split.bio_head, split.status);
+        pools.slots[parent].state = State::Free;
+        pools.slots.put(parent);
+        self.finish_bio(now, pools, slot, status, false);
     }
 
     fn account(&mut self, now: Instant, pools: &Pools, id: SlotId, status: Status) {

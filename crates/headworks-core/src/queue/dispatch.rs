@@ -41,10 +41,20 @@ impl Queue {
             assert!(pools.slots[id].state == State::Queued, "an elevator gives each request once");
             self.index.remove(&mut pools.slots, id);
             pools.slots[id].stamps[3] = now;
+            self.count_issued(&pools.slots[id]);
             failed += u32::from(!self.send(now, pools, id));
         }
         self.batch = batch;
         failed
+    }
+
+    /// Counts what leaves for the device, and whether it goes on where the last one ended.
+    fn count_issued(&mut self, request: &Request) {
+        if request.op.has_data() {
+            self.stats.issued += 1;
+            self.stats.sequential += u64::from(self.last_end == (request.volume, request.offset));
+            self.last_end = (request.volume, request.end());
+        }
     }
 
     /// Sends a request's next command to the device; false if it failed instead.

@@ -4,9 +4,22 @@
 
 use super::{Pools, Queue};
 use crate::action::Action;
+use crate::bio::ExportId;
 use crate::bio::ShardId;
 use crate::input::Message;
 use crate::tags::{Ask, Who, want_max};
+use crate::time::Instant;
+
+/// What another shard wants of a lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    /// Tags.
+    pub want: u16,
+    /// Bytes they are for.
+    pub bytes: u32,
+    /// The weights of the exports that wait there, together.
+    pub weight: u16,
+}
 
 /// What other shards hold.
 #[derive(Debug)]
@@ -28,10 +41,19 @@ impl Leases {
 
 impl Queue {
     /// A shard wants tags for its first waiter.
-    pub fn on_tag_want(&mut self, pools: &mut Pools, from: ShardId, want: u16) {
-        let want = want.clamp(1, want_max(self.options.nr_requests));
-        if self.tags.ask(&[Ask { who: Who::Shard(from), want }]) == 1 {
-            self.lend(pools, from, want);
+    pub fn on_tag_want(&mut self, now: Instant, pools: &mut Pools, from: ShardId, wish: Wish) {
+        let ask = Ask {
+            who: Who::Shard(from),
+            want: wish.want.clamp(1, want_max(self.options.nr_requests)),
+            bytes: wish.bytes,
+            sync: true,
+            // No connection and no export has these numbers: a shard competes as one, with the weights that wait there.
+            connection: u32::MAX - u32::from(from.0),
+            export: ExportId(u16::MAX - from.0),
+            weight: wish.weight.max(1),
+        };
+        if self.tags.ask(now, &[ask], 1) == 1 {
+            self.lend(pools, from, ask.want);
         }
     }
 
@@ -40,7 +62,7 @@ impl Queue {
         let lent = &mut self.leases.lent[usize::from(from.0)];
         assert!(*lent >= u32::from(count), "a shard returns what it holds");
         *lent -= u32::from(count);
-        self.freed += u32::from(count);
+        self.freed.count += u32::from(count);
     }
 
     pub(super) fn lend(&mut self, pools: &mut Pools, to: ShardId, count: u16) {

@@ -7,7 +7,7 @@
 use super::{Pools, Queue};
 use crate::elevator::Edge;
 use crate::merge;
-use crate::options::NoMerges;
+use crate::options::{NoMerges, Scheduler};
 use crate::request::{Request, SlotId, State};
 
 impl Queue {
@@ -27,13 +27,13 @@ impl Queue {
         if self.index.is_empty() || !pools.slots[id].may_merge() {
             return false;
         }
-        let found = self.index.find(&pools.slots, &pools.slots[id], &self.limits);
+        let found = self.find_neighbour(pools, id);
         let Some((kept, edge)) = found else {
             return false;
         };
         self.absorb(pools, kept, id, edge);
         // The grown request may touch the next one now. One in the line for tags stays there: its ticket cannot be returned.
-        let found = self.index.find(&pools.slots, &pools.slots[kept], &self.limits);
+        let found = self.find_neighbour(pools, kept);
         if let Some((gone, edge)) = found.filter(|&(id, _)| {
             pools.slots[id].state == State::Queued && !pools.slots[id].is(Request::REQUEUED)
         }) {
@@ -43,6 +43,9 @@ impl Queue {
             self.elevator.on_merge(&mut pools.slots, kept, Some(gone), edge);
             self.queued -= 1;
             self.count_merged(pools, gone);
+            if pools.slots[kept].state == State::Queued {
+                pools.slots[kept].charged += std::mem::take(&mut pools.slots[gone].charged);
+            }
             self.free(pools, gone);
         }
         self.index.insert(&mut pools.slots, kept);
@@ -54,11 +57,20 @@ impl Queue {
         self.index.remove(&mut pools.slots, kept);
         self.count_merged(pools, gone);
         merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
-        if pools.slots[kept].state == State::Queued && !pools.slots[kept].is(Request::REQUEUED) {
-            self.elevator.on_merge(&mut pools.slots, kept, None, edge);
+        if pools.slots[kept].state == State::Queued {
+            self.charge(pools, kept, pools.slots[gone].len);
+            if !pools.slots[kept].is(Request::REQUEUED) {
+                self.elevator.on_merge(&mut pools.slots, kept, None, edge);
+            }
         }
         pools.slots[gone].state = State::Free;
         pools.slots.put(gone);
+    }
+
+    fn find_neighbour(&self, pools: &Pools, id: SlotId) -> Option<(SlotId, Edge)> {
+        let options = &self.options;
+        let fronts = options.scheduler == Scheduler::None || options.deadline.front_merges;
+        self.index.find(&pools.slots, &pools.slots[id], &self.limits, fronts)
     }
 
     /// One request less. Its bios but the first were counted when they joined it.

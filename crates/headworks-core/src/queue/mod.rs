@@ -26,17 +26,19 @@ pub(crate) mod list;
 mod merging;
 mod timeout;
 
+pub(crate) use leases::Wish;
+
 use crate::action::{Action, Actions};
-use crate::bio::{Bio, BioFlags, DeviceId, Op};
-use crate::elevator::{Batch, Elevator, NoneElevator};
+use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Op, VolumeId};
+use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
 use crate::merge::{Limits, MergeIndex};
-use crate::options::{NoMerges, QueueOptions, Scheduler, ShardConfig};
+use crate::options::{ExportConfig, NoMerges, QueueOptions, ShardConfig};
 use crate::request::{Bios, Origin, Request, SlotId, Slots, State};
 use crate::slab::NIL;
-use crate::stats::VolumeStats;
-use crate::tags::{Ask, FifoTags, TagOwner, Who, want_max};
+use crate::stats::{QueueStats, VolumeStats};
+use crate::tags::{self, Ask, Freed, Grant, Room, TagOwner, Who};
 use crate::time::{Instant, MS};
 use crate::timer::TimerWheel;
 use flush::FlushSequence;
@@ -65,10 +67,12 @@ pub(crate) enum TimerKind {
     LeaseIdle = 2,
     /// The elevator has something though nothing happened.
     Elevator = 3,
+    /// The tag policy has something though nothing came back.
+    Tags = 4,
 }
 
 /// Timers per device.
-pub(crate) const TIMERS: u32 = 4;
+pub(crate) const TIMERS: u32 = 5;
 
 /// The wheel's name for a device's timer.
 pub(crate) fn timer_of(device: DeviceId, kind: TimerKind) -> u32 {
@@ -110,7 +114,18 @@ pub(crate) struct Queue {
     /// Timed-out writes that are still in the device.
     zombies: u32,
     /// Tags that fell free in this batch.
-    freed: u32,
+    freed: Freed,
+    /// Bytes that are admitted and not finished.
+    admitted_bytes: u64,
+    /// No more are admitted beyond this (but to the light ones).
+    inflight_max: u64,
+    /// What the elevator is to be told of.
+    done: Vec<Done>,
+    /// Where the last data command ended.
+    last_end: (VolumeId, u64),
+    stats: QueueStats,
+    /// The weights of exports.
+    weights: Vec<u16>,
     /// Requests that got their tags in this batch.
     ready: Vec<SlotId>,
     asks: Vec<Ask>,
@@ -129,15 +144,13 @@ impl Queue {
             })
             .collect();
         let waiters_max = (config.bios_max + u32::from(config.shards)) as usize;
-        let elevator = match options.scheduler {
-            Scheduler::None => Box::new(NoneElevator::new()),
-        };
+        let slots = config.slots_max();
         Self {
             device,
             options,
             limits: Limits::new(&options),
-            tags: Box::new(FifoTags::new(options.nr_requests, waiters_max)),
-            elevator,
+            tags: tags::make(&options, waiters_max),
+            elevator: elevator::make(&options),
             index: MergeIndex::new(2 * config.bios_max),
             volumes,
             leases: Leases::new(config.shards),
@@ -147,7 +160,15 @@ impl Queue {
             requeue: Fifo::new(),
             busy: false,
             zombies: 0,
-            freed: 0,
+            freed: Freed::default(),
+            admitted_bytes: 0,
+            inflight_max: inflight_max(&options),
+            done: Vec::with_capacity(slots as usize),
+            last_end: (VolumeId(0), 0),
+            stats: QueueStats::default(),
+            weights: (0..config.exports.len() as u16)
+                .map(|export| config.weight(ExportId(export)))
+                .collect(),
             ready: Vec::with_capacity(waiters_max + options.nr_requests as usize),
             asks: Vec::with_capacity(waiters_max),
             batch: Batch::with_capacity((options.queue_depth + options.nr_requests) as usize),
@@ -242,14 +263,16 @@ impl Queue {
             }
             match pools.slots[id].tags {
                 0 => {
-                    self.asks.push(Ask { who: Who::Request(id), want: self.want(&pools.slots[id]) })
+                    let ask = self.ask_of(pools, id);
+                    self.asks.push(ask);
                 }
                 leased => self.admit(now, pools, id, leased),
             }
         }
-        let granted = self.tags.ask(&self.asks);
+        let most = self.most_by_bytes();
+        let granted = self.tags.ask(now, &self.asks, most);
         for index in 0..self.asks.len() {
-            let Ask { who: Who::Request(id), want } = self.asks[index] else {
+            let Ask { who: Who::Request(id), want, .. } = self.asks[index] else {
                 continue;
             };
             if index < granted {
@@ -273,33 +296,44 @@ impl Queue {
         if self.tags.waiters() > 0 {
             self.revoke(pools);
         }
-        match self.elevator.next_timeout() {
-            Some(at) => pools.timers.set(timer_of(self.device, TimerKind::Elevator), at),
-            None => pools.timers.clear(timer_of(self.device, TimerKind::Elevator)),
+        self.set_timer(pools, TimerKind::Elevator, self.elevator.next_timeout());
+        self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
+    }
+
+    fn set_timer(&self, pools: &mut Pools, kind: TimerKind, at: Option<Instant>) {
+        match at {
+            Some(at) => pools.timers.set(timer_of(self.device, kind), at),
+            None => pools.timers.clear(timer_of(self.device, kind)),
         }
     }
 
     /// Hands freed tags to those whose turn it is.
     fn grant(&mut self, now: Instant, pools: &mut Pools) {
         loop {
-            if self.freed > 0 {
-                self.tags.put(std::mem::take(&mut self.freed));
+            if self.freed.count > 0 {
+                self.tags.put(now, std::mem::take(&mut self.freed));
             }
-            let Some(Ask { who, want }) = self.tags.next_grant() else {
+            let full = self.admitted_bytes >= self.inflight_max;
+            let room = if full { Room::Light } else { Room::Any };
+            let Some(Grant { who, tags }) = self.tags.next_grant(now, room) else {
                 break;
             };
             match who {
                 Who::Request(id) => {
                     self.index.remove(&mut pools.slots, id);
-                    self.admit(now, pools, id, want);
+                    self.admit(now, pools, id, tags);
                 }
-                Who::Shard(shard) => self.lend(pools, shard, want),
+                Who::Shard(shard) => self.lend(pools, shard, tags),
             }
         }
     }
 
     /// Puts what has its tags into the elevator, and from there into the device; how many failed on the way.
     fn feed(&mut self, now: Instant, pools: &mut Pools) -> u32 {
+        if !self.done.is_empty() {
+            self.elevator.on_complete(now, &self.done);
+            self.done.clear();
+        }
         if !self.ready.is_empty() {
             self.elevator.insert(now, &mut pools.slots, &self.ready);
             self.queued += self.ready.len() as u32;
@@ -320,13 +354,56 @@ impl Queue {
         self.busy = false;
     }
 
-    /// Tags that a request needs before it may go on: one, or for a bio over the limits as many as it has pieces, but never so
-    /// many that the line would wait for a nearly empty device.
-    fn want(&self, request: &Request) -> u16 {
-        if !self.must_split(request) {
-            return 1;
+    /// What a request asks for: one tag, or for a bio over the limits as many as it has pieces, but never so many that the line
+    /// would wait for a nearly empty device, and no more bytes at once than half of what is admitted.
+    fn ask_of(&self, pools: &mut Pools, id: SlotId) -> Ask {
+        let request = &pools.slots[id];
+        let mut want = 1;
+        if self.must_split(request) {
+            let piece = self.limits.piece(self.block_size(request));
+            let by_bytes = (self.inflight_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
+            let pieces = request.len.div_ceil(piece);
+            let pieces = if self.tags.continues() { pieces.min(by_bytes as u32) } else { pieces };
+            want = self.tags.want(pieces);
         }
-        pieces(&self.limits, self.block_size(request), request.len, self.options.nr_requests)
+        let (len, sync) = (request.len, request.is_sync());
+        let from = pools.bios[request.bio_head].bio.id;
+        pools.slots[id].owed = want;
+        Ask {
+            who: Who::Request(id),
+            want,
+            bytes: len,
+            sync,
+            connection: from.connection,
+            export: from.export,
+            weight: self.weight(from.export),
+        }
+    }
+
+    fn weight(&self, export: ExportId) -> u16 {
+        let known = self.weights.get(usize::from(export.0));
+        known.copied().unwrap_or(ExportConfig::default().weight)
+    }
+
+    /// An export's share changes; what waits already keeps the old one.
+    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
+        if let Some(known) = self.weights.get_mut(usize::from(export.0)) {
+            *known = weight;
+        }
+    }
+
+    /// How many of the asks, from the front, the bytes in flight leave room for.
+    fn most_by_bytes(&self) -> usize {
+        if self.inflight_max == u64::MAX {
+            return self.asks.len();
+        }
+        let mut room = self.inflight_max.saturating_sub(self.admitted_bytes);
+        let fits = self.asks.iter().take_while(|ask| {
+            let fits = room > 0;
+            room = room.saturating_sub(ask.bytes.into());
+            fits
+        });
+        fits.count()
     }
 
     fn block_size(&self, request: &Request) -> u32 {
@@ -340,18 +417,29 @@ impl Queue {
             && (request.len > limits.max_bytes || request.segments > limits.max_segments)
     }
 
-    /// The request has its tags.
+    /// The request has its tags, or the next of them.
     fn admit(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
-        pools.slots[id].stamps[2] = now;
-        if !self.must_split(&pools.slots[id]) {
-            pools.slots[id].state = State::Queued;
-            self.ready.push(id);
-            return;
+        if pools.slots[id].state != State::Split {
+            pools.slots[id].stamps[2] = now;
+            if !self.must_split(&pools.slots[id]) {
+                pools.slots[id].state = State::Queued;
+                self.charge(pools, id, pools.slots[id].len);
+                self.ready.push(id);
+                return;
+            }
+            pools.slots[id].state = State::Split;
         }
-        pools.slots[id].state = State::Split;
+        pools.slots[id].owed = pools.slots[id].owed.saturating_sub(tags);
         for _ in 0..tags {
             self.spawn_piece(pools, id);
         }
+        self.end_split(now, pools, id);
+    }
+
+    /// The request counts for so many bytes more.
+    fn charge(&mut self, pools: &mut Pools, id: SlotId, bytes: u32) {
+        pools.slots[id].charged += bytes;
+        self.admitted_bytes += u64::from(bytes);
     }
 
     /// The next piece of a split request goes its way; it uses one of the tags that the split request was granted.
@@ -359,7 +447,9 @@ impl Queue {
         let from = &pools.slots[parent];
         if from.done == from.len {
             // Fewer pieces than tags: the tag is not needed.
-            self.freed += u32::from(!from.is(Request::LEASED));
+            if !from.is(Request::LEASED) {
+                self.put_tag(from.is_sync());
+            }
             return;
         }
         let limit = self.limits.piece(self.block_size(from));
@@ -380,6 +470,7 @@ impl Queue {
             volume: from.volume,
             op: from.op,
             flags: from.flags.without(BioFlags::HOLE_OK),
+            ioprio: from.ioprio,
             state: State::Queued,
             marks: from.marks & Request::LEASED,
             stamps: from.stamps,
@@ -388,7 +479,20 @@ impl Queue {
         from.done += len;
         from.pieces += 1;
         pools.slots[id] = piece;
+        self.charge(pools, id, len);
         self.ready.push(id);
+    }
+
+    /// A tag fell free.
+    fn put_tag(&mut self, sync: bool) {
+        self.freed.count += 1;
+        self.freed.asyncs += u32::from(!sync);
+    }
+
+    /// What the request counted for is over, and the elevator is to know.
+    fn release(&mut self, request: &Request) {
+        self.admitted_bytes -= u64::from(request.charged);
+        self.done.push(Done { ioprio: request.ioprio, op: request.op });
     }
 
     /// A request ends: its slot and its tag are free.
@@ -396,7 +500,12 @@ impl Queue {
         let request = &mut pools.slots[id];
         assert!(request.state != State::Free, "a request ends once");
         request.state = State::Free;
-        self.freed += u32::from(!request.is(Request::LEASED) && !request.is(Request::FLUSH));
+        if !request.is(Request::FLUSH) {
+            self.release(&pools.slots[id]);
+            if !pools.slots[id].is(Request::LEASED) {
+                self.put_tag(pools.slots[id].is_sync());
+            }
+        }
         pools.slots.put(id);
     }
 }
@@ -423,10 +532,17 @@ impl VolumeQueue {
     }
 }
 
+fn inflight_max(options: &QueueOptions) -> u64 {
+    match options.hw_inflight_kb {
+        0 => u64::MAX,
+        kb => u64::from(kb) * 1024,
+    }
+}
+
 /// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.
 pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
     let pieces = len.div_ceil(limits.piece(block_size)).max(1);
-    pieces.min(u32::from(want_max(nr_requests))) as u16
+    pieces.min(u32::from(tags::want_max(nr_requests))) as u16
 }
 
 /// Answers a bio wherever it came from; its slot is free unless the answer is early.

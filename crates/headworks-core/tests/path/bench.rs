@@ -11,8 +11,8 @@
 
 use headworks_core::{
     Action, Bio, BioFlags, BioId, Completion, Control, DeviceConfig, DeviceId, Input, Instant,
-    IoError, Message, Notice, Op, QueueOptions, ReplyStage, RequestId, Segment, Shard, ShardConfig,
-    ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions,
+    IoError, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage, RequestId, Segment, Shard,
+    ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions,
 };
 
 /// A failure as most devices report it.
@@ -246,6 +246,8 @@ impl Shards {
                     options: disk(),
                 })
                 .collect(),
+            exports: Vec::new(),
+            plug_nesting: PlugNesting::default(),
         };
         Self { at: (0..count).map(|id| Bench::of(config(id))).collect() }
     }
@@ -328,11 +330,12 @@ fn bio_of(word: &str, sequence: u64) -> Bio {
     let (offset, len) = range.split_once('+').unwrap_or(("0", "0"));
     let find_flag = |name| FLAGS.iter().find(|flag| flag.0 == name).expect(name).1;
     Bio {
-        id: BioId { connection: 0, volume: VolumeId(volume.parse().expect(word)), sequence },
+        id: BioId { volume: VolumeId(volume.parse().expect(word)), sequence, ..BioId::default() },
         offset: bytes(offset),
         len: bytes(len) as u32,
         op: OPS.iter().find(|known| known.0 == op).expect(word).1,
         flags: parts.map(find_flag).fold(BioFlags::NONE, BioFlags::with),
+        ..Bio::default()
     }
 }
 
@@ -403,6 +406,10 @@ fn reply_word(id: BioId, status: Status, hole: bool, stage: ReplyStage) -> Strin
 
 fn notice_word(notice: Notice) -> String {
     match notice {
+        Notice::Set { token, status } => match status {
+            Ok(()) => format!("set{token}:ok"),
+            Err(_) => format!("set{token}:{}", error_word(status)),
+        },
         Notice::Suspect { status, .. } => format!("suspect:{}", error_word(status)),
         Notice::TimedOut { op, offset, len, .. } => {
             let (op, offset, len) = (OPS[op as usize].0, size(offset), size(len.into()));

@@ -4,7 +4,9 @@
 //! a null or a memory disk is a device of its own. Two exports of one file are one volume. A read-only export of a volume
 //! that another export may write is refused writes at its own door.
 
-use headworks_core::{ConfigError, DeviceId, QueueOptions, VolumeId, VolumeOptions};
+use headworks_core::{
+    ConfigError, DeviceId, ExportConfig, Ioprio, QueueOptions, VolumeId, VolumeOptions,
+};
 
 use crate::device::{
     Base, Device, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
@@ -21,6 +23,19 @@ pub struct ExportSpec {
     pub spec: Spec,
     /// Clients may only read.
     pub read_only: bool,
+    /// Its share of the device beside others, 1..=10000.
+    pub weight: u16,
+    /// The priority of its clients' requests.
+    pub ioprio: Ioprio,
+}
+
+impl ExportSpec {
+    /// An export with an ordinary share and priority.
+    #[must_use]
+    pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
+        let weight = ExportConfig::default().weight;
+        Self { name, spec, read_only, weight, ioprio: Ioprio::default() }
+    }
 }
 
 /// Checks what can be checked without opening anything.
@@ -77,6 +92,10 @@ pub struct AssembledExport {
     pub volume: VolumeId,
     /// Clients may only read.
     pub read_only: bool,
+    /// Its share.
+    pub weight: u16,
+    /// The priority of its clients' requests.
+    pub ioprio: Ioprio,
     /// Its bytes outlive the process.
     pub lasting: bool,
     /// For people: what it is and how its bytes are reached.
@@ -182,6 +201,8 @@ impl Builder {
             name: export.name.clone(),
             volume,
             read_only,
+            weight: export.weight,
+            ioprio: export.ioprio,
             lasting: matches!(spec.base, Base::File { .. }),
             description: format!("{what}, {}{access}", display_size(size)),
         });

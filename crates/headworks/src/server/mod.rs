@@ -19,14 +19,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use headworks_core::{
-    ConfigError, Control, DeviceConfig, Instant, Shard, ShardConfig, ShardId, VolumeConfig,
-    VolumeId,
+    ConfigError, Control, DeviceConfig, ExportConfig, ExportId, Instant, PlugNesting, Shard,
+    ShardConfig, ShardId, VolumeConfig, VolumeId,
 };
 
 use crate::device::Device;
 use crate::engine::{self, EngineChoice, Waker};
 use crate::executor::Executor;
-use crate::frontend::nbd::connection::ConnectionLimits;
+use crate::frontend::nbd::connection::{ConnectionLimits, Door};
 use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 use crate::memory::Pool;
 use crate::ring::{self, Sleeper};
@@ -88,6 +88,8 @@ pub struct ServerOptions {
     pub handshake_ns: u64,
     /// A client that reads or sends nothing of what is under way for this long is closed.
     pub stall_ns: u64,
+    /// Which plug flushes when plugs nest.
+    pub plug_nesting: PlugNesting,
     /// Write all inputs there; shards beyond the first add `.N`.
     pub record: Option<PathBuf>,
 }
@@ -106,6 +108,7 @@ impl Default for ServerOptions {
             requests: 128,
             handshake_ns: 10_000_000_000,
             stall_ns: 60_000_000_000,
+            plug_nesting: PlugNesting::default(),
             record: None,
         }
     }
@@ -136,8 +139,8 @@ impl ServerOptions {
 pub struct ServedExport {
     /// What clients are told.
     pub info: ExportInfo,
-    /// Its volume.
-    pub volume: VolumeId,
+    /// What is behind it.
+    pub door: Door,
     /// Where the volume lives.
     pub shard: ShardId,
 }
@@ -271,11 +274,17 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
         bios_max: BIOS_MAX * u32::from(if options.spread { shards } else { 1 }),
         devices: devices.collect(),
         volumes: volumes.collect(),
+        exports: assembly
+            .exports
+            .iter()
+            .map(|export| ExportConfig { weight: export.weight })
+            .collect(),
+        plug_nesting: options.plug_nesting,
     }
 }
 
 fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {
-    let served = assembly.exports.iter().map(|export| {
+    let served = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
         let read_only = export.read_only || volume.options.read_only;
         ServedExport {
@@ -290,7 +299,11 @@ fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExpor
                     ..BlockSizes::default()
                 },
             },
-            volume: export.volume,
+            door: Door {
+                volume: export.volume,
+                export: ExportId(index as u16),
+                ioprio: export.ioprio,
+            },
             shard: volume.home,
         }
     });

@@ -117,12 +117,7 @@ impl Reactor {
             "client chose its export"
         );
         if home == self.parts.id {
-            connection.begin(
-                now,
-                self.parts.exports[export].volume,
-                &self.infos[export],
-                structured,
-            );
+            connection.begin(now, self.parts.exports[export].door, &self.infos[export], structured);
             return true;
         }
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
@@ -156,8 +151,8 @@ impl Reactor {
         match self.parts.desk.insert(connection) {
             Ok(slot) => {
                 if let Some((connection, _)) = self.parts.desk.connection(slot) {
-                    let volume = self.parts.exports[export].volume;
-                    connection.begin(now, volume, &self.infos[export], structured);
+                    let door = self.parts.exports[export].door;
+                    connection.begin(now, door, &self.infos[export], structured);
                 }
                 self.newcomer(slot);
                 self.heat(slot);

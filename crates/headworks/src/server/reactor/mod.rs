@@ -391,6 +391,9 @@ impl Reactor {
                         "the device answered for a command that is not in flight"
                     );
                 }
+                Notice::Set { token, status } => {
+                    let _ = (token, status);
+                }
                 Notice::ShortRead { volume, offset } => {
                     error!(
                         volume = volume.0,
@@ -435,7 +438,7 @@ impl Reactor {
                 let volume = file.volume;
                 let exports = self.parts.exports.iter().zip(&mut self.infos);
                 exports
-                    .filter(|(export, _)| export.volume == volume)
+                    .filter(|(export, _)| export.door.volume == volume)
                     .for_each(|(_, info)| info.size = size);
                 self.inputs.push(Input::Control(Control::Resize { volume, size }));
             }

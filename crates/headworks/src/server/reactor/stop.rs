@@ -75,9 +75,14 @@ impl Reactor {
         let volumes = self.parts.volumes.clone();
         self.life = Life::Flushing { left: volumes.len() };
         for (sequence, volume) in volumes.into_iter().enumerate() {
-            let id = BioId { connection: OWN_FLUSHES, volume, sequence: sequence as u64 };
+            let id = BioId {
+                connection: OWN_FLUSHES,
+                volume,
+                sequence: sequence as u64,
+                ..BioId::default()
+            };
             let flags = BioFlags::SYNC;
-            self.inputs.push(Input::Bio(Bio { id, offset: 0, len: 0, op: Op::Flush, flags }));
+            self.inputs.push(Input::Bio(Bio { id, op: Op::Flush, flags, ..Bio::default() }));
         }
         self.step(now);
         self.push_messages();

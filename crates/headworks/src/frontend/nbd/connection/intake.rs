@@ -10,8 +10,8 @@ use std::os::fd::RawFd;
 use headworks_core::{Bio, BioId, Input, Op};
 
 use super::{
-    Connection, End, Intake, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received, Receiving,
-    SMALL_HOLD, TURN_BIOS, TURN_BYTES,
+    Connection, Door, End, Intake, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received,
+    Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
 };
 use crate::frontend::nbd::handshake::Outcome;
 use crate::frontend::nbd::transmission::{Parsed, ProtocolError, Request};
@@ -245,16 +245,17 @@ impl Connection {
         let Phase::Transmission(transmission) = &self.phase else {
             return;
         };
-        let volume = transmission.volume;
+        let Door { volume, export, ioprio } = transmission.door;
         let op = request.op();
         let sequence = self.window.insert(request.cookie, request.offset, request.len, op, buffer);
         *intake.room = intake.room.saturating_sub(1);
         intake.inputs.push(Input::Bio(Bio {
-            id: BioId { connection: self.id, volume, sequence },
+            id: BioId { connection: self.id, volume, export, sequence },
             offset: request.offset,
             len: request.len,
             op,
             flags: request.bio_flags(),
+            ioprio,
         }));
     }
 }

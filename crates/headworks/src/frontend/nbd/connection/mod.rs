@@ -19,7 +19,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use headworks_core::{Input, Instant, IoError, Op, ReplyStage, Status, VolumeId};
+use headworks_core::{ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId};
 
 use super::handshake::{ExportInfo, Handshake};
 use super::outgoing::{Outgoing, Sent};
@@ -66,10 +66,21 @@ enum Phase {
     Dead,
 }
 
+/// Where a connection's requests go, and how they are treated there.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Door {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The export that the client chose.
+    pub export: ExportId,
+    /// The priority of all its requests.
+    pub ioprio: Ioprio,
+}
+
 struct Transmission {
     parser: RequestParser,
     replies: Replies,
-    volume: VolumeId,
+    door: Door,
     /// A request that waits for a buffer.
     held: Option<Request>,
     receiving: Option<Receiving>,
@@ -217,14 +228,14 @@ impl Connection {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.large)
     }
 
-    /// The handshake is over: from now on requests for `volume` are taken.
-    pub fn begin(&mut self, now: Instant, volume: VolumeId, export: &ExportInfo, structured: bool) {
+    /// The handshake is over: from now on requests for what is behind `door` are taken.
+    pub fn begin(&mut self, now: Instant, door: Door, export: &ExportInfo, structured: bool) {
         (self.last_received, self.last_sent) = (now, now);
         self.form = Replies { structured };
         self.phase = Phase::Transmission(Transmission {
             parser: RequestParser::new(export.flags_for(structured), structured),
             replies: self.form,
-            volume,
+            door,
             held: None,
             receiving: None,
             large: false,

@@ -1,130 +1,9 @@
-//! Every number a user may set, with its default and its reason. Names are Linux's where Linux has the thing.
+//! What a shard is made from: devices, volumes and exports, and where each of them lives.
 
-use crate::bio::{DeviceId, ShardId, VolumeId};
+use crate::bio::{DeviceId, ExportId, ShardId, VolumeId};
 use crate::error::ConfigError;
-use crate::time::SEC;
 
-/// Which elevator orders a device's requests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Scheduler {
-    /// First in, first out.
-    #[default]
-    None,
-}
-
-/// `nomerges`: how hard to look for merges (sysfs values 0, 1, 2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NoMerges {
-    /// Look everywhere (0).
-    #[default]
-    MergeAll,
-    /// Only the cheap look at the last request of the plug (1).
-    OneHit,
-    /// Never (2).
-    Never,
-}
-
-impl NoMerges {
-    /// The setting of a sysfs value.
-    #[must_use]
-    pub const fn from_sysfs(value: u64) -> Option<Self> {
-        match value {
-            0 => Some(Self::MergeAll),
-            1 => Some(Self::OneHit),
-            2 => Some(Self::Never),
-            _ => None,
-        }
-    }
-}
-
-/// One device's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueOptions {
-    /// Tags: requests admitted below the plug at once, 1..=4096. 256: Linux's default for devices as deep as ours.
-    pub nr_requests: u32,
-    /// Commands in the device at once, and beside them one flush per volume, 1..=4096. 128: what NVMe and virtio disks take without queueing inside.
-    pub queue_depth: u32,
-    /// Largest data request in KiB, 4..=32768. 1280: Linux's default.
-    pub max_sectors_kb: u32,
-    /// Most segments in one request, 1..=1024. 128: Linux's default (BLK_MAX_SEGMENTS).
-    pub max_segments: u16,
-    /// Most bytes in one segment, at least 4096. One buffer is contiguous, so it need not be small.
-    pub max_segment_size: u32,
-    /// How hard to look for merges.
-    pub nomerges: NoMerges,
-    /// Which elevator.
-    pub scheduler: Scheduler,
-    /// A command that takes longer is answered with an error. 30 s: Linux's `io_timeout`.
-    pub io_timeout_ns: u64,
-    /// The device may hold acknowledged writes in volatile memory: flushes must reach it.
-    pub write_cache: bool,
-    /// The device can make a single write durable (else a flush follows the write).
-    pub fua: bool,
-    /// Discards reach the device (else they succeed and do nothing).
-    pub discard: bool,
-    /// Discards are rounded inward to this many bytes; a power of two.
-    pub discard_granularity: u32,
-    /// Most bytes of one discard or write-zeroes command; longer ones go in steps, so that they end in bounded time.
-    pub discard_max_bytes: u32,
-    /// The device zeroes a range by itself (else zeros are written as data).
-    pub write_zeroes: bool,
-}
-
-impl Default for QueueOptions {
-    fn default() -> Self {
-        Self {
-            nr_requests: 256,
-            queue_depth: 128,
-            max_sectors_kb: 1280,
-            max_segments: 128,
-            max_segment_size: 32 << 20,
-            nomerges: NoMerges::MergeAll,
-            scheduler: Scheduler::None,
-            io_timeout_ns: 30 * SEC,
-            write_cache: true,
-            fua: false,
-            discard: true,
-            discard_granularity: 4096,
-            discard_max_bytes: 1 << 30,
-            write_zeroes: true,
-        }
-    }
-}
-
-impl QueueOptions {
-    /// Checks every range once.
-    ///
-    /// # Errors
-    /// The first option out of range, with its range.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        let range = |name, value: u64, low: u64, high: u64| {
-            if (low..=high).contains(&value) {
-                return Ok(());
-            }
-            Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
-        };
-        range("nr_requests", self.nr_requests.into(), 1, 4096)?;
-        range("queue_depth", self.queue_depth.into(), 1, 4096)?;
-        range("max_sectors_kb", self.max_sectors_kb.into(), 4, 32768)?;
-        range("max_segments", self.max_segments.into(), 1, 1024)?;
-        range("max_segment_size", self.max_segment_size.into(), 4096, 1 << 31)?;
-        range("io_timeout", self.io_timeout_ns, crate::time::MS, 86_400 * SEC)?;
-        range("discard_max_bytes", self.discard_max_bytes.into(), 1 << 16, 1 << 31)?;
-        if !self.discard_granularity.is_power_of_two() {
-            return Err(ConfigError::new(
-                "discard_granularity",
-                format!("{} is not a power of two", self.discard_granularity),
-            ));
-        }
-        Ok(())
-    }
-
-    /// Most bytes of one data request.
-    #[must_use]
-    pub fn max_bytes(&self) -> u32 {
-        self.max_sectors_kb * 1024
-    }
-}
+use super::{QueueOptions, Tunable};
 
 /// One volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,6 +36,35 @@ pub struct VolumeConfig {
     pub options: VolumeOptions,
 }
 
+/// An export: a name that clients come by, and the share of the device that they get together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportConfig {
+    /// Its share beside other exports that compete, 1..=10000. 100: as `io.weight` of cgroups.
+    pub weight: u16,
+}
+
+impl Default for ExportConfig {
+    fn default() -> Self {
+        Self { weight: 100 }
+    }
+}
+
+impl ExportConfig {
+    /// The weights there are.
+    pub const WEIGHTS: std::ops::RangeInclusive<u16> = 1..=10_000;
+}
+
+/// Which plug flushes when plugs nest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PlugNesting {
+    /// Only the outermost: a turn's batch stays whole.
+    #[default]
+    Outermost = 0,
+    /// Each one, so that every bio goes alone: what seed 004 takes Linux of 2015 to do. A baseline for experiments.
+    Inner = 1,
+}
+
 /// All that a shard is made from. Every shard of a server gets the same topology and its own `id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardConfig {
@@ -171,6 +79,10 @@ pub struct ShardConfig {
     pub devices: Vec<DeviceConfig>,
     /// Every volume, indexed by [`VolumeId`], at most 4096.
     pub volumes: Vec<VolumeConfig>,
+    /// Every export, indexed by [`ExportId`], at most 4096; a bio of one that is not here has the default's share.
+    pub exports: Vec<ExportConfig>,
+    /// Which plug flushes when plugs nest.
+    pub plug_nesting: PlugNesting,
 }
 
 impl ShardConfig {
@@ -196,6 +108,15 @@ impl ShardConfig {
         }
         if self.volumes.len() > 4096 {
             return Err(ConfigError::new("volumes", "more than 4096 volumes"));
+        }
+        if self.exports.len() > 4096 {
+            return Err(ConfigError::new("exports", "more than 4096 exports"));
+        }
+        if let Some(export) =
+            self.exports.iter().find(|e| !ExportConfig::WEIGHTS.contains(&e.weight))
+        {
+            let message = format!("{} is not within 1..=10000", export.weight);
+            return Err(ConfigError::new("weight", message));
         }
         for device in &self.devices {
             if device.owner.0 >= self.shards {
@@ -244,33 +165,24 @@ impl ShardConfig {
             bios_max,
             devices: vec![DeviceConfig { owner: ShardId(0), queue }],
             volumes: vec![VolumeConfig { home: ShardId(0), device: DeviceId(0), options: volume }],
+            exports: Vec::new(),
+            plug_nesting: PlugNesting::default(),
         }
     }
 
     /// The configuration as lines of numbers, for the head of a record. [`ShardConfig::from_lines`] reads it.
     #[must_use]
     pub fn to_lines(&self) -> String {
-        let mut text = format!("shard {} {} {}\n", self.id.0, self.shards, self.bios_max);
+        let mut text = format!(
+            "shard {} {} {} {}\n",
+            self.id.0, self.shards, self.bios_max, self.plug_nesting as u8
+        );
         for device in &self.devices {
-            let q = &device.queue;
-            text += &format!(
-                "device {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}\n",
-                device.owner.0,
-                q.nr_requests,
-                q.queue_depth,
-                q.max_sectors_kb,
-                q.max_segments,
-                q.max_segment_size,
-                q.nomerges as u8,
-                q.scheduler as u8,
-                q.io_timeout_ns,
-                u8::from(q.write_cache),
-                u8::from(q.fua),
-                u8::from(q.discard),
-                q.discard_granularity,
-                q.discard_max_bytes,
-                u8::from(q.write_zeroes),
-            );
+            text += &format!("device {}", device.owner.0);
+            for tunable in Tunable::ALL {
+                text += &format!(" {}", tunable.get(&device.queue));
+            }
+            text += "\n";
         }
         for volume in &self.volumes {
             let o = &volume.options;
@@ -279,6 +191,9 @@ impl ShardConfig {
                 "volume {} {} {} {} {}\n",
                 volume.home.0, volume.device.0, o.size, read_only, o.block_size
             );
+        }
+        for export in &self.exports {
+            text += &format!("export {}\n", export.weight);
         }
         text
     }
@@ -294,6 +209,8 @@ impl ShardConfig {
             bios_max: 1,
             devices: Vec::new(),
             volumes: Vec::new(),
+            exports: Vec::new(),
+            plug_nesting: PlugNesting::default(),
         };
         for line in text.lines() {
             config.read_line(line).ok_or_else(|| {
@@ -309,10 +226,15 @@ impl ShardConfig {
         let kind = words.next()?;
         let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
         match (kind, &numbers[..]) {
-            ("shard", &[id, shards, bios_max]) => {
+            ("shard", &[id, shards, bios_max, nesting]) => {
                 self.id = ShardId(id.try_into().ok()?);
                 self.shards = shards.try_into().ok()?;
                 self.bios_max = bios_max.try_into().ok()?;
+                self.plug_nesting = match nesting {
+                    0 => PlugNesting::Outermost,
+                    1 => PlugNesting::Inner,
+                    _ => return None,
+                };
             }
             ("volume", &[home, device, size, read_only, block_size]) => {
                 self.volumes.push(VolumeConfig {
@@ -325,10 +247,27 @@ impl ShardConfig {
                     },
                 });
             }
+            ("export", &[weight]) => {
+                self.exports.push(ExportConfig { weight: weight.try_into().ok()? });
+            }
             ("device", numbers) => self.devices.push(device_of(numbers)?),
             _ => return None,
         }
         Some(())
+    }
+
+    /// Requests of a shard: one for every bio, a piece for every tag there could be, a flush for every volume, and one that
+    /// is in hand.
+    #[must_use]
+    pub fn slots_max(&self) -> u32 {
+        let tags: u32 = self.devices.iter().map(|device| device.queue.nr_requests).sum();
+        self.bios_max + tags + self.volumes.len() as u32 + 1
+    }
+
+    /// The share of `export`.
+    #[must_use]
+    pub fn weight(&self, export: ExportId) -> u16 {
+        self.exports.get(usize::from(export.0)).copied().unwrap_or_default().weight
     }
 
     /// The configuration of `volume`.
@@ -339,42 +278,14 @@ impl ShardConfig {
 }
 
 fn device_of(numbers: &[u64]) -> Option<DeviceConfig> {
-    let &[
-        owner,
-        nr_requests,
-        queue_depth,
-        max_sectors_kb,
-        max_segments,
-        max_segment_size,
-        nomerges,
-        0,
-        io_timeout_ns,
-        write_cache,
-        fua,
-        discard,
-        discard_granularity,
-        discard_max_bytes,
-        write_zeroes,
-    ] = numbers
-    else {
+    let (&owner, values) = numbers.split_first()?;
+    let mut queue = QueueOptions::default();
+    if values.len() != Tunable::ALL.len() {
         return None;
-    };
-    let queue = QueueOptions {
-        nr_requests: nr_requests.try_into().ok()?,
-        queue_depth: queue_depth.try_into().ok()?,
-        max_sectors_kb: max_sectors_kb.try_into().ok()?,
-        max_segments: max_segments.try_into().ok()?,
-        max_segment_size: max_segment_size.try_into().ok()?,
-        nomerges: NoMerges::from_sysfs(nomerges)?,
-        scheduler: Scheduler::None,
-        io_timeout_ns,
-        write_cache: write_cache != 0,
-        fua: fua != 0,
-        discard: discard != 0,
-        discard_granularity: discard_granularity.try_into().ok()?,
-        discard_max_bytes: discard_max_bytes.try_into().ok()?,
-        write_zeroes: write_zeroes != 0,
-    };
+    }
+    for (tunable, &value) in Tunable::ALL.into_iter().zip(values) {
+        tunable.set(&mut queue, value).ok()?;
+    }
     Some(DeviceConfig { owner: ShardId(owner.try_into().ok()?), queue })
 }
 
@@ -388,6 +299,8 @@ mod tests {
         let volume = VolumeOptions { size: 1 << 40, read_only: true, block_size: 4096 };
         let mut config = ShardConfig::single(queue, volume, 77);
         config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
+        config.exports = vec![ExportConfig { weight: 7 }, ExportConfig::default()];
+        config.plug_nesting = PlugNesting::Inner;
         (config.shards, config.id) = (4, ShardId(2));
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
         assert!(ShardConfig::from_lines("shard 0 1").is_err());

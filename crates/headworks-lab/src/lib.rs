@@ -1,0 +1,4 @@
+//! Experiments: what the seeds measured, what the best old way gives, what Headworks gives, and the goal.
+//!
+//! One folder or file each. An experiment prints rows with its configuration and raw counts, so that anyone can recompute
+//! the verdict, and then the table; before and after share seed, workload and device.
