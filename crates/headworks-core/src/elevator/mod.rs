@@ -35,6 +35,11 @@ impl Batch {
         Self { ids: Vec::with_capacity(capacity), room: 0 }
     }
 
+    /// Makes it hold up to `capacity` ids without allocating. For a change of options, never for an I/O.
+    pub fn grow(&mut self, capacity: usize) {
+        self.ids.reserve_exact(capacity.saturating_sub(self.ids.len()));
+    }
+
     /// Empties it and makes room for `room` ids.
     pub fn reset(&mut self, room: usize) {
         self.ids.clear();

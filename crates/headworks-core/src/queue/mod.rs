@@ -24,6 +24,7 @@ mod flush;
 mod leases;
 pub(crate) mod list;
 mod merging;
+mod switch;
 mod timeout;
 
 pub(crate) use leases::Wish;
@@ -44,6 +45,7 @@ use crate::timer::TimerWheel;
 use flush::FlushSequence;
 use leases::Leases;
 use list::{Fifo, Flight};
+use switch::Switch;
 
 /// A device that refused and answers nothing else is asked again after this long; as Linux (BLK_MQ_RESOURCE_DELAY).
 const RETRY_NS: u64 = 3 * MS;
@@ -124,6 +126,7 @@ pub(crate) struct Queue {
     /// Where the last data command ended.
     last_end: (VolumeId, u64),
     stats: QueueStats,
+    switch: Switch,
     /// The weights of exports.
     weights: Vec<u16>,
     /// Requests that got their tags in this batch.
@@ -166,6 +169,7 @@ impl Queue {
             done: Vec::with_capacity(slots as usize),
             last_end: (VolumeId(0), 0),
             stats: QueueStats::default(),
+            switch: Switch::new(config.shards, &options),
             weights: (0..config.exports.len() as u16)
                 .map(|export| config.weight(ExportId(export)))
                 .collect(),
@@ -217,6 +221,14 @@ impl Queue {
     /// A bio was merged in the plug.
     pub fn count_merge(&mut self, bio: &Bio) {
         self.volume_mut(bio.id.volume.0).stats.ops[bio.op as usize].merges += 1;
+    }
+
+    pub fn options(&self) -> &QueueOptions {
+        &self.options
+    }
+
+    pub fn stats(&self) -> QueueStats {
+        self.stats
     }
 
     pub fn tags(&self) -> &dyn TagOwner {
@@ -284,8 +296,9 @@ impl Queue {
         }
     }
 
-    /// Ends a batch: hands freed tags on, feeds the elevator, fills the device.
-    pub fn run(&mut self, now: Instant, pools: &mut Pools) {
+    /// Ends a batch: hands freed tags on, feeds the elevator, fills the device. True when a switch is over: then held bios
+    /// are to enter.
+    pub fn run(&mut self, now: Instant, pools: &mut Pools) -> bool {
         loop {
             self.grant(now, pools);
             // What fails on its way to the device frees its tag and leaves its place there to another.
@@ -293,11 +306,13 @@ impl Queue {
                 break;
             }
         }
-        if self.tags.waiters() > 0 {
+        let switched = self.try_switch(now, pools);
+        if self.tags.waiters() > 0 || self.is_draining() {
             self.revoke(pools);
         }
         self.set_timer(pools, TimerKind::Elevator, self.elevator.next_timeout());
         self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
+        switched
     }
 
     fn set_timer(&self, pools: &mut Pools, kind: TimerKind, at: Option<Instant>) {
@@ -492,7 +507,9 @@ impl Queue {
     /// What the request counted for is over, and the elevator is to know.
     fn release(&mut self, request: &Request) {
         self.admitted_bytes -= u64::from(request.charged);
-        self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        if !request.is(Request::STRANGER) {
+            self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        }
     }
 
     /// A request ends: its slot and its tag are free.
