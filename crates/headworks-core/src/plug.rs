@@ -47,12 +47,19 @@ impl Plug {
         self.depth += 1;
     }
 
-    /// Ends a plug; true when it is one that flushes (the outermost, or each with `PlugNesting::Inner`) and holds something.
+    /// Ends a plug; true when it was the outermost and must be flushed.
     #[must_use]
     pub fn finish(&mut self) -> bool {
         assert!(self.depth > 0, "a plug is finished as often as it was started");
         self.depth -= 1;
-        (self.depth == 0 || self.nesting == PlugNesting::Inner) && !self.entries.is_empty()
+        self.depth == 0 && !self.entries.is_empty()
+    }
+
+    /// Ends the plug that a bio's own submitter would have held within this one; true when it flushes.
+    #[inline]
+    #[must_use]
+    pub fn finish_inner(&self) -> bool {
+        self.nesting == PlugNesting::Inner && !self.entries.is_empty()
     }
 
     /// Whether the plug must be flushed before it takes another request.
@@ -80,8 +87,11 @@ impl Plug {
             return false;
         }
         let segments = limits.segments(bio.len);
-        let look = if nomerges == NoMerges::OneHit { 1 } else { self.entries.len() };
-        for &(other, id) in self.entries.iter().rev().take(look) {
+        let oldest = match nomerges {
+            NoMerges::OneHit => self.entries.len().saturating_sub(1),
+            _ => 0,
+        };
+        for &(other, id) in self.entries[oldest..].iter().rev() {
             if other != device {
                 continue;
             }
@@ -152,14 +162,17 @@ mod tests {
     }
 
     #[test]
-    fn with_inner_nesting_every_finish_flushes() {
+    fn with_inner_nesting_every_bio_flushes() {
         let mut plug = Plug::new(PlugNesting::Inner);
         plug.start();
+        plug.add(&Bio::default(), DeviceId(0), 0);
+        assert!(plug.finish_inner());
+        while plug.take(&mut Vec::new()).is_some() {}
+        assert!(!plug.finish_inner() && !plug.finish(), "nothing is left for the outer one");
+        plug = Plug::new(PlugNesting::Outermost);
         plug.start();
         plug.add(&Bio::default(), DeviceId(0), 0);
-        assert!(plug.finish(), "the inner one");
-        while plug.take(&mut Vec::new()).is_some() {}
-        assert!(!plug.finish(), "nothing is left for the outer one");
+        assert!(!plug.finish_inner() && plug.finish());
     }
 
     #[test]

@@ -148,10 +148,8 @@ impl Shard {
         self.turn.0 += 1;
         match &mut self.ways[usize::from(device.0)] {
             Way::Own(_) => {
-                // Inert within the turn's plug, as a submitter's own would be.
-                self.plug.start();
                 self.enter(now, device, bio, slot, 0);
-                if self.plug.finish() {
+                if self.plug.finish_inner() {
                     self.flush_plug(now);
                 }
             }

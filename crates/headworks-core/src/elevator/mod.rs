@@ -93,6 +93,11 @@ pub trait Elevator: Send {
     /// Moves up to `batch.room()` requests into `batch`, best first; returns how many.
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
 
+    /// Whether [`Elevator::on_complete`] is to be called at all.
+    fn wants_done(&self) -> bool {
+        false
+    }
+
     /// Requests that were inserted here have ended, or were merged into others: every one exactly once.
     fn on_complete(&mut self, _now: Instant, _done: &[Done]) {}
 

@@ -121,8 +121,11 @@ pub(crate) struct Queue {
     admitted_bytes: u64,
     /// No more are admitted beyond this (but to the light ones).
     inflight_max: u64,
-    /// What the elevator is to be told of.
+    /// What the elevator is to be told of, if it wants to know.
     done: Vec<Done>,
+    wants_done: bool,
+    /// Somebody wants to know what ends: the elevator, or the bound on bytes.
+    tracks: bool,
     /// Where the last data command ended.
     last_end: (VolumeId, u64),
     stats: QueueStats,
@@ -148,12 +151,15 @@ impl Queue {
             .collect();
         let waiters_max = (config.bios_max + u32::from(config.shards)) as usize;
         let slots = config.slots_max();
+        let elevator = elevator::make(&options);
         Self {
             device,
             options,
             limits: Limits::new(&options),
             tags: tags::make(&options, waiters_max),
-            elevator: elevator::make(&options),
+            wants_done: elevator.wants_done(),
+            tracks: elevator.wants_done() || options.hw_inflight_kb > 0,
+            elevator,
             index: MergeIndex::new(2 * config.bios_max),
             volumes,
             leases: Leases::new(config.shards),
@@ -244,6 +250,8 @@ impl Queue {
     /// Replaces the elevator; the queue must be quiet.
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
+        self.wants_done = elevator.wants_done();
+        self.tracks |= self.wants_done;
         self.elevator = elevator;
     }
 
@@ -452,9 +460,12 @@ impl Queue {
     }
 
     /// The request counts for so many bytes more.
+    #[inline]
     fn charge(&mut self, pools: &mut Pools, id: SlotId, bytes: u32) {
-        pools.slots[id].charged += bytes;
-        self.admitted_bytes += u64::from(bytes);
+        if self.inflight_max < u64::MAX {
+            pools.slots[id].charged += bytes;
+            self.admitted_bytes += u64::from(bytes);
+        }
     }
 
     /// The next piece of a split request goes its way; it uses one of the tags that the split request was granted.
@@ -505,9 +516,10 @@ impl Queue {
     }
 
     /// What the request counted for is over, and the elevator is to know.
+    #[inline]
     fn release(&mut self, request: &Request) {
         self.admitted_bytes -= u64::from(request.charged);
-        if !request.is(Request::STRANGER) {
+        if self.wants_done && !request.is(Request::STRANGER) {
             self.done.push(Done { ioprio: request.ioprio, op: request.op });
         }
     }
@@ -517,11 +529,11 @@ impl Queue {
         let request = &mut pools.slots[id];
         assert!(request.state != State::Free, "a request ends once");
         request.state = State::Free;
-        if !request.is(Request::FLUSH) {
+        let own = u32::from(request.marks & (Request::LEASED | Request::FLUSH) == 0);
+        self.freed.count += own;
+        self.freed.asyncs += own & u32::from(!request.is_sync());
+        if self.tracks && !request.is(Request::FLUSH) {
             self.release(&pools.slots[id]);
-            if !pools.slots[id].is(Request::LEASED) {
-                self.put_tag(pools.slots[id].is_sync());
-            }
         }
         pools.slots.put(id);
     }

@@ -143,6 +143,9 @@ impl Queue {
             id = pools.slots[id].flight_next;
         }
         self.elevator = elevator::make(&self.options);
+        self.wants_done = self.elevator.wants_done();
+        // What was given up counts until it ends.
+        self.tracks = self.wants_done || next.hw_inflight_kb > 0 || self.admitted_bytes > 0;
         self.limits = Limits::new(&self.options);
         self.inflight_max = inflight_max(&self.options);
         Ok(())
