@@ -4,6 +4,7 @@ mod allocations;
 mod bench;
 mod bench_device;
 mod bench_nbd;
+mod experiments;
 mod info;
 mod lab;
 mod serve;
