@@ -171,23 +171,28 @@ pub struct Verdict {
     pub seed: Option<f64>,
     /// What the old way gives here.
     pub baseline: Option<f64>,
-    /// What came out.
-    pub ours: f64,
+    /// What came out. Without it the line judges the model: the seed's figure must be what the goal says.
+    pub ours: Option<f64>,
     /// What should; without one the line only informs.
     pub goal: Option<Goal>,
 }
 
 impl Verdict {
+    /// What is judged.
+    fn value(&self) -> f64 {
+        self.ours.or(self.seed).unwrap_or(f64::NAN)
+    }
+
     /// Not missed.
     #[must_use]
     pub fn is_met(&self) -> bool {
-        self.goal.is_none_or(|goal| goal.is_met(self.ours))
+        self.goal.is_none_or(|goal| goal.is_met(self.value()))
     }
 
     /// The verdict as one line of JSON.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let distance = self.goal.map(|goal| goal.distance(self.ours));
+        let distance = self.goal.map(|goal| goal.distance(self.value()));
         let mut object = Map::new();
         object.insert("verdict".into(), self.what.clone().into());
         object.insert("seed".into(), self.seed.into());
@@ -195,7 +200,7 @@ impl Verdict {
         object.insert("ours".into(), self.ours.into());
         object.insert("goal".into(), self.goal.map(|goal| goal.to_string()).into());
         object.insert("distance".into(), distance.into());
-        object.insert("met".into(), self.goal.map(|goal| goal.is_met(self.ours)).into());
+        object.insert("met".into(), self.goal.map(|goal| goal.is_met(self.value())).into());
         Value::Object(object).to_string()
     }
 }
@@ -255,17 +260,17 @@ impl Report {
         let header = ["what", "seed", "baseline", "ours", "goal", "distance", ""];
         let shown = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
         let lines = self.verdicts.iter().map(|v| {
-            let distance = v.goal.map(|goal| 100.0 * goal.distance(v.ours));
+            let distance = v.goal.map(|goal| 100.0 * goal.distance(v.value()));
             let word = match v.goal {
                 None => "",
-                Some(goal) if goal.is_met(v.ours) => "met",
+                Some(goal) if goal.is_met(v.value()) => "met",
                 Some(_) => "MISSED",
             };
             vec![
                 v.what.clone(),
                 shown(v.seed),
                 shown(v.baseline),
-                number(v.ours),
+                shown(v.ours),
                 v.goal.map_or_else(|| "-".into(), |goal| goal.to_string()),
                 distance.map_or_else(|| "-".into(), |part| format!("{part:+.1} %")),
                 word.into(),
@@ -405,7 +410,7 @@ mod tests {
             what: "x".into(),
             seed: None,
             baseline: None,
-            ours,
+            ours: Some(ours),
             goal: Some(Goal::AtLeast(1.0)),
         };
         let mut report = Report { rows: vec![Row::new("a").with("n", 1)], ..Report::default() };

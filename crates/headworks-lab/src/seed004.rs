@@ -130,7 +130,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         what: what.into(),
         seed,
         baseline: Some(baseline),
-        ours,
+        ours: Some(ours),
         goal,
     };
     vec![

@@ -16,7 +16,7 @@
 
 use std::collections::VecDeque;
 
-use headworks_core::time::MS;
+use headworks_core::time::US;
 use headworks_core::{Instant, Op};
 
 use super::clockwork::{Clockwork, Order, Works, transfer_ns};
@@ -54,22 +54,28 @@ pub struct HddProfile {
 }
 
 impl HddProfile {
-    /// The drive of seed 000 as its single-job table fits it, for a cache of 16, 32 or 64 MiB (the table does not say which).
-    /// The search is `examples/fit_hdd.rs` of headworks-lab.
+    /// The drive of seed 000 as its single-job table fits it, with a cache of 16, 32 or 64 MiB: the table does not say which,
+    /// and fits each of them within 4 % (root of the mean square). Random searches found the numbers: `examples/fit_hdd.rs` of
+    /// headworks-lab.
     #[must_use]
-    pub fn seed_000(cache_mib: u64) -> Self {
+    pub const fn seed_000(cache_mib: u64) -> Self {
+        let (seek_us, stroke_us, settle_us, media_kb, window, unit_kib) = match cache_mib {
+            ..=16 => (309, 12_030, 346, 113_300, 20, 1536),
+            17..=32 => (692, 12_330, 73, 106_400, 26, 1152),
+            _ => (740, 11_630, 80, 103_300, 27, 1408),
+        };
         Self {
             capacity: 4_000_000_000_000,
             turn_ns: 8_333_333,
-            seek_ns: MS / 2,
-            stroke_ns: 13_300_000,
-            settle_ns: 400_000,
-            media_bytes_per_second: 107_584_000,
-            command_ns: 50_000,
+            seek_ns: seek_us * US,
+            stroke_ns: stroke_us * US,
+            settle_ns: settle_us * US,
+            media_bytes_per_second: media_kb * 1000,
+            command_ns: 50 * US,
             link_bytes_per_second: 500 << 20,
             cache_bytes: cache_mib << 20,
-            window: 37,
-            unit_bytes: 2 << 20,
+            window,
+            unit_bytes: unit_kib << 10,
         }
     }
 
@@ -247,5 +253,73 @@ impl Clockwork for Hdd {
 
     fn works(&self) -> Works {
         self.works
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::clockwork::testing::{drive, random, sequential};
+    use super::*;
+
+    const MIB: f64 = (1 << 20) as f64;
+
+    #[test]
+    fn each_cache_size_gives_the_single_job_table_within_a_tenth() {
+        let table =
+            [(128, 20.1), (256, 33.4), (512, 51.8), (1024, 67.1), (2048, 82.9), (4096, 82.9)];
+        for cache_mib in [16, 32, 64] {
+            for (kib, published) in table {
+                let profile = HddProfile::seed_000(cache_mib);
+                let (mut hdd, len) = (Hdd::new(profile), kib << 10);
+                // Commands of a full cache first; then 40 s or so.
+                let (warm, count) =
+                    ((cache_mib << 20) / u64::from(len) * 3, 2_000_000 / kib as u64);
+                let places = random(Op::Write, len, profile.capacity);
+                let rate = drive(&mut hdd, 1, (warm, count), places).per_second();
+                let (found, error) =
+                    (rate * f64::from(len) / MIB, rate * f64::from(len) / MIB / published - 1.0);
+                assert!(
+                    error.abs() < 0.1,
+                    "{cache_mib} MiB, {kib} KiB: {found:.1} for {published}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn seeks_are_what_data_sheets_say() {
+        // Ultrastar HC310: 7.4 ms on average for a read (before a write it settles).
+        for cache_mib in [16, 32, 64] {
+            let profile = HddProfile::seed_000(cache_mib);
+            let read = (profile.mean_seek_ns() - profile.settle_ns) as f64;
+            assert!((read / 7.4e6 - 1.0).abs() < 0.1, "{read}");
+        }
+    }
+
+    #[test]
+    fn neighbours_in_the_cache_are_one_movement() {
+        let profile = HddProfile::seed_000(32);
+        let mut hdd = Hdd::new(profile);
+        let rate = drive(&mut hdd, 8, (1000, 4000), sequential(Op::Write, 128 << 10)).per_second();
+        let media = profile.media_bytes_per_second as f64;
+        assert!((rate * f64::from(128 << 10) / media - 1.0).abs() < 0.02, "{rate}");
+        // What the head waits for is the start, and a turn where it overtook the host.
+        assert!(hdd.works().positionings < 20, "{:?}", hdd.works());
+    }
+
+    #[test]
+    fn a_read_goes_to_the_head_past_writes_that_are_cached() {
+        let profile = HddProfile::seed_000(32);
+        let mut hdd = Hdd::new(profile);
+        let mut writes = random(Op::Write, 1 << 20, profile.capacity);
+        (0..20).for_each(|token| hdd.submit(Instant(0), Order { token, ..writes(token) }));
+        hdd.submit(Instant(0), Order { token: 99, op: Op::Read, offset: 1 << 40, len: 4096 });
+        let (mut done, mut at) = (Vec::new(), Instant(0));
+        while !done.contains(&99) {
+            at = hdd.next_timeout().unwrap();
+            hdd.on_timeout(at, &mut done);
+        }
+        // 20 writes over the cable, one write that the head is busy with, one seek; not 20 seeks.
+        assert!(at.0 < 90_000_000 && done.len() == 21, "{at:?} {}", done.len());
     }
 }
