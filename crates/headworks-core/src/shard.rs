@@ -283,6 +283,11 @@ impl Shard {
                     remote.on_grant(pools, count);
                 }
             }
+            Message::Limits { device, nr_requests, max_sectors_kb } => {
+                if let Some((remote, _)) = self.remote(device) {
+                    remote.on_limits(nr_requests, max_sectors_kb);
+                }
+            }
             Message::TagRevoke { device } => {
                 if let Some((remote, pools)) = self.remote(device) {
                     remote.on_revoke(pools);

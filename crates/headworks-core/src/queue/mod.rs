@@ -30,7 +30,7 @@ mod timeout;
 pub(crate) use leases::Wish;
 
 use crate::action::{Action, Actions};
-use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Op, ShardId, VolumeId};
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
@@ -98,6 +98,7 @@ pub(crate) struct VolumeQueue {
 /// One device's queue.
 pub(crate) struct Queue {
     device: DeviceId,
+    owner: ShardId,
     options: QueueOptions,
     limits: Limits,
     tags: Box<dyn TagOwner>,
@@ -154,6 +155,7 @@ impl Queue {
         let elevator = elevator::make(&options);
         Self {
             device,
+            owner: config.id,
             options,
             limits: Limits::new(&options),
             tags: tags::make(&options, waiters_max),

@@ -19,6 +19,7 @@ use crate::action::{Action, Notice};
 use crate::bio::ShardId;
 use crate::elevator;
 use crate::error::{IoError, Status};
+use crate::input::Message;
 use crate::merge::Limits;
 use crate::options::{QueueOptions, Tunable};
 use crate::request::{Request, Slots};
@@ -128,6 +129,7 @@ impl Queue {
 
     fn apply(&mut self, pools: &mut Pools, next: QueueOptions) -> Status {
         let old = std::mem::replace(&mut self.options, next);
+        let lessees_see = |options: &QueueOptions| (options.nr_requests, options.max_sectors_kb);
         if tags_differ(&old, &next) {
             if self.tags.free() < self.tags.depth() {
                 self.options = old;
@@ -148,7 +150,21 @@ impl Queue {
         self.tracks = self.wants_done || next.hw_inflight_kb > 0 || self.admitted_bytes > 0;
         self.limits = Limits::new(&self.options);
         self.inflight_max = inflight_max(&self.options);
+        if lessees_see(&old) != lessees_see(&next) {
+            self.tell_limits(pools);
+        }
         Ok(())
+    }
+
+    /// Other shards cut and count by these. Messages between two shards keep their order, so no tag overtakes this.
+    fn tell_limits(&self, pools: &mut Pools) {
+        let QueueOptions { nr_requests, max_sectors_kb, .. } = self.options;
+        let message = Message::Limits { device: self.device, nr_requests, max_sectors_kb };
+        for shard in (0..self.switch.wishes.len() as u16).map(ShardId) {
+            if shard != self.owner {
+                pools.actions.list.push(Action::Send { to: shard, message });
+            }
+        }
     }
 
     /// More tags need more slots for pieces, and room in the lists of a batch. Once a switch, never per request.

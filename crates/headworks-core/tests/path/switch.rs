@@ -212,3 +212,31 @@ fn leases_come_home_first_and_wishes_wait() {
     shards.at.iter().for_each(|bench| bench.assert_quiet());
     assert_eq!(shards.at[0].tags_free(), 1);
 }
+
+#[test]
+fn the_other_shards_learn_the_new_limits_before_they_get_a_tag() {
+    let mut shards = Shards::new(2, |q| q.max_sectors_kb = 64);
+    shards.at[0].control(set(Tunable::MaxSectorsKb, 8, 1));
+    shards.deliver();
+    shards.at[1].bios("v1:R0+32k");
+    let said = shards.deliver();
+    assert!(said.starts_with("1>0 want4, 0>1 grant4, 1>0 bio4"), "{said}");
+    assert_eq!(shards.at[0].sent(), "v1:R0+8k v1:R8k+8k v1:R16k+8k v1:R24k+8k");
+}
+
+#[test]
+fn a_wish_made_for_more_tags_than_there_are_now_is_served_with_those_there_are() {
+    let mut shards = Shards::new(2, |q| (q.nr_requests, q.max_sectors_kb) = (8, 4));
+    shards.at[0].bios("R8m+4k");
+    shards.at[0].control(set(Tunable::NrRequests, 1, 1));
+    shards.at[1].bios("v1:R0+16k");
+    assert_eq!(shards.deliver(), "1>0 want4");
+    shards.at[0].done(0);
+    let said = shards.deliver();
+    assert!(said.starts_with("0>1 limits, 0>1 grant1, 1>0 bio1"), "{said}");
+    for n in 1..5 {
+        shards.at[0].done(n);
+        shards.deliver();
+    }
+    assert_eq!(shards.at[1].replies(), "1:ok");
+}
