@@ -65,6 +65,16 @@ impl Row {
         self.get(name).as_u64().expect("a cell with a count")
     }
 
+    /// A cell's list of whole numbers.
+    ///
+    /// # Panics
+    /// If it has none.
+    #[must_use]
+    pub fn ints(&self, name: &str) -> Vec<u64> {
+        let list = self.get(name).as_array().expect("a cell with a list");
+        list.iter().map(|value| value.as_u64().expect("a list of counts")).collect()
+    }
+
     /// A cell's number.
     ///
     /// # Panics

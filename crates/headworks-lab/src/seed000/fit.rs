@@ -37,12 +37,18 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
         runtime_ns: seconds * SEC,
     })?;
     let counts = rig.run();
-    Ok(Row::new("fit: one job, random writes")
+    let row = Row::new("fit: one job, random writes, MiB/s")
         .with("cache_mib", profile.cache_bytes >> 20)
         .with("bs_kib", kib)
         .with("seconds", seconds)
         .with("bytes", counts.bytes)
-        .with("positionings", counts.works.positionings))
+        .with("positionings", counts.works.positionings);
+    let (measured, sim) = compare(&row);
+    Ok(row.with("measured", measured).with_real("sim", sim, 1).with_real(
+        "error_percent",
+        100.0 * (sim / measured - 1.0),
+        1,
+    ))
 }
 
 /// What the table says of a row, and what the disk does: MiB/s.

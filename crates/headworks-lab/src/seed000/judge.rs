@@ -7,6 +7,8 @@ use crate::report::{Goal, Row, Verdict};
 
 /// Of the single job's rate, at every number of jobs.
 const GOAL: f64 = 0.95;
+/// The root of the mean square of the fit's errors.
+const FIT: f64 = 0.05;
 /// What sorting all that waits should add.
 const STRETCH: f64 = 1.1;
 /// How even the shares of equal jobs are.
@@ -30,7 +32,8 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     if runs.is_empty() {
         return Vec::new();
     }
-    let mut verdicts = Vec::new();
+    let mut verdicts: Vec<Verdict> =
+        CACHES.iter().filter_map(|&cache_mib| fitted(rows, cache_mib)).collect();
     for (policy, column) in [("legacy518", 0), ("kuai_v3", 1)] {
         for (jobs, before, after) in JOBS {
             let measured = [before, after][column];
@@ -58,6 +61,23 @@ fn is_device(row: &Row, cache_mib: u64) -> bool {
     row.is("device", &format!("hdd-{cache_mib}"))
 }
 
+/// The rows of a drive against the single-job table.
+fn fit_rows(rows: &[Row], cache_mib: u64) -> Vec<Row> {
+    let is = |row: &&Row| row.table.starts_with("fit") && row.int("cache_mib") == cache_mib;
+    rows.iter().filter(is).cloned().collect()
+}
+
+fn fitted(rows: &[Row], cache_mib: u64) -> Option<Verdict> {
+    let rows = fit_rows(rows, cache_mib);
+    (!rows.is_empty()).then(|| Verdict {
+        what: format!("the disk with {cache_mib} MiB against the single-job table, rms error"),
+        seed: None,
+        baseline: None,
+        ours: Some(fit::rms(&rows)),
+        goal: Some(Goal::AtMost(FIT)),
+    })
+}
+
 /// What the seed measured lies between the least and the most that its unstated facts give. The disk is known as well as it
 /// fits the single-job table, so the band is that much wider. Without all of the band there is no verdict.
 fn band(rows: &[Row], runs: &[&Row], policy: &str, jobs: u32, measured: f64) -> Option<Verdict> {
@@ -68,14 +88,10 @@ fn band(rows: &[Row], runs: &[&Row], policy: &str, jobs: u32, measured: f64) -> 
     if found.len() < CACHES.len() * TAGS.len() * JITTERS_US.len() {
         return None;
     }
+    let errors = CACHES.map(|cache_mib| fit::rms(&fit_rows(rows, cache_mib)));
     let edge = |row: &&&Row, side: f64| {
-        let fitted: Vec<Row> = rows
-            .iter()
-            .filter(|fitted| fitted.table.starts_with("fit"))
-            .filter(|fitted| is_device(row, fitted.int("cache_mib")))
-            .cloned()
-            .collect();
-        rate(row) * (1.0 + side * fit::rms(&fitted))
+        let drive = CACHES.iter().position(|&cache_mib| is_device(row, cache_mib));
+        rate(row) * (1.0 + side * errors[drive.expect("a drive of the band")])
     };
     let low = found.iter().map(|row| edge(row, -1.0)).fold(f64::MAX, f64::min);
     let high = found.iter().map(|row| edge(row, 1.0)).fold(0.0, f64::max);

@@ -173,6 +173,8 @@ impl Point {
             .with("hung", u64::from(counts.stuck))
             .with("hash", format!("{:016x}", counts.hash))
             .with_real("mib_s", mib / length.seconds as f64, 1)
+            .with_real("in_sequence", counts.sequential as f64 / counts.issued.max(1) as f64, 3)
+            .with_real("positionings_mib", counts.works.positionings as f64 / mib.max(1.0), 2)
             .with_real("jain", jain(counts.jobs.iter().map(|job| job.bios as f64)), 4)
     }
 }
