@@ -124,6 +124,8 @@ pub(crate) struct Queue {
     /// Where the last data command ended.
     last_end: (VolumeId, u64),
     stats: QueueStats,
+    /// How many left the elevator, round and round.
+    departures: u32,
     /// The weights of exports.
     weights: Vec<u16>,
     /// Requests that got their tags in this batch.
@@ -166,6 +168,7 @@ impl Queue {
             done: Vec::with_capacity(slots as usize),
             last_end: (VolumeId(0), 0),
             stats: QueueStats::default(),
+            departures: 0,
             weights: (0..config.exports.len() as u16)
                 .map(|export| config.weight(ExportId(export)))
                 .collect(),
@@ -232,6 +235,8 @@ impl Queue {
     /// Replaces the elevator; the queue must be quiet.
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
+        // They ended in this batch; the new one was never given them.
+        self.done.clear();
         self.elevator = elevator;
     }
 
@@ -296,7 +301,10 @@ impl Queue {
         if self.tags.waiters() > 0 {
             self.revoke(pools);
         }
-        self.set_timer(pools, TimerKind::Elevator, self.elevator.next_timeout());
+        // A device that is full or refuses is given nothing before it answers.
+        let open = !self.busy && self.in_flight < self.options.queue_depth;
+        let timeout = if open { self.elevator.next_timeout() } else { None };
+        self.set_timer(pools, TimerKind::Elevator, timeout);
         self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
     }
 
@@ -492,7 +500,10 @@ impl Queue {
     /// What the request counted for is over, and the elevator is to know.
     fn release(&mut self, request: &Request) {
         self.admitted_bytes -= u64::from(request.charged);
-        self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        // Of one that was given up the elevator knows already.
+        if !request.is(Request::TIMED_OUT) {
+            self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        }
     }
 
     /// A request ends: its slot and its tag are free.
