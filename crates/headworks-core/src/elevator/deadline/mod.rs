@@ -96,9 +96,9 @@ impl DeadlineElevator {
             aging_ns: ns(options.prio_aging_expire_ms),
             levels: IoClass::ALL.map(|_| Level { lanes: [Lane::new(), Lane::new()], queued: 0 }),
             waiting: 0,
-            batching: 0,
+            // A full batch, so that the first to leave begins one (in Linux a write would go on with one that never began).
+            batching: u32::MAX,
             starved: 0,
-            // As Linux: the first decision is a new batch, whatever comes first.
             direction: Direction::Write,
             held_until: None,
         }

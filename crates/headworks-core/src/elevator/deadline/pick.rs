@@ -8,6 +8,7 @@
 //!            c. its first: the oldest, if that has expired or the sweep is at its end; else the next of the sweep
 //! ```
 
+use super::lane::Lane;
 use super::{DeadlineElevator, Direction};
 use crate::request::{SlotId, Slots};
 use crate::slab::NIL;
@@ -48,13 +49,20 @@ impl DeadlineElevator {
             (true, false) => (Direction::Write, 0),
             (false, true) => (Direction::Read, self.starved),
             // Reads have gone first often enough; with an endless stream of reads writes would wait for ever.
-            _ if self.starved >= self.writes_starved => (Direction::Write, 0),
+            _ if self.starved >= self.writes_starved && !self.is_turn_of(slots, now, reads) => {
+                (Direction::Write, 0)
+            }
             _ => (Direction::Read, self.starved + 1),
         };
         let lane = &lanes[direction as usize];
         let expired = slots[lane.oldest()].deadline <= now;
         let id = if expired || lane.next() == NIL { lane.oldest() } else { lane.next() };
         Some(Pick { id, level, direction, batching: 1, starved })
+    }
+
+    /// Where writes never have to wait, reads would wait for ever: expired ones go between two batches of writes.
+    fn is_turn_of(&self, slots: &Slots, now: Instant, reads: &Lane) -> bool {
+        self.direction == Direction::Write && slots[reads.oldest()].deadline <= now
     }
 
     /// The same of a level that may be held back: only what has waited as long as a lower level may have to.
