@@ -302,8 +302,8 @@ impl Both {
         let at = self.any(self.naive.line.len());
         let gone = self.naive.line[at].clone();
         let alike = |other: &&Entry| {
-            let same = (other.level, other.write, other.place.0)
-                == (gone.level, gone.write, gone.place.0);
+            let same =
+                (other.level, other.write, other.place.0) == (gone.level, gone.write, gone.place.0);
             same && other.id != gone.id
         };
         let others: Vec<Entry> = self.naive.line.iter().filter(alike).cloned().collect();

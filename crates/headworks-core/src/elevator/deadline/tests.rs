@@ -568,8 +568,7 @@ fn m7_with_one_level_it_is_the_legacy_deadline() {
                 // The number makes each word another one.
                 let word = format!("v0:{class}:{op}{place}");
                 rig.insert(&word);
-                let expire =
-                    if write { options.write_expire_ms } else { options.read_expire_ms };
+                let expire = if write { options.write_expire_ms } else { options.read_expire_ms };
                 legacy.line.push((write, place, rig.now + u64::from(expire) * MS, word));
             }
             for _ in 0..prng.below(5) {
