@@ -14,7 +14,8 @@
 //! ```
 //!
 //! Invariants: free + held = depth; `active` is the sum of the queues' `waiters`, which count who sleeps and who was woken and
-//! did not run yet (Linux counts a task out when it runs); a task is in one queue at most, and only while it sleeps.
+//! did not run yet (Linux counts a task out when it runs); a task is in one line at most: of its queue, while it sleeps, or of
+//! those who wait to gather.
 
 use super::{Ask, TagOptions, TagStats, Who};
 use crate::options::WakeOptions;
@@ -95,8 +96,10 @@ pub struct Tasks {
     pub free: u32,
     async_depth: u32,
     asyncs: u32,
-    /// Other shards' tasks, of which only the first gathers: two half-gathered leases could wait for each other for ever.
-    pub gatherers: Line,
+    /// The one task that gathers a lease for another shard: two half-gathered leases could wait for each other for ever.
+    gathering: Option<TaskId>,
+    /// Those that gather after it.
+    gatherers: Line,
     pub stats: TagStats,
     settled_at: u64,
 }
@@ -162,6 +165,7 @@ impl Tasks {
             free: depth,
             async_depth,
             asyncs: 0,
+            gathering: None,
             gatherers: Line::EMPTY,
             stats: TagStats::default(),
             settled_at: 0,
@@ -210,9 +214,12 @@ impl Tasks {
         let Who::Shard(_) = ask.who else {
             return (id, true);
         };
-        let first = self.gatherers.head().is_none();
-        self.gatherers.push(&mut self.tasks, id);
-        (id, first)
+        if self.gathering.is_some() {
+            self.gatherers.push(&mut self.tasks, id);
+            return (id, false);
+        }
+        self.gathering = Some(id);
+        (id, true)
     }
 
     /// The task has all its tags. Returns who gathers next, if this was a gatherer.
@@ -226,18 +233,18 @@ impl Tasks {
         }
         self.stats.grants += 1;
         self.alive -= 1;
-        let gathered = self.gatherers.head() == Some(id);
-        if gathered {
-            self.gatherers.pop(&self.tasks);
-        }
         self.spare.push(&mut self.tasks, id);
-        if gathered { self.gatherers.head() } else { None }
+        if self.gathering != Some(id) {
+            return None;
+        }
+        self.gathering = self.gatherers.pop(&self.tasks);
+        self.gathering
     }
 
-    /// Tags that the first gatherer holds without using them.
+    /// Tags that the gatherer holds without using them.
     pub fn gathered(&self) -> u32 {
         let of = |id| u32::from(self.task(id).want - self.task(id).left);
-        self.gatherers.head().map_or(0, of)
+        self.gathering.map_or(0, of)
     }
 
     /// Whether a tag is free that the task may hold.
