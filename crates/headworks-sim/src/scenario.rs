@@ -6,7 +6,7 @@ use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC, US};
 use headworks_core::{
     DeviceConfig, DeviceId, NoMerges, Op, PlugNesting, QueueOptions, ShardConfig, ShardId,
-    VolumeConfig, VolumeId, VolumeOptions,
+    TagPolicy, VolumeConfig, VolumeId, VolumeOptions, WakeOptions,
 };
 
 use crate::disk::{BadRange, Defect, Faults, Model};
@@ -128,12 +128,31 @@ impl Scenario {
 fn draw_device(prng: &mut Prng, shards: u16, immediate: bool) -> DeviceScenario {
     let model = draw_model(prng, immediate);
     let queue = draw_queue(prng, model);
-    DeviceScenario {
-        config: DeviceConfig { owner: ShardId(prng.below(shards.into()) as u16), queue },
-        model,
-        faults: draw_faults(prng),
-        defect: Defect::None,
-    }
+    let config = DeviceConfig { owner: ShardId(prng.below(shards.into()) as u16), queue };
+    let faults = draw_faults(prng);
+    let mut device = DeviceScenario { config, model, faults, defect: Defect::None };
+    draw_tags(&mut prng.split("tags"), &mut device.config.queue);
+    device
+}
+
+/// Who hands out the tags: every other device has one of the baselines, with delays of a few microseconds, so that turns meet
+/// in many orders; half of the series' devices have only some of its patches.
+fn draw_tags(prng: &mut Prng, queue: &mut QueueOptions) {
+    queue.tags = match prng.below(4) {
+        0 => TagPolicy::Legacy518,
+        1 => TagPolicy::KuaiV3,
+        _ => TagPolicy::Fair,
+    };
+    queue.wake = WakeOptions {
+        wake_batch: prng.below(2) as u32 * prng.between(1, 8) as u32,
+        base_ns: prng.below(3_000) as u32,
+        per_waiter_ns: prng.below(1_000) as u32,
+        jitter_ns: prng.below(2) as u32 * prng.below(20_000) as u32,
+        per_piece_ns: prng.below(2) as u32 * prng.below(3_000) as u32,
+        patches: if prng.below(2) == 0 { 0xff } else { prng.below(256) as u8 },
+        safety_net: true,
+        seed: prng.next() as u32,
+    };
 }
 
 fn draw_model(prng: &mut Prng, immediate: bool) -> Model {

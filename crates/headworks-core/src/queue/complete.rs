@@ -217,7 +217,9 @@ impl Queue {
             // No use in sending the rest.
             split.done = split.len;
         }
-        if self.tags.continues() || pools.slots[parent].is(Request::LEASED) {
+        let split = &pools.slots[parent];
+        // With nothing owed there are as many tags as were asked for; a bio of more pieces than can be asked for goes on, too.
+        if self.tags.continues() || split.is(Request::LEASED) || split.owed == 0 {
             // The tag goes to the next piece: a continuation keeps its ticket. Without a next piece it falls free.
             self.spawn_piece(pools, parent);
         } else {
