@@ -212,7 +212,6 @@ fn batches_merge_as_well_as_one_by_one_when_the_device_is_full_and_refuses() {
         let load = Load { files, together, refuses };
         let ratio = |way| (0..3).map(|seed| World::new(load, way, seed).run()).sum::<f64>() / 3.0;
         let (batches, one_by_one) = (ratio(Way::Batches), ratio(Way::OneByOne));
-        println!("{load:?}: {batches:.4} requests a bio in batches, {one_by_one:.4} one by one");
         assert!(batches <= one_by_one * 1.02, "{load:?}: {batches} against {one_by_one}");
         assert!(files == 64 || batches < 0.9, "{load:?}: there was little to merge");
     }

@@ -207,15 +207,15 @@ fn a_refused_request_takes_in_what_waits_in_the_elevator() {
     assert_eq!(bench.sent(), "R64k+4k R64k+12k");
     bench.done(1);
     assert_eq!(bench.replies(), "1:ok 3:ok 2:ok");
-    assert_nobody_counts(&mut bench);
+    assert_nobody_counts(&mut bench, "");
 }
 
 /// One of the lowest level leaves at once: none of the others is believed to be on its way.
-fn assert_nobody_counts(bench: &mut Bench) {
+fn assert_nobody_counts(bench: &mut Bench, after: &str) {
     bench.assert_quiet();
     bench.sent();
     bench.bios("R900m+4k!idle");
-    assert_eq!(bench.sent(), "R900m+4k", "a request that ended still holds others back");
+    assert_eq!(bench.sent(), "R900m+4k", "one that ended holds others back; {after}");
     bench.done(bench.commands() - 1);
     bench.assert_quiet();
 }
@@ -279,8 +279,7 @@ fn every_way_to_end_is_counted_once() {
             // What was held back, and the rest of what was split; the others are answered twice, which changes nothing.
             bench.finish_from(0);
             bench.replies();
-            println!("{name}: {bios}");
-            assert_nobody_counts(&mut bench);
+            assert_nobody_counts(&mut bench, &format!("{name}: {bios}"));
         }
     }
 }
@@ -303,5 +302,5 @@ fn a_command_that_was_given_up_holds_nobody_back() {
     bench.done(3);
     assert_eq!(bench.sent(), "R4m+4k");
     bench.all_done([0, 1, 2, 4, 5]);
-    assert_nobody_counts(&mut bench);
+    assert_nobody_counts(&mut bench, "");
 }
