@@ -18,10 +18,12 @@
 //! always served in the end.
 
 mod fair;
+mod flows;
 mod lease;
 mod stats;
 
 pub use fair::FairTags;
+pub(crate) use flows::{Flows, Head};
 pub use lease::Lease;
 pub use stats::TagStats;
 
