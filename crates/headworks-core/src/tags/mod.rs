@@ -18,6 +18,7 @@
 //! always served in the end.
 
 mod fair;
+mod flows;
 mod host;
 mod kuai_v3;
 mod lease;
@@ -26,6 +27,7 @@ mod stats;
 mod tasks;
 
 pub use fair::FairTags;
+pub(crate) use flows::{Flows, Head};
 pub use kuai_v3::KuaiV3;
 pub use lease::Lease;
 pub use legacy518::Legacy518;
