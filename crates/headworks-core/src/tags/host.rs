@@ -2,13 +2,13 @@
 //!
 //! Three things have their time. A task runs: at once when it asks, `per_piece` after each tag but its last, and some time
 //! after it was woken (`base + per_waiter * i + exp(jitter)`, `i` counting those woken before it). A waker, which every freed
-//! tag starts, takes up to three steps; between two of them it may be interrupted (drawn from the seed), and other wakers
+//! tag starts, takes up to four steps; between two of them it may be interrupted (drawn from the seed), and other wakers
 //! step in between: that is how the races of 5.18 happen here. And the safety net.
 //!
 //! ```text
-//!  put --per tag--> waker: Looks -> Counts -> Settles --batch complete--> tasks woken --delay--> they run and try
-//!                      ^                        | lost a race
-//!                      `------------------------'
+//!  put --per tag--> waker: Looks -> Counts --batch complete--> Settles -> Wakes --delay--> woken tasks run and try
+//!                      ^                                      | lost a race
+//!                      `--------------------------------------'
 //! ```
 //!
 //! **Hangs.** The rules of 5.18 can lose wake-ups: a batch that is accounted to an empty queue wakes nobody (U3 of the notes in
@@ -34,9 +34,13 @@ use crate::time::{Instant, SEC};
 /// Wakers that are interrupted at once: as many CPUs complete requests. One more runs through.
 const WAKERS_MAX: u32 = 64;
 
-/// How often, in a million, a waker is interrupted between two steps. A quarter: the windows are short, but completions come
-/// in bursts on many CPUs, and the unbalance that was measured (117, 59, 76, 0, 24, 12, 21, 175) needs races every few batches.
-const INTERRUPTED: u32 = 250_000;
+/// How often, in a million, a waker is interrupted between two steps. One in twenty: the windows are short, but completions
+/// come in bursts on many CPUs; queues as uneven as were measured (117, 59, 76, 0, 24, 12, 21, 175) come of that, and hangs
+/// stay rare.
+const INTERRUPTED: u32 = 50_000;
+
+/// Mean of an interruption; no more than the mean time until a woken task runs. 8 us: an interrupt, or waking a batch.
+const INTERRUPTION_NS: u32 = 8_000;
 
 /// How long the device is idle with sleepers before the time-out worker has looked.
 const SAFETY_NET_NS: u64 = 5 * SEC;
@@ -51,12 +55,17 @@ pub enum Waker {
         /// The queue it found.
         queue: u8,
     },
-    /// The queue's batch is complete: starts the next and wakes.
+    /// The queue's batch is complete: starts the next, unless another waker did.
     Settles {
         /// The queue.
         queue: u8,
         /// What it counted.
         count: i32,
+    },
+    /// Moves the index on and wakes the batch.
+    Wakes {
+        /// The queue.
+        queue: u8,
     },
 }
 
@@ -234,8 +243,9 @@ impl<R: Rules> Host<R> {
             }
             if self.wakers < WAKERS_MAX && self.races.per_million(INTERRUPTED) {
                 self.wakers += 1;
-                let gap = exponential(&mut self.races, self.wake.base_ns);
-                return self.push(at + gap, Event::Waker(waker));
+                let mean = self.wake.base_ns.min(INTERRUPTION_NS);
+                let until = at + exponential(&mut self.races, mean);
+                return self.push(until, Event::Waker(waker));
             }
         }
     }

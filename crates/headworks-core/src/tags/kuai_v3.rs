@@ -60,7 +60,7 @@ impl Patched {
                 }
                 Step::Next(Waker::Counts { queue })
             }
-            Waker::Counts { queue } | Waker::Settles { queue, .. } => {
+            Waker::Counts { queue } | Waker::Settles { queue, .. } | Waker::Wakes { queue } => {
                 if tasks.count_down(queue) > 0 {
                     return Step::Stop;
                 }

@@ -74,6 +74,9 @@ pub(super) fn step(tasks: &mut Tasks, waker: Waker) -> Step {
                 return Step::Next(Waker::Looks);
             }
             tasks.count_anew(queue);
+            Step::Next(Waker::Wakes { queue })
+        }
+        Waker::Wakes { queue } => {
             tasks.wake_index = after(tasks.wake_index);
             Step::Wake { queue, count: tasks.wake_batch }
         }

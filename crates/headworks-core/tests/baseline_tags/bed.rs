@@ -14,6 +14,8 @@ use headworks_core::tags::{Ask, Freed, Grant, Room, TagOwner, Who};
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub jobs: u32,
+    /// Jobs, the first of all, for which nobody waits.
+    pub asyncs: u32,
     /// Bios of a job at once.
     pub iodepth: u32,
     pub pieces: u16,
@@ -29,6 +31,7 @@ impl Default for Load {
     fn default() -> Self {
         Self {
             jobs: 512,
+            asyncs: 0,
             iodepth: 1,
             pieces: 8,
             bios: u32::MAX,
@@ -95,13 +98,28 @@ impl<T: TagOwner> Bed<T> {
         bed
     }
 
-    /// The next point in time; false when nothing will ever happen again.
-    pub fn step(&mut self) -> bool {
+    /// Runs until nothing will ever happen again.
+    pub fn run_out(&mut self) {
+        while let Some(next) = self.next() {
+            self.step(next);
+        }
+    }
+
+    /// Runs until `until`; false if nothing will ever happen again.
+    pub fn run(&mut self, until: u64) -> bool {
+        while let Some(next) = self.next().filter(|&next| next <= until) {
+            self.step(next);
+        }
+        self.now = until;
+        self.next().is_some()
+    }
+
+    fn next(&self) -> Option<u64> {
         let own = self.events.peek().map(|&Reverse((at, ..))| at);
-        let theirs = self.tags.next_timeout().map(|at| at.0);
-        let Some(next) = own.into_iter().chain(theirs).min() else {
-            return false;
-        };
+        own.into_iter().chain(self.tags.next_timeout().map(|at| at.0)).min()
+    }
+
+    fn step(&mut self, next: u64) {
         self.now = self.now.max(next);
         while let Some(&Reverse((at, _, event))) = self.events.peek()
             && at <= self.now
@@ -115,17 +133,6 @@ impl<T: TagOwner> Bed<T> {
         while let Some(grant) = self.tags.next_grant(Instant(self.now), Room::Any) {
             self.grant(grant);
         }
-        true
-    }
-
-    /// Runs until `until`; false if nothing will ever happen again before.
-    pub fn run(&mut self, until: u64) -> bool {
-        while self.now < until {
-            if !self.step() {
-                return false;
-            }
-        }
-        true
     }
 
     /// Sleepers, nothing in flight, no event pending.
@@ -164,7 +171,7 @@ impl<T: TagOwner> Bed<T> {
             who: Who::Request(number),
             want,
             bytes: u32::from(pieces) << 17,
-            sync: true,
+            sync: number >= self.load.asyncs,
             connection: number,
             export: ExportId(0),
             weight: 100,
@@ -203,7 +210,8 @@ impl<T: TagOwner> Bed<T> {
     fn done(&mut self, number: u32) {
         self.slots_used -= 1;
         self.fill();
-        self.tags.put(Instant(self.now), Freed { count: 1, asyncs: 0 });
+        let asyncs = u32::from(number < self.load.asyncs);
+        self.tags.put(Instant(self.now), Freed { count: 1, asyncs });
         let job = &mut self.jobs[number as usize];
         job.pieces_out -= 1;
         if job.pieces_out.is_multiple_of(self.load.pieces.into()) {
