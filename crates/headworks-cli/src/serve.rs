@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use clap::Args;
-use headworks::core::{ConfigError, NoMerges, PlugNesting, QueueOptions};
+use headworks::core::{ConfigError, NoMerges, PlugNesting, QueueOptions, Tunable};
 use headworks::device::Spec;
 use headworks::server::assemble::{self, Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
@@ -126,6 +126,12 @@ pub struct Queue {
     /// A command that takes longer is answered with an error
     #[arg(long, value_parser = time, value_name = "TIME")]
     io_timeout: Option<u64>,
+    /// The order of requests: none or mq-deadline
+    #[arg(long, value_name = "NAME")]
+    scheduler: Option<String>,
+    /// Who gets a tag next: fair; for experiments legacy518 or kuai_v3
+    #[arg(long, value_name = "POLICY")]
+    tags: Option<String>,
 }
 
 impl Queue {
@@ -134,8 +140,8 @@ impl Queue {
     /// # Errors
     /// What is out of range.
     pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
-        let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, io_timeout } =
-            self;
+        let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
+        let Self { io_timeout, scheduler, tags, .. } = self;
         options.nr_requests = nr_requests.unwrap_or(options.nr_requests);
         options.queue_depth = queue_depth.unwrap_or(options.queue_depth);
         options.max_sectors_kb = max_sectors_kb.unwrap_or(options.max_sectors_kb);
@@ -144,6 +150,11 @@ impl Queue {
         if let Some(value) = *nomerges {
             let wrong = || ConfigError::new("nomerges", format!("{value} is none of 0, 1, 2"));
             options.nomerges = NoMerges::from_sysfs(value).ok_or_else(wrong)?;
+        }
+        for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
+            if let Some(word) = word {
+                tunable.set(options, tunable.parse(word)?)?;
+            }
         }
         options.validate()
     }

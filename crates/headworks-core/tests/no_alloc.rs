@@ -7,9 +7,9 @@ use std::cell::Cell;
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, Input, Instant, IoError, Op,
-    PlugNesting, QueueOptions, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig,
-    VolumeOptions,
+    Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, Input, Instant, IoClass,
+    IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler, Shard, ShardConfig, ShardId, Status,
+    Submit, VolumeConfig, VolumeOptions,
 };
 
 thread_local! {
@@ -307,6 +307,34 @@ fn discards_and_zeroes() {
         desk.turn();
         desk.answer(Err(IoError::Unsupported), |_| 0);
     });
+}
+
+/// Every other bio is of another class, so that lower ones are held back, age and are woken for.
+#[test]
+fn sorting_with_levels_and_deadlines() {
+    for (depth, aging) in [(128, 10_000), (4, 10_000), (1, 5)] {
+        let change = |q: &mut QueueOptions| {
+            (q.scheduler, q.queue_depth) = (Scheduler::MqDeadline, depth);
+            q.deadline.prio_aging_expire_ms = aging;
+        };
+        none(1, 256, change, |desk| {
+            for n in 0..192 {
+                let op = [Op::Read, Op::Write, Op::Discard][n as usize % 3];
+                desk.bio(op, NONE, n * 7919 % 192 * MIB, 4096);
+                if let Some(Input::Bio(bio)) = desk.inputs[0].last_mut() {
+                    bio.ioprio = Ioprio::new(IoClass::ALL[n as usize % 2], 4);
+                }
+            }
+            desk.turn();
+            // Neighbours on both sides of what waits, and refusals.
+            (0..32).for_each(|n| desk.bio(Op::Write, NONE, n * MIB + 4096, 4096));
+            (1..32).for_each(|n| desk.bio(Op::Write, NONE, n * MIB - 4096, 4096));
+            desk.turn();
+            desk.answer(Err(IoError::Busy), |_| 0);
+            desk.tick(6 * MS);
+            desk.tick(10 * SEC);
+        });
+    }
 }
 
 #[test]

@@ -562,5 +562,6 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         flags: 0,
         malformed: 0,
         think_ns: 0,
+        ioprio: headworks_core::Ioprio::default(),
     }
 }

@@ -30,7 +30,7 @@ mod timeout;
 pub(crate) use leases::Wish;
 
 use crate::action::{Action, Actions};
-use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Op, ShardId, VolumeId};
+use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
@@ -131,6 +131,8 @@ pub(crate) struct Queue {
     last_end: (VolumeId, u64),
     stats: QueueStats,
     switch: Switch,
+    /// How many left the elevator, round and round.
+    departures: u32,
     /// The weights of exports.
     weights: Vec<u16>,
     /// Requests that got their tags in this batch.
@@ -178,6 +180,7 @@ impl Queue {
             last_end: (VolumeId(0), 0),
             stats: QueueStats::default(),
             switch: Switch::new(config.shards, &options),
+            departures: 0,
             weights: (0..config.exports.len() as u16)
                 .map(|export| config.weight(ExportId(export)))
                 .collect(),
@@ -252,6 +255,8 @@ impl Queue {
     /// Replaces the elevator; the queue must be quiet.
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
+        // They ended in this batch; the new one was never given them.
+        self.done.clear();
         self.wants_done = elevator.wants_done();
         self.tracks |= self.wants_done;
         self.elevator = elevator;
@@ -320,7 +325,10 @@ impl Queue {
         if self.tags.waiters() > 0 || self.is_draining() {
             self.revoke(pools);
         }
-        self.set_timer(pools, TimerKind::Elevator, self.elevator.next_timeout());
+        // A device that is full or refuses is given nothing before it answers.
+        let open = !self.busy && self.in_flight < self.options.queue_depth;
+        let timeout = if open { self.elevator.next_timeout() } else { None };
+        self.set_timer(pools, TimerKind::Elevator, timeout);
         self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
         switched
     }
@@ -521,8 +529,17 @@ impl Queue {
     #[inline]
     fn release(&mut self, request: &Request) {
         self.admitted_bytes -= u64::from(request.charged);
-        if self.wants_done && !request.is(Request::STRANGER) {
-            self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        // Of one that was given up the elevator knows already.
+        if !request.is(Request::TIMED_OUT) {
+            self.note_done(request.ioprio, request.op);
+        }
+    }
+
+    /// A request is over for the elevator.
+    #[inline]
+    fn note_done(&mut self, ioprio: Ioprio, op: Op) {
+        if self.wants_done {
+            self.done.push(Done { ioprio, op });
         }
     }
 

@@ -138,12 +138,8 @@ impl Queue {
             self.make_room(pools);
             self.tags = tags::make(&self.options, self.asks.capacity());
         }
-        // What was given up and is still in the device ends later: the new elevator never had it.
-        let mut id = self.flight.head();
-        while id != NIL {
-            pools.slots[id].marks |= Request::STRANGER;
-            id = pools.slots[id].flight_next;
-        }
+        // Of what was given up and is still in the device the elevator was told then; the new one hears nothing of it.
+        self.done.clear();
         self.elevator = elevator::make(&self.options);
         self.wants_done = self.elevator.wants_done();
         // What was given up counts until it ends.

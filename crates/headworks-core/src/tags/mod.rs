@@ -18,11 +18,19 @@
 //! always served in the end.
 
 mod fair;
+mod flows;
+mod host;
+mod kuai_v3;
 mod lease;
+mod legacy518;
 mod stats;
+mod tasks;
 
 pub use fair::FairTags;
+pub(crate) use flows::{Flows, Head};
+pub use kuai_v3::KuaiV3;
 pub use lease::Lease;
+pub use legacy518::Legacy518;
 pub use stats::TagStats;
 
 use crate::bio::{ExportId, ShardId};
@@ -164,6 +172,8 @@ impl TagOptions {
 pub fn make(options: &QueueOptions, waiters_max: usize) -> Box<dyn TagOwner> {
     let made = TagOptions::new(options, waiters_max);
     match options.tags {
-        TagPolicy::Fair | TagPolicy::Legacy518 | TagPolicy::KuaiV3 => Box::new(FairTags::new(made)),
+        TagPolicy::Fair => Box::new(FairTags::new(made)),
+        TagPolicy::Legacy518 => Box::new(Legacy518::new(made, options.wake)),
+        TagPolicy::KuaiV3 => Box::new(KuaiV3::new(made, options.wake)),
     }
 }

@@ -6,6 +6,7 @@
 mod bench;
 
 mod busy;
+mod deadline;
 mod flush;
 mod leases;
 mod partial;
