@@ -9,14 +9,14 @@ use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::elevator::Elevator;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
-use crate::options::{ShardConfig, VolumeConfig};
+use crate::options::{QueueOptions, ShardConfig, VolumeConfig};
 use crate::plug::Plug;
 use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
 use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
 use crate::slab::NIL;
-use crate::stats::VolumeStats;
-use crate::tags::TagOwner;
+use crate::stats::{QueueStats, VolumeStats};
+use crate::tags::{TagOwner, TagStats};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::volume;
@@ -386,6 +386,19 @@ impl Shard {
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
         let config = self.volumes.get(usize::from(volume.0))?;
         self.queue(config.device)?.volume(volume.0).map(|volume| &volume.stats)
+    }
+
+    /// What the queue of an own device counted, and its tags; `None` for another shard's device.
+    #[must_use]
+    pub fn queue_stats(&self, device: DeviceId) -> Option<(QueueStats, TagStats)> {
+        let queue = self.queue(device)?;
+        Some((queue.stats(&self.pools.slots), queue.tags().stats()))
+    }
+
+    /// What the queue of an own device works with now; `None` for another shard's device.
+    #[must_use]
+    pub fn queue_options(&self, device: DeviceId) -> Option<&QueueOptions> {
+        self.queue(device).map(Queue::options)
     }
 
     /// Writes of a volume that finished since its last good flush was submitted, and whether a flush of it failed; known to

@@ -219,6 +219,17 @@ impl Queue {
         self.volume_mut(bio.id.volume.0).stats.ops[bio.op as usize].merges += 1;
     }
 
+    pub fn options(&self) -> &QueueOptions {
+        &self.options
+    }
+
+    /// What the queue counted, and how many requests are on their way now.
+    pub fn stats(&self, slots: &Slots) -> QueueStats {
+        let flushes = self.flight.iter(slots).filter(|&id| slots[id].is(Request::FLUSH)).count();
+        let in_flight = self.tags.waiters() + self.queued + self.in_flight + flushes as u32;
+        QueueStats { in_flight, ..self.stats }
+    }
+
     pub fn tags(&self) -> &dyn TagOwner {
         self.tags.as_ref()
     }
@@ -235,12 +246,14 @@ impl Queue {
         self.elevator = elevator;
     }
 
+    /// Nothing waits for a tag, is queued or in the device.
+    fn is_empty(&self) -> bool {
+        self.queued == 0 && self.flight.head() == NIL && self.tags.waiters() == 0
+    }
+
     /// Nothing is queued, in flight, waiting or lent.
     pub fn is_quiet(&self) -> bool {
-        self.queued == 0
-            && self.flight.head() == NIL
-            && self.tags.waiters() == 0
-            && self.tags.free() + self.leases.lent() == self.tags.depth()
+        self.is_empty() && self.tags.free() + self.leases.lent() == self.tags.depth()
     }
 
     pub fn volume(&self, volume: u16) -> Option<&VolumeQueue> {
@@ -296,6 +309,7 @@ impl Queue {
         if self.tags.waiters() > 0 {
             self.revoke(pools);
         }
+        self.stats.on_batch(now, !self.is_empty());
         self.set_timer(pools, TimerKind::Elevator, self.elevator.next_timeout());
         self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
     }
