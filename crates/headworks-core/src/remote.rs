@@ -81,6 +81,18 @@ impl RemoteQueue {
         self.serve(pools);
     }
 
+    /// The owner's queue works with other limits now.
+    pub fn on_limits(&mut self, nr_requests: u32, max_sectors_kb: u32) {
+        self.nr_requests = nr_requests;
+        self.limits.max_bytes = max_sectors_kb * 1024;
+    }
+
+    /// Tags that a waiting bio goes over with: what it came with, but never more than the owner would ever grant now. With
+    /// fewer than it has pieces its pieces go one after the other.
+    fn tags_of(&self, pools: &Pools, slot: u32) -> u16 {
+        pools.bios[slot].tags.min(want_max(self.nr_requests))
+    }
+
     /// The owner wants tags back.
     pub fn on_revoke(&mut self, pools: &mut Pools) {
         let count = self.lease.on_revoke();
@@ -117,7 +129,7 @@ impl RemoteQueue {
             && self.lease.start_wanting()
         {
             let most = u32::from(want_max(self.nr_requests));
-            let head = u32::from(pools.bios[slot].tags);
+            let head = u32::from(self.tags_of(pools, slot));
             let message = Message::TagWant {
                 device: self.device,
                 want: self.needed.min(most).max(head) as u16,
@@ -139,12 +151,12 @@ impl RemoteQueue {
     /// Sends from the front of the line what the lease allows.
     fn serve(&mut self, pools: &mut Pools) {
         while let Some(slot) = self.line.head() {
-            let tags = pools.bios[slot].tags;
+            let tags = self.tags_of(pools, slot);
             if !self.lease.try_take(tags) {
                 return;
             }
             self.line.pop(&mut pools.bios);
-            self.needed -= u32::from(tags);
+            self.needed -= u32::from(std::mem::replace(&mut pools.bios[slot].tags, tags));
             self.send(pools, slot);
         }
     }

@@ -116,6 +116,9 @@ impl Request {
     /// The device refused it: it waits in the queue's requeue list, not in the elevator.
     pub const REQUEUED: u8 = 64;
 
+    /// The elevator that it was inserted in has been replaced; the present one never had it.
+    pub const STRANGER: u8 = 128;
+
     /// Becomes a request of one bio, whatever it was before. Field by field: a struct built aside and copied would be read
     /// back before its narrow stores have left the store buffer (measured: a quarter of `Shard::enter`).
     #[inline]

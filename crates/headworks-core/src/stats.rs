@@ -181,6 +181,47 @@ impl QueueStats {
     }
 }
 
+/// Turns of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TurnRow {
+    /// How many there were.
+    pub turns: u64,
+    /// Bios that they brought.
+    pub bios: u64,
+    /// Bios that joined another one's request before the turn ended.
+    pub merges: u64,
+}
+
+/// What the plug made of turns, by their size: 1 bio, 2 to 3, 4 to 7 and so on; the last row has 64 and more. A turn that
+/// brings one bio cannot merge, so merges are to be judged by row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TurnStats {
+    /// The rows, the smallest turns first.
+    pub rows: [TurnRow; 7],
+}
+
+impl TurnStats {
+    /// Accounts for a turn that brought bios.
+    pub(crate) fn on_turn(&mut self, bios: u32, merges: u32) {
+        if let Some(size) = bios.checked_ilog2() {
+            let row = &mut self.rows[(size as usize).min(6)];
+            row.turns += 1;
+            row.bios += u64::from(bios);
+            row.merges += u64::from(merges);
+        }
+    }
+
+    /// The turns of a row, for people.
+    #[must_use]
+    pub fn label(row: usize) -> String {
+        match row {
+            0 => "1".into(),
+            6 => "64+".into(),
+            _ => format!("{}-{}", 1 << row, (2 << row) - 1),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,6 +236,21 @@ mod tests {
             last = bucket;
         }
         assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn a_turn_counts_in_the_row_of_its_size() {
+        let mut stats = TurnStats::default();
+        for bios in [0, 1, 2, 3, 4, 63, 64, 1000] {
+            stats.on_turn(bios, bios / 2);
+        }
+        let rows = stats.rows.map(|row| (row.turns, row.bios, row.merges));
+        let none = (0, 0, 0);
+        assert_eq!(
+            rows,
+            [(1, 1, 0), (2, 5, 2), (1, 4, 2), none, none, (1, 63, 31), (2, 1064, 532)]
+        );
+        assert_eq!([0, 1, 5, 6].map(TurnStats::label), ["1", "2-3", "32-63", "64+"]);
     }
 
     #[test]

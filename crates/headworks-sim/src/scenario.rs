@@ -60,6 +60,8 @@ pub struct Scenario {
     pub message_delay_ns: u64,
     /// After how many turns the power fails, if it does.
     pub cut_after: Option<u64>,
+    /// How many changes of options happen in a round.
+    pub switches: u32,
     /// How often the jobs run, each time with the power cut anew.
     pub rounds: u32,
     /// What is broken on purpose.
@@ -101,6 +103,7 @@ impl Scenario {
             turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
+            switches: root.split("switches").below(12) as u32,
             rounds,
             defect: WorldDefect::None,
             checked: true,

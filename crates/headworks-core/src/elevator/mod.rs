@@ -35,6 +35,11 @@ impl Batch {
         Self { ids: Vec::with_capacity(capacity), room: 0 }
     }
 
+    /// Makes it hold up to `capacity` ids without allocating. For a change of options, never for an I/O.
+    pub fn grow(&mut self, capacity: usize) {
+        self.ids.reserve_exact(capacity.saturating_sub(self.ids.len()));
+    }
+
     /// Empties it and makes room for `room` ids.
     pub fn reset(&mut self, room: usize) {
         self.ids.clear();
@@ -87,6 +92,11 @@ pub trait Elevator: Send {
 
     /// Moves up to `batch.room()` requests into `batch`, best first; returns how many.
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
+
+    /// Whether [`Elevator::on_complete`] is to be called at all.
+    fn wants_done(&self) -> bool {
+        false
+    }
 
     /// Requests that were inserted here have ended, or were merged into others: every one exactly once.
     fn on_complete(&mut self, _now: Instant, _done: &[Done]) {}

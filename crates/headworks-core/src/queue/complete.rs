@@ -199,7 +199,9 @@ impl Queue {
         }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = State::Free;
-        self.release(&pools.slots[id]);
+        if self.tracks {
+            self.release(&pools.slots[id]);
+        }
         pools.slots.put(id);
         let split = &mut pools.slots[parent];
         split.pieces -= 1;

@@ -24,12 +24,13 @@ mod flush;
 mod leases;
 pub(crate) mod list;
 mod merging;
+mod switch;
 mod timeout;
 
 pub(crate) use leases::Wish;
 
 use crate::action::{Action, Actions};
-use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Op, ShardId, VolumeId};
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
@@ -44,6 +45,7 @@ use crate::timer::TimerWheel;
 use flush::FlushSequence;
 use leases::Leases;
 use list::{Fifo, Flight};
+use switch::Switch;
 
 /// A device that refused and answers nothing else is asked again after this long; as Linux (BLK_MQ_RESOURCE_DELAY).
 const RETRY_NS: u64 = 3 * MS;
@@ -96,6 +98,7 @@ pub(crate) struct VolumeQueue {
 /// One device's queue.
 pub(crate) struct Queue {
     device: DeviceId,
+    owner: ShardId,
     options: QueueOptions,
     limits: Limits,
     tags: Box<dyn TagOwner>,
@@ -119,11 +122,15 @@ pub(crate) struct Queue {
     admitted_bytes: u64,
     /// No more are admitted beyond this (but to the light ones).
     inflight_max: u64,
-    /// What the elevator is to be told of.
+    /// What the elevator is to be told of, if it wants to know.
     done: Vec<Done>,
+    wants_done: bool,
+    /// Somebody wants to know what ends: the elevator, or the bound on bytes.
+    tracks: bool,
     /// Where the last data command ended.
     last_end: (VolumeId, u64),
     stats: QueueStats,
+    switch: Switch,
     /// The weights of exports.
     weights: Vec<u16>,
     /// Requests that got their tags in this batch.
@@ -145,12 +152,16 @@ impl Queue {
             .collect();
         let waiters_max = (config.bios_max + u32::from(config.shards)) as usize;
         let slots = config.slots_max();
+        let elevator = elevator::make(&options);
         Self {
             device,
+            owner: config.id,
             options,
             limits: Limits::new(&options),
             tags: tags::make(&options, waiters_max),
-            elevator: elevator::make(&options),
+            wants_done: elevator.wants_done(),
+            tracks: elevator.wants_done() || options.hw_inflight_kb > 0,
+            elevator,
             index: MergeIndex::new(2 * config.bios_max),
             volumes,
             leases: Leases::new(config.shards),
@@ -166,6 +177,7 @@ impl Queue {
             done: Vec::with_capacity(slots as usize),
             last_end: (VolumeId(0), 0),
             stats: QueueStats::default(),
+            switch: Switch::new(config.shards, &options),
             weights: (0..config.exports.len() as u16)
                 .map(|export| config.weight(ExportId(export)))
                 .collect(),
@@ -243,6 +255,8 @@ impl Queue {
     /// Replaces the elevator; the queue must be quiet.
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
+        self.wants_done = elevator.wants_done();
+        self.tracks |= self.wants_done;
         self.elevator = elevator;
     }
 
@@ -297,8 +311,9 @@ impl Queue {
         }
     }
 
-    /// Ends a batch: hands freed tags on, feeds the elevator, fills the device.
-    pub fn run(&mut self, now: Instant, pools: &mut Pools) {
+    /// Ends a batch: hands freed tags on, feeds the elevator, fills the device. True when a switch is over: then held bios
+    /// are to enter.
+    pub fn run(&mut self, now: Instant, pools: &mut Pools) -> bool {
         loop {
             self.grant(now, pools);
             // What fails on its way to the device frees its tag and leaves its place there to another.
@@ -306,12 +321,14 @@ impl Queue {
                 break;
             }
         }
-        if self.tags.waiters() > 0 {
+        let switched = self.try_switch(now, pools);
+        if self.tags.waiters() > 0 || self.is_draining() {
             self.revoke(pools);
         }
         self.stats.on_batch(now, !self.is_empty());
         self.set_timer(pools, TimerKind::Elevator, self.elevator.next_timeout());
         self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
+        switched
     }
 
     fn set_timer(&self, pools: &mut Pools, kind: TimerKind, at: Option<Instant>) {
@@ -451,9 +468,12 @@ impl Queue {
     }
 
     /// The request counts for so many bytes more.
+    #[inline]
     fn charge(&mut self, pools: &mut Pools, id: SlotId, bytes: u32) {
-        pools.slots[id].charged += bytes;
-        self.admitted_bytes += u64::from(bytes);
+        if self.inflight_max < u64::MAX {
+            pools.slots[id].charged += bytes;
+            self.admitted_bytes += u64::from(bytes);
+        }
     }
 
     /// The next piece of a split request goes its way; it uses one of the tags that the split request was granted.
@@ -504,9 +524,12 @@ impl Queue {
     }
 
     /// What the request counted for is over, and the elevator is to know.
+    #[inline]
     fn release(&mut self, request: &Request) {
         self.admitted_bytes -= u64::from(request.charged);
-        self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        if self.wants_done && !request.is(Request::STRANGER) {
+            self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        }
     }
 
     /// A request ends: its slot and its tag are free.
@@ -514,11 +537,11 @@ impl Queue {
         let request = &mut pools.slots[id];
         assert!(request.state != State::Free, "a request ends once");
         request.state = State::Free;
-        if !request.is(Request::FLUSH) {
+        let own = u32::from(request.marks & (Request::LEASED | Request::FLUSH) == 0);
+        self.freed.count += own;
+        self.freed.asyncs += own & u32::from(!request.is_sync());
+        if self.tracks && !request.is(Request::FLUSH) {
             self.release(&pools.slots[id]);
-            if !pools.slots[id].is(Request::LEASED) {
-                self.put_tag(pools.slots[id].is_sync());
-            }
         }
         pools.slots.put(id);
     }

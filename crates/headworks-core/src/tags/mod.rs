@@ -137,7 +137,7 @@ pub trait TagOwner: Send {
 }
 
 /// What a tag policy is made from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagOptions {
     /// Tags.
     pub depth: u32,

@@ -431,6 +431,7 @@ fn message_word(from: usize, to: usize, input: &Input) -> String {
         },
         Message::TagWant { want, .. } => format!("want{want}"),
         Message::TagGrant { count, .. } => format!("grant{count}"),
+        Message::Limits { .. } => "limits".into(),
         Message::TagRevoke { .. } => "revoke".into(),
         Message::TagReturn { count, .. } => format!("return{count}"),
     };

@@ -13,6 +13,7 @@ mod plug;
 mod queue;
 mod split;
 mod stats;
+mod switch;
 mod timeouts;
 mod volume;
 mod zeroes;
