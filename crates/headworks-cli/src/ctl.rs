@@ -276,8 +276,14 @@ fn show_stats(stats: &Value) -> String {
             );
         }
     }
-    let connections = show_connections(&stats["connections"]);
-    text + &connections
+    for row in list(&stats["turns"]).iter().filter(|row| row["turns"] != 0) {
+        let (size, turns) = (plain(&row["bios_in_turn"]), &row["turns"]);
+        text += &format!(
+            "turns of {size} bios: {turns} with {} bios, {} merged in the plug\n",
+            row["bios"], row["merges"]
+        );
+    }
+    text + &show_connections(&stats["connections"])
 }
 
 fn stages(stages: &Value) -> String {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use headworks_core::options::Tunable;
-use headworks_core::stats::{QueueStats, VolumeStats};
+use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
 use headworks_core::{Control, DeviceId, ExportId, Ioprio, Op, QueueOptions, Status, VolumeId};
 
@@ -29,6 +29,11 @@ pub enum Question {
         volume: VolumeId,
         /// The way back.
         answer: Sender<VolumeReport>,
+    },
+    /// What did the plug make of your turns?
+    Turns {
+        /// The way back.
+        answer: Sender<TurnStats>,
     },
     /// Who is connected?
     Connections {

@@ -5,8 +5,8 @@
 //! they came to the device's own.
 
 use headworks_core::options::Tunable;
-use headworks_core::stats::{OpStats, Stage, VolumeStats};
-use headworks_core::{DeviceId, Op};
+use headworks_core::stats::{OpStats, Stage, TurnRow, TurnStats, VolumeStats};
+use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
 use super::question::{DeviceReport, OpCounts, VolumeReport};
@@ -117,15 +117,36 @@ pub fn device(report: &DeviceReport) -> Value {
     })
 }
 
-/// An export, with the table of its volume; exports of one file show the same table.
-pub fn export(entry: &ExportEntry, setting: Setting, report: &VolumeReport) -> Value {
+/// What the plugs of all shards made of their turns, by the bios that a turn brought.
+pub fn turns(shards: &[TurnStats]) -> Value {
+    let row = |row: usize| {
+        let of =
+            |count: fn(&TurnRow) -> u64| shards.iter().map(|s| count(&s.rows[row])).sum::<u64>();
+        json!({
+            "bios_in_turn": TurnStats::label(row),
+            "turns": of(|row| row.turns),
+            "bios": of(|row| row.bios),
+            "merges": of(|row| row.merges),
+        })
+    };
+    (0..TurnStats::default().rows.len()).map(row).collect()
+}
+
+/// An export, with the table of its volume; exports of one file show the same table. What a device keeps in no volatile cache
+/// needs no flush.
+pub fn export(
+    entry: &ExportEntry,
+    setting: Setting,
+    options: &QueueOptions,
+    report: &VolumeReport,
+) -> Value {
     json!({
         "device": device_name(entry.device),
         "volume": entry.volume.0,
         "read_only": entry.read_only,
         "weight": setting.weight,
         "ioprio": setting.ioprio.to_string(),
-        "unflushed": report.unflushed,
+        "unflushed": if options.write_cache { report.unflushed } else { 0 },
         "suspect": report.suspect,
         "ops": ops(&report.stats),
     })
@@ -166,7 +187,6 @@ fn op_row(row: &OpStats) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_core::QueueOptions;
     use headworks_core::stats::QueueStats;
 
     #[test]
@@ -211,6 +231,16 @@ mod tests {
         }
         assert_eq!(fields.len(), expected.len());
         assert_eq!((&line["name"], &line["minor"]), (&json!("hw3"), &json!(3)));
+    }
+
+    #[test]
+    fn turns_of_all_shards_add_up_by_their_size() {
+        let mut shards = [TurnStats::default(); 2];
+        shards[0].rows[1] = TurnRow { turns: 2, bios: 5, merges: 3 };
+        shards[1].rows[1] = TurnRow { turns: 1, bios: 2, merges: 1 };
+        let expected = json!({ "bios_in_turn": "2-3", "turns": 3, "bios": 7, "merges": 4 });
+        assert_eq!(turns(&shards)[1], expected);
+        assert_eq!(turns(&shards).as_array().map(Vec::len), Some(7));
     }
 
     #[test]

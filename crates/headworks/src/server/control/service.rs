@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use headworks_core::options::Tunable;
+use headworks_core::stats::TurnStats;
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
@@ -279,6 +280,9 @@ impl Service {
     }
 
     fn stats(&self) -> Answer {
+        let devices = (0..self.tree.devices.len() as u16).map(DeviceId);
+        let reports: Vec<DeviceReport> =
+            devices.clone().map(|device| self.device(device)).collect::<Result<_, _>>()?;
         let mut exports = Params::new();
         for (index, entry) in self.tree.exports.iter().enumerate() {
             let export = ExportId(index as u16);
@@ -286,17 +290,20 @@ impl Service {
             let owner = self.owner(export);
             let report: VolumeReport =
                 self.ask(owner, |answer| Question::Volume { volume, answer })?;
-            let value = report::export(entry, self.setting(export), &report);
+            let options = &reports[usize::from(entry.device.0)].options;
+            let value = report::export(entry, self.setting(export), options, &report);
             exports.insert(self.tree.export_name(export).to_owned(), value);
         }
-        let mut devices = Params::new();
-        for device in (0..self.tree.devices.len() as u16).map(DeviceId) {
-            devices.insert(device_name(device), report::device(&self.device(device)?));
-        }
+        let tables = devices.zip(&reports);
+        let devices: Params =
+            tables.map(|(device, table)| (device_name(device), report::device(table))).collect();
+        let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
+        let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
         Ok(json!({
             "seconds": self.started.elapsed().as_secs_f64(),
             "exports": exports,
             "devices": devices,
+            "turns": report::turns(&turns),
             "connections": self.connections()?,
         }))
     }
@@ -408,7 +415,7 @@ fn switched(path: &str, status: Status, accepted: String) -> Result<(), Fault> {
     let Err(error) = status else { return Ok(()) };
     Err(match error {
         IoError::Invalid => {
-            Fault::refused("EINVAL", format!("{path}: the value is none that it takes"))
+            Fault::refused("EINVAL", format!("{path}: the device cannot work with this value"))
                 .accepts(accepted)
         }
         IoError::Busy => Fault::refused(

@@ -40,6 +40,9 @@ impl Reactor {
                     let _ = answer.send(report);
                 }
             }
+            Question::Turns { answer } => {
+                let _ = answer.send(*self.parts.shard.turn_stats());
+            }
             Question::Connections { answer } => {
                 let _ = answer.send(self.report_connections());
             }
