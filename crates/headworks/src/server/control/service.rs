@@ -45,7 +45,16 @@ pub struct Service {
     settings: Mutex<Vec<Setting>>,
     /// Held by `set` of what is kept in several places.
     changing: Mutex<()>,
+    patience: Patience,
     started: std::time::Instant,
+}
+
+/// How long shards are waited for.
+struct Patience {
+    /// For an answer.
+    answer: Duration,
+    /// For a switch, beyond the device's time-out.
+    switch: Duration,
 }
 
 type Answer = Result<Value, Fault>;
@@ -59,6 +68,7 @@ impl Service {
             tree,
             settings: Mutex::new(settings),
             changing: Mutex::new(()),
+            patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
             started: std::time::Instant::now(),
         }
     }
@@ -208,7 +218,7 @@ impl Service {
         })?;
         let before = self.device(device)?.options;
         // What is in flight now may take as long as the option says, and a new option counts from the switch on.
-        let longest = Duration::from_nanos(before.io_timeout_ns) + SWITCH_MARGIN;
+        let longest = Duration::from_nanos(before.io_timeout_ns) + self.patience.switch;
         let owner = self.tree.devices[usize::from(device.0)].owner;
         let question = |answer| Question::Set { device, tunable, value, answer };
         match self.ask_for(owner, longest, question) {
@@ -217,7 +227,7 @@ impl Service {
             Err(NoAnswer::TooLong) => {
                 let message = format!(
                     "{path}: the switch is still under way after {} s; it ends when the commands in flight have",
-                    longest.as_secs()
+                    longest.as_secs_f32()
                 );
                 return Err(Fault::refused("ETIMEDOUT", message));
             }
@@ -368,10 +378,10 @@ impl Service {
         shard: ShardId,
         question: impl FnOnce(Sender<T>) -> Question,
     ) -> Result<T, Fault> {
-        self.ask_for(shard, ANSWER, question).map_err(|reason| match reason {
+        self.ask_for(shard, self.patience.answer, question).map_err(|reason| match reason {
             NoAnswer::Stopping => stopping(),
             NoAnswer::TooLong => {
-                let seconds = ANSWER.as_secs();
+                let seconds = self.patience.answer.as_secs_f32();
                 let message = format!("shard {} did not answer within {seconds} s", shard.0);
                 Fault::refused("ETIMEDOUT", message)
             }
@@ -458,3 +468,7 @@ fn word(params: &Params, name: &str) -> Result<String, Fault> {
         None => Err(Fault::params(format!("{name} is missing"))),
     }
 }
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;
