@@ -440,7 +440,8 @@ impl Shard {
     /// What an own device's queue and its tags counted; `None` for another shard's device.
     #[must_use]
     pub fn queue_stats(&self, device: DeviceId) -> Option<(QueueStats, TagStats)> {
-        self.queue(device).map(|queue| (queue.stats(), queue.tags().stats()))
+        let queue = self.queue(device)?;
+        Some((queue.stats(&self.pools.slots), queue.tags().stats()))
     }
 
     /// The options that an own device's queue works with now; `None` for another shard's device.

@@ -120,6 +120,8 @@ pub struct OpStats {
     pub merges: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// Nanoseconds from the plug to the end, of all finished requests together.
+    pub time_ns: u64,
     /// Time per stage.
     pub stages: [Histogram; Stage::COUNT],
 }
@@ -138,6 +140,7 @@ impl VolumeStats {
         let row = &mut self.ops[op as usize];
         row.requests += 1;
         row.bytes += bytes;
+        row.time_ns += now.since(stamps[0]);
         row.stages[Stage::Plug as usize].record(stamps[1].since(stamps[0]));
         row.stages[Stage::Tag as usize].record(stamps[2].since(stamps[1]));
         row.stages[Stage::Scheduler as usize].record(stamps[3].since(stamps[2]));
@@ -152,6 +155,30 @@ pub struct QueueStats {
     pub issued: u64,
     /// Those of them that start where the one before ended.
     pub sequential: u64,
+    /// Requests that wait for a tag, are queued, or are in the device, as of the last batch.
+    pub in_flight: u32,
+    /// Nanoseconds in which there was such a request, up to the last batch.
+    pub busy_ns: u64,
+    /// When the last batch ended, if it left such a request.
+    pub busy_since: Option<Instant>,
+}
+
+impl QueueStats {
+    /// A batch has ended and left something on its way, or not. Between batches nothing changes, so this is exact, and it
+    /// costs nothing per request.
+    #[inline]
+    pub(crate) fn on_batch(&mut self, now: Instant, busy: bool) {
+        if let Some(since) = self.busy_since {
+            self.busy_ns += now.since(since);
+        }
+        self.busy_since = busy.then_some(now);
+    }
+
+    /// Nanoseconds until `now` in which something was on its way: `io_ticks` of diskstats.
+    #[must_use]
+    pub fn busy_until(&self, now: Instant) -> u64 {
+        self.busy_ns + self.busy_since.map_or(0, |since| now.since(since))
+    }
 }
 
 /// Turns of one size.

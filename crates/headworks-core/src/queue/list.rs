@@ -105,6 +105,12 @@ impl Flight {
         self.head
     }
 
+    /// All of them, oldest first.
+    pub fn iter<'a>(&self, slots: &'a Slots) -> impl Iterator<Item = SlotId> + use<'a> {
+        let taken = |id: SlotId| (id != NIL).then_some(id);
+        std::iter::successors(taken(self.head), move |&id| taken(slots[id].flight_next))
+    }
+
     #[inline]
     pub fn push(&mut self, slots: &mut Slots, id: SlotId) {
         (slots[id].flight_prev, slots[id].flight_next) = (self.tail, NIL);
@@ -174,12 +180,7 @@ mod tests {
                     flight.push(&mut slots, id);
                 }
             }
-            let mut next = flight.head();
-            for &id in &model {
-                assert_eq!(next, id);
-                next = slots[id].flight_next;
-            }
-            assert_eq!(next, NIL);
+            assert_eq!(flight.iter(&slots).collect::<Vec<_>>(), model);
         }
     }
 }

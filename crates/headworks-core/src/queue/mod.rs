@@ -238,8 +238,11 @@ impl Queue {
         &self.options
     }
 
-    pub fn stats(&self) -> QueueStats {
-        self.stats
+    /// What the queue counted, and how many requests are on their way now.
+    pub fn stats(&self, slots: &Slots) -> QueueStats {
+        let flushes = self.flight.iter(slots).filter(|&id| slots[id].is(Request::FLUSH)).count();
+        let in_flight = self.tags.waiters() + self.queued + self.in_flight + flushes as u32;
+        QueueStats { in_flight, ..self.stats }
     }
 
     pub fn tags(&self) -> &dyn TagOwner {
@@ -262,12 +265,14 @@ impl Queue {
         self.elevator = elevator;
     }
 
+    /// Nothing waits for a tag, is queued or in the device.
+    fn is_empty(&self) -> bool {
+        self.queued == 0 && self.flight.head() == NIL && self.tags.waiters() == 0
+    }
+
     /// Nothing is queued, in flight, waiting or lent.
     pub fn is_quiet(&self) -> bool {
-        self.queued == 0
-            && self.flight.head() == NIL
-            && self.tags.waiters() == 0
-            && self.tags.free() + self.leases.lent() == self.tags.depth()
+        self.is_empty() && self.tags.free() + self.leases.lent() == self.tags.depth()
     }
 
     pub fn volume(&self, volume: u16) -> Option<&VolumeQueue> {
@@ -325,6 +330,7 @@ impl Queue {
         if self.tags.waiters() > 0 || self.is_draining() {
             self.revoke(pools);
         }
+        self.stats.on_batch(now, !self.is_empty());
         // A device that is full or refuses is given nothing before it answers.
         let open = !self.busy && self.in_flight < self.options.queue_depth;
         let timeout = if open { self.elevator.next_timeout() } else { None };
