@@ -11,6 +11,7 @@ mod leases;
 mod partial;
 mod plug;
 mod queue;
+mod shares;
 mod split;
 mod stats;
 mod timeouts;
