@@ -12,6 +12,7 @@ mod leases;
 mod partial;
 mod plug;
 mod queue;
+mod shares;
 mod split;
 mod stats;
 mod switch;
