@@ -5,6 +5,7 @@
 
 mod bench;
 
+mod baselines;
 mod busy;
 mod deadline;
 mod flush;
