@@ -5,6 +5,7 @@ mod bench;
 mod bench_device;
 mod bench_nbd;
 mod ctl;
+mod experiments;
 mod info;
 mod lab;
 mod serve;

@@ -2,3 +2,11 @@
 //!
 //! One folder or file each. An experiment prints rows with its configuration and raw counts, so that anyone can recompute
 //! the verdict, and then the table; before and after share seed, workload and device.
+
+pub mod experiment;
+pub mod fairness;
+pub mod report;
+pub mod rig;
+pub mod seed000;
+pub mod seed001;
+pub mod seed004;
