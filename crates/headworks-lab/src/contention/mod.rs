@@ -236,8 +236,15 @@ pub fn cells(jobs: u32) -> Vec<Cell> {
 /// # Errors
 /// An option that cannot be, or an owner that could not start.
 pub fn run(options: &ContentionOptions) -> Result<Vec<Cell>, String> {
+    run_cells(options, cells(options.jobs))
+}
+
+/// Runs some cells, as [`run`] does all: to look at one alone.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_cells(options: &ContentionOptions, mut cells: Vec<Cell>) -> Result<Vec<Cell>, String> {
     options.validate()?;
-    let mut cells = cells(options.jobs);
     for cell in &mut cells {
         if options.watched_requests > 0 {
             cell.order = watch(options, cell)?;

@@ -30,8 +30,15 @@ use crate::ring::{Consumer, Producer, Sleeper, ring};
 use crate::server::polling::Polling;
 use crate::server::{Clock, pin};
 
-/// Bios taken from one ring in a turn, as the server takes of a connection: nobody holds the shard for long.
-const BIOS_MAX: usize = 64;
+/// Bios taken from one ring in a turn: what a plug holds.
+const BIOS_MAX: usize = 32;
+/// No further ring is looked at in a turn that has so many. More would not merge, they would only push what the shard works on
+/// out of the nearest cache and make the elevator's index deeper (16 feeders, mq-deadline: 4.4 M/s without, 5.3 with).
+const TURN_BIOS: usize = 32;
+/// A busy owner looks that often whether feeders wait for its CPU. 250 us: each time costs it a few switches. 16 feeders and
+/// the owner on 2 CPUs: Jain's index of the feeders is 0.5-0.6 without, 0.8 with 250 us, 0.9 with 100 us, but then the owner
+/// has a tenth less.
+const GIVE_WAY_NS: u64 = 250_000;
 /// Notices that are kept; a device that lies all the time fills nothing.
 const NOTICES_MAX: usize = 16;
 
@@ -67,7 +74,10 @@ impl Owner {
 struct Client {
     bios: Consumer<Bio>,
     answers: Producer<Answer>,
-    outbox: Vec<Answer>,
+    /// Answers in the ring that the feeder does not see yet.
+    unpublished: u64,
+    /// It put something since the owner last looked whether somebody waits for its CPU.
+    heard: bool,
     bed: Arc<Bed>,
     buffers: Arc<Buffers>,
 }
@@ -75,7 +85,7 @@ struct Client {
 /// Where the shard's actions go that are not for the device.
 struct Desk {
     clients: Vec<Client>,
-    /// Clients with something in their outbox.
+    /// Clients with answers that are to be published.
     to_push: Vec<u32>,
     timer: Option<Instant>,
     notices: Vec<Notice>,
@@ -91,10 +101,12 @@ impl Outlet for Desk {
     #[inline]
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
         let client = &mut self.clients[id.connection as usize];
-        if client.outbox.is_empty() {
+        if client.unpublished == 0 {
             self.to_push.push(id.connection);
         }
-        client.outbox.push(Answer { slot: id.sequence as u32, status, hole, stage });
+        client.unpublished += 1;
+        let answer = Answer { slot: id.sequence as u32, status, hole, stage };
+        assert!(client.answers.put(answer).is_ok(), "a ring has room for every answer");
     }
 
     fn send(&mut self, _to: ShardId, _message: Message) {}
@@ -120,12 +132,15 @@ struct Driver {
     sleeper: Arc<Sleeper>,
     ends: Arc<Ends>,
     desk: Desk,
-    bios: Vec<Bio>,
     inputs: Vec<Input>,
     batch: Vec<Input>,
     events: Vec<Event>,
     turns: u64,
     counts: Counts,
+    /// The client whose ring is looked at first.
+    first: usize,
+    /// When the CPU was last offered to feeders.
+    gave_way: Instant,
 }
 
 /// See [`super::start`].
@@ -141,8 +156,14 @@ pub(super) fn start(options: Options) -> Result<(Owner, Vec<Handle>), ConfigErro
         let (answer_in, answers) = ring(2 * depth as usize, &own_sleeper);
         let buffers = Arc::new(Buffers::new(depth, slot_bytes)?);
         handles.push((bio_in, answers, own_sleeper, Arc::clone(&bed), Arc::clone(&buffers)));
-        let outbox = Vec::with_capacity(2 * depth as usize);
-        clients.push(Client { bios, answers: answer_in, outbox, bed, buffers });
+        clients.push(Client {
+            bios,
+            answers: answer_in,
+            unpublished: 0,
+            heard: false,
+            bed,
+            buffers,
+        });
     }
     let (told, hears) = mpsc::channel();
     let (sleeper_there, ends_there) = (Arc::clone(&sleeper), Arc::clone(&ends));
@@ -211,12 +232,13 @@ impl Driver {
             sleeper,
             ends,
             desk: Desk { clients, to_push, timer: None, notices: Vec::new() },
-            bios: Vec::with_capacity(BIOS_MAX),
             inputs: Vec::with_capacity(2 * slots + 16),
             batch: Vec::with_capacity(2 * slots + 16),
             events: Vec::with_capacity(1024),
             turns: 0,
             counts: Counts::default(),
+            first: 0,
+            gave_way: Instant(0),
         })
     }
 
@@ -225,6 +247,7 @@ impl Driver {
             let now = self.clock.now();
             if self.turn(now) {
                 self.polling.on_work();
+                self.give_way(now);
                 // Commands in a device must be started and their answers fetched.
                 if !self.shard.is_idle() {
                     self.enter(Wait::Poll)?;
@@ -251,10 +274,7 @@ impl Driver {
     /// Everything between two waits; true if anything happened.
     fn turn(&mut self, now: Instant) -> bool {
         self.take_events(now);
-        for client in &mut self.desk.clients {
-            client.bios.pop(BIOS_MAX, &mut self.bios);
-            self.inputs.extend(self.bios.drain(..).map(Input::Bio));
-        }
+        self.take_bios();
         self.take_timers(now);
         if self.inputs.is_empty() {
             return false;
@@ -270,6 +290,37 @@ impl Driver {
         }
         self.push_answers();
         true
+    }
+
+    /// Rings in turn, from where the last turn ended, until there is enough.
+    fn take_bios(&mut self) {
+        let clients = &mut self.desk.clients;
+        let all = clients.len();
+        for _ in 0..all {
+            let client = &mut clients[self.first];
+            self.first = if self.first + 1 == all { 0 } else { self.first + 1 };
+            let inputs = &mut self.inputs;
+            client.heard |= client.bios.pop_each(BIOS_MAX, |bio| inputs.push(Input::Bio(bio))) > 0;
+            if self.inputs.len() >= TURN_BIOS {
+                break;
+            }
+        }
+    }
+
+    /// A feeder that has answers, does not take them and puts nothing may wait for this very CPU, which a busy owner would
+    /// keep for whole time slices: feeders elsewhere would have 40 times its share.
+    fn give_way(&mut self, now: Instant) {
+        if now.since(self.gave_way) < GIVE_WAY_NS {
+            return;
+        }
+        self.gave_way = now;
+        let mut waits = false;
+        for client in &mut self.desk.clients {
+            waits |= !std::mem::take(&mut client.heard) && !client.answers.is_empty();
+        }
+        if waits {
+            std::thread::yield_now();
+        }
     }
 
     fn take_events(&mut self, now: Instant) {
@@ -293,13 +344,12 @@ impl Driver {
     fn push_answers(&mut self) {
         for index in self.desk.to_push.drain(..) {
             let client = &mut self.desk.clients[index as usize];
-            self.counts.messages += client.outbox.len() as u64;
+            self.counts.messages += std::mem::take(&mut client.unpublished);
             self.counts.pushes += 1;
-            if client.answers.push(&mut client.outbox) {
+            if client.answers.publish() {
                 self.counts.wakes += 1;
                 client.bed.make_noise();
             }
-            assert!(client.outbox.is_empty(), "a ring has room for every answer");
         }
     }
 
