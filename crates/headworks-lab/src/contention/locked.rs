@@ -12,9 +12,6 @@
 //! only what changes is written under the lock. A request belongs to its job by its slot; answers come to a job as bits of a
 //! word. A bio that finds a neighbour is counted and goes alone: over the size of the seed's disk there are a handful.
 
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use headworks::core::elevator::{self, Batch, Done, Elevator};
 use headworks::core::merge::{Limits, MergeIndex};
 use headworks::core::request::{Request, SlotId, Slots, State};
@@ -22,12 +19,11 @@ use headworks::core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId
 use headworks::device::{Batch as Commands, Command, Device, DeviceIo, NullDevice};
 use headworks::engine::{DiskOp, DiskQueue};
 use headworks::memory::Span;
-use headworks::primitive::CachePadded;
-use headworks::server::Clock;
 
-use super::job::{BLOCK, Stream, Watch};
+use super::job::{BLOCK, OrderCounts, Watch};
 use super::lock::{Lock, LockCounts, Purpose};
-use super::{Dispatch, Load, OrderCounts};
+use super::window::{Path, Window};
+use super::{Dispatch, Load};
 
 /// What the lock guards.
 pub(super) struct Elevators {
@@ -39,6 +35,8 @@ pub(super) struct Elevators {
     queued: usize,
     /// Requests that left, ever.
     departed: u64,
+    /// Bios that had a neighbour.
+    neighbours: u64,
 }
 
 /// A request that left the elevator.
@@ -64,13 +62,16 @@ impl Elevators {
             batch: Batch::with_capacity(requests as usize),
             queued: 0,
             departed: 0,
+            neighbours: 0,
         }
     }
 
     #[inline]
-    fn finds_neighbour(&self, incoming: &Request) -> bool {
-        !self.index.is_empty()
-            && self.index.find(&self.slots, incoming, &self.limits, true).is_some()
+    fn look_for_neighbour(&mut self, incoming: &Request) {
+        if !self.index.is_empty() {
+            let found = self.index.find(&self.slots, incoming, &self.limits, true);
+            self.neighbours += u64::from(found.is_some());
+        }
     }
 
     #[inline]
@@ -130,18 +131,7 @@ fn template() -> Request {
 /// What the jobs of a cell share.
 struct Shared<L> {
     lock: L,
-    /// A bit for each answered slot of a job.
-    answered: Vec<CachePadded<AtomicU64>>,
     watch: Option<Watch>,
-    clock: Clock,
-}
-
-/// What a cell's jobs counted.
-#[derive(Default)]
-pub(super) struct Tally {
-    pub answered: u64,
-    pub locks: LockCounts,
-    pub neighbours: u64,
 }
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
@@ -149,38 +139,13 @@ pub(super) fn run<L: Lock<Elevators> + Send>(
     load: &Load<'_>,
     dispatch: Dispatch,
     meanwhile: impl FnOnce(),
-) -> (Tally, Option<OrderCounts>) {
+) -> (u64, LockCounts, Option<OrderCounts>) {
     let shared = Shared {
         lock: L::new(Elevators::new(&load.queue, load.jobs * load.iodepth)),
-        answered: (0..load.jobs).map(|_| CachePadded::default()).collect(),
         watch: load.watched.then(Watch::default),
-        clock: Clock::start(),
     };
-    let start = Barrier::new(load.jobs as usize + 1);
-    let tallies: Vec<Tally> = std::thread::scope(|scope| {
-        let jobs: Vec<_> = (0..load.jobs)
-            .map(|job| {
-                let (shared, start) = (&shared, &start);
-                scope.spawn(move || {
-                    load.place(job);
-                    let mut job = Job::new(load, shared, dispatch, job);
-                    start.wait();
-                    job.run();
-                    job.tally
-                })
-            })
-            .collect();
-        start.wait();
-        meanwhile();
-        jobs.into_iter().map(|job| job.join().expect("a job does not panic")).collect()
-    });
-    let mut total = Tally::default();
-    for tally in tallies {
-        total.answered += tally.answered;
-        total.neighbours += tally.neighbours;
-        total.locks.add(&tally.locks);
-    }
-    (total, shared.watch.map(|watch| watch.counts()))
+    let (answered, locks) = load.run_jobs(|| ElevatorPath::new(load, &shared, dispatch), meanwhile);
+    (answered, locks, shared.watch.map(|watch| watch.counts()))
 }
 
 /// No disk operation leaves a null device.
@@ -192,131 +157,62 @@ impl DiskQueue for NoDisk {
     }
 }
 
-/// One job: a generator and a dispatcher.
-struct Job<'a, L> {
+/// What a job needs to dispatch.
+struct ElevatorPath<'a, L> {
     shared: &'a Shared<L>,
-    stream: Stream<'a>,
     dispatch: Dispatch,
-    job: u32,
-    depth: u32,
-    submit: u64,
-    complete: u32,
-    /// Bits of own slots that are free.
-    free: u64,
-    /// Bits of own slots that are answered and not yet taken in.
-    answered: u64,
-    /// Bits of all jobs' slots, answered by the list that is being issued.
-    answers: Vec<u64>,
+    room: usize,
     incoming: Request,
-    requests: Vec<(SlotId, u64)>,
     ids: Vec<SlotId>,
     departed: Vec<Departed>,
     commands: Vec<Command>,
     completions: Vec<Completion>,
     done: Vec<Done>,
     device: NullDevice,
-    tally: Tally,
 }
 
-impl<'a, L: Lock<Elevators>> Job<'a, L> {
-    fn new(load: &Load<'a>, shared: &'a Shared<L>, dispatch: Dispatch, job: u32) -> Self {
+impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
+    fn new(load: &Load<'_>, shared: &'a Shared<L>, dispatch: Dispatch) -> Self {
         let room = load.batch as usize;
         Self {
             shared,
-            stream: load.stream(job),
             dispatch,
-            job,
-            depth: load.iodepth,
-            submit: load.batch.into(),
-            complete: load.batch,
-            free: u64::MAX >> (64 - load.iodepth),
-            answered: 0,
-            answers: vec![0; load.jobs as usize],
+            room,
             incoming: template(),
-            requests: Vec::with_capacity(room),
             ids: Vec::with_capacity(room),
             departed: Vec::with_capacity(room),
             commands: Vec::with_capacity(room),
             completions: Vec::with_capacity(room),
             done: Vec::with_capacity(room),
             device: NullDevice,
-            tally: Tally::default(),
         }
     }
 
-    fn run(&mut self) {
-        let all = u64::MAX >> (64 - self.depth);
-        loop {
-            let mut over = false;
-            while u64::from(self.free.count_ones()) >= self.submit {
-                let now = self.shared.clock.now();
-                over = !self.insert(now);
-                if over {
-                    break;
-                }
-                while self.dispatch(now) {}
-            }
-            let in_flight = self.depth - self.free.count_ones();
-            if in_flight == 0 {
-                break;
-            }
-            self.reap(if over { in_flight } else { self.complete });
-            if over && self.free == all {
-                break;
-            }
-        }
-        self.tally.answered = self.stream.answered();
-    }
-
-    /// A batch of bios, from the generator into the elevator; false when the job is over.
-    fn insert(&mut self, now: Instant) -> bool {
-        let count = self.stream.grant(self.submit);
-        let (shared, locks) = (self.shared, &mut self.tally.locks);
-        for _ in 0..count {
-            let slot = self.free.trailing_zeros();
-            self.free &= self.free - 1;
-            self.incoming.offset = self.stream.next_offset();
-            let incoming = &self.incoming;
-            let found =
-                shared.lock.hold(Purpose::Merge, locks, |all| all.finds_neighbour(incoming));
-            self.tally.neighbours += u64::from(found);
-            self.requests.push((self.job * self.depth + slot, incoming.offset));
-            self.ids.push(self.job * self.depth + slot);
-        }
-        if count == 0 {
-            return false;
-        }
-        let (requests, ids) = (&self.requests, &self.ids);
-        shared.lock.hold(Purpose::Insert, locks, |all| all.insert(now, requests, ids));
-        self.requests.clear();
-        self.ids.clear();
-        true
-    }
-
-    /// Takes a list out of the elevator, whoever its requests belong to, and issues it; true if there may be more.
-    fn dispatch(&mut self, now: Instant) -> bool {
-        let room = self.submit as usize;
-        let (departed, done) = (&mut self.departed, &mut self.done);
-        let (lock, locks) = (&self.shared.lock, &mut self.tally.locks);
-        let more = match self.dispatch {
-            Dispatch::Batch => {
-                lock.hold(Purpose::Dispatch, locks, |all| all.dispatch(now, room, done, departed))
-            }
-            Dispatch::OneByOne => loop {
-                let more =
-                    lock.hold(Purpose::Dispatch, locks, |all| all.dispatch(now, 1, done, departed));
-                if !more || departed.len() == room {
-                    break more;
-                }
-            },
+    /// Takes a list out of the elevator, whoever its requests belong to; true if there may be more.
+    fn depart(&mut self, now: Instant, locks: &mut LockCounts) -> bool {
+        let (lock, room, done, departed) =
+            (&self.shared.lock, self.room, &mut self.done, &mut self.departed);
+        let mut take = |room| {
+            lock.hold(Purpose::Dispatch, locks, |all| all.dispatch(now, room, done, departed))
         };
-        self.issue(now);
-        more
+        match self.dispatch {
+            Dispatch::Batch => take(room),
+            Dispatch::OneByOne => {
+                let mut left = room;
+                loop {
+                    let more = take(1);
+                    left -= 1;
+                    if !more || left == 0 {
+                        return more;
+                    }
+                }
+            }
+        }
     }
 
     /// Gives the list to the device, which answers at once.
-    fn issue(&mut self, now: Instant) {
-        for departed in &self.departed {
+    fn issue(&mut self, now: Instant, window: &mut Window<'_>) {
+        for departed in self.departed.drain(..) {
             if let Some(watch) = &self.shared.watch {
                 watch.note(departed.number);
             }
@@ -331,53 +227,53 @@ impl<'a, L: Lock<Elevators>> Job<'a, L> {
                 spans: 0,
             });
         }
-        let batch = Commands { commands: &self.commands, spans: &[] };
-        let mut io = DeviceIo { completions: &mut self.completions, disk: &mut NoDisk };
-        // SAFETY: a write without spans names no memory.
-        unsafe { self.device.submit(now, batch, &mut io) };
-        self.commands.clear();
-        self.departed.clear();
-        let mut answered_jobs = 0_u64;
-        for completion in &self.completions {
+        issue(&mut self.device, now, &mut self.commands, &mut self.completions);
+        for completion in self.completions.drain(..) {
             self.done.push(Done { ioprio: self.incoming.ioprio, op: Op::Write });
-            let (job, slot) = (completion.id.slot / self.depth, completion.id.slot % self.depth);
-            self.answers[job as usize] |= 1 << slot;
-            answered_jobs |= 1 << job;
+            window.answer(completion.id.slot);
         }
-        self.completions.clear();
-        self.answered |= std::mem::take(&mut self.answers[self.job as usize]);
-        answered_jobs &= !(1 << self.job);
-        while answered_jobs != 0 {
-            let job = answered_jobs.trailing_zeros() as usize;
-            answered_jobs &= answered_jobs - 1;
-            let answers = std::mem::take(&mut self.answers[job]);
-            // Release: pairs with the Acquire in `reap`.
-            self.shared.answered[job].0.fetch_or(answers, Ordering::Release);
-        }
+        window.deliver();
     }
+}
 
-    /// Waits for at least `least` answers and takes them in. Whoever holds the missing ones runs or is about to: no sleep.
-    fn reap(&mut self, least: u32) {
-        let word = &self.shared.answered[self.job as usize].0;
-        let mut looks = 0_u32;
+/// Gives commands without memory to a null device.
+pub(super) fn issue(
+    device: &mut NullDevice,
+    now: Instant,
+    commands: &mut Vec<Command>,
+    completions: &mut Vec<Completion>,
+) {
+    let batch = Commands { commands, spans: &[] };
+    let mut io = DeviceIo { completions, disk: &mut NoDisk };
+    // SAFETY: a write without spans names no memory.
+    unsafe { device.submit(now, batch, &mut io) };
+    commands.clear();
+}
+
+impl<L: Lock<Elevators>> Path for ElevatorPath<'_, L> {
+    fn submit(
+        &mut self,
+        now: Instant,
+        batch: &[(u32, u64)],
+        window: &mut Window<'_>,
+        locks: &mut LockCounts,
+    ) {
+        let lock = &self.shared.lock;
+        for &(slot, offset) in batch {
+            self.incoming.offset = offset;
+            let incoming = &self.incoming;
+            lock.hold(Purpose::Merge, locks, |all| all.look_for_neighbour(incoming));
+            self.ids.push(slot);
+        }
+        let ids = &self.ids;
+        lock.hold(Purpose::Insert, locks, |all| all.insert(now, batch, ids));
+        self.ids.clear();
         loop {
-            // Relaxed: a hint that keeps the line shared while there is nothing.
-            if word.load(Ordering::Relaxed) != 0 {
-                // Acquire: pairs with the Release in `issue`.
-                self.answered |= word.swap(0, Ordering::Acquire);
-            }
-            if self.answered.count_ones() >= least {
+            let more = self.depart(now, locks);
+            self.issue(now, window);
+            if !more {
                 break;
             }
-            looks += 1;
-            match looks % 64 {
-                0 => std::thread::yield_now(),
-                _ => std::hint::spin_loop(),
-            }
         }
-        self.stream.note_answered(self.answered.count_ones().into());
-        debug_assert!(self.free & self.answered == 0, "a slot is answered once");
-        self.free |= self.answered;
-        self.answered = 0;
     }
 }

@@ -6,33 +6,43 @@
 //! (randwrite, 4k, iodepth 32, submit and complete in batches of 8) and its device is null, without latency.
 //!
 //! ```text
-//!                 one by one   batch of 8   rings
-//!   std mutex         x            x                    each with 2 threads on 2 CPUs, and with 16 wherever they run;
-//!   spin lock         x            x                    rings also with 1 feeder
-//!   no lock                                   x
+//!                          one by one   batch of 8   rings
+//!   elevator  std mutex        x            x
+//!             spin lock        x            x               each with 2 threads on 2 CPUs, and with 16 wherever they run;
+//!   path      std mutex        x            x               rings also with 1 feeder
+//!             spin lock        x            x
+//!             no lock                                  x
 //! ```
+//!
+//! The first four are the seed's: the elevator alone behind the lock, and nothing of the rest of a block layer beside it, so
+//! they are better than any real old way. The next four are the old way with all that the rings' path does.
 //!
 //! Rounds of all cells take turns, so that what the machine does beside hits every cell alike. A round is counted after a
 //! warm-up by what the jobs have published, so neither start nor end is in it.
 
+mod findings;
 mod job;
 mod lock;
 mod locked;
 mod rings;
+mod whole;
+mod window;
 
+pub use findings::{Against, Findings, findings};
 pub use job::OrderCounts;
 pub use lock::LockCounts;
 
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::core::{QueueOptions, Scheduler};
 use headworks::device::NullDevice;
 use headworks::embed::Counts;
-use headworks::server::pin;
+use headworks::server::{Clock, pin};
 
 use job::{Signals, Stream};
 use lock::SpinLock;
+use window::{Answers, Path, Window};
 
 /// Which lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,11 +62,20 @@ pub enum Dispatch {
     Batch,
 }
 
+/// What is behind the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guards {
+    /// The elevator and the merge index alone: the seed's lock, with less beside it than the kernel has.
+    Elevator,
+    /// The whole shard: all that our path does.
+    Shard,
+}
+
 /// A way of working.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Every job dispatches, under a lock.
-    Locked(LockKind, Dispatch),
+    /// Every job dispatches, under a lock around what `Guards` says.
+    Locked(Guards, LockKind, Dispatch),
     /// One owner, fed by rings.
     Rings,
 }
@@ -65,11 +84,17 @@ impl Way {
     /// For tables.
     #[must_use]
     pub fn name(self) -> &'static str {
+        use Dispatch::{Batch, OneByOne};
+        use LockKind::{Mutex, Spin};
         match self {
-            Way::Locked(LockKind::Mutex, Dispatch::OneByOne) => "mutex, one by one",
-            Way::Locked(LockKind::Mutex, Dispatch::Batch) => "mutex, batch",
-            Way::Locked(LockKind::Spin, Dispatch::OneByOne) => "spin lock, one by one",
-            Way::Locked(LockKind::Spin, Dispatch::Batch) => "spin lock, batch",
+            Way::Locked(Guards::Elevator, Mutex, OneByOne) => "mutex, one by one",
+            Way::Locked(Guards::Elevator, Mutex, Batch) => "mutex, batch",
+            Way::Locked(Guards::Elevator, Spin, OneByOne) => "spin lock, one by one",
+            Way::Locked(Guards::Elevator, Spin, Batch) => "spin lock, batch",
+            Way::Locked(Guards::Shard, Mutex, OneByOne) => "whole path, mutex, one by one",
+            Way::Locked(Guards::Shard, Mutex, Batch) => "whole path, mutex, batch",
+            Way::Locked(Guards::Shard, Spin, OneByOne) => "whole path, spin lock, one by one",
+            Way::Locked(Guards::Shard, Spin, Batch) => "whole path, spin lock, batch",
             Way::Rings => "rings",
         }
     }
@@ -181,7 +206,7 @@ pub struct Cell {
     pub placement: Placement,
     /// In the order in which they ran.
     pub rounds: Vec<Round>,
-    /// From a run of its own.
+    /// From a run of its own; nothing for a whole path behind a lock.
     pub order: OrderCounts,
 }
 
@@ -218,10 +243,15 @@ impl Cell {
 /// The cells of the experiment, nothing found yet.
 #[must_use]
 pub fn cells(jobs: u32) -> Vec<Cell> {
-    let locked = [LockKind::Mutex, LockKind::Spin].into_iter().flat_map(|lock| {
-        [Dispatch::OneByOne, Dispatch::Batch].map(|dispatch| Way::Locked(lock, dispatch))
-    });
-    let ways: Vec<Way> = locked.chain([Way::Rings]).collect();
+    let mut ways = Vec::new();
+    for guards in [Guards::Elevator, Guards::Shard] {
+        for lock in [LockKind::Mutex, LockKind::Spin] {
+            ways.extend(
+                [Dispatch::OneByOne, Dispatch::Batch].map(|how| Way::Locked(guards, lock, how)),
+            );
+        }
+    }
+    ways.push(Way::Rings);
     let places = [(2, Placement::Pinned), (jobs, Placement::Free)];
     let mut cells: Vec<Cell> = places
         .into_iter()
@@ -246,7 +276,8 @@ pub fn run(options: &ContentionOptions) -> Result<Vec<Cell>, String> {
 pub fn run_cells(options: &ContentionOptions, mut cells: Vec<Cell>) -> Result<Vec<Cell>, String> {
     options.validate()?;
     for cell in &mut cells {
-        if options.watched_requests > 0 {
+        let watchable = !matches!(cell.way, Way::Locked(Guards::Shard, ..));
+        if watchable && options.watched_requests > 0 {
             cell.order = watch(options, cell)?;
         }
     }
@@ -257,64 +288,6 @@ pub fn run_cells(options: &ContentionOptions, mut cells: Vec<Cell>) -> Result<Ve
         }
     }
     Ok(cells)
-}
-
-/// What the verdicts of the experiment are made from.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Findings {
-    /// Rings against the best one-by-one locked cell, medians, 2 pinned threads.
-    pub ratio_pinned: f64,
-    /// The same with many threads.
-    pub ratio_many: f64,
-    /// Many feeders against one.
-    pub many_to_one: f64,
-    /// The best batch cell against the best one-by-one cell, many threads: what the seed's patches gain here.
-    pub batch_ratio_many: f64,
-    /// Lock acquisitions for a request to leave the elevator, most of the batch cells.
-    pub batch_dispatch_locks: f64,
-    /// The most lock acquisitions per request of a rings cell: 0, there is no lock.
-    pub rings_locks: f64,
-    /// Inversions of the rings cells together.
-    pub rings_inversions: u64,
-    /// Bios that failed in any cell.
-    pub errors: u64,
-}
-
-/// The findings of cells that [`run`] gave.
-#[must_use]
-pub fn findings(cells: &[Cell]) -> Findings {
-    let best = |placement, wanted: &dyn Fn(Way) -> bool| {
-        let those = cells.iter().filter(|cell| {
-            cell.placement == placement
-                && wanted(cell.way)
-                && (cell.threads > 1 || cells.len() == 1)
-        });
-        those.map(|cell| cell.iops().0).fold(0.0, f64::max)
-    };
-    let one_by_one = |way: Way| matches!(way, Way::Locked(_, Dispatch::OneByOne));
-    let batch = |way: Way| matches!(way, Way::Locked(_, Dispatch::Batch));
-    let rings = |way: Way| way == Way::Rings;
-    let ratio = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
-    let against = |place| ratio(best(place, &rings), best(place, &one_by_one));
-    let of = |wanted: fn(Way) -> bool| cells.iter().filter(move |cell| wanted(cell.way));
-    let lone = of(|way| way == Way::Rings).find(|cell| cell.threads == 1);
-    let most = |figures: &mut dyn Iterator<Item = f64>| figures.fold(0.0, f64::max);
-    Findings {
-        ratio_pinned: against(Placement::Pinned),
-        ratio_many: against(Placement::Free),
-        many_to_one: ratio(best(Placement::Free, &rings), lone.map_or(0.0, |cell| cell.iops().0)),
-        batch_ratio_many: ratio(best(Placement::Free, &batch), best(Placement::Free, &one_by_one)),
-        batch_dispatch_locks: most(
-            &mut of(|way| matches!(way, Way::Locked(_, Dispatch::Batch)))
-                .map(|cell| cell.per_request(|round| round.locks.dispatch)),
-        ),
-        rings_locks: most(
-            &mut of(|way| way == Way::Rings)
-                .map(|cell| cell.per_request(|round| round.locks.acquired())),
-        ),
-        rings_inversions: of(|way| way == Way::Rings).map(|cell| cell.order.inversions).sum(),
-        errors: cells.iter().flat_map(|cell| &cell.rounds).map(|round| round.errors).sum(),
-    }
 }
 
 impl ContentionOptions {
@@ -372,6 +345,36 @@ impl<'a> Load<'a> {
         Stream::new(self.signals, job, self.seed, blocks, self.requests)
     }
 
+    /// Runs a job on each of its threads, and `meanwhile` on this one; what they answered and locked together.
+    fn run_jobs<P: Path>(
+        &self,
+        path: impl Fn() -> P + Sync,
+        meanwhile: impl FnOnce(),
+    ) -> (u64, LockCounts) {
+        let (answers, clock) = (Answers::new(self.jobs), Clock::start());
+        let start = Barrier::new(self.jobs as usize + 1);
+        let job = |job| {
+            self.place(job);
+            let window = Window::new(&answers, job, self.iodepth);
+            let (mut path, stream) = (path(), self.stream(job));
+            start.wait();
+            window::drive(&mut path, window, stream, self.batch, clock)
+        };
+        let (job, mut total) = (&job, (0, LockCounts::default()));
+        std::thread::scope(|scope| {
+            let jobs: Vec<_> =
+                (0..self.jobs).map(|index| scope.spawn(move || job(index))).collect();
+            start.wait();
+            meanwhile();
+            for job in jobs {
+                let (answered, locks) = job.join().expect("a job does not panic");
+                total.0 += answered;
+                total.1.add(&locks);
+            }
+        });
+        total
+    }
+
     /// Puts the calling thread where the job belongs.
     fn place(&self, job: u32) {
         if self.placement == Placement::Pinned {
@@ -395,23 +398,24 @@ struct Ran {
     order: Option<OrderCounts>,
 }
 
-fn run_jobs(way: Way, load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, String> {
-    if let Way::Locked(lock, dispatch) = way {
-        let (tally, order) = match lock {
-            LockKind::Mutex => locked::run::<Mutex<_>>(load, dispatch, meanwhile),
-            LockKind::Spin => locked::run::<SpinLock<_>>(load, dispatch, meanwhile),
-        };
-        let (counted_requests, locks) = (tally.answered, tally.locks);
-        return Ok(Ran { round: Round { counted_requests, locks, ..Round::default() }, order });
-    }
-    let (tally, order) = rings::run(load, meanwhile)?;
-    let round = Round {
-        counted_requests: tally.answered,
-        errors: tally.errors,
-        rings: tally.rings,
-        ..Round::default()
+fn run_way(way: Way, load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, String> {
+    let (answered, locks, order) = match way {
+        Way::Locked(Guards::Elevator, LockKind::Mutex, how) => {
+            locked::run::<Mutex<_>>(load, how, meanwhile)
+        }
+        Way::Locked(Guards::Elevator, LockKind::Spin, how) => {
+            locked::run::<SpinLock<_>>(load, how, meanwhile)
+        }
+        Way::Locked(Guards::Shard, lock, how) => {
+            let (answered, locks) = match lock {
+                LockKind::Mutex => whole::run::<Mutex<_>>(load, how, meanwhile)?,
+                LockKind::Spin => whole::run::<SpinLock<_>>(load, how, meanwhile)?,
+            };
+            (answered, locks, None)
+        }
+        Way::Rings => return rings::run(load, meanwhile),
     };
-    Ok(Ran { round, order })
+    Ok(Ran { round: Round { counted_requests: answered, locks, ..Round::default() }, order })
 }
 
 /// One round: warm-up, then the clock, then the end.
@@ -419,7 +423,7 @@ fn timed(options: &ContentionOptions, cell: &Cell) -> Result<Round, String> {
     let signals = Signals::new(cell.threads);
     let load = Load::new(options, cell, &signals);
     let mut found = (0, 0, 0);
-    let ran = run_jobs(cell.way, &load, || {
+    let ran = run_way(cell.way, &load, || {
         std::thread::sleep(Duration::from_secs_f64(options.warm_up_seconds));
         let (requests, cpu, began) = (signals.answered(), cpu_ns(), WallClock::now());
         std::thread::sleep(Duration::from_secs_f64(options.seconds));
@@ -436,7 +440,7 @@ fn watch(options: &ContentionOptions, cell: &Cell) -> Result<OrderCounts, String
     let signals = Signals::new(cell.threads);
     let requests = options.watched_requests;
     let load = Load { requests, watched: true, ..Load::new(options, cell, &signals) };
-    Ok(run_jobs(cell.way, &load, || {})?.order.unwrap_or_default())
+    Ok(run_way(cell.way, &load, || {})?.order.unwrap_or_default())
 }
 
 /// CPU time of the process, user and system.

@@ -12,25 +12,14 @@ use headworks::core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
 use headworks::device::{Batch as Commands, Device, DeviceIo, NullDevice};
 use headworks::embed::{self, Answer, Counts, Handle, Io};
 
-use super::job::{BLOCK, OrderCounts, Stream, Watch};
-use super::{Load, RingCounts};
-
-/// What a cell's jobs and the owner counted.
-#[derive(Default)]
-pub(super) struct Tally {
-    pub answered: u64,
-    pub errors: u64,
-    pub rings: RingCounts,
-}
+use super::job::{BLOCK, Stream, Watch};
+use super::{Load, Ran, RingCounts, Round};
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 ///
 /// # Errors
 /// The owner could not start, or broke.
-pub(super) fn run(
-    load: &Load<'_>,
-    meanwhile: impl FnOnce(),
-) -> Result<(Tally, Option<OrderCounts>), String> {
+pub(super) fn run(load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, String> {
     let watched = load.watched.then(Watched::default);
     let device: Box<dyn Device> = match &watched {
         Some(watched) => Box::new(WatchedDevice { inner: NullDevice, watched: watched.clone() }),
@@ -76,7 +65,8 @@ pub(super) fn run(
     let ended = owner.join().map_err(|error| error.to_string())?;
     let rings = RingCounts { feeders, owner: ended.counts, turns: ended.turns };
     let order = watched.map(|watched| watched.watch.counts());
-    Ok((Tally { answered, errors, rings }, order))
+    let round = Round { counted_requests: answered, errors, rings, ..Round::default() };
+    Ok(Ran { round, order })
 }
 
 /// One job that feeds.
