@@ -9,9 +9,10 @@
 //!
 //! - Inside a connection tickets are in order.
 //! - **Light flows first** (as fq_codel's new flows). A connection that begins to wait while it had nothing waiting is *new*
-//!   and goes before those that always wait, in advance of its turn: as long as its advance is at most one quantum, and that
-//!   of its export has not passed one. The next turn repays the advance. So newness moves bytes earlier and gives nobody
-//!   more, light flows cannot starve heavy ones, and weights hold. fq_codel asks instead that an emptied flow wait for the
+//!   and goes before those that always wait, in advance of its turn: as long as its advance is at most one *stride*, and that
+//!   of its export has not passed one. A stride is a quantum, or the largest request that somebody waits with if that is
+//!   more: with requests of eight quanta the turns of eight rounds come together, and one quantum would make who asks little
+//!   at a time wait for most of them. The next turns repay the advance. So newness moves bytes earlier and gives nobody more, light flows cannot starve heavy ones, and weights hold. fq_codel asks instead that an emptied flow wait for the
 //!   old ones to go round: then a client with one request at a time is light only once a round.
 //! - Newness is the connection's alone: one list for all exports; an export has only its account. A heavy export keeps its
 //!   light connections fast, and one with many light connections pays for them.
@@ -26,8 +27,8 @@
 //! Departure from the plain rule: a request counts at least [`COST_MIN`] bytes. Up to there a device is as busy with few bytes
 //! as with many, and else whoever asks for 1 byte at a time would get 131,072 requests to another's one.
 //!
-//! Invariants: a ticket is passed by no later one of its own line; bytes spent by a flow in `n` turns are at most `n + 1`
-//! quanta and two requests; every ticket's turn comes after finitely many grants.
+//! Invariants: a ticket is passed by no later one of its own line; bytes spent by a flow in `n` turns are at most `n` quanta,
+//! a stride and two requests; every ticket's turn comes after finitely many grants.
 
 mod early;
 mod pool;
@@ -177,6 +178,8 @@ pub(crate) struct Flows {
     demand: Demand,
     /// Flows that are remembered and have nothing waiting.
     resting: u32,
+    /// The largest cost of all that waited since somebody began to wait.
+    largest: i64,
     /// The flow that went last, if it is remembered, and what it paid.
     last: (u32, i64),
 }
@@ -196,6 +199,7 @@ impl Flows {
             early: [Line { head: NIL, tail: NIL }; 2],
             demand: Demand::default(),
             resting: 0,
+            largest: 0,
             last: (NIL, 0),
         }
     }
@@ -216,6 +220,7 @@ impl Flows {
         let export = self.export_of(ask.export, ask.weight.max(1));
         let flow = self.flow_of(export, ask.connection);
         let id = self.tickets.take(Ticket { ask, since: now, number, next: NIL });
+        self.largest = self.largest.max(cost(ask.bytes));
         let line = &mut self.flows[flow].line;
         let begins = line.head == NIL;
         match line.tail {
@@ -299,6 +304,7 @@ impl Flows {
     /// Nobody waits for the device: what was spent until now counts no longer.
     pub fn forget_all(&mut self) {
         debug_assert!(self.is_empty(), "who waits is known");
+        self.largest = 0;
         while let Some(export) = self.ring.pop(&mut self.exports) {
             self.forget_export(export);
         }
