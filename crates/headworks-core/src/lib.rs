@@ -13,7 +13,7 @@ pub mod bio;
 pub mod elevator;
 pub mod error;
 pub mod input;
-mod merge;
+pub mod merge;
 pub mod options;
 mod plug;
 pub mod prng;

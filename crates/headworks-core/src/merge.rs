@@ -12,13 +12,15 @@ use crate::slab::NIL;
 
 /// The device's limits on one data request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub max_bytes: u32,
-    pub max_segments: u16,
-    pub max_segment_size: u32,
+pub struct Limits {
+    pub(crate) max_bytes: u32,
+    pub(crate) max_segments: u16,
+    pub(crate) max_segment_size: u32,
 }
 
 impl Limits {
+    /// Those of a queue.
+    #[must_use]
     pub fn new(options: &QueueOptions) -> Self {
         Self {
             max_bytes: options.max_bytes(),
@@ -29,6 +31,7 @@ impl Limits {
 
     /// Segments that a bio of `len` bytes needs: its buffer is contiguous.
     #[inline]
+    #[must_use]
     pub fn segments(&self, len: u32) -> u16 {
         if len <= self.max_segment_size {
             return 1;
@@ -37,6 +40,7 @@ impl Limits {
     }
 
     /// Bytes of the largest piece that a bio is split into; a multiple of `block`.
+    #[must_use]
     pub fn piece(&self, block: u32) -> u32 {
         let by_segments = u64::from(self.max_segment_size) * u64::from(self.max_segments);
         let largest = u64::from(self.max_bytes).min(by_segments) as u32;
@@ -176,7 +180,7 @@ pub(crate) fn join_requests(
 ///
 /// Two tables of chains through the slots, sized at start-up for at most one entry per place on average.
 #[derive(Debug)]
-pub(crate) struct MergeIndex {
+pub struct MergeIndex {
     /// Heads of the chains by end, then by start.
     heads: [Vec<SlotId>; 2],
     shift: u32,
@@ -188,12 +192,16 @@ const BY_END: usize = 0;
 const BY_START: usize = 1;
 
 impl MergeIndex {
+    /// An index for about that many requests.
+    #[must_use]
     pub fn new(entries: u32) -> Self {
         let places = entries.clamp(16, 1 << 16).next_power_of_two();
         let heads = vec![NIL; places as usize];
         Self { heads: [heads.clone(), heads], shift: 64 - places.trailing_zeros(), entries: 0 }
     }
 
+    /// Whether nothing is in it.
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries == 0
     }
@@ -202,6 +210,7 @@ impl MergeIndex {
         hash(volume, at, self.shift)
     }
 
+    /// Adds a request where it ends and where it starts.
     pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
         debug_assert!(!slots[id].is(Request::INDEXED));
         for (table, at) in [(BY_END, slots[id].end()), (BY_START, slots[id].offset)] {
@@ -213,6 +222,7 @@ impl MergeIndex {
         self.entries += 1;
     }
 
+    /// Takes a request out, if it is in.
     pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
         if !slots[id].is(Request::INDEXED) {
             return;
@@ -235,6 +245,7 @@ impl MergeIndex {
     }
 
     /// A request that ends where `incoming` starts, or (if `fronts` may grow) starts where it ends, and may take it.
+    #[must_use]
     pub fn find(
         &self,
         slots: &Slots,

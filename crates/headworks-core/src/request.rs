@@ -234,7 +234,7 @@ pub enum Origin {
 pub struct BioSlot {
     /// What was asked.
     pub bio: Bio,
-    /// Next bio of its request, or of a list of flush waiters, or of the lease's gate.
+    /// Next bio of its request, or of a list of flush waiters.
     pub next: u32,
     /// Who asked.
     pub origin: Origin,

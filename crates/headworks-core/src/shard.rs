@@ -24,7 +24,7 @@ use crate::volume;
 /// A device as this shard sees it.
 enum Way {
     Own(Box<Queue>),
-    Other(RemoteQueue),
+    Other(Box<RemoteQueue>),
 }
 
 /// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
@@ -71,7 +71,7 @@ impl Shard {
         let ways: Vec<Way> = (0..config.devices.len() as u16)
             .map(|device| match config.devices[usize::from(device)].owner == config.id {
                 true => Way::Own(Box::new(Queue::new(&config, DeviceId(device)))),
-                false => Way::Other(RemoteQueue::new(&config, DeviceId(device))),
+                false => Way::Other(Box::new(RemoteQueue::new(&config, DeviceId(device)))),
             })
             .collect();
         let slots = config.slots_max();
@@ -153,7 +153,7 @@ impl Shard {
                     self.flush_plug(now);
                 }
             }
-            Way::Other(remote) => remote.submit(&mut self.pools, slot, block_size),
+            Way::Other(remote) => remote.submit(now, &mut self.pools, slot, block_size),
         }
     }
 
@@ -334,8 +334,9 @@ impl Shard {
             },
             Control::Weight { export, weight } => {
                 for way in &mut self.ways {
-                    if let Way::Own(queue) = way {
-                        queue.set_weight(export, weight);
+                    match way {
+                        Way::Own(queue) => queue.set_weight(export, weight),
+                        Way::Other(remote) => remote.set_weight(export, weight),
                     }
                 }
             }

@@ -147,7 +147,9 @@ impl Executor {
     }
 
     fn deliver(&mut self, device: DeviceId, inputs: &mut Vec<Input>) {
-        let completions = self.completions.drain(..);
-        inputs.extend(completions.map(|completion| Input::Complete { device, completion }));
+        let inputs_of =
+            |completion: &Completion| Input::Complete { device, completion: *completion };
+        inputs.extend(self.completions.iter().map(inputs_of));
+        self.completions.clear();
     }
 }

@@ -1,17 +1,20 @@
 //! The mechanism of Headworks: what carries out the decisions of [`headworks_core`].
 //!
 //! `frontend` parses protocols and knows nothing below a volume; `executor` carries out a shard's actions; `device` moves
-//! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data.
+//! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data. `server` is the path behind a protocol,
+//! `embed` the path inside another program.
 
 pub mod client;
 pub mod device;
+// The model checker looks at rings, not at threads and sockets.
+#[cfg(not(loom))]
+pub mod embed;
 pub mod engine;
 pub mod executor;
 pub mod frontend;
 pub mod memory;
 pub mod primitive;
 pub mod ring;
-// The model checker looks at rings, not at sockets.
 #[cfg(not(loom))]
 pub mod server;
 pub mod units;

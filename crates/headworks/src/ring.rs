@@ -121,7 +121,7 @@ pub fn ring<T: Send>(capacity: usize, sleeper: &Arc<Sleeper>) -> (Producer<T>, C
         slots: slots.collect(),
         sleeper: Arc::clone(sleeper),
     });
-    let producer = Producer { shared: Arc::clone(&shared), tail: 0, head_seen: 0 };
+    let producer = Producer { shared: Arc::clone(&shared), tail: 0, published: 0, head_seen: 0 };
     let consumer = Consumer { shared, head: 0, tail_seen: 0 };
     (producer, consumer)
 }
@@ -129,7 +129,9 @@ pub fn ring<T: Send>(capacity: usize, sleeper: &Arc<Sleeper>) -> (Producer<T>, C
 /// The end that messages go in.
 pub struct Producer<T> {
     shared: Arc<Shared<T>>,
+    /// Next slot to fill; what lies between `published` and here nobody else knows of.
     tail: usize,
+    published: usize,
     /// `head` as last read: at most as far as it really is, so the room computed from it is really there.
     head_seen: usize,
 }
@@ -140,27 +142,73 @@ impl<T: Send> Producer<T> {
     #[must_use = "a sleeping consumer is not woken by the ring itself"]
     pub fn push(&mut self, batch: &mut Vec<T>) -> bool {
         if self.room() < batch.len() {
-            // Acquire: pairs with the Release in `Consumer::pop`; what it took out is out before we write there.
-            self.head_seen = self.shared.head.0.load(Ordering::Acquire);
+            self.look();
         }
         let count = self.room().min(batch.len());
-        if count == 0 {
+        for message in batch.drain(..count) {
+            self.write(message);
+        }
+        self.publish()
+    }
+
+    /// Puts one message into the ring, where nobody sees it before [`Producer::publish`]: for those who make messages one by
+    /// one. Gives it back if there is no room.
+    ///
+    /// # Errors
+    /// The message, if the ring is full.
+    #[inline]
+    pub fn put(&mut self, message: T) -> Result<(), T> {
+        if self.room() == 0 {
+            self.look();
+            if self.room() == 0 {
+                return Err(message);
+            }
+        }
+        self.write(message);
+        Ok(())
+    }
+
+    /// Publishes what was put. True: the consumer sleeps, and this caller must wake it, once.
+    #[must_use = "a sleeping consumer is not woken by the ring itself"]
+    pub fn publish(&mut self) -> bool {
+        if self.published == self.tail {
             return false;
         }
-        for message in batch.drain(..count) {
-            // SAFETY: slots from tail to head + capacity are the producer's, and empty.
-            self.shared.slot(self.tail).with_mut(|slot| unsafe { (*slot).write(message) });
-            self.tail = self.tail.wrapping_add(1);
-        }
+        self.published = self.tail;
         // Release: pairs with the Acquire in `Consumer::look`; the messages are written before they can be seen.
         self.shared.tail.0.store(self.tail, Ordering::Release);
         self.shared.sleeper.must_wake()
+    }
+
+    /// Whether the consumer has taken everything. Looks anew.
+    pub fn is_empty(&mut self) -> bool {
+        self.look();
+        self.head_seen == self.tail
+    }
+
+    #[inline]
+    fn write(&mut self, message: T) {
+        // SAFETY: slots from tail to head + capacity are the producer's, and empty.
+        self.shared.slot(self.tail).with_mut(|slot| unsafe { (*slot).write(message) });
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    fn look(&mut self) {
+        // Acquire: pairs with the Release in `Consumer::release`; what it took out is out before we write there.
+        self.head_seen = self.shared.head.0.load(Ordering::Acquire);
     }
 
     fn room(&self) -> usize {
         let used = self.tail.wrapping_sub(self.head_seen);
         assert!(used <= self.shared.slots.len(), "the ring never overflows");
         self.shared.slots.len() - used
+    }
+}
+
+impl<T> Drop for Producer<T> {
+    fn drop(&mut self) {
+        // What was put and not published goes with the rest. Release: as in `publish`.
+        self.shared.tail.0.store(self.tail, Ordering::Release);
     }
 }
 
@@ -175,22 +223,54 @@ pub struct Consumer<T> {
 impl<T: Send> Consumer<T> {
     /// Moves up to `limit` messages to the end of `out`, oldest first; returns how many.
     pub fn pop(&mut self, limit: usize, out: &mut Vec<T>) -> usize {
+        let count = self.ready(limit);
+        for _ in 0..count {
+            out.push(self.read());
+        }
+        self.release(count);
+        count
+    }
+
+    /// As `pop`, but hands each message to `take`, for those who turn it into something else at once.
+    #[inline]
+    pub fn pop_each(&mut self, limit: usize, mut take: impl FnMut(T)) -> usize
+    where
+        // Else a panic in `take` would leave messages that are out in the ring.
+        T: Copy,
+    {
+        let count = self.ready(limit);
+        for _ in 0..count {
+            take(self.read());
+        }
+        self.release(count);
+        count
+    }
+
+    /// How many of `limit` there are.
+    #[inline]
+    fn ready(&mut self, limit: usize) -> usize {
         if self.tail_seen.wrapping_sub(self.head) < limit {
             self.look();
         }
-        let count = self.tail_seen.wrapping_sub(self.head).min(limit);
-        for _ in 0..count {
-            // SAFETY: slots from head to tail hold messages and are the consumer's; head moves past, so it is read once.
-            let message =
-                self.shared.slot(self.head).with(|slot| unsafe { (*slot).assume_init_read() });
-            out.push(message);
-            self.head = self.head.wrapping_add(1);
-        }
+        self.tail_seen.wrapping_sub(self.head).min(limit)
+    }
+
+    #[inline]
+    fn read(&mut self) -> T {
+        debug_assert!(self.head != self.tail_seen, "only what is ready is read");
+        // SAFETY: slots from head to tail hold messages and are the consumer's; head moves past, so it is read once.
+        let message =
+            self.shared.slot(self.head).with(|slot| unsafe { (*slot).assume_init_read() });
+        self.head = self.head.wrapping_add(1);
+        message
+    }
+
+    #[inline]
+    fn release(&self, count: usize) {
         if count > 0 {
-            // Release: pairs with the Acquire in `Producer::push`; the messages are out before the slots are reused.
+            // Release: pairs with the Acquire in `Producer::look`; the messages are out before the slots are reused.
             self.shared.head.0.store(self.head, Ordering::Release);
         }
-        count
     }
 
     /// Whether nothing is waiting. Looks anew, so it may stand in [`Sleeper::may_sleep`].
@@ -200,7 +280,7 @@ impl<T: Send> Consumer<T> {
     }
 
     fn look(&mut self) {
-        // Acquire: pairs with the Release in `Producer::push`.
+        // Acquire: pairs with the Release in `Producer::publish`.
         self.tail_seen = self.shared.tail.0.load(Ordering::Acquire);
     }
 }
@@ -259,6 +339,27 @@ mod tests {
         drop((producer, consumer));
         assert_eq!(std::sync::Arc::strong_count(&token), 3);
         drop(out);
+        assert_eq!(std::sync::Arc::strong_count(&token), 1);
+    }
+
+    #[test]
+    fn what_is_put_is_seen_when_it_is_published_and_dropped_if_never() {
+        let sleeper = Arc::default();
+        let (mut producer, mut consumer) = ring(2, &sleeper);
+        assert_eq!((producer.put(1), producer.put(2), producer.put(3)), (Ok(()), Ok(()), Err(3)));
+        assert!(consumer.is_empty(), "not published");
+        assert!(sleeper.may_sleep(|| consumer.is_empty()));
+        assert!(producer.publish(), "it sleeps");
+        assert!(!producer.publish(), "nothing new");
+        assert!(!producer.is_empty());
+        let mut sum = 0;
+        assert_eq!(consumer.pop_each(usize::MAX, |message| sum += message), 2);
+        assert_eq!((sum, producer.is_empty()), (3, true));
+
+        let token = std::sync::Arc::new(());
+        let (mut producer, consumer) = ring(2, &sleeper);
+        assert!(producer.put(std::sync::Arc::clone(&token)).is_ok());
+        drop((producer, consumer));
         assert_eq!(std::sync::Arc::strong_count(&token), 1);
     }
 

@@ -133,8 +133,7 @@ pub(crate) struct Queue {
     switch: Switch,
     /// How many left the elevator, round and round.
     departures: u32,
-    /// The weights of exports.
-    weights: Vec<u16>,
+    weights: Weights,
     /// Requests that got their tags in this batch.
     ready: Vec<SlotId>,
     asks: Vec<Ask>,
@@ -181,9 +180,7 @@ impl Queue {
             stats: QueueStats::default(),
             switch: Switch::new(config.shards, &options),
             departures: 0,
-            weights: (0..config.exports.len() as u16)
-                .map(|export| config.weight(ExportId(export)))
-                .collect(),
+            weights: Weights::new(config),
             ready: Vec::with_capacity(waiters_max + options.nr_requests as usize),
             asks: Vec::with_capacity(waiters_max),
             batch: Batch::with_capacity((options.queue_depth + options.nr_requests) as usize),
@@ -360,6 +357,7 @@ impl Queue {
             match who {
                 Who::Request(id) => {
                     self.index.remove(&mut pools.slots, id);
+                    self.tags.on_grown(cost_bytes(pools.slots[id].op, pools.slots[id].len));
                     self.admit(now, pools, id, tags);
                 }
                 Who::Shard(shard) => self.lend(pools, shard, tags),
@@ -405,30 +403,23 @@ impl Queue {
             let pieces = if self.tags.continues() { pieces.min(by_bytes as u32) } else { pieces };
             want = self.tags.want(pieces);
         }
-        let (len, sync) = (request.len, request.is_sync());
+        let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let from = pools.bios[request.bio_head].bio.id;
         pools.slots[id].owed = want;
         Ask {
             who: Who::Request(id),
             want,
-            bytes: len,
+            bytes,
             sync,
             connection: from.connection,
             export: from.export,
-            weight: self.weight(from.export),
+            weight: self.weights.of(from.export),
         }
-    }
-
-    fn weight(&self, export: ExportId) -> u16 {
-        let known = self.weights.get(usize::from(export.0));
-        known.copied().unwrap_or(ExportConfig::default().weight)
     }
 
     /// An export's share changes; what waits already keeps the old one.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        if let Some(known) = self.weights.get_mut(usize::from(export.0)) {
-            *known = weight;
-        }
+        self.weights.set(export, weight);
     }
 
     /// How many of the asks, from the front, the bytes in flight leave room for.
@@ -591,6 +582,32 @@ fn inflight_max(options: &QueueOptions) -> u64 {
         0 => u64::MAX,
         kb => u64::from(kb) * 1024,
     }
+}
+
+/// The weights of a shard's exports.
+#[derive(Debug)]
+pub(crate) struct Weights(Vec<u16>);
+
+impl Weights {
+    pub fn new(config: &ShardConfig) -> Self {
+        Self(config.exports.iter().map(|export| export.weight).collect())
+    }
+
+    pub fn of(&self, export: ExportId) -> u16 {
+        self.0.get(usize::from(export.0)).copied().unwrap_or(ExportConfig::default().weight)
+    }
+
+    pub fn set(&mut self, export: ExportId, weight: u16) {
+        if let Some(known) = self.0.get_mut(usize::from(export.0)) {
+            *known = weight;
+        }
+    }
+}
+
+/// What a wish counts for against the share of who has it. A discard or zeroing moves nothing: whatever its length it counts
+/// as one large read, and would else wait for thousands of turns.
+pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
+    if op.has_data() { len } else { len.min(128 << 10) }
 }
 
 /// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.

@@ -52,6 +52,8 @@ pub struct FairTags {
     waiters: u32,
     /// Those who wait; the asynchronous ones apart if there is a limit for them.
     flows: [Flows; 2],
+    /// The kind of the last grant.
+    last: usize,
     /// The head that keeps what falls free, and how many passed it.
     gathering: Option<First>,
     passed: u32,
@@ -82,6 +84,7 @@ impl FairTags {
             async_max,
             waiters: 0,
             flows: [Flows::new(waiters_max), Flows::new(if limited { waiters_max } else { 0 })],
+            last: SYNC,
             gathering: None,
             passed: 0,
             short: false,
@@ -225,6 +228,7 @@ impl TagOwner for FairTags {
         };
         self.short = false;
         let ticket = self.flows[kind].pop(head);
+        self.last = kind;
         self.waiters -= 1;
         if self.waiters == 0 {
             self.flows.iter_mut().for_each(Flows::forget_all);
@@ -235,6 +239,10 @@ impl TagOwner for FairTags {
         self.stats.woken += 1;
         self.stats.longest_wait_ns = self.stats.longest_wait_ns.max(now.since(ticket.since));
         Some(Grant { who: ticket.ask.who, tags: ticket.ask.want })
+    }
+
+    fn on_grown(&mut self, bytes: u32) {
+        self.flows[self.last].charge_last(bytes);
     }
 
     fn free(&self) -> u32 {

@@ -382,3 +382,34 @@ fn log2_fraction(mantissa: u64) -> u64 {
     }
     log
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_exponential() {
+        let mut prng = Prng::new(1);
+        let mut draws: Vec<u64> = (0..100_000).map(|_| exponential(&mut prng, 20_000)).collect();
+        draws.sort_unstable();
+        let mean = draws.iter().sum::<u64>() / 100_000;
+        assert!((19_800..20_200).contains(&mean), "{mean}");
+        // Quantiles of 1/4, 1/2, 3/4, 0.99: -ln(1 - q) times the mean.
+        for (at, expected) in
+            [(25_000, 5_753), (50_000, 13_863), (75_000, 27_726), (99_000, 92_103)]
+        {
+            let (got, slack) = (draws[at], expected / 20);
+            assert!(got.abs_diff(expected) < slack, "{got} {expected}");
+        }
+        assert_eq!(exponential(&mut prng, 0), 0);
+    }
+
+    #[test]
+    fn the_logarithm_is_right_to_a_bit() {
+        for mantissa in [1 << 63, 3 << 62, 0xb504_f333_f9de_6484, u64::MAX, 0x9e37_79b9_7f4a_7c15] {
+            let exact = (mantissa as f64 / (1u64 << 63) as f64).log2() * 65_536.0;
+            let got = log2_fraction(mantissa) as f64;
+            assert!((got - exact).abs() < 1.5, "{mantissa:x}: {got} {exact}");
+        }
+    }
+}

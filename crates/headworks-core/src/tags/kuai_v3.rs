@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 1 | counts the waiters of each queue | |
 //! | 2 | chooses a queue only when the task goes to sleep, and keeps it until it has its tag (ends U4, half of U5) | |
-//! | 3 | wakes the queue with most waiters next; the index is moved before the wake and never stored blindly (ends U2, U3) | 1 |
+//! | 3 | wakes the queue with most waiters next; the index is moved before the wake and never stored blindly (ends U2, most of U3) | 1 |
 //! | 4 | no newcomer takes a tag while more than 8 wait; who was woken may | |
 //! | 5 | but lets them while tags are plenty: from more than 2 batches free, until one batch or less is | 4 |
 //! | 6 | the pieces of a split bio after its first may take tags at once | 4 |
@@ -17,6 +17,9 @@
 //! the safety net, is an option of its own (`WakeOptions::safety_net`, see `host`): patch 4 alone lets tags idle when a woken
 //! queue holds fewer tasks than tags fell free, until nothing is in flight and nobody will ever be woken. Patch 5 is as its
 //! description says; as posted, its last line assigned `free >= 2 * wake_batch` and made the hysteresis dead.
+//!
+//! What patch 3 leaves: who was woken counts as a waiter until it runs, so a queue without sleepers may be the fullest, and a
+//! batch for it wakes nobody. The slower tasks wake up, the more often.
 
 use super::TagOptions;
 use super::host::{Host, Rules, Step, Waker};

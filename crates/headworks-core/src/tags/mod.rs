@@ -126,6 +126,9 @@ pub trait TagOwner: Send {
     /// The next whose turn it is and whose want is free; its tags are taken. Call until `None`, at the end of every batch.
     fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant>;
 
+    /// Whom the last grant went to has grown to `bytes` while it waited, by merging: its share pays for all of it.
+    fn on_grown(&mut self, _bytes: u32) {}
+
     /// When `next_grant` may have something though nothing came back: a woken task runs.
     fn next_timeout(&self) -> Option<Instant> {
         None

@@ -1,8 +1,8 @@
 //! What Linux 5.18 gets wrong, each by its name in `tags::legacy518`.
 
-use headworks_core::WakeOptions;
-use headworks_core::tags::TagOwner;
+use headworks_core::tags::{Freed, Legacy518, TagOptions, TagOwner, Who};
 use headworks_core::time::SEC;
+use headworks_core::{Instant, ShardId, WakeOptions};
 
 use crate::hall::{Hall, at_once, late};
 
@@ -114,13 +114,26 @@ fn u6_a_batch_of_tags_goes_to_a_piece_each_of_as_many_bios() {
 
 #[test]
 fn asynchronous_ones_hold_no_more_than_their_part() {
-    use headworks_core::tags::{Freed, Legacy518, TagOptions, Who};
     let options = TagOptions { depth: 8, async_depth: 2, waiters_max: 64 };
     let mut hall = Hall::of(Legacy518::new(options, at_once()));
     (0..4).for_each(|id| hall.ask_as(Who::Request(id), 1, false));
     assert_eq!(hall.pass(0), [0, 1]);
     hall.ask_as(Who::Request(9), 1, true);
     assert_eq!(hall.pass(0), [9], "a synchronous one finds tags");
-    hall.tags.put(headworks_core::Instant(hall.now), Freed { count: 1, asyncs: 1 });
+    hall.tags.put(Instant(hall.now), Freed { count: 1, asyncs: 1 });
     assert_eq!((hall.pass(10_000), hall.tags.free()), (vec![2], 5));
+}
+
+#[test]
+fn leases_are_gathered_one_after_the_other() {
+    let wake = WakeOptions { per_piece_ns: 6_000, ..at_once() };
+    let mut hall = Hall::legacy(4, wake);
+    hall.fill();
+    (0..3).for_each(|shard| hall.ask_as(Who::Shard(ShardId(shard)), 3, true));
+    // Two that hold two each would wait for ever. (A lease of three tags of shard 0 reads 1000003.)
+    assert_eq!(hall.put_each(4), [1_000_003]);
+    assert_eq!((hall.tags.waiters(), hall.tags.free()), (2, 0));
+    assert_eq!(hall.put_each(3), [1_000_103]);
+    assert_eq!(hall.put_each(3), [1_000_203]);
+    assert_eq!((hall.tags.waiters(), hall.tags.free()), (0, 1));
 }

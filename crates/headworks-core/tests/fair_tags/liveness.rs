@@ -36,7 +36,7 @@ impl Crowd {
         let connection = prng.below(self.connections) as u32;
         let large = prng.per_million(self.large);
         let want = if large { prng.between(1, self.want_max) as u16 } else { 1 };
-        let bytes = u32::from(want) * 4 * KIB << prng.below(9);
+        let bytes = (u32::from(want) * 4 * KIB) << prng.below(9);
         Ask {
             sync: !prng.per_million(self.asyncs),
             export: ExportId((u64::from(connection) % self.exports) as u16),

@@ -43,7 +43,7 @@ fn equal_connections_get_equal_bytes_whatever_their_sizes() {
             // Half of them keep to a size of their own, the others mix.
             let mut prng = Prng::new(u64::from(flows));
             let mut next = |n: u32| {
-                let size = if n % 2 == 0 { n / 2 } else { prng.below(9) as u32 };
+                let size = if n.is_multiple_of(2) { n / 2 } else { prng.below(9) as u32 };
                 sized(ask(n, 1, 0), size)
             };
             for n in 0..flows {

@@ -36,7 +36,7 @@ fn an_ask_that_finds_nobody_is_granted_at_once_and_leaves_the_reserve() {
 fn equal_connections_take_turns_by_bytes_not_by_requests() {
     let mut gate = filled(8, 8);
     // What comes first of each is new; then it is 128 KiB a turn.
-    gate.batch(&vec![ask(1, 1, 128 * KIB); 6]);
+    gate.batch(&[ask(1, 1, 128 * KIB); 6]);
     gate.batch(&vec![ask(2, 1, 64 * KIB); 12]);
     (0..18).for_each(|_| _ = gate.done(0));
     assert_eq!(order(&gate), [2, 2, 1, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2]);
@@ -123,7 +123,7 @@ fn light_flows_do_not_starve_a_heavy_one() {
         let mut gate = Gate::new(4, 4);
         let light = |n: u32| Ask { export: ExportId((n % exports) as u16), ..ask(n, 1, 4 * KIB) };
         let heavy = ask(1000, 1, 128 * KIB);
-        gate.batch(&vec![heavy; 8]);
+        gate.batch(&[heavy; 8]);
         gate.batch(&(0..300).map(light).collect::<Vec<_>>());
         let (mut heavy_bytes, mut all_bytes) = (0_u64, 0_u64);
         for _ in 0..100_000 {
@@ -141,7 +141,7 @@ fn light_flows_do_not_starve_a_heavy_one() {
 #[test]
 fn connections_that_come_once_do_not_starve_those_that_stay() {
     let mut gate = Gate::new(4, 4);
-    gate.batch(&vec![ask(0, 1, 128 * KIB); 8]);
+    gate.batch(&[ask(0, 1, 128 * KIB); 8]);
     let (mut stays, mut fresh) = (0, 1);
     for _ in 0..20_000 {
         let done = gate.finish(0);

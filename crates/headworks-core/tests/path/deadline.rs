@@ -159,24 +159,28 @@ fn who_is_held_back_goes_when_it_has_aged_though_nothing_happens() {
     bench.assert_quiet();
 }
 
-/// The timer is for a device that has room. One that is full or refuses answers first, so there is nothing to wake for.
+/// The timer is for a device that has room. One that refuses or is full answers first, so there is nothing to wake for.
 #[test]
-fn no_timer_of_the_elevator_spins_while_the_device_is_full_or_refuses() {
+fn the_timer_of_the_elevator_waits_for_the_device() {
     let mut bench = Bench::new(|q| {
         narrow(q);
-        (q.io_timeout_ns, q.deadline.prio_aging_expire_ms) = (100 * SEC, 5);
+        (q.queue_depth, q.deadline.prio_aging_expire_ms) = (2, 5);
     });
     bench.bios("R3m+4k!rt R1m+4k!idle");
-    bench.pass(7 * MS);
-    assert_eq!((bench.sent().as_str(), bench.timer), ("R3m+4k", Some(1_000_000 + 100 * SEC)));
+    bench.pass(4 * MS);
     bench.failed(0, BUSY);
-    bench.pass(2 * MS);
-    assert_eq!(bench.sent(), "");
-    bench.pass(MS);
+    // The idle one is old enough now, but the device refuses until it is asked again at 7 ms.
+    bench.pass(3 * MS - 1);
     assert_eq!(bench.sent(), "R3m+4k");
-    bench.finish_from(1);
-    assert_eq!(bench.sent(), "R1m+4k");
-    bench.assert_quiet();
+    bench.pass(1);
+    assert_eq!(bench.sent(), "R3m+4k R1m+4k");
+    bench.bios("R4m+4k!idle");
+    bench.pass(20 * MS);
+    assert_eq!(bench.sent(), "");
+    bench.done(1);
+    assert_eq!(bench.sent(), "R4m+4k");
+    bench.finish_from(2);
+    assert_nobody_counts(&mut bench, "");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod bench;
 
+mod baselines;
 mod busy;
 mod deadline;
 mod flush;
@@ -12,6 +13,7 @@ mod leases;
 mod partial;
 mod plug;
 mod queue;
+mod shares;
 mod split;
 mod stats;
 mod switch;

@@ -10,7 +10,7 @@ mod board;
 pub mod control;
 mod desk;
 mod listener;
-mod polling;
+pub(crate) mod polling;
 mod reactor;
 pub mod recorder;
 mod statistics;
@@ -597,7 +597,7 @@ fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder,
 }
 
 /// Keeps the calling thread on one CPU; a wish, not a promise.
-fn pin(cpu: usize) {
+pub fn pin(cpu: usize) {
     // SAFETY: an all-zero set is an empty one, and the call reads it only.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

@@ -16,8 +16,9 @@
 //! when a batch ends.
 //!
 //! Where we depart from Linux (6.12), because its way breaks what is promised: a look at an aged level that finds nothing
-//! changes nothing (there it may end or prolong the batch of another level), and an aged request goes even if younger ones
-//! of its level lie nearer. What a device refused waits in the queue and goes first, so there is no dispatch list here.
+//! changes nothing (there it may end or prolong the batch of another level); an aged request goes even if younger ones of its
+//! level lie nearer; with `writes_starved` 0 an expired read has its turn after a batch of writes. What a device refused waits
+//! in the queue and goes first, so there is no dispatch list here.
 //!
 //! Invariants: a level's `queued` is what was inserted and has neither ended nor been merged away, in the device or not;
 //! nothing is in a lane that is not in `waiting`.

@@ -18,7 +18,9 @@ impl Flows {
     pub(super) fn may_advance(&self, flow: u32, cost: i64) -> bool {
         let flow = &self.flows[flow];
         let export = &self.exports[flow.export].share;
-        flow.share.deficit.min(0) - cost >= -QUANTUM && export.deficit > -export.quantum
+        let stride = QUANTUM.max(self.largest);
+        let spent = flow.share.deficit.min(0) - cost;
+        spent >= -stride && export.deficit > -export.quantum.max(self.largest)
     }
 
     /// A flow joins the new ones, if it may.

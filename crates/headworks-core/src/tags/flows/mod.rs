@@ -9,9 +9,10 @@
 //!
 //! - Inside a connection tickets are in order.
 //! - **Light flows first** (as fq_codel's new flows). A connection that begins to wait while it had nothing waiting is *new*
-//!   and goes before those that always wait, in advance of its turn: as long as its advance is at most one quantum, and that
-//!   of its export has not passed one. The next turn repays the advance. So newness moves bytes earlier and gives nobody
-//!   more, light flows cannot starve heavy ones, and weights hold. fq_codel asks instead that an emptied flow wait for the
+//!   and goes before those that always wait, in advance of its turn: as long as its advance is at most one *stride*, and that
+//!   of its export has not passed one. A stride is a quantum, or the largest request that somebody waits with if that is
+//!   more: with requests of eight quanta the turns of eight rounds come together, and one quantum would make who asks little
+//!   at a time wait for most of them. The next turns repay the advance. So newness moves bytes earlier and gives nobody more, light flows cannot starve heavy ones, and weights hold. fq_codel asks instead that an emptied flow wait for the
 //!   old ones to go round: then a client with one request at a time is light only once a round.
 //! - Newness is the connection's alone: one list for all exports; an export has only its account. A heavy export keeps its
 //!   light connections fast, and one with many light connections pays for them.
@@ -21,11 +22,13 @@
 //! forgotten when nobody waits for the device. At most [`RESTING_MAX`] rest; beyond that an emptied flow is forgotten at once,
 //! but then nobody is new.
 //!
+//! A request that grew by merging while it waited pays for what it became when it goes; so a flow may come to owe one request.
+//!
 //! Departure from the plain rule: a request counts at least [`COST_MIN`] bytes. Up to there a device is as busy with few bytes
 //! as with many, and else whoever asks for 1 byte at a time would get 131,072 requests to another's one.
 //!
-//! Invariants: a ticket is passed by no later one of its own line; bytes spent by a flow in `n` turns are at most `n + 1`
-//! quanta and one request; every ticket's turn comes after finitely many grants.
+//! Invariants: a ticket is passed by no later one of its own line; bytes spent by a flow in `n` turns are at most `n` quanta,
+//! a stride and two requests; every ticket's turn comes after finitely many grants.
 
 mod early;
 mod pool;
@@ -70,12 +73,16 @@ pub(crate) struct Ticket {
 
 impl Ticket {
     fn cost(&self) -> i64 {
-        self.ask.bytes.max(COST_MIN).into()
+        cost(self.ask.bytes)
     }
 
     fn is_light(&self) -> bool {
         self.ask.want == 1 && self.ask.bytes <= LIGHT_MAX
     }
+}
+
+fn cost(bytes: u32) -> i64 {
+    bytes.max(COST_MIN).into()
 }
 
 /// The first ticket of a flow, whose turn it is.
@@ -171,6 +178,10 @@ pub(crate) struct Flows {
     demand: Demand,
     /// Flows that are remembered and have nothing waiting.
     resting: u32,
+    /// The largest cost of all that waited since somebody began to wait.
+    largest: i64,
+    /// The flow that went last, if it is remembered, and what it paid.
+    last: (u32, i64),
 }
 
 impl Flows {
@@ -188,6 +199,8 @@ impl Flows {
             early: [Line { head: NIL, tail: NIL }; 2],
             demand: Demand::default(),
             resting: 0,
+            largest: 0,
+            last: (NIL, 0),
         }
     }
 
@@ -207,6 +220,7 @@ impl Flows {
         let export = self.export_of(ask.export, ask.weight.max(1));
         let flow = self.flow_of(export, ask.connection);
         let id = self.tickets.take(Ticket { ask, since: now, number, next: NIL });
+        self.largest = self.largest.max(cost(ask.bytes));
         let line = &mut self.flows[flow].line;
         let begins = line.head == NIL;
         match line.tail {
@@ -254,10 +268,10 @@ impl Flows {
         if ticket.next == NIL {
             flow.line.tail = NIL;
         }
-        flow.share.deficit -= ticket.cost();
-        let export = &mut self.exports[flow.export];
-        export.share.deficit -= ticket.cost();
-        export.waiting -= 1;
+        let export = flow.export;
+        self.exports[export].waiting -= 1;
+        self.charge(head.flow, ticket.cost());
+        self.last = (head.flow, ticket.cost());
         self.tickets.put(id);
         self.demand.tickets -= 1;
         self.demand.tags -= u32::from(ticket.ask.want);
@@ -272,9 +286,25 @@ impl Flows {
         ticket
     }
 
+    /// Who went last was `bytes` long in the end: it pays the rest, if it is remembered.
+    pub fn charge_last(&mut self, bytes: u32) {
+        let (flow, paid) = self.last;
+        if flow != NIL && cost(bytes) > paid {
+            self.charge(flow, cost(bytes) - paid);
+            self.last.1 = cost(bytes);
+        }
+    }
+
+    fn charge(&mut self, flow: u32, cost: i64) {
+        let flow = &mut self.flows[flow];
+        flow.share.deficit -= cost;
+        self.exports[flow.export].share.deficit -= cost;
+    }
+
     /// Nobody waits for the device: what was spent until now counts no longer.
     pub fn forget_all(&mut self) {
         debug_assert!(self.is_empty(), "who waits is known");
+        self.largest = 0;
         while let Some(export) = self.ring.pop(&mut self.exports) {
             self.forget_export(export);
         }
@@ -377,6 +407,9 @@ impl Flows {
         self.flow_table.remove(key, flow, |id| self.flows[id].key);
         self.flows.put(flow);
         self.resting -= 1;
+        if self.last.0 == flow {
+            self.last.0 = NIL;
+        }
     }
 
     /// An export of which nobody waits and that is in no ring any longer.

@@ -102,11 +102,11 @@ impl Ring {
         let share = pool[id].share();
         share.deficit = share.deficit.min(0);
         if share.turn {
-            self.to_back(pool, id);
+            self.give_way(pool, id);
         }
     }
 
-    fn to_back<T: Sharer>(&mut self, pool: &mut Pool<T>, id: u32) {
+    fn give_way<T: Sharer>(&mut self, pool: &mut Pool<T>, id: u32) {
         self.remove(pool, id);
         self.push(pool, id);
     }
@@ -130,7 +130,7 @@ impl Ring {
                         0 => return Some(id),
                         rounds => {
                             missing = missing.min(rounds);
-                            self.to_back(pool, id);
+                            self.give_way(pool, id);
                         }
                     },
                 }

@@ -1,0 +1,122 @@
+//! What the verdicts of the experiment are made from: ratios of medians, and counts.
+
+use super::{Cell, Dispatch, Guards, LockKind, Placement, Way};
+
+/// A ratio at both sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Against {
+    /// 2 threads on 2 CPUs.
+    pub pinned: f64,
+    /// Many threads, wherever they run.
+    pub many: f64,
+}
+
+/// See [`findings`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Findings {
+    /// Rings against the better lock around the elevator alone, one by one.
+    pub elevator: Against,
+    /// Rings against the spin lock around the elevator alone, one by one: the kernel's kind of lock.
+    pub elevator_spin: Against,
+    /// Rings against the better lock around the whole path, one by one: the same work on both sides.
+    pub path: Against,
+    /// The seed's own ratio, spin lock around the elevator: batch against one by one. Contention of many cores, not
+    /// reproducible here.
+    pub seed: Against,
+    /// Many feeders against one.
+    pub many_to_one: f64,
+    /// Lock acquisitions for a request to leave the elevator, most of the batch cells around the elevator.
+    pub batch_dispatch_locks: f64,
+    /// The most lock acquisitions per request of a rings cell: 0, there is no lock.
+    pub rings_locks: f64,
+    /// Inversions of the rings cells together.
+    pub rings_inversions: u64,
+    /// Bios that failed in any cell.
+    pub errors: u64,
+}
+
+/// The findings of cells that [`super::run`] gave.
+#[must_use]
+pub fn findings(cells: &[Cell]) -> Findings {
+    let ours = |place| best(cells, place, |way| way == Way::Rings);
+    let against = |old: &dyn Fn(Way) -> bool| Against {
+        pinned: ratio(ours(Placement::Pinned), best(cells, Placement::Pinned, old)),
+        many: ratio(ours(Placement::Free), best(cells, Placement::Free, old)),
+    };
+    let locked = |guards, how| move |way: Way| matches!(way, Way::Locked(g, _, d) if g == guards && d == how);
+    let spin = |how| move |way: Way| way == Way::Locked(Guards::Elevator, LockKind::Spin, how);
+    let gain = |place| {
+        let one_by_one = best(cells, place, spin(Dispatch::OneByOne));
+        ratio(best(cells, place, spin(Dispatch::Batch)), one_by_one)
+    };
+    let rings = || cells.iter().filter(|cell| cell.way == Way::Rings);
+    let lone = rings().find(|cell| cell.threads == 1).map_or(0.0, |cell| cell.iops().0);
+    let batches = cells.iter().filter(|cell| locked(Guards::Elevator, Dispatch::Batch)(cell.way));
+    Findings {
+        elevator: against(&locked(Guards::Elevator, Dispatch::OneByOne)),
+        elevator_spin: against(&spin(Dispatch::OneByOne)),
+        path: against(&locked(Guards::Shard, Dispatch::OneByOne)),
+        seed: Against { pinned: gain(Placement::Pinned), many: gain(Placement::Free) },
+        many_to_one: ratio(ours(Placement::Free), lone),
+        batch_dispatch_locks: batches
+            .map(|cell| cell.per_request(|round| round.locks.dispatch))
+            .fold(0.0, f64::max),
+        rings_locks: rings()
+            .map(|cell| cell.per_request(|round| round.locks.acquired()))
+            .fold(0.0, f64::max),
+        rings_inversions: rings().map(|cell| cell.order.inversions).sum(),
+        errors: cells.iter().flat_map(|cell| &cell.rounds).map(|round| round.errors).sum(),
+    }
+}
+
+/// The best median of the cells of a kind; a lone feeder is none of them.
+fn best(cells: &[Cell], placement: Placement, wanted: impl Fn(Way) -> bool) -> f64 {
+    let those = cells
+        .iter()
+        .filter(|cell| cell.placement == placement && cell.threads > 1 && wanted(cell.way));
+    those.map(|cell| cell.iops().0).fold(0.0, f64::max)
+}
+
+fn ratio(a: f64, b: f64) -> f64 {
+    if b > 0.0 { a / b } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Round;
+    use super::*;
+
+    fn cell(way: Way, threads: u32, placement: Placement, iops: [u64; 3]) -> Cell {
+        let round = |requests| Round { requests, elapsed_ns: 1_000_000_000, ..Round::default() };
+        Cell { rounds: iops.map(round).to_vec(), ..Cell::new(way, threads, placement) }
+    }
+
+    #[test]
+    fn medians_of_the_best_of_each_kind_are_compared() {
+        use Dispatch::{Batch, OneByOne};
+        use LockKind::{Mutex, Spin};
+        use Placement::{Free, Pinned};
+        let elevator = |lock, how| Way::Locked(Guards::Elevator, lock, how);
+        let path = |lock, how| Way::Locked(Guards::Shard, lock, how);
+        let cells = [
+            cell(elevator(Mutex, OneByOne), 2, Pinned, [5, 9, 1]),
+            cell(elevator(Spin, OneByOne), 2, Pinned, [4, 4, 4]),
+            cell(elevator(Spin, Batch), 2, Pinned, [6, 6, 6]),
+            cell(path(Mutex, OneByOne), 2, Pinned, [2, 2, 2]),
+            cell(path(Mutex, Batch), 2, Pinned, [9, 9, 9]),
+            cell(Way::Rings, 2, Pinned, [10, 10, 10]),
+            cell(elevator(Mutex, OneByOne), 16, Free, [2, 2, 2]),
+            cell(elevator(Spin, OneByOne), 16, Free, [4, 4, 4]),
+            cell(path(Spin, OneByOne), 16, Free, [3, 3, 3]),
+            cell(Way::Rings, 16, Free, [12, 12, 12]),
+            cell(Way::Rings, 1, Free, [16, 16, 16]),
+        ];
+        assert_eq!(cells[0].iops(), (5.0, 1.0, 9.0));
+        let found = findings(&cells);
+        assert_eq!(found.elevator, Against { pinned: 2.0, many: 3.0 });
+        assert_eq!(found.elevator_spin, Against { pinned: 2.5, many: 3.0 });
+        assert_eq!(found.path, Against { pinned: 5.0, many: 4.0 });
+        assert_eq!(found.seed, Against { pinned: 1.5, many: 0.0 });
+        assert_eq!(found.many_to_one, 0.75);
+    }
+}

@@ -1,0 +1,279 @@
+//! The old way at its best: one elevator behind one lock, every job a dispatcher.
+//!
+//! ```text
+//!   a job:   8 bios --lock: look for a merge-- (each)  --lock: insert-- (the plug's 8)
+//!            then until nothing is queued:  --lock: take one--  up to 8 times,  or  --lock: take 8--
+//!                                           issue the list, complete it to the jobs that they belong to
+//! ```
+//!
+//! It is the kernel's way (blk_mq_sched_bio_merge, dd_insert_requests, __blk_mq_do_dispatch_sched) with what the kernel also
+//! pays left out: tags, budgets, statistics, a second look for merges at the insertion, a lock at the completion, sleeping
+//! and waking. The elevator and the merge index are the very objects of our own path. Requests are made once and reused;
+//! only what changes is written under the lock. A request belongs to its job by its slot; answers come to a job as bits of a
+//! word. A bio that finds a neighbour is counted and goes alone: over the size of the seed's disk there are a handful.
+
+use headworks::core::elevator::{self, Batch, Done, Elevator};
+use headworks::core::merge::{Limits, MergeIndex};
+use headworks::core::request::{Request, SlotId, Slots, State};
+use headworks::core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
+use headworks::device::{Batch as Commands, Command, Device, DeviceIo, NullDevice};
+use headworks::engine::{DiskOp, DiskQueue};
+use headworks::memory::Span;
+
+use super::job::{BLOCK, OrderCounts, Watch};
+use super::lock::{Lock, LockCounts, Purpose};
+use super::window::{Path, Window};
+use super::{Dispatch, Load};
+
+/// What the lock guards.
+pub(super) struct Elevators {
+    slots: Slots,
+    elevator: Box<dyn Elevator>,
+    index: MergeIndex,
+    limits: Limits,
+    batch: Batch,
+    queued: usize,
+    /// Requests that left, ever.
+    departed: u64,
+    /// Bios that had a neighbour.
+    neighbours: u64,
+}
+
+/// A request that left the elevator.
+#[derive(Clone, Copy)]
+struct Departed {
+    slot: SlotId,
+    offset: u64,
+    number: u64,
+}
+
+impl Elevators {
+    fn new(queue: &QueueOptions, requests: u32) -> Self {
+        let mut slots = Slots::new(requests);
+        for _ in 0..requests {
+            let slot = slots.try_take().expect("one for each");
+            slots[slot] = template();
+        }
+        Self {
+            slots,
+            elevator: elevator::make(queue),
+            index: MergeIndex::new(2 * requests),
+            limits: Limits::new(queue),
+            batch: Batch::with_capacity(requests as usize),
+            queued: 0,
+            departed: 0,
+            neighbours: 0,
+        }
+    }
+
+    #[inline]
+    fn look_for_neighbour(&mut self, incoming: &Request) {
+        if !self.index.is_empty() {
+            let found = self.index.find(&self.slots, incoming, &self.limits, true);
+            self.neighbours += u64::from(found.is_some());
+        }
+    }
+
+    #[inline]
+    fn insert(&mut self, now: Instant, requests: &[(SlotId, u64)], ids: &[SlotId]) {
+        for &(slot, offset) in requests {
+            let request = &mut self.slots[slot];
+            request.offset = offset;
+            request.state = State::Queued;
+            request.stamps = [now; 4];
+        }
+        self.elevator.insert(now, &mut self.slots, ids);
+        for &slot in ids {
+            self.index.insert(&mut self.slots, slot);
+        }
+        self.queued += ids.len();
+    }
+
+    /// Takes up to `room` requests out; true if there are more.
+    #[inline]
+    fn dispatch(
+        &mut self,
+        now: Instant,
+        room: usize,
+        done: &mut Vec<Done>,
+        out: &mut Vec<Departed>,
+    ) -> bool {
+        if !done.is_empty() {
+            self.elevator.on_complete(now, done);
+            done.clear();
+        }
+        self.batch.reset(room);
+        self.elevator.dispatch(now, &mut self.slots, &mut self.batch);
+        for &slot in self.batch.ids() {
+            self.index.remove(&mut self.slots, slot);
+            let request = &mut self.slots[slot];
+            request.state = State::InFlight;
+            self.departed += 1;
+            out.push(Departed { slot, offset: request.offset, number: self.departed });
+        }
+        self.queued -= self.batch.ids().len();
+        self.queued > 0
+    }
+}
+
+fn template() -> Request {
+    Request {
+        len: BLOCK,
+        segments: 1,
+        bios: 1,
+        op: Op::Write,
+        flags: BioFlags::SYNC,
+        parent: headworks::core::slab::NIL,
+        ..Request::default()
+    }
+}
+
+/// What the jobs of a cell share.
+struct Shared<L> {
+    lock: L,
+    watch: Option<Watch>,
+}
+
+/// Runs the jobs until they stop, and `meanwhile` on this thread.
+pub(super) fn run<L: Lock<Elevators> + Send>(
+    load: &Load<'_>,
+    dispatch: Dispatch,
+    meanwhile: impl FnOnce(),
+) -> (u64, LockCounts, Option<OrderCounts>) {
+    let shared = Shared {
+        lock: L::new(Elevators::new(&load.queue, load.jobs * load.iodepth)),
+        watch: load.watched.then(Watch::default),
+    };
+    let (answered, locks) = load.run_jobs(|| ElevatorPath::new(load, &shared, dispatch), meanwhile);
+    (answered, locks, shared.watch.map(|watch| watch.counts()))
+}
+
+/// No disk operation leaves a null device.
+struct NoDisk;
+
+impl DiskQueue for NoDisk {
+    fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {
+        false
+    }
+}
+
+/// What a job needs to dispatch.
+struct ElevatorPath<'a, L> {
+    shared: &'a Shared<L>,
+    dispatch: Dispatch,
+    room: usize,
+    incoming: Request,
+    ids: Vec<SlotId>,
+    departed: Vec<Departed>,
+    commands: Vec<Command>,
+    completions: Vec<Completion>,
+    done: Vec<Done>,
+    device: NullDevice,
+}
+
+impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
+    fn new(load: &Load<'_>, shared: &'a Shared<L>, dispatch: Dispatch) -> Self {
+        let room = load.batch as usize;
+        Self {
+            shared,
+            dispatch,
+            room,
+            incoming: template(),
+            ids: Vec::with_capacity(room),
+            departed: Vec::with_capacity(room),
+            commands: Vec::with_capacity(room),
+            completions: Vec::with_capacity(room),
+            done: Vec::with_capacity(room),
+            device: NullDevice,
+        }
+    }
+
+    /// Takes a list out of the elevator, whoever its requests belong to; true if there may be more.
+    fn depart(&mut self, now: Instant, locks: &mut LockCounts) -> bool {
+        let (lock, room, done, departed) =
+            (&self.shared.lock, self.room, &mut self.done, &mut self.departed);
+        let mut take = |room| {
+            lock.hold(Purpose::Dispatch, locks, |all| all.dispatch(now, room, done, departed))
+        };
+        match self.dispatch {
+            Dispatch::Batch => take(room),
+            Dispatch::OneByOne => {
+                let mut left = room;
+                loop {
+                    let more = take(1);
+                    left -= 1;
+                    if !more || left == 0 {
+                        return more;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives the list to the device, which answers at once.
+    fn issue(&mut self, now: Instant, window: &mut Window<'_>) {
+        for departed in self.departed.drain(..) {
+            if let Some(watch) = &self.shared.watch {
+                watch.note(departed.number);
+            }
+            self.commands.push(Command {
+                id: RequestId { slot: departed.slot, generation: 0 },
+                volume: VolumeId(0),
+                op: Op::Write,
+                flags: BioFlags::SYNC,
+                offset: departed.offset,
+                len: BLOCK,
+                first_span: 0,
+                spans: 0,
+            });
+        }
+        issue(&mut self.device, now, &mut self.commands, &mut self.completions);
+        for completion in self.completions.drain(..) {
+            self.done.push(Done { ioprio: self.incoming.ioprio, op: Op::Write });
+            window.answer(completion.id.slot);
+        }
+        window.deliver();
+    }
+}
+
+/// Gives commands without memory to a null device.
+pub(super) fn issue(
+    device: &mut NullDevice,
+    now: Instant,
+    commands: &mut Vec<Command>,
+    completions: &mut Vec<Completion>,
+) {
+    let batch = Commands { commands, spans: &[] };
+    let mut io = DeviceIo { completions, disk: &mut NoDisk };
+    // SAFETY: a write without spans names no memory.
+    unsafe { device.submit(now, batch, &mut io) };
+    commands.clear();
+}
+
+impl<L: Lock<Elevators>> Path for ElevatorPath<'_, L> {
+    fn submit(
+        &mut self,
+        now: Instant,
+        batch: &[(u32, u64)],
+        window: &mut Window<'_>,
+        locks: &mut LockCounts,
+    ) {
+        let lock = &self.shared.lock;
+        for &(slot, offset) in batch {
+            self.incoming.offset = offset;
+            let incoming = &self.incoming;
+            lock.hold(Purpose::Merge, locks, |all| all.look_for_neighbour(incoming));
+            self.ids.push(slot);
+        }
+        let ids = &self.ids;
+        lock.hold(Purpose::Insert, locks, |all| all.insert(now, batch, ids));
+        self.ids.clear();
+        loop {
+            let more = self.depart(now, locks);
+            self.issue(now, window);
+            if !more {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Our way: the jobs feed rings, one owner runs the real shard over the real null device (`headworks::embed`).
+//!
+//! Nothing is locked. What stands in the place of lock acquisitions are the pushes of batches, and wake-ups, which must be
+//! rare. A watched run puts an elevator that writes down what leaves, and a device that compares, around the real ones.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+
+use headworks::core::elevator::{self, Batch, Done, Edge, Elevator};
+use headworks::core::request::{SlotId, Slots};
+use headworks::core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
+use headworks::device::{Batch as Commands, Device, DeviceIo, NullDevice};
+use headworks::embed::{self, Answer, Counts, Handle, Io};
+
+use super::job::{BLOCK, Stream, Watch};
+use super::{Load, Ran, RingCounts, Round};
+
+/// Runs the jobs until they stop, and `meanwhile` on this thread.
+///
+/// # Errors
+/// The owner could not start, or broke.
+pub(super) fn run(load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, String> {
+    let watched = load.watched.then(Watched::default);
+    let device: Box<dyn Device> = match &watched {
+        Some(watched) => Box::new(WatchedDevice { inner: NullDevice, watched: watched.clone() }),
+        None => Box::new(NullDevice),
+    };
+    let volume = VolumeOptions { size: load.size, read_only: false, block_size: 1 };
+    let options = embed::Options {
+        elevator: watched.clone().map(|watched| -> Box<dyn Elevator> {
+            Box::new(WatchedElevator { inner: elevator::make(&load.queue), watched })
+        }),
+        handles: load.jobs as usize,
+        depth: load.iodepth,
+        slot_bytes: BLOCK as usize,
+        cpu: load.owner_cpu(),
+        ..embed::Options::new(device, load.queue, volume)
+    };
+    let (owner, handles) = embed::start(options).map_err(|error| error.to_string())?;
+    let start = Barrier::new(handles.len() + 1);
+    let (mut answered, mut errors, mut feeders) = (0, 0, Counts::default());
+    std::thread::scope(|scope| {
+        let feed = |(job, handle)| {
+            let start = &start;
+            scope.spawn(move || {
+                load.place(job);
+                let stream = load.stream(job);
+                start.wait();
+                Feeder::new(load, stream, handle).run()
+            })
+        };
+        let jobs: Vec<_> = (0..).zip(handles).map(feed).collect();
+        start.wait();
+        meanwhile();
+        for job in jobs {
+            let (one, failed, counts) = job.join().expect("a feeder does not panic");
+            answered += one;
+            errors += failed;
+            feeders.messages += counts.messages;
+            feeders.pushes += counts.pushes;
+            feeders.wakes += counts.wakes;
+            feeders.sleeps += counts.sleeps;
+        }
+    });
+    let ended = owner.join().map_err(|error| error.to_string())?;
+    let rings = RingCounts { feeders, owner: ended.counts, turns: ended.turns };
+    let order = watched.map(|watched| watched.watch.counts());
+    let round = Round { counted_requests: answered, errors, rings, ..Round::default() };
+    Ok(Ran { round, order })
+}
+
+/// One job that feeds.
+struct Feeder<'a> {
+    stream: Stream<'a>,
+    handle: Handle,
+    batch: usize,
+    free: Vec<u32>,
+    answers: Vec<Answer>,
+    errors: u64,
+}
+
+impl<'a> Feeder<'a> {
+    fn new(load: &Load<'_>, stream: Stream<'a>, handle: Handle) -> Self {
+        Self {
+            stream,
+            batch: load.batch as usize,
+            free: (0..handle.depth()).rev().collect(),
+            answers: Vec::with_capacity(handle.depth() as usize),
+            handle,
+            errors: 0,
+        }
+    }
+
+    fn run(mut self) -> (u64, u64, Counts) {
+        let depth = self.handle.depth() as usize;
+        loop {
+            let mut over = false;
+            while !over && self.free.len() >= self.batch {
+                over = !self.put();
+            }
+            let in_flight = depth - self.free.len();
+            if in_flight == 0 {
+                break;
+            }
+            if !self.reap(if over { in_flight } else { self.batch }) {
+                break;
+            }
+        }
+        (self.stream.answered(), self.errors, self.handle.counts())
+    }
+
+    /// A batch of bios; false when the job is over.
+    fn put(&mut self) -> bool {
+        let count = self.stream.grant(self.batch as u64);
+        for _ in 0..count {
+            let slot = self.free.pop().expect("looked before");
+            let offset = self.stream.next_offset();
+            let ioprio = Ioprio::default();
+            self.handle
+                .put(slot, Io { op: Op::Write, offset, len: BLOCK, flags: BioFlags::SYNC, ioprio });
+        }
+        self.handle.submit();
+        count > 0
+    }
+
+    /// Waits for at least `least` answers and takes in what there is; false if the owner is gone.
+    fn reap(&mut self, least: usize) -> bool {
+        let depth = self.handle.depth() as usize;
+        while self.answers.len() < least {
+            if self.handle.reap(depth, &mut self.answers) == 0 && !self.handle.wait() {
+                return false;
+            }
+        }
+        for answer in &self.answers {
+            self.errors += u64::from(answer.status.is_err());
+            self.free.push(answer.slot);
+        }
+        self.stream.note_answered(self.answers.len() as u64);
+        self.answers.clear();
+        true
+    }
+}
+
+/// What left the elevator and has not come to the device, with its number.
+#[derive(Clone, Default)]
+struct Watched {
+    departed: Arc<Mutex<Departures>>,
+    watch: Arc<Watch>,
+}
+
+#[derive(Default)]
+struct Departures {
+    count: u64,
+    under_way: VecDeque<(SlotId, u64)>,
+}
+
+impl Watched {
+    fn depart(&self, slots: &[SlotId]) {
+        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        for &slot in slots {
+            departed.count += 1;
+            let number = departed.count;
+            departed.under_way.push_back((slot, number));
+        }
+    }
+
+    fn arrive(&self, slot: SlotId) {
+        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = departed.under_way.iter().position(|&(other, _)| other == slot);
+        let (_, number) = place
+            .and_then(|place| departed.under_way.remove(place))
+            .expect("what comes to the device has left the elevator");
+        self.watch.note(number);
+    }
+}
+
+/// An elevator that is watched.
+struct WatchedElevator {
+    inner: Box<dyn Elevator>,
+    watched: Watched,
+}
+
+impl Elevator for WatchedElevator {
+    fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {
+        self.inner.insert(now, slots, ids);
+    }
+
+    fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
+        let before = batch.ids().len();
+        let count = self.inner.dispatch(now, slots, batch);
+        self.watched.depart(&batch.ids()[before..]);
+        count
+    }
+
+    fn on_complete(&mut self, now: Instant, done: &[Done]) {
+        self.inner.on_complete(now, done);
+    }
+
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: Edge) {
+        self.inner.on_merge(slots, kept, gone, edge);
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        self.inner.next_timeout()
+    }
+}
+
+/// A null device that is watched.
+struct WatchedDevice {
+    inner: NullDevice,
+    watched: Watched,
+}
+
+impl Device for WatchedDevice {
+    unsafe fn submit(&mut self, now: Instant, batch: Commands<'_>, io: &mut DeviceIo<'_>) {
+        batch.commands.iter().for_each(|command| self.watched.arrive(command.id.slot));
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.inner.submit(now, batch, io) };
+    }
+}

@@ -1,0 +1,135 @@
+//! The old way with everything that our path does: the same shard, and every job enters it under one lock.
+//!
+//! ```text
+//!   a job:   --lock: bios in, commands out--   issue them to the device   --lock: completions in, answers out--
+//!            for each of the 8 bios, or for the 8 together
+//! ```
+//!
+//! The bare elevator of `locked` has no gate, no time-outs, no statistics, no errors; this has them all, line for line ours.
+//! So what is between this and the rings is the lock and the batches, nothing else. Devices are called without the lock, as
+//! they must be. The shard's timer is not driven: no command is out for longer than a list.
+
+use headworks::core::{
+    Action, Bio, BioFlags, BioId, Completion, DeviceId, Input, Instant, Op, Shard, ShardConfig,
+    VolumeId, VolumeOptions,
+};
+use headworks::device::{Command, NullDevice};
+
+use super::job::BLOCK;
+use super::lock::{Lock, LockCounts, Purpose};
+use super::locked::issue;
+use super::window::{Path, Window};
+use super::{Dispatch, Load};
+
+/// Runs the jobs until they stop, and `meanwhile` on this thread.
+///
+/// # Errors
+/// The shard cannot be.
+pub(super) fn run<L: Lock<Shard> + Send>(
+    load: &Load<'_>,
+    dispatch: Dispatch,
+    meanwhile: impl FnOnce(),
+) -> Result<(u64, LockCounts), String> {
+    let volume = VolumeOptions { size: load.size, read_only: false, block_size: 1 };
+    let config = ShardConfig::single(load.queue, volume, load.jobs * load.iodepth);
+    let lock = L::new(Shard::new(config).map_err(|error| error.to_string())?);
+    Ok(load.run_jobs(|| ShardPath::new(load, &lock, dispatch), meanwhile))
+}
+
+struct ShardPath<'a, L> {
+    lock: &'a L,
+    /// Bios that enter together.
+    step: usize,
+    inputs: Vec<Input>,
+    commands: Vec<Command>,
+    completions: Vec<Completion>,
+    device: NullDevice,
+}
+
+impl<'a, L: Lock<Shard>> ShardPath<'a, L> {
+    fn new(load: &Load<'_>, lock: &'a L, dispatch: Dispatch) -> Self {
+        // A call may bring out what others put in: as much as the device takes.
+        let most = load.queue.queue_depth as usize;
+        Self {
+            lock,
+            step: match dispatch {
+                Dispatch::OneByOne => 1,
+                Dispatch::Batch => load.batch as usize,
+            },
+            inputs: Vec::with_capacity(most),
+            commands: Vec::with_capacity(most),
+            completions: Vec::with_capacity(most),
+            device: NullDevice,
+        }
+    }
+
+    /// One call of the shard, under the lock.
+    fn call(
+        &mut self,
+        now: Instant,
+        purpose: Purpose,
+        window: &mut Window<'_>,
+        locks: &mut LockCounts,
+    ) {
+        let (inputs, commands) = (&mut self.inputs, &mut self.commands);
+        self.lock.hold(purpose, locks, |shard| {
+            shard.handle(now, inputs);
+            for action in &shard.actions().list {
+                match *action {
+                    Action::Submit(submit) => commands.push(Command {
+                        id: submit.id,
+                        volume: submit.volume,
+                        op: submit.op,
+                        flags: submit.flags,
+                        offset: submit.offset,
+                        len: submit.len,
+                        first_span: 0,
+                        spans: 0,
+                    }),
+                    Action::Reply { id, status, .. } => {
+                        assert!(status.is_ok(), "a null device does what it is told");
+                        window.answer(id.sequence as u32);
+                    }
+                    _ => {}
+                }
+            }
+            shard.clear_actions();
+        });
+        inputs.clear();
+        window.deliver();
+    }
+}
+
+fn bio(slot: u32, offset: u64) -> Bio {
+    Bio {
+        id: BioId { sequence: slot.into(), volume: VolumeId(0), ..BioId::default() },
+        offset,
+        len: BLOCK,
+        op: Op::Write,
+        flags: BioFlags::SYNC,
+        ..Bio::default()
+    }
+}
+
+impl<L: Lock<Shard>> Path for ShardPath<'_, L> {
+    fn submit(
+        &mut self,
+        now: Instant,
+        batch: &[(u32, u64)],
+        window: &mut Window<'_>,
+        locks: &mut LockCounts,
+    ) {
+        for bios in batch.chunks(self.step) {
+            self.inputs.extend(bios.iter().map(|&(slot, offset)| Input::Bio(bio(slot, offset))));
+            self.call(now, Purpose::Insert, window, locks);
+            // Completions free tags and places in the device, so they may bring out more.
+            while !self.commands.is_empty() {
+                issue(&mut self.device, now, &mut self.commands, &mut self.completions);
+                let device = DeviceId(0);
+                let completed = |completion| Input::Complete { device, completion };
+                self.inputs.extend(self.completions.drain(..).map(completed));
+                self.call(now, Purpose::Dispatch, window, locks);
+            }
+        }
+    }
+}
