@@ -41,7 +41,7 @@ struct Disk {
 
 const DISKS: [Disk; 2] = [
     Disk { name: "nvme", profile: SsdProfile::nvme(), hw_inflight_kb: 320, max_sectors_kb: 64 },
-    Disk { name: "sata", profile: SsdProfile::sata(), hw_inflight_kb: 48, max_sectors_kb: 16 },
+    Disk { name: "sata", profile: SsdProfile::sata(), hw_inflight_kb: 56, max_sectors_kb: 16 },
 ];
 
 /// Who is there.
