@@ -32,8 +32,8 @@ const SECONDS: u64 = 4;
 struct Disk {
     name: &'static str,
     profile: SsdProfile,
-    /// Bandwidth times the latency of a small read: NVMe 2.8 GB/s * 114 us = 319 KB, SATA 0.56 GB/s * 77 us = 43 KB; the next
-    /// sizes that are whole pieces twice over, so that one connection's piece is under way while another's is admitted.
+    /// Bandwidth times the latency of a small read, so that the device is just never idle: NVMe 2.8 GB/s * 114 us = 319 KB,
+    /// SATA 0.56 GB/s * 77 us = 43 KB. The next wish may go beyond it by half.
     hw_inflight_kb: u32,
     /// A piece is a small part of that: a transfer that cannot be interrupted is what the light one waits for at least.
     max_sectors_kb: u32,
@@ -297,4 +297,54 @@ fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
         verdicts.push(verdict("weights 1:2:4, the worst part is off by", None, worst, goal));
     }
     verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quick(device: &str) -> Report {
+        run_for(&Filter { device: Some(device.into()), ..Filter::default() }, 1).unwrap()
+    }
+
+    #[test]
+    fn on_nvme_the_light_one_hardly_waits_and_shares_are_kept() {
+        let report = quick("nvme");
+        assert!(report.is_met(), "{}", report.to_text());
+        for row in report.rows.iter().filter(|row| row.is("case", "beside")) {
+            // What the bound costs the heavy ones.
+            assert!(row.real("rest_mb_s") > 0.95 * 2800.0, "{row:?}");
+        }
+        // Without it the same policy cannot do much: the device has it all.
+        let free = report.rows.iter().find(|row| row.is("case", "unbounded")).unwrap();
+        assert!(free.int("first_p99_ns") > 10_000_000, "{free:?}");
+    }
+
+    #[test]
+    fn verdicts_are_recomputed_from_the_printed_rows() {
+        let report = quick("nvme");
+        let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
+        assert_eq!(judge(&read), report.verdicts);
+        let missed = |change: &dyn Fn(&Row) -> Option<Row>| {
+            let rows: Vec<Row> =
+                read.iter().map(|row| change(row).unwrap_or_else(|| row.clone())).collect();
+            judge(&rows).iter().filter(|verdict| !verdict.is_met()).count()
+        };
+        assert_eq!(missed(&|_| None), 0);
+        let slow = |row: &Row| {
+            row.is("case", "beside").then(|| row.clone().replaced("first_p99_ns", 300_000))
+        };
+        assert_eq!(missed(&slow), 2);
+        // Weight 1 gets 6 % more than its part.
+        let uneven = |row: &Row| {
+            let kib = [530, 530, 1000, 1000, 2000, 2000].to_vec();
+            row.is("case", "weights").then(|| row.clone().replaced("kib", kib))
+        };
+        assert_eq!(missed(&uneven), 2);
+        let hog = |row: &Row| {
+            let kib = [0, 900, 100, 100, 100, 100, 100, 100].to_vec();
+            row.is("case", "beside").then(|| row.clone().replaced("kib", kib))
+        };
+        assert_eq!(missed(&hog), 2);
+    }
 }

@@ -85,3 +85,122 @@ fn notes() -> Vec<String> {
         "trust: counts are exact, ratios between policies within 10-15 %, MiB/s as good as the fit".into(),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use headworks_core::TagPolicy;
+
+    use super::*;
+    use crate::report::Row;
+
+    const QUICK: Length = Length { ramp: 10, seconds: 15 };
+
+    fn quick(policies: &[TagPolicy], jobs: &[u32]) -> Report {
+        let (policies, jobs) = (policies.to_vec(), jobs.to_vec());
+        let device = Some("hdd-32".into());
+        run_for(&Filter { policies, jobs, device, ..Filter::default() }, QUICK).unwrap()
+    }
+
+    fn rates(report: &Report, jobs: u64) -> Vec<f64> {
+        let rows = report.rows.iter().filter(|row| !row.table.starts_with("fit"));
+        rows.filter(|row| row.int("jobs") == jobs).map(|row| row.real("mib_s")).collect()
+    }
+
+    #[test]
+    fn ours_keeps_the_single_jobs_rate_and_its_pieces_together() {
+        let report = quick(&[TagPolicy::Fair], &[1, 16, 512]);
+        assert!(report.is_met(), "{}", report.to_text());
+        // With each number of tags and each elevator, and 1 job beside each: 5 * 3 rows.
+        assert_eq!(report.rows.len(), 15 + published::SINGLE.len());
+        for row in report.rows.iter().filter(|row| row.table == "ours") {
+            // Seven of eight pieces go on where the one before ended.
+            assert!(row.real("in_sequence") > 0.87, "{row:?}");
+            assert!(row.real("positionings_mib") < 1.05, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn the_baselines_lose_what_the_seed_says_that_they_lose() {
+        let old = quick(&[TagPolicy::Legacy518], &[8, 512]);
+        let patched = quick(&[TagPolicy::KuaiV3], &[8, 512]);
+        let (few, many) = (rates(&old, 8), rates(&old, 512));
+        assert!(few.iter().all(|rate| (64.0..70.0).contains(rate)), "{few:?}");
+        assert!(many.iter().all(|rate| *rate < 0.65 * few[0]), "{many:?}");
+        // The patches mend it where the pieces divide the tags (the first three rows), and help in any case.
+        let mended = rates(&patched, 512);
+        let gains: Vec<f64> = many.iter().zip(&mended).map(|(old, new)| new / old).collect();
+        assert!(gains[..3].iter().all(|gain| *gain > 1.6), "{gains:?}");
+        assert!(gains[3..].iter().all(|gain| *gain > 1.0), "{gains:?}");
+    }
+
+    #[test]
+    fn a_run_is_a_function_of_its_seed() {
+        let hashes = |seed| {
+            let filter = Filter {
+                seed,
+                tags: vec![62],
+                jobs: vec![32],
+                device: Some("hdd-16".into()),
+                ..Filter::default()
+            };
+            let report = run_for(&filter, Length { ramp: 1, seconds: 3 }).unwrap();
+            let rows = report.rows.iter().filter(|row| !row.table.starts_with("fit"));
+            rows.map(|row| row.word("hash").to_string()).collect::<Vec<_>>()
+        };
+        let first = hashes(1);
+        // Two baselines at three jitters, ours with two elevators.
+        assert_eq!(first.len(), 8);
+        assert_eq!(hashes(1), first);
+        assert!(hashes(2).iter().zip(&first).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    fn verdicts_are_recomputed_from_the_printed_rows() {
+        let filter = Filter { jobs: vec![1, 256], ..Filter::default() };
+        let report = run_for(&filter, Length { ramp: 2, seconds: 3 }).unwrap();
+        let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
+        assert_eq!(judge(&read), report.verdicts);
+        let is_ours =
+            |row: &Row| row.table == "ours" && row.int("jobs") == 256 && row.is("device", "hdd-32");
+        let slower = read.iter().cloned().map(|row| match is_ours(&row) {
+            true => {
+                let bytes = row.int("bytes");
+                row.replaced("bytes", bytes * 9 / 10)
+            }
+            false => row,
+        });
+        let missed = |rows: &[Row]| {
+            let missed = judge(rows).into_iter().filter(|verdict| !verdict.is_met());
+            missed
+                .filter(|verdict| verdict.what.contains("fair") || verdict.what.contains("part of"))
+                .count()
+        };
+        // Both numbers of tags, and the least of all.
+        assert_eq!((missed(&read), missed(&slower.collect::<Vec<_>>())), (0, 3));
+    }
+
+    #[test]
+    fn a_band_with_a_hole_says_nothing_and_one_beside_the_seed_says_so() {
+        let filter =
+            Filter { policies: vec![TagPolicy::Legacy518], jobs: vec![512], ..Filter::default() };
+        let report = run_for(&filter, Length { ramp: 10, seconds: 20 }).unwrap();
+        let band = |rows: &[Row]| {
+            judge(rows).into_iter().find(|verdict| verdict.what.contains("512 jobs"))
+        };
+        assert!(band(&report.rows).unwrap().is_met(), "{}", report.to_text());
+        let mut rows = report.rows.clone();
+        let hole = rows.iter().position(|row| row.table == "baselines").unwrap();
+        let removed = rows.remove(hole);
+        assert_eq!(band(&rows), None);
+        rows.push(removed);
+        let half = |row: Row| match row.table == "baselines" {
+            true => {
+                let bytes = row.int("bytes");
+                row.replaced("bytes", bytes / 2)
+            }
+            false => row,
+        };
+        let beside: Vec<Row> = rows.into_iter().map(half).collect();
+        assert!(!band(&beside).unwrap().is_met());
+    }
+}
