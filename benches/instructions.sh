@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Instructions for one I/O through the whole path in process, by callgrind: a figure that hardly depends on the machine's mood.
 #
-#   benches/instructions.sh [--device SPEC] [--bs 4k] [--iodepth 32] [--rw randread] [--annotate]
+#   benches/instructions.sh [--device SPEC] [--bs 4k] [--iodepth 32] [--rw randread] [--scheduler none] [--annotate]
 #
 # Two runs of different length: the difference of their instructions over the difference of their I/Os, so that
 # start and end cancel out. --annotate prints the functions that take most.
 . "$(dirname "$0")/lib.sh"
 
-device=null:size=1G bs=4k depth=32 rw=randread annotate=
+device=null:size=1G bs=4k depth=32 rw=randread scheduler=none annotate=
 while [ $# -gt 0 ]; do
     case $1 in
     --device) device=$2 && shift ;;
     --bs) bs=$2 && shift ;;
     --iodepth) depth=$2 && shift ;;
     --rw) rw=$2 && shift ;;
+    --scheduler) scheduler=$2 && shift ;;
     --annotate) annotate=yes ;;
     *)
         echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
@@ -25,7 +26,7 @@ done
 
 count() { # IOS: prints the instructions of a run of so many
     valgrind --tool=callgrind --callgrind-out-file="$SCRATCH/callgrind.$1" "$HEADWORKS" bench --device "$device" --rw "$rw" \
-        --bs "$bs" --iodepth "$depth" --ios "$1" >"$SCRATCH/run" 2>"$SCRATCH/valgrind" ||
+        --bs "$bs" --iodepth "$depth" --scheduler "$scheduler" --ios "$1" >"$SCRATCH/run" 2>"$SCRATCH/valgrind" ||
         { cat "$SCRATCH/valgrind" >&2; return 1; }
     sed -n 's/.*Collected : //p' "$SCRATCH/valgrind"
 }
@@ -34,6 +35,6 @@ machine
 few=100000 many=500000
 instructions_few=$(count $few) || exit 1
 instructions_many=$(count $many) || exit 1
-awk -v a="$instructions_few" -v b="$instructions_many" -v n=$((many - few)) -v what="$device $rw $bs depth $depth" \
+awk -v a="$instructions_few" -v b="$instructions_many" -v n=$((many - few)) -v what="$device $scheduler $rw $bs depth $depth" \
     'BEGIN { printf "%s: %.1f instructions per I/O\n", what, (b - a) / n }'
 [ -z "$annotate" ] || callgrind_annotate "$SCRATCH/callgrind.$many" | head -n 60

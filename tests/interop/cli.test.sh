@@ -35,6 +35,9 @@ check "delay without of=" names of serve -U - delay:read=5ms
 check "a bad time" names 5furlongs serve -U - delay:read=5furlongs,of=mem:size=1M
 check "a bad rate" names 200% serve -U - error:rate=200%,of=mem:size=1M
 check "an unknown errno" names EWHAT serve -U - error:rate=1%,errno=EWHAT,of=mem:size=1M
+check "a weight out of range" names "1 to 10000" serve -U - mem:size=1M,weight=10001
+check "an unknown class" names "rt, be and idle" serve -U - mem:size=1M,ioprio=best
+check "a weight where no export is" names outermost serve -U - delay:read=1ms,of=mem:size=1M,weight=7
 check "an unknown engine" names steam serve --engine steam -U - mem:size=1M
 check "a bad port" names 99999 serve -p 99999 mem:size=1M
 check "two exports of one name" names twice serve -U - twice=mem:size=1M twice=mem:size=2M
@@ -42,6 +45,9 @@ check "bench without a target" refused bench --rw read
 check "bench with an unknown rw" names sideways bench --device null:size=1G --rw sideways
 check "info without a URI" refused info
 check "info with a URI of another world" refused info http://localhost/
+check "ctl without a request" refused ctl "$DIR/none"
+check "ctl with an unknown request" names frobnicate ctl "$DIR/none" frobnicate
+check "ctl set without a value" names PATH=VALUE ctl "$DIR/none" set hw0/queue/nr_requests
 check "an unknown lab" refused lab run nothing-of-this-name
 
 # What the world refuses is not the user's spelling: exit 1.
@@ -55,6 +61,7 @@ fails() {
 check "an image that is not there" fails serve -U - "$DIR/none.img"
 check "a folder for an image" fails serve -U - "$DIR"
 check "nobody listens there" fails info "nbd+unix:///?socket=$DIR/none"
+check "no control socket there" fails ctl "$DIR/none" get
 check "nothing to replay" fails lab replay "$DIR/none"
 truncate -s 1000 "$DIR/odd.img"
 check "a tail smaller than the alignment is refused, or served without O_DIRECT" bash -c '

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use headworks::client::bench::{BenchOptions, Pattern, Verify, Waiting};
 use headworks::client::{ClientOptions, Uri};
+use headworks::core::QueueOptions;
 use headworks::device::Spec;
 use headworks::units::{parse_size, parse_time};
 
@@ -55,9 +56,6 @@ pub struct Options {
     /// For random blocks
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// none
-    #[arg(long, default_value = "none", conflicts_with = "uri")]
-    scheduler: String,
     /// auto, uring or threads (in process)
     #[arg(long, default_value = "auto", conflicts_with = "uri")]
     engine: String,
@@ -128,9 +126,7 @@ fn in_process(
     pattern: Pattern,
     block_bytes: u32,
 ) -> Result<(), Failure> {
-    if options.scheduler != "none" {
-        return Err(usage(format!("scheduler: `{}` is none of: none", options.scheduler)));
-    }
+    options.queue.apply(&mut QueueOptions::default()).map_err(usage)?;
     let mut device = Spec::parse(device).map_err(usage)?;
     if let Some(size) = options.size {
         device.set_default_size(size);

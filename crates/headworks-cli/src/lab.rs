@@ -14,11 +14,12 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Subcommand;
 use headworks::core::prng::Prng;
 use headworks::server::recorder;
+use headworks_lab::experiment::Name;
 use headworks_sim::throughput::{Watch, run_null};
 use headworks_sim::{Failure, Smoke};
 use serde_json::json;
 
-use crate::{USAGE, complain};
+use crate::{USAGE, complain, experiments};
 
 /// The same path in virtual time, over modelled disks.
 #[derive(Subcommand)]
@@ -39,6 +40,17 @@ pub enum Lab {
 /// An experiment.
 #[derive(Subcommand)]
 pub enum Experiment {
+    /// Tags on a disk: 1 to 512 jobs of 1 MiB writes, cut into pieces of 128 KiB
+    #[command(name = "seed-000")]
+    Seed000(experiments::Options),
+    /// Batch dispatch: device order, merges, and how many requests are outside the elevator
+    #[command(name = "seed-001")]
+    Seed001(experiments::Options),
+    /// Plugs: how many of a batch's sequential reads become one request
+    #[command(name = "seed-004")]
+    Seed004(experiments::Options),
+    /// Shares of a device: a light reader beside heavy ones, equals, weights
+    Fairness(experiments::Options),
     /// Random worlds with every fault, checked by an oracle
     Smoke {
         /// The first scenario's seed; a fresh one without
@@ -76,6 +88,10 @@ pub fn run(lab: Lab) -> ExitCode {
     let code = match lab {
         Lab::Replay { file, json } => return replay(&file, json),
         Lab::Run(Experiment::Null { seed, bios, json }) => run_speed(seed, bios, json),
+        Lab::Run(Experiment::Seed000(options)) => return options.run(Name::Seed000),
+        Lab::Run(Experiment::Seed001(options)) => return options.run(Name::Seed001),
+        Lab::Run(Experiment::Seed004(options)) => return options.run(Name::Seed004),
+        Lab::Run(Experiment::Fairness(options)) => return options.run(Name::Fairness),
         Lab::Run(Experiment::Smoke { shards: Some(shards), .. })
             if ![1, 2, 4].contains(&shards) =>
         {

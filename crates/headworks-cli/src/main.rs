@@ -5,6 +5,8 @@ mod bench;
 mod bench_device;
 mod bench_feeders;
 mod bench_nbd;
+mod ctl;
+mod experiments;
 mod info;
 mod lab;
 mod serve;
@@ -29,6 +31,8 @@ enum Command {
     Serve(serve::Options),
     /// Measures a device in process, or an NBD server.
     Bench(bench::Options),
+    /// Looks at a running server and changes it, by its control socket.
+    Ctl(ctl::Options),
     /// Shows what an NBD server offers.
     Info {
         /// The server and the export
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Serve(options) => serve::run(options),
         Command::Bench(options) => bench::run(options),
+        Command::Ctl(options) => ctl::run(&options),
         Command::Info { uri, json } => show(&uri, json),
         Command::Lab(lab) => lab::run(lab),
     }

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use clap::Args;
-use headworks::core::{ConfigError, NoMerges, PlugNesting, QueueOptions};
-use headworks::device::Spec;
+use headworks::core::{ConfigError, Ioprio, NoMerges, PlugNesting, QueueOptions, Tunable};
+use headworks::device::{Share, Spec};
 use headworks::server::assemble::{self, Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
 use headworks::units::{parse_size, parse_time};
@@ -29,9 +29,12 @@ Examples:
   headworks serve a=one.img b=two.img -p 10809      two exports on TCP, 127.0.0.1:10809
   headworks serve mem:size=1G --run 'nbdinfo $uri'  serve while a command runs
   headworks serve delay:read=5ms,of=file:path=disk.img
+  headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
 SPEC is a path or type:key=value,...: file (path, size, direct, read-only), null (size), mem (size), and around another
 device delay (read, write, flush, discard, all, jitter, of) and error (rate, errno, op, range, after, count, of).
+Of an export, among the keys of the outermost type: weight (1 to 10000, default 100), its share of the device beside other
+exports; ioprio (rt, be or idle, with a level of 0 to 7: be:0), the class of its clients' requests, default be:4.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
 pub struct Options {
     /// What to serve; the first is the default export
@@ -49,6 +52,9 @@ pub struct Options {
     /// Listen on this address (with --port)
     #[arg(short = 'i', long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     ip_addr: IpAddr,
+    /// Listen for `headworks ctl` on this unix socket, for the owner alone
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
     /// Refuse all writes
     #[arg(short, long)]
     read_only: bool,
@@ -70,7 +76,7 @@ pub struct Options {
     /// CPUs for the threads, in order: 0,1
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     cpus: Vec<usize>,
-    /// Run a shell command with $uri, $unixsocket, $port and $nbd; serve until it ends, end with its status
+    /// Run a shell command with $uri, $unixsocket, $port, $nbd and $control; serve until it ends, end with its status
     #[arg(long, value_name = "CMD")]
     run: Option<String>,
     /// Write the process id here once clients may connect
@@ -126,6 +132,12 @@ pub struct Queue {
     /// A command that takes longer is answered with an error
     #[arg(long, value_parser = time, value_name = "TIME")]
     io_timeout: Option<u64>,
+    /// The order of requests: none or mq-deadline
+    #[arg(long, value_name = "NAME")]
+    scheduler: Option<String>,
+    /// Who gets a tag next: fair; for experiments legacy518 or kuai_v3
+    #[arg(long, value_name = "POLICY")]
+    tags: Option<String>,
 }
 
 impl Queue {
@@ -134,8 +146,8 @@ impl Queue {
     /// # Errors
     /// What is out of range.
     pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
-        let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, io_timeout } =
-            self;
+        let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
+        let Self { io_timeout, scheduler, tags, .. } = self;
         options.nr_requests = nr_requests.unwrap_or(options.nr_requests);
         options.queue_depth = queue_depth.unwrap_or(options.queue_depth);
         options.max_sectors_kb = max_sectors_kb.unwrap_or(options.max_sectors_kb);
@@ -144,6 +156,11 @@ impl Queue {
         if let Some(value) = *nomerges {
             let wrong = || ConfigError::new("nomerges", format!("{value} is none of 0, 1, 2"));
             options.nomerges = NoMerges::from_sysfs(value).ok_or_else(wrong)?;
+        }
+        for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
+            if let Some(word) = word {
+                tunable.set(options, tunable.parse(word)?)?;
+            }
         }
         options.validate()
     }
@@ -191,6 +208,8 @@ struct Shown {
     size: u64,
     uri: String,
     volume: usize,
+    weight: u16,
+    ioprio: Ioprio,
     /// Writes need a flush to outlive a power cut.
     volatile: bool,
     /// Its bytes outlive the process.
@@ -203,6 +222,7 @@ struct Running {
     notes: Vec<String>,
     unix: Option<PathBuf>,
     port: Option<u16>,
+    control: Option<PathBuf>,
     /// The directory of a private socket; it goes with us.
     private: Option<PrivateDirectory>,
 }
@@ -224,6 +244,7 @@ fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigErr
     unix_mode(options)?;
     let server = ServerOptions {
         listen: Vec::new(),
+        control: options.control.as_ref().map(absolute),
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),
@@ -264,7 +285,8 @@ fn start(
     for export in &mut exports {
         export.uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
     }
-    Ok(Running { server, exports, notes, unix, port, private })
+    let control = server_options.control;
+    Ok(Running { server, exports, notes, unix, port, control, private })
 }
 
 fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
@@ -277,7 +299,7 @@ fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
 
 fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError> {
     let (name, spec) = split_name(text);
-    let mut parsed = Spec::parse(spec)?;
+    let (mut parsed, Share { weight, ioprio }) = Spec::parse_export(spec)?;
     if let Some(size) = options.size {
         parsed.set_default_size(size);
     }
@@ -286,7 +308,7 @@ fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError>
         None if options.exports.len() == 1 => String::new(),
         None => parsed.short_name(),
     };
-    Ok(ExportSpec::new(name, parsed, options.read_only))
+    Ok(ExportSpec { weight, ioprio, ..ExportSpec::new(name, parsed, options.read_only) })
 }
 
 /// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
@@ -317,10 +339,14 @@ fn addresses(options: &Options) -> Result<(Vec<Address>, Option<PrivateDirectory
         }
     };
     if let Some(path) = path {
-        let path = std::path::absolute(&path).unwrap_or(path);
+        let path = absolute(&path);
         listen.push(Address::Unix { path, mode: unix_mode(options)? });
     }
     Ok((listen, private))
+}
+
+fn absolute(path: &PathBuf) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.clone())
 }
 
 /// A new directory that only we may enter.
@@ -351,6 +377,8 @@ fn shown(assembly: &Assembly) -> Vec<Shown> {
             size: volume.size,
             uri: String::new(),
             volume: export.volume.0.into(),
+            weight: export.weight,
+            ioprio: export.ioprio,
             volatile: assembly.devices[usize::from(device.0)].0.write_cache && !volume.read_only,
             lasting: export.lasting,
         }
@@ -423,7 +451,8 @@ fn announcement(running: &Running) -> String {
         text += &format!("note: {note}\n");
     }
     for export in &running.exports {
-        text += &format!("export: {}: {}\n", export.shown_name(), export.description);
+        let (name, share) = (export.shown_name(), export.share());
+        text += &format!("export: {name}: {}{share}\n", export.description);
     }
     text += &format!("engine: {}\n", running.server.engine());
     text += "write mode: write-through, no cache: an acknowledged write is in the device\n";
@@ -433,6 +462,9 @@ fn announcement(running: &Running) -> String {
     }
     if let Some(first) = running.exports.first() {
         text += &format!("try: nbdinfo '{}'\n", first.uri);
+    }
+    if let Some(path) = &running.control {
+        text += &format!("control: headworks ctl '{}' get\n", path.display());
     }
     text
 }
@@ -453,6 +485,19 @@ impl Shown {
     fn shown_name(&self) -> &str {
         if self.name.is_empty() { "(default)" } else { &self.name }
     }
+
+    /// Its share and its class, if they are not the ordinary ones.
+    fn share(&self) -> String {
+        let ordinary = Share::default();
+        let mut text = String::new();
+        if self.weight != ordinary.weight {
+            text += &format!(", weight {}", self.weight);
+        }
+        if self.ioprio != ordinary.ioprio {
+            text += &format!(", class {}", self.ioprio);
+        }
+        text
+    }
 }
 
 fn announcement_json(running: &Running) -> String {
@@ -465,6 +510,8 @@ fn announcement_json(running: &Running) -> String {
                 "description": export.description,
                 "size": export.size,
                 "uri": export.uri,
+                "weight": export.weight,
+                "ioprio": export.ioprio.to_string(),
             })
         })
         .collect();
@@ -476,6 +523,7 @@ fn announcement_json(running: &Running) -> String {
         "notes": running.notes,
         "unix": running.unix,
         "port": running.port,
+        "control": running.control,
     });
     format!("{object}\n")
 }
@@ -489,6 +537,9 @@ fn spawn(command: &str, running: &Running) -> io::Result<Child> {
     }
     if let Some(port) = running.port {
         shell.env("port", port.to_string());
+    }
+    if let Some(path) = &running.control {
+        shell.env("control", path);
     }
     // SAFETY: between fork and exec only the signal mask is set back, by one system call.
     unsafe { shell.pre_exec(Signals::unblock).spawn() }

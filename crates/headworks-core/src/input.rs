@@ -80,6 +80,15 @@ pub enum Message {
         /// Whose tags.
         device: DeviceId,
     },
+    /// To every other shard: the queue of `device` works with these from now on. Comes before any tag that is granted by them.
+    Limits {
+        /// Whose.
+        device: DeviceId,
+        /// See [`crate::QueueOptions`].
+        nr_requests: u32,
+        /// See [`crate::QueueOptions`].
+        max_sectors_kb: u32,
+    },
     /// To the owner: `count` tags come back.
     TagReturn {
         /// Whose tags.

@@ -205,6 +205,9 @@ fn encode_message(message: &Message) -> Words {
         Message::TagGrant { device, count } => [6, device.0.into(), count.into(), 0, 0, 0],
         Message::TagRevoke { device } => [7, device.0.into(), 0, 0, 0, 0],
         Message::TagReturn { device, count } => [10, device.0.into(), count.into(), 0, 0, 0],
+        Message::Limits { device, nr_requests, max_sectors_kb } => {
+            [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), 0, 0]
+        }
     }
 }
 
@@ -251,6 +254,11 @@ pub fn decode(words: &Words) -> Option<Input> {
             return Some(Input::Control(Control::Resize { volume, size }));
         }
         10 => Message::TagReturn { device, count },
+        13 => Message::Limits {
+            device,
+            nr_requests: words[2] as u32,
+            max_sectors_kb: words[3] as u32,
+        },
         11 => {
             let tunable = Tunable::from_code(words[2].try_into().ok()?)?;
             let (value, token) = (words[3], words[4] as u32);
@@ -307,7 +315,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(13) {
+        let message = match prng.below(14) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -329,6 +337,7 @@ mod tests {
                 let (value, token) = (bio.offset, cookie);
                 return Input::Control(Control::Set { device, tunable, value, token });
             }
+            12 => Message::Limits { device, nr_requests: cookie, max_sectors_kb: bio.len },
             11 => {
                 let (export, weight) = (id.export, count);
                 return Input::Control(Control::Weight { export, weight });

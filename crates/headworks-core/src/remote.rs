@@ -1,17 +1,21 @@
 //! Bios for a device that another shard owns: they wait here for tags of the lease, then go over as messages.
 //!
-//! Order of waiting is order of arrival. Flushes need no tag. The lease is asked for in batches (what waits, up to the
-//! largest want) and goes back when the owner revokes it or when it was idle for [`IDLE_NS`].
+//! Whose turn it is is decided as at the owner's gate (`tags/flows`): exports by weight, connections equally, by bytes, light
+//! ones first. Flushes need no tag. The lease is asked for in batches (what waits, up to the largest want), with the bytes
+//! that it is for and the weights of the exports that wait here, so that the owner can weigh shards against each other and
+//! its own. It goes back when the owner revokes it or when it was idle for [`IDLE_NS`].
+//!
+//! Invariant: what is asked for is enough for the head. One that needs several tags stays the head until it has them; one that
+//! needs one may be passed while it waits, and then the grant is enough for who passed, or the next want is.
 
 use crate::action::Action;
-use crate::bio::{DeviceId, Op, ShardId};
+use crate::bio::{DeviceId, ExportId, Op, ShardId};
 use crate::error::Status;
 use crate::input::{Message, ReplyStage};
 use crate::merge::Limits;
-use crate::options::{ExportConfig, ShardConfig};
-use crate::queue::list::Fifo;
-use crate::queue::{Pools, TimerKind, answer, pieces, timer_of};
-use crate::tags::{Lease, want_max};
+use crate::options::ShardConfig;
+use crate::queue::{Pools, TimerKind, Weights, answer, cost_bytes, pieces, timer_of};
+use crate::tags::{Ask, Flows, Head, Lease, Who, want_max};
 use crate::time::{Instant, MS};
 
 /// A lease that nobody used for this long goes back. 10 ms: longer than the gaps of a busy client, short against a seek storm.
@@ -25,9 +29,10 @@ pub(crate) struct RemoteQueue {
     nr_requests: u32,
     discard_granularity: u32,
     lease: Lease,
-    line: Fifo,
-    /// Tags that the line needs.
-    needed: u32,
+    line: Flows,
+    /// The head, if it needs several tags.
+    gathering: Option<Head>,
+    weights: Weights,
 }
 
 impl RemoteQueue {
@@ -40,8 +45,9 @@ impl RemoteQueue {
             nr_requests: options.queue.nr_requests,
             discard_granularity: options.queue.discard_granularity,
             lease: Lease::default(),
-            line: Fifo::new(),
-            needed: 0,
+            line: Flows::new(config.bios_max as usize),
+            gathering: None,
+            weights: Weights::new(config),
         }
     }
 
@@ -55,11 +61,16 @@ impl RemoteQueue {
 
     /// Nothing waits and nothing of the lease is used.
     pub fn is_quiet(&self) -> bool {
-        self.line.head().is_none() && self.lease.used() == 0
+        self.line.is_empty() && self.lease.used() == 0
+    }
+
+    /// An export's share changes; what waits already keeps the old one.
+    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
+        self.weights.set(export, weight);
     }
 
     /// A checked bio.
-    pub fn submit(&mut self, pools: &mut Pools, slot: u32, block_size: u32) {
+    pub fn submit(&mut self, now: Instant, pools: &mut Pools, slot: u32, block_size: u32) {
         let bio = pools.bios[slot].bio;
         let tags = match bio.op {
             Op::Flush => 0,
@@ -70,8 +81,17 @@ impl RemoteQueue {
         if tags == 0 {
             return self.send(pools, slot);
         }
-        self.needed += u32::from(tags);
-        self.line.push(&mut pools.bios, slot);
+        let ask = Ask {
+            who: Who::Request(slot),
+            want: tags,
+            bytes: cost_bytes(bio.op, bio.len),
+            // Only the owner knows how many tags asynchronous ones hold.
+            sync: true,
+            connection: bio.id.connection,
+            export: bio.id.export,
+            weight: self.weights.of(bio.id.export),
+        };
+        self.line.push(now, 0, ask);
     }
 
     /// The owner grants. The line is served at once: a revocation may be next in the same batch, and a tag that went round
@@ -79,6 +99,18 @@ impl RemoteQueue {
     pub fn on_grant(&mut self, pools: &mut Pools, count: u16) {
         self.lease.on_grant(count);
         self.serve(pools);
+    }
+
+    /// The owner's queue works with other limits now.
+    pub fn on_limits(&mut self, nr_requests: u32, max_sectors_kb: u32) {
+        self.nr_requests = nr_requests;
+        self.limits.max_bytes = max_sectors_kb * 1024;
+    }
+
+    /// Tags that a waiting bio goes over with: what it came with, but never more than the owner would ever grant now. With
+    /// fewer than it has pieces its pieces go one after the other.
+    fn tags_for(&self, head: Head) -> u16 {
+        self.line.ticket(head).ask.want.min(want_max(self.nr_requests))
     }
 
     /// The owner wants tags back.
@@ -104,7 +136,7 @@ impl RemoteQueue {
 
     /// The lease was idle.
     pub fn on_idle(&mut self, pools: &mut Pools) {
-        if self.lease.used() == 0 && self.line.head().is_none() {
+        if self.lease.used() == 0 && self.line.is_empty() {
             let count = self.lease.on_idle();
             self.give_back(pools, count);
         }
@@ -113,17 +145,10 @@ impl RemoteQueue {
     /// Ends a batch: sends what the lease allows, asks for more if that was not all, returns what is not ours any longer.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) {
         self.serve(pools);
-        if let Some(slot) = self.line.head()
+        if let Some(head) = self.head()
             && self.lease.start_wanting()
         {
-            let most = u32::from(want_max(self.nr_requests));
-            let head = u32::from(pools.bios[slot].tags);
-            let message = Message::TagWant {
-                device: self.device,
-                want: self.needed.min(most).max(head) as u16,
-                bytes: pools.bios[slot].bio.len,
-                weight: ExportConfig::default().weight,
-            };
+            let message = self.want(head);
             pools.actions.list.push(Action::Send { to: self.owner, message });
         }
         let count = self.lease.settle();
@@ -136,17 +161,47 @@ impl RemoteQueue {
         }
     }
 
-    /// Sends from the front of the line what the lease allows.
+    /// What the owner is asked for: the head's want at least, and as much of what waits as one want may be.
+    fn want(&self, head: Head) -> Message {
+        let demand = self.line.demand();
+        let most = u32::from(want_max(self.nr_requests));
+        let least = u32::from(self.tags_for(head));
+        let want = demand.tags.min(most).max(least);
+        // Of the bytes that wait, the part that goes with so many of the tags.
+        let bytes = demand.bytes * u64::from(want) / u64::from(demand.tags);
+        Message::TagWant {
+            device: self.device,
+            want: want as u16,
+            bytes: bytes.min(u32::MAX.into()) as u32,
+            weight: demand.weights.min(u16::MAX.into()) as u16,
+        }
+    }
+
+    /// Whose turn it is.
+    fn head(&mut self) -> Option<Head> {
+        self.gathering.or_else(|| self.line.pick())
+    }
+
+    /// Sends what the lease allows.
     fn serve(&mut self, pools: &mut Pools) {
-        while let Some(slot) = self.line.head() {
-            let tags = pools.bios[slot].tags;
-            if !self.lease.try_take(tags) {
+        if self.line.is_empty() {
+            return;
+        }
+        while let Some(head) = self.head() {
+            let want = self.tags_for(head);
+            if !self.lease.try_take(want) {
+                self.gathering = (want > 1).then_some(head);
                 return;
             }
-            self.line.pop(&mut pools.bios);
-            self.needed -= u32::from(tags);
+            self.gathering = None;
+            let Who::Request(slot) = self.line.ticket(head).ask.who else {
+                unreachable!("only bios wait here")
+            };
+            self.line.pop(head);
+            pools.bios[slot].tags = want;
             self.send(pools, slot);
         }
+        self.line.forget_all();
     }
 
     fn send(&self, pools: &mut Pools, slot: u32) {

@@ -64,6 +64,10 @@ pub struct Request {
     pub parent: SlotId,
     /// Chain links of the merge index: by end, then by start.
     pub chain: [SlotId; 2],
+    /// Links of a sorting elevator's tree: before, after, up.
+    pub tree: [SlotId; 3],
+    /// Counts what leaves the elevator, round and round: refused requests go again in this order.
+    pub departure: u32,
     /// Neighbours in the queue's list of commands in flight, oldest first.
     pub flight_prev: SlotId,
     /// See `flight_prev`.
@@ -94,6 +98,8 @@ pub struct Request {
     pub pieces: u32,
     /// A split request: the first error of its pieces.
     pub status: crate::error::Status,
+    /// A sorting elevator's: when it goes first.
+    pub deadline: Instant,
     /// When the command in flight was sent; what its time-out counts from.
     pub sent: Instant,
     /// The stage times: entered the plug, left it, got its tag, was sent.
@@ -184,6 +190,8 @@ impl Default for Request {
             prev: NIL,
             parent: NIL,
             chain: [NIL; 2],
+            tree: [NIL; 3],
+            departure: 0,
             flight_prev: NIL,
             flight_next: NIL,
             segments: 0,
@@ -199,6 +207,7 @@ impl Default for Request {
             charged: 0,
             pieces: 0,
             status: Ok(()),
+            deadline: Instant(0),
             sent: Instant(0),
             stamps: [Instant(0); 4],
         }
@@ -225,7 +234,7 @@ pub enum Origin {
 pub struct BioSlot {
     /// What was asked.
     pub bio: Bio,
-    /// Next bio of its request, or of a list of flush waiters, or of the lease's gate.
+    /// Next bio of its request, or of a list of flush waiters.
     pub next: u32,
     /// Who asked.
     pub origin: Origin,

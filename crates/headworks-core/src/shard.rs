@@ -9,14 +9,14 @@ use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::elevator::Elevator;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
-use crate::options::{ShardConfig, VolumeConfig};
+use crate::options::{QueueOptions, ShardConfig, VolumeConfig};
 use crate::plug::Plug;
 use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
 use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
 use crate::slab::NIL;
-use crate::stats::VolumeStats;
-use crate::tags::TagOwner;
+use crate::stats::{QueueStats, TurnStats, VolumeStats};
+use crate::tags::{TagOwner, TagStats};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::volume;
@@ -24,7 +24,7 @@ use crate::volume;
 /// A device as this shard sees it.
 enum Way {
     Own(Box<Queue>),
-    Other(RemoteQueue),
+    Other(Box<RemoteQueue>),
 }
 
 /// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
@@ -34,7 +34,7 @@ fn room_for_actions(config: &ShardConfig) -> Actions {
     let (mut list, mut segments) = (2 * bios + config.volumes.len() + 256, 0);
     for device in config.devices.iter().filter(|device| device.owner == config.id) {
         let queue = &device.queue;
-        let commands = queue.queue_depth.min(queue.nr_requests) as usize;
+        let commands = queue.queue_depth as usize;
         list += 2 * commands;
         // Whatever the limits allow, and no more than one for each bio's end and each full segment.
         let full = queue.max_bytes().div_ceil(queue.max_segment_size) as usize;
@@ -56,6 +56,9 @@ pub struct Shard {
     /// The time last asked for by `Action::Timer`.
     timer: Option<Instant>,
     scratch: Vec<SlotId>,
+    /// Bios of this turn, and those of them that merged in the plug.
+    turn: (u32, u32),
+    turns: TurnStats,
 }
 
 impl Shard {
@@ -68,13 +71,13 @@ impl Shard {
         let ways: Vec<Way> = (0..config.devices.len() as u16)
             .map(|device| match config.devices[usize::from(device)].owner == config.id {
                 true => Way::Own(Box::new(Queue::new(&config, DeviceId(device)))),
-                false => Way::Other(RemoteQueue::new(&config, DeviceId(device))),
+                false => Way::Other(Box::new(RemoteQueue::new(&config, DeviceId(device)))),
             })
             .collect();
         let slots = config.slots_max();
         Ok(Self {
             id: config.id,
-            plug: Plug::new(),
+            plug: Plug::new(config.plug_nesting),
             pools: Pools {
                 bios: Bios::new(config.bios_max),
                 slots: Slots::new(slots),
@@ -86,6 +89,8 @@ impl Shard {
             touched: 0,
             timer: None,
             scratch: Vec::with_capacity(2 * crate::plug::PLUG_MAX),
+            turn: (0, 0),
+            turns: TurnStats::default(),
         })
     }
 
@@ -111,6 +116,8 @@ impl Shard {
         }
         self.run_touched(now);
         self.announce_timer();
+        let (bios, merges) = std::mem::take(&mut self.turn);
+        self.turns.on_turn(bios, merges);
     }
 
     fn on_bio(&mut self, now: Instant, bio: Bio) {
@@ -138,9 +145,15 @@ impl Shard {
         self.pools.bios[slot] =
             BioSlot { bio, next: NIL, origin: Origin::Here, tags: 0, answered: false };
         self.touched |= 1 << device.0;
+        self.turn.0 += 1;
         match &mut self.ways[usize::from(device.0)] {
-            Way::Own(_) => self.enter(now, device, bio, slot, 0),
-            Way::Other(remote) => remote.submit(&mut self.pools, slot, block_size),
+            Way::Own(_) => {
+                self.enter(now, device, bio, slot, 0);
+                if self.plug.finish_inner() {
+                    self.flush_plug(now);
+                }
+            }
+            Way::Other(remote) => remote.submit(now, &mut self.pools, slot, block_size),
         }
     }
 
@@ -149,6 +162,9 @@ impl Shard {
         let Way::Own(queue) = &mut self.ways[usize::from(device.0)] else {
             unreachable!("only bios for our own devices enter")
         };
+        if queue.is_draining() && tags == 0 {
+            return queue.hold(&mut self.pools, slot);
+        }
         if bio.op == Op::Flush {
             return queue.flush(now, &mut self.pools, slot);
         }
@@ -159,6 +175,7 @@ impl Shard {
         if self.plug.try_merge(slots, bios, device, (&bio, slot), queue.limits(), queue.nomerges())
         {
             queue.count_merge(&bio);
+            self.turn.1 += 1;
             return;
         }
         let segments = queue.limits().segments(bio.len);
@@ -189,12 +206,36 @@ impl Shard {
         while touched != 0 {
             let device = touched.trailing_zeros() as usize;
             touched &= touched - 1;
-            match self.ways.get_mut(device) {
+            let open = match self.ways.get_mut(device) {
                 Some(Way::Own(queue)) => queue.run(now, &mut self.pools),
-                Some(Way::Other(remote)) => remote.run(now, &mut self.pools),
-                None => {}
+                Some(Way::Other(remote)) => {
+                    remote.run(now, &mut self.pools);
+                    false
+                }
+                None => false,
+            };
+            if open {
+                self.thaw(now, DeviceId(device as u16));
             }
         }
+    }
+
+    /// A switch is over: what was held enters in its order, under a plug of its own.
+    fn thaw(&mut self, now: Instant, device: DeviceId) {
+        self.plug.start();
+        while let Some((queue, pools)) = self.own(device)
+            && let Some(slot) = queue.next_held(pools)
+        {
+            let bio = pools.bios[slot].bio;
+            self.enter(now, device, bio, slot, 0);
+        }
+        if self.plug.finish() {
+            self.flush_plug(now);
+        }
+        if let Some((queue, pools)) = self.own(device) {
+            queue.run(now, pools);
+        }
+        self.touched &= !(1 << device.0);
     }
 
     fn on_timer(&mut self, now: Instant) {
@@ -242,6 +283,11 @@ impl Shard {
                     remote.on_grant(pools, count);
                 }
             }
+            Message::Limits { device, nr_requests, max_sectors_kb } => {
+                if let Some((remote, _)) = self.remote(device) {
+                    remote.on_limits(nr_requests, max_sectors_kb);
+                }
+            }
             Message::TagRevoke { device } => {
                 if let Some((remote, pools)) = self.remote(device) {
                     remote.on_revoke(pools);
@@ -279,14 +325,18 @@ impl Shard {
                     config.options.size = size;
                 }
             }
-            Control::Set { token, .. } => {
-                let status = Err(IoError::Unsupported);
-                self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
-            }
+            Control::Set { device, tunable, value, token } => match self.own(device) {
+                Some((queue, pools)) => queue.set(pools, tunable, value, token),
+                None => {
+                    let status = Err(IoError::Invalid);
+                    self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
+                }
+            },
             Control::Weight { export, weight } => {
                 for way in &mut self.ways {
-                    if let Way::Own(queue) = way {
-                        queue.set_weight(export, weight);
+                    match way {
+                        Way::Own(queue) => queue.set_weight(export, weight),
+                        Way::Other(remote) => remote.set_weight(export, weight),
                     }
                 }
             }
@@ -386,6 +436,25 @@ impl Shard {
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
         let config = self.volumes.get(usize::from(volume.0))?;
         self.queue(config.device)?.volume(volume.0).map(|volume| &volume.stats)
+    }
+
+    /// What an own device's queue and its tags counted; `None` for another shard's device.
+    #[must_use]
+    pub fn queue_stats(&self, device: DeviceId) -> Option<(QueueStats, TagStats)> {
+        let queue = self.queue(device)?;
+        Some((queue.stats(&self.pools.slots), queue.tags().stats()))
+    }
+
+    /// The options that an own device's queue works with now; `None` for another shard's device.
+    #[must_use]
+    pub fn queue_options(&self, device: DeviceId) -> Option<&QueueOptions> {
+        self.queue(device).map(Queue::options)
+    }
+
+    /// What the plug made of this shard's turns.
+    #[must_use]
+    pub fn turn_stats(&self) -> &TurnStats {
+        &self.turns
     }
 
     /// Writes of a volume that finished since its last good flush was submitted, and whether a flush of it failed; known to

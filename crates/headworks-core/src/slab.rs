@@ -38,6 +38,24 @@ impl<T: Clone + Default> Slab<T> {
     }
 }
 
+impl<T: Clone + Default> Slab<T> {
+    /// Adds `more` free slots. For a change of options, never for an I/O.
+    ///
+    /// # Panics
+    /// If there would be more than [`Slab::new`] allows.
+    pub fn grow(&mut self, more: u32) {
+        let old = self.slots.len() as u32;
+        let capacity = old.checked_add(more).filter(|&capacity| capacity < TAKEN);
+        let capacity = capacity.expect("a slab has fewer than 2^32 - 2 slots");
+        self.slots.resize(capacity as usize, T::default());
+        self.next_free.resize(capacity as usize, NIL);
+        for slot in (old..capacity).rev() {
+            self.next_free[slot as usize] = self.first_free;
+            self.first_free = slot;
+        }
+    }
+}
+
 impl<T> Slab<T> {
     /// Takes a free slot, with whatever its last user left in it; `None` when all are taken.
     #[inline]
@@ -112,6 +130,17 @@ mod tests {
         assert!(!slab.is_taken(0) && slab.is_taken(1) && !slab.is_taken(7));
         assert_eq!(slab.try_take(), Some(0));
         assert_eq!(Slab::<u8>::new(0).try_take(), None);
+    }
+
+    #[test]
+    fn a_grown_slab_hands_out_the_new_slots_and_keeps_the_old() {
+        let mut slab: Slab<u8> = Slab::new(1);
+        let first = slab.try_take().unwrap();
+        slab[first] = 7;
+        slab.grow(2);
+        slab.grow(0);
+        assert_eq!((slab.try_take(), slab.try_take(), slab.try_take()), (Some(1), Some(2), None));
+        assert_eq!((slab[first], slab.taken(), slab.free()), (7, 3, 0));
     }
 
     #[test]

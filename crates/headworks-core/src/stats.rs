@@ -120,6 +120,8 @@ pub struct OpStats {
     pub merges: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// Nanoseconds from the plug to the end, of all finished requests together.
+    pub time_ns: u64,
     /// Time per stage.
     pub stages: [Histogram; Stage::COUNT],
 }
@@ -138,6 +140,7 @@ impl VolumeStats {
         let row = &mut self.ops[op as usize];
         row.requests += 1;
         row.bytes += bytes;
+        row.time_ns += now.since(stamps[0]);
         row.stages[Stage::Plug as usize].record(stamps[1].since(stamps[0]));
         row.stages[Stage::Tag as usize].record(stamps[2].since(stamps[1]));
         row.stages[Stage::Scheduler as usize].record(stamps[3].since(stamps[2]));
@@ -152,6 +155,71 @@ pub struct QueueStats {
     pub issued: u64,
     /// Those of them that start where the one before ended.
     pub sequential: u64,
+    /// Requests that wait for a tag, are queued, or are in the device, as of the last batch.
+    pub in_flight: u32,
+    /// Nanoseconds in which there was such a request, up to the last batch.
+    pub busy_ns: u64,
+    /// When the last batch ended, if it left such a request.
+    pub busy_since: Option<Instant>,
+}
+
+impl QueueStats {
+    /// A batch has ended and left something on its way, or not. Between batches nothing changes, so this is exact, and it
+    /// costs nothing per request.
+    #[inline]
+    pub(crate) fn on_batch(&mut self, now: Instant, busy: bool) {
+        if let Some(since) = self.busy_since {
+            self.busy_ns += now.since(since);
+        }
+        self.busy_since = busy.then_some(now);
+    }
+
+    /// Nanoseconds until `now` in which something was on its way: `io_ticks` of diskstats.
+    #[must_use]
+    pub fn busy_until(&self, now: Instant) -> u64 {
+        self.busy_ns + self.busy_since.map_or(0, |since| now.since(since))
+    }
+}
+
+/// Turns of one size.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TurnRow {
+    /// How many there were.
+    pub turns: u64,
+    /// Bios that they brought.
+    pub bios: u64,
+    /// Bios that joined another one's request before the turn ended.
+    pub merges: u64,
+}
+
+/// What the plug made of turns, by their size: 1 bio, 2 to 3, 4 to 7 and so on; the last row has 64 and more. A turn that
+/// brings one bio cannot merge, so merges are to be judged by row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TurnStats {
+    /// The rows, the smallest turns first.
+    pub rows: [TurnRow; 7],
+}
+
+impl TurnStats {
+    /// Accounts for a turn that brought bios.
+    pub(crate) fn on_turn(&mut self, bios: u32, merges: u32) {
+        if let Some(size) = bios.checked_ilog2() {
+            let row = &mut self.rows[(size as usize).min(6)];
+            row.turns += 1;
+            row.bios += u64::from(bios);
+            row.merges += u64::from(merges);
+        }
+    }
+
+    /// The turns of a row, for people.
+    #[must_use]
+    pub fn label(row: usize) -> String {
+        match row {
+            0 => "1".into(),
+            6 => "64+".into(),
+            _ => format!("{}-{}", 1 << row, (2 << row) - 1),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -168,6 +236,21 @@ mod tests {
             last = bucket;
         }
         assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn a_turn_counts_in_the_row_of_its_size() {
+        let mut stats = TurnStats::default();
+        for bios in [0, 1, 2, 3, 4, 63, 64, 1000] {
+            stats.on_turn(bios, bios / 2);
+        }
+        let rows = stats.rows.map(|row| (row.turns, row.bios, row.merges));
+        let none = (0, 0, 0);
+        assert_eq!(
+            rows,
+            [(1, 1, 0), (2, 5, 2), (1, 4, 2), none, none, (1, 63, 31), (2, 1064, 532)]
+        );
+        assert_eq!([0, 1, 5, 6].map(TurnStats::label), ["1", "2-3", "32-63", "64+"]);
     }
 
     #[test]

@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, Completion, Control, DeviceId, Input, Instant, IoError, NoMerges,
-    Notice, Op, QueueOptions, ReplyStage, RequestId, Segment, Shard, ShardConfig, Status, Submit,
-    VolumeId, VolumeOptions,
+    Action, Bio, BioFlags, BioId, Completion, Control, DeadlineOptions, DeviceId, Input, Instant,
+    IoClass, IoError, Ioprio, NoMerges, Notice, Op, QueueOptions, ReplyStage, RequestId, Scheduler,
+    Segment, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
 };
 
 /// 4 s in debug.
@@ -117,6 +117,8 @@ fn world(seed: u64) -> World {
         write_zeroes: pick(&[0, 1, 1]) == 1,
         ..QueueOptions::default()
     };
+    let mut queue = queue;
+    draw_scheduler(&mut Prng::new(seed).split("scheduler"), &mut queue);
     let bios_max = pick(&[1, 5, 40]);
     let (fine, fault_rate) = (pick(&[0, 1]) == 1, pick(&[0, 5, 30]).into());
     let volume = VolumeOptions { size: SIZE, read_only: false, block_size: block };
@@ -142,6 +144,21 @@ fn world(seed: u64) -> World {
         answered: None,
         fault_rate,
     }
+}
+
+/// Half of the shards sort; with times so short that they matter.
+fn draw_scheduler(prng: &mut Prng, queue: &mut QueueOptions) {
+    let mut pick = |of: &[u32]| of[prng.below(of.len() as u64) as usize];
+    queue.scheduler = Scheduler::ALL[pick(&[0, 1]) as usize];
+    queue.deadline = DeadlineOptions {
+        read_expire_ms: pick(&[0, 1, 20]),
+        write_expire_ms: pick(&[0, 5, 100]),
+        writes_starved: pick(&[0, 1, 2]),
+        fifo_batch: pick(&[1, 2, 16]),
+        front_merges: pick(&[0, 1]) == 1,
+        prio_aging_expire_ms: pick(&[0, 5, 40]),
+        ..DeadlineOptions::default()
+    };
 }
 
 impl World {
@@ -172,14 +189,29 @@ impl World {
         assert!(self.shard.is_quiet() && self.shard.is_idle());
         assert_eq!(self.shard.room(), self.bios_max);
         assert_eq!(self.shard.tags_free(DEVICE), Some(self.queue.nr_requests));
+        self.assert_nobody_counts();
+    }
+
+    /// Nobody is on his way, so the lowest class need not wait.
+    fn assert_nobody_counts(&mut self) {
+        self.sequence += 1;
+        let id = BioId { connection: 1, sequence: self.sequence, ..BioId::default() };
+        let len = self.block as u32;
+        let bio = Bio { id, len, ioprio: Ioprio::new(IoClass::Idle, 7), ..Bio::default() };
+        self.shard.handle(Instant(self.now), &[Input::Bio(bio)]);
+        let sent = |action: &Action| matches!(action, Action::Submit(_));
+        assert!(self.shard.actions().list.iter().any(sent), "a request that ended still counts");
     }
 
     fn pass_time(&mut self) {
         let step = [0, 50 * US, MS, 20 * MS][self.prng.below(4) as usize];
         let end = self.now + self.prng.below(step + 1);
+        let mut patience = 10_000;
         while let Some(at) = self.timer.filter(|&at| at <= end) {
             self.now = self.now.max(at);
             self.tick();
+            patience -= 1;
+            assert!(patience > 0, "a timer is set again and again");
         }
         self.now = end;
     }
@@ -256,7 +288,7 @@ impl World {
                 Op::Read => flags.without(BioFlags::FUA),
                 _ => flags.without(BioFlags::HOLE_OK),
             },
-            ..Bio::default()
+            ioprio: Ioprio::new(IoClass::ALL[[1, 1, 1, 0, 2][self.prng.below(5) as usize]], 4),
         };
         if op == Op::Flush {
             (bio.offset, bio.len) = (0, 0);
@@ -481,7 +513,10 @@ impl World {
         assert_eq!(at, submit.offset + u64::from(submit.len));
         let lonely = |id: &BioId| self.wishes[id].bio.flags.contains(BioFlags::NOMERGE);
         assert!(bios.len() == 1 || !bios.iter().any(lonely), "merged against its wish");
-        let class = |id: &BioId| self.wishes[id].bio.flags.0 & (BioFlags::FUA.0 | BioFlags::SYNC.0);
+        let class = |id: &BioId| {
+            let bio = &self.wishes[id].bio;
+            (bio.flags.0 & (BioFlags::FUA.0 | BioFlags::SYNC.0), bio.ioprio)
+        };
         assert!(bios.iter().all(|id| class(id) == class(&bios[0])), "classes were mixed");
         bios
     }

@@ -7,9 +7,9 @@ use std::cell::Cell;
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, Input, Instant, IoError, Op,
-    PlugNesting, QueueOptions, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig,
-    VolumeOptions,
+    Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, Input, Instant, IoClass,
+    IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler, Shard, ShardConfig, ShardId, Status,
+    Submit, TagPolicy, VolumeConfig, VolumeOptions,
 };
 
 thread_local! {
@@ -128,6 +128,17 @@ impl Desk {
     fn finish(&mut self) {
         while !self.flying.is_empty() {
             self.answer(Ok(()), |submit| submit.len);
+        }
+    }
+
+    /// Everything is answered and every timer comes, until there is none.
+    fn run_out(&mut self) {
+        loop {
+            self.finish();
+            let Some(at) = self.timer else {
+                return;
+            };
+            self.tick(at.saturating_sub(self.now));
         }
     }
 
@@ -309,6 +320,34 @@ fn discards_and_zeroes() {
     });
 }
 
+/// Every other bio is of another class, so that lower ones are held back, age and are woken for.
+#[test]
+fn sorting_with_levels_and_deadlines() {
+    for (depth, aging) in [(128, 10_000), (4, 10_000), (1, 5)] {
+        let change = |q: &mut QueueOptions| {
+            (q.scheduler, q.queue_depth) = (Scheduler::MqDeadline, depth);
+            q.deadline.prio_aging_expire_ms = aging;
+        };
+        none(1, 256, change, |desk| {
+            for n in 0..192 {
+                let op = [Op::Read, Op::Write, Op::Discard][n as usize % 3];
+                desk.bio(op, NONE, n * 7919 % 192 * MIB, 4096);
+                if let Some(Input::Bio(bio)) = desk.inputs[0].last_mut() {
+                    bio.ioprio = Ioprio::new(IoClass::ALL[n as usize % 2], 4);
+                }
+            }
+            desk.turn();
+            // Neighbours on both sides of what waits, and refusals.
+            (0..32).for_each(|n| desk.bio(Op::Write, NONE, n * MIB + 4096, 4096));
+            (1..32).for_each(|n| desk.bio(Op::Write, NONE, n * MIB - 4096, 4096));
+            desk.turn();
+            desk.answer(Err(IoError::Busy), |_| 0);
+            desk.tick(6 * MS);
+            desk.tick(10 * SEC);
+        });
+    }
+}
+
 #[test]
 fn another_shards_device() {
     for tags in [256, 4, 1] {
@@ -324,6 +363,30 @@ fn another_shards_device() {
             desk.tick(30 * SEC);
             desk.finish();
             desk.tick(20 * MS);
+        });
+    }
+}
+
+#[test]
+fn tasks_that_sleep_and_wake() {
+    for (tags, nr_requests) in [
+        (TagPolicy::Legacy518, 64),
+        (TagPolicy::Legacy518, 4),
+        (TagPolicy::KuaiV3, 62),
+        (TagPolicy::KuaiV3, 1),
+    ] {
+        let change = |q: &mut QueueOptions| {
+            (q.tags, q.nr_requests, q.max_sectors_kb) = (tags, nr_requests, 128);
+        };
+        none(1, 64, change, |desk| {
+            (0..64).for_each(|n| desk.bio(Op::Write, NONE, n * 8 * MIB, 1 << 20));
+            desk.turn();
+            desk.run_out();
+        });
+        none(2, 64, change, |desk| {
+            (0..32).for_each(|n| desk.bio(Op::Write, NONE, n * 8 * MIB, 1 << 20));
+            desk.turn();
+            desk.run_out();
         });
     }
 }

@@ -4,3 +4,10 @@
 //! the verdict, and then the table; before and after share seed, workload and device.
 
 pub mod contention;
+pub mod experiment;
+pub mod fairness;
+pub mod report;
+pub mod rig;
+pub mod seed000;
+pub mod seed001;
+pub mod seed004;

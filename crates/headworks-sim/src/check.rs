@@ -132,8 +132,10 @@ pub fn check_quiet(scenario: &Scenario, shard: &Shard, number: u16) -> Result<()
         return Err(violation(RULE, format!("shard {number} is not quiet")));
     }
     for (index, device) in scenario.devices.iter().enumerate() {
-        let all = device.config.queue.nr_requests;
         let id = DeviceId(index as u16);
+        // What it is now; it may have been changed since the start.
+        let options = shard.queue_options(id).unwrap_or(&device.config.queue);
+        let all = options.nr_requests;
         if let Some(free) = shard.tags_free(id)
             && free != all
         {

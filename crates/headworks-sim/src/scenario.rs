@@ -5,8 +5,9 @@
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC, US};
 use headworks_core::{
-    DeviceConfig, DeviceId, NoMerges, Op, PlugNesting, QueueOptions, ShardConfig, ShardId,
-    VolumeConfig, VolumeId, VolumeOptions,
+    DeadlineOptions, DeviceConfig, DeviceId, IoClass, Ioprio, NoMerges, Op, PlugNesting,
+    QueueOptions, Scheduler, ShardConfig, ShardId, TagPolicy, VolumeConfig, VolumeId,
+    VolumeOptions, WakeOptions,
 };
 
 use crate::disk::{BadRange, Defect, Faults, Model};
@@ -60,6 +61,8 @@ pub struct Scenario {
     pub message_delay_ns: u64,
     /// After how many turns the power fails, if it does.
     pub cut_after: Option<u64>,
+    /// How many changes of options happen in a round.
+    pub switches: u32,
     /// How often the jobs run, each time with the power cut anew.
     pub rounds: u32,
     /// What is broken on purpose.
@@ -101,6 +104,7 @@ impl Scenario {
             turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
+            switches: root.split("switches").below(12) as u32,
             rounds,
             defect: WorldDefect::None,
             checked: true,
@@ -125,12 +129,32 @@ impl Scenario {
 fn draw_device(prng: &mut Prng, shards: u16, immediate: bool) -> DeviceScenario {
     let model = draw_model(prng, immediate);
     let queue = draw_queue(prng, model);
-    DeviceScenario {
-        config: DeviceConfig { owner: ShardId(prng.below(shards.into()) as u16), queue },
-        model,
-        faults: draw_faults(prng),
-        defect: Defect::None,
-    }
+    let config = DeviceConfig { owner: ShardId(prng.below(shards.into()) as u16), queue };
+    let faults = draw_faults(prng);
+    let mut device = DeviceScenario { config, model, faults, defect: Defect::None };
+    draw_tags(&mut prng.split("tags"), &mut device.config.queue);
+    draw_scheduler(&mut prng.split("scheduler"), &mut device.config.queue);
+    device
+}
+
+/// Who hands out the tags: every other device has one of the baselines, with delays of a few microseconds, so that turns meet
+/// in many orders; half of the series' devices have only some of its patches.
+fn draw_tags(prng: &mut Prng, queue: &mut QueueOptions) {
+    queue.tags = match prng.below(4) {
+        0 => TagPolicy::Legacy518,
+        1 => TagPolicy::KuaiV3,
+        _ => TagPolicy::Fair,
+    };
+    queue.wake = WakeOptions {
+        wake_batch: prng.below(2) as u32 * prng.between(1, 8) as u32,
+        base_ns: prng.below(3_000) as u32,
+        per_waiter_ns: prng.below(1_000) as u32,
+        jitter_ns: prng.below(2) as u32 * prng.below(20_000) as u32,
+        per_piece_ns: prng.below(2) as u32 * prng.below(3_000) as u32,
+        patches: if prng.below(2) == 0 { 0xff } else { prng.below(256) as u8 },
+        safety_net: true,
+        seed: prng.next() as u32,
+    };
 }
 
 fn draw_model(prng: &mut Prng, immediate: bool) -> Model {
@@ -175,6 +199,21 @@ fn draw_queue(prng: &mut Prng, model: Model) -> QueueOptions {
         write_zeroes: pick(&[0, 1, 1]) == 1,
         ..QueueOptions::default()
     }
+}
+
+/// Half of the devices sort, with times short enough to matter in a run.
+fn draw_scheduler(prng: &mut Prng, queue: &mut QueueOptions) {
+    let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
+    queue.scheduler = Scheduler::ALL[pick(&[0, 1]) as usize];
+    queue.deadline = DeadlineOptions {
+        read_expire_ms: pick(&[0, 1, 10, 500]),
+        write_expire_ms: pick(&[0, 5, 50, 5_000]),
+        writes_starved: pick(&[0, 1, 2, 8]),
+        fifo_batch: pick(&[1, 2, 5, 16]),
+        front_merges: pick(&[0, 1, 1]) == 1,
+        async_depth: pick(&[0, 0, 1, 8]),
+        prio_aging_expire_ms: pick(&[0, 2, 20, 10_000]),
+    };
 }
 
 fn draw_faults(prng: &mut Prng) -> Faults {
@@ -277,7 +316,14 @@ fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
         flags: [0, 250_000, 500_000][prng.below(3) as usize],
         malformed: [0, 0, 20_000][prng.below(3) as usize],
         think_ns: [0, 0, 20 * US, 2 * MS][prng.below(4) as usize],
+        ioprio: draw_ioprio(&mut prng.split("ioprio")),
     }
+}
+
+/// Mostly one level, so that jobs meet in it.
+fn draw_ioprio(prng: &mut Prng) -> Ioprio {
+    let class = IoClass::ALL[[1, 1, 1, 0, 2][prng.below(5) as usize]];
+    Ioprio::new(class, [4, 4, 0][prng.below(3) as usize])
 }
 
 #[cfg(test)]

@@ -56,6 +56,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         flags: 0,
         malformed: 0,
         think_ns: 0,
+        ioprio: headworks_core::Ioprio::default(),
     };
     world::run(Scenario {
         seed,
@@ -68,6 +69,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         turn_max: 256,
         message_delay_ns: 100,
         cut_after: None,
+        switches: 0,
         rounds: 1,
         defect: WorldDefect::None,
         checked: watch == Watch::Oracle,

@@ -8,14 +8,15 @@ use headworks::executor::Outlet;
 use headworks::memory::Span;
 use headworks_core::prng::Prng;
 use headworks_core::{
-    Action, Actions, Bio, BioFlags, BioId, Control, Input, Instant, IoError, Message, Notice, Op,
-    ReplyStage, ShardId, Status, VolumeId,
+    Action, Actions, Bio, BioFlags, BioId, Control, DeviceId, Input, Instant, IoError, Message,
+    Notice, Op, ReplyStage, ShardId, Status, VolumeId,
 };
 
 use crate::check::{check_status, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
 use crate::events::Events;
+use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
 use crate::pattern::{POISON, SECTOR};
 use crate::scenario::{Scenario, WorldDefect};
@@ -36,6 +37,11 @@ pub enum Happening {
     Issue {
         /// Which.
         connection: u32,
+    },
+    /// The operator changes a queue.
+    Switch {
+        /// Whose.
+        device: DeviceId,
     },
     /// The operator looks at a failed flush.
     Acknowledge {
@@ -78,6 +84,8 @@ pub struct Wire {
     pub ready: Vec<u32>,
     /// What each sector may hold.
     pub oracle: Oracle,
+    /// Who changes queues while they work.
+    pub operator: Operator,
     /// What the run went through.
     pub coverage: Coverage,
     /// The first broken rule.
@@ -117,6 +125,7 @@ impl Wire {
             ready: Vec::with_capacity(connections.len()),
             connections,
             oracle: Oracle::new(&sizes),
+            operator: Operator::new(scenario.seed, scenario.devices.len()),
             coverage: Coverage::default(),
             broken: None,
             faulty: true,
@@ -147,6 +156,7 @@ impl Wire {
         self.outstanding.fill(0);
         self.connections.iter_mut().for_each(Connection::reset);
         self.oracle.cut();
+        self.operator.cut();
     }
 
     /// A connection submits what it may, into its shard's `inbox`, as far as there is `room`.
@@ -421,6 +431,7 @@ impl Wire {
             Message::Bio { .. } => Point::MessageBio,
             Message::Done { .. } => Point::MessageDone,
             Message::TagWant { .. } => Point::MessageTagWant,
+            Message::Limits { .. } => Point::MessageLimits,
             Message::TagGrant { .. } => Point::MessageTagGrant,
             Message::TagRevoke { .. } => Point::MessageTagRevoke,
             Message::TagReturn { .. } => Point::MessageTagReturn,
@@ -453,7 +464,20 @@ impl Wire {
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
             Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
             Notice::UnknownCompletion { .. } => self.unknown_completions += 1,
-            Notice::Set { .. } => {}
+            Notice::Set { token, status } => self.on_switched(token, status),
+        }
+    }
+
+    fn on_switched(&mut self, token: u32, status: Status) {
+        self.coverage.hit(match status {
+            Ok(()) => Point::Switched,
+            Err(_) => Point::SwitchRefused,
+        });
+        match self.operator.on_answer(token, status) {
+            Ok((device, after)) => {
+                self.events.push(self.now.after(after), Happening::Switch { device });
+            }
+            Err(wrong) => self.fail(violation("a change is answered as it deserves", wrong)),
         }
     }
 

@@ -4,7 +4,7 @@
 //! a read-only volume: the path must refuse these, whatever they are.
 
 use headworks_core::prng::Prng;
-use headworks_core::{Bio, BioFlags, BioId, Op, VolumeId};
+use headworks_core::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
 
 use crate::pattern::SECTOR;
 
@@ -50,6 +50,8 @@ pub struct JobOptions {
     pub malformed: u32,
     /// Pause after an answer at most; 0 for none.
     pub think_ns: u64,
+    /// Before whom its bios go.
+    pub ioprio: Ioprio,
 }
 
 /// A job under way.
@@ -88,7 +90,8 @@ impl Job {
         assert!(self.left > 0, "asked only while there are some");
         self.left -= 1;
         let op = self.draw_op();
-        let mut bio = Bio { id, op, flags: self.draw_flags(op), ..Bio::default() };
+        let (flags, ioprio) = (self.draw_flags(op), self.options.ioprio);
+        let mut bio = Bio { id, op, flags, ioprio, ..Bio::default() };
         if op == Op::Flush {
             return (bio, false);
         }
@@ -187,6 +190,7 @@ mod tests {
                 flags: 100_000,
                 malformed: 0,
                 think_ns: 0,
+                ioprio: Ioprio::default(),
             };
             let mut job = Job::new(options, 1);
             let mut fua = 0;

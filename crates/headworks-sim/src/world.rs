@@ -136,6 +136,11 @@ impl World {
     fn run_round(&mut self, round: u32) {
         let jobs = self.wire.scenario.jobs.len();
         self.set_faulty(true);
+        let changes = self.wire.scenario.switches;
+        for (device, after) in self.wire.operator.start(changes).into_iter().enumerate() {
+            let device = DeviceId(device as u16);
+            self.wire.events.push(self.wire.now.after(after), Happening::Switch { device });
+        }
         for connection in &mut self.wire.connections[..jobs] {
             connection.job.left = connection.job.options.bios;
         }
@@ -230,6 +235,13 @@ impl World {
                     self.cells[usize::from(to.0)].inbox.push(input);
                 }
                 Happening::Issue { connection } => self.wire.ready.push(connection),
+                Happening::Switch { device } => {
+                    let config = &self.wire.scenario.devices[usize::from(device.0)].config;
+                    if let Some(control) = self.wire.operator.change(device, &config.queue) {
+                        let owner = usize::from(config.owner.0);
+                        self.cells[owner].inbox.push(Input::Control(control));
+                    }
+                }
                 Happening::Acknowledge { volume } => {
                     let input = self.wire.acknowledge(volume);
                     let device = self.wire.scenario.volumes[usize::from(volume.0)].device;
@@ -309,6 +321,13 @@ impl World {
             return self.wire.fail(violation(
                 "every wait has an owner who will end it",
                 format!("{waiting} bios wait, {to_come} are to come, and no event is pending"),
+            ));
+        }
+        let unanswered = self.wire.operator.unanswered();
+        if unanswered > 0 {
+            return self.wire.fail(violation(
+                "every wait has an owner who will end it",
+                format!("{unanswered} changes of options were not answered"),
             ));
         }
         for (index, cell) in self.cells.iter().enumerate() {
@@ -543,5 +562,6 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         flags: 0,
         malformed: 0,
         think_ns: 0,
+        ioprio: headworks_core::Ioprio::default(),
     }
 }

@@ -52,6 +52,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         flags: 0,
         malformed: 0,
         think_ns: 0,
+        ioprio: headworks_core::Ioprio::default(),
     };
     Scenario {
         seed,
@@ -64,6 +65,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         turn_max: 16,
         message_delay_ns: 5_000,
         cut_after: None,
+        switches: 0,
         rounds: 1,
         defect: WorldDefect::None,
         checked: true,

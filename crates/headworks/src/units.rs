@@ -4,6 +4,8 @@
 //! refused, since some read 1000 there and some 1024. A time without a unit is seconds. Errors are one sentence that names
 //! the word and shows right ones.
 
+use headworks_core::{ExportConfig, Ioprio};
+
 /// One in a billion: the resolution of a [`Probability`].
 const BILLION: u32 = 1_000_000_000;
 
@@ -120,6 +122,31 @@ pub fn parse_switch(word: &str) -> Result<bool, String> {
         "0" | "off" | "false" | "no" => Ok(false),
         _ => Err(format!("`{word}` is neither on nor off")),
     }
+}
+
+/// A weight, `1` to `10000`.
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn parse_weight(word: &str) -> Result<u16, String> {
+    let (low, high) = ExportConfig::WEIGHTS.into_inner();
+    let digits = word.bytes().all(|byte| byte.is_ascii_digit());
+    let weight = digits.then(|| word.parse().ok()).flatten();
+    weight
+        .filter(|weight| ExportConfig::WEIGHTS.contains(weight))
+        .ok_or_else(|| format!("`{word}` is not a weight; {low} to {high} are"))
+}
+
+/// A class with or without a level: `rt`, `be:0`, `idle`; a comma does as well as the colon.
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn parse_ioprio(word: &str) -> Result<Ioprio, String> {
+    Ioprio::parse(&word.replacen(':', ",", 1)).ok_or_else(|| {
+        format!(
+            "`{word}` is not a class; rt, be and idle are, and with a level of 0 to 7, the best first, be:0"
+        )
+    })
 }
 
 /// A size as people say it: `1 GiB`, `1.5 GiB`, `1000 bytes`. Rounded down to a tenth.

@@ -3,8 +3,10 @@
 //! An elevator owns no request: it links slots. It is crossed once a batch, so dynamic dispatch costs nothing and the
 //! elevator of a queue can be changed while it runs.
 
+mod deadline;
 mod none;
 
+pub use deadline::DeadlineElevator;
 pub use none::NoneElevator;
 
 use crate::bio::{Ioprio, Op};
@@ -33,6 +35,11 @@ impl Batch {
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self { ids: Vec::with_capacity(capacity), room: 0 }
+    }
+
+    /// Makes it hold up to `capacity` ids without allocating. For a change of options, never for an I/O.
+    pub fn grow(&mut self, capacity: usize) {
+        self.ids.reserve_exact(capacity.saturating_sub(self.ids.len()));
     }
 
     /// Empties it and makes room for `room` ids.
@@ -76,7 +83,8 @@ pub struct Done {
 #[must_use]
 pub fn make(options: &QueueOptions) -> Box<dyn Elevator> {
     match options.scheduler {
-        Scheduler::None | Scheduler::MqDeadline => Box::new(NoneElevator::new()),
+        Scheduler::None => Box::new(NoneElevator::new()),
+        Scheduler::MqDeadline => Box::new(DeadlineElevator::new(&options.deadline)),
     }
 }
 
@@ -88,13 +96,19 @@ pub trait Elevator: Send {
     /// Moves up to `batch.room()` requests into `batch`, best first; returns how many.
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
 
+    /// Whether [`Elevator::on_complete`] is to be called at all.
+    fn wants_done(&self) -> bool {
+        false
+    }
+
     /// Requests that were inserted here have ended, or were merged into others: every one exactly once.
     fn on_complete(&mut self, _now: Instant, _done: &[Done]) {}
 
-    /// `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator.
+    /// `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator. Only `gone` is sure to be here: `kept`
+    /// may wait for a tag, or have been refused by the device.
     fn on_merge(&mut self, _slots: &mut Slots, _kept: SlotId, _gone: Option<SlotId>, _edge: Edge) {}
 
-    /// When `dispatch` may have something though nothing was inserted (idling, ageing).
+    /// When `dispatch` may have something though nothing was inserted (idling, ageing). Asked only while the device has room.
     fn next_timeout(&self) -> Option<Instant> {
         None
     }

@@ -134,8 +134,11 @@ pub struct WakeOptions {
     pub jitter_ns: u32,
     /// Nanoseconds a task takes to submit a piece before it asks for the next tag; others run meanwhile.
     pub per_piece_ns: u32,
-    /// Which patches of `kuai_v3` are in: bit 0 is patch 1. For ablations; all by default.
+    /// Which patches of `kuai_v3` are in: bit 0 is patch 1 (see `tags::kuai_v3`). For ablations; all by default.
     pub patches: u8,
+    /// Wakes everybody when the device has been idle for 5 s while somebody sleeps: part of patch 4 of `kuai_v3`, and lent to
+    /// `legacy518`, which had none and may hang. Without it hangs are what they were.
+    pub safety_net: bool,
     /// Seed of the delays.
     pub seed: u32,
 }
@@ -149,6 +152,7 @@ impl Default for WakeOptions {
             jitter_ns: 20_000,
             per_piece_ns: 6_000,
             patches: 0xff,
+            safety_net: true,
             seed: 1,
         }
     }

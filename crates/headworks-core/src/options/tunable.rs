@@ -44,13 +44,14 @@ pub enum Tunable {
     DiscardGranularity,
     DiscardMaxBytes,
     WriteZeroes,
+    WakeSafetyNet,
 }
 
 use Tunable as T;
 
 impl Tunable {
     /// Every option, in the order of their numbers.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         T::NrRequests,
         T::QueueDepth,
         T::MaxSectorsKb,
@@ -81,6 +82,7 @@ impl Tunable {
         T::DiscardGranularity,
         T::DiscardMaxBytes,
         T::WriteZeroes,
+        T::WakeSafetyNet,
     ];
 
     /// The option of that name under `queue/`, as sysfs has it; our own begin with `hw_`.
@@ -129,6 +131,7 @@ impl Tunable {
             T::DiscardGranularity => "discard_granularity",
             T::DiscardMaxBytes => "discard_max_bytes",
             T::WriteZeroes => "hw_write_zeroes",
+            T::WakeSafetyNet => "hw_wake/safety_net",
         }
     }
 
@@ -182,6 +185,7 @@ impl Tunable {
             T::WakePatches => 0..=255,
             T::WakeSeed => 0..=u32::MAX as u64,
             T::FrontMerges | T::WriteCache | T::Fua | T::Discard | T::WriteZeroes => 0..=1,
+            T::WakeSafetyNet => 0..=1,
             T::DiscardGranularity => 1..=1 << 31,
             T::DiscardMaxBytes => 1 << 16..=1 << 31,
         }
@@ -270,6 +274,7 @@ impl Tunable {
             T::DiscardGranularity => o.discard_granularity.into(),
             T::DiscardMaxBytes => o.discard_max_bytes.into(),
             T::WriteZeroes => o.write_zeroes.into(),
+            T::WakeSafetyNet => o.wake.safety_net.into(),
         }
     }
 
@@ -313,6 +318,7 @@ impl Tunable {
             T::DiscardGranularity => o.discard_granularity = small,
             T::DiscardMaxBytes => o.discard_max_bytes = small,
             T::WriteZeroes => o.write_zeroes = value != 0,
+            T::WakeSafetyNet => o.wake.safety_net = value != 0,
         }
         Ok(())
     }

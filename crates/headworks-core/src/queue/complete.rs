@@ -8,7 +8,7 @@
 //!     |  |-- a step of a long discard or zeroing: send the next
 //!     |  |-- the device cannot zero: send zeros as data
 //!     |  `-- a merged request failed: send its bios again one by one, once
-//!     `-- refused: requeue list, can be merged again
+//!     `-- refused: requeue list, in the order of leaving the elevator; can be merged again
 //! ```
 //!
 //! A device may lie: an answer for a command that is not in flight is reported and ignored, more bytes than were asked or a
@@ -123,13 +123,20 @@ impl Queue {
         }
     }
 
-    /// A refused request goes back, in the order of refusals, and may merge again.
+    /// A refused request goes back, to where it was among those that left with it, and may merge again.
     fn requeue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
         request.state = State::Queued;
         request.marks |= Request::REQUEUED;
+        if request.is(Request::FLUSH) {
+            // It passed the elevator by: behind what has left so far.
+            request.departure = self.departures;
+        }
         self.queued += 1;
-        self.requeue.push(&mut pools.slots, id);
+        self.requeue.insert(&mut pools.slots, id, |new, old| {
+            // Round and round: the difference has the sign of the order. Nothing that is not given up flies for 2^31 others.
+            (new.departure.wrapping_sub(old.departure) as i32) < 0
+        });
         self.make_findable(pools, id);
         self.busy = true;
         // An answer to another command would do, but what is in flight may never be answered.
@@ -199,7 +206,9 @@ impl Queue {
         }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = State::Free;
-        self.release(&pools.slots[id]);
+        if self.tracks {
+            self.release(&pools.slots[id]);
+        }
         pools.slots.put(id);
         let split = &mut pools.slots[parent];
         split.pieces -= 1;
@@ -208,7 +217,9 @@ impl Queue {
             // No use in sending the rest.
             split.done = split.len;
         }
-        if self.tags.continues() || pools.slots[parent].is(Request::LEASED) {
+        let split = &pools.slots[parent];
+        // With nothing owed there are as many tags as were asked for; a bio of more pieces than can be asked for goes on, too.
+        if self.tags.continues() || split.is(Request::LEASED) || split.owed == 0 {
             // The tag goes to the next piece: a continuation keeps its ticket. Without a next piece it falls free.
             self.spawn_piece(pools, parent);
         } else {

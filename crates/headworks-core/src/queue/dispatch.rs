@@ -1,6 +1,6 @@
 //! From the elevator to the device: as many commands as it takes at that moment, each with the memory it needs.
 //!
-//! What was refused goes first, in the order of refusals. A request's next command starts at what is `done` of it: so short
+//! What was refused goes first, in the order in which it left the elevator. A request's next command starts at what is `done` of it: so short
 //! transfers are continued, and long discards and zeroing go in steps. Invariants: `in_flight <= queue_depth` (a flush of
 //! each volume beside it); what is sent is not in the merge index any longer.
 
@@ -41,6 +41,8 @@ impl Queue {
             assert!(pools.slots[id].state == State::Queued, "an elevator gives each request once");
             self.index.remove(&mut pools.slots, id);
             pools.slots[id].stamps[3] = now;
+            pools.slots[id].departure = self.departures;
+            self.departures = self.departures.wrapping_add(1);
             self.count_issued(&pools.slots[id]);
             failed += u32::from(!self.send(now, pools, id));
         }

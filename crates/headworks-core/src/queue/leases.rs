@@ -42,6 +42,9 @@ impl Leases {
 impl Queue {
     /// A shard wants tags for its first waiter.
     pub fn on_tag_want(&mut self, now: Instant, pools: &mut Pools, from: ShardId, wish: Wish) {
+        if self.is_draining() {
+            return self.hold_wish(from, wish);
+        }
         let ask = Ask {
             who: Who::Shard(from),
             want: wish.want.clamp(1, want_max(self.options.nr_requests)),

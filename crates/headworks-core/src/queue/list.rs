@@ -45,6 +45,27 @@ impl Fifo {
         self.tail = slot;
     }
 
+    /// Puts `slot` in front of the first that it `precedes`; mostly that is nobody.
+    pub fn insert<T: Linked>(
+        &mut self,
+        pool: &mut Slab<T>,
+        slot: u32,
+        precedes: impl Fn(&T, &T) -> bool,
+    ) {
+        if self.head == NIL || !precedes(&pool[slot], &pool[self.tail]) {
+            return self.push(pool, slot);
+        }
+        let (mut prev, mut next) = (NIL, self.head);
+        while !precedes(&pool[slot], &pool[next]) {
+            (prev, next) = (next, *pool[next].next());
+        }
+        *pool[slot].next() = next;
+        match prev {
+            NIL => self.head = slot,
+            prev => *pool[prev].next() = slot,
+        }
+    }
+
     pub fn pop<T: Linked>(&mut self, pool: &mut Slab<T>) -> Option<u32> {
         let slot = self.head()?;
         self.head = std::mem::replace(pool[slot].next(), NIL);
@@ -82,6 +103,12 @@ impl Flight {
 
     pub fn head(&self) -> SlotId {
         self.head
+    }
+
+    /// All of them, oldest first.
+    pub fn iter<'a>(&self, slots: &'a Slots) -> impl Iterator<Item = SlotId> + use<'a> {
+        let taken = |id: SlotId| (id != NIL).then_some(id);
+        std::iter::successors(taken(self.head), move |&id| taken(slots[id].flight_next))
     }
 
     #[inline]
@@ -153,12 +180,7 @@ mod tests {
                     flight.push(&mut slots, id);
                 }
             }
-            let mut next = flight.head();
-            for &id in &model {
-                assert_eq!(next, id);
-                next = slots[id].flight_next;
-            }
-            assert_eq!(next, NIL);
+            assert_eq!(flight.iter(&slots).collect::<Vec<_>>(), model);
         }
     }
 }

@@ -27,16 +27,15 @@ impl Queue {
         if self.index.is_empty() || !pools.slots[id].may_merge() {
             return false;
         }
-        let found = self.find_neighbour(pools, id);
-        let Some((kept, edge)) = found else {
+        let options = &self.options;
+        let fronts = options.scheduler == Scheduler::None || options.deadline.front_merges;
+        let Some((kept, edge)) = self.find_neighbour(pools, id, fronts) else {
             return false;
         };
         self.absorb(pools, kept, id, edge);
-        // The grown request may touch the next one now. One in the line for tags stays there: its ticket cannot be returned.
-        let found = self.find_neighbour(pools, kept);
-        if let Some((gone, edge)) = found.filter(|&(id, _)| {
-            pools.slots[id].state == State::Queued && !pools.slots[id].is(Request::REQUEUED)
-        }) {
+        // The grown request may touch the next one now.
+        let found = self.find_neighbour(pools, kept, true);
+        if let Some((gone, edge)) = found.filter(|&(gone, _)| self.may_join(pools, kept, gone)) {
             let edge = if edge == Edge::Back { Edge::Front } else { Edge::Back };
             self.index.remove(&mut pools.slots, gone);
             merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
@@ -67,9 +66,17 @@ impl Queue {
         pools.slots.put(gone);
     }
 
-    fn find_neighbour(&self, pools: &Pools, id: SlotId) -> Option<(SlotId, Edge)> {
-        let options = &self.options;
-        let fronts = options.scheduler == Scheduler::None || options.deadline.front_merges;
+    /// Whether `gone` may leave what it waits in. One in the line for tags stays there: its ticket cannot be returned. One that
+    /// has a deadline is not put back into that line: there it would have none.
+    fn may_join(&self, pools: &Pools, kept: SlotId, gone: SlotId) -> bool {
+        let (kept, gone) = (&pools.slots[kept], &pools.slots[gone]);
+        let keeps_deadline =
+            self.options.scheduler == Scheduler::None || kept.state == State::Queued;
+        gone.state == State::Queued && !gone.is(Request::REQUEUED) && keeps_deadline
+    }
+
+    /// A request that waits beside this one; `fronts`: one that starts where it ends, too.
+    fn find_neighbour(&self, pools: &Pools, id: SlotId, fronts: bool) -> Option<(SlotId, Edge)> {
         self.index.find(&pools.slots, &pools.slots[id], &self.limits, fronts)
     }
 

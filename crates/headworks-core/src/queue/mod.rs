@@ -24,12 +24,13 @@ mod flush;
 mod leases;
 pub(crate) mod list;
 mod merging;
+mod switch;
 mod timeout;
 
 pub(crate) use leases::Wish;
 
 use crate::action::{Action, Actions};
-use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
@@ -44,6 +45,7 @@ use crate::timer::TimerWheel;
 use flush::FlushSequence;
 use leases::Leases;
 use list::{Fifo, Flight};
+use switch::Switch;
 
 /// A device that refused and answers nothing else is asked again after this long; as Linux (BLK_MQ_RESOURCE_DELAY).
 const RETRY_NS: u64 = 3 * MS;
@@ -96,6 +98,7 @@ pub(crate) struct VolumeQueue {
 /// One device's queue.
 pub(crate) struct Queue {
     device: DeviceId,
+    owner: ShardId,
     options: QueueOptions,
     limits: Limits,
     tags: Box<dyn TagOwner>,
@@ -119,13 +122,18 @@ pub(crate) struct Queue {
     admitted_bytes: u64,
     /// No more are admitted beyond this (but to the light ones).
     inflight_max: u64,
-    /// What the elevator is to be told of.
+    /// What the elevator is to be told of, if it wants to know.
     done: Vec<Done>,
+    wants_done: bool,
+    /// Somebody wants to know what ends: the elevator, or the bound on bytes.
+    tracks: bool,
     /// Where the last data command ended.
     last_end: (VolumeId, u64),
     stats: QueueStats,
-    /// The weights of exports.
-    weights: Vec<u16>,
+    switch: Switch,
+    /// How many left the elevator, round and round.
+    departures: u32,
+    weights: Weights,
     /// Requests that got their tags in this batch.
     ready: Vec<SlotId>,
     asks: Vec<Ask>,
@@ -145,12 +153,16 @@ impl Queue {
             .collect();
         let waiters_max = (config.bios_max + u32::from(config.shards)) as usize;
         let slots = config.slots_max();
+        let elevator = elevator::make(&options);
         Self {
             device,
+            owner: config.id,
             options,
             limits: Limits::new(&options),
             tags: tags::make(&options, waiters_max),
-            elevator: elevator::make(&options),
+            wants_done: elevator.wants_done(),
+            tracks: elevator.wants_done() || options.hw_inflight_kb > 0,
+            elevator,
             index: MergeIndex::new(2 * config.bios_max),
             volumes,
             leases: Leases::new(config.shards),
@@ -166,9 +178,9 @@ impl Queue {
             done: Vec::with_capacity(slots as usize),
             last_end: (VolumeId(0), 0),
             stats: QueueStats::default(),
-            weights: (0..config.exports.len() as u16)
-                .map(|export| config.weight(ExportId(export)))
-                .collect(),
+            switch: Switch::new(config.shards, &options),
+            departures: 0,
+            weights: Weights::new(config),
             ready: Vec::with_capacity(waiters_max + options.nr_requests as usize),
             asks: Vec::with_capacity(waiters_max),
             batch: Batch::with_capacity((options.queue_depth + options.nr_requests) as usize),
@@ -219,6 +231,17 @@ impl Queue {
         self.volume_mut(bio.id.volume.0).stats.ops[bio.op as usize].merges += 1;
     }
 
+    pub fn options(&self) -> &QueueOptions {
+        &self.options
+    }
+
+    /// What the queue counted, and how many requests are on their way now.
+    pub fn stats(&self, slots: &Slots) -> QueueStats {
+        let flushes = self.flight.iter(slots).filter(|&id| slots[id].is(Request::FLUSH)).count();
+        let in_flight = self.tags.waiters() + self.queued + self.in_flight + flushes as u32;
+        QueueStats { in_flight, ..self.stats }
+    }
+
     pub fn tags(&self) -> &dyn TagOwner {
         self.tags.as_ref()
     }
@@ -232,15 +255,21 @@ impl Queue {
     /// Replaces the elevator; the queue must be quiet.
     pub fn set_elevator(&mut self, elevator: Box<dyn Elevator>) {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
+        // They ended in this batch; the new one was never given them.
+        self.done.clear();
+        self.wants_done = elevator.wants_done();
+        self.tracks |= self.wants_done;
         self.elevator = elevator;
+    }
+
+    /// Nothing waits for a tag, is queued or in the device.
+    fn is_empty(&self) -> bool {
+        self.queued == 0 && self.flight.head() == NIL && self.tags.waiters() == 0
     }
 
     /// Nothing is queued, in flight, waiting or lent.
     pub fn is_quiet(&self) -> bool {
-        self.queued == 0
-            && self.flight.head() == NIL
-            && self.tags.waiters() == 0
-            && self.tags.free() + self.leases.lent() == self.tags.depth()
+        self.is_empty() && self.tags.free() + self.leases.lent() == self.tags.depth()
     }
 
     pub fn volume(&self, volume: u16) -> Option<&VolumeQueue> {
@@ -284,8 +313,9 @@ impl Queue {
         }
     }
 
-    /// Ends a batch: hands freed tags on, feeds the elevator, fills the device.
-    pub fn run(&mut self, now: Instant, pools: &mut Pools) {
+    /// Ends a batch: hands freed tags on, feeds the elevator, fills the device. True when a switch is over: then held bios
+    /// are to enter.
+    pub fn run(&mut self, now: Instant, pools: &mut Pools) -> bool {
         loop {
             self.grant(now, pools);
             // What fails on its way to the device frees its tag and leaves its place there to another.
@@ -293,11 +323,17 @@ impl Queue {
                 break;
             }
         }
-        if self.tags.waiters() > 0 {
+        let switched = self.try_switch(now, pools);
+        if self.tags.waiters() > 0 || self.is_draining() {
             self.revoke(pools);
         }
-        self.set_timer(pools, TimerKind::Elevator, self.elevator.next_timeout());
+        self.stats.on_batch(now, !self.is_empty());
+        // A device that is full or refuses is given nothing before it answers.
+        let open = !self.busy && self.in_flight < self.options.queue_depth;
+        let timeout = if open { self.elevator.next_timeout() } else { None };
+        self.set_timer(pools, TimerKind::Elevator, timeout);
         self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
+        switched
     }
 
     fn set_timer(&self, pools: &mut Pools, kind: TimerKind, at: Option<Instant>) {
@@ -321,6 +357,7 @@ impl Queue {
             match who {
                 Who::Request(id) => {
                     self.index.remove(&mut pools.slots, id);
+                    self.tags.on_grown(cost_bytes(pools.slots[id].op, pools.slots[id].len));
                     self.admit(now, pools, id, tags);
                 }
                 Who::Shard(shard) => self.lend(pools, shard, tags),
@@ -366,30 +403,23 @@ impl Queue {
             let pieces = if self.tags.continues() { pieces.min(by_bytes as u32) } else { pieces };
             want = self.tags.want(pieces);
         }
-        let (len, sync) = (request.len, request.is_sync());
+        let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let from = pools.bios[request.bio_head].bio.id;
         pools.slots[id].owed = want;
         Ask {
             who: Who::Request(id),
             want,
-            bytes: len,
+            bytes,
             sync,
             connection: from.connection,
             export: from.export,
-            weight: self.weight(from.export),
+            weight: self.weights.of(from.export),
         }
-    }
-
-    fn weight(&self, export: ExportId) -> u16 {
-        let known = self.weights.get(usize::from(export.0));
-        known.copied().unwrap_or(ExportConfig::default().weight)
     }
 
     /// An export's share changes; what waits already keeps the old one.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        if let Some(known) = self.weights.get_mut(usize::from(export.0)) {
-            *known = weight;
-        }
+        self.weights.set(export, weight);
     }
 
     /// How many of the asks, from the front, the bytes in flight leave room for.
@@ -437,9 +467,12 @@ impl Queue {
     }
 
     /// The request counts for so many bytes more.
+    #[inline]
     fn charge(&mut self, pools: &mut Pools, id: SlotId, bytes: u32) {
-        pools.slots[id].charged += bytes;
-        self.admitted_bytes += u64::from(bytes);
+        if self.inflight_max < u64::MAX {
+            pools.slots[id].charged += bytes;
+            self.admitted_bytes += u64::from(bytes);
+        }
     }
 
     /// The next piece of a split request goes its way; it uses one of the tags that the split request was granted.
@@ -490,9 +523,21 @@ impl Queue {
     }
 
     /// What the request counted for is over, and the elevator is to know.
+    #[inline]
     fn release(&mut self, request: &Request) {
         self.admitted_bytes -= u64::from(request.charged);
-        self.done.push(Done { ioprio: request.ioprio, op: request.op });
+        // Of one that was given up the elevator knows already.
+        if !request.is(Request::TIMED_OUT) {
+            self.note_done(request.ioprio, request.op);
+        }
+    }
+
+    /// A request is over for the elevator.
+    #[inline]
+    fn note_done(&mut self, ioprio: Ioprio, op: Op) {
+        if self.wants_done {
+            self.done.push(Done { ioprio, op });
+        }
     }
 
     /// A request ends: its slot and its tag are free.
@@ -500,11 +545,11 @@ impl Queue {
         let request = &mut pools.slots[id];
         assert!(request.state != State::Free, "a request ends once");
         request.state = State::Free;
-        if !request.is(Request::FLUSH) {
+        let own = u32::from(request.marks & (Request::LEASED | Request::FLUSH) == 0);
+        self.freed.count += own;
+        self.freed.asyncs += own & u32::from(!request.is_sync());
+        if self.tracks && !request.is(Request::FLUSH) {
             self.release(&pools.slots[id]);
-            if !pools.slots[id].is(Request::LEASED) {
-                self.put_tag(pools.slots[id].is_sync());
-            }
         }
         pools.slots.put(id);
     }
@@ -537,6 +582,32 @@ fn inflight_max(options: &QueueOptions) -> u64 {
         0 => u64::MAX,
         kb => u64::from(kb) * 1024,
     }
+}
+
+/// The weights of a shard's exports.
+#[derive(Debug)]
+pub(crate) struct Weights(Vec<u16>);
+
+impl Weights {
+    pub fn new(config: &ShardConfig) -> Self {
+        Self(config.exports.iter().map(|export| export.weight).collect())
+    }
+
+    pub fn of(&self, export: ExportId) -> u16 {
+        self.0.get(usize::from(export.0)).copied().unwrap_or(ExportConfig::default().weight)
+    }
+
+    pub fn set(&mut self, export: ExportId, weight: u16) {
+        if let Some(known) = self.0.get_mut(usize::from(export.0)) {
+            *known = weight;
+        }
+    }
+}
+
+/// What a wish counts for against the share of who has it. A discard or zeroing moves nothing: whatever its length it counts
+/// as one large read, and would else wait for thousands of turns.
+pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
+    if op.has_data() { len } else { len.min(128 << 10) }
 }
 
 /// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.

@@ -35,13 +35,15 @@ impl Queue {
     fn time_out(&mut self, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
         request.marks |= Request::TIMED_OUT;
-        let Request { volume, op, offset, len, parent, .. } = *request;
+        let Request { volume, op, offset, len, parent, ioprio, .. } = *request;
         let (mut slot, tail) = (request.bio_head, request.bio_tail);
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
             return self.lose_flush(pools, volume);
         }
         self.zombies += u32::from(op.is_write());
+        // Nobody waits for it any longer, so it holds nobody of a lower level back.
+        self.note_done(ioprio, op);
         if parent != NIL {
             // No more pieces. The bio is answered, so those that are out may come too late as well, however young.
             let split = &mut pools.slots[parent];
@@ -68,6 +70,8 @@ impl Queue {
             if piece.parent == parent && !piece.is(Request::TIMED_OUT) {
                 piece.marks |= Request::TIMED_OUT;
                 self.zombies += u32::from(piece.op.is_write());
+                let (ioprio, op) = (piece.ioprio, piece.op);
+                self.note_done(ioprio, op);
             }
             id = piece.flight_next;
         }

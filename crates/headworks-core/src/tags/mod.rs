@@ -18,11 +18,19 @@
 //! always served in the end.
 
 mod fair;
+mod flows;
+mod host;
+mod kuai_v3;
 mod lease;
+mod legacy518;
 mod stats;
+mod tasks;
 
 pub use fair::FairTags;
+pub(crate) use flows::{Flows, Head};
+pub use kuai_v3::KuaiV3;
 pub use lease::Lease;
+pub use legacy518::Legacy518;
 pub use stats::TagStats;
 
 use crate::bio::{ExportId, ShardId};
@@ -118,6 +126,9 @@ pub trait TagOwner: Send {
     /// The next whose turn it is and whose want is free; its tags are taken. Call until `None`, at the end of every batch.
     fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant>;
 
+    /// Whom the last grant went to has grown to `bytes` while it waited, by merging: its share pays for all of it.
+    fn on_grown(&mut self, _bytes: u32) {}
+
     /// When `next_grant` may have something though nothing came back: a woken task runs.
     fn next_timeout(&self) -> Option<Instant> {
         None
@@ -137,7 +148,7 @@ pub trait TagOwner: Send {
 }
 
 /// What a tag policy is made from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TagOptions {
     /// Tags.
     pub depth: u32,
@@ -164,6 +175,8 @@ impl TagOptions {
 pub fn make(options: &QueueOptions, waiters_max: usize) -> Box<dyn TagOwner> {
     let made = TagOptions::new(options, waiters_max);
     match options.tags {
-        TagPolicy::Fair | TagPolicy::Legacy518 | TagPolicy::KuaiV3 => Box::new(FairTags::new(made)),
+        TagPolicy::Fair => Box::new(FairTags::new(made)),
+        TagPolicy::Legacy518 => Box::new(Legacy518::new(made, options.wake)),
+        TagPolicy::KuaiV3 => Box::new(KuaiV3::new(made, options.wake)),
     }
 }

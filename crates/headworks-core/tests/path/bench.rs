@@ -4,15 +4,15 @@
 //!   bios      R0+4k  W64k+4k!fua  F  D0+1m  Z0+1m!fast  v1:R0+4k     numbered from 1 in the order in which they are put in
 //!   commands  the same words; numbered from 0 in the order in which they were sent; zeros as data are 0W
 //!   replies   1:ok  2:medium  3:timeout/early  3:released  4:ok/hole
-//!   flags     fua nomerge sync hole fast nounmap
+//!   flags     fua nomerge sync hole fast nounmap, and on bios a priority: rt, be,7, idle
 //! ```
 //!
 //! `sent`, `replies` and `notices` take what came since they were last asked. One call of `bios` is one batch.
 
 use headworks_core::{
     Action, Bio, BioFlags, BioId, Completion, Control, DeviceConfig, DeviceId, Input, Instant,
-    IoError, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage, RequestId, Segment, Shard,
-    ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions,
+    IoError, Ioprio, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage, RequestId,
+    Segment, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions,
 };
 
 /// A failure as most devices report it.
@@ -161,10 +161,13 @@ impl Bench {
     /// Time passes; timers that were asked for come when they should.
     pub fn pass(&mut self, ns: u64) {
         let end = self.now + ns;
+        let mut patience = 10_000;
         while let Some(at) = self.timer.filter(|&at| at <= end) {
             self.now = self.now.max(at);
             self.timer = None;
             self.turn(&[Input::Timer]);
+            patience -= 1;
+            assert!(patience > 0, "a timer is set again and again");
         }
         self.now = end;
     }
@@ -328,14 +331,22 @@ fn bio_of(word: &str, sequence: u64) -> Bio {
     let body = parts.next().expect("a word");
     let (op, range) = body.split_at(1);
     let (offset, len) = range.split_once('+').unwrap_or(("0", "0"));
-    let find_flag = |name| FLAGS.iter().find(|flag| flag.0 == name).expect(name).1;
+    let mut ioprio = Ioprio::default();
+    let mut find_flag = |name| match Ioprio::parse(name) {
+        Some(known) => {
+            ioprio = known;
+            BioFlags::NONE
+        }
+        None => FLAGS.iter().find(|flag| flag.0 == name).expect(name).1,
+    };
+    let flags = parts.map(&mut find_flag).fold(BioFlags::NONE, BioFlags::with);
     Bio {
         id: BioId { volume: VolumeId(volume.parse().expect(word)), sequence, ..BioId::default() },
         offset: bytes(offset),
         len: bytes(len) as u32,
         op: OPS.iter().find(|known| known.0 == op).expect(word).1,
-        flags: parts.map(find_flag).fold(BioFlags::NONE, BioFlags::with),
-        ..Bio::default()
+        flags,
+        ioprio,
     }
 }
 
@@ -431,6 +442,7 @@ fn message_word(from: usize, to: usize, input: &Input) -> String {
         },
         Message::TagWant { want, .. } => format!("want{want}"),
         Message::TagGrant { count, .. } => format!("grant{count}"),
+        Message::Limits { .. } => "limits".into(),
         Message::TagRevoke { .. } => "revoke".into(),
         Message::TagReturn { count, .. } => format!("return{count}"),
     };

@@ -21,6 +21,28 @@ fn refused_requests_go_again_first_and_in_order() {
     bench.assert_quiet();
 }
 
+/// A device may refuse in any order; that is not the order which the elevator chose.
+#[test]
+fn refused_requests_go_again_in_the_order_in_which_they_left() {
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
+        let mut bench = Bench::new(|q| q.queue_depth = 4);
+        bench.bios("R3m+4k R1m+4k R2m+4k R0+4k R9m+4k");
+        assert_eq!(bench.sent(), "R3m+4k R1m+4k R2m+4k R0+4k");
+        order.iter().for_each(|&n| bench.failed(n, BUSY));
+        bench.pass(3 * MS);
+        assert_eq!(bench.sent(), "R3m+4k R1m+4k R2m+4k R0+4k", "refused in the order {order:?}");
+        // The second time, too: what was refused twice before what was refused once.
+        bench.done(4);
+        assert_eq!(bench.sent(), "R9m+4k");
+        bench.failed(8, BUSY);
+        bench.failed(5, BUSY);
+        bench.pass(3 * MS);
+        assert_eq!(bench.sent(), "R1m+4k R9m+4k", "{order:?}");
+        bench.all_done([6, 7, 9, 10]);
+        bench.assert_quiet();
+    }
+}
+
 #[test]
 fn a_refusing_device_with_nothing_in_flight_is_asked_again_after_3_ms() {
     let mut bench = Bench::new(|_| ());

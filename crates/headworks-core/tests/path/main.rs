@@ -5,14 +5,18 @@
 
 mod bench;
 
+mod baselines;
 mod busy;
+mod deadline;
 mod flush;
 mod leases;
 mod partial;
 mod plug;
 mod queue;
+mod shares;
 mod split;
 mod stats;
+mod switch;
 mod timeouts;
 mod volume;
 mod zeroes;

@@ -1,7 +1,7 @@
 //! Statistics: what a volume's table says of a few requests that can be counted by hand.
 
 use headworks_core::stats::{OpStats, Stage};
-use headworks_core::{Input, Instant, Op, Shard, VolumeId};
+use headworks_core::{DeviceId, Input, Instant, Op, Shard, VolumeId};
 
 use crate::bench::{Bench, EIO};
 
@@ -138,4 +138,54 @@ fn time_in_the_plug_is_the_turns_own() {
     bench.shard.handle(Instant(bench.now + 500), &inputs);
     let stages = &row(&bench.shard, Op::Read).stages;
     assert_eq!(Stage::ALL.map(|stage| stages[stage as usize].percentile(1000)), [0, 0, 0, 511]);
+}
+
+/// in_flight, busy_ns, as of now
+fn queue(bench: &Bench) -> (u32, u64) {
+    let (queue, _) = bench.shard.queue_stats(DeviceId(0)).expect("it is this shard's");
+    (queue.in_flight, queue.busy_until(Instant(bench.now)))
+}
+
+#[test]
+fn a_queue_is_busy_from_the_first_request_to_the_last_answer_and_not_between() {
+    // Two tags, one place in the device: of four, one is in the device, one in the elevator, two wait for a tag.
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (2, 1));
+    let start = bench.now;
+    assert_eq!(queue(&bench), (0, 0));
+    bench.bios("R0+4k R1m+4k R2m+4k R3m+4k F");
+    assert_eq!(queue(&bench), (5, 0), "the flush passes by the tags");
+    bench.now = start + 700;
+    assert_eq!(queue(&bench), (5, 700), "time counts while nothing happens, too");
+    bench.finish_from(0);
+    assert_eq!(queue(&bench), (0, 700));
+    bench.now = start + 10_000;
+    assert_eq!(queue(&bench), (0, 700), "an idle queue is not busy");
+    bench.bios("W0+4k");
+    bench.now = start + 10_030;
+    bench.bios("W1m+4k");
+    bench.now = start + 10_100;
+    bench.finish_from(5);
+    assert_eq!(queue(&bench), (0, 800), "what overlaps counts once");
+    assert_eq!(bench.shard.queue_stats(DeviceId(1)), None);
+}
+
+#[test]
+fn the_identities_that_iostat_rests_on() {
+    // N bios of s bytes became R requests: merges = N - R, %wrqm = (N - R) / N, wareq-sz = s * N / R, and the time is that of
+    // the requests, each from its oldest bio to its end.
+    let mut bench = Bench::new(|q| q.queue_depth = 1);
+    let start = bench.now;
+    bench.bios("W512m+4k");
+    for batch in ["W0+4k W4k+4k W8k+4k W1m+4k", "W12k+4k W1028k+4k", "W64k+4k W60k+4k"] {
+        bench.now += 100;
+        bench.bios(batch);
+    }
+    bench.now = start + 1_000;
+    bench.finish_from(0);
+    let [requests, bios, bytes, merges, errors] = counts(&bench, Op::Write);
+    assert_eq!((bios, requests, merges, errors), (9, 4, bios - requests, 0));
+    assert_eq!(bytes, 4096 * bios);
+    let row = row(&bench.shard, Op::Write);
+    assert_eq!(row.time_ns, 1_000 + 900 + 900 + 700);
+    assert_eq!(queue(&bench), (0, 1_000));
 }

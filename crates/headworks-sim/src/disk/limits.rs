@@ -80,7 +80,8 @@ impl Disk {
             return Some(format!("longer than max_sectors_kb {}", queue.max_sectors_kb));
         }
         let zeros = command.op == Op::Write && spans.is_empty();
-        if !zeros && spans.iter().map(|span| span.len as u64).sum::<u64>() != command.len.into() {
+        if !zeros && spans.iter().map(|span| span.len as u64).sum::<u64>() != u64::from(command.len)
+        {
             return Some("its spans are not as long as it is".into());
         }
         if spans.len() > usize::from(queue.max_segments) {

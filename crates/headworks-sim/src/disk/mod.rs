@@ -12,11 +12,15 @@
 //! in the data. The disk also checks that the commands keep to what it was said to take (`limits`). Invariant: each command
 //! is answered once, after its last piece (but for a [`Defect`]).
 
+mod clockwork;
 mod faults;
+mod hdd;
 mod limits;
 mod null;
+mod ssd;
 mod store;
 mod timing;
+mod write_cache;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -27,8 +31,11 @@ use headworks_core::{
     BioFlags, Completion, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
 };
 
+pub use clockwork::{Clockwork, Order, PerCommand, TwoPoint, Works};
 pub use faults::{BadRange, Defect, Fault, Faults};
+pub use hdd::{Hdd, HddProfile};
 pub use null::NullDisk;
+pub use ssd::{Ssd, SsdProfile};
 pub use store::Store;
 pub use timing::Model;
 

@@ -368,7 +368,7 @@ mod tests {
                 } else if let Some(&at) = out.keys().nth(prng.below(64) as usize) {
                     pool.put(out.remove(&at).unwrap());
                 }
-                assert_eq!(pool.taken(), out.values().map(Buffer::len).sum());
+                assert_eq!(pool.taken(), out.values().map(Buffer::len).sum::<usize>());
             }
             for buffer in std::mem::take(&mut out).into_values() {
                 pool.put(buffer);

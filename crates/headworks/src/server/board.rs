@@ -8,6 +8,7 @@ use headworks_core::{Control, ShardId};
 
 use crate::engine::Waker;
 use crate::frontend::nbd::connection::Connection;
+use crate::server::control::question::Question;
 
 /// Something for a shard's thread that is not data.
 pub enum Mail {
@@ -24,6 +25,8 @@ pub enum Mail {
     Control(Control),
     /// Tell the statistics of your volumes.
     Statistics,
+    /// The control socket asks.
+    Ask(Question),
     /// Answer what is in flight, flush, end.
     Stop,
     /// Look at the board.

@@ -61,6 +61,8 @@ pub struct Desk {
     pub to_send: Vec<u32>,
     /// Answers to our own flushes.
     pub own_flushes: Vec<(VolumeId, Status)>,
+    /// Answers to switches, by token; as many as were asked for, so none is left out.
+    pub sets: Vec<(u32, Status)>,
     /// What to tell the operator, bounded: a device that lies all the time does not fill the log.
     pub notices: Vec<Notice>,
     /// Notices that were left out.
@@ -88,6 +90,7 @@ impl Desk {
             timer: None,
             to_send: Vec::with_capacity(connections),
             own_flushes: Vec::new(),
+            sets: Vec::new(),
             notices: Vec::with_capacity(NOTICES_MAX),
             notices_lost: 0,
         }
@@ -213,7 +216,9 @@ impl Outlet for Desk {
     }
 
     fn notice(&mut self, notice: Notice) {
-        if self.notices.len() < NOTICES_MAX {
+        if let Notice::Set { token, status } = notice {
+            self.sets.push((token, status));
+        } else if self.notices.len() < NOTICES_MAX {
             self.notices.push(notice);
         } else {
             self.notices_lost += 1;

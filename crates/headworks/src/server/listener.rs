@@ -49,9 +49,17 @@ impl Listener {
     /// What is in the way, in one sentence.
     pub fn bind(address: &Address) -> Result<Self, ConfigError> {
         match address {
-            Address::Unix { path, mode } => bind_unix(path, *mode),
+            Address::Unix { path, mode } => Self::bind_unix("unix", path, *mode),
             Address::Tcp(address) => bind_tcp(*address),
         }
+    }
+
+    /// Listens at a path that the user gave with `option`.
+    ///
+    /// # Errors
+    /// What is in the way, in one sentence.
+    pub fn bind_unix(option: &'static str, path: &Path, mode: u32) -> Result<Self, ConfigError> {
+        bind_unix(path, mode).map_err(|message| ConfigError::new(option, message))
     }
 
     /// The socket, to wait on.
@@ -108,16 +116,13 @@ impl Drop for Listener {
     }
 }
 
-fn bind_unix(path: &Path, mode: u32) -> Result<Listener, ConfigError> {
-    let fail = |what: &str, error: io::Error| {
-        ConfigError::new("unix", format!("{what} {}: {error}", path.display()))
-    };
+fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
+    let fail = |what: &str, error: io::Error| format!("{what} {}: {error}", path.display());
     if path.as_os_str().len() > PATH_MAX {
-        let message = format!(
+        return Err(format!(
             "{} is longer than the {PATH_MAX} bytes that a socket's path may have",
             path.display()
-        );
-        return Err(ConfigError::new("unix", message));
+        ));
     }
     remove_stale(path)?;
     // Bound under a name of our own and moved into place with its mode: nobody connects before the mode is set.
@@ -146,31 +151,21 @@ fn connect_patiently(path: &Path) -> io::Result<UnixStream> {
 }
 
 /// Removes the socket file of a server that died.
-fn remove_stale(path: &Path) -> Result<(), ConfigError> {
+fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(file) = fs::symlink_metadata(path) else {
         return Ok(());
     };
     if !file.file_type().is_socket() {
-        let message = format!("{} exists and is not a socket; name another path", path.display());
-        return Err(ConfigError::new("unix", message));
+        return Err(format!("{} exists and is not a socket; name another path", path.display()));
     }
     match connect_patiently(path) {
-        Ok(_) => {
-            let message = format!(
-                "another server listens at {}; stop it or name another path",
-                path.display()
-            );
-            Err(ConfigError::new("unix", message))
-        }
+        Ok(_) => Err(format!(
+            "another server listens at {}; stop it or name another path",
+            path.display()
+        )),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
-            .map_err(|error| {
-                let message = format!("cannot remove the stale socket {}: {error}", path.display());
-                ConfigError::new("unix", message)
-            }),
-        Err(error) => {
-            let message = format!("cannot tell whether {} is in use: {error}", path.display());
-            Err(ConfigError::new("unix", message))
-        }
+            .map_err(|error| format!("cannot remove the stale socket {}: {error}", path.display())),
+        Err(error) => Err(format!("cannot tell whether {} is in use: {error}", path.display())),
     }
 }
 

@@ -2,10 +2,12 @@
 //!
 //! A device and its volumes live on one shard; a client is accepted by shard 0 and moves to its export's shard when the
 //! handshake ends, so a request never changes CPU. `reactor` is the thread, `desk` its connections and rings, `listener`
-//! the sockets, `assemble` what stands below, `board` what threads tell each other outside the data path.
+//! the sockets, `assemble` what stands below, `board` what threads tell each other outside the data path, `control` the
+//! operator's way in.
 
 pub mod assemble;
 mod board;
+pub mod control;
 mod desk;
 mod listener;
 pub(crate) mod polling;
@@ -32,6 +34,9 @@ use crate::memory::Pool;
 use crate::ring::{self, Sleeper};
 use assemble::{Assembly, WatchedFile};
 use board::{Board, Mail};
+use control::ControlSocket;
+use control::service::{Service, Setting};
+use control::tree::{DeviceEntry, ExportEntry, Tree};
 use desk::{Desk, Envelope, Peer};
 use listener::Listener;
 use reactor::{Parts, Reactor};
@@ -67,6 +72,8 @@ impl Clock {
 pub struct ServerOptions {
     /// Where clients connect.
     pub listen: Vec<Address>,
+    /// Where the operator connects: a unix socket for its owner alone.
+    pub control: Option<PathBuf>,
     /// Threads. 1: on few CPUs a second one only costs wake-ups.
     pub shards: u16,
     /// Spread volumes over all shards instead of keeping each with its device.
@@ -98,6 +105,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            control: None,
             shards: 1,
             spread: false,
             cpus: Vec::new(),
@@ -152,6 +160,7 @@ pub struct Server {
     engine: String,
     ports: Vec<Option<u16>>,
     broken: Arc<Mutex<Option<String>>>,
+    control: Option<ControlSocket>,
 }
 
 /// What a shard's thread is made from, before it runs.
@@ -181,12 +190,15 @@ impl Server {
         let listeners: Vec<Listener> =
             options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         let ports = listeners.iter().map(Listener::port).collect();
+        let owner_only = |path| Listener::bind_unix("control", path, 0o600);
+        let control = options.control.as_deref().map(owner_only).transpose()?;
         let config = topology(&assembly, options);
         config.validate()?;
         let exports = served_exports(&assembly, &config);
         let (boxes, mails): (Vec<Sender<Mail>>, Vec<Receiver<Mail>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let board = Arc::new(Board::new(boxes, config.volumes.len(), Box::new(ended)));
+        let service = service(&assembly, &config, &board);
         let seeds = seeds(assembly, &config, options, mails, listeners);
         let broken = Arc::new(Mutex::new(None));
         let crew = Crew {
@@ -196,7 +208,18 @@ impl Server {
             broken: Arc::clone(&broken),
         };
         let (threads, engine) = launch(seeds, &crew)?;
-        Ok(Self { board, threads, engine, ports, broken })
+        let mut server = Self { board, threads, engine, ports, broken, control: None };
+        if let Some(listener) = control {
+            match ControlSocket::start(listener, service) {
+                Ok(control) => server.control = Some(control),
+                Err(error) => {
+                    server.stop();
+                    let _ = server.join();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(server)
     }
 
     /// Which engine runs, and why.
@@ -236,7 +259,17 @@ impl Server {
     ///
     /// # Errors
     /// A shard broke, or a last flush failed.
-    pub fn join(self) -> Result<(), String> {
+    pub fn join(mut self) -> Result<(), String> {
+        let control = self.control.take();
+        let result = self.join_shards();
+        // Last, so that a stop that takes long can be looked at.
+        if let Some(control) = control {
+            control.stop();
+        }
+        result
+    }
+
+    fn join_shards(self) -> Result<(), String> {
         if let Some(broken) = self.broken.lock().ok().and_then(|mut broken| broken.take()) {
             // Others may wait for the broken one's devices for ever.
             return Err(broken);
@@ -281,6 +314,33 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
             .collect(),
         plug_nesting: options.plug_nesting,
     }
+}
+
+/// What the control socket knows of the rest.
+fn service(assembly: &Assembly, config: &ShardConfig, board: &Arc<Board>) -> Service {
+    let devices = config.devices.iter().enumerate().map(|(index, device)| {
+        let volumes = config.volumes.iter().enumerate();
+        let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
+        DeviceEntry {
+            owner: device.owner,
+            volumes: own.map(|(volume, _)| VolumeId(volume as u16)).collect(),
+        }
+    });
+    let exports = assembly.exports.iter().map(|export| {
+        let volume = &config.volumes[usize::from(export.volume.0)];
+        ExportEntry {
+            name: export.name.clone(),
+            volume: export.volume,
+            device: volume.device,
+            read_only: export.read_only || volume.options.read_only,
+        }
+    });
+    let settings = assembly
+        .exports
+        .iter()
+        .map(|export| Setting { weight: export.weight, ioprio: export.ioprio });
+    let tree = Tree { devices: devices.collect(), exports: exports.collect() };
+    Service::new(Arc::clone(board), config.shards, tree, settings.collect())
 }
 
 fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {

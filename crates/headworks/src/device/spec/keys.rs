@@ -5,6 +5,9 @@
 
 use headworks_core::ConfigError;
 
+/// Keys of every export, which [`super::Share`] takes out before its device reads the others.
+pub const EXPORT_KEYS: [&str; 2] = ["weight", "ioprio"];
+
 /// The keys that a user gave one device.
 pub struct Keys {
     values: Vec<(&'static str, String)>,
@@ -26,7 +29,13 @@ impl Keys {
                 return Err(ConfigError::new(device, message));
             };
             let Some(&key) = valid.iter().find(|&&name| name == key) else {
-                let message = format!("has no key `{key}`; its keys are {}", list(valid));
+                let (valid, of_export) = (list(valid), list(&EXPORT_KEYS));
+                let message = match EXPORT_KEYS.contains(&key) {
+                    true => format!("`{key}` belongs to an export, among its outermost keys"),
+                    false => format!(
+                        "has no key `{key}`; its keys are {valid}, and of an export {of_export}"
+                    ),
+                };
                 return Err(ConfigError::new(device, message));
             };
             if values.iter().any(|(name, _)| *name == key) {
@@ -71,7 +80,7 @@ impl Keys {
 }
 
 /// The value at the start of `text`, up to a single comma, and what follows that comma.
-fn split_value(text: &str) -> (String, &str) {
+pub fn split_value(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut rest = text;
     loop {

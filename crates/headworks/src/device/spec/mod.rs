@@ -8,10 +8,12 @@
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //! ```
 //!
+//! An export's own keys, `weight` and `ioprio`, stand among those of the outermost type (see `share`).
 //! A comma inside a value is written twice. A path with a colon may need `./` before it. Errors name the key, say what was
 //! wrong, and list what would be right.
 
 mod keys;
+mod share;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,6 +22,7 @@ use std::path::PathBuf;
 use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
 use self::keys::{Keys, list};
+pub use self::share::Share;
 use super::{DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 
@@ -67,6 +70,15 @@ pub enum Wrapper {
 }
 
 impl Spec {
+    /// Reads a user's words for an export: its device, and its own share.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with what would be right.
+    pub fn parse_export(text: &str) -> Result<(Self, Share), ConfigError> {
+        let (share, rest) = Share::take(text)?;
+        Ok((Self::parse(&rest)?, share))
+    }
+
     /// Reads a user's words.
     ///
     /// # Errors
@@ -393,7 +405,11 @@ mod tests {
             ("error:range=2M-1M,of=x", &["range: `2M-1M` is an empty range"]),
             ("error:rate=2,of=x", &["rate: `2` is not a probability"]),
             ("error:count=1e3,of=x", &["count: `1e3` is not a whole number"]),
-            ("error:rate=1%,of=mem:sz=1", &["mem: has no key `sz`"]),
+            ("error:rate=1%,of=mem:sz=1", &["mem: has no key `sz`", "of an export weight, ioprio"]),
+            (
+                "error:rate=1%,of=mem:weight=1",
+                &["mem: `weight` belongs to an export, among its out"],
+            ),
         ] {
             let message = error(text);
             for words in words {

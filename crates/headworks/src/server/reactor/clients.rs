@@ -117,7 +117,7 @@ impl Reactor {
             "client chose its export"
         );
         if home == self.parts.id {
-            connection.begin(now, self.parts.exports[export].door, &self.infos[export], structured);
+            connection.begin(now, self.doors[export], &self.infos[export], structured);
             return true;
         }
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
@@ -151,7 +151,7 @@ impl Reactor {
         match self.parts.desk.insert(connection) {
             Ok(slot) => {
                 if let Some((connection, _)) = self.parts.desk.connection(slot) {
-                    let door = self.parts.exports[export].door;
+                    let door = self.doors[export];
                     connection.begin(now, door, &self.infos[export], structured);
                 }
                 self.newcomer(slot);

@@ -12,6 +12,7 @@
 //! Invariants: every action list is carried out before the next input; before a sleep every connection that may bring
 //! something is watched, and no ring has anything; a connection is in `hot` at most once.
 
+mod answers;
 mod clients;
 mod stop;
 
@@ -25,7 +26,7 @@ use tracing::{error, info, warn};
 
 use crate::engine::{DiskQueue, Engine, Event, Wait, Waker};
 use crate::executor::Executor;
-use crate::frontend::nbd::connection::{ConnectionLimits, End};
+use crate::frontend::nbd::connection::{ConnectionLimits, Door, End};
 use crate::frontend::nbd::handshake::ExportInfo;
 use crate::memory::Span;
 use crate::ring::Sleeper;
@@ -116,6 +117,9 @@ pub struct Reactor {
     parts: Parts,
     /// What clients are told of the exports.
     infos: Vec<ExportInfo>,
+    /// Where their requests go, by export, and with which class: that may change.
+    doors: Vec<Door>,
+    sets: answers::Sets,
     standings: Vec<Standing>,
     /// Connections that are tried every turn.
     hot: Vec<u32>,
@@ -152,6 +156,8 @@ impl Reactor {
         let places = parts.desk.slots().count();
         Self {
             infos: parts.exports.iter().map(|export| export.info.clone()).collect(),
+            doors: parts.exports.iter().map(|export| export.door).collect(),
+            sets: answers::Sets::default(),
             standings: vec![Standing::default(); places],
             hot: Vec::with_capacity(places),
             line: VecDeque::with_capacity(places),
@@ -212,6 +218,7 @@ impl Reactor {
         self.step(now);
         worked |= self.send(now);
         self.push_messages();
+        self.answer_sets();
         self.tell_notices();
         self.advance_life(now);
         worked
@@ -327,6 +334,7 @@ impl Reactor {
                 }
                 Mail::Control(control) => self.inputs.push(Input::Control(control)),
                 Mail::Statistics => self.tell_statistics(),
+                Mail::Ask(question) => self.on_question(now, question),
                 Mail::Stop => self.stop(now),
                 Mail::Look => {}
             }
@@ -375,7 +383,8 @@ impl Reactor {
             match notice {
                 Notice::Suspect { volume, status } => error!(
                     volume = volume.0,
-                    "a device flush failed ({}): flushes and FUA of this volume fail until it is served anew",
+                    "a device flush failed ({}): flushes and FUA of this volume fail until that is acknowledged \
+                     (headworks ctl SOCKET acknowledge EXPORT) or it is served anew",
                     status.err().map_or_else(String::new, |error| error.to_string())
                 ),
                 Notice::TimedOut { volume, op, offset, len } => warn!(
@@ -391,9 +400,8 @@ impl Reactor {
                         "the device answered for a command that is not in flight"
                     );
                 }
-                Notice::Set { token, status } => {
-                    let _ = (token, status);
-                }
+                // The desk keeps these apart.
+                Notice::Set { .. } => {}
                 Notice::ShortRead { volume, offset } => {
                     error!(
                         volume = volume.0,

@@ -29,6 +29,7 @@ impl Reactor {
             }
         }
         self.line.clear();
+        self.abandon_sets();
         self.send(now);
     }
 

@@ -81,6 +81,8 @@ struct Transmission {
     parser: RequestParser,
     replies: Replies,
     door: Door,
+    /// The priority is this connection's own, not its export's.
+    own_ioprio: bool,
     /// A request that waits for a buffer.
     held: Option<Request>,
     receiving: Option<Receiving>,
@@ -236,10 +238,45 @@ impl Connection {
             parser: RequestParser::new(export.flags_for(structured), structured),
             replies: self.form,
             door,
+            own_ioprio: false,
             held: None,
             receiving: None,
             large: false,
         });
+    }
+
+    /// Where its requests go; none before it has chosen, nor when it leaves.
+    #[must_use]
+    pub fn door(&self) -> Option<Door> {
+        match &self.phase {
+            Phase::Transmission(transmission) => Some(transmission.door),
+            _ => None,
+        }
+    }
+
+    /// Gives it a priority of its own for requests from now on; false if it takes none.
+    pub fn set_ioprio(&mut self, ioprio: Ioprio) -> bool {
+        let Phase::Transmission(transmission) = &mut self.phase else {
+            return false;
+        };
+        (transmission.door.ioprio, transmission.own_ioprio) = (ioprio, true);
+        true
+    }
+
+    /// The priority of an export has changed: its connections have that, but for those with one of their own.
+    pub fn follow(&mut self, export: ExportId, ioprio: Ioprio) {
+        if let Phase::Transmission(transmission) = &mut self.phase
+            && transmission.door.export == export
+            && !transmission.own_ioprio
+        {
+            transmission.door.ioprio = ioprio;
+        }
+    }
+
+    /// Requests in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.window.used()
     }
 
     /// Whether there are bytes that were received and not looked at yet.

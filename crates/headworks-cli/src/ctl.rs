@@ -1,0 +1,356 @@
+//! `headworks ctl SOCKET ...`: one request to a running server's control socket, its answer for people or as JSON.
+//!
+//! The server knows the names and the ranges; this only carries words. What it refuses ends with 1 and one sentence; what is
+//! wrong with the words of the command line ends with 2.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use headworks::server::control::DISKSTATS_FIELDS;
+use serde_json::{Value, json};
+
+use crate::{USAGE, complain};
+
+/// Everything but a switch is answered at once; a shard that is stuck is given up by the server before this.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Far more than the longest answer; a peer that sends more is no control socket.
+const ANSWER_MAX: u64 = 256 << 20;
+
+/// Looks at a running server and changes it, by its control socket.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  headworks serve --control /run/hw.ctl disk.img        a server with a control socket
+  headworks ctl /run/hw.ctl get                         everything, as `path = value` lines
+  headworks ctl /run/hw.ctl get hw0/queue/scheduler     none [mq-deadline]
+  headworks ctl /run/hw.ctl set hw0/queue/scheduler mq-deadline
+  headworks ctl /run/hw.ctl set exports/db/queue/nr_requests=64
+  headworks ctl /run/hw.ctl set exports/db/weight 400   its share of the device beside other exports
+  headworks ctl /run/hw.ctl set exports/db/ioprio rt:0  the class of its clients: rt, be or idle
+  headworks ctl /run/hw.ctl acknowledge db              a flush of db failed, and that is known now
+  headworks ctl /run/hw.ctl diskstats                   lines as in /proc/diskstats
+
+Names are those of /sys/block/DISK/queue; our own begin with hw_. hw0 is the first device: images on one filesystem are one
+device, and `get exports/NAME/device` says which. A value that is refused changes nothing.")]
+pub struct Options {
+    /// The socket that the server was given with --control
+    #[arg(value_name = "SOCKET")]
+    socket: PathBuf,
+    #[command(subcommand)]
+    what: What,
+    /// JSON, as the server gave it
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Shows one value, those below a path, or all
+    Get {
+        /// Such as hw0/queue/scheduler, hw0/queue, exports/db or connections
+        path: Option<String>,
+    },
+    /// Changes a value while the server runs
+    Set {
+        /// Such as hw0/queue/nr_requests, or PATH=VALUE
+        path: String,
+        /// Its new value
+        value: Option<String>,
+    },
+    /// Counters and times of exports, devices and connections
+    Stats,
+    /// Lines as in /proc/diskstats, one for each device
+    Diskstats,
+    /// Who is connected
+    Connections,
+    /// A flush of an export failed, and what was lost is known: its flushes work again
+    Acknowledge {
+        /// The export; `default` is the one without a name
+        export: String,
+    },
+}
+
+/// One request, from the command line to its exit code.
+pub fn run(options: &Options) -> ExitCode {
+    let (method, params) = match request(&options.what) {
+        Ok(request) => request,
+        Err(error) => {
+            complain(error);
+            return ExitCode::from(USAGE);
+        }
+    };
+    match ask(&options.socket, method, &params) {
+        Ok(result) => {
+            let text = match options.json {
+                true => format!("{result:#}\n"),
+                false => show(&options.what, &result),
+            };
+            // Nobody may be reading.
+            let _ = std::io::stdout().write_all(text.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            complain(error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn request(what: &What) -> Result<(&'static str, Value), String> {
+    Ok(match what {
+        What::Get { path: None } => ("get", json!({})),
+        What::Get { path: Some(path) } => ("get", json!({ "path": path })),
+        What::Set { path, value } => {
+            let both = match value {
+                Some(value) => Some((path.as_str(), value.as_str())),
+                None => path.split_once('='),
+            };
+            let Some((path, value)) = both else {
+                return Err(format!("{path} needs a value: PATH VALUE, or PATH=VALUE"));
+            };
+            ("set", json!({ "path": path, "value": value }))
+        }
+        What::Stats => ("stats", json!({})),
+        What::Diskstats => ("diskstats", json!({})),
+        What::Connections => ("connections", json!({})),
+        What::Acknowledge { export } => ("acknowledge", json!({ "export": export })),
+    })
+}
+
+/// Asks the server; the error is a sentence.
+fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String> {
+    let at = socket.display();
+    let mut stream = UnixStream::connect(socket)
+        .map_err(|error| format!("cannot connect to the control socket {at}: {error}"))?;
+    // A switch may wait for commands as long as the server's io_timeout allows; the server says when that is over.
+    let patience = (method != "set").then_some(PATIENCE);
+    let broken = |error: std::io::Error| format!("the control socket {at} is broken: {error}");
+    stream.set_read_timeout(patience).map_err(broken)?;
+    let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+    // A server that refuses everybody answers without reading.
+    let sent = stream.write_all(format!("{request}\n").as_bytes());
+    let mut line = String::new();
+    let read = BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line);
+    if line.is_empty() {
+        sent.and(read.map(drop)).map_err(broken)?;
+        return Err(format!("the server at {at} ended before it answered"));
+    }
+    let mut answer: Value = serde_json::from_str(&line)
+        .map_err(|_| format!("what answers at {at} is no control socket of headworks"))?;
+    match answer.get("error") {
+        Some(error) => Err(refusal(error)),
+        None => Ok(answer["result"].take()),
+    }
+}
+
+/// The server's sentence, with what would be right and the errno where it does not say so already.
+fn refusal(error: &Value) -> String {
+    let mut text = error["message"].as_str().unwrap_or("the server refused").to_owned();
+    let data = |name: &str| error["data"][name].as_str();
+    if let Some(accepted) = data("accepted").filter(|accepted| !text.contains(accepted)) {
+        text += &format!("; accepted: {accepted}");
+    }
+    if let Some(errno) = data("errno") {
+        text += &format!(" ({errno})");
+    }
+    text
+}
+
+fn show(what: &What, result: &Value) -> String {
+    match what {
+        What::Get { path } => show_values(path.as_deref().unwrap_or_default(), result),
+        What::Set { .. } => show_values("", result),
+        What::Stats => show_stats(result),
+        What::Diskstats => list(result).iter().map(diskstats_line).collect(),
+        What::Connections => show_connections(result),
+        What::Acknowledge { .. } => show_acknowledged(result),
+    }
+}
+
+/// A string without its quotes, anything else as JSON has it.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
+}
+
+/// The value alone for one name, as cat shows a file of sysfs; lines for several.
+fn show_values(path: &str, values: &Value) -> String {
+    if let Some(value) = values.get(path.trim_matches('/')) {
+        return plain(value) + "\n";
+    }
+    entries(values).map(|(path, value)| format!("{path} = {}\n", plain(value))).collect()
+}
+
+fn diskstats_line(device: &Value) -> String {
+    let mut line = format!(
+        "{:>4} {:>7} {}",
+        plain(&device["major"]),
+        plain(&device["minor"]),
+        plain(&device["name"])
+    );
+    for field in DISKSTATS_FIELDS {
+        line += &format!(" {}", device["fields"][field]);
+    }
+    line + "\n"
+}
+
+fn show_connections(connections: &Value) -> String {
+    let mut text = String::new();
+    for one in list(connections) {
+        let word = |name: &str| match &one[name] {
+            Value::Null => "-".to_owned(),
+            value => plain(value),
+        };
+        text += &format!(
+            "{}: {}, export {}, class {}, {} in flight\n",
+            word("id"),
+            word("peer"),
+            word("export"),
+            word("ioprio"),
+            word("in_flight")
+        );
+    }
+    text
+}
+
+fn show_acknowledged(result: &Value) -> String {
+    let export = plain(&result["export"]);
+    if result["was_suspect"] == false {
+        return format!("{export}: nothing to acknowledge: no flush of it has failed\n");
+    }
+    let unflushed = &result["unflushed"];
+    format!(
+        "{export}: acknowledged; {unflushed} writes since its last good flush may be lost, whatever a later flush says\n"
+    )
+}
+
+fn show_stats(stats: &Value) -> String {
+    let mut text = String::new();
+    for (name, device) in entries(&stats["devices"]) {
+        let (queue, tags) = (&device["queue"], &device["tags"]);
+        text += &format!(
+            "{name}: {}, {} issued, {} sequential, {} in flight; tags {}: {} of {} free, {} asks, {} waits, longest {}\n",
+            plain(&device["scheduler"]),
+            queue["issued"],
+            queue["sequential_ratio"]
+                .as_f64()
+                .map_or("-".into(), |part| format!("{:.1}%", part * 100.0)),
+            queue["in_flight"],
+            plain(&tags["policy"]),
+            tags["free"],
+            tags["depth"],
+            tags["asks"],
+            tags["waits"],
+            time(&tags["longest_wait_ns"]),
+        );
+    }
+    for (name, export) in entries(&stats["exports"]) {
+        text += &format!(
+            "{name}: on {}, weight {}, class {}, {} writes not flushed{}\n",
+            plain(&export["device"]),
+            export["weight"],
+            plain(&export["ioprio"]),
+            export["unflushed"],
+            if export["suspect"] == true { ", SUSPECT: a flush failed" } else { "" },
+        );
+        for (op, row) in entries(&export["ops"]) {
+            text += &format!(
+                "  {op}: {} bios in {} requests, {} merged, {} bytes, {} errors; p50/p99: {}\n",
+                row["bios"],
+                row["requests"],
+                row["merges"],
+                row["bytes"],
+                row["errors"],
+                stages(&row["stages"])
+            );
+        }
+    }
+    for row in list(&stats["turns"]).iter().filter(|row| row["turns"] != 0) {
+        let (size, turns) = (plain(&row["bios_in_turn"]), &row["turns"]);
+        text += &format!(
+            "turns of {size} bios: {turns} with {} bios, {} merged in the plug\n",
+            row["bios"], row["merges"]
+        );
+    }
+    text + &show_connections(&stats["connections"])
+}
+
+fn stages(stages: &Value) -> String {
+    let order = ["plug", "tag", "sched", "device"];
+    let stage = |name: &str| {
+        let times = &stages[name];
+        format!("{name} {}/{}", time(&times["p50_ns"]), time(&times["p99_ns"]))
+    };
+    order.map(stage).join(", ")
+}
+
+/// Nanoseconds as people say them.
+fn time(ns: &Value) -> String {
+    match ns.as_u64().unwrap_or_default() {
+        ns @ 0..1_000 => format!("{ns} ns"),
+        ns @ 1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        ns @ 1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        ns => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_value_is_shown_as_sysfs_shows_it_and_several_as_lines() {
+        let one = json!({ "hw0/queue/scheduler": "none [mq-deadline]" });
+        assert_eq!(show_values("hw0/queue/scheduler", &one), "none [mq-deadline]\n");
+        assert_eq!(show_values("/hw0/queue/scheduler/", &one), "none [mq-deadline]\n");
+        assert_eq!(show_values("hw0", &one), "hw0/queue/scheduler = none [mq-deadline]\n");
+        assert_eq!(show_values("", &json!({ "a": 1, "b": "x" })), "a = 1\nb = x\n");
+    }
+
+    #[test]
+    fn a_set_takes_both_forms_and_a_value_may_hold_an_equals_sign() {
+        let params = |path: &str, value: Option<&str>| {
+            let value = value.map(str::to_owned);
+            request(&What::Set { path: path.into(), value }).map(|(_, params)| params)
+        };
+        let expected = json!({ "path": "a/b", "value": "c" });
+        assert_eq!(params("a/b", Some("c")), Ok(expected.clone()));
+        assert_eq!(params("a/b=c", None), Ok(expected));
+        assert_eq!(params("a", Some("b=c")), Ok(json!({ "path": "a", "value": "b=c" })));
+        assert!(params("a/b", None).unwrap_err().contains("PATH=VALUE"));
+    }
+
+    #[test]
+    fn a_refusal_says_the_range_once_and_the_errno() {
+        let error = |message: &str| {
+            let data = json!({ "errno": "EINVAL", "accepted": "1..=4096" });
+            refusal(&json!({ "code": -32000, "message": message, "data": data }))
+        };
+        assert_eq!(error("no"), "no; accepted: 1..=4096 (EINVAL)");
+        assert_eq!(error("0 is not within 1..=4096"), "0 is not within 1..=4096 (EINVAL)");
+        assert_eq!(refusal(&json!({ "code": -32601, "message": "no" })), "no");
+    }
+
+    #[test]
+    fn a_line_of_diskstats_reads_as_the_kernels() {
+        let fields: serde_json::Map<String, Value> = DISKSTATS_FIELDS
+            .iter()
+            .enumerate()
+            .map(|(index, name)| ((*name).to_owned(), (index + 1).into()))
+            .collect();
+        let device = json!({ "name": "hw0", "major": 240, "minor": 0, "fields": fields });
+        let expected = " 240       0 hw0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n";
+        assert_eq!(diskstats_line(&device), expected);
+    }
+}

@@ -1,0 +1,159 @@
+//! A gate on the bench: asks go in, grants come out, and a naive model looks on.
+//!
+//! The model knows one rule (the lines of a connection are served in order), the sums (what is free and what is held make the
+//! depth), and the limits (asynchronous tags, idle tags). Which connection goes next is for the tests to judge.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use headworks_core::tags::{Ask, FairTags, Freed, Grant, Room, TagOptions, TagOwner, Who};
+use headworks_core::{ExportId, Instant};
+
+pub const KIB: u32 = 1 << 10;
+
+/// An ask of `connection`, by the export 0 unless changed.
+pub fn ask(connection: u32, want: u16, bytes: u32) -> Ask {
+    let (who, export) = (Who::Request(0), ExportId(0));
+    Ask { who, want, bytes, sync: true, connection, export, weight: 100 }
+}
+
+/// The gate and who holds what.
+pub struct Gate {
+    pub tags: FairTags,
+    pub now: u64,
+    pub depth: u32,
+    async_depth: u32,
+    /// Every ask there was, by its number.
+    pub asks: Vec<Ask>,
+    /// Numbers of those that hold tags, oldest first.
+    pub held: VecDeque<usize>,
+    /// The model: who waits in each line, and the same among all, in order.
+    lines: BTreeMap<(u16, u32, bool), VecDeque<usize>>,
+    pub waiting: usize,
+    /// Grants out of line, in order.
+    pub granted: Vec<usize>,
+    /// Tags that are held, and their holders: synchronous, asynchronous.
+    taken: [(u32, u32); 2],
+}
+
+impl Gate {
+    pub fn new(depth: u32, async_depth: u32) -> Self {
+        let waiters_max = 20_000;
+        Self {
+            tags: FairTags::new(TagOptions { depth, async_depth, waiters_max }),
+            now: 0,
+            depth,
+            async_depth,
+            asks: Vec::new(),
+            held: VecDeque::new(),
+            lines: BTreeMap::new(),
+            waiting: 0,
+            granted: Vec::new(),
+            taken: [(0, 0); 2],
+        }
+    }
+
+    /// Tags that only light flows may use.
+    pub fn reserve(&self) -> u32 {
+        self.depth / 16
+    }
+
+    /// A batch of asks, then all grants. Returns the number of the first.
+    pub fn batch(&mut self, asks: &[Ask]) -> usize {
+        let first = self.put_in(asks);
+        self.grants(Room::Any);
+        first
+    }
+
+    /// A batch of asks; the grants are for later.
+    pub fn put_in(&mut self, asks: &[Ask]) -> usize {
+        let first = self.asks.len();
+        let named = |(n, ask): (usize, &Ask)| Ask { who: Who::Request((first + n) as u32), ..*ask };
+        self.asks.extend(asks.iter().enumerate().map(named));
+        let before = self.waiting;
+        let at_once = self.tags.ask(Instant(self.now), &self.asks[first..], usize::MAX);
+        assert!(at_once == 0 || before == 0, "nobody passes those who wait");
+        for number in first..self.asks.len() {
+            if number < first + at_once {
+                self.hold(number);
+            } else {
+                let ask = self.asks[number];
+                let line = (ask.export.0, ask.connection, ask.sync);
+                self.lines.entry(line).or_default().push_back(number);
+                self.waiting += 1;
+            }
+        }
+        first
+    }
+
+    pub fn ask(&mut self, ask: Ask) -> usize {
+        self.batch(&[ask])
+    }
+
+    /// Whether that ask holds its tags now.
+    pub fn holds(&self, number: usize) -> bool {
+        self.held.contains(&number)
+    }
+
+    /// The device is done with what is at `at` of those that hold tags; then all grants. Returns which ask it was.
+    pub fn done(&mut self, at: usize) -> usize {
+        let number = self.give_back(at);
+        self.grants(Room::Any);
+        number
+    }
+
+    /// The same; returns the ask.
+    pub fn finish(&mut self, at: usize) -> Ask {
+        let number = self.done(at);
+        self.asks[number]
+    }
+
+    fn hold(&mut self, number: usize) {
+        let ask = self.asks[number];
+        let (tags, holders) = &mut self.taken[usize::from(!ask.sync)];
+        (*tags, *holders) = (*tags + u32::from(ask.want), *holders + 1);
+        self.held.push_back(number);
+    }
+
+    /// Tags come back; the grants are for later.
+    pub fn give_back(&mut self, at: usize) -> usize {
+        let number = self.held.remove(at).expect("somebody holds tags");
+        let Ask { want, sync, .. } = self.asks[number];
+        let count = u32::from(want);
+        let asyncs = if sync { 0 } else { count };
+        let (tags, holders) = &mut self.taken[usize::from(!sync)];
+        (*tags, *holders) = (tags.saturating_sub(count), holders.saturating_sub(1));
+        self.tags.put(Instant(self.now), Freed { count, asyncs });
+        number
+    }
+
+    /// Takes grants until there is none, and looks whether they may be.
+    pub fn grants(&mut self, room: Room) {
+        while let Some(Grant { who, tags }) = self.tags.next_grant(Instant(self.now), room) {
+            let Who::Request(number) = who else {
+                panic!("no shard asked");
+            };
+            let ask = self.asks[number as usize];
+            assert_eq!(tags, ask.want, "wants are served whole");
+            if room == Room::Light {
+                assert!(ask.want == 1 && ask.bytes <= 64 * KIB, "{ask:?} is not light");
+            }
+            let line = self.lines.get_mut(&(ask.export.0, ask.connection, ask.sync));
+            let first = line.expect("it waited").pop_front();
+            assert_eq!(first, Some(number as usize), "the lines of a connection go in order");
+            self.waiting -= 1;
+            self.hold(number as usize);
+            self.granted.push(number as usize);
+        }
+        self.check(room);
+    }
+
+    fn check(&self, room: Room) {
+        let [(syncs, _), (asyncs, async_holders)] = self.taken;
+        assert_eq!(self.tags.free() + syncs + asyncs, self.depth, "tags are conserved");
+        assert_eq!(self.tags.waiters() as usize, self.waiting);
+        let within = asyncs <= self.async_depth || async_holders == 1;
+        assert!(within, "{asyncs} asynchronous tags");
+        let served = self.waiting == 0 || !self.held.is_empty() || room == Room::Light;
+        assert!(served, "somebody waits and nobody holds");
+    }
+}

@@ -1,0 +1,147 @@
+//! Nothing stops: for every depth, whatever is asked and in whatever order it comes back.
+//!
+//! After every batch the gate's model looks (see [`Gate`]): conservation, order, limits, and never "somebody waits, nothing
+//! is held, nothing is granted". Here are the crowds that it looks at.
+
+use headworks_core::ExportId;
+use headworks_core::prng::Prng;
+use headworks_core::tags::{Ask, Room, TagOwner, want_max};
+
+use crate::gate::{Gate, KIB, ask};
+
+/// A crowd drawn from a seed: how many connections and exports, how large their wishes.
+struct Crowd {
+    prng: Prng,
+    connections: u64,
+    exports: u64,
+    want_max: u64,
+    asyncs: u32,
+    large: u32,
+}
+
+impl Crowd {
+    fn new(depth: u32, mut prng: Prng) -> Self {
+        Self {
+            connections: 1 << prng.below(6),
+            exports: 1 + prng.below(4),
+            want_max: 1 + prng.below(want_max(depth).into()),
+            asyncs: [0, 300_000, 900_000, 1_000_000][prng.below(4) as usize],
+            large: [0, 100_000, 1_000_000][prng.below(3) as usize],
+            prng,
+        }
+    }
+
+    fn ask(&mut self) -> Ask {
+        let prng = &mut self.prng;
+        let connection = prng.below(self.connections) as u32;
+        let large = prng.per_million(self.large);
+        let want = if large { prng.between(1, self.want_max) as u16 } else { 1 };
+        let bytes = (u32::from(want) * 4 * KIB) << prng.below(9);
+        Ask {
+            sync: !prng.per_million(self.asyncs),
+            export: ExportId((u64::from(connection) % self.exports) as u16),
+            weight: [1, 100, 100, 10_000][connection as usize % 4],
+            ..ask(connection, want, bytes)
+        }
+    }
+}
+
+fn fuzz(depth: u32, seed: u64, steps: u32) {
+    let mut prng = Prng::new(seed << 16 | u64::from(depth));
+    let async_depth = if prng.below(2) == 0 { depth } else { prng.between(1, depth.into()) as u32 };
+    let mut gate = Gate::new(depth, async_depth);
+    let mut crowd = Crowd::new(depth, prng.split("crowd"));
+    let waiting_max = 4 + prng.below(200) as usize;
+    for _ in 0..steps {
+        gate.now += prng.below(1000);
+        if prng.below(2) == 0 && gate.waiting < waiting_max {
+            let batch: Vec<Ask> = (0..prng.between(1, 8)).map(|_| crowd.ask()).collect();
+            gate.batch(&batch);
+        } else if !gate.held.is_empty() {
+            for _ in 0..prng.between(1, 1 + depth as u64 / 8).min(gate.held.len() as u64) {
+                gate.give_back(prng.below(gate.held.len() as u64) as usize);
+            }
+            if prng.below(8) == 0 {
+                gate.grants(Room::Light);
+            }
+            gate.grants(Room::Any);
+        }
+        let idle = gate.tags.stats().idle_max;
+        assert!(idle < u32::from(want_max(depth)) + gate.reserve(), "{idle} tags lay idle");
+    }
+    while !gate.held.is_empty() {
+        gate.done(prng.below(gate.held.len() as u64) as usize);
+    }
+    assert_eq!((gate.waiting, gate.tags.free()), (0, depth), "depth {depth}, seed {seed}");
+    let stats = gate.tags.stats();
+    assert_eq!((stats.asks, stats.grants), (gate.asks.len() as u64, stats.asks));
+}
+
+#[test]
+fn everybody_is_served_at_every_depth() {
+    for depth in 1..=1024 {
+        // A debug build looks at every depth, too, but not for as long.
+        let steps = if cfg!(debug_assertions) { 60 } else { 400 };
+        let seeds = if depth <= 64 { 8 } else { 2 };
+        (0..seeds).for_each(|seed| fuzz(depth, seed, steps));
+    }
+}
+
+#[test]
+fn a_wait_is_bounded_in_bytes_that_others_get() {
+    // 12 equal connections, each with 4 asks of at most 1 MiB all the time: what is before a ticket is 4 MiB of its own, 32
+    // turns, and in each the others get a quantum. One may have saved up 1 MiB, and one is in advance.
+    let bound = 33 * 11 * 128 * u64::from(KIB) + 11 * 2 * 1024 * u64::from(KIB);
+    for depth in [1, 2, 7, 16, 62, 64] {
+        for seed in 0..4 {
+            let mut prng = Prng::new(seed);
+            let mut gate = Gate::new(depth, depth);
+            let wants = u64::from(want_max(depth).min(8));
+            let mut next = |n: u32| {
+                let bytes = (4 * KIB) << prng.below(9);
+                ask(n, prng.between(1, wants) as u16, bytes)
+            };
+            // Bytes granted to all when each ask was put.
+            let (mut granted, mut seen, mut at) = (0_u64, 0, Vec::new());
+            for n in 0..48 {
+                gate.ask(next(n % 12));
+            }
+            for _ in 0..5_000 {
+                at.resize(gate.asks.len(), granted);
+                for &number in &gate.granted[seen..] {
+                    let waited = granted - at[number];
+                    assert!(waited <= bound, "depth {depth}: passed by {waited} bytes");
+                    granted += u64::from(gate.asks[number].bytes);
+                }
+                seen = gate.granted.len();
+                let done = gate.done(prng_at(&gate, seed));
+                gate.ask(next(gate.asks[done].connection));
+            }
+            assert!(seen > 4_000);
+        }
+    }
+}
+
+/// Which of those that hold tags is done next: not always the oldest.
+fn prng_at(gate: &Gate, seed: u64) -> usize {
+    Prng::new(seed + gate.asks.len() as u64).below(gate.held.len() as u64) as usize
+}
+
+#[test]
+fn two_hundred_fifty_six_pieces_on_sixty_two_tags() {
+    // Its want is what the policy says for 256 pieces; the rest of them go on its tags, one after the other.
+    let mut gate = Gate::new(62, 62);
+    let want = gate.tags.want(256);
+    assert_eq!(want, 31);
+    gate.batch(&vec![ask(1, 1, 128 * KIB); 100]);
+    let large: Vec<usize> = (0..4).map(|n| gate.ask(ask(2 + n, want, 32 << 20))).collect();
+    let mut steps = 0;
+    while !large.iter().all(|number| gate.granted.contains(number)) {
+        let done = gate.done(0);
+        if gate.asks[done].connection == 1 {
+            gate.ask(ask(1, 1, 128 * KIB));
+        }
+        steps += 1;
+        assert!(steps < 5_000, "256 turns of 128 KiB each, beside one who takes turns");
+    }
+}

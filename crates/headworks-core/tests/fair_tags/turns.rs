@@ -1,0 +1,229 @@
+//! Who goes next: order, gathering, the reserve, light flows, the asynchronous limit.
+
+use headworks_core::ExportId;
+use headworks_core::tags::{Ask, Room, TagOwner};
+
+use crate::gate::{Gate, KIB, ask};
+
+/// Fills the gate with wants of 1 that connection 9 asks for and gets.
+fn filled(depth: u32, async_depth: u32) -> Gate {
+    let mut gate = Gate::new(depth, async_depth);
+    let usable = depth - gate.reserve();
+    gate.batch(&vec![ask(9, 1, 128 * KIB); usable as usize]);
+    assert_eq!((gate.waiting, gate.tags.free()), (0, gate.reserve()));
+    gate
+}
+
+/// The connections of the asks that were granted out of line, in order.
+fn order(gate: &Gate) -> Vec<u32> {
+    gate.granted.iter().map(|&number| gate.asks[number].connection).collect()
+}
+
+#[test]
+fn an_ask_that_finds_nobody_is_granted_at_once_and_leaves_the_reserve() {
+    let mut gate = Gate::new(32, 32);
+    gate.batch(&[ask(1, 16, 512 * KIB), ask(1, 14, 512 * KIB), ask(1, 1, 512 * KIB)]);
+    assert_eq!((gate.held.len(), gate.tags.free()), (2, 2), "two of 32 are kept");
+    // As a light one the same connection would get it; it has one waiting already.
+    gate.ask(ask(1, 1, 4 * KIB));
+    assert_eq!(gate.held.len(), 2);
+    gate.ask(ask(2, 1, 4 * KIB));
+    assert_eq!(gate.held.len(), 3, "a new flow's small wish is what they are kept for");
+    assert_eq!(Gate::new(15, 15).reserve(), 0);
+}
+
+#[test]
+fn equal_connections_take_turns_by_bytes_not_by_requests() {
+    let mut gate = filled(8, 8);
+    // What comes first of each is new; then it is 128 KiB a turn.
+    gate.batch(&[ask(1, 1, 128 * KIB); 6]);
+    gate.batch(&vec![ask(2, 1, 64 * KIB); 12]);
+    (0..18).for_each(|_| _ = gate.done(0));
+    assert_eq!(order(&gate), [2, 2, 1, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2]);
+}
+
+#[test]
+fn the_head_gathers_its_whole_want_and_only_the_reserve_passes_it() {
+    let mut gate = filled(64, 64);
+    let large = gate.ask(ask(1, 32, 4096 * KIB));
+    // Heavier ones come after it, and light ones that all could use what falls free.
+    let later: Vec<Ask> = (0..20).map(|n| ask(20 + n, 4, 512 * KIB)).collect();
+    gate.batch(&later);
+    let (mut passed, mut most_idle) = (0, 0);
+    while !gate.holds(large) {
+        passed += gate.granted.len();
+        gate.granted.clear();
+        gate.done(0);
+        gate.ask(ask(100 + gate.asks.len() as u32, 1, 4 * KIB));
+        most_idle = most_idle.max(gate.tags.free());
+    }
+    assert_eq!(passed, 4, "64 / 16 may pass, and do");
+    assert!(most_idle < 32 + 4, "{most_idle}");
+    let stats = gate.tags.stats();
+    assert_eq!((stats.barged, stats.idle_max), (4, 35));
+    assert!(stats.barging_prevented >= 20, "{stats:?}");
+}
+
+#[test]
+fn nobody_passes_who_gathers_where_there_is_no_reserve() {
+    let mut gate = filled(8, 8);
+    let large = gate.ask(ask(1, 4, 512 * KIB));
+    gate.done(0);
+    let light = gate.ask(ask(2, 1, 4 * KIB));
+    gate.now = 500;
+    gate.done(0);
+    gate.done(0);
+    assert!(!gate.holds(large) && !gate.holds(light));
+    gate.now = 800;
+    gate.done(0);
+    assert_eq!(gate.granted, [large]);
+    let stats = gate.tags.stats();
+    assert_eq!((stats.barging_prevented, stats.barged, stats.idle_max), (1, 0, 3));
+    assert_eq!((stats.idle_tag_ns, stats.longest_wait_ns), (500 + 3 * 300, 800));
+    assert_eq!((stats.waits, stats.asks, stats.grants), (2, 10, 9));
+    gate.give_back(0);
+    gate.give_back(0);
+    gate.ask(ask(3, 1, 512 * KIB));
+    let stats = gate.tags.stats();
+    assert_eq!((stats.wakes, stats.woken), (2, 3), "two batches of grants");
+}
+
+#[test]
+fn a_light_flow_beside_heavy_ones_waits_for_one_completion_at_most() {
+    for (depth, exports, want) in [(4, 1, 1), (64, 1, 1), (64, 8, 1), (64, 1, 16), (256, 8, 32)] {
+        let mut gate = Gate::new(depth, depth);
+        let export = |n: u32| ExportId((n % exports) as u16);
+        let heavy = |n: u32| Ask { export: export(n), ..ask(n, want, u32::from(want) * 128 * KIB) };
+        for n in 0..7 {
+            gate.batch(&vec![heavy(n); 40]);
+        }
+        let light = Ask { export: export(7), ..ask(7, 1, 4 * KIB) };
+        let (mut number, mut waited, mut served) = (gate.ask(light), 0, 0);
+        for step in 0..5_000 {
+            let done = gate.done(0);
+            if done == number {
+                number = gate.ask(light);
+                (waited, served) = (0, served + 1);
+            } else if !gate.holds(number) {
+                waited += 1;
+            }
+            assert!(waited <= 1, "depth {depth}, want {want}: waits at step {step}");
+            if done != number && gate.asks[done].connection < 7 {
+                gate.ask(heavy(gate.asks[done].connection));
+            }
+        }
+        assert!(served >= 15, "depth {depth}: {served}");
+    }
+}
+
+#[test]
+fn light_flows_do_not_starve_a_heavy_one() {
+    // 300 connections with one small request at a time, always; any two of them could keep the device busy.
+    for exports in [1, 2] {
+        let mut gate = Gate::new(4, 4);
+        let light = |n: u32| Ask { export: ExportId((n % exports) as u16), ..ask(n, 1, 4 * KIB) };
+        let heavy = ask(1000, 1, 128 * KIB);
+        gate.batch(&[heavy; 8]);
+        gate.batch(&(0..300).map(light).collect::<Vec<_>>());
+        let (mut heavy_bytes, mut all_bytes) = (0_u64, 0_u64);
+        for _ in 0..100_000 {
+            let done = gate.finish(0);
+            gate.ask(done);
+            all_bytes += u64::from(done.bytes);
+            heavy_bytes += if done.connection == 1000 { u64::from(done.bytes) } else { 0 };
+        }
+        // One of 301 connections, or one export of two beside 150 others of its own.
+        let fair = all_bytes / 301;
+        assert!(heavy_bytes >= fair * 9 / 10, "{heavy_bytes} of {all_bytes}");
+    }
+}
+
+#[test]
+fn connections_that_come_once_do_not_starve_those_that_stay() {
+    let mut gate = Gate::new(4, 4);
+    gate.batch(&[ask(0, 1, 128 * KIB); 8]);
+    let (mut stays, mut fresh) = (0, 1);
+    for _ in 0..20_000 {
+        let done = gate.finish(0);
+        if done.connection == 0 {
+            stays += 1;
+            gate.ask(done);
+        }
+        while gate.waiting < 100 {
+            gate.ask(ask(fresh, 1, 64 * KIB));
+            fresh += 1;
+        }
+    }
+    // One of a hundred that wait, and its requests are twice as large: 100. A quarter of the others go in their turns, the
+    // rest in advance; an export's advance is bounded, else this one would not get anything.
+    assert!(stays >= 15, "{stays} of 20000 requests");
+}
+
+#[test]
+fn only_light_wishes_go_when_bytes_are_short() {
+    let mut gate = filled(32, 32);
+    gate.put_in(&[ask(1, 1, 128 * KIB), ask(2, 4, 16 * KIB), ask(3, 1, 64 * KIB + 512)]);
+    gate.put_in(&[ask(4, 1, 64 * KIB); 3]);
+    (0..8).for_each(|_| _ = gate.give_back(0));
+    gate.grants(Room::Light);
+    assert_eq!(order(&gate), [4, 4], "a connection is light for a quantum");
+    gate.put_in(&[ask(5, 1, 64 * KIB), ask(6, 1, 64 * KIB)]);
+    gate.grants(Room::Light);
+    assert_eq!(order(&gate), [4, 4, 5], "and so is its export, but for one request");
+    gate.grants(Room::Any);
+    assert_eq!(gate.tags.free(), 2, "whom bytes held back goes when there is room again");
+    assert_eq!(gate.tags.stats().idle_max, 2, "tags that wait for bytes are not counted as idle");
+}
+
+#[test]
+fn asynchronous_ones_are_held_to_their_depth_and_a_read_goes_at_once() {
+    for depth in [2, 3, 8, 16, 31, 62, 64, 256, 1024] {
+        for async_depth in [1, depth / 4, depth / 2, depth - 1] {
+            let mut gate = Gate::new(depth, async_depth.max(1));
+            let write = |n: u32| Ask { sync: false, ..ask(n % 5, 1 + (n % 2) as u16, 256 * KIB) };
+            let write = |n: u32| Ask { want: write(n).want.min((depth / 2) as u16), ..write(n) };
+            gate.batch(&(0..2 * depth).map(write).collect::<Vec<_>>());
+            assert!(gate.waiting > 0, "depth {depth}, async {async_depth}");
+            for n in 0..300 {
+                // A read of one of the writers' connections or of its own, whatever its size.
+                let read = gate.ask(ask(n % 9, 1, (1 + n % 300) * KIB));
+                assert!(gate.holds(read), "depth {depth}, async {async_depth}: read {n} sleeps");
+                let at = gate.held.iter().position(|&number| number == read).unwrap();
+                gate.done(at);
+                gate.done(0);
+                gate.ask(write(n));
+            }
+            assert!(!gate.held.is_empty(), "writes go on");
+        }
+    }
+}
+
+#[test]
+fn the_asynchronous_limit_is_shared_by_turns() {
+    // Each connection reads and writes; a busy reader's writes get their part beside those who only write.
+    let mut gate = Gate::new(16, 2);
+    let write = |n: u32| Ask { sync: false, ..ask(n, 1, 32 * KIB) };
+    for n in 0..6 {
+        gate.batch(&[write(n); 3]);
+        gate.batch(&vec![ask(n, 1, 32 * KIB); if n < 2 { 12 } else { 0 }]);
+    }
+    let mut writes = [0; 6];
+    for _ in 0..6_000 {
+        let done = gate.finish(0);
+        writes[done.connection as usize] += u32::from(!done.sync);
+        gate.ask(done);
+    }
+    let (least, most) = (writes.iter().min().unwrap(), writes.iter().max().unwrap());
+    assert!(*least > 0 && *least * 3 >= writes[2], "{writes:?}");
+    assert!(writes[2..].iter().all(|n| n * 11 >= most * 10), "{writes:?}");
+}
+
+#[test]
+#[should_panic(expected = "a tag came back twice")]
+fn a_tag_that_comes_back_twice_is_our_bug() {
+    let mut gate = Gate::new(4, 4);
+    gate.ask(ask(1, 1, 4 * KIB));
+    gate.held.push_back(0);
+    gate.give_back(0);
+    gate.give_back(0);
+}

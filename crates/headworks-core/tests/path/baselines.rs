@@ -1,0 +1,225 @@
+//! The queue under the baseline tag policies: a split bio's pieces get their tags one by one, some of them much later.
+
+use headworks_core::time::{MS, SEC};
+use headworks_core::{DeviceId, QueueOptions, TagPolicy, WakeOptions};
+
+use crate::bench::{BUSY, Bench, EIO, Shards};
+
+const BOTH: [TagPolicy; 2] = [TagPolicy::Legacy518, TagPolicy::KuaiV3];
+
+fn baseline(tags: TagPolicy, nr_requests: u32, seed: u32) -> impl FnOnce(&mut QueueOptions) {
+    move |q| {
+        (q.tags, q.nr_requests, q.max_sectors_kb) = (tags, nr_requests, 128);
+        q.wake = WakeOptions { seed, ..WakeOptions::default() };
+    }
+}
+
+/// Answers everything in the order of sending, each 50 us after what was there before it, until nothing is sent any more.
+fn finish_from(bench: &mut Bench, mut n: usize) {
+    loop {
+        while n < bench.commands() {
+            bench.pass(50_000);
+            bench.done(n);
+            n += 1;
+        }
+        // The safety net is the longest that anybody waits.
+        bench.pass(6 * SEC);
+        if n == bench.commands() {
+            return;
+        }
+    }
+}
+
+/// The bytes of the commands from `from` on, in order.
+fn ranges(bench: &Bench, from: usize) -> Vec<(u64, u32)> {
+    let commands = (from..bench.commands()).map(|n| bench.command(n).submit);
+    let mut ranges: Vec<_> = commands.map(|submit| (submit.offset, submit.len)).collect();
+    ranges.sort_unstable();
+    ranges
+}
+
+#[test]
+fn a_split_bio_takes_its_tags_as_its_task_submits_pieces() {
+    for tags in BOTH {
+        let mut bench = Bench::new(baseline(tags, 64, 1));
+        bench.bios("W0+1m");
+        assert_eq!(bench.sent(), "W0+128k");
+        bench.pass(6_000);
+        assert_eq!(bench.sent(), "W128k+128k");
+        bench.pass(6 * 6_000);
+        assert_eq!((bench.sent_count(), bench.tags_free()), (6, 56));
+        bench.all_done(1..8);
+        assert_eq!((bench.replies(), bench.tags_free()), (String::new(), 63));
+        bench.done(0);
+        assert_eq!(bench.replies(), "1:ok");
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn many_bios_over_few_tags_are_covered_once_and_answered_once() {
+    for tags in BOTH {
+        for nr_requests in [1, 2, 4, 7, 8, 16, 62, 64] {
+            let mut bench = Bench::new(baseline(tags, nr_requests, nr_requests));
+            let bios: Vec<_> =
+                (0..20).map(|n| format!("R{}m+1m W{}k+4k", 2 * n, 65536 + 8 * n)).collect();
+            bench.each(&bios.join(" "));
+            bench.pass(MS);
+            assert_eq!(bench.tags_free(), 0, "{tags:?} {nr_requests}");
+            finish_from(&mut bench, 0);
+            let mut expected: Vec<_> = (0..20)
+                .flat_map(|n| (0..8).map(move |m| ((16 * n + m) << 17, 128 << 10)))
+                .collect();
+            expected.extend((0..20).map(|n| (((65536 + 8 * n) << 10), 4096)));
+            expected.sort_unstable();
+            assert_eq!(ranges(&bench, 0), expected, "{tags:?} {nr_requests}");
+            let replies = bench.replies();
+            let mut replies: Vec<_> = replies.split(' ').collect();
+            replies.sort_unstable();
+            replies.dedup();
+            assert!(replies.len() == 40 && replies.iter().all(|reply| reply.ends_with(":ok")));
+            bench.assert_quiet();
+        }
+    }
+}
+
+#[test]
+fn an_error_ends_a_bio_when_its_task_has_had_its_tags_and_nothing_more_is_sent() {
+    for tags in BOTH {
+        let mut bench = Bench::new(baseline(tags, 4, 1));
+        bench.bios("W0+1m");
+        bench.pass(MS);
+        assert_eq!(bench.sent_count(), 4);
+        bench.failed(2, EIO);
+        bench.pass(MS);
+        assert_eq!((bench.sent_count(), bench.replies()), (0, String::new()));
+        bench.all_done([0, 1]);
+        bench.pass(6 * SEC);
+        assert_eq!((bench.sent_count(), bench.replies()), (0, String::new()));
+        bench.done(3);
+        bench.pass(6 * SEC);
+        assert_eq!((bench.sent_count(), bench.replies().as_str()), (0, "1:medium"));
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn a_refused_piece_goes_again_and_a_short_one_goes_on() {
+    for tags in BOTH {
+        let mut bench = Bench::new(baseline(tags, 2, 1));
+        bench.bios("R0+512k");
+        bench.pass(MS);
+        assert_eq!(bench.sent(), "R0+128k R128k+128k");
+        bench.failed(0, BUSY);
+        bench.moved(1, 4096);
+        assert_eq!(bench.sent(), "R132k+124k R0+128k");
+        finish_from(&mut bench, 2);
+        assert_eq!(bench.replies(), "1:ok");
+        assert_eq!(bench.sent(), "R256k+128k R384k+128k");
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn a_piece_that_times_out_answers_its_bio_and_holds_its_tag() {
+    for tags in BOTH {
+        let mut bench = Bench::new(baseline(tags, 4, 1));
+        bench.each("W0+1m W2m+1m");
+        bench.pass(MS);
+        bench.pass(30 * SEC);
+        assert_eq!(bench.tags_free(), 0, "tags stay out with the buffers");
+        assert!(bench.replies().contains("1:timeout/early"));
+        finish_from(&mut bench, 0);
+        let replies = bench.replies();
+        assert!(replies.contains("1:released"), "{replies}");
+        assert!(replies.contains("2:ok") || replies.contains("2:released"), "{replies}");
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn a_bio_of_more_pieces_than_can_be_asked_for_is_sent_whole() {
+    for tags in BOTH {
+        let mut bench = Bench::new(|q| (q.tags, q.max_sectors_kb) = (tags, 4));
+        bench.bios("W0+260m");
+        let mut n = 0;
+        loop {
+            bench.pass(MS);
+            if n == bench.commands() {
+                break;
+            }
+            let end = bench.commands();
+            bench.all_done(n..end);
+            n = end;
+        }
+        assert_eq!((n, bench.replies().as_str()), (260 << 8, "1:ok"));
+        let next = |end, (offset, len): (u64, u32)| (offset == end).then_some(end + u64::from(len));
+        assert_eq!(ranges(&bench, 0).into_iter().try_fold(0, next), Some(260 << 20));
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn what_waits_takes_neighbours_and_asks_for_no_more() {
+    for tags in BOTH {
+        let mut bench = Bench::new(baseline(tags, 1, 1));
+        bench.each("R0+4k R64k+4k R68k+4k R60k+4k");
+        assert_eq!(bench.sent(), "R0+4k");
+        bench.done(0);
+        bench.pass(MS);
+        assert_eq!(bench.sent(), "R60k+12k");
+        bench.done(1);
+        assert_eq!(bench.replies(), "1:ok 4:ok 2:ok 3:ok");
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn bytes_in_flight_are_bounded_to_a_piece_more() {
+    for tags in BOTH {
+        let mut bench = Bench::new(|q| {
+            baseline(tags, 64, 1)(q);
+            q.hw_inflight_kb = 256;
+        });
+        bench.each("R0+1m R2m+1m R4m+1m R6m+1m");
+        bench.pass(10 * MS);
+        assert_eq!(bench.commands(), 2);
+        for n in 0..32 {
+            assert!(bench.commands() - n <= 3, "{tags:?} {n}");
+            bench.done(n);
+            bench.pass(MS);
+        }
+        assert_eq!(bench.replies().split(' ').count(), 4);
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn leases_are_gathered_whole_one_shard_after_the_other() {
+    for tags in BOTH {
+        for nr_requests in [1, 4, 7] {
+            let mut shards = Shards::new(3, baseline(tags, nr_requests, 1));
+            for n in 0..6 {
+                shards.at[0].bios(&format!("R{n}m+1m"));
+                shards.at[1].bios(&format!("v1:R{n}m+1m v1:W{n}m+4k"));
+                shards.at[2].bios(&format!("v2:R{n}m+1m"));
+            }
+            let mut n = 0;
+            for _ in 0..20_000 {
+                shards.deliver();
+                shards.pass(50_000);
+                if n < shards.at[0].commands() {
+                    shards.at[0].done(n);
+                    n += 1;
+                }
+            }
+            shards.pass(20 * MS);
+            shards.deliver();
+            let answers = [0, 1, 2].map(|at| shards.at[at].replies().matches(":ok").count());
+            assert_eq!(answers, [6, 12, 6], "{tags:?} {nr_requests}");
+            shards.at.iter().for_each(Bench::assert_quiet);
+            assert_eq!(shards.at[0].tags_free(), nr_requests);
+            assert_eq!(shards.at[1].shard.tags_leased(DeviceId(0)), Some(0));
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Shares of a device on the path: what connections and exports get, here and from another shard.
+
+use headworks_core::{
+    Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Input, Message, PlugNesting,
+    QueueOptions, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
+};
+
+use crate::bench::Bench;
+
+/// A bio of a connection that came by an export.
+fn bio(bench: &mut Bench, connection: u32, export: u16, word: &str) -> Input {
+    let Input::Bio(mut bio) = bench.bio(word) else { unreachable!() };
+    (bio.id.connection, bio.id.export) = (connection, ExportId(export));
+    Input::Bio(bio)
+}
+
+/// What the device was sent, as the connection's number of each command.
+fn connections(bench: &Bench, from: usize) -> Vec<u32> {
+    let bio = |n: usize| bench.command(n).segments[0].bio;
+    (from..bench.commands()).map(|n| bio(n).connection).collect()
+}
+
+/// Shard 1 of two, with volume 1; the device is shard 0's. Its exports have these weights.
+fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
+    let mut queue = QueueOptions::default();
+    change(&mut queue);
+    let options = VolumeOptions { size: 1 << 30, read_only: false, block_size: 512 };
+    let volume = |home| VolumeConfig { home: ShardId(home), device: DeviceId(0), options };
+    Bench::of(ShardConfig {
+        id: ShardId(1),
+        shards: 2,
+        bios_max: 256,
+        devices: vec![DeviceConfig { owner: ShardId(0), queue }],
+        volumes: vec![volume(0), volume(1)],
+        exports: weights.iter().map(|&weight| ExportConfig { weight }).collect(),
+        plug_nesting: PlugNesting::default(),
+    })
+}
+
+/// The last want: tags, bytes, weight.
+fn wanted(bench: &mut Bench) -> Option<(u16, u32, u16)> {
+    bench.outbox.drain(..).filter_map(|(_, message)| want_of(message)).next_back()
+}
+
+fn want_of(message: Message) -> Option<(u16, u32, u16)> {
+    match message {
+        Message::TagWant { want, bytes, weight, .. } => Some((want, bytes, weight)),
+        _ => None,
+    }
+}
+
+/// The connections of the bios that went over.
+fn gone_over(bench: &mut Bench) -> Vec<u32> {
+    let connection = |(_, message)| match message {
+        Message::Bio { bio, .. } => Some(bio.id.connection),
+        _ => None,
+    };
+    bench.outbox.drain(..).filter_map(connection).collect()
+}
+
+fn grant(bench: &mut Bench, count: u16) {
+    let message = Message::TagGrant { device: DeviceId(0), count };
+    bench.turn(&[Input::Message { from: ShardId(0), message }]);
+}
+
+#[test]
+fn a_large_client_does_not_keep_a_small_one_waiting() {
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (4, 4));
+    let heavy: Vec<Input> =
+        (0..40).map(|n| bio(&mut bench, 1, 0, &format!("R{}m+128k", 2 * n))).collect();
+    bench.turn(&heavy);
+    let light = bio(&mut bench, 2, 0, "R500m+4k");
+    bench.turn(&[light]);
+    bench.done(0);
+    assert_eq!(connections(&bench, 0), [1, 1, 1, 1, 2]);
+    bench.finish_from(1);
+    bench.assert_quiet();
+}
+
+#[test]
+fn who_grew_by_merging_while_it_waited_pays_for_all_of_it() {
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (1, 1));
+    let first = bio(&mut bench, 9, 0, "R900m+4k");
+    bench.turn(&[first]);
+    // Both wait; each request of connection 1 becomes 1 MiB long, those of connection 2 stay 128 KiB.
+    for n in 0..3 {
+        for part in 0..8 {
+            let offset = 2048 * n + 128 * part;
+            let piece = bio(&mut bench, 1, 0, &format!("R{offset}k+128k"));
+            bench.turn(&[piece]);
+        }
+    }
+    let other: Vec<Input> =
+        (0..24).map(|n| bio(&mut bench, 2, 0, &format!("R{}m+128k", 100 + 2 * n))).collect();
+    bench.turn(&other);
+    bench.finish_from(0);
+    let sent = connections(&bench, 1);
+    let large: Vec<usize> = (0..sent.len()).filter(|&at| sent[at] == 1).collect();
+    assert_eq!(sent.len(), 3 + 24);
+    // By what they asked for all three would be gone after three of the other's.
+    assert!(large[1] >= 8 && large[2] >= 16, "{sent:?}");
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_long_discard_is_not_put_off_by_its_length() {
+    let mut bench = Bench::new(|q| {
+        (q.nr_requests, q.queue_depth) = (1, 1);
+        q.discard = true;
+    });
+    let heavy: Vec<Input> =
+        (0..40).map(|n| bio(&mut bench, 1, 0, &format!("R{}m+128k", 2 * n))).collect();
+    bench.turn(&heavy);
+    let discard = bio(&mut bench, 2, 0, "D512m+256m");
+    bench.turn(&[discard]);
+    for n in 0..4 {
+        bench.done(n);
+    }
+    let sent = bench.sent();
+    assert!(sent.contains("D512m"), "{sent}");
+}
+
+#[test]
+fn a_want_says_what_it_is_for() {
+    let mut bench = lessee(&[300, 500, 10_000], |_| ());
+    let inputs = [
+        bio(&mut bench, 1, 0, "v1:R0+4k"),
+        bio(&mut bench, 1, 0, "v1:R10m+60k"),
+        bio(&mut bench, 2, 1, "v1:R20m+32k"),
+    ];
+    bench.turn(&inputs);
+    assert_eq!(wanted(&mut bench), Some((3, 96 << 10, 800)));
+    grant(&mut bench, 3);
+    assert_eq!(gone_over(&mut bench).len(), 3);
+    // More than one want serves: its part of the bytes. And weights that change count from then on.
+    for export in [0, 2] {
+        bench.control(Control::Weight { export: ExportId(export), weight: 9_000 });
+    }
+    let many: Vec<Input> = (0..64)
+        .map(|n| bio(&mut bench, n, [0, 2][n as usize % 2], &format!("v1:R{n}m+8k")))
+        .collect();
+    bench.turn(&many);
+    assert_eq!(wanted(&mut bench), Some((32, 256 << 10, 18_000)));
+}
+
+#[test]
+fn weights_that_are_too_many_are_the_largest_there_is() {
+    let mut bench = lessee(&[10_000; 7], |_| ());
+    let inputs: Vec<Input> =
+        (0..7).map(|n| bio(&mut bench, 1, n, &format!("v1:R{n}m+4k"))).collect();
+    bench.turn(&inputs[..6]);
+    assert_eq!(wanted(&mut bench), Some((6, 24 << 10, 60_000)));
+    grant(&mut bench, 6);
+    bench.turn(&[Input::Message {
+        from: ShardId(0),
+        message: Message::TagRevoke { device: DeviceId(0) },
+    }]);
+    bench.turn(&inputs);
+    assert_eq!(wanted(&mut bench), Some((7, 28 << 10, u16::MAX)));
+}
+
+#[test]
+fn a_lease_is_shared_as_the_tags_are() {
+    let mut bench = lessee(&[300, 500, 10_000], |_| ());
+    let heavy: Vec<Input> =
+        (0..30).map(|n| bio(&mut bench, 1, 0, &format!("v1:R{n}m+128k"))).collect();
+    bench.turn(&heavy);
+    let others = [bio(&mut bench, 2, 0, "v1:R100m+128k"), bio(&mut bench, 3, 0, "v1:R200m+4k")];
+    bench.turn(&others);
+    bench.outbox.clear();
+    grant(&mut bench, 4);
+    assert_eq!(
+        gone_over(&mut bench),
+        [3, 1, 2, 1],
+        "who begins to wait goes first, light ones before"
+    );
+}
+
+#[test]
+fn a_leasing_bio_that_needs_many_tags_is_not_passed_while_they_come() {
+    let mut bench = lessee(&[300, 500, 10_000], |q| q.max_sectors_kb = 128);
+    let large = bio(&mut bench, 1, 0, "v1:R0+512k");
+    bench.turn(&[large]);
+    assert_eq!(wanted(&mut bench), Some((4, 512 << 10, 300)));
+    // The owner always grants all of a want; this is what keeps the lessee right should it not.
+    let small = bio(&mut bench, 2, 0, "v1:R100m+4k");
+    bench.turn(&[small]);
+    grant(&mut bench, 3);
+    let said: Vec<Message> = bench.outbox.drain(..).map(|(_, message)| message).collect();
+    assert_eq!(said.iter().filter_map(|&m| want_of(m)).next_back(), Some((5, 516 << 10, 300)));
+    assert_eq!(said.len(), 1, "{said:?}");
+    grant(&mut bench, 5);
+    assert_eq!(gone_over(&mut bench), [1, 2]);
+}

@@ -1,0 +1,242 @@
+//! Options change under load: drain, switch, and nothing is lost, passed or cut by two rules.
+
+use headworks_core::time::{MS, SEC};
+use headworks_core::{Control, DeviceId, Input, Scheduler, Tunable};
+
+use crate::bench::{Bench, EIO, Shards};
+
+fn set(tunable: Tunable, value: u64, token: u32) -> Control {
+    Control::Set { device: DeviceId(0), tunable, value, token }
+}
+
+fn value(bench: &Bench, tunable: Tunable) -> u64 {
+    tunable.get(bench.shard.queue_options(DeviceId(0)).unwrap())
+}
+
+#[test]
+fn an_idle_queue_switches_at_once() {
+    let mut bench = Bench::new(|_| ());
+    bench.control(set(Tunable::MaxSectorsKb, 8, 7));
+    assert_eq!(bench.notices(), "set7:ok");
+    bench.bios("R0+16k");
+    assert_eq!(bench.sent(), "R0+8k R8k+8k");
+    bench.finish_from(0);
+    bench.assert_quiet();
+}
+
+#[test]
+fn what_came_before_ends_by_the_old_rules_and_what_comes_after_waits_for_the_new() {
+    let mut bench = Bench::new(|q| q.queue_depth = 1);
+    bench.bios("W0+16k W1m+16k");
+    assert_eq!(bench.sent(), "W0+16k");
+    bench.control(set(Tunable::MaxSectorsKb, 8, 1));
+    // An overlapping write: it must not reach the device before the one in flight is done, nor by the old limit.
+    bench.bios("W4k+16k");
+    bench.bios("R2m+4k F");
+    assert_eq!((bench.sent(), bench.notices()), (String::new(), String::new()));
+    bench.done(0);
+    assert_eq!((bench.sent().as_str(), bench.notices().as_str()), ("W1m+16k", ""));
+    bench.done(1);
+    assert_eq!(bench.notices(), "set1:ok");
+    assert_eq!(bench.replies(), "1:ok 2:ok");
+    assert_eq!(bench.sent(), "F W4k+8k", "in their order; the flush has its own way");
+    bench.finish_from(2);
+    assert_eq!(bench.sent(), "W12k+8k R2m+4k");
+    assert_eq!(bench.replies(), "5:ok 3:ok 4:ok");
+    bench.assert_quiet();
+}
+
+#[test]
+fn bios_of_the_same_turn_are_before_or_after_as_they_stand() {
+    let mut bench = Bench::new(|_| ());
+    let (before, after) = (bench.bio("W0+16k"), bench.bio("W16k+16k"));
+    bench.turn(&[before, Input::Control(set(Tunable::MaxSectorsKb, 8, 1)), after]);
+    assert_eq!(bench.sent(), "W0+16k");
+    bench.done(0);
+    assert_eq!(bench.sent(), "W16k+8k W24k+8k");
+    bench.finish_from(1);
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_split_bio_ends_whole_before_the_switch() {
+    let mut bench = Bench::new(|q| (q.nr_requests, q.max_sectors_kb) = (2, 4));
+    bench.bios("W0+16k");
+    bench.control(set(Tunable::Scheduler, Scheduler::MqDeadline as u64, 1));
+    bench.bios("W0+4k");
+    assert_eq!(bench.sent(), "W0+4k");
+    for (n, next) in ["W4k+4k", "W8k+4k", "W12k+4k"].into_iter().enumerate() {
+        bench.done(n);
+        assert_eq!((bench.sent().as_str(), bench.notices().as_str()), (next, ""));
+    }
+    bench.failed(3, EIO);
+    assert_eq!((bench.notices().as_str(), bench.replies().as_str()), ("set1:ok", "1:medium"));
+    assert_eq!(bench.sent(), "W0+4k");
+    bench.done(4);
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_bad_value_says_so_and_changes_nothing() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("R0+4k");
+    for (tunable, wrong, word) in [
+        (Tunable::NrRequests, 0, "invalid"),
+        (Tunable::NrRequests, 4097, "invalid"),
+        (Tunable::Scheduler, 9, "invalid"),
+        (Tunable::QueueDepth, 64, "unsupported"),
+    ] {
+        bench.control(set(tunable, wrong, 3));
+        assert_eq!(bench.notices(), format!("set3:{word}"), "{tunable:?}");
+        assert_ne!(value(&bench, tunable), wrong);
+    }
+    // Nothing drains: the next bio goes at once.
+    bench.bios("R1m+4k");
+    assert_eq!(bench.sent(), "R0+4k R1m+4k");
+    let elsewhere =
+        Control::Set { device: DeviceId(9), tunable: Tunable::NrRequests, value: 9, token: 4 };
+    bench.control(elsewhere);
+    assert_eq!(bench.notices(), "set4:invalid");
+}
+
+#[test]
+fn a_request_is_never_made_smaller_than_a_block() {
+    let mut bench = Bench::with(|config| config.volumes[0].options.block_size = 8192);
+    bench.control(set(Tunable::MaxSectorsKb, 4, 1));
+    assert_eq!(bench.notices(), "set1:invalid");
+    bench.control(set(Tunable::MaxSectorsKb, 8, 2));
+    assert_eq!(bench.notices(), "set2:ok");
+}
+
+#[test]
+fn one_switch_at_a_time_and_the_same_value_is_none() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("R0+4k");
+    bench.control(set(Tunable::NrRequests, 256, 1));
+    assert_eq!(bench.notices(), "set1:ok");
+    bench.control(set(Tunable::NrRequests, 8, 2));
+    bench.control(set(Tunable::NrRequests, 9, 3));
+    assert_eq!(bench.notices(), "set3:busy");
+    bench.done(0);
+    assert_eq!(bench.notices(), "set2:ok");
+    assert_eq!(bench.tags_free(), 8);
+}
+
+#[test]
+fn more_tags_serve_more_and_fewer_serve_fewer() {
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth, q.max_sectors_kb) = (4, 64, 4));
+    let count = |bench: &mut Bench| {
+        let first = bench.commands();
+        let offsets = (0..64).map(|n| format!("R{}k+4k!nomerge", n * 8));
+        bench.bios(&offsets.collect::<Vec<_>>().join(" "));
+        let sent = bench.sent_count();
+        bench.finish_from(first);
+        bench.sent();
+        bench.assert_quiet();
+        sent
+    };
+    assert_eq!(count(&mut bench), 4);
+    for (token, tags) in [(1, 64), (2, 4096), (3, 1), (4, 33)] {
+        bench.control(set(Tunable::NrRequests, tags, token));
+        assert_eq!(bench.notices(), format!("set{token}:ok"));
+        assert_eq!(count(&mut bench) as u64, tags.min(64));
+    }
+    // As many pieces as tags: there are slots for them all.
+    bench.control(set(Tunable::NrRequests, 4096, 9));
+    let first = bench.commands();
+    let large = (0..128).map(|n| format!("R{}m+1m", n * 2));
+    bench.bios(&large.collect::<Vec<_>>().join(" "));
+    bench.finish_from(first);
+    assert_eq!(bench.commands() - first, 128 * 256);
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_drain_ends_by_the_time_out_and_a_late_answer_harms_nothing() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("W0+4k");
+    bench.control(set(Tunable::Scheduler, Scheduler::MqDeadline as u64, 1));
+    bench.bios("R1m+4k");
+    bench.pass(30 * SEC - 1);
+    assert_eq!(bench.notices(), "");
+    bench.pass(1);
+    assert_eq!(bench.notices(), "timedout:W0+4k set1:ok");
+    assert_eq!(bench.sent(), "W0+4k R1m+4k");
+    bench.done(0);
+    bench.done(1);
+    assert_eq!(bench.replies(), "1:timeout/early 1:released 2:ok");
+    // The new elevator never had the late one: it still serves everybody.
+    bench.bios("R0+4k");
+    bench.finish_from(2);
+    bench.assert_quiet();
+}
+
+#[test]
+fn tags_are_not_replaced_while_a_command_that_was_given_up_holds_one() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("W0+4k");
+    bench.control(set(Tunable::NrRequests, 8, 1));
+    bench.bios("R1m+4k");
+    bench.pass(30 * SEC);
+    assert_eq!(bench.notices(), "timedout:W0+4k set1:busy");
+    assert_eq!((value(&bench, Tunable::NrRequests), bench.sent().as_str()), (256, "W0+4k R1m+4k"));
+    bench.finish_from(0);
+    bench.control(set(Tunable::NrRequests, 8, 2));
+    assert_eq!((bench.notices().as_str(), bench.tags_free()), ("set2:ok", 8));
+    bench.assert_quiet();
+}
+
+#[test]
+fn leases_come_home_first_and_wishes_wait() {
+    let mut shards = Shards::new(2, |_| ());
+    shards.at[1].bios("v1:R0+4k v1:R1m+4k");
+    shards.deliver();
+    shards.at[0].control(set(Tunable::NrRequests, 1, 1));
+    shards.at[1].bios("v1:R2m+4k v1:R3m+4k");
+    assert_eq!(shards.deliver(), "0>1 revoke, 1>0 want2", "the wish is not granted");
+    assert_eq!(shards.at[0].notices(), "");
+    shards.at[0].all_done([0, 1]);
+    shards.deliver();
+    assert_eq!(shards.at[0].notices(), "set1:ok");
+    let mut done = 2;
+    while done < 4 {
+        shards.deliver();
+        assert!(done < shards.at[0].commands(), "the wish was forgotten");
+        shards.at[0].done(done);
+        done += 1;
+    }
+    shards.deliver();
+    assert_eq!(shards.at[1].replies(), "1:ok 2:ok 3:ok 4:ok");
+    shards.pass(20 * MS);
+    shards.deliver();
+    shards.at.iter().for_each(|bench| bench.assert_quiet());
+    assert_eq!(shards.at[0].tags_free(), 1);
+}
+
+#[test]
+fn the_other_shards_learn_the_new_limits_before_they_get_a_tag() {
+    let mut shards = Shards::new(2, |q| q.max_sectors_kb = 64);
+    shards.at[0].control(set(Tunable::MaxSectorsKb, 8, 1));
+    shards.deliver();
+    shards.at[1].bios("v1:R0+32k");
+    let said = shards.deliver();
+    assert!(said.starts_with("1>0 want4, 0>1 grant4, 1>0 bio4"), "{said}");
+    assert_eq!(shards.at[0].sent(), "v1:R0+8k v1:R8k+8k v1:R16k+8k v1:R24k+8k");
+}
+
+#[test]
+fn a_wish_made_for_more_tags_than_there_are_now_is_served_with_those_there_are() {
+    let mut shards = Shards::new(2, |q| (q.nr_requests, q.max_sectors_kb) = (8, 4));
+    shards.at[0].bios("R8m+4k");
+    shards.at[0].control(set(Tunable::NrRequests, 1, 1));
+    shards.at[1].bios("v1:R0+16k");
+    assert_eq!(shards.deliver(), "1>0 want4");
+    shards.at[0].done(0);
+    let said = shards.deliver();
+    assert!(said.starts_with("0>1 limits, 0>1 grant1, 1>0 bio1"), "{said}");
+    for n in 1..5 {
+        shards.at[0].done(n);
+        shards.deliver();
+    }
+    assert_eq!(shards.at[1].replies(), "1:ok");
+}

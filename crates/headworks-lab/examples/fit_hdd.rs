@@ -1,0 +1,63 @@
+//! How the numbers of `HddProfile::seed_000` were found: a random search that sees the seed's single-job table only.
+//!
+//! `cargo run --release -p headworks-lab --example fit_hdd -- CACHE_MIB TRIALS [SEED]`. The mean seek is held to 7..11.5 ms, what
+//! data sheets of such drives say; it ends with a local search around the best.
+
+use headworks_core::prng::Prng;
+use headworks_lab::seed000::fit;
+use headworks_sim::disk::HddProfile;
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>().expect("numbers"));
+    let (cache_mib, trials) = (arguments.next().unwrap_or(32), arguments.next().unwrap_or(200));
+    let mut prng = Prng::new(arguments.next().unwrap_or(1));
+    let mut best = (f64::MAX, HddProfile::seed_000(cache_mib));
+    for trial in 0..trials {
+        let profile =
+            if trial < trials / 2 { draw(&mut prng, cache_mib) } else { near(&mut prng, best.1) };
+        if trial > 0 && !(7_000_000..=11_500_000).contains(&profile.mean_seek_ns()) {
+            continue;
+        }
+        let profile = if trial == 0 { best.1 } else { profile };
+        let rms = fit::rms(&fit::rows(profile, 1, 20).expect("a disk that can be"));
+        if rms < best.0 {
+            best = (rms, profile);
+            println!("{trial:>5}: rms {:.2} %  {profile:?}", 100.0 * rms);
+        }
+    }
+    let rows = fit::rows(best.1, 2, 60).expect("a disk that can be");
+    for row in &rows {
+        let (measured, sim) = fit::compare(row);
+        println!(
+            "{:>6} KiB: {measured} {sim:.1} {:+.1} %",
+            row.int("bs_kib"),
+            100.0 * (sim / measured - 1.0)
+        );
+    }
+    println!("rms {:.2} % with another seed", 100.0 * fit::rms(&rows));
+}
+
+fn draw(prng: &mut Prng, cache_mib: u64) -> HddProfile {
+    HddProfile {
+        seek_ns: prng.between(300, 1_500) * 1_000,
+        stroke_ns: prng.between(8_000, 18_000) * 1_000,
+        settle_ns: prng.between(0, 600) * 1_000,
+        media_bytes_per_second: prng.between(90_000, 125_000) * 1_000,
+        window: prng.between(8, 64) as usize,
+        unit_bytes: prng.between(8, 16) << 17,
+        ..HddProfile::seed_000(cache_mib)
+    }
+}
+
+fn near(prng: &mut Prng, from: HddProfile) -> HddProfile {
+    let mut about = |value: u64| value * prng.between(90, 110) / 100;
+    HddProfile {
+        seek_ns: about(from.seek_ns),
+        stroke_ns: about(from.stroke_ns),
+        settle_ns: about(from.settle_ns),
+        media_bytes_per_second: about(from.media_bytes_per_second),
+        window: about(from.window as u64) as usize,
+        unit_bytes: prng.between(8, 16) << 17,
+        ..from
+    }
+}

@@ -1,0 +1,81 @@
+//! What experiments share: which rows of them are wanted, and by which names.
+
+use headworks_core::{ConfigError, TagPolicy};
+
+pub use crate::report::Progress;
+use crate::report::Report;
+use crate::{fairness, seed000, seed001, seed004};
+
+/// An experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// Seed 000: tags on a disk.
+    Seed000,
+    /// Seed 001: batch dispatch.
+    Seed001,
+    /// Seed 004: plugs.
+    Seed004,
+    /// Shares of a device.
+    Fairness,
+}
+
+/// Which rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Of the workload and of the policies' delays.
+    pub seed: u64,
+    /// Only these tag policies; all if empty.
+    pub policies: Vec<TagPolicy>,
+    /// Only these numbers of tags; all if empty.
+    pub tags: Vec<u32>,
+    /// Only these numbers of jobs; all if empty.
+    pub jobs: Vec<u32>,
+    /// Only this device; all without.
+    pub device: Option<String>,
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        let (policies, tags, jobs) = (Vec::new(), Vec::new(), Vec::new());
+        Self { seed: 1, policies, tags, jobs, device: None }
+    }
+}
+
+impl Filter {
+    /// Whether rows of that policy are wanted.
+    #[must_use]
+    pub fn has_policy(&self, policy: TagPolicy) -> bool {
+        self.policies.is_empty() || self.policies.contains(&policy)
+    }
+
+    /// Whether rows with so many tags are wanted.
+    #[must_use]
+    pub fn has_tags(&self, tags: u32) -> bool {
+        self.tags.is_empty() || self.tags.contains(&tags)
+    }
+
+    /// Whether rows with so many jobs are wanted.
+    #[must_use]
+    pub fn has_jobs(&self, jobs: u32) -> bool {
+        self.jobs.is_empty() || self.jobs.contains(&jobs)
+    }
+
+    /// Whether rows of that device are wanted.
+    #[must_use]
+    pub fn has_device(&self, device: &str) -> bool {
+        self.device.as_deref().is_none_or(|wanted| wanted == device)
+    }
+}
+
+/// Runs the rows of an experiment that are wanted.
+///
+/// # Errors
+/// Options that cannot be.
+pub fn run(name: Name, filter: &Filter) -> Result<Report, ConfigError> {
+    match name {
+        Name::Seed000 => seed000::run(filter),
+        Name::Seed001 => seed001::run(filter),
+        Name::Seed004 => seed004::run(filter),
+        Name::Fairness => fairness::run(filter),
+    }
+}

@@ -1,0 +1,300 @@
+//! Shares of one device: a light reader beside heavy ones, equals, weights.
+//!
+//! The light one asks for 4 KiB at a time; seven connections keep 128 reads of 1 MiB out, each. Goal: its p99 is at most twice
+//! what it is alone. A device serves what it was given in its own order, so what counts is how much it was given: with
+//! `hw_inflight_kb` a little over bandwidth times the latency of a small read it is never idle and its queue is short, and
+//! with small `max_sectors_kb` nobody stands behind a long transfer. What that costs the heavy ones stands beside it.
+//!
+//! Equals (seven heavy ones; eight of any block size) must get equal bytes, Jain's index >= 0.95; exports of weight 1, 2 and 4
+//! their parts within 5 %. Each with `none` and with mq-deadline, on an NVMe and on a SATA disk.
+
+use headworks_core::time::SEC;
+use headworks_core::{
+    ConfigError, ExportConfig, ExportId, PlugNesting, QueueOptions, Scheduler, TagPolicy,
+};
+use headworks_sim::disk::{Ssd, SsdProfile};
+
+use crate::experiment::{Filter, Progress};
+use crate::report::{Goal, Report, Row, Verdict, jain};
+use crate::rig::{Counts, JobOptions, Rig, RigOptions};
+
+/// The light one's p99 beside the others, as a multiple of alone.
+const P99: f64 = 2.0;
+const JAIN: f64 = 0.95;
+/// How far a weighted part may be off.
+const WEIGHTS_OFF: f64 = 0.05;
+const WEIGHTS: [u16; 3] = [100, 200, 400];
+/// Virtual seconds that count; a tenth of them before do not.
+const SECONDS: u64 = 4;
+
+/// A disk and how its queue is set.
+#[derive(Clone, Copy, Debug)]
+struct Disk {
+    name: &'static str,
+    profile: SsdProfile,
+    /// Bandwidth times the latency of a small read: NVMe 2.8 GB/s * 114 us = 319 KB, SATA 0.56 GB/s * 77 us = 43 KB; the next
+    /// sizes that are whole pieces twice over, so that one connection's piece is under way while another's is admitted.
+    hw_inflight_kb: u32,
+    /// A piece is a small part of that: a transfer that cannot be interrupted is what the light one waits for at least.
+    max_sectors_kb: u32,
+}
+
+const DISKS: [Disk; 2] = [
+    Disk { name: "nvme", profile: SsdProfile::nvme(), hw_inflight_kb: 320, max_sectors_kb: 64 },
+    Disk { name: "sata", profile: SsdProfile::sata(), hw_inflight_kb: 48, max_sectors_kb: 16 },
+];
+
+/// Who is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    /// The light one.
+    Alone,
+    /// It and seven heavy ones.
+    Beside,
+    /// The same with the limits that are usual: nothing bounds the bytes.
+    Unbounded,
+    /// Eight, from 4 KiB to 1 MiB.
+    Mixed,
+    /// Exports of different weight.
+    Weights,
+}
+
+impl Case {
+    const ALL: [Self; 5] = [Self::Alone, Self::Beside, Self::Unbounded, Self::Mixed, Self::Weights];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Beside => "beside",
+            Self::Unbounded => "unbounded",
+            Self::Mixed => "mixed",
+            Self::Weights => "weights",
+        }
+    }
+
+    fn jobs(self, size: u64) -> Vec<JobOptions> {
+        let job = |bs, iodepth, export| JobOptions {
+            bs,
+            iodepth,
+            end: size,
+            export: ExportId(export),
+            ..JobOptions::default()
+        };
+        let (light, heavy) = (job(4096, 1, 0), job(1 << 20, 128, 0));
+        match self {
+            Self::Alone => vec![light],
+            Self::Beside | Self::Unbounded => [vec![light], vec![heavy; 7]].concat(),
+            // Each with 2 MiB out, so that each could take its share.
+            Self::Mixed => (0..8u32)
+                .map(|number| 4096 << (number + number / 7))
+                .map(|bs: u32| job(bs, (2 << 20) / bs, 0))
+                .collect(),
+            Self::Weights => (0..6).map(|number| job(64 << 10, 64, number / 2)).collect(),
+        }
+    }
+}
+
+/// One row.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    disk: Disk,
+    scheduler: Scheduler,
+    policy: TagPolicy,
+    case: Case,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Options that cannot be.
+pub fn run(filter: &Filter) -> Result<Report, ConfigError> {
+    run_for(filter, SECONDS)
+}
+
+fn run_for(filter: &Filter, seconds: u64) -> Result<Report, ConfigError> {
+    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    let mut progress = Progress::new("fairness", points.len());
+    let mut rows = Vec::new();
+    for point in &points {
+        rows.push(point.run(filter.seed, seconds)?);
+        progress.step();
+    }
+    drop(progress);
+    let bounds = DISKS.map(|disk| {
+        format!(
+            "{}: hw_inflight_kb {}, max_sectors_kb {}; `unbounded` has the usual limits (0, 1280)",
+            disk.name, disk.hw_inflight_kb, disk.max_sectors_kb
+        )
+    });
+    let mut notes = vec![
+        "random reads: one of 4 KiB at depth 1 (the first connection), seven of 1 MiB at depth 128; or equals; or weights \
+         1:2:4, two connections each"
+            .into(),
+        "disks are held to their published figures within 10 %; ratios are believed, microseconds less".into(),
+    ];
+    notes.extend(bounds);
+    Ok(Report {
+        title: "fairness: shares of one device".into(),
+        notes,
+        verdicts: judge(&rows),
+        rows,
+    })
+}
+
+fn all() -> Vec<Point> {
+    let mut points = Vec::new();
+    for disk in DISKS {
+        for scheduler in Scheduler::ALL {
+            let baseline =
+                Point { disk, scheduler, policy: TagPolicy::Legacy518, case: Case::Unbounded };
+            points.push(baseline);
+            let ours = Case::ALL.map(|case| Point { policy: TagPolicy::Fair, case, ..baseline });
+            points.extend(ours);
+        }
+    }
+    points
+}
+
+impl Point {
+    fn is_in(&self, filter: &Filter) -> bool {
+        filter.has_policy(self.policy)
+            && filter.has_device(self.disk.name)
+            && filter.has_jobs(self.case.jobs(1 << 30).len() as u32)
+            && filter.has_tags(self.queue(0).nr_requests)
+    }
+
+    fn queue(&self, seed: u64) -> QueueOptions {
+        let usual = QueueOptions {
+            scheduler: self.scheduler,
+            tags: self.policy,
+            wake: headworks_core::WakeOptions { seed: seed as u32, ..Default::default() },
+            ..QueueOptions::default()
+        };
+        let Disk { hw_inflight_kb, max_sectors_kb, .. } = self.disk;
+        match self.case {
+            Case::Unbounded => usual,
+            _ => QueueOptions { hw_inflight_kb, max_sectors_kb, ..usual },
+        }
+    }
+
+    fn run(&self, seed: u64, seconds: u64) -> Result<Row, ConfigError> {
+        let size = self.disk.profile.capacity / 4096 * 4096;
+        let rig = Rig::new(RigOptions {
+            seed,
+            queue: self.queue(seed),
+            size,
+            device: Box::new(Ssd::new(self.disk.profile)),
+            jobs: self.case.jobs(size),
+            exports: WEIGHTS.map(|weight| ExportConfig { weight }).to_vec(),
+            plug_nesting: PlugNesting::default(),
+            ramp_ns: SEC / 10,
+            runtime_ns: seconds * SEC,
+        })?;
+        Ok(self.row(&rig.run(), seconds))
+    }
+
+    fn row(&self, counts: &Counts, seconds: u64) -> Row {
+        let queue = self.queue(0);
+        let first = &counts.jobs[0];
+        let kib: Vec<u64> = counts.jobs.iter().map(|job| job.bytes >> 10).collect();
+        let rest: u64 = kib[1..].iter().sum();
+        Row::new("runs")
+            .with("device", self.disk.name)
+            .with("scheduler", self.scheduler.name())
+            .with("policy", self.policy.name())
+            .with("case", self.case.name())
+            .with("tags", queue.nr_requests)
+            .with("hw_inflight_kb", queue.hw_inflight_kb)
+            .with("max_sectors_kb", queue.max_sectors_kb)
+            .with("seconds", seconds)
+            .with("first_bios", first.bios)
+            .with("first_p50_ns", first.latency.percentile(500))
+            .with("first_p99_ns", first.latency.percentile(990))
+            .with("failed", counts.errors + counts.notices + u64::from(counts.stuck))
+            .with_real("rest_mb_s", rest as f64 * 1.024e-3 / seconds as f64, 0)
+            .with("hash", format!("{:016x}", counts.hash))
+            .with("kib", kib)
+    }
+}
+
+/// The verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    for disk in DISKS {
+        for scheduler in Scheduler::ALL {
+            verdicts.extend(judge_one(rows, disk.name, scheduler.name()));
+        }
+    }
+    if !rows.is_empty() {
+        let failed: u64 = rows.iter().map(|row| row.int("failed")).sum();
+        verdicts.push(Verdict {
+            what: "runs that hung, bios that failed".into(),
+            seed: None,
+            baseline: None,
+            ours: Some(failed as f64),
+            goal: Some(Goal::Exactly(0.0)),
+        });
+    }
+    verdicts
+}
+
+fn judge_one(rows: &[Row], device: &str, scheduler: &str) -> Vec<Verdict> {
+    let find = |policy: &str, case: Case| {
+        let is = |row: &&Row| {
+            row.is("device", device)
+                && row.is("scheduler", scheduler)
+                && row.is("policy", policy)
+                && row.is("case", case.name())
+        };
+        rows.iter().find(is)
+    };
+    let fair = |case| find("fair", case);
+    let p99 = |row: &Row| row.int("first_p99_ns") as f64;
+    let heavy =
+        |row: &Row| row.ints("kib")[1..].iter().sum::<u64>() as f64 / row.int("seconds") as f64;
+    let verdict = |what: &str, baseline, ours, goal| Verdict {
+        what: format!("{device}, {scheduler}: {what}"),
+        seed: None,
+        baseline,
+        ours: Some(ours),
+        goal,
+    };
+    let mut verdicts = Vec::new();
+    if let (Some(alone), Some(beside)) = (fair(Case::Alone), fair(Case::Beside)) {
+        let old = find("legacy518", Case::Unbounded).map(|row| p99(row) / p99(alone));
+        let part = p99(beside) / p99(alone);
+        verdicts.push(verdict(
+            "the light one's p99, times alone",
+            old,
+            part,
+            Some(Goal::AtMost(P99)),
+        ));
+    }
+    if let (Some(beside), Some(free)) = (fair(Case::Beside), fair(Case::Unbounded)) {
+        let part = heavy(beside) / heavy(free);
+        verdicts.push(verdict("the heavy ones' bytes, part of unbounded", None, part, None));
+        let even = |row: &Row| jain(row.ints("kib")[1..].iter().map(|&kib| kib as f64));
+        let old = find("legacy518", Case::Unbounded).map(even);
+        let goal = Some(Goal::AtLeast(JAIN));
+        verdicts.push(verdict("Jain's index, seven equals", old, even(beside), goal));
+    }
+    if let Some(mixed) = fair(Case::Mixed) {
+        let even = jain(mixed.ints("kib").iter().map(|&kib| kib as f64));
+        let goal = Some(Goal::AtLeast(JAIN));
+        verdicts.push(verdict("Jain's index, eight of 4 KiB to 1 MiB", None, even, goal));
+    }
+    if let Some(weights) = fair(Case::Weights) {
+        let kib = weights.ints("kib");
+        let total: u64 = kib.iter().sum();
+        let sum: u16 = WEIGHTS.iter().sum();
+        let off = |(pair, weight): (&[u64], u16)| {
+            let part = (pair[0] + pair[1]) as f64 / total as f64;
+            (part * f64::from(sum) / f64::from(weight) - 1.0).abs()
+        };
+        let worst = kib.chunks(2).zip(WEIGHTS).map(off).fold(0.0, f64::max);
+        let goal = Some(Goal::AtMost(WEIGHTS_OFF));
+        verdicts.push(verdict("weights 1:2:4, the worst part is off by", None, worst, goal));
+    }
+    verdicts
+}

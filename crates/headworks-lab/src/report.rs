@@ -1,0 +1,452 @@
+//! What an experiment says: rows with configuration and raw counts, then verdicts that are recomputed from the rows.
+//!
+//! ```text
+//!   run -> rows (configuration, whole numbers) -> judge(rows) -> verdicts: seed | baseline | ours | goal | distance
+//! ```
+//!
+//! The code that runs the model never compares; `judge` sees only rows, as somebody does who has the printed JSON alone.
+//! Invariant: a row read back from its line is judged the same.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+
+use serde_json::{Map, Value};
+
+/// One line of an experiment: words, whole numbers, and what is derived from them for the eye.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row {
+    /// Which of the experiment's tables it is in.
+    pub table: String,
+    cells: Vec<(String, Value)>,
+}
+
+impl Row {
+    /// An empty row.
+    #[must_use]
+    pub fn new(table: &str) -> Self {
+        Self { table: table.into(), cells: Vec::new() }
+    }
+
+    /// With one cell more.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.cells.push((name.into(), value.into()));
+        self
+    }
+
+    /// With a number that is rounded to so many digits, because it is for the eye.
+    #[must_use]
+    pub fn with_real(self, name: &str, value: f64, digits: u32) -> Self {
+        let scale = 10f64.powi(digits as i32);
+        self.with(name, (value * scale).round() / scale)
+    }
+
+    /// With another value in a cell that it has.
+    #[must_use]
+    pub fn replaced(mut self, name: &str, value: impl Into<Value>) -> Self {
+        let cell = self.cells.iter_mut().find(|(known, _)| known == name);
+        if let Some((_, old)) = cell {
+            *old = value.into();
+        }
+        self
+    }
+
+    fn get(&self, name: &str) -> &Value {
+        let found = self.cells.iter().find(|(known, _)| known == name);
+        &found.unwrap_or_else(|| panic!("a row of `{}` has no `{name}`", self.table)).1
+    }
+
+    /// A cell's whole number.
+    ///
+    /// # Panics
+    /// If it has none: the experiment writes and reads its own rows.
+    #[must_use]
+    pub fn int(&self, name: &str) -> u64 {
+        self.get(name).as_u64().expect("a cell with a count")
+    }
+
+    /// A cell's list of whole numbers.
+    ///
+    /// # Panics
+    /// If it has none.
+    #[must_use]
+    pub fn ints(&self, name: &str) -> Vec<u64> {
+        let list = self.get(name).as_array().expect("a cell with a list");
+        list.iter().map(|value| value.as_u64().expect("a list of counts")).collect()
+    }
+
+    /// A cell's number.
+    ///
+    /// # Panics
+    /// If it has none.
+    #[must_use]
+    pub fn real(&self, name: &str) -> f64 {
+        self.get(name).as_f64().expect("a cell with a number")
+    }
+
+    /// A cell's word.
+    ///
+    /// # Panics
+    /// If it has none.
+    #[must_use]
+    pub fn word(&self, name: &str) -> &str {
+        self.get(name).as_str().expect("a cell with a word")
+    }
+
+    /// Whether the cell `name` says `word`.
+    #[must_use]
+    pub fn is(&self, name: &str, word: &str) -> bool {
+        self.get(name).as_str() == Some(word)
+    }
+
+    /// The row as one line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut object = Map::new();
+        object.insert("row".into(), self.table.clone().into());
+        object.extend(self.cells.iter().cloned());
+        Value::Object(object).to_string()
+    }
+
+    /// Reads what [`Row::to_json`] wrote; `None` for a line that is no row.
+    #[must_use]
+    pub fn from_json(line: &str) -> Option<Self> {
+        let Ok(Value::Object(mut object)) = serde_json::from_str(line) else {
+            return None;
+        };
+        let table = object.remove("row")?.as_str()?.to_string();
+        Some(Self { table, cells: object.into_iter().collect() })
+    }
+}
+
+/// What must come out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Goal {
+    /// No less.
+    AtLeast(f64),
+    /// No more.
+    AtMost(f64),
+    /// This.
+    Exactly(f64),
+    /// From one to the other.
+    Within(f64, f64),
+}
+
+impl Goal {
+    /// Whether `ours` meets it.
+    #[must_use]
+    pub fn is_met(self, ours: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => ours >= least,
+            Self::AtMost(most) => ours <= most,
+            Self::Exactly(goal) => ours == goal,
+            Self::Within(low, high) => (low..=high).contains(&ours),
+        }
+    }
+
+    /// How far `ours` is on the right side (positive) or on the wrong one, as a part of the goal.
+    #[must_use]
+    pub fn distance(self, ours: f64) -> f64 {
+        let part = |difference: f64, of: f64| match of {
+            0.0 => difference,
+            of => difference / of.abs(),
+        };
+        match self {
+            Self::AtLeast(least) => part(ours - least, least),
+            Self::AtMost(most) => part(most - ours, most),
+            Self::Exactly(goal) if ours == goal => 0.0,
+            Self::Exactly(goal) => -part((ours - goal).abs(), goal),
+            Self::Within(low, high) => part(ours - low, low).min(part(high - ours, high)),
+        }
+    }
+}
+
+impl std::fmt::Display for Goal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {
+            Self::AtLeast(least) => write!(f, ">= {}", number(least)),
+            Self::AtMost(most) => write!(f, "<= {}", number(most)),
+            Self::Exactly(goal) => write!(f, "= {}", number(goal)),
+            Self::Within(low, high) => write!(f, "{}..{}", number(low), number(high)),
+        }
+    }
+}
+
+/// One goal and what came out.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// What is measured, with its unit.
+    pub what: String,
+    /// The seed's figure.
+    pub seed: Option<f64>,
+    /// What the old way gives here.
+    pub baseline: Option<f64>,
+    /// What came out. Without it the line judges the model: the seed's figure must be what the goal says.
+    pub ours: Option<f64>,
+    /// What should; without one the line only informs.
+    pub goal: Option<Goal>,
+}
+
+impl Verdict {
+    /// What is judged.
+    fn value(&self) -> f64 {
+        self.ours.or(self.seed).unwrap_or(f64::NAN)
+    }
+
+    /// Not missed.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        self.goal.is_none_or(|goal| goal.is_met(self.value()))
+    }
+
+    /// The verdict as one line of JSON.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let distance = self.goal.map(|goal| goal.distance(self.value()));
+        let mut object = Map::new();
+        object.insert("verdict".into(), self.what.clone().into());
+        object.insert("seed".into(), self.seed.into());
+        object.insert("baseline".into(), self.baseline.into());
+        object.insert("ours".into(), self.ours.into());
+        object.insert("goal".into(), self.goal.map(|goal| goal.to_string()).into());
+        object.insert("distance".into(), distance.into());
+        object.insert("met".into(), self.goal.map(|goal| goal.is_met(self.value())).into());
+        Value::Object(object).to_string()
+    }
+}
+
+/// All that an experiment says.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Its name and what it shows.
+    pub title: String,
+    /// What to know before believing a number: the device, the calibration, what was chosen afterwards.
+    pub notes: Vec<String>,
+    /// In the order of the runs.
+    pub rows: Vec<Row>,
+    /// Recomputed from the rows.
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Report {
+    /// Every goal is met, and there is something to be met.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        !self.rows.is_empty() && self.verdicts.iter().all(Verdict::is_met)
+    }
+
+    /// Lines of JSON: rows, then verdicts.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let rows = self.rows.iter().map(Row::to_json);
+        let verdicts = self.verdicts.iter().map(Verdict::to_json);
+        rows.chain(verdicts).map(|line| line + "\n").collect()
+    }
+
+    /// For the eye.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = format!("{}\n", self.title);
+        for note in &self.notes {
+            let _ = writeln!(text, "  {note}");
+        }
+        let mut rows = &self.rows[..];
+        while let Some(first) = rows.first() {
+            let same = |row: &&Row| row.table == first.table && names(row).eq(names(first));
+            let count = rows.iter().take_while(same).count();
+            let header: Vec<String> = names(first).map(String::from).collect();
+            let cells = |row: &Row| row.cells.iter().map(|(_, value)| show(value)).collect();
+            let lines: Vec<Vec<String>> = rows[..count].iter().map(cells).collect();
+            let _ = write!(text, "\n{}\n{}", first.table, table(&header, &lines));
+            rows = &rows[count..];
+        }
+        if !self.verdicts.is_empty() {
+            let _ = write!(text, "\nverdicts\n{}", self.verdict_table());
+        }
+        text
+    }
+
+    fn verdict_table(&self) -> String {
+        let header = ["what", "seed", "baseline", "ours", "goal", "distance", ""];
+        let shown = |value: Option<f64>| value.map_or_else(|| "-".into(), number);
+        let lines = self.verdicts.iter().map(|v| {
+            let distance = v.goal.map(|goal| 100.0 * goal.distance(v.value()));
+            let word = match v.goal {
+                None => "",
+                Some(goal) if goal.is_met(v.value()) => "met",
+                Some(_) => "MISSED",
+            };
+            vec![
+                v.what.clone(),
+                shown(v.seed),
+                shown(v.baseline),
+                shown(v.ours),
+                v.goal.map_or_else(|| "-".into(), |goal| goal.to_string()),
+                distance.map_or_else(|| "-".into(), |part| format!("{part:+.1} %")),
+                word.into(),
+            ]
+        });
+        table(&header.map(String::from), &lines.collect::<Vec<_>>())
+    }
+}
+
+fn names(row: &Row) -> impl Iterator<Item = &str> {
+    row.cells.iter().map(|(name, _)| name.as_str())
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::String(word) => word.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Four digits that count, or all of a large number.
+fn number(value: f64) -> String {
+    let digits = match value.abs() {
+        0.0 => 0,
+        size if size >= 1000.0 => 0,
+        size => (3 - size.log10().floor() as i32).clamp(0, 6) as usize,
+    };
+    let text = format!("{value:.digits$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').into(),
+        false => text,
+    }
+}
+
+/// Columns as wide as their widest cell: words to the left, numbers to the right.
+fn table(header: &[String], lines: &[Vec<String>]) -> String {
+    let mut text = String::new();
+    let numeric = |text: &str| text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    let right: Vec<bool> = (0..header.len())
+        .map(|column| !lines.is_empty() && lines.iter().all(|line| numeric(&line[column])))
+        .collect();
+    let widths: Vec<usize> = (0..header.len())
+        .map(|column| {
+            let cells = lines.iter().map(|line| &line[column]).chain([&header[column]]);
+            cells.map(String::len).max().unwrap_or(0)
+        })
+        .collect();
+    for line in [&header.to_vec()].into_iter().chain(lines) {
+        let mut shown = String::from(" ");
+        for ((cell, &width), &right) in line.iter().zip(&widths).zip(&right) {
+            let _ = match right {
+                true => write!(shown, " {cell:>width$} "),
+                false => write!(shown, " {cell:<width$} "),
+            };
+        }
+        let _ = writeln!(text, "{}", shown.trim_end());
+    }
+    text
+}
+
+/// Says on a terminal how far a long run is.
+#[derive(Debug)]
+pub struct Progress {
+    name: &'static str,
+    runs: usize,
+    done: usize,
+    shown: bool,
+}
+
+impl Progress {
+    /// Of `runs` runs; silent unless standard error is a terminal.
+    #[must_use]
+    pub fn new(name: &'static str, runs: usize) -> Self {
+        Self { name, runs, done: 0, shown: std::io::stderr().is_terminal() }
+    }
+
+    /// One run is done.
+    pub fn step(&mut self) {
+        self.done += 1;
+        if self.shown {
+            eprint!("\r{}: {} of {} runs", self.name, self.done, self.runs);
+            // Nobody may be reading.
+            let _ = std::io::stderr().flush();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown && self.done > 0 {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// How evenly shares are spread: 1 when all are equal, 1/n when one has all. 1 of nothing.
+#[must_use]
+pub fn jain(shares: impl Iterator<Item = f64>) -> f64 {
+    let (count, sum, squares) =
+        shares.fold((0.0, 0.0, 0.0), |(n, sum, squares), x| (n + 1.0, sum + x, squares + x * x));
+    if squares == 0.0 { 1.0 } else { sum * sum / (count * squares) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_reads_back_from_its_line() {
+        let row = Row::new("runs").with("policy", "fair").with("bios", u64::MAX).with("part", 0.25);
+        let read = Row::from_json(&row.to_json()).unwrap();
+        assert_eq!((read.table.as_str(), read.word("policy")), ("runs", "fair"));
+        assert_eq!((read.int("bios"), read.real("part")), (u64::MAX, 0.25));
+        assert_eq!(Row::from_json("{\"verdict\":\"x\"}"), None);
+    }
+
+    #[test]
+    fn goals_are_met_up_to_their_edge_and_distances_have_the_right_sign() {
+        let cases = [
+            (Goal::AtLeast(2.0), [1.0, 2.0, 3.0], [-0.5, 0.0, 0.5]),
+            (Goal::AtMost(2.0), [3.0, 2.0, 1.0], [-0.5, 0.0, 0.5]),
+            (Goal::Within(2.0, 4.0), [1.0, 2.0, 3.0], [-0.5, 0.0, 0.25]),
+        ];
+        for (goal, values, distances) in cases {
+            for (value, distance) in values.into_iter().zip(distances) {
+                assert_eq!(goal.is_met(value), distance >= 0.0, "{goal} {value}");
+                assert!((goal.distance(value) - distance).abs() < 1e-9, "{goal} {value}");
+            }
+        }
+        assert!(Goal::Exactly(0.0).is_met(0.0) && !Goal::Exactly(0.0).is_met(1.0));
+        assert_eq!(Goal::Exactly(4.0).distance(5.0), -0.25);
+    }
+
+    #[test]
+    fn one_missed_goal_is_a_missed_report_and_no_row_is_no_success() {
+        let verdict = |ours| Verdict {
+            what: "x".into(),
+            seed: None,
+            baseline: None,
+            ours: Some(ours),
+            goal: Some(Goal::AtLeast(1.0)),
+        };
+        let mut report = Report { rows: vec![Row::new("a").with("n", 1)], ..Report::default() };
+        report.verdicts = vec![verdict(1.0), verdict(2.0)];
+        assert!(report.is_met());
+        report.verdicts.push(verdict(0.9));
+        assert!(!report.is_met());
+        assert!(!Report::default().is_met());
+    }
+
+    #[test]
+    fn columns_stand_under_their_names() {
+        let row = |n: u64, word: &str| Row::new("t").with("n", n).with("word", word);
+        let report = Report {
+            title: "x".into(),
+            rows: vec![row(5, "long one"), row(12345, "b")],
+            ..Report::default()
+        };
+        assert_eq!(report.to_text(), "x\n\nt\n      n  word\n      5  long one\n  12345  b\n");
+        let shown = [0.855, 31.8, 2_046_619.0, 0.0, 67.65].map(number);
+        assert_eq!(shown, ["0.855", "31.8", "2046619", "0", "67.65"]);
+    }
+
+    #[test]
+    fn jain_of_equals_is_1_and_of_one_alone_its_part() {
+        assert_eq!(jain([2.0; 8].into_iter()), 1.0);
+        assert_eq!(jain([1.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
+    }
+}

@@ -1,0 +1,120 @@
+//! What a run counted: whole numbers, from the end of the ramp to the end.
+
+use headworks::client::Histogram;
+use headworks_core::stats::QueueStats;
+use headworks_core::tags::TagStats;
+use headworks_sim::disk::Works;
+
+/// One job's share.
+#[derive(Clone, Debug, Default)]
+pub struct JobCounts {
+    /// Bios answered.
+    pub bios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Their latencies.
+    pub latency: Histogram,
+}
+
+/// See the head of this file.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Bios answered.
+    pub bios: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Latencies of all jobs.
+    pub latency: Histogram,
+    /// Job by job.
+    pub jobs: Vec<JobCounts>,
+    /// Requests that ended.
+    pub requests: u64,
+    /// Merges into what was there already.
+    pub merges: u64,
+    /// Commands to the device.
+    pub issued: u64,
+    /// Those that start where the one before ended.
+    pub sequential: u64,
+    /// What the tag policy counted.
+    pub tags: TagStats,
+    /// What the device did inside.
+    pub works: Works,
+    /// The most requests outside the elevator and not answered.
+    pub in_device_max: u32,
+    /// Bios that failed.
+    pub errors: u64,
+    /// Things an operator should know.
+    pub notices: u64,
+    /// Nothing was to come while bios were out: a wake-up was lost.
+    pub stuck: bool,
+    /// Of all inputs and actions, the ramp's too.
+    pub hash: u64,
+    /// Bytes of the commands in the device, by slot.
+    pub(super) lens: Lens,
+    since: Snapshot,
+}
+
+/// Counters that others keep, at one time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Snapshot {
+    pub queue: QueueStats,
+    pub tags: TagStats,
+    pub merges: u64,
+    pub requests: u64,
+    pub works: Works,
+}
+
+/// Lengths by slot.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lens(Vec<u32>);
+
+impl Lens {
+    pub fn put(&mut self, slot: u32, len: u32) {
+        let slot = slot as usize;
+        if self.0.len() <= slot {
+            self.0.resize(slot + 1, 0);
+        }
+        self.0[slot] = len;
+    }
+
+    pub fn take(&mut self, slot: u32) -> u32 {
+        std::mem::take(&mut self.0[slot as usize])
+    }
+}
+
+impl Counts {
+    pub(super) fn new(jobs: usize) -> Self {
+        Self { jobs: vec![JobCounts::default(); jobs], ..Self::default() }
+    }
+
+    pub(super) fn answer(&mut self, job: u32, bytes: u32, took: u64) {
+        let job = &mut self.jobs[job as usize];
+        job.bios += 1;
+        job.bytes += u64::from(bytes);
+        job.latency.record(took);
+        self.bios += 1;
+        self.bytes += u64::from(bytes);
+    }
+
+    /// The ramp is over: what was counted does not count.
+    pub(super) fn restart(&mut self, since: Snapshot) {
+        let Self { jobs, lens, in_device_max, errors, notices, .. } = std::mem::take(self);
+        *self = Self { lens, in_device_max, errors, notices, since, ..Self::new(jobs.len()) };
+    }
+
+    pub(super) fn end(&mut self, at: Snapshot, hash: u64) {
+        let since = &self.since;
+        self.merges = at.merges - since.merges;
+        self.requests = at.requests - since.requests;
+        self.issued = at.queue.issued - since.queue.issued;
+        self.sequential = at.queue.sequential - since.queue.sequential;
+        self.works.positionings = at.works.positionings - since.works.positionings;
+        self.works.media_bytes = at.works.media_bytes - since.works.media_bytes;
+        // Maxima cannot be taken apart: the tag policy's counts are of the whole run.
+        self.tags = at.tags;
+        self.hash = hash;
+        for job in &self.jobs {
+            self.latency.add(&job.latency);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The rig: one shard, one device that has only time, and jobs in the manner of fio, in virtual time.
+//!
+//! ```text
+//!   heap: job wakes, request reaches the device --+
+//!   device: next_timeout -------------------------+--> the earliest --> a turn of the shard --> actions
+//!   shard: its timer -----------------------------+                                             |
+//!        ^--- submit: to the device (after the dispatcher's delay) <-----------------------------+
+//!        ^--- reply: counted, the job wakes and thinks
+//! ```
+//!
+//! A turn is all that the device answers at one time, or one batch of one job; so a batch lies under one outermost plug. What
+//! is counted is counted from `ramp_ns` on, for `runtime_ns`. Invariants: a run is a function of its options; when nothing is
+//! to come while bios are out, the run fails and says so ([`Counts::stuck`]).
+
+mod counts;
+mod job;
+
+use headworks_core::prng::Prng;
+use headworks_core::record::RunHash;
+use headworks_core::{
+    Action, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant, PlugNesting,
+    QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
+};
+use headworks_sim::disk::{Clockwork, Order};
+use headworks_sim::events::Events;
+
+pub use counts::{Counts, JobCounts};
+use job::Job;
+pub use job::JobOptions;
+
+/// The only device.
+const DEVICE: DeviceId = DeviceId(0);
+/// The only volume: the whole device.
+const VOLUME: VolumeId = VolumeId(0);
+
+/// Who stands between the elevator and the device: what a request costs on its way there.
+pub trait Dispatcher {
+    /// A request has left the elevator; nanoseconds until the device has it.
+    fn dispatched(&mut self, id: RequestId) -> u64;
+
+    /// The device has it.
+    fn issued(&mut self, id: RequestId);
+}
+
+/// What a run is made of.
+pub struct RigOptions {
+    /// Of the jobs' places.
+    pub seed: u64,
+    /// The device's queue.
+    pub queue: QueueOptions,
+    /// Bytes of the device, and of the volume on it.
+    pub size: u64,
+    /// The device.
+    pub device: Box<dyn Clockwork>,
+    /// Who asks.
+    pub jobs: Vec<JobOptions>,
+    /// Shares.
+    pub exports: Vec<ExportConfig>,
+    /// Which plug flushes.
+    pub plug_nesting: PlugNesting,
+    /// Virtual time before the counting starts.
+    pub ramp_ns: u64,
+    /// Virtual time of the counting.
+    pub runtime_ns: u64,
+}
+
+/// What happens at a time of its own.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    /// A job submits its next batch.
+    Wake { job: u32 },
+    /// A request reaches the device.
+    Issue { id: RequestId, order: Order },
+}
+
+/// See the head of this file.
+pub struct Rig {
+    shard: Shard,
+    device: Box<dyn Clockwork>,
+    dispatcher: Option<Box<dyn Dispatcher>>,
+    jobs: Vec<Job>,
+    events: Events<Happening>,
+    timer: Option<Instant>,
+    now: Instant,
+    ramp_ends: Instant,
+    ends: Instant,
+    inputs: Vec<Input>,
+    done: Vec<u64>,
+    in_device: u32,
+    counts: Counts,
+    hash: RunHash,
+}
+
+impl Rig {
+    /// A rig, at time 0.
+    ///
+    /// # Errors
+    /// What the options say that cannot be.
+    pub fn new(options: RigOptions) -> Result<Self, ConfigError> {
+        let volume = VolumeOptions { size: options.size, read_only: false, block_size: 4096 };
+        let bios_max = options.jobs.iter().map(|job| job.iodepth).sum();
+        let mut config = ShardConfig::single(options.queue, volume, bios_max);
+        config.exports = options.exports;
+        config.plug_nesting = options.plug_nesting;
+        let root = Prng::new(options.seed).split("jobs");
+        let jobs = (0u32..).zip(options.jobs).map(|(number, options)| {
+            Job::new(options, number, Prng::new(root.clone().next() ^ u64::from(number)))
+        });
+        let jobs: Vec<Job> = jobs.collect();
+        let mut events = Events::with_capacity(jobs.len() + 64);
+        for job in 0..jobs.len() as u32 {
+            // Not all at one time: a thousand threads do not start at once either.
+            events.push(Instant(u64::from(job) * 1_000), Happening::Wake { job });
+        }
+        Ok(Self {
+            shard: Shard::new(config)?,
+            device: options.device,
+            dispatcher: None,
+            counts: Counts::new(jobs.len()),
+            jobs,
+            events,
+            timer: None,
+            now: Instant(0),
+            ramp_ends: Instant(options.ramp_ns),
+            ends: Instant(options.ramp_ns + options.runtime_ns),
+            inputs: Vec::with_capacity(256),
+            done: Vec::with_capacity(256),
+            in_device: 0,
+            hash: RunHash::default(),
+        })
+    }
+
+    /// Puts somebody between the elevator and the device, before the run.
+    pub fn set_dispatcher(&mut self, dispatcher: Box<dyn Dispatcher>) {
+        self.dispatcher = Some(dispatcher);
+    }
+
+    /// The shard, before the run.
+    pub fn shard(&mut self) -> &mut Shard {
+        &mut self.shard
+    }
+
+    /// Runs to the end and says what was counted.
+    #[must_use]
+    pub fn run(mut self) -> Counts {
+        let mut ramp = true;
+        loop {
+            let times = [self.events.next_at(), self.device.next_timeout(), self.timer];
+            let Some(next) = times.into_iter().flatten().min() else {
+                self.counts.stuck = self.jobs.iter().any(|job| job.out() > 0);
+                break;
+            };
+            if ramp && next >= self.ramp_ends {
+                ramp = false;
+                self.counts.restart(self.snapshot());
+            }
+            if next >= self.ends {
+                break;
+            }
+            self.now = self.now.max(next);
+            self.step();
+        }
+        let snapshot = self.snapshot();
+        self.counts.end(snapshot, self.hash.0);
+        self.counts
+    }
+
+    fn snapshot(&self) -> counts::Snapshot {
+        let (queue, tags) = self.shard.queue_stats(DEVICE).expect("it is the shard's own");
+        let volume = self.shard.stats(VOLUME).expect("it is there");
+        counts::Snapshot {
+            queue,
+            tags,
+            merges: volume.ops.iter().map(|op| op.merges).sum(),
+            requests: volume.ops.iter().map(|op| op.requests).sum(),
+            works: self.device.works(),
+        }
+    }
+
+    fn step(&mut self) {
+        if self.device.next_timeout().is_some_and(|at| at <= self.now) {
+            self.device.on_timeout(self.now, &mut self.done);
+            for token in self.done.drain(..) {
+                let id = RequestId { slot: (token >> 32) as u32, generation: token as u32 };
+                let transferred = self.counts.lens.take(id.slot);
+                let completion = Completion { id, transferred, status: Ok(()), hole: false };
+                self.inputs.push(Input::Complete { device: DEVICE, completion });
+                self.in_device -= 1;
+            }
+        }
+        if self.timer.is_some_and(|at| at <= self.now) {
+            self.timer = None;
+            self.inputs.push(Input::Timer);
+        }
+        if !self.inputs.is_empty() {
+            self.turn();
+        }
+        while let Some((_, happening)) = self.events.pop_due(self.now) {
+            match happening {
+                Happening::Wake { job } => self.submit(job),
+                Happening::Issue { id, order } => self.issue(id, order),
+            }
+        }
+    }
+
+    fn submit(&mut self, job: u32) {
+        let inputs = &mut self.inputs;
+        let more = self.jobs[job as usize].submit(self.now, |bio| inputs.push(Input::Bio(bio)));
+        if more {
+            self.events.push(self.now, Happening::Wake { job });
+        }
+        self.turn();
+    }
+
+    /// The shard takes the inputs, and what it decides is carried out.
+    fn turn(&mut self) {
+        let now = self.now;
+        self.hash.add(now.0);
+        self.inputs.iter().for_each(|input| self.hash.add_input(input));
+        self.shard.handle(now, &self.inputs);
+        self.inputs.clear();
+        self.hash.add_actions(self.shard.actions());
+        for index in 0..self.shard.actions().list.len() {
+            match self.shard.actions().list[index] {
+                Action::Submit(submit) => {
+                    let id = submit.id;
+                    let token = u64::from(id.slot) << 32 | u64::from(id.generation);
+                    let (op, offset, len) = (submit.op, submit.offset, submit.len);
+                    self.dispatch(id, Order { token, op, offset, len });
+                }
+                Action::Reply { id, status, stage, .. } => {
+                    self.counts.errors += u64::from(status.is_err());
+                    assert!(stage == ReplyStage::Final, "no command takes as long as a time-out");
+                    self.answer(id.connection, id.sequence);
+                }
+                Action::Timer { at } => self.timer = Some(at),
+                Action::Notice(_) => self.counts.notices += 1,
+                Action::Send { .. } => unreachable!("there is one shard"),
+            }
+        }
+        self.shard.clear_actions();
+    }
+
+    fn dispatch(&mut self, id: RequestId, order: Order) {
+        self.in_device += 1;
+        self.counts.in_device_max = self.counts.in_device_max.max(self.in_device);
+        self.counts.lens.put(id.slot, order.len);
+        let delay = self.dispatcher.as_mut().map_or(0, |dispatcher| dispatcher.dispatched(id));
+        match delay {
+            0 => self.issue(id, order),
+            delay => self.events.push(self.now.after(delay), Happening::Issue { id, order }),
+        }
+    }
+
+    fn issue(&mut self, id: RequestId, order: Order) {
+        self.device.submit(self.now, order);
+        if let Some(dispatcher) = &mut self.dispatcher {
+            dispatcher.issued(id);
+        }
+    }
+
+    fn answer(&mut self, number: u32, sequence: u64) {
+        let job = &mut self.jobs[number as usize];
+        let (took, wakes) = job.answer(self.now, sequence);
+        self.counts.answer(number, job.options.bs, took);
+        if wakes {
+            let at = self.now.after(job.options.think_ns);
+            self.events.push(at, Happening::Wake { job: number });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use headworks_core::Op;
+    use headworks_core::time::SEC;
+    use headworks_sim::disk::TwoPoint;
+
+    use super::*;
+
+    fn run(seed: u64, jobs: Vec<JobOptions>) -> Counts {
+        let device = Box::new(TwoPoint::new(10_000, 1_000_000_000));
+        Rig::new(RigOptions {
+            seed,
+            queue: QueueOptions::default(),
+            size: 1 << 30,
+            device,
+            jobs,
+            exports: Vec::new(),
+            plug_nesting: PlugNesting::default(),
+            ramp_ns: SEC / 10,
+            runtime_ns: SEC,
+        })
+        .unwrap()
+        .run()
+    }
+
+    #[test]
+    fn a_job_at_depth_1_thinks_between_its_bios() {
+        let job = JobOptions { think_ns: 30_000, ..JobOptions::default() };
+        let counts = run(1, vec![job; 2]);
+        // 30 us of thinking and 14 in the device, of which the other job may take 14 before.
+        let rate = counts.bios;
+        assert!((34_000..=2 * 22_800).contains(&rate), "{rate}");
+        assert_eq!((counts.errors, counts.stuck, counts.notices), (0, false, 0));
+        assert_eq!(counts.jobs.iter().map(|job| job.bios).sum::<u64>(), counts.bios);
+        assert_eq!(counts.bytes, counts.bios * 4096);
+    }
+
+    #[test]
+    fn a_run_is_a_function_of_its_seed() {
+        let job = JobOptions { iodepth: 8, op: Op::Write, ..JobOptions::default() };
+        let hash = |seed| run(seed, vec![job; 4]).hash;
+        assert_eq!(hash(1), hash(1));
+        assert_ne!(hash(1), hash(2));
+    }
+
+    #[test]
+    fn batches_are_turns() {
+        let job = JobOptions {
+            random: false,
+            iodepth: 64,
+            batch_submit: 16,
+            batch_complete: 16,
+            ..JobOptions::default()
+        };
+        let counts = run(1, vec![job]);
+        // 16 neighbours in a turn are one request.
+        assert_eq!(counts.bios, 16 * counts.requests);
+        assert_eq!(counts.in_device_max, 4);
+    }
+}

@@ -1,0 +1,197 @@
+//! The verdicts of seed 000, from its rows and nothing else.
+
+use super::published::JOBS;
+use super::runs::{BASELINES, DEEP, OURS};
+use super::{CACHES, JITTERS_US, SHOWN, TAGS, fit};
+use crate::report::{Goal, Row, Verdict};
+
+/// Of the single job's rate, at every number of jobs.
+const GOAL: f64 = 0.95;
+/// The root of the mean square of the fit's errors.
+const FIT: f64 = 0.05;
+/// What sorting all that waits should add.
+const STRETCH: f64 = 1.1;
+/// How even the shares of equal jobs are.
+const JAIN: f64 = 0.99;
+
+/// MiB/s, from the counts.
+fn rate(row: &Row) -> f64 {
+    row.int("bytes") as f64 / row.int("seconds") as f64 / f64::from(1 << 20)
+}
+
+fn jain(row: &Row) -> f64 {
+    let (sum, squares) = (row.int("bios") as f64, row.int("bios_squared") as f64);
+    if squares == 0.0 { 1.0 } else { sum * sum / (row.int("jobs") as f64 * squares) }
+}
+
+/// See the head of this file.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let runs: Vec<&Row> =
+        rows.iter().filter(|row| [BASELINES, OURS, DEEP].contains(&&*row.table)).collect();
+    if runs.is_empty() {
+        return Vec::new();
+    }
+    let mut verdicts: Vec<Verdict> =
+        CACHES.iter().filter_map(|&cache_mib| fitted(rows, cache_mib)).collect();
+    for (policy, column) in [("legacy518", 0), ("kuai_v3", 1)] {
+        for (jobs, before, after) in JOBS {
+            let measured = [before, after][column];
+            verdicts.extend(band(rows, &runs, policy, jobs, measured));
+        }
+    }
+    for tags in TAGS {
+        verdicts.extend(JOBS.iter().filter_map(|row| ours(&runs, tags, (row.0, row.2))));
+    }
+    verdicts.extend(worst(&runs));
+    verdicts.extend(even(&runs));
+    verdicts.extend(stretch(&runs));
+    let hung = runs.iter().map(|row| row.int("hung") + row.int("failed")).sum::<u64>();
+    verdicts.push(Verdict {
+        what: "runs that hung, bios that failed".into(),
+        seed: None,
+        baseline: None,
+        ours: Some(hung as f64),
+        goal: Some(Goal::Exactly(0.0)),
+    });
+    verdicts
+}
+
+fn is_device(row: &Row, cache_mib: u64) -> bool {
+    row.is("device", &format!("hdd-{cache_mib}"))
+}
+
+/// The rows of a drive against the single-job table.
+fn fit_rows(rows: &[Row], cache_mib: u64) -> Vec<Row> {
+    let is = |row: &&Row| row.table.starts_with("fit") && row.int("cache_mib") == cache_mib;
+    rows.iter().filter(is).cloned().collect()
+}
+
+fn fitted(rows: &[Row], cache_mib: u64) -> Option<Verdict> {
+    let rows = fit_rows(rows, cache_mib);
+    (!rows.is_empty()).then(|| Verdict {
+        what: format!("the disk with {cache_mib} MiB against the single-job table, rms error"),
+        seed: None,
+        baseline: None,
+        ours: Some(fit::rms(&rows)),
+        goal: Some(Goal::AtMost(FIT)),
+    })
+}
+
+/// What the seed measured lies between the least and the most that its unstated facts give. The disk is known as well as it
+/// fits the single-job table, so the band is that much wider. Without all of the band there is no verdict.
+fn band(rows: &[Row], runs: &[&Row], policy: &str, jobs: u32, measured: f64) -> Option<Verdict> {
+    let is = |row: &&&Row| {
+        row.table == BASELINES && row.is("policy", policy) && row.int("jobs") == u64::from(jobs)
+    };
+    let found: Vec<&&Row> = runs.iter().filter(is).collect();
+    if found.len() < CACHES.len() * TAGS.len() * JITTERS_US.len() {
+        return None;
+    }
+    let errors = CACHES.map(|cache_mib| fit::rms(&fit_rows(rows, cache_mib)));
+    let edge = |row: &&&Row, side: f64| {
+        let drive = CACHES.iter().position(|&cache_mib| is_device(row, cache_mib));
+        rate(row) * (1.0 + side * errors[drive.expect("a drive of the band")])
+    };
+    let low = found.iter().map(|row| edge(row, -1.0)).fold(f64::MAX, f64::min);
+    let high = found.iter().map(|row| edge(row, 1.0)).fold(0.0, f64::max);
+    Some(Verdict {
+        what: format!("{policy}, {jobs} jobs: the seed's MiB/s lies in the band"),
+        seed: Some(measured),
+        baseline: shown(runs, policy, jobs),
+        ours: None,
+        goal: Some(Goal::Within(low, high)),
+    })
+}
+
+/// The point that is shown of a baseline.
+fn shown(runs: &[&Row], policy: &str, jobs: u32) -> Option<f64> {
+    let (cache_mib, tags, jitter_us) = SHOWN;
+    let is = |row: &&&Row| {
+        row.table == BASELINES
+            && row.is("policy", policy)
+            && row.int("jobs") == u64::from(jobs)
+            && row.int("tags") == u64::from(tags)
+            && row.int("jitter_us") == u64::from(jitter_us)
+            && is_device(row, cache_mib)
+    };
+    runs.iter().find(is).map(|row| rate(row))
+}
+
+/// Our row with mq-deadline and the shown drive.
+fn find<'a>(runs: &[&'a Row], table: &str, tags: u64, jobs: u32) -> Option<&'a Row> {
+    let is = |row: &&&Row| {
+        row.table == table
+            && row.is("scheduler", "mq-deadline")
+            && is_device(row, SHOWN.0)
+            && row.int("tags") == tags
+            && row.int("jobs") == u64::from(jobs)
+    };
+    runs.iter().find(is).copied()
+}
+
+fn ours(runs: &[&Row], tags: u32, (jobs, patched): (u32, f64)) -> Option<Verdict> {
+    let single = find(runs, OURS, tags.into(), 1)?;
+    let row = find(runs, OURS, tags.into(), jobs)?;
+    Some(Verdict {
+        what: format!("fair, {tags} tags, {jobs} jobs, MiB/s"),
+        seed: Some(patched),
+        baseline: shown(runs, "legacy518", jobs),
+        ours: Some(rate(row)),
+        goal: Some(Goal::AtLeast(GOAL * rate(single))),
+    })
+}
+
+/// The least part of the single job's rate over all drives, elevators and tags.
+fn worst(runs: &[&Row]) -> Option<Verdict> {
+    let part = |row: &&&Row| {
+        let same = |single: &&&Row| {
+            single.table == OURS
+                && single.int("jobs") == 1
+                && ["scheduler", "device"].iter().all(|name| single.is(name, row.word(name)))
+                && single.int("tags") == row.int("tags")
+        };
+        runs.iter().find(same).map(|single| rate(row) / rate(single))
+    };
+    let worst = runs.iter().filter(|row| row.table == OURS).filter_map(|row| part(&row));
+    let worst = worst.reduce(f64::min)?;
+    Some(Verdict {
+        what: "least part of the 1-job rate, any drive, elevator, tags".into(),
+        seed: Some(57.9 / 67.7),
+        baseline: None,
+        ours: Some(worst),
+        goal: Some(Goal::AtLeast(GOAL)),
+    })
+}
+
+fn even(runs: &[&Row]) -> Option<Verdict> {
+    let least =
+        runs.iter().filter(|row| row.table == OURS).map(|row| jain(row)).reduce(f64::min)?;
+    Some(Verdict {
+        what: "Jain's index of bios per job, the least".into(),
+        seed: None,
+        baseline: None,
+        ours: Some(least),
+        goal: Some(Goal::AtLeast(JAIN)),
+    })
+}
+
+/// Reported, not asked for.
+fn stretch(runs: &[&Row]) -> Vec<Verdict> {
+    let Some(single) = find(runs, DEEP, 4096, 1) else {
+        return Vec::new();
+    };
+    let verdict = |jobs: u32| {
+        let row = find(runs, DEEP, 4096, jobs)?;
+        Some(Verdict {
+            what: format!(
+                "stretch: all sorted, {jobs} jobs, part of the 1-job rate (wanted {STRETCH})"
+            ),
+            seed: None,
+            baseline: None,
+            ours: Some(rate(row) / rate(single)),
+            goal: None,
+        })
+    };
+    [64, 128, 256, 512].into_iter().filter_map(verdict).collect()
+}

@@ -1,0 +1,180 @@
+//! The rows: each a policy, a disk, and so many jobs.
+
+use headworks_core::time::SEC;
+use headworks_core::{
+    ConfigError, DeadlineOptions, Op, PlugNesting, QueueOptions, Scheduler, TagPolicy, WakeOptions,
+};
+use headworks_sim::disk::{Hdd, HddProfile};
+
+use super::published::JOBS;
+use super::{CACHES, JITTERS_US, SHOWN, TAGS, THINK_NS};
+use crate::experiment::Filter;
+use crate::report::{Row, jain};
+use crate::rig::{Counts, JobOptions, Rig, RigOptions};
+
+/// Bytes of a write: eight pieces.
+const BS: u32 = 1 << 20;
+/// fio's `offset_increment`.
+const INCREMENT: u64 = 1 << 30;
+/// Tags of the stretch goal: every write that waits is in the elevator, and sorted.
+const DEEP_TAGS: u32 = 4096;
+/// No shorter than twice the time that a write waits there, or its deadline undoes the sorting.
+const DEEP_EXPIRE_MS: u32 = 15_000;
+
+/// Virtual seconds that do not count, and that do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Length {
+    pub ramp: u64,
+    pub seconds: u64,
+}
+
+/// One row.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    pub table: &'static str,
+    pub policy: TagPolicy,
+    pub scheduler: Scheduler,
+    pub tags: u32,
+    pub cache_mib: u64,
+    pub jitter_us: u32,
+    pub jobs: u32,
+}
+
+/// The tables, as rows name them.
+pub(super) const BASELINES: &str = "baselines";
+pub(super) const OURS: &str = "ours";
+pub(super) const DEEP: &str = "ours, all that waits sorted";
+
+/// Every row there is.
+pub(super) fn all() -> Vec<Point> {
+    let jobs = || JOBS.iter().map(|row| row.0);
+    let (_, _, jitter_us) = SHOWN;
+    let mut points = Vec::new();
+    let fair = Point {
+        table: OURS,
+        policy: TagPolicy::Fair,
+        scheduler: Scheduler::MqDeadline,
+        tags: 64,
+        cache_mib: 32,
+        jitter_us,
+        jobs: 1,
+    };
+    for policy in [TagPolicy::Legacy518, TagPolicy::KuaiV3] {
+        for (cache_mib, tags) in product(CACHES, TAGS) {
+            for jitter_us in JITTERS_US {
+                let point = Point { table: BASELINES, policy, tags, cache_mib, jitter_us, ..fair };
+                points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+            }
+        }
+    }
+    for scheduler in Scheduler::ALL {
+        for (cache_mib, tags) in product(CACHES, TAGS) {
+            let point = Point { scheduler, tags, cache_mib, ..fair };
+            points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+        }
+    }
+    for cache_mib in CACHES {
+        let point = Point { table: DEEP, tags: DEEP_TAGS, cache_mib, ..fair };
+        points.extend(jobs().map(|jobs| Point { jobs, ..point }));
+    }
+    points
+}
+
+fn product<A: Copy, B: Copy>(
+    a: impl IntoIterator<Item = A>,
+    b: impl IntoIterator<Item = B> + Clone,
+) -> Vec<(A, B)> {
+    a.into_iter().flat_map(|a| b.clone().into_iter().map(move |b| (a, b))).collect()
+}
+
+impl Point {
+    pub fn is_in(&self, filter: &Filter) -> bool {
+        filter.has_policy(self.policy)
+            && filter.has_tags(self.tags)
+            && filter.has_jobs(self.jobs)
+            && filter.has_device(&self.device())
+    }
+
+    fn device(&self) -> String {
+        format!("hdd-{}", self.cache_mib)
+    }
+
+    /// Two requests to a place in the device, as Linux: 64 tags for a depth of 32, 62 for 31.
+    fn queue_depth(&self) -> u32 {
+        (self.tags / 2).min(32)
+    }
+
+    fn queue(&self, seed: u64) -> QueueOptions {
+        let write_expire_ms = if self.table == DEEP { DEEP_EXPIRE_MS } else { 5_000 };
+        QueueOptions {
+            nr_requests: self.tags,
+            queue_depth: self.queue_depth(),
+            max_sectors_kb: 128,
+            scheduler: self.scheduler,
+            tags: self.policy,
+            deadline: DeadlineOptions { write_expire_ms, ..DeadlineOptions::default() },
+            wake: WakeOptions {
+                jitter_ns: self.jitter_us * 1_000,
+                seed: seed as u32,
+                ..WakeOptions::default()
+            },
+            // Up to 512 MiB wait for the head: longer than any time-out is not what is measured here.
+            io_timeout_ns: 600 * SEC,
+            ..QueueOptions::default()
+        }
+    }
+
+    pub fn run(&self, seed: u64, length: Length) -> Result<Row, ConfigError> {
+        let profile = HddProfile::seed_000(self.cache_mib);
+        let job = |number: u32| JobOptions {
+            op: Op::Write,
+            bs: BS,
+            start: u64::from(number) * INCREMENT,
+            end: profile.capacity,
+            think_ns: THINK_NS,
+            ..JobOptions::default()
+        };
+        let rig = Rig::new(RigOptions {
+            seed,
+            queue: self.queue(seed),
+            size: profile.capacity / 4096 * 4096,
+            device: Box::new(Hdd::new(profile)),
+            jobs: (0..self.jobs).map(job).collect(),
+            exports: Vec::new(),
+            plug_nesting: PlugNesting::default(),
+            ramp_ns: length.ramp * SEC,
+            runtime_ns: length.seconds * SEC,
+        })?;
+        Ok(self.row(&rig.run(), length))
+    }
+
+    fn row(&self, counts: &Counts, length: Length) -> Row {
+        let squares: u64 = counts.jobs.iter().map(|job| job.bios * job.bios).sum();
+        let mib = counts.bytes as f64 / f64::from(1 << 20);
+        Row::new(self.table)
+            .with("policy", self.policy.name())
+            .with("scheduler", self.scheduler.name())
+            .with("device", self.device())
+            .with("tags", self.tags)
+            .with("depth", self.queue_depth())
+            .with("jitter_us", self.jitter_us)
+            .with("jobs", self.jobs)
+            .with("seconds", length.seconds)
+            .with("bios", counts.bios)
+            .with("bytes", counts.bytes)
+            .with("issued", counts.issued)
+            .with("sequential", counts.sequential)
+            .with("positionings", counts.works.positionings)
+            .with("media_bytes", counts.works.media_bytes)
+            .with("bios_squared", squares)
+            .with("p50_us", counts.latency.percentile(500) / 1_000)
+            .with("p99_us", counts.latency.percentile(990) / 1_000)
+            .with("failed", counts.errors + counts.notices)
+            .with("hung", u64::from(counts.stuck))
+            .with("hash", format!("{:016x}", counts.hash))
+            .with_real("mib_s", mib / length.seconds as f64, 1)
+            .with_real("in_sequence", counts.sequential as f64 / counts.issued.max(1) as f64, 3)
+            .with_real("positionings_mib", counts.works.positionings as f64 / mib.max(1.0), 2)
+            .with_real("jain", jain(counts.jobs.iter().map(|job| job.bios as f64)), 4)
+    }
+}

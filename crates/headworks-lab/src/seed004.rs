@@ -1,0 +1,217 @@
+//! Seed 004: a batch of neighbours reaches the device as one request.
+//!
+//! The seed: fio, libaio, sequential 4 KiB reads, depth 128, batches of 16, one virtio disk, no elevator. Without a working
+//! plug 283,638 KB/s and no merge; with it 873,224 KB/s and 2,046K merges in 10 s. Whatever the speed, 15 of each 16 reads
+//! must merge: that count is exact. The bandwidth is a calibration (two rows fix the device's two numbers), not a prediction,
+//! and the other batch sizes are its curve.
+
+use headworks_core::time::SEC;
+use headworks_core::{ConfigError, Op, PlugNesting, QueueOptions};
+use headworks_sim::disk::TwoPoint;
+
+use crate::experiment::{Filter, Progress};
+use crate::report::{Goal, Report, Row, Verdict};
+use crate::rig::{JobOptions, Rig, RigOptions};
+
+/// Fitted to the seed's two rows: 4 KiB requests at 283,638 KiB/s and 64 KiB requests at 873,224 KiB/s, one at a time.
+const PER_COMMAND_NS: u64 = 10_157;
+const BYTES_PER_SECOND: u64 = 1_038_030_000;
+/// The seed's run.
+const SECONDS: u64 = 10;
+const BATCH: u32 = 16;
+/// fio's KB.
+const SEED_KB: [f64; 2] = [283_638.0, 873_224.0];
+const SEED_MERGES: f64 = 2_046_000.0;
+
+/// What is run: every batch size with the plug as it is, the seed's with inner plugs that flush.
+const RUNS: [(PlugNesting, u32); 8] = [
+    (PlugNesting::Inner, BATCH),
+    (PlugNesting::Outermost, 1),
+    (PlugNesting::Outermost, 2),
+    (PlugNesting::Outermost, 4),
+    (PlugNesting::Outermost, 8),
+    (PlugNesting::Outermost, BATCH),
+    (PlugNesting::Outermost, 32),
+    (PlugNesting::Outermost, 64),
+];
+
+/// Runs it.
+///
+/// # Errors
+/// Options that cannot be.
+pub fn run(filter: &Filter) -> Result<Report, ConfigError> {
+    run_for(filter, SECONDS)
+}
+
+fn run_for(filter: &Filter, seconds: u64) -> Result<Report, ConfigError> {
+    let mut progress = Progress::new("seed-004", RUNS.len());
+    let mut rows = Vec::new();
+    for (nesting, batch) in RUNS {
+        rows.push(run_one(filter.seed, nesting, batch, seconds)?);
+        progress.step();
+    }
+    Ok(Report {
+        title: "seed-004: a batch of neighbours reaches the device as one request".into(),
+        notes: vec![
+            "fio: rw=read bs=4k iodepth=128 iodepth_batch=N iodepth_batch_complete=N, one job, no elevator".into(),
+            format!(
+                "device: one at a time, {PER_COMMAND_NS} ns + bytes at {:.2} MB/s: calibrated on the seed's two rows",
+                BYTES_PER_SECOND as f64 / 1e6
+            ),
+            "so merges are a prediction, KB/s are not: two rows, two numbers".into(),
+        ],
+        verdicts: judge(&rows),
+        rows,
+    })
+}
+
+fn name(nesting: PlugNesting) -> &'static str {
+    match nesting {
+        PlugNesting::Outermost => "outermost",
+        PlugNesting::Inner => "inner",
+    }
+}
+
+fn run_one(seed: u64, nesting: PlugNesting, batch: u32, seconds: u64) -> Result<Row, ConfigError> {
+    const SIZE: u64 = 100 << 30;
+    let job = JobOptions {
+        op: Op::Read,
+        random: false,
+        iodepth: 128,
+        batch_submit: batch,
+        batch_complete: batch,
+        end: SIZE,
+        ..JobOptions::default()
+    };
+    let rig = Rig::new(RigOptions {
+        seed,
+        queue: QueueOptions::default(),
+        size: SIZE,
+        device: Box::new(TwoPoint::new(PER_COMMAND_NS, BYTES_PER_SECOND)),
+        jobs: vec![job],
+        exports: Vec::new(),
+        plug_nesting: nesting,
+        ramp_ns: 0,
+        runtime_ns: seconds * SEC,
+    })?;
+    let counts = rig.run();
+    Ok(Row::new("runs")
+        .with("plug", name(nesting))
+        .with("batch", batch)
+        .with("seconds", seconds)
+        .with("reads", counts.bios)
+        .with("requests", counts.requests)
+        // Of the reads that were answered; those on their way have merged, too.
+        .with("merges", counts.bios - counts.requests)
+        .with("merges_counted", counts.merges)
+        .with("bytes", counts.bytes)
+        .with("errors", counts.errors)
+        .with("hash", format!("{:016x}", counts.hash)))
+}
+
+fn kib_per_second(row: &Row) -> f64 {
+    row.int("bytes") as f64 / 1024.0 / row.int("seconds") as f64
+}
+
+/// The verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let find = |nesting: PlugNesting| {
+        let is = |row: &&Row| row.is("plug", name(nesting)) && row.int("batch") == u64::from(BATCH);
+        rows.iter().find(is)
+    };
+    let (Some(before), Some(after)) = (find(PlugNesting::Inner), find(PlugNesting::Outermost))
+    else {
+        return Vec::new();
+    };
+    let part = |row: &Row| row.int("merges") as f64 / row.int("reads") as f64;
+    let per_ten = |row: &Row| row.int("merges") as f64 * 10.0 / row.int("seconds") as f64;
+    let verdict = |what: &str, seed, baseline, ours, goal| Verdict {
+        what: what.into(),
+        seed,
+        baseline: Some(baseline),
+        ours: Some(ours),
+        goal,
+    };
+    vec![
+        verdict(
+            "part of the reads that merged, batches of 16",
+            Some(15.0 / 16.0),
+            part(before),
+            part(after),
+            Some(Goal::Exactly(15.0 / 16.0)),
+        ),
+        // "2,046K", so anything that is cut to it.
+        verdict(
+            "merges in 10 s",
+            Some(SEED_MERGES),
+            per_ten(before),
+            per_ten(after),
+            Some(Goal::Within(SEED_MERGES, SEED_MERGES + 1000.0)),
+        ),
+        Verdict {
+            baseline: None,
+            ..verdict(
+                "merges in 10 s, inner plugs flush",
+                Some(0.0),
+                0.0,
+                per_ten(before),
+                Some(Goal::Exactly(0.0)),
+            )
+        },
+        verdict(
+            "KB/s (calibrated)",
+            Some(SEED_KB[1]),
+            kib_per_second(before),
+            kib_per_second(after),
+            None,
+        ),
+        verdict(
+            "KB/s over the baseline's",
+            Some(SEED_KB[1] / SEED_KB[0]),
+            1.0,
+            kib_per_second(after) / kib_per_second(before),
+            Some(Goal::AtLeast(1.7)),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fifteen_of_sixteen_merge_exactly_and_none_where_inner_plugs_flush() {
+        let report = run_for(&Filter::default(), 1).unwrap();
+        for row in &report.rows {
+            let batch = if row.is("plug", "inner") { 1 } else { row.int("batch") };
+            assert_eq!(row.int("reads"), batch * row.int("requests"), "{row:?}");
+            assert_eq!(row.int("errors"), 0);
+        }
+    }
+
+    #[test]
+    fn the_merges_of_ten_seconds_are_the_seeds() {
+        let row = run_one(1, PlugNesting::Outermost, BATCH, SECONDS).unwrap();
+        // 218,306 reads a second, 15/16 of them.
+        let expected = 2_046_619.0;
+        assert!((row.int("merges") as f64 - expected).abs() < 200.0, "{row:?}");
+        // Those on their way: 8 batches at most.
+        assert!(row.int("merges_counted") - row.int("merges") <= 8 * 15);
+    }
+
+    #[test]
+    fn the_verdicts_come_from_the_rows_and_nothing_else() {
+        let report = run_for(&Filter::default(), 1).unwrap();
+        assert!(report.is_met(), "{}", report.to_text());
+        let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
+        assert_eq!(judge(&read), report.verdicts);
+        // One merge less is not fifteen of sixteen.
+        let mut wrong = read;
+        let row =
+            wrong.iter_mut().find(|row| row.word("plug") == "outermost" && row.int("batch") == 16);
+        let row = row.unwrap();
+        *row = row.clone().replaced("merges", row.int("merges") - 1);
+        assert!(!judge(&wrong)[0].is_met());
+    }
+}

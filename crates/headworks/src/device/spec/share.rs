@@ -1,0 +1,111 @@
+//! What a spec says of the export and not of the device: its share and its class.
+//!
+//! ```text
+//!   file:path=disk.img,weight=400,ioprio=rt:0        delay:read=5ms,weight=50,of=disk.img
+//! ```
+//!
+//! Every type takes `weight` and `ioprio` among its keys, but only the outermost one, because a device has no share of its
+//! own. They are taken out before the device reads the rest, so a device knows nothing of exports.
+
+use headworks_core::{ConfigError, ExportConfig, Ioprio};
+
+use super::keys::{EXPORT_KEYS, split_value};
+use super::split_type;
+use crate::units::{parse_ioprio, parse_weight};
+
+/// An export's share of its device, and the class of its clients' requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Its share beside others, 1..=10000.
+    pub weight: u16,
+    /// The priority of its clients' requests.
+    pub ioprio: Ioprio,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { weight: ExportConfig::default().weight, ioprio: Ioprio::default() }
+    }
+}
+
+impl Share {
+    /// The share that `text` names, and `text` without it.
+    pub fn take(text: &str) -> Result<(Self, String), ConfigError> {
+        let Some((_, keys)) = split_type(text)? else {
+            return Ok((Self::default(), text.to_owned()));
+        };
+        let mut left = text[..text.len() - keys.len()].to_owned();
+        let mut given: [Option<String>; 2] = [None, None];
+        let mut rest = keys;
+        // `of` takes all that follows it; what is no key at all is the device's to complain of.
+        while let Some((key, after)) = rest.split_once('=').filter(|(key, _)| *key != "of") {
+            let (value, next) = split_value(after);
+            match EXPORT_KEYS.iter().position(|known| *known == key) {
+                None => left.push_str(&rest[..rest.len() - next.len()]),
+                Some(index) if given[index].is_some() => {
+                    return Err(ConfigError::new(EXPORT_KEYS[index], "is given twice"));
+                }
+                Some(index) => given[index] = Some(value),
+            }
+            rest = next;
+        }
+        left.push_str(rest);
+        let [weight, ioprio] = given;
+        let wrong = |key| move |message: String| ConfigError::new(key, message);
+        let mut share = Self::default();
+        if let Some(word) = weight {
+            share.weight = parse_weight(&word).map_err(wrong("weight"))?;
+        }
+        if let Some(word) = ioprio {
+            share.ioprio = parse_ioprio(&word).map_err(wrong("ioprio"))?;
+        }
+        Ok((share, left))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::IoClass;
+
+    fn taken(text: &str) -> (u16, String, String) {
+        let (share, left) = Share::take(text).unwrap();
+        (share.weight, share.ioprio.to_string(), left)
+    }
+
+    #[test]
+    fn a_share_is_taken_from_anywhere_among_the_keys_and_the_rest_stays_as_it_was() {
+        let rt = || Ioprio::new(IoClass::RealTime, 4).to_string();
+        let be = || Ioprio::default().to_string();
+        for (text, weight, ioprio, left) in [
+            ("mem:size=1M,weight=400,ioprio=rt", 400, rt(), "mem:size=1M,"),
+            ("mem:weight=1,size=1M", 1, be(), "mem:size=1M"),
+            ("mem:weight=10000", 10_000, be(), "mem:"),
+            ("file:path=a,,weight=b,,,weight=7", 7, be(), "file:path=a,,weight=b,,,"),
+            ("file:ioprio=be:0,path=x", 100, "be,0".into(), "file:path=x"),
+            ("file:ioprio=idle,,7,path=x", 100, "idle,7".into(), "file:path=x"),
+            ("delay:weight=5,read=1ms,of=mem:size=1", 5, be(), "delay:read=1ms,of=mem:size=1"),
+            ("delay:of=mem:weight=5,size=1", 100, be(), "delay:of=mem:weight=5,size=1"),
+            ("/a,weight=5", 100, be(), "/a,weight=5"),
+            ("mem:nonsense,weight=5", 100, be(), "mem:nonsense,weight=5"),
+        ] {
+            assert_eq!(taken(text), (weight, ioprio, left.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_key_and_what_it_takes() {
+        for (text, words) in [
+            ("mem:weight=0", "weight: `0` is not a weight; 1 to 10000 are"),
+            ("mem:weight=10001", "1 to 10000"),
+            ("mem:weight=-1", "1 to 10000"),
+            ("mem:weight=", "1 to 10000"),
+            ("mem:weight=1,weight=1", "weight: is given twice"),
+            ("mem:ioprio=best", "ioprio: `best` is not a class; rt, be and idle are"),
+            ("mem:ioprio=rt:8", "0 to 7"),
+        ] {
+            let message = Share::take(text).unwrap_err().to_string();
+            assert!(message.contains(words), "{text}: {message}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What the control socket asks of a shard, and what the shard says.
+//!
+//! A question travels as mail and brings the way back for its answer. A shard that has ended drops it, and with it the way
+//! back, so whoever asked is told at once; one that is stuck is waited for until a deadline. A shard copies one table or one
+//! list per question, never all of them, so that no client of the data path waits for a long report.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use headworks_core::options::Tunable;
+use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
+use headworks_core::tags::TagStats;
+use headworks_core::{Control, DeviceId, ExportId, Ioprio, Op, QueueOptions, Status, VolumeId};
+
+/// A question for one shard.
+pub enum Question {
+    /// How is this device of yours, and what did these volumes of it do together?
+    Device {
+        /// Which device.
+        device: DeviceId,
+        /// Its volumes.
+        volumes: Arc<[VolumeId]>,
+        /// The way back.
+        answer: Sender<DeviceReport>,
+    },
+    /// What did this volume, whose device is yours, do?
+    Volume {
+        /// Which volume.
+        volume: VolumeId,
+        /// The way back.
+        answer: Sender<VolumeReport>,
+    },
+    /// What did the plug make of your turns?
+    Turns {
+        /// The way back.
+        answer: Sender<TurnStats>,
+    },
+    /// Who is connected?
+    Connections {
+        /// The way back.
+        answer: Sender<Vec<ConnectionReport>>,
+    },
+    /// Change an option of a device of yours; answered when it is changed.
+    Set {
+        /// Which device.
+        device: DeviceId,
+        /// Which option.
+        tunable: Tunable,
+        /// Its value.
+        value: u64,
+        /// The way back.
+        answer: Sender<Status>,
+    },
+    /// Hand this to the shard; answered before anything that a client sends later is looked at.
+    Tell {
+        /// What.
+        control: Control,
+        /// The way back.
+        answer: Sender<()>,
+    },
+    /// An export's clients have another class, those that come and those that are there.
+    ExportIoprio {
+        /// Which export.
+        export: ExportId,
+        /// The class.
+        ioprio: Ioprio,
+        /// The way back.
+        answer: Sender<()>,
+    },
+    /// One connection has a class of its own; the answer is whether it is there.
+    ConnectionIoprio {
+        /// The connection's id.
+        connection: u32,
+        /// The class.
+        ioprio: Ioprio,
+        /// The way back.
+        answer: Sender<bool>,
+    },
+}
+
+/// What an operation came to on all volumes of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpCounts {
+    /// Requests finished.
+    pub requests: u64,
+    /// Merges.
+    pub merges: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Nanoseconds of all finished requests together.
+    pub time_ns: u64,
+}
+
+impl OpCounts {
+    /// Adds a volume's counts.
+    pub fn add(counts: &mut [Self; Op::COUNT], stats: &VolumeStats) {
+        for (sum, row) in counts.iter_mut().zip(&stats.ops) {
+            sum.requests += row.requests;
+            sum.merges += row.merges;
+            sum.bytes += row.bytes;
+            sum.time_ns += row.time_ns;
+        }
+    }
+}
+
+/// A device and its queue.
+pub struct DeviceReport {
+    /// What the queue works with.
+    pub options: QueueOptions,
+    /// What it counted.
+    pub queue: QueueStats,
+    /// Nanoseconds in which it was busy, until now.
+    pub busy_ns: u64,
+    /// What its tags counted.
+    pub tags: TagStats,
+    /// Tags that nobody holds.
+    pub tags_free: u32,
+    /// What it did, by operation.
+    pub ops: [OpCounts; Op::COUNT],
+}
+
+/// A volume.
+pub struct VolumeReport {
+    /// Its table.
+    pub stats: VolumeStats,
+    /// Writes that no flush covers.
+    pub unflushed: u64,
+    /// A flush failed and nobody acknowledged it.
+    pub suspect: bool,
+}
+
+/// A connection.
+pub struct ConnectionReport {
+    /// Its id.
+    pub id: u32,
+    /// Who it is.
+    pub peer: String,
+    /// Its export and its class; none before it has chosen.
+    pub chosen: Option<(ExportId, Ioprio)>,
+    /// Requests in flight.
+    pub in_flight: usize,
+}

@@ -1,0 +1,255 @@
+//! Reports as JSON: values as sysfs shows them, tables of statistics, the fields of diskstats.
+//!
+//! `diskstats` has the 17 fields of /proc/diskstats in their order: sectors are of 512 bytes, times in milliseconds, zeroing
+//! counts as writing as it does in Linux. Here a request is counted from the plug to its end; those of other shards from when
+//! they came to the device's own.
+
+use headworks_core::options::Tunable;
+use headworks_core::stats::{OpStats, Stage, TurnRow, TurnStats, VolumeStats};
+use headworks_core::{DeviceId, Op, QueueOptions};
+use serde_json::{Map, Value, json};
+
+use super::question::{DeviceReport, OpCounts, VolumeReport};
+use super::service::Setting;
+use super::tree::{ExportEntry, device_name};
+
+/// Device numbers for local and experimental use, as the kernel's list has it.
+const MAJOR: u32 = 240;
+
+const MS: u64 = 1_000_000;
+
+/// The fields of a line of /proc/diskstats behind the name, in their order.
+pub const DISKSTATS_FIELDS: [&str; 17] = [
+    "rd_ios",
+    "rd_merges",
+    "rd_sectors",
+    "rd_ticks",
+    "wr_ios",
+    "wr_merges",
+    "wr_sectors",
+    "wr_ticks",
+    "in_flight",
+    "io_ticks",
+    "time_in_queue",
+    "dc_ios",
+    "dc_merges",
+    "dc_sectors",
+    "dc_ticks",
+    "fl_ios",
+    "fl_ticks",
+];
+
+/// A value as sysfs shows it: a number, or words with the chosen one in brackets.
+pub fn value(tunable: Tunable, value: u64) -> Value {
+    if tunable == Tunable::WriteCache {
+        return if value == 0 { "write through" } else { "write back" }.into();
+    }
+    match tunable.words() {
+        Some(_) => tunable.show(value).into(),
+        None => value.into(),
+    }
+}
+
+/// What an option takes.
+pub fn accepted(tunable: Tunable) -> String {
+    match tunable.words() {
+        Some(words) => words.join(", "),
+        None => format!("{}..={}", tunable.range().start(), tunable.range().end()),
+    }
+}
+
+/// The counters of /proc/diskstats, by name.
+pub fn diskstats(device: DeviceId, report: &DeviceReport) -> Value {
+    let of = |op: Op| report.ops[op as usize];
+    let (read, discard, flush) = (of(Op::Read), of(Op::Discard), of(Op::Flush));
+    let write = sum(of(Op::Write), of(Op::WriteZeroes));
+    let four = |c: OpCounts| [c.requests, c.merges, c.bytes / 512, c.time_ns / MS];
+    let ticks = [read, write, discard, flush].iter().map(|counts| counts.time_ns / MS).sum();
+    let now = [report.queue.in_flight.into(), report.busy_ns / MS, ticks];
+    let parts: [&[u64]; 5] =
+        [&four(read), &four(write), &now, &four(discard), &[flush.requests, flush.time_ns / MS]];
+    let names = DISKSTATS_FIELDS.iter().map(|name| (*name).to_owned());
+    let values = parts.concat().into_iter().map(Value::from);
+    let fields: Map<String, Value> = names.zip(values).collect();
+    json!({ "name": device_name(device), "major": MAJOR, "minor": device.0, "fields": fields })
+}
+
+fn sum(a: OpCounts, b: OpCounts) -> OpCounts {
+    OpCounts {
+        requests: a.requests + b.requests,
+        merges: a.merges + b.merges,
+        bytes: a.bytes + b.bytes,
+        time_ns: a.time_ns + b.time_ns,
+    }
+}
+
+/// A device's queue and tags.
+pub fn device(report: &DeviceReport) -> Value {
+    let DeviceReport { options, queue, tags, .. } = report;
+    let ratio = match queue.issued {
+        0 => Value::Null,
+        issued => (queue.sequential as f64 / issued as f64).into(),
+    };
+    json!({
+        "scheduler": options.scheduler.name(),
+        "queue": {
+            "issued": queue.issued,
+            "sequential": queue.sequential,
+            "sequential_ratio": ratio,
+            "in_flight": queue.in_flight,
+            "busy_ns": report.busy_ns,
+        },
+        "tags": {
+            "policy": options.tags.name(),
+            "depth": options.nr_requests,
+            "free": report.tags_free,
+            "asks": tags.asks,
+            "waits": tags.waits,
+            "grants": tags.grants,
+            "barging_prevented": tags.barging_prevented,
+            "barged": tags.barged,
+            "longest_wait_ns": tags.longest_wait_ns,
+            "wakes": tags.wakes,
+            "woken": tags.woken,
+            "idle_max": tags.idle_max,
+            "idle_tag_ns": tags.idle_tag_ns,
+        },
+    })
+}
+
+/// What the plugs of all shards made of their turns, by the bios that a turn brought.
+pub fn turns(shards: &[TurnStats]) -> Value {
+    let row = |row: usize| {
+        let of =
+            |count: fn(&TurnRow) -> u64| shards.iter().map(|s| count(&s.rows[row])).sum::<u64>();
+        json!({
+            "bios_in_turn": TurnStats::label(row),
+            "turns": of(|row| row.turns),
+            "bios": of(|row| row.bios),
+            "merges": of(|row| row.merges),
+        })
+    };
+    (0..TurnStats::default().rows.len()).map(row).collect()
+}
+
+/// An export, with the table of its volume; exports of one file show the same table. What a device keeps in no volatile cache
+/// needs no flush.
+pub fn export(
+    entry: &ExportEntry,
+    setting: Setting,
+    options: &QueueOptions,
+    report: &VolumeReport,
+) -> Value {
+    json!({
+        "device": device_name(entry.device),
+        "volume": entry.volume.0,
+        "read_only": entry.read_only,
+        "weight": setting.weight,
+        "ioprio": setting.ioprio.to_string(),
+        "unflushed": if options.write_cache { report.unflushed } else { 0 },
+        "suspect": report.suspect,
+        "ops": ops(&report.stats),
+    })
+}
+
+/// A row for each operation that happened.
+fn ops(stats: &VolumeStats) -> Value {
+    let rows = Op::ALL.into_iter().zip(&stats.ops);
+    let happened = rows.filter(|(_, row)| row.bios > 0 || row.requests > 0);
+    let rows: Map<String, Value> =
+        happened.map(|(op, row)| (op.name().to_owned(), op_row(row))).collect();
+    Value::Object(rows)
+}
+
+fn op_row(row: &OpStats) -> Value {
+    let stage = |stage: Stage| {
+        let times = &row.stages[stage as usize];
+        let percentiles = json!({
+            "p50_ns": times.percentile(500),
+            "p90_ns": times.percentile(900),
+            "p99_ns": times.percentile(990),
+            "p999_ns": times.percentile(999),
+        });
+        (stage.name().to_owned(), percentiles)
+    };
+    let stages: Map<String, Value> = Stage::ALL.into_iter().map(stage).collect();
+    json!({
+        "bios": row.bios,
+        "requests": row.requests,
+        "merges": row.merges,
+        "bytes": row.bytes,
+        "errors": row.errors,
+        "time_ns": row.time_ns,
+        "stages": stages,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::stats::QueueStats;
+
+    #[test]
+    fn diskstats_has_the_kernels_fields_in_the_kernels_order_and_units() {
+        let counts = |n: u64| OpCounts {
+            requests: n,
+            merges: 10 * n,
+            bytes: 512 * 100 * n,
+            time_ns: 1_000 * MS * n + 999_999,
+        };
+        let report = DeviceReport {
+            options: QueueOptions::default(),
+            queue: QueueStats { in_flight: 7, ..QueueStats::default() },
+            busy_ns: 5 * MS,
+            tags: Default::default(),
+            tags_free: 0,
+            ops: [counts(1), counts(2), counts(3), counts(4), counts(5)],
+        };
+        let line = diskstats(DeviceId(3), &report);
+        let fields = line["fields"].as_object().unwrap();
+        let expected: [(&str, u64); 17] = [
+            ("rd_ios", 1),
+            ("rd_merges", 10),
+            ("rd_sectors", 100),
+            ("rd_ticks", 1_000),
+            ("wr_ios", 2 + 5),
+            ("wr_merges", 20 + 50),
+            ("wr_sectors", 200 + 500),
+            ("wr_ticks", 2_000 + 5_000 + 1),
+            ("in_flight", 7),
+            ("io_ticks", 5),
+            ("time_in_queue", 1_000 + 7_001 + 3_000 + 4_000),
+            ("dc_ios", 4),
+            ("dc_merges", 40),
+            ("dc_sectors", 400),
+            ("dc_ticks", 4_000),
+            ("fl_ios", 3),
+            ("fl_ticks", 3_000),
+        ];
+        for ((name, value), own) in expected.into_iter().zip(DISKSTATS_FIELDS) {
+            assert_eq!((name, &fields[name]), (own, &json!(value)));
+        }
+        assert_eq!(fields.len(), expected.len());
+        assert_eq!((&line["name"], &line["minor"]), (&json!("hw3"), &json!(3)));
+    }
+
+    #[test]
+    fn turns_of_all_shards_add_up_by_their_size() {
+        let mut shards = [TurnStats::default(); 2];
+        shards[0].rows[1] = TurnRow { turns: 2, bios: 5, merges: 3 };
+        shards[1].rows[1] = TurnRow { turns: 1, bios: 2, merges: 1 };
+        let expected = json!({ "bios_in_turn": "2-3", "turns": 3, "bios": 7, "merges": 4 });
+        assert_eq!(turns(&shards)[1], expected);
+        assert_eq!(turns(&shards).as_array().map(Vec::len), Some(7));
+    }
+
+    #[test]
+    fn values_and_ranges_are_as_sysfs_shows_them() {
+        assert_eq!(value(Tunable::Scheduler, 1), "none [mq-deadline]");
+        assert_eq!(value(Tunable::NrRequests, 64), 64);
+        assert_eq!(value(Tunable::WriteCache, 1), "write back");
+        assert_eq!(value(Tunable::WriteCache, 0), "write through");
+        assert_eq!(accepted(Tunable::NrRequests), "1..=4096");
+        assert_eq!(accepted(Tunable::Scheduler), "none, mq-deadline");
+    }
+}

@@ -1,0 +1,248 @@
+//! JSON-RPC 2.0, a request or a batch on each line.
+//!
+//! ```text
+//!   {"jsonrpc":"2.0","id":1,"method":"get","params":{"path":"hw0/queue/scheduler"}}
+//!   {"jsonrpc":"2.0","id":1,"result":{"hw0/queue/scheduler":"none [mq-deadline]"}}
+//!   {"jsonrpc":"2.0","id":2,"error":{"code":-32000,"message":"...","data":{"errno":"EINVAL","accepted":"1..=4096"}}}
+//! ```
+//!
+//! Parameters have names. A request without an id is a notification: it is carried out and not answered. What a method
+//! refuses has the code -32000 and the name of an errno; the standard's codes are for what is no proper request.
+
+use serde_json::{Map, Value, json};
+
+/// Requests of a batch; each may take as long as a switch.
+const BATCH_MAX: usize = 32;
+
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    code: i32,
+    message: String,
+    errno: Option<&'static str>,
+    accepted: Option<String>,
+}
+
+impl Fault {
+    fn standard(code: i32, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), errno: None, accepted: None }
+    }
+
+    /// What came is no JSON.
+    pub fn parse(message: impl Into<String>) -> Self {
+        Self::standard(-32700, message)
+    }
+
+    /// What came is no request.
+    pub fn request(message: impl Into<String>) -> Self {
+        Self::standard(-32600, message)
+    }
+
+    /// There is no such method.
+    pub fn method(message: impl Into<String>) -> Self {
+        Self::standard(-32601, message)
+    }
+
+    /// The method takes other parameters.
+    pub fn params(message: impl Into<String>) -> Self {
+        Self::standard(-32602, message)
+    }
+
+    /// The method refuses: the name of an errno, and a sentence.
+    pub fn refused(errno: &'static str, message: impl Into<String>) -> Self {
+        Self { errno: Some(errno), ..Self::standard(-32000, message) }
+    }
+
+    /// With what would have been right.
+    pub fn accepts(self, accepted: impl Into<String>) -> Self {
+        Self { accepted: Some(accepted.into()), ..self }
+    }
+
+    fn to_json(&self) -> Value {
+        let mut error = json!({ "code": self.code, "message": self.message });
+        if let Some(errno) = self.errno {
+            error["data"] = json!({ "errno": errno });
+        }
+        if let Some(accepted) = &self.accepted {
+            error["data"]["accepted"] = accepted.as_str().into();
+        }
+        error
+    }
+}
+
+/// The parameters of a request, by name.
+pub type Params = Map<String, Value>;
+
+/// What answers methods.
+pub type Call<'a> = dyn FnMut(&str, &Params) -> Result<Value, Fault> + 'a;
+
+/// The answer to one line, if it has one.
+pub fn answer(line: &[u8], call: &mut Call) -> Option<Value> {
+    match serde_json::from_slice(line) {
+        Ok(Value::Array(batch)) => answer_batch(&batch, call),
+        Ok(request) => answer_one(&request, call),
+        Err(error) => Some(failure(&Value::Null, &Fault::parse(format!("no JSON: {error}")))),
+    }
+}
+
+/// An answer that belongs to no request.
+pub fn failure(id: &Value, fault: &Fault) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "error": fault.to_json() })
+}
+
+fn answer_batch(batch: &[Value], call: &mut Call) -> Option<Value> {
+    if batch.is_empty() || batch.len() > BATCH_MAX {
+        let message = format!("a batch has 1 to {BATCH_MAX} requests, not {}", batch.len());
+        return Some(failure(&Value::Null, &Fault::request(message)));
+    }
+    let answers: Vec<Value> =
+        batch.iter().filter_map(|request| answer_one(request, call)).collect();
+    (!answers.is_empty()).then_some(Value::Array(answers))
+}
+
+fn answer_one(request: &Value, call: &mut Call) -> Option<Value> {
+    let id = request.get("id");
+    // An id of another type is none.
+    let known = id.filter(|id| id.is_string() || id.is_number() || id.is_null());
+    let asked = match check(request, id.is_some() && known.is_none()) {
+        Ok(asked) => asked,
+        Err(fault) => return Some(failure(known.unwrap_or(&Value::Null), &fault)),
+    };
+    let result = match asked {
+        Ok((method, Some(params))) => call(method, params),
+        Ok((method, None)) => call(method, &Params::new()),
+        Err(fault) => Err(fault),
+    };
+    let id = known?;
+    Some(match result {
+        Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
+        Err(fault) => failure(id, &fault),
+    })
+}
+
+/// A method and its parameters, if it has any; the fault is for parameters that no method takes.
+type Asked<'a> = Result<(&'a str, Option<&'a Params>), Fault>;
+
+/// What a request asks; the outer error is for what is none.
+fn check(request: &Value, wrong_id: bool) -> Result<Asked<'_>, Fault> {
+    if !request.is_object() {
+        return Err(Fault::request("a request is an object"));
+    }
+    if request.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
+        return Err(Fault::request("a request says \"jsonrpc\": \"2.0\""));
+    }
+    if wrong_id {
+        return Err(Fault::request("an id is a string, a number or null"));
+    }
+    let Some(method) = request.get("method").and_then(Value::as_str) else {
+        return Err(Fault::request("a request names its method, a string"));
+    };
+    match request.get("params") {
+        None => Ok(Ok((method, None))),
+        Some(Value::Object(params)) => Ok(Ok((method, Some(params)))),
+        Some(Value::Array(_)) => Ok(Err(Fault::params("parameters have names: an object"))),
+        Some(_) => Err(Fault::request("params is an object")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `echo` gives its parameters back, `fail` is refused; the rest is not there.
+    fn say(line: &str) -> Option<Value> {
+        answer(line.as_bytes(), &mut |method, params| match method {
+            "echo" => Ok(Value::Object(params.clone())),
+            "fail" => Err(Fault::refused("EINVAL", "no").accepts("1..=2")),
+            _ => Err(Fault::method("no such method")),
+        })
+    }
+
+    fn code(line: &str) -> (i64, Value) {
+        let answer = say(line).expect("an answer");
+        assert_eq!(answer["jsonrpc"], "2.0");
+        assert!(answer["error"]["message"].as_str().is_some_and(|text| !text.is_empty()));
+        (answer["error"]["code"].as_i64().unwrap(), answer["id"].clone())
+    }
+
+    #[test]
+    fn an_answer_carries_the_id_as_it_came_whatever_its_type() {
+        for id in ["1", "-7", "1.5", "\"a\"", "null", "\"\"", "18446744073709551615"] {
+            let line =
+                format!(r#"{{"jsonrpc":"2.0","method":"echo","params":{{"a":1}},"id":{id}}}"#);
+            let answer = say(&line).unwrap();
+            assert_eq!(answer["result"], json!({ "a": 1 }), "{id}");
+            assert_eq!(answer["id"].to_string(), id);
+        }
+        for id in ["{}", "[1]", "true"] {
+            let line = format!(r#"{{"jsonrpc":"2.0","method":"echo","id":{id}}}"#);
+            assert_eq!(code(&line), (-32600, Value::Null), "{id}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_has_the_standards_code() {
+        for (line, expected, id) in [
+            ("", -32700, json!(null)),
+            ("{", -32700, json!(null)),
+            ("nonsense", -32700, json!(null)),
+            ("\u{0}\u{1}", -32700, json!(null)),
+            (r#"{"jsonrpc":"2.0"} {"jsonrpc":"2.0"}"#, -32700, json!(null)),
+            ("1", -32600, json!(null)),
+            ("null", -32600, json!(null)),
+            ("{}", -32600, json!(null)),
+            (r#"{"method":"echo","id":1}"#, -32600, json!(1)),
+            (r#"{"jsonrpc":"1.0","method":"echo","id":1}"#, -32600, json!(1)),
+            (r#"{"jsonrpc":2.0,"method":"echo","id":1}"#, -32600, json!(1)),
+            (r#"{"jsonrpc":"2.0","id":1}"#, -32600, json!(1)),
+            (r#"{"jsonrpc":"2.0","method":1,"id":1}"#, -32600, json!(1)),
+            (r#"{"jsonrpc":"2.0","method":"echo","params":1,"id":1}"#, -32600, json!(1)),
+            (r#"{"jsonrpc":"2.0","method":"echo","params":[1],"id":1}"#, -32602, json!(1)),
+            (r#"{"jsonrpc":"2.0","method":"what","id":"x"}"#, -32601, json!("x")),
+        ] {
+            assert_eq!(code(line), (expected, id), "{line}");
+        }
+        let bytes = answer(b"\"\xff\"", &mut |_, _| unreachable!()).unwrap();
+        assert_eq!(bytes["error"]["code"], -32700);
+        let deep = "[".repeat(60_000);
+        assert_eq!(code(&deep).0, -32700);
+    }
+
+    #[test]
+    fn a_refusal_names_the_errno_and_what_is_accepted() {
+        let answer = say(r#"{"jsonrpc":"2.0","method":"fail","id":1}"#).unwrap();
+        let data = json!({ "errno": "EINVAL", "accepted": "1..=2" });
+        assert_eq!(answer["error"], json!({ "code": -32000, "message": "no", "data": data }));
+        assert_eq!(answer.get("result"), None);
+    }
+
+    #[test]
+    fn notifications_are_carried_out_and_not_answered() {
+        let mut called = Vec::new();
+        for method in ["echo", "fail", "what"] {
+            let line = format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#);
+            let answer = answer(line.as_bytes(), &mut |method, _| {
+                called.push(method.to_owned());
+                Err(Fault::method("no"))
+            });
+            assert_eq!(answer, None);
+        }
+        assert_eq!(called, ["echo", "fail", "what"]);
+    }
+
+    #[test]
+    fn a_batch_is_answered_in_order_less_its_notifications() {
+        let request = |id: u32| format!(r#"{{"jsonrpc":"2.0","method":"echo","id":{id}}}"#);
+        let line =
+            format!(r#"[{},{{"jsonrpc":"2.0","method":"echo"}},1,{}]"#, request(5), request(6));
+        let answers = say(&line).unwrap();
+        let ids: Vec<&Value> = answers.as_array().unwrap().iter().map(|one| &one["id"]).collect();
+        assert_eq!(ids, [&json!(5), &json!(null), &json!(6)]);
+        assert_eq!(say(r#"[{"jsonrpc":"2.0","method":"echo"}]"#), None);
+        assert_eq!(code("[]"), (-32600, Value::Null));
+        let most = format!("[{}]", vec![request(1); BATCH_MAX].join(","));
+        assert_eq!(say(&most).unwrap().as_array().unwrap().len(), BATCH_MAX);
+        let more = format!("[{}]", vec![request(1); BATCH_MAX + 1].join(","));
+        assert_eq!(code(&more), (-32600, Value::Null));
+    }
+}

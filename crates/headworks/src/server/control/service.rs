@@ -1,0 +1,474 @@
+//! The methods: what each takes, whom it asks, what it answers.
+//!
+//! Weights and classes of exports are kept here, because only this changes them; everything else is asked of the shard that
+//! has it, each question with a deadline. One lock orders changes, so that the last `set` of a name is what every shard has.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use headworks_core::options::Tunable;
+use headworks_core::stats::TurnStats;
+use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
+use serde_json::{Value, json};
+
+use super::question::{ConnectionReport, DeviceReport, Question, VolumeReport};
+use super::report;
+use super::rpc::{Fault, Params};
+use super::tree::{Leaf, Tree, device_name, is_within};
+use crate::server::board::{Board, Mail};
+use crate::units::{parse_ioprio, parse_weight};
+
+/// A shard that turns at all answers within a turn; one that does not is stuck in a device or out of CPU.
+const ANSWER: Duration = Duration::from_secs(5);
+/// A switch ends when the commands in flight have ended or were given up, and this much later at most.
+const SWITCH_MARGIN: Duration = Duration::from_secs(5);
+
+/// Ways to write a class, for errors.
+const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
+
+/// An export's share and class, as they are now.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Its weight.
+    pub weight: u16,
+    /// The class of its clients.
+    pub ioprio: Ioprio,
+}
+
+/// What all clients of the control socket talk to.
+pub struct Service {
+    board: Arc<Board>,
+    shards: u16,
+    tree: Tree,
+    /// By [`ExportId`].
+    settings: Mutex<Vec<Setting>>,
+    /// Held by `set` of what is kept in several places.
+    changing: Mutex<()>,
+    patience: Patience,
+    started: std::time::Instant,
+}
+
+/// How long shards are waited for.
+struct Patience {
+    /// For an answer.
+    answer: Duration,
+    /// For a switch, beyond the device's time-out.
+    switch: Duration,
+}
+
+type Answer = Result<Value, Fault>;
+
+impl Service {
+    /// A service for the shards behind `board`.
+    pub fn new(board: Arc<Board>, shards: u16, tree: Tree, settings: Vec<Setting>) -> Self {
+        Self {
+            board,
+            shards,
+            tree,
+            settings: Mutex::new(settings),
+            changing: Mutex::new(()),
+            patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
+            started: std::time::Instant::now(),
+        }
+    }
+
+    /// Carries a method out.
+    ///
+    /// # Errors
+    /// What the client is told.
+    pub fn call(&self, method: &str, params: &Params) -> Answer {
+        let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
+        {
+            None => Ok(()),
+            Some(key) if names.is_empty() => {
+                Err(Fault::params(format!("{method} takes no parameters, and no `{key}`")))
+            }
+            Some(key) => {
+                let names = names.join(" and ");
+                Err(Fault::params(format!("{method} takes no `{key}`; it takes {names}")))
+            }
+        };
+        match method {
+            "get" => {
+                takes(&["path"])?;
+                self.get(optional_text(params, "path")?.unwrap_or_default())
+            }
+            "set" => {
+                takes(&["path", "value"])?;
+                self.set(text(params, "path")?, &word(params, "value")?)
+            }
+            "stats" => takes(&[]).and_then(|()| self.stats()),
+            "diskstats" => takes(&[]).and_then(|()| self.diskstats()),
+            "connections" => takes(&[]).and_then(|()| self.connections()),
+            "acknowledge" => {
+                takes(&["export"])?;
+                self.acknowledge(text(params, "export")?)
+            }
+            other => Err(Fault::method(format!(
+                "there is no method `{other}`; there are get, set, stats, diskstats, connections and acknowledge"
+            ))),
+        }
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        let path = path.trim_matches('/');
+        let mut values = Params::new();
+        let mut device_before: Option<(DeviceId, DeviceReport)> = None;
+        for (name, leaf) in self.tree.leaves(path) {
+            let value = match leaf {
+                Leaf::Tunable(device, tunable) => {
+                    if device_before.as_ref().is_none_or(|(before, _)| *before != device) {
+                        device_before = Some((device, self.device(device)?));
+                    }
+                    match &device_before {
+                        Some((_, report)) => report::value(tunable, tunable.get(&report.options)),
+                        None => Value::Null,
+                    }
+                }
+                Leaf::Device(export) => device_name(self.entry(export).device).into(),
+                Leaf::ReadOnly(export) => u8::from(self.entry(export).read_only).into(),
+                Leaf::Weight(export) => self.setting(export).weight.into(),
+                Leaf::Ioprio(export) => self.setting(export).ioprio.to_string().into(),
+                Leaf::Connection(_) => continue,
+            };
+            values.insert(name, value);
+        }
+        let root = "connections";
+        if path.is_empty() || is_within(path, root) {
+            for (_, connection) in self.list_connections()? {
+                let name = format!("{root}/{}/ioprio", connection.id);
+                if let Some((_, ioprio)) = connection.chosen
+                    && (path.is_empty() || is_within(&name, path))
+                {
+                    values.insert(name, ioprio.to_string().into());
+                }
+            }
+        }
+        if values.is_empty() && path != root {
+            return Err(self.no_entry(path));
+        }
+        Ok(Value::Object(values))
+    }
+
+    fn no_entry(&self, path: &str) -> Fault {
+        Fault::refused("ENOENT", format!("there is no {path}; {}", self.tree.advice(path)))
+    }
+
+    fn find(&self, path: &str) -> Result<Leaf, Fault> {
+        if let Some(rest) = path.strip_prefix("connections/") {
+            let id = rest.strip_suffix("/ioprio").and_then(|id| id.parse().ok());
+            return id.map(Leaf::Connection).ok_or_else(|| self.no_entry(path));
+        }
+        let below = self.tree.leaves(path);
+        match below.first() {
+            Some((name, leaf)) if name == path => Ok(*leaf),
+            Some((name, _)) => {
+                let message = format!("{path} has names below it, such as {name}");
+                Err(Fault::refused("EISDIR", message))
+            }
+            None => Err(self.no_entry(path)),
+        }
+    }
+
+    fn set(&self, path: &str, value: &str) -> Answer {
+        let path = path.trim_matches('/');
+        let invalid = |message: String| Fault::refused("EINVAL", format!("{path}: {message}"));
+        match self.find(path)? {
+            Leaf::Tunable(device, tunable) => {
+                let shown = self.set_tunable(path, device, tunable, value)?;
+                Ok(json!({ path: shown }))
+            }
+            Leaf::Device(_) | Leaf::ReadOnly(_) => Err(fixed(path)),
+            Leaf::Weight(export) => {
+                let range = ExportConfig::WEIGHTS;
+                let weight = parse_weight(value).map_err(|message| {
+                    invalid(message).accepts(format!("{}..={}", range.start(), range.end()))
+                })?;
+                self.set_weight(export, weight)?;
+                Ok(json!({ path: weight }))
+            }
+            leaf @ (Leaf::Ioprio(_) | Leaf::Connection(_)) => {
+                let ioprio =
+                    parse_ioprio(value).map_err(|message| invalid(message).accepts(CLASSES))?;
+                match leaf {
+                    Leaf::Connection(id) => self.set_connection_ioprio(path, id, ioprio)?,
+                    Leaf::Ioprio(export) => self.set_ioprio(export, ioprio)?,
+                    _ => {}
+                }
+                Ok(json!({ path: ioprio.to_string() }))
+            }
+        }
+    }
+
+    fn set_tunable(
+        &self,
+        path: &str,
+        device: DeviceId,
+        tunable: Tunable,
+        value: &str,
+    ) -> Result<Value, Fault> {
+        let accepted = report::accepted(tunable);
+        if !tunable.is_live() {
+            return Err(fixed(path));
+        }
+        let value = tunable.parse(value).map_err(|error| {
+            let message = format!("{path}: {}", error.message);
+            Fault::refused("EINVAL", message).accepts(accepted.clone())
+        })?;
+        let before = self.device(device)?.options;
+        // What is in flight now may take as long as the option says, and a new option counts from the switch on.
+        let longest = Duration::from_nanos(before.io_timeout_ns) + self.patience.switch;
+        let owner = self.tree.devices[usize::from(device.0)].owner;
+        let question = |answer| Question::Set { device, tunable, value, answer };
+        match self.ask_for(owner, longest, question) {
+            Ok(status) => switched(path, status, accepted)?,
+            Err(NoAnswer::Stopping) => return Err(stopping()),
+            Err(NoAnswer::TooLong) => {
+                let message = format!(
+                    "{path}: the switch is still under way after {} s; it ends when the commands in flight have",
+                    longest.as_secs_f32()
+                );
+                return Err(Fault::refused("ETIMEDOUT", message));
+            }
+        }
+        let options = self.device(device)?.options;
+        Ok(report::value(tunable, tunable.get(&options)))
+    }
+
+    fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), Fault> {
+        let _order = lock(&self.changing);
+        let control = Control::Weight { export, weight };
+        for shard in self.shards() {
+            self.ask(shard, |answer| Question::Tell { control, answer })?;
+        }
+        lock(&self.settings)[usize::from(export.0)].weight = weight;
+        Ok(())
+    }
+
+    fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), Fault> {
+        let _order = lock(&self.changing);
+        for shard in self.shards() {
+            self.ask(shard, |answer| Question::ExportIoprio { export, ioprio, answer })?;
+        }
+        lock(&self.settings)[usize::from(export.0)].ioprio = ioprio;
+        Ok(())
+    }
+
+    fn set_connection_ioprio(&self, path: &str, id: u32, ioprio: Ioprio) -> Result<(), Fault> {
+        for shard in self.shards() {
+            let question = |answer| Question::ConnectionIoprio { connection: id, ioprio, answer };
+            if self.ask(shard, question)? {
+                return Ok(());
+            }
+        }
+        let message = format!("there is no {path}; `connections` lists those there are");
+        Err(Fault::refused("ENOENT", message))
+    }
+
+    fn acknowledge(&self, name: &str) -> Answer {
+        let Some(export) = self.tree.export(name) else {
+            let known = self.tree.exports.iter().take(16).enumerate();
+            let names = known.map(|(index, _)| self.tree.export_name(ExportId(index as u16)));
+            let names = names.collect::<Vec<_>>().join(", ");
+            let message = format!("there is no export `{name}`; there are {names}");
+            return Err(Fault::refused("ENOENT", message));
+        };
+        let (volume, owner) = (self.entry(export).volume, self.owner(export));
+        let report = self.ask(owner, |answer| Question::Volume { volume, answer })?;
+        let control = Control::Acknowledge { volume };
+        self.ask(owner, |answer| Question::Tell { control, answer })?;
+        let name = self.tree.export_name(export);
+        if report.suspect {
+            tracing::warn!("the failed flush of export {name} was acknowledged: it works again");
+        }
+        Ok(json!({
+            "export": name,
+            "was_suspect": report.suspect,
+            "unflushed": report.unflushed,
+        }))
+    }
+
+    fn stats(&self) -> Answer {
+        let devices = (0..self.tree.devices.len() as u16).map(DeviceId);
+        let reports: Vec<DeviceReport> =
+            devices.clone().map(|device| self.device(device)).collect::<Result<_, _>>()?;
+        let mut exports = Params::new();
+        for (index, entry) in self.tree.exports.iter().enumerate() {
+            let export = ExportId(index as u16);
+            let volume = entry.volume;
+            let owner = self.owner(export);
+            let report: VolumeReport =
+                self.ask(owner, |answer| Question::Volume { volume, answer })?;
+            let options = &reports[usize::from(entry.device.0)].options;
+            let value = report::export(entry, self.setting(export), options, &report);
+            exports.insert(self.tree.export_name(export).to_owned(), value);
+        }
+        let tables = devices.zip(&reports);
+        let devices: Params =
+            tables.map(|(device, table)| (device_name(device), report::device(table))).collect();
+        let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
+        let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
+        Ok(json!({
+            "seconds": self.started.elapsed().as_secs_f64(),
+            "exports": exports,
+            "devices": devices,
+            "turns": report::turns(&turns),
+            "connections": self.connections()?,
+        }))
+    }
+
+    fn diskstats(&self) -> Answer {
+        let mut lines = Vec::new();
+        for device in (0..self.tree.devices.len() as u16).map(DeviceId) {
+            lines.push(report::diskstats(device, &self.device(device)?));
+        }
+        Ok(Value::Array(lines))
+    }
+
+    fn connections(&self) -> Answer {
+        let list = self.list_connections()?;
+        let shown = list.iter().map(|(shard, connection)| {
+            let name = |export: ExportId| self.tree.export_name(export);
+            json!({
+                "id": connection.id,
+                "peer": connection.peer,
+                "shard": shard.0,
+                "export": connection.chosen.map(|(export, _)| name(export)),
+                "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
+                "in_flight": connection.in_flight,
+            })
+        });
+        Ok(shown.collect())
+    }
+
+    fn list_connections(&self) -> Result<Vec<(ShardId, ConnectionReport)>, Fault> {
+        let mut all = Vec::new();
+        for shard in self.shards() {
+            let some = self.ask(shard, |answer| Question::Connections { answer })?;
+            all.extend(some.into_iter().map(|connection| (shard, connection)));
+        }
+        Ok(all)
+    }
+
+    fn device(&self, device: DeviceId) -> Result<DeviceReport, Fault> {
+        let entry = &self.tree.devices[usize::from(device.0)];
+        let volumes = Arc::clone(&entry.volumes);
+        self.ask(entry.owner, |answer| Question::Device { device, volumes, answer })
+    }
+
+    fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
+        (0..self.shards).map(ShardId)
+    }
+
+    fn entry(&self, export: ExportId) -> &super::tree::ExportEntry {
+        &self.tree.exports[usize::from(export.0)]
+    }
+
+    fn owner(&self, export: ExportId) -> ShardId {
+        self.tree.devices[usize::from(self.entry(export).device.0)].owner
+    }
+
+    fn setting(&self, export: ExportId) -> Setting {
+        lock(&self.settings)[usize::from(export.0)]
+    }
+
+    fn ask<T>(
+        &self,
+        shard: ShardId,
+        question: impl FnOnce(Sender<T>) -> Question,
+    ) -> Result<T, Fault> {
+        self.ask_for(shard, self.patience.answer, question).map_err(|reason| match reason {
+            NoAnswer::Stopping => stopping(),
+            NoAnswer::TooLong => {
+                let seconds = self.patience.answer.as_secs_f32();
+                let message = format!("shard {} did not answer within {seconds} s", shard.0);
+                Fault::refused("ETIMEDOUT", message)
+            }
+        })
+    }
+
+    fn ask_for<T>(
+        &self,
+        shard: ShardId,
+        longest: Duration,
+        question: impl FnOnce(Sender<T>) -> Question,
+    ) -> Result<T, NoAnswer> {
+        let (answer, answers) = channel();
+        self.board.send(shard, Mail::Ask(question(answer)));
+        answers.recv_timeout(longest).map_err(|error| match error {
+            RecvTimeoutError::Timeout => NoAnswer::TooLong,
+            RecvTimeoutError::Disconnected => NoAnswer::Stopping,
+        })
+    }
+}
+
+/// Why a shard said nothing.
+enum NoAnswer {
+    TooLong,
+    /// It dropped the question.
+    Stopping,
+}
+
+fn stopping() -> Fault {
+    Fault::refused("ESHUTDOWN", "the server is stopping")
+}
+
+fn fixed(path: &str) -> Fault {
+    let message =
+        format!("{path} is a fact of the device or of how it is served; it cannot be set");
+    Fault::refused("EACCES", message)
+}
+
+/// What a shard says of a switch.
+fn switched(path: &str, status: Status, accepted: String) -> Result<(), Fault> {
+    let Err(error) = status else { return Ok(()) };
+    Err(match error {
+        IoError::Invalid => {
+            Fault::refused("EINVAL", format!("{path}: the device cannot work with this value"))
+                .accepts(accepted)
+        }
+        IoError::Busy => Fault::refused(
+            "EBUSY",
+            format!(
+                "{path}: another switch is under way, or commands that were given up hold too much; try again"
+            ),
+        ),
+        IoError::Unsupported => {
+            Fault::refused("ENOTSUP", format!("{path} cannot be set while the server runs"))
+        }
+        other => Fault::refused("EIO", format!("{path}: {other}")),
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whoever panicked left whole values.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, Fault> {
+    match params.get(name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(Fault::params(format!("{name} is a string"))),
+    }
+}
+
+fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, Fault> {
+    optional_text(params, name)?.ok_or_else(|| Fault::params(format!("{name} is missing")))
+}
+
+/// A value as a word, in whatever type it came.
+fn word(params: &Params, name: &str) -> Result<String, Fault> {
+    match params.get(name) {
+        Some(Value::String(text)) => Ok(text.trim().to_owned()),
+        Some(Value::Number(number)) => Ok(number.to_string()),
+        Some(Value::Bool(switch)) => Ok(u8::from(*switch).to_string()),
+        Some(_) => Err(Fault::params(format!("{name} is a string or a number"))),
+        None => Err(Fault::params(format!("{name} is missing"))),
+    }
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

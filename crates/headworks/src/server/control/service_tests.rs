@@ -1,0 +1,191 @@
+//! The methods against shards that answer as they are told: refusals, silence and a server that ends are seldom otherwise.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+
+use headworks_core::{QueueOptions, VolumeId};
+
+use super::super::question::{DeviceReport, Question, VolumeReport};
+use super::super::tree::tests::tree;
+use super::*;
+
+/// How the shards behave.
+#[derive(Clone, Copy)]
+enum Manner {
+    /// Switches end like this.
+    Switch(Status),
+    /// Questions are kept and never answered.
+    Silent,
+    /// Questions are kept, but those of devices are answered: a switch that does not end.
+    Stuck,
+    /// Questions are dropped, as by a shard that has ended.
+    Gone,
+}
+
+struct Bench {
+    service: Option<Service>,
+    shards: Vec<JoinHandle<Vec<String>>>,
+}
+
+/// One shard of a thread, until nobody can ask any more; returns what was told to it.
+fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
+    let (mut options, mut kept, mut told) = (QueueOptions::default(), Vec::new(), Vec::new());
+    options.io_timeout_ns = 1_000_000;
+    for mail in mails {
+        let Mail::Ask(question) = mail else { continue };
+        match (manner, question) {
+            (Manner::Gone, _) => {}
+            (Manner::Silent, question) => kept.push(question),
+            (_, Question::Device { answer, .. }) => {
+                let report = DeviceReport {
+                    options,
+                    queue: Default::default(),
+                    busy_ns: 0,
+                    tags: Default::default(),
+                    tags_free: 0,
+                    ops: Default::default(),
+                };
+                answer.send(report).unwrap();
+            }
+            (Manner::Stuck, question) => kept.push(question),
+            (Manner::Switch(status), Question::Set { tunable, value, answer, .. }) => {
+                if status.is_ok() {
+                    tunable.set(&mut options, value).unwrap();
+                }
+                answer.send(status).unwrap();
+            }
+            (_, Question::Volume { answer, .. }) => {
+                let report =
+                    VolumeReport { stats: Default::default(), unflushed: 3, suspect: true };
+                answer.send(report).unwrap();
+            }
+            (_, Question::Tell { control, answer }) => {
+                told.push(format!("{control:?}"));
+                answer.send(()).unwrap();
+            }
+            (_, Question::ExportIoprio { export, ioprio, answer }) => {
+                told.push(format!("{} {ioprio}", export.0));
+                answer.send(()).unwrap();
+            }
+            (_, Question::ConnectionIoprio { connection, answer, .. }) => {
+                answer.send(connection == 7).unwrap();
+            }
+            (_, Question::Turns { answer }) => answer.send(Default::default()).unwrap(),
+            (_, Question::Connections { answer }) => answer.send(Vec::new()).unwrap(),
+        }
+    }
+    told
+}
+
+impl Bench {
+    fn new(manner: Manner) -> Self {
+        let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
+        let start = |mails| std::thread::spawn(move || shard(mails, manner));
+        let shards = mails.into_iter().map(start).collect();
+        let setting = Setting { weight: 100, ioprio: Ioprio::default() };
+        let board = Arc::new(Board::new(boxes, 3, Box::new(|| ())));
+        let mut service = Service::new(board, 2, tree(), vec![setting; 3]);
+        let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
+        if matches!(manner, Manner::Silent | Manner::Stuck) {
+            service.patience = Patience { answer, switch };
+        }
+        Self { service: Some(service), shards }
+    }
+
+    fn call(&self, method: &str, params: Value) -> Answer {
+        self.service.as_ref().unwrap().call(method, params.as_object().unwrap())
+    }
+
+    /// The errno of a refusal.
+    fn refused(&self, method: &str, params: Value) -> String {
+        let fault = self.call(method, params).unwrap_err();
+        let answer = super::super::rpc::failure(&Value::Null, &fault);
+        answer["error"]["data"]["errno"].as_str().unwrap_or("none").to_owned()
+    }
+
+    /// Ends the shards; what each was told.
+    fn told(mut self) -> Vec<Vec<String>> {
+        drop(self.service.take());
+        self.shards.drain(..).map(|shard| shard.join().unwrap()).collect()
+    }
+}
+
+fn set(path: &str, value: Value) -> Value {
+    json!({ "path": path, "value": value })
+}
+
+#[test]
+fn a_switch_is_answered_with_the_value_that_is_in_force() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let path = "hw0/queue/scheduler";
+    let answer = bench.call("set", set(path, json!("mq-deadline")));
+    assert_eq!(answer, Ok(json!({ path: "none [mq-deadline]" })));
+    assert_eq!(bench.call("get", json!({ "path": path })), answer);
+    let path = "exports/db/queue/nr_requests";
+    for value in [json!(7), json!("7"), json!(" 7\n")] {
+        assert_eq!(bench.call("set", set(path, value)), Ok(json!({ path: 7 })));
+    }
+    let flag = "hw0/queue/iosched/front_merges";
+    assert_eq!(bench.call("set", set(flag, json!(false))), Ok(json!({ flag: 0 })));
+}
+
+#[test]
+fn what_a_shard_refuses_has_its_errno() {
+    for (error, errno) in [
+        (IoError::Busy, "EBUSY"),
+        (IoError::Invalid, "EINVAL"),
+        (IoError::Unsupported, "ENOTSUP"),
+        (IoError::Medium, "EIO"),
+    ] {
+        let bench = Bench::new(Manner::Switch(Err(error)));
+        assert_eq!(bench.refused("set", set("hw0/queue/nr_requests", json!(7))), errno);
+        let value = bench.call("get", json!({ "path": "hw0/queue/nr_requests" }));
+        assert_eq!(value, Ok(json!({ "hw0/queue/nr_requests": 256 })));
+    }
+}
+
+#[test]
+fn a_shard_that_says_nothing_is_given_up_and_one_that_ended_is_told_from_it() {
+    let silent = Bench::new(Manner::Silent);
+    assert_eq!(silent.refused("get", json!({})), "ETIMEDOUT");
+    assert_eq!(silent.refused("stats", json!({})), "ETIMEDOUT");
+    let stuck = Bench::new(Manner::Stuck);
+    assert_eq!(stuck.refused("set", set("hw0/queue/nomerges", json!(1))), "ETIMEDOUT");
+    let gone = Bench::new(Manner::Gone);
+    for method in ["get", "stats", "diskstats", "connections"] {
+        assert_eq!(gone.refused(method, json!({})), "ESHUTDOWN", "{method}");
+    }
+    assert_eq!(gone.refused("set", set("exports/db/weight", json!(5))), "ESHUTDOWN");
+    // What no shard heard of has not changed.
+    let weight = json!({ "path": "exports/db/weight" });
+    assert_eq!(gone.call("get", weight), Ok(json!({ "exports/db/weight": 100 })));
+}
+
+#[test]
+fn every_shard_hears_of_weights_and_classes_and_the_owner_of_an_acknowledgement() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    bench.call("set", set("exports/logs/weight", json!(400))).unwrap();
+    bench.call("set", set("exports/logs/ioprio", json!("rt:1"))).unwrap();
+    let get = bench.call("get", json!({ "path": "exports/logs" })).unwrap();
+    assert_eq!(
+        (&get["exports/logs/weight"], &get["exports/logs/ioprio"]),
+        (&json!(400), &json!("rt,1"))
+    );
+    let acknowledged = bench.call("acknowledge", json!({ "export": "logs" }));
+    let expected = json!({ "export": "logs", "was_suspect": true, "unflushed": 3 });
+    assert_eq!(acknowledged, Ok(expected));
+    assert_eq!(bench.refused("acknowledge", json!({ "export": "nobody" })), "ENOENT");
+    let weight = format!("{:?}", Control::Weight { export: ExportId(1), weight: 400 });
+    let known = format!("{:?}", Control::Acknowledge { volume: VolumeId(1) });
+    let both = vec![weight, "1 rt,1".to_owned()];
+    assert_eq!(bench.told(), [[both.clone(), vec![known]].concat(), both]);
+}
+
+#[test]
+fn a_connection_is_looked_for_on_every_shard() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let path = "connections/7/ioprio";
+    assert_eq!(bench.call("set", set(path, json!("idle"))), Ok(json!({ path: "idle,4" })));
+    assert_eq!(bench.refused("set", set("connections/8/ioprio", json!("idle"))), "ENOENT");
+    assert_eq!(bench.call("get", json!({ "path": "connections" })), Ok(json!({})));
+}

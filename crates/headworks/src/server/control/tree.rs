@@ -1,0 +1,251 @@
+//! The names that `get` and `set` know, as in sysfs.
+//!
+//! ```text
+//!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device: one for each queue
+//!   exports/NAME/{device,read_only,weight,ioprio}
+//!   exports/NAME/queue/...                                      the queue of its device, by another way
+//!   connections/ID/ioprio
+//! ```
+//!
+//! The export without a name is called `default` here. Everything but connections stays as it was at the start.
+
+use std::sync::Arc;
+
+use headworks_core::options::Tunable;
+use headworks_core::{DeviceId, ExportId, ShardId, VolumeId};
+
+/// A device: a queue and its volumes.
+#[derive(Clone, Debug)]
+pub struct DeviceEntry {
+    /// The shard that owns it.
+    pub owner: ShardId,
+    /// Its volumes.
+    pub volumes: Arc<[VolumeId]>,
+}
+
+/// An export.
+#[derive(Clone, Debug)]
+pub struct ExportEntry {
+    /// Its name; may be empty.
+    pub name: String,
+    /// Its volume.
+    pub volume: VolumeId,
+    /// Its device.
+    pub device: DeviceId,
+    /// Clients may only read.
+    pub read_only: bool,
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// An option of a queue.
+    Tunable(DeviceId, Tunable),
+    /// The device of an export.
+    Device(ExportId),
+    /// Whether clients of an export may only read.
+    ReadOnly(ExportId),
+    /// An export's share.
+    Weight(ExportId),
+    /// The class of an export's clients.
+    Ioprio(ExportId),
+    /// The class of one connection, by its id.
+    Connection(u32),
+}
+
+/// Everything that has a name and stays.
+#[derive(Clone, Debug, Default)]
+pub struct Tree {
+    /// By [`DeviceId`].
+    pub devices: Vec<DeviceEntry>,
+    /// By [`ExportId`].
+    pub exports: Vec<ExportEntry>,
+}
+
+/// What the export without a name is called.
+const DEFAULT: &str = "default";
+
+/// A device's name.
+pub fn device_name(device: DeviceId) -> String {
+    format!("hw{}", device.0)
+}
+
+/// Names that a user may have meant, at most.
+const NEAREST: usize = 3;
+/// What is longer is no slip of the finger, and would take long to compare.
+const SLIP_MAX: usize = 200;
+
+impl Tree {
+    /// An export's name in paths and in tables.
+    pub fn export_name(&self, export: ExportId) -> &str {
+        match self.exports[usize::from(export.0)].name.as_str() {
+            "" => DEFAULT,
+            name => name,
+        }
+    }
+
+    /// The export of that name; `default` is also the one without a name.
+    pub fn export(&self, name: &str) -> Option<ExportId> {
+        let by = |name: &str| self.exports.iter().position(|export| export.name == name);
+        let unnamed = || (name == DEFAULT).then(|| by("")).flatten();
+        by(name).or_else(unnamed).map(|index| ExportId(index as u16))
+    }
+
+    fn ids(&self) -> impl Iterator<Item = ExportId> {
+        (0..self.exports.len() as u16).map(ExportId)
+    }
+
+    /// Every name at or below `path` that is not a connection's, in order; an empty path has all but the second ways.
+    pub fn leaves(&self, path: &str) -> Vec<(String, Leaf)> {
+        let mut all = Vec::new();
+        for device in (0..self.devices.len() as u16).map(DeviceId) {
+            queue(&device_name(device), device, &mut all);
+        }
+        for export in self.ids() {
+            let base = format!("exports/{}", self.export_name(export));
+            let own = [
+                ("device", Leaf::Device(export)),
+                ("read_only", Leaf::ReadOnly(export)),
+                ("weight", Leaf::Weight(export)),
+                ("ioprio", Leaf::Ioprio(export)),
+            ];
+            all.extend(own.map(|(name, leaf)| (format!("{base}/{name}"), leaf)));
+            if is_within(path, &format!("{base}/queue")) {
+                queue(&base, self.exports[usize::from(export.0)].device, &mut all);
+            }
+        }
+        all.retain(|(name, _)| path.is_empty() || is_within(name, path));
+        all
+    }
+
+    /// Where to look for what is not there: the nearest names, or where names begin.
+    pub fn advice(&self, path: &str) -> String {
+        let below = path.split('/').take(2).collect::<Vec<_>>().join("/");
+        let queue_of_export = path.starts_with("exports/") && path.contains("/queue");
+        let slip = path.len() <= SLIP_MAX;
+        let mut known = self.leaves(if queue_of_export { "exports" } else { "" });
+        if let Some(export) = below.strip_prefix("exports/").and_then(|name| self.export(name)) {
+            known.extend(self.leaves(&format!("exports/{}/queue", self.export_name(export))));
+        }
+        let mut near: Vec<(usize, String)> = known
+            .into_iter()
+            .filter(|_| slip)
+            .map(|(name, _)| (distance(&name, path), name))
+            .filter(|(distance, name)| *distance <= 2 + name.len() / 8)
+            .collect();
+        near.sort();
+        near.truncate(NEAREST);
+        if !near.is_empty() {
+            let names: Vec<String> = near.into_iter().map(|(_, name)| name).collect();
+            return format!("the nearest are {}", names.join(", "));
+        }
+        let devices = (0..self.devices.len() as u16).map(|device| device_name(DeviceId(device)));
+        let names: Vec<String> = devices.take(8).collect();
+        format!("names begin with {}, exports and connections", names.join(", "))
+    }
+}
+
+fn queue(base: &str, device: DeviceId, all: &mut Vec<(String, Leaf)>) {
+    let leaf = |tunable: Tunable| {
+        (format!("{base}/queue/{}", tunable.name()), Leaf::Tunable(device, tunable))
+    };
+    all.extend(Tunable::ALL.map(leaf));
+}
+
+/// Whether `name` is `path` or below it.
+pub fn is_within(name: &str, path: &str) -> bool {
+    name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// How many letters one must change, add or leave out to make `a` of `b`.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (index, from) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        for (column, to) in b.iter().enumerate() {
+            let change = diagonal + usize::from(from != *to);
+            diagonal = row[column + 1];
+            row[column + 1] = change.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Two devices; `db` and `logs` on the first, the export without a name on the second.
+    pub fn tree() -> Tree {
+        let device = |volumes: &[u16]| DeviceEntry {
+            owner: ShardId(0),
+            volumes: volumes.iter().copied().map(VolumeId).collect(),
+        };
+        let export = |name: &str, volume, device| ExportEntry {
+            name: name.to_owned(),
+            volume: VolumeId(volume),
+            device: DeviceId(device),
+            read_only: false,
+        };
+        Tree {
+            devices: vec![device(&[0, 1]), device(&[2])],
+            exports: vec![export("db", 0, 0), export("logs", 1, 0), export("", 2, 1)],
+        }
+    }
+
+    fn names(path: &str) -> Vec<String> {
+        tree().leaves(path).into_iter().map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn a_path_lists_what_is_below_it_and_a_name_finds_itself() {
+        assert_eq!(names("").len(), 2 * Tunable::ALL.len() + 3 * 4);
+        assert_eq!(names("hw0").len(), Tunable::ALL.len());
+        assert_eq!(names("hw1/queue/iosched").len(), 7);
+        assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
+        assert_eq!(names("exports/db").len(), 4);
+        assert_eq!(names("exports").len(), 12);
+        for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {
+            assert_eq!(names(nothing), [""; 0], "{nothing}");
+        }
+        let one = |path: &str| tree().leaves(path);
+        let nr = Leaf::Tunable(DeviceId(0), Tunable::NrRequests);
+        assert_eq!(one("hw0/queue/nr_requests"), [("hw0/queue/nr_requests".into(), nr)]);
+        let by_export = "exports/logs/queue/nr_requests";
+        assert_eq!(one(by_export), [(by_export.into(), nr)]);
+        let weight = "exports/default/weight";
+        assert_eq!(one(weight), [(weight.into(), Leaf::Weight(ExportId(2)))]);
+    }
+
+    #[test]
+    fn every_name_that_is_listed_is_found_again_and_stands_for_the_same() {
+        let all = tree().leaves("").into_iter().chain(tree().leaves("exports/db/queue"));
+        for (name, leaf) in all {
+            assert_eq!(tree().leaves(&name), [(name.clone(), leaf)]);
+        }
+    }
+
+    #[test]
+    fn default_is_a_name_if_an_export_has_it() {
+        let mut tree = tree();
+        assert_eq!(tree.export("default"), Some(ExportId(2)));
+        assert_eq!(tree.export(""), Some(ExportId(2)));
+        tree.exports[1].name = "default".into();
+        assert_eq!(tree.export("default"), Some(ExportId(1)));
+        assert_eq!((tree.export("logs"), tree.export("")), (None, Some(ExportId(2))));
+    }
+
+    #[test]
+    fn a_wrong_name_is_told_the_nearest() {
+        let advice = |path: &str| tree().advice(path);
+        assert!(advice("hw0/queue/nr_request").contains("hw0/queue/nr_requests"));
+        assert!(advice("hw1/queue/shceduler").contains("hw1/queue/scheduler"));
+        assert!(advice("exports/db/wieght").contains("exports/db/weight"));
+        assert!(advice("exports/db/queue/nomerge").contains("exports/db/queue/nomerges"));
+        let far = advice("something/else");
+        assert!(far.contains("hw0, hw1, exports and connections"), "{far}");
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!((distance("", "abc"), distance("abc", "")), (3, 3));
+    }
+}

@@ -1,0 +1,146 @@
+//! What a reactor tells the control socket, and does for it; between turns, never per I/O.
+//!
+//! ```text
+//!   Set --input, with a token--> shard --Notice::Set, at once or when the queue has drained--> answer
+//!    `-- the server stops ------------------------------------------> nobody answers any more: it is told so
+//! ```
+
+use std::sync::mpsc::Sender;
+
+use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
+
+use super::{Life, Reactor};
+use crate::frontend::nbd::connection::Connection;
+use crate::server::control::question::{
+    ConnectionReport, DeviceReport, OpCounts, Question, VolumeReport,
+};
+
+/// Switches that wait at once: more than there are clients who may ask. Those of clients that gave up stay until the shard
+/// answers.
+const SETS_MAX: usize = 64;
+
+/// Switches that the shard has not answered yet.
+#[derive(Default)]
+pub(super) struct Sets {
+    waiting: Vec<(u32, Sender<Status>)>,
+    last_token: u32,
+}
+
+impl Reactor {
+    pub(super) fn on_question(&mut self, now: Instant, question: Question) {
+        // Whoever asked may have given up; then nobody hears the answer.
+        match question {
+            Question::Device { device, volumes, answer } => {
+                if let Some(report) = self.report_device(now, device, &volumes) {
+                    let _ = answer.send(report);
+                }
+            }
+            Question::Volume { volume, answer } => {
+                if let Some(report) = self.report_volume(volume) {
+                    let _ = answer.send(report);
+                }
+            }
+            Question::Turns { answer } => {
+                let _ = answer.send(*self.parts.shard.turn_stats());
+            }
+            Question::Connections { answer } => {
+                let _ = answer.send(self.report_connections());
+            }
+            Question::Set { device, tunable, value, answer } => {
+                let sets = &mut self.sets;
+                if self.life != Life::Running {
+                    return;
+                }
+                if sets.waiting.len() == SETS_MAX {
+                    let _ = answer.send(Err(IoError::Busy));
+                    return;
+                }
+                sets.last_token = sets.last_token.wrapping_add(1);
+                let token = sets.last_token;
+                sets.waiting.push((token, answer));
+                self.inputs.push(Input::Control(Control::Set { device, tunable, value, token }));
+            }
+            Question::Tell { control, answer } => {
+                // Before anything that is received later, as inputs are taken in order.
+                self.inputs.push(Input::Control(control));
+                let _ = answer.send(());
+            }
+            Question::ExportIoprio { export, ioprio, answer } => {
+                self.doors[usize::from(export.0)].ioprio = ioprio;
+                self.for_each_connection(|connection| connection.follow(export, ioprio));
+                let _ = answer.send(());
+            }
+            Question::ConnectionIoprio { connection: id, ioprio, answer } => {
+                let mut found = false;
+                self.for_each_connection(|connection| {
+                    found |= connection.id() == id && connection.set_ioprio(ioprio);
+                });
+                let _ = answer.send(found);
+            }
+        }
+    }
+
+    /// Passes the shard's answers on to those who wait for them.
+    pub(super) fn answer_sets(&mut self) {
+        for (token, status) in self.parts.desk.sets.drain(..) {
+            let waiting = &mut self.sets.waiting;
+            if let Some(index) = waiting.iter().position(|(other, _)| *other == token) {
+                let _ = waiting.swap_remove(index).1.send(status);
+            }
+        }
+    }
+
+    /// Nobody waits for a switch while the server stops.
+    pub(super) fn abandon_sets(&mut self) {
+        self.sets.waiting.clear();
+    }
+
+    fn report_device(
+        &self,
+        now: Instant,
+        device: DeviceId,
+        volumes: &[VolumeId],
+    ) -> Option<DeviceReport> {
+        let shard = &self.parts.shard;
+        let (queue, tags) = shard.queue_stats(device)?;
+        let mut ops = [OpCounts::default(); Op::COUNT];
+        for stats in volumes.iter().filter_map(|volume| shard.stats(*volume)) {
+            OpCounts::add(&mut ops, stats);
+        }
+        Some(DeviceReport {
+            options: *shard.queue_options(device)?,
+            queue,
+            busy_ns: queue.busy_until(now),
+            tags,
+            tags_free: shard.tags_free(device)?,
+            ops,
+        })
+    }
+
+    fn report_volume(&self, volume: VolumeId) -> Option<VolumeReport> {
+        let shard = &self.parts.shard;
+        let (unflushed, suspect) = shard.unflushed(volume)?;
+        Some(VolumeReport { stats: shard.stats(volume)?.clone(), unflushed, suspect })
+    }
+
+    fn report_connections(&mut self) -> Vec<ConnectionReport> {
+        let mut all = Vec::with_capacity(self.parts.desk.connections());
+        self.for_each_connection(|connection| {
+            all.push(ConnectionReport {
+                id: connection.id(),
+                peer: connection.peer().to_owned(),
+                chosen: connection.door().map(|door| (door.export, door.ioprio)),
+                in_flight: connection.in_flight(),
+            });
+        });
+        all
+    }
+
+    fn for_each_connection(&mut self, mut act: impl FnMut(&mut Connection)) {
+        for slot in self.parts.desk.slots() {
+            if let Some((connection, _)) = self.parts.desk.connection(slot) {
+                act(connection);
+            }
+        }
+    }
+}
