@@ -5,6 +5,7 @@
 
 pub mod experiment;
 pub mod fairness;
+pub mod live;
 pub mod report;
 pub mod rig;
 pub mod seed000;
