@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import socket
 import sys
 
+from ctl_client import Client
 from tap import case, done
 
 WHAT, SOCKET = sys.argv[1:3]
@@ -13,41 +13,10 @@ CLIENTS_MAX = 16
 LINE_MAX = 64 << 10
 
 
-class Client:
-    def __init__(self):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(30)
-        self.socket.connect(SOCKET)
-        self.file = self.socket.makefile("rb")
-
-    def send(self, data):
-        self.socket.sendall(data)
-        return self
-
-    def line(self):
-        """One answer; none when the server hung up."""
-        line = self.file.readline()
-        return json.loads(line) if line else None
-
-    def say(self, value):
-        return self.send(json.dumps(value).encode() + b"\n").line()
-
-    def ask(self, method, **params):
-        answer = self.say({"jsonrpc": "2.0", "id": 7, "method": method, "params": params})
-        assert answer["id"] == 7, answer
-        return answer
-
-    def hung_up(self):
-        try:
-            return self.file.readline() == b""
-        except ConnectionError:
-            return True
-
-
 def admitted():
     """A client that is let in: places of those that have gone are free a little later."""
     for _ in range(1000):
-        client = Client()
+        client = Client(SOCKET)
         try:
             answer = client.say({"jsonrpc": "2.0", "id": 1, "method": "get", "params": {"path": "hw0/queue/nomerges"}})
         except ConnectionError:
@@ -68,17 +37,17 @@ def rpc():
     @case
     def _():
         """get lists every name once, with numbers as numbers and choices as sysfs shows them"""
-        values = Client().ask("get")["result"]
+        values = Client(SOCKET).ask("get")["result"]
         assert values["hw0/queue/nr_requests"] == 256, values
         assert values["hw0/queue/scheduler"] == "[none] mq-deadline", values
         assert values["exports/default/weight"] == 100, values
-        only = Client().ask("get", path="hw0/queue/nr_requests")["result"]
+        only = Client(SOCKET).ask("get", path="hw0/queue/nr_requests")["result"]
         assert only == {"hw0/queue/nr_requests": 256}, only
 
     @case
     def _():
         """what is refused names its errno and what would be right, and changes nothing"""
-        client = Client()
+        client = Client(SOCKET)
         before = client.ask("get")["result"]
         for path, value, errno, accepted in [
             ("hw0/queue/nr_requests", 0, "EINVAL", "1..=4096"),
@@ -106,7 +75,7 @@ def rpc():
     @case
     def _():
         """the standard's codes for what is no request, on one connection that goes on"""
-        client = Client()
+        client = Client(SOCKET)
         for line, code in [
             (b"nonsense", -32700),
             (b"\xff\xfe\x00", -32700),
@@ -125,7 +94,7 @@ def rpc():
     @case
     def _():
         """notifications are not answered, empty lines are nothing, a batch is answered as one"""
-        client = Client()
+        client = Client(SOCKET)
         weight = {"jsonrpc": "2.0", "method": "set", "params": {"path": "exports/default/weight", "value": 50}}
         client.send(b"\n\r\n" + json.dumps(weight).encode() + b"\n")
         read = {"jsonrpc": "2.0", "id": "a", "method": "get", "params": {"path": "exports/default/weight"}}
@@ -140,7 +109,7 @@ def harm():
     @case
     def _():
         """a line that is too long is refused and its client closed"""
-        client = Client()
+        client = Client(SOCKET)
         try:
             client.send(b"x" * (2 * LINE_MAX))
         except ConnectionError:
@@ -153,7 +122,7 @@ def harm():
         """200 clients that send half a line and go away, 200 that ask and do not wait, leave nothing behind"""
         for part in [b'{"jsonrpc":"2.0","id":1,"method":"ge', b'{"jsonrpc":"2.0","id":1,"method":"get"}\n'] * 200:
             try:
-                Client().send(part)
+                Client(SOCKET).send(part)
             except ConnectionError:
                 pass  # Too many at once; that is another test.
         assert admitted().ask("get")["result"]
@@ -162,7 +131,7 @@ def harm():
     def _():
         """one client too many is told so, and let in when another has gone"""
         present = [admitted() for _ in range(CLIENTS_MAX)]
-        extra = Client().line()
+        extra = Client(SOCKET).line()
         assert "16 clients" in refused(extra, -32600)["message"]
         assert all("result" in client.ask("connections") for client in present)
         gone = present.pop()
@@ -190,12 +159,12 @@ def stop():
     @case
     def _():
         """SIGTERM ends the wait of a client for a switch that a slow write holds up, and tells it why"""
-        client = Client()
+        client = Client(SOCKET)
         switch = {"path": "hw0/queue/scheduler", "value": "mq-deadline"}
         request = {"jsonrpc": "2.0", "id": 1, "method": "set", "params": switch}
         client.send(json.dumps(request).encode() + b"\n")
         # The answer to a later question, by another connection, shows that the server goes on meanwhile.
-        assert Client().ask("diskstats")["result"][0]["fields"]["in_flight"] >= 1
+        assert Client(SOCKET).ask("diskstats")["result"][0]["fields"]["in_flight"] >= 1
         client.socket.settimeout(1)
         try:
             raise AssertionError(f"the switch did not wait: {client.file.peek()}")
@@ -205,7 +174,7 @@ def stop():
         client.file = client.socket.makefile("rb")
         os.kill(int(sys.argv[3]), signal.SIGTERM)
         refused(client.line(), -32000, "ESHUTDOWN")
-        assert Client().ask("diskstats")["result"], "a stop that takes long can be looked at"
+        assert Client(SOCKET).ask("diskstats")["result"], "a stop that takes long can be looked at"
 
 
 {"rpc": rpc, "harm": harm, "stop": stop}[WHAT]()

@@ -9,12 +9,17 @@ OPT_EXPORT_NAME, OPT_ABORT, OPT_LIST, OPT_STARTTLS, OPT_INFO, OPT_GO, OPT_STRUCT
 REP_ACK, REP_SERVER, REP_INFO = 1, 2, 3
 REP_ERR_UNSUP, REP_ERR_INVALID, REP_ERR_UNKNOWN = 0x80000001, 0x80000003, 0x80000006
 OPTION_MAGIC, REPLY_MAGIC = 0x49484156454F5054, 0x3E889045565A9
-REQUEST_MAGIC, SIMPLE_MAGIC = 0x25609513, 0x67446698
+REQUEST_MAGIC, SIMPLE_MAGIC, STRUCTURED_MAGIC = 0x25609513, 0x67446698, 0x668E33EF
+CHUNK_DONE, CHUNK_DATA, CHUNK_HOLE = 1, 1, 2
 EINVAL = 22
 
 
 def path_of(uri):
     return urllib.parse.parse_qs(urllib.parse.urlparse(uri).query)["socket"][0]
+
+
+def header(command, cookie, offset, length, flags=0, magic=REQUEST_MAGIC):
+    return struct.pack(">IHHQQI", magic, flags, command, cookie, offset, length)
 
 
 class Raw:
@@ -63,9 +68,12 @@ class Raw:
         assert magic == REPLY_MAGIC, hex(magic)
         return option, kind, self.receive(length)
 
-    def go(self, name=b""):
-        """Into transmission with simple replies; returns the size."""
+    def go(self, name=b"", structured=False):
+        """Into transmission, with simple replies unless told otherwise; returns the size."""
         self.greet()
+        if structured:
+            self.option(OPT_STRUCTURED_REPLY)
+            assert self.option_reply()[1] == REP_ACK
         self.option(OPT_GO, struct.pack(">I", len(name)) + name + b"\0\0")
         size = None
         while True:
@@ -77,7 +85,13 @@ class Raw:
                 return self, size
 
     def request(self, command, cookie, offset, length, data=b"", flags=0, magic=REQUEST_MAGIC):
-        self.send(struct.pack(">IHHQQI", magic, flags, command, cookie, offset, length) + data)
+        self.send(header(command, cookie, offset, length, flags, magic) + data)
+
+    def chunk(self):
+        """A chunk of a structured reply: the flags, its type, the cookie and what it carries."""
+        magic, flags, kind, cookie, length = struct.unpack(">IHHQI", self.receive(20))
+        assert magic == STRUCTURED_MAGIC, hex(magic)
+        return flags, kind, cookie, self.receive(length)
 
     def reply(self):
         magic, error, cookie = struct.unpack(">IIQ", self.receive(16))

@@ -20,6 +20,7 @@ use crate::{USAGE, bench_device, complain};
 Examples:
   headworks bench --device null:size=1T --bs 4k --iodepth 32
   headworks bench --device file:path=disk.img --rw randread --iodepth 64
+  headworks bench --device null:size=1T --rw randwrite --feeders 16
   headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify")]
 pub struct Options {
     /// A device, in process
@@ -40,6 +41,9 @@ pub struct Options {
     /// Threads: connections to a server, or shards in process
     #[arg(long, default_value_t = 1)]
     threads: u32,
+    /// Threads that feed one shard over rings, instead of shards that feed themselves (in process)
+    #[arg(long, value_name = "N", conflicts_with_all = ["uri", "threads", "ios"])]
+    feeders: Option<u32>,
     /// How long
     #[arg(long, default_value = "5s", value_parser = parse_time, value_name = "TIME")]
     runtime: u64,
@@ -106,6 +110,9 @@ fn measure(options: Options) -> Result<(), Failure> {
     {
         return Err(usage("iodepth must be within 1..=4096 and threads within 1..=64"));
     }
+    if options.feeders.is_some_and(|feeders| !(1..=64).contains(&feeders)) {
+        return Err(usage("feeders must be within 1..=64"));
+    }
     match (&options.device, &options.uri) {
         (Some(device), _) => in_process(device, &options, pattern, block_bytes),
         (None, Some(uri)) => server(uri, &options, pattern, block_bytes),
@@ -131,6 +138,7 @@ fn in_process(
         block_bytes,
         iodepth: options.iodepth,
         threads: options.threads,
+        feeders: options.feeders.unwrap_or(0),
         runtime: Duration::from_nanos(options.runtime),
         ios: options.ios,
         seed: options.seed,

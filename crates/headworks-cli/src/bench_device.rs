@@ -22,7 +22,7 @@ use headworks::server::Clock;
 use headworks::server::assemble::{Assembly, ExportSpec};
 use serde_json::json;
 
-use crate::allocations;
+use crate::{allocations, bench_feeders};
 
 /// Shares of a run that is not counted: buffers and caches become warm.
 const WARM_UP: u32 = 10;
@@ -44,6 +44,8 @@ pub struct Options {
     pub iodepth: u32,
     /// Shards, each with a thread and a device.
     pub threads: u32,
+    /// Threads that feed one shard over rings; 0: the shard's own thread makes the bios.
+    pub feeders: u32,
     /// How long.
     pub runtime: Duration,
     /// Stop after so many bios instead; for instruction counts.
@@ -75,6 +77,9 @@ struct Found {
 
 /// Measures and prints.
 pub fn run(options: &Options) -> Result<(), String> {
+    if options.feeders > 0 {
+        return bench_feeders::run(options);
+    }
     let found = match options.threads {
         1 => vec![one_thread(options, 0)],
         threads => std::thread::scope(|scope| {
@@ -92,58 +97,32 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
 }
 
-/// The generator's end of the path.
-struct Generator {
-    buffers: Mapping,
-    block_bytes: usize,
+/// Which block comes next.
+pub struct Blocks {
+    block_bytes: u64,
     pattern: Pattern,
     blocks: u64,
     next_block: u64,
     prng: Prng,
-    started: Vec<Instant>,
-    free: Vec<u32>,
-    timer: Option<Instant>,
-    now: Instant,
-    ios: u64,
-    errors: u64,
-    latency: Histogram,
 }
 
-impl Generator {
-    fn new(options: &Options, thread: u32, size: u64) -> Result<Self, String> {
-        let stride = options.block_bytes as usize;
-        let blocks = size / u64::from(options.block_bytes);
+impl Blocks {
+    /// The stream of one thread over a disk of `size` bytes.
+    ///
+    /// # Errors
+    /// The disk is smaller than a block.
+    pub fn new(options: &Options, thread: u32, size: u64) -> Result<Self, String> {
+        let block_bytes = u64::from(options.block_bytes);
+        let blocks = size / block_bytes;
         if blocks == 0 {
-            return Err(format!("the device holds no block of {stride} bytes"));
+            return Err(format!("the device holds no block of {block_bytes} bytes"));
         }
-        let buffers = Mapping::new(stride * options.iodepth as usize)
-            .map_err(|error| format!("cannot map the buffers: {error}"))?;
-        Ok(Self {
-            buffers,
-            block_bytes: stride,
-            pattern: options.pattern,
-            blocks,
-            next_block: 0,
-            prng: Prng::new(options.seed).split(&thread.to_string()),
-            started: vec![Instant(0); options.iodepth as usize],
-            free: (0..options.iodepth).rev().collect(),
-            timer: None,
-            now: Instant(0),
-            ios: 0,
-            errors: 0,
-            latency: Histogram::default(),
-        })
+        let prng = Prng::new(options.seed).split(&thread.to_string());
+        Ok(Self { block_bytes, pattern: options.pattern, blocks, next_block: 0, prng })
     }
 
-    /// Fills up to the depth.
-    fn refill(&mut self, inputs: &mut Vec<Input>) {
-        while let Some(slot) = self.free.pop() {
-            self.started[slot as usize] = self.now;
-            inputs.push(Input::Bio(self.bio(slot)));
-        }
-    }
-
-    fn bio(&mut self, slot: u32) -> Bio {
+    /// What to do, and where.
+    pub fn next(&mut self) -> (Op, u64) {
         let op = match self.pattern {
             Pattern::Read | Pattern::RandRead => Op::Read,
             Pattern::Write | Pattern::RandWrite => Op::Write,
@@ -163,9 +142,57 @@ impl Generator {
             }
             _ => self.prng.below(self.blocks),
         };
+        (op, block * self.block_bytes)
+    }
+}
+
+/// The generator's end of the path.
+struct Generator {
+    buffers: Mapping,
+    block_bytes: usize,
+    blocks: Blocks,
+    started: Vec<Instant>,
+    free: Vec<u32>,
+    timer: Option<Instant>,
+    now: Instant,
+    ios: u64,
+    errors: u64,
+    latency: Histogram,
+}
+
+impl Generator {
+    fn new(options: &Options, thread: u32, size: u64) -> Result<Self, String> {
+        let stride = options.block_bytes as usize;
+        let blocks = Blocks::new(options, thread, size)?;
+        let buffers = Mapping::new(stride * options.iodepth as usize)
+            .map_err(|error| format!("cannot map the buffers: {error}"))?;
+        Ok(Self {
+            buffers,
+            block_bytes: stride,
+            blocks,
+            started: vec![Instant(0); options.iodepth as usize],
+            free: (0..options.iodepth).rev().collect(),
+            timer: None,
+            now: Instant(0),
+            ios: 0,
+            errors: 0,
+            latency: Histogram::default(),
+        })
+    }
+
+    /// Fills up to the depth.
+    fn refill(&mut self, inputs: &mut Vec<Input>) {
+        while let Some(slot) = self.free.pop() {
+            self.started[slot as usize] = self.now;
+            inputs.push(Input::Bio(self.bio(slot)));
+        }
+    }
+
+    fn bio(&mut self, slot: u32) -> Bio {
+        let (op, offset) = self.blocks.next();
         Bio {
             id: BioId { sequence: slot.into(), ..BioId::default() },
-            offset: block * self.block_bytes as u64,
+            offset,
             len: self.block_bytes as u32,
             op,
             flags: BioFlags::SYNC.with(BioFlags::HOLE_OK),
@@ -443,6 +470,7 @@ fn report(options: &Options, found: &[Found]) {
     );
 }
 
-fn micros(ns: u64) -> f64 {
+/// For people.
+pub fn micros(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use headworks::core::TagPolicy;
-use headworks_lab::experiment::{self, Filter, Name};
+use headworks_lab::experiment::{self, Filter, Kind, Name};
 
 use crate::{USAGE, complain};
 
@@ -28,6 +28,12 @@ pub struct Options {
     /// Only this device, as the rows name it
     #[arg(long)]
     device: Option<String>,
+    /// Only what runs in virtual time, not what runs over NBD (seed-000, fairness)
+    #[arg(long, conflicts_with = "live_only")]
+    virtual_only: bool,
+    /// Only what runs over NBD
+    #[arg(long)]
+    live_only: bool,
     /// JSON objects, one a line
     #[arg(long)]
     json: bool,
@@ -41,8 +47,14 @@ fn policy(name: &str) -> Result<TagPolicy, String> {
 impl Options {
     /// Runs the experiment and tells it.
     pub fn run(self, name: Name) -> ExitCode {
-        let Self { seed, policy: policies, tags, jobs, device, json } = self;
-        let report = match experiment::run(name, &Filter { seed, policies, tags, jobs, device }) {
+        let Self { seed, policy: policies, tags, jobs, device, json, .. } = self;
+        let kind = match (self.virtual_only, self.live_only) {
+            (true, _) => Kind::Virtual,
+            (_, true) => Kind::Live,
+            _ => Kind::All,
+        };
+        let filter = Filter { seed, policies, tags, jobs, device, kind };
+        let report = match experiment::run(name, &filter) {
             Ok(report) => report,
             Err(error) => {
                 complain(error);

@@ -3,6 +3,7 @@
 mod allocations;
 mod bench;
 mod bench_device;
+mod bench_feeders;
 mod bench_nbd;
 mod ctl;
 mod experiments;

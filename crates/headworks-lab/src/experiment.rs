@@ -4,7 +4,7 @@ use headworks_core::{ConfigError, TagPolicy};
 
 pub use crate::report::Progress;
 use crate::report::Report;
-use crate::{fairness, seed000, seed001, seed004};
+use crate::{fairness, live, seed000, seed001, seed004};
 
 /// An experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,12 +32,26 @@ pub struct Filter {
     pub jobs: Vec<u32>,
     /// Only this device; all without.
     pub device: Option<String>,
+    /// Which kind of rows.
+    pub kind: Kind,
+}
+
+/// How rows come about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// All there are.
+    #[default]
+    All,
+    /// Only those of the model, in virtual time.
+    Virtual,
+    /// Only those that run for real.
+    Live,
 }
 
 impl Default for Filter {
     fn default() -> Self {
         let (policies, tags, jobs) = (Vec::new(), Vec::new(), Vec::new());
-        Self { seed: 1, policies, tags, jobs, device: None }
+        Self { seed: 1, policies, tags, jobs, device: None, kind: Kind::All }
     }
 }
 
@@ -72,10 +86,18 @@ impl Filter {
 /// # Errors
 /// Options that cannot be.
 pub fn run(name: Name, filter: &Filter) -> Result<Report, ConfigError> {
+    let mut report = match (filter.kind, name) {
+        (Kind::Live, _) => Report::default(),
+        (_, Name::Seed000) => seed000::run(filter)?,
+        (_, Name::Seed001) => seed001::run(filter)?,
+        (_, Name::Seed004) => seed004::run(filter)?,
+        (_, Name::Fairness) => fairness::run(filter)?,
+    };
     match name {
-        Name::Seed000 => seed000::run(filter),
-        Name::Seed001 => seed001::run(filter),
-        Name::Seed004 => seed004::run(filter),
-        Name::Fairness => fairness::run(filter),
+        _ if filter.kind == Kind::Virtual => {}
+        Name::Seed000 => report.append(live::seed000::run_all(filter)?),
+        Name::Fairness => report.append(live::fairness::run_all(filter)?),
+        Name::Seed001 | Name::Seed004 => {}
     }
+    Ok(report)
 }

@@ -6,6 +6,7 @@
 pub mod contention;
 pub mod experiment;
 pub mod fairness;
+pub mod live;
 pub mod report;
 pub mod rig;
 pub mod seed000;

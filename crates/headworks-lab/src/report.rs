@@ -229,6 +229,16 @@ pub struct Report {
 }
 
 impl Report {
+    /// With what another part of the same experiment says.
+    pub fn append(&mut self, other: Self) {
+        if self.title.is_empty() {
+            self.title = other.title;
+        }
+        self.notes.extend(other.notes);
+        self.rows.extend(other.rows);
+        self.verdicts.extend(other.verdicts);
+    }
+
     /// Every goal is met, and there is something to be met.
     #[must_use]
     pub fn is_met(&self) -> bool {

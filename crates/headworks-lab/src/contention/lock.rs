@@ -109,9 +109,15 @@ impl<T> SpinLock<T> {
     /// Takes the lock; true if somebody else had it.
     #[inline]
     fn take(&self) -> bool {
-        if self.try_take() {
-            return false;
+        let contended = !self.try_take();
+        if contended {
+            self.wait();
         }
+        contended
+    }
+
+    #[cold]
+    fn wait(&self) {
         let mut spins = 0;
         loop {
             // Relaxed: only a hint; `try_take` decides.
@@ -123,7 +129,7 @@ impl<T> SpinLock<T> {
                 }
             }
             if self.try_take() {
-                return true;
+                return;
             }
         }
     }

@@ -138,7 +138,7 @@ impl Default for ContentionOptions {
     fn default() -> Self {
         Self {
             rounds: 5,
-            seconds: 0.5,
+            seconds: 0.4,
             warm_up_seconds: 0.1,
             jobs: 16,
             iodepth: 32,

@@ -242,6 +242,52 @@ pub struct BenchReport {
 
 /// Does it.
 pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
+    let (export, mut workers) = connect(options)?;
+    if options.fill {
+        all(&mut workers, Phase::Fill)?;
+    }
+    let run = all(&mut workers, Phase::Run(options.runtime))?;
+    let read_back = match options.verify {
+        Verify::Off => None,
+        _ => Some(all(&mut workers, Phase::ReadBack)?),
+    };
+    workers.into_iter().for_each(Worker::goodbye);
+    let shared = export.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
+    let warning = (options.threads > 1 && !shared)
+        .then(|| "the server does not promise that several connections see one disk".to_owned());
+    Ok(BenchReport { export, run, read_back, warning })
+}
+
+/// Runs several benchmarks of one server at the same time and says what each found. They begin together, when all are connected,
+/// and only what ends within `runtime` after `ramp` counts, so that shares can be compared. `fill` and `verify` have no
+/// meaning here.
+pub fn run_together(
+    jobs: &[BenchOptions],
+    ramp: Duration,
+    runtime: Duration,
+) -> Result<Vec<Tally>, ClientError> {
+    let connected: Vec<Vec<Worker>> = jobs
+        .iter()
+        .map(|job| connect(job).map(|(_, workers)| workers))
+        .collect::<Result<_, _>>()?;
+    let counts: Vec<usize> = connected.iter().map(Vec::len).collect();
+    let mut workers: Vec<Worker> = connected.into_iter().flatten().collect();
+    all(&mut workers, Phase::Window(ramp, runtime))?;
+    let mut rest = &workers[..];
+    let mut tallies = Vec::with_capacity(jobs.len());
+    for count in counts {
+        let (own, others) = rest.split_at(count);
+        let mut sum = Tally::default();
+        own.iter().for_each(|worker| sum.add(&worker.tally));
+        tallies.push(sum);
+        rest = others;
+    }
+    workers.into_iter().for_each(Worker::goodbye);
+    Ok(tallies)
+}
+
+/// Connects as often as the options say; each connection has its part.
+fn connect(options: &BenchOptions) -> Result<(Export, Vec<Worker>), ClientError> {
     let mut connections = Vec::new();
     for _ in 0..options.threads.max(1) {
         connections.push(Client::connect(&options.uri, options.client)?.into_parts());
@@ -249,7 +295,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     let export = connections[0].1.clone();
     let blocks = check(options, &export)?;
     let root = Prng::new(options.seed);
-    let mut workers: Vec<Worker> = (0..)
+    let workers = (0..)
         .zip(connections)
         .map(|(index, (socket, export))| {
             let pipeline = Pipeline::new(
@@ -269,20 +315,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
             Worker::new(pipeline, options.iodepth as usize, share, prng, untouched)
         })
         .collect();
-
-    if options.fill {
-        all(&mut workers, Phase::Fill)?;
-    }
-    let run = all(&mut workers, Phase::Run(options.runtime))?;
-    let read_back = match options.verify {
-        Verify::Off => None,
-        _ => Some(all(&mut workers, Phase::ReadBack)?),
-    };
-    workers.into_iter().for_each(Worker::goodbye);
-    let shared = export.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
-    let warning = (options.threads > 1 && !shared)
-        .then(|| "the server does not promise that several connections see one disk".to_owned());
-    Ok(BenchReport { export, run, read_back, warning })
+    Ok((export, workers))
 }
 
 /// Takes all connections through a phase at the same time. When one fails the others need not go on.

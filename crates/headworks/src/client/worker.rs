@@ -4,7 +4,8 @@
 //!   Fill (each block once, in order) --> Run (the pattern, until the time is over) --> ReadBack (what was written)
 //! ```
 //!
-//! Fill and ReadBack are optional. Each phase ends with nothing in flight.
+//! Fill and ReadBack are optional. Each phase ends with nothing in flight. A Window is a Run of which only a part counts: the
+//! ramp before it and what is still in flight at its end would make a slow connection look faster beside quick ones.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,6 +28,8 @@ pub enum Phase {
     Fill,
     /// The pattern, for so long from when the connection's thread begins.
     Run(Duration),
+    /// The pattern for a ramp and a time; only what ends within the time counts.
+    Window(Duration, Duration),
     /// Read each block once.
     ReadBack,
 }
@@ -100,15 +103,17 @@ impl Worker {
     pub fn go(&mut self, phase: Phase, stop: &AtomicBool) -> Result<(), ClientError> {
         self.tally = Tally::default();
         self.next = match phase {
-            Phase::Run(_) => 0,
+            Phase::Run(_) | Phase::Window(..) => 0,
             Phase::Fill | Phase::ReadBack => self.share.own.0,
         };
         self.pipeline.calls = [0; 2];
         let (epoch, cpu) = (Instant::now(), cpu_time());
         let now = || epoch.elapsed().as_nanos() as u64;
-        let deadline = match phase {
-            Phase::Run(time) => time.as_nanos() as u64,
-            Phase::Fill | Phase::ReadBack => u64::MAX,
+        let ns = |time: Duration| time.as_nanos() as u64;
+        let (deadline, counted) = match phase {
+            Phase::Run(time) => (ns(time), 0..u64::MAX),
+            Phase::Window(ramp, time) => (ns(ramp + time), ns(ramp)..ns(ramp + time)),
+            Phase::Fill | Phase::ReadBack => (u64::MAX, 0..u64::MAX),
         };
         let mut at = 0;
         loop {
@@ -121,9 +126,12 @@ impl Worker {
             }
             self.pipeline.exchange(&mut self.finished)?;
             at = now();
-            self.collect(at)?;
+            self.collect(at, counted.contains(&at))?;
         }
-        self.tally.elapsed = epoch.elapsed();
+        self.tally.elapsed = match phase {
+            Phase::Window(_, time) => time,
+            _ => epoch.elapsed(),
+        };
         self.tally.cpu = cpu_time().saturating_sub(cpu);
         self.tally.calls = self.pipeline.calls;
         Ok(())
@@ -160,7 +168,7 @@ impl Worker {
     fn choose(&mut self, phase: Phase) -> Option<(u64, bool)> {
         let Share { pattern, blocks, .. } = self.share;
         match phase {
-            Phase::Run(_) => {}
+            Phase::Run(_) | Phase::Window(..) => {}
             Phase::Fill => return self.in_order(|_, _| true).map(|block| (block, true)),
             Phase::ReadBack => {
                 let tells =
@@ -208,13 +216,14 @@ impl Worker {
         self.versions.as_ref().is_some_and(|versions| versions.is_busy(block as usize))
     }
 
-    /// Counts and checks what has finished.
-    fn collect(&mut self, now_ns: u64) -> Result<(), ClientError> {
+    /// Counts, if that is wanted, and checks what has finished.
+    fn collect(&mut self, now_ns: u64, counts: bool) -> Result<(), ClientError> {
         for index in 0..self.finished.len() {
             let Finished { slot, error } = self.finished[index];
             let pending = self.pending[slot];
             match error {
                 Some(error) => self.tally.on_error(error),
+                None if !counts => {}
                 None => {
                     let latency = now_ns - pending.submitted_ns;
                     self.tally.on_done(pending.is_write, self.share.block_bytes, latency);

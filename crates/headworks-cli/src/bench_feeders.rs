@@ -1,0 +1,233 @@
+//! `headworks bench --device --feeders N`: threads that feed one owner over rings, as a program does that embeds the path.
+//!
+//! Each feeder keeps `iodepth` bios in flight and submits and takes answers in batches of 8 (fewer if the depth is less). What
+//! is printed beside the rate is what the hand-over costs: pushes, sleeps and wake-ups for each bio, of both ends.
+
+use std::time::{Duration, Instant as WallClock};
+
+use headworks::core::stats::Histogram;
+use headworks::core::{BioFlags, Ioprio, ReplyStage, VolumeOptions};
+use headworks::embed::{self, Answer, Counts, Handle, Io};
+use headworks::server::assemble::{Assembly, ExportSpec};
+use serde_json::json;
+
+use crate::allocations;
+use crate::bench_device::{Blocks, Options, micros};
+
+/// The seed's `iodepth_batch_submit` and `iodepth_batch_complete`.
+const BATCH: usize = 8;
+/// Shares of a run that is not counted.
+const WARM_UP: u32 = 10;
+
+/// What the run found.
+#[derive(Default)]
+struct Found {
+    ios: u64,
+    errors: u64,
+    latency: Histogram,
+    elapsed: Duration,
+    cpu_ns: u64,
+    allocations: u64,
+    feeders: Counts,
+    owner: Counts,
+}
+
+/// Measures and prints.
+pub fn run(options: &Options) -> Result<(), String> {
+    let found = measure(options)?;
+    report(options, &found);
+    match found.errors {
+        0 => Ok(()),
+        errors => Err(format!("{errors} bios failed")),
+    }
+}
+
+fn measure(options: &Options) -> Result<Found, String> {
+    let say = |error: headworks::core::ConfigError| error.to_string();
+    let read_only = !options.pattern.writes();
+    let export = ExportSpec::new(String::new(), options.device.clone(), read_only);
+    let mut assembly = Assembly::new(&[export]).map_err(say)?;
+    let (mut queue, device) = assembly.devices.swap_remove(0);
+    (options.queue)(&mut queue).map_err(say)?;
+    let (_, volume) = assembly.volumes[0];
+    let (owner, handles) = embed::start(embed::Options {
+        handles: options.feeders as usize,
+        depth: options.iodepth,
+        slot_bytes: options.block_bytes as usize,
+        engine: options.engine,
+        ..embed::Options::new(device, queue, volume)
+    })
+    .map_err(say)?;
+    let mut feeders = Vec::new();
+    for (index, handle) in (0..).zip(handles) {
+        feeders.push(Feeder::new(options, index, handle, volume)?);
+    }
+    let mut found = Found::default();
+    let begin = WallClock::now() + options.runtime / WARM_UP;
+    let end = begin + options.runtime;
+    std::thread::scope(|scope| {
+        let feed = |feeder: Feeder| scope.spawn(move || feeder.run(begin, end));
+        let threads: Vec<_> = feeders.into_iter().map(feed).collect();
+        std::thread::sleep(begin.saturating_duration_since(WallClock::now()));
+        let (allocated, cpu, began) = (allocations::count(), process_cpu_ns(), WallClock::now());
+        std::thread::sleep(end.saturating_duration_since(began));
+        found.cpu_ns = process_cpu_ns() - cpu;
+        found.allocations = allocations::count() - allocated;
+        for thread in threads {
+            let Ok(fed) = thread.join() else { continue };
+            found.ios += fed.ios;
+            found.errors += fed.errors;
+            found.latency.merge(&fed.latency);
+            add(&mut found.feeders, fed.handle.counts());
+        }
+    });
+    found.elapsed = end - begin;
+    let ended = owner.join().map_err(|error| format!("the owner failed: {error}"))?;
+    found.owner = ended.counts;
+    Ok(found)
+}
+
+fn add(total: &mut Counts, counts: Counts) {
+    total.messages += counts.messages;
+    total.pushes += counts.pushes;
+    total.wakes += counts.wakes;
+    total.sleeps += counts.sleeps;
+}
+
+/// One thread's end.
+struct Feeder {
+    handle: Handle,
+    blocks: Blocks,
+    block_bytes: u32,
+    free: Vec<u32>,
+    started: Vec<WallClock>,
+    answers: Vec<Answer>,
+    ios: u64,
+    errors: u64,
+    latency: Histogram,
+}
+
+impl Feeder {
+    fn new(
+        options: &Options,
+        index: u32,
+        handle: Handle,
+        volume: VolumeOptions,
+    ) -> Result<Self, String> {
+        let depth = options.iodepth as usize;
+        Ok(Self {
+            handle,
+            blocks: Blocks::new(options, index, volume.size)?,
+            block_bytes: options.block_bytes,
+            free: (0..options.iodepth).rev().collect(),
+            started: vec![WallClock::now(); depth],
+            answers: Vec::with_capacity(2 * depth),
+            ios: 0,
+            errors: 0,
+            latency: Histogram::default(),
+        })
+    }
+
+    /// Feeds until `end`; counts from `begin` on.
+    fn run(mut self, begin: WallClock, end: WallClock) -> Self {
+        let batch = BATCH.min(self.started.len());
+        loop {
+            let now = WallClock::now();
+            self.take_in(now, now >= begin && now < end);
+            let over = now >= end;
+            if over && self.free.len() == self.started.len() {
+                return self;
+            }
+            while !over && self.free.len() >= batch {
+                (0..batch).for_each(|_| self.put(now));
+                self.handle.submit();
+            }
+            let least = if over { 1 } else { batch };
+            while self.answers.len() < least {
+                let room = 2 * self.started.len();
+                if self.handle.reap(room, &mut self.answers) == 0 && !self.handle.wait() {
+                    return self;
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, now: WallClock) {
+        let Some(slot) = self.free.pop() else { return };
+        self.started[slot as usize] = now;
+        let (op, offset) = self.blocks.next();
+        let flags = BioFlags::SYNC.with(BioFlags::HOLE_OK);
+        let (len, ioprio) = (self.block_bytes, Ioprio::default());
+        self.handle.put(slot, Io { op, offset, len, flags, ioprio });
+    }
+
+    fn take_in(&mut self, now: WallClock, counts: bool) {
+        for answer in self.answers.drain(..) {
+            if counts && answer.stage != ReplyStage::Released {
+                self.ios += 1;
+                self.errors += u64::from(answer.status.is_err());
+                let waited = now - self.started[answer.slot as usize];
+                self.latency.record(waited.as_nanos() as u64);
+            }
+            if answer.stage != ReplyStage::Early {
+                self.free.push(answer.slot);
+            }
+        }
+    }
+}
+
+fn process_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call fills the struct it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn report(options: &Options, found: &Found) {
+    let iops = found.ios as f64 / found.elapsed.as_secs_f64();
+    let bytes = iops * f64::from(options.block_bytes);
+    let cpu = found.cpu_ns as f64 / found.ios.max(1) as f64;
+    let latency = |per_mille| found.latency.percentile(per_mille);
+    // Counts are of the whole run.
+    let per_io = |count: u64| count as f64 / found.feeders.messages.max(1) as f64;
+    let Found { feeders, owner, .. } = found;
+    if options.json {
+        let end = |counts: &Counts| json!({"pushes": counts.pushes, "wakes": counts.wakes, "sleeps": counts.sleeps, "messages": counts.messages});
+        println!(
+            "{:#}",
+            json!({
+                "rw": options.pattern.to_string(), "bs": options.block_bytes, "iodepth": options.iodepth,
+                "feeders": options.feeders, "ios": found.ios, "iops": iops, "bw_bytes": bytes,
+                "cpu_ns_per_io": cpu, "allocations": found.allocations, "errors": found.errors,
+                "lat_ns": {"p50": latency(500), "p99": latency(990), "p999": latency(999)},
+                "feeders_end": end(feeders), "owners_end": end(owner),
+            })
+        );
+        return;
+    }
+    println!(
+        "{}: bs={} iodepth={} feeders={}, {:.2} s",
+        options.pattern,
+        options.block_bytes,
+        options.iodepth,
+        options.feeders,
+        found.elapsed.as_secs_f64()
+    );
+    println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O, all threads", bytes / 1e6);
+    println!(
+        "  latency us: p50 {:.2}, p99 {:.2}, p99.9 {:.2}",
+        micros(latency(500)),
+        micros(latency(990)),
+        micros(latency(999))
+    );
+    println!(
+        "  for each I/O: feeders {:.3} pushes, {:.4} wake-ups, {:.4} sleeps; owner {:.3}, {:.4}, {:.4}",
+        per_io(feeders.pushes),
+        per_io(feeders.wakes),
+        per_io(feeders.sleeps),
+        per_io(owner.pushes),
+        per_io(owner.wakes),
+        per_io(owner.sleeps)
+    );
+    println!("  {} bios, {} allocations, {} errors", found.ios, found.allocations, found.errors);
+}

@@ -1,0 +1,293 @@
+//! Shares of one device for real: a light reader beside seven heavy ones, equals, and weights, over NBD on a real file.
+//!
+//! The file is slowed down by `delay:`, so that the device is what they share; a delay has no bandwidth of its own, so what
+//! bounds it is `hw_inflight_kb` in [`DELAY`]. Three exports of one file are one volume with one queue: that is how weights
+//! meet. The light one runs alone and beside the others in turns, several rounds, and the middle one of the ratios counts:
+//! this machine has other things to do.
+
+use std::time::Duration;
+
+use headworks::client::bench::{BenchOptions, Pattern, Tally};
+use headworks_core::{ConfigError, QueueOptions, Scheduler, TagPolicy};
+
+use super::host::{Folder, Host, HostOptions};
+use super::{Found, Length, bytes, job, run};
+use crate::experiment::{Filter, Progress};
+use crate::report::{Goal, Report, Row, Verdict, jain};
+
+const TABLE: &str = "over NBD";
+const DEVICE: &str = "delay";
+const DELAY: &str = "delay:read=2ms,write=2ms";
+const IMAGE: u64 = 512 << 20;
+/// At 2 ms that is 256 MB/s, which two CPUs carry with the clients beside.
+const INFLIGHT_KB: u32 = 512;
+const MAX_SECTORS_KB: u32 = 64;
+const HEAVY: usize = 7;
+const ROUNDS: u64 = 3;
+const WEIGHTS: [u16; 3] = [100, 200, 400];
+const LENGTH: Length = Length { ramp: Duration::from_secs(2), runtime: Duration::from_secs(4) };
+/// The light one's p99 beside the others, as a multiple of alone.
+const P99: f64 = 2.0;
+const JAIN: f64 = 0.95;
+/// How far a weighted part may be off.
+const WEIGHTS_OFF: f64 = 0.05;
+
+/// Who is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    /// The light one.
+    Alone,
+    /// It and seven heavy ones.
+    Beside,
+    /// Eight that want as many bytes, from 4 KiB to 1 MiB.
+    Mixed,
+    /// Two connections on each of three exports of different weight; what they want fits in the buffers.
+    Weights,
+    /// The same with as large and as many requests as the seven: it does not fit.
+    WeightsLarge,
+}
+
+impl Case {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Beside => "beside",
+            Self::Mixed => "mixed",
+            Self::Weights => "weights",
+            Self::WeightsLarge => "weights-large",
+        }
+    }
+
+    /// Block size, depth and export of each connection.
+    fn jobs(self) -> Vec<(u32, u32, usize)> {
+        let (light, heavy) = ((4096, 1, 0), (1 << 20, 128, 0));
+        match self {
+            Self::Alone => vec![light],
+            Self::Beside => [vec![light], vec![heavy; HEAVY]].concat(),
+            Self::Mixed => (0..8u32)
+                .map(|number| 4096 << (number + number / 7))
+                .map(|bs| (bs, (8 << 20) / bs, 0))
+                .map(|(bs, depth, export)| (bs, depth.min(128), export))
+                .collect(),
+            Self::Weights => (0..6).map(|number| (64 << 10, 128, number / 2)).collect(),
+            Self::WeightsLarge => (0..6).map(|number| (1 << 20, 128, number / 2)).collect(),
+        }
+    }
+}
+
+/// One row.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    policy: TagPolicy,
+    scheduler: Scheduler,
+    /// `hw_inflight_kb` and `max_sectors_kb` are as they usually are.
+    usual: bool,
+    case: Case,
+    round: u64,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// What cannot be started.
+pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+    run_for(filter, LENGTH)
+}
+
+fn run_for(filter: &Filter, length: Length) -> Result<Report, ConfigError> {
+    let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
+    if points.is_empty() {
+        return Ok(Report::default());
+    }
+    let folder = Folder::make()?;
+    let image = folder.image("image", IMAGE)?;
+    let mut progress = Progress::new("fairness over NBD", points.len());
+    let mut rows = Vec::new();
+    for point in &points {
+        rows.push(point.run(filter.seed, &image.display().to_string(), length)?);
+        progress.step();
+    }
+    let note = format!(
+        "{TABLE}: {DELAY} around a file of {} MiB, one server, its clients on the same CPUs; {} s after a ramp of {} s; {ROUNDS} \
+         rounds, the middle ratio counts",
+        IMAGE >> 20,
+        length.runtime.as_secs_f64(),
+        length.ramp.as_secs_f64(),
+    );
+    let title = "fairness over NBD".into();
+    Ok(Report { title, verdicts: judge(&rows), notes: vec![note], rows })
+}
+
+fn all() -> Vec<Point> {
+    let mut points = Vec::new();
+    let scheduler = Scheduler::None;
+    for round in 1..=ROUNDS {
+        for (policy, usual) in
+            [(TagPolicy::Fair, false), (TagPolicy::Fair, true), (TagPolicy::Legacy518, true)]
+        {
+            for case in [Case::Alone, Case::Beside] {
+                points.push(Point { policy, scheduler, usual, case, round });
+            }
+        }
+    }
+    for scheduler in Scheduler::ALL {
+        for case in [Case::Mixed, Case::Weights, Case::WeightsLarge] {
+            points.push(Point { policy: TagPolicy::Fair, scheduler, usual: false, case, round: 1 });
+        }
+    }
+    points
+}
+
+impl Point {
+    fn is_in(&self, filter: &Filter) -> bool {
+        filter.has_policy(self.policy)
+            && filter.has_device(DEVICE)
+            && filter.has_jobs(self.case.jobs().len() as u32)
+            && filter.has_tags(QueueOptions::default().nr_requests)
+    }
+
+    fn queue(&self, queue: QueueOptions) -> QueueOptions {
+        let queue = QueueOptions { tags: self.policy, scheduler: self.scheduler, ..queue };
+        match self.usual {
+            true => queue,
+            false => QueueOptions {
+                hw_inflight_kb: INFLIGHT_KB,
+                max_sectors_kb: MAX_SECTORS_KB,
+                ..queue
+            },
+        }
+    }
+
+    fn run(&self, seed: u64, image: &str, length: Length) -> Result<Row, ConfigError> {
+        let names = ["a", "b", "c"];
+        let export =
+            |(name, weight)| (name, format!("{DELAY},weight={weight},of=file:path={image}"));
+        let exports: Vec<(&str, String)> = names.into_iter().zip(WEIGHTS).map(export).collect();
+        let queue = |queue| self.queue(queue);
+        let host = Host::start(&HostOptions { exports: &exports, queue: &queue, buffers: None })?;
+        let reader =
+            |(number, (block_bytes, iodepth, export)): (u64, (u32, u32, usize))| BenchOptions {
+                pattern: Pattern::RandRead,
+                block_bytes,
+                iodepth,
+                seed: seed + number,
+                ..job(host.uri(names[export]))
+            };
+        let jobs: Vec<BenchOptions> = (0..).zip(self.case.jobs()).map(reader).collect();
+        let found = run(&host, &jobs, length)?;
+        host.end()?;
+        Ok(self.row(&found, length))
+    }
+
+    fn row(&self, found: &Found, length: Length) -> Row {
+        let queue = self.queue(QueueOptions::default());
+        let first = &found.jobs[0].reads.latency;
+        let kib: Vec<u64> = found.jobs.iter().map(|job: &Tally| bytes(job) >> 10).collect();
+        let mb = found.bytes() as f64 / 1e6;
+        Row::new(TABLE)
+            .with("device", DEVICE)
+            .with("scheduler", self.scheduler.name())
+            .with("policy", self.policy.name())
+            .with("case", self.case.name())
+            .with("round", self.round)
+            .with("tags", queue.nr_requests)
+            .with("hw_inflight_kb", queue.hw_inflight_kb)
+            .with("max_sectors_kb", queue.max_sectors_kb)
+            .with("first_bios", first.count())
+            .with("first_p50_ns", first.percentile(500))
+            .with("first_p99_ns", first.percentile(990))
+            .with("device_p99_ns", found.stage("device"))
+            .with("failed", found.errors())
+            .with_real("mb_s", mb / length.runtime.as_secs_f64(), 0)
+            .with("kib", kib)
+    }
+}
+
+/// The verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
+    let mut verdicts = light(&rows);
+    for scheduler in Scheduler::ALL.map(Scheduler::name) {
+        let find = |case: Case| {
+            let is = |row: &&&Row| row.is("case", case.name()) && row.is("scheduler", scheduler);
+            rows.iter().find(is)
+        };
+        if let Some(row) = find(Case::Mixed) {
+            let even = jain(row.ints("kib").iter().map(|&kib| kib as f64));
+            let what = format!("{scheduler}: Jain's index, eight of 4 KiB to 1 MiB");
+            verdicts.push(verdict(&what, None, even, Some(Goal::AtLeast(JAIN))));
+        }
+        for (case, what) in [(Case::Weights, "64 KiB"), (Case::WeightsLarge, "1 MiB")] {
+            let Some(row) = find(case) else { continue };
+            let what = format!("{scheduler}: weights 1:2:4, {what}, the worst part is off by");
+            verdicts.push(verdict(&what, None, off(row), Some(Goal::AtMost(WEIGHTS_OFF))));
+        }
+    }
+    if !rows.is_empty() {
+        let failed: u64 = rows.iter().map(|row| row.int("failed")).sum();
+        verdicts.push(verdict("reads that failed", None, failed as f64, Some(Goal::Exactly(0.0))));
+    }
+    verdicts
+}
+
+fn verdict(what: &str, baseline: Option<f64>, ours: f64, goal: Option<Goal>) -> Verdict {
+    Verdict { what: format!("over NBD, {what}"), seed: None, baseline, ours: Some(ours), goal }
+}
+
+/// The light one beside the seven, and the seven among each other.
+fn light(rows: &[&Row]) -> Vec<Verdict> {
+    let of = |policy: &str, usual: bool, case: Case| -> Vec<&Row> {
+        let is = |row: &&&Row| {
+            row.is("policy", policy)
+                && (row.int("hw_inflight_kb") == 0) == usual
+                && row.is("case", case.name())
+        };
+        rows.iter().filter(is).copied().collect()
+    };
+    let p99 = |row: &Row| row.int("first_p99_ns") as f64;
+    let ratio = |policy, usual| {
+        let (alone, beside) = (of(policy, usual, Case::Alone), of(policy, usual, Case::Beside));
+        middle(alone.iter().zip(&beside).map(|(alone, beside)| p99(beside) / p99(alone)).collect())
+    };
+    let even = |policy, usual| {
+        let rows = of(policy, usual, Case::Beside);
+        let index = |row: &&Row| jain(row.ints("kib")[1..].iter().map(|&kib| kib as f64));
+        rows.iter().map(index).reduce(f64::min)
+    };
+    let (fair, old) = (TagPolicy::Fair.name(), TagPolicy::Legacy518.name());
+    let mut verdicts = Vec::new();
+    if let Some(ours) = ratio(fair, false) {
+        let goal = Some(Goal::AtMost(P99));
+        verdicts.push(verdict("the light one's p99, times alone", ratio(old, true), ours, goal));
+    }
+    if let Some(ours) = ratio(fair, true) {
+        let what = "the same with the usual limits";
+        verdicts.push(verdict(what, ratio(old, true), ours, None));
+    }
+    for (usual, what) in [(false, "seven equals"), (true, "seven equals, usual limits")] {
+        if let Some(ours) = even(fair, usual) {
+            let what = format!("Jain's index, {what}");
+            let goal = Some(Goal::AtLeast(JAIN));
+            verdicts.push(verdict(&what, even(old, true), ours, goal));
+        }
+    }
+    verdicts
+}
+
+fn middle(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// How far the worst export's part is from its weight's.
+fn off(row: &Row) -> f64 {
+    let kib = row.ints("kib");
+    let total: u64 = kib.iter().sum();
+    let sum: u16 = WEIGHTS.iter().sum();
+    let off = |(pair, weight): (&[u64], u16)| {
+        let part = pair.iter().sum::<u64>() as f64 / total as f64;
+        (part * f64::from(sum) / f64::from(weight) - 1.0).abs()
+    };
+    kib.chunks(2).zip(WEIGHTS).map(off).fold(0.0, f64::max)
+}

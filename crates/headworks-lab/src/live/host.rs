@@ -1,0 +1,160 @@
+//! A server in this process, in a folder of its own that goes with it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use headworks::client::{Target, Uri};
+use headworks::device::{Share, Spec};
+use headworks::server::assemble::{Assembly, ExportSpec};
+use headworks::server::{Address, Server, ServerOptions};
+use headworks_core::prng::Prng;
+use headworks_core::{ConfigError, QueueOptions};
+use serde_json::{Value, json};
+
+/// A private folder; it goes with everything in it.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes one that nobody else can enter.
+    pub fn make() -> Result<Self, ConfigError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Relaxed: a number that differs is all that is wanted.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("headworks-lab.{}.{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| at(&path, &error))?;
+        Ok(Self(path))
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A file full of bytes that are no run of zeros, so that no filesystem and no device finds holes in it.
+    pub fn image(&self, name: &str, size: u64) -> Result<PathBuf, ConfigError> {
+        let path = self.path(name);
+        let mut prng = Prng::new(1);
+        let block: Vec<u8> = (0..1 << 17).flat_map(|_| prng.next().to_le_bytes()).collect();
+        let fill = || {
+            let mut file = fs::File::create(&path)?;
+            for _ in 0..size.div_ceil(block.len() as u64) {
+                file.write_all(&block)?;
+            }
+            file.set_len(size)?;
+            file.sync_all()
+        };
+        fill().map_err(|error| at(&path, &error))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn at(path: &Path, error: &std::io::Error) -> ConfigError {
+    ConfigError::new("live", format!("{}: {error}", path.display()))
+}
+
+/// How to serve.
+pub struct HostOptions<'a> {
+    /// Names and specifications, as on the command line of `headworks serve`.
+    pub exports: &'a [(&'a str, String)],
+    /// What is set in each device's queue.
+    pub queue: &'a dyn Fn(QueueOptions) -> QueueOptions,
+    /// Bytes of buffers; none for the default.
+    pub buffers: Option<usize>,
+}
+
+/// A server that runs.
+pub struct Host {
+    server: Option<Server>,
+    nbd: PathBuf,
+    control: PathBuf,
+    _folder: Folder,
+}
+
+impl Host {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// What cannot be served.
+    pub fn start(options: &HostOptions<'_>) -> Result<Self, ConfigError> {
+        let folder = Folder::make()?;
+        let (nbd, control) = (folder.path("nbd"), folder.path("ctl"));
+        let specs: Vec<ExportSpec> = options
+            .exports
+            .iter()
+            .map(|(name, text)| {
+                let (spec, Share { weight, ioprio }) = Spec::parse_export(text)?;
+                Ok(ExportSpec { weight, ioprio, ..ExportSpec::new((*name).into(), spec, false) })
+            })
+            .collect::<Result<_, ConfigError>>()?;
+        let mut assembly = Assembly::new(&specs)?;
+        for (queue, _) in &mut assembly.devices {
+            *queue = (options.queue)(*queue);
+            queue.validate()?;
+        }
+        let defaults = ServerOptions::default();
+        let server = ServerOptions {
+            listen: vec![Address::Unix { path: nbd.clone(), mode: 0o600 }],
+            control: Some(control.clone()),
+            buffers: options.buffers.unwrap_or(defaults.buffers),
+            ..defaults
+        };
+        let server = Some(Server::start(assembly, &server, || {})?);
+        Ok(Self { server, nbd, control, _folder: folder })
+    }
+
+    /// Where an export is.
+    pub fn uri(&self, export: &str) -> Uri {
+        Uri { target: Target::Unix(self.nbd.clone()), export: export.into() }
+    }
+
+    /// What `headworks ctl SOCKET stats --json` says.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub fn stats(&self) -> Result<Value, ConfigError> {
+        let ask = || {
+            let mut stream = UnixStream::connect(&self.control)?;
+            let request = json!({ "jsonrpc": "2.0", "id": 1, "method": "stats", "params": {} });
+            stream.write_all(format!("{request}\n").as_bytes())?;
+            let mut line = String::new();
+            BufReader::new(stream).read_line(&mut line)?;
+            let mut answer: Value = serde_json::from_str(&line)?;
+            Ok(answer["result"].take())
+        };
+        ask().map_err(|error: std::io::Error| at(&self.control, &error))
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// It broke, or a last flush failed.
+    pub fn end(mut self) -> Result<(), ConfigError> {
+        match self.server.take() {
+            Some(server) => stop(server).map_err(|error| ConfigError::new("live", error)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // After an error there is another one to tell.
+        let _ = self.server.take().map(stop);
+    }
+}
+
+fn stop(server: Server) -> Result<(), String> {
+    server.stop();
+    server.join()
+}

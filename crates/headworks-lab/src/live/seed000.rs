@@ -1,0 +1,171 @@
+//! Seed 000 for real: 512 writes of 1 MiB wait for 62 tags, each is cut in 8, and the server's own counter says how many
+//! requests followed the one before. 7 of 8 is all there is: the first piece of a write follows nothing.
+//!
+//! The device is slow and does nothing, so the order in which requests are given to it is all that is measured.
+
+use std::time::Duration;
+
+use headworks::client::bench::{BenchOptions, Pattern};
+use headworks_core::{ConfigError, QueueOptions, Scheduler, TagPolicy};
+
+use super::host::{Host, HostOptions};
+use super::{Length, job, run};
+use crate::experiment::{Filter, Progress};
+use crate::report::{Goal, Report, Row, Verdict};
+
+const TABLE: &str = "over NBD";
+const DEVICE: &str = "delay";
+/// 31 at once, 128 KiB each: some 400 MB/s, which two CPUs carry with the clients beside.
+const SPEC: &str = "delay:write=10ms,of=null:size=64G";
+/// Connections, and writes out on each: 512 in all.
+const CONNECTIONS: u32 = 64;
+const DEPTH: u32 = 8;
+const BS: u32 = 1 << 20;
+const TAGS: u32 = 62;
+const MAX_SECTORS_KB: u32 = 128;
+/// 512 MiB of writes wait; a quarter is kept for small ones.
+const BUFFERS: usize = 1 << 30;
+const LENGTH: Length = Length { ramp: Duration::from_secs(2), runtime: Duration::from_secs(4) };
+/// Of 0.875.
+const GOAL: f64 = 0.85;
+
+/// Runs it: every policy with every elevator.
+///
+/// # Errors
+/// What cannot be started.
+pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+    run_for(filter, LENGTH)
+}
+
+fn run_for(filter: &Filter, length: Length) -> Result<Report, ConfigError> {
+    let wanted =
+        filter.has_tags(TAGS) && filter.has_jobs(CONNECTIONS * DEPTH) && filter.has_device(DEVICE);
+    let policies = TagPolicy::ALL.into_iter().filter(|&policy| wanted && filter.has_policy(policy));
+    let points: Vec<(TagPolicy, Scheduler)> =
+        policies.flat_map(|policy| Scheduler::ALL.map(|scheduler| (policy, scheduler))).collect();
+    let mut progress = Progress::new("seed-000 over NBD", points.len());
+    let mut rows = Vec::new();
+    for (policy, scheduler) in points {
+        rows.push(run_one(filter.seed, policy, scheduler, length)?);
+        progress.step();
+    }
+    let note = format!(
+        "{TABLE}: {CONNECTIONS} connections with {DEPTH} writes out each, on {SPEC}; {} s after a ramp of {} s, requests \
+         counted by the server",
+        length.runtime.as_secs_f64(),
+        length.ramp.as_secs_f64(),
+    );
+    let notes = if rows.is_empty() { Vec::new() } else { vec![note] };
+    let title = "seed-000 over NBD".into();
+    Ok(Report { title, verdicts: judge(&rows), notes, rows })
+}
+
+fn run_one(
+    seed: u64,
+    policy: TagPolicy,
+    scheduler: Scheduler,
+    length: Length,
+) -> Result<Row, ConfigError> {
+    let queue = |queue| QueueOptions {
+        tags: policy,
+        scheduler,
+        nr_requests: TAGS,
+        // Two requests to a place in the device, as Linux.
+        queue_depth: TAGS / 2,
+        max_sectors_kb: MAX_SECTORS_KB,
+        ..queue
+    };
+    let exports = [("", SPEC.to_string())];
+    let host =
+        Host::start(&HostOptions { exports: &exports, queue: &queue, buffers: Some(BUFFERS) })?;
+    let writers = BenchOptions {
+        pattern: Pattern::RandWrite,
+        block_bytes: BS,
+        iodepth: DEPTH,
+        threads: CONNECTIONS,
+        seed,
+        ..job(host.uri(""))
+    };
+    let found = run(&host, &[writers], length)?;
+    host.end()?;
+    let (issued, sequential) = (found.queue("issued"), found.queue("sequential"));
+    let mib = found.bytes() as f64 / f64::from(1 << 20);
+    Ok(Row::new(TABLE)
+        .with("policy", policy.name())
+        .with("scheduler", scheduler.name())
+        .with("device", DEVICE)
+        .with("tags", TAGS)
+        .with("depth", TAGS / 2)
+        .with("max_sectors_kb", MAX_SECTORS_KB)
+        .with("jobs", CONNECTIONS * DEPTH)
+        .with("bios", found.jobs[0].ios())
+        .with("issued", issued)
+        .with("sequential", sequential)
+        .with("tag_waits", found.tags("waits"))
+        .with("p50_us", found.jobs[0].writes.latency.percentile(500) / 1000)
+        .with("p99_us", found.jobs[0].writes.latency.percentile(990) / 1000)
+        .with("failed", found.errors())
+        .with_real("mib_s", mib / length.runtime.as_secs_f64(), 1)
+        .with_real("in_sequence", sequential as f64 / issued.max(1) as f64, 4))
+}
+
+/// The verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
+    let part = |row: &&Row| row.int("sequential") as f64 / row.int("issued").max(1) as f64;
+    let verdict = |row: &&Row| {
+        let baseline = |name: &str| {
+            let is = |other: &&&Row| {
+                other.is("policy", name) && other.is("scheduler", row.word("scheduler"))
+            };
+            rows.iter().find(is).map(part)
+        };
+        let ours = part(row);
+        Verdict {
+            what: format!(
+                "over NBD, {}, {}: part in sequence",
+                row.word("policy"),
+                row.word("scheduler")
+            ),
+            seed: None,
+            baseline: baseline("legacy518"),
+            ours: Some(ours),
+            goal: row.is("policy", TagPolicy::Fair.name()).then_some(Goal::AtLeast(GOAL)),
+        }
+    };
+    let mut verdicts: Vec<Verdict> = rows.iter().map(verdict).collect();
+    if !rows.is_empty() {
+        let failed: u64 = rows.iter().map(|row| row.int("failed")).sum();
+        verdicts.push(Verdict {
+            what: "over NBD: writes that failed".into(),
+            seed: None,
+            baseline: None,
+            ours: Some(failed as f64),
+            goal: Some(Goal::Exactly(0.0)),
+        });
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_stay_together_where_fair_says_so_and_the_verdict_is_the_rows() {
+        let short = Duration::from_millis(500);
+        let filter = Filter { policies: vec![TagPolicy::Fair], ..Filter::default() };
+        let length = Length { ramp: Duration::from_millis(200), runtime: short };
+        let report = run_for(&filter, length).unwrap();
+        assert_eq!(report.rows.len(), 2);
+        for row in &report.rows {
+            assert!(row.int("issued") > 100 && row.int("tag_waits") > 10, "{row:?}");
+        }
+        assert!(report.is_met(), "{}", report.to_text());
+        let row = &report.rows[0];
+        let torn = row.clone().replaced("sequential", row.int("issued") / 2);
+        assert!(!judge(&[torn])[0].is_met());
+        assert!(!judge(&[row.clone().replaced("failed", 1)])[1].is_met());
+    }
+}
