@@ -19,7 +19,8 @@
 //!   (measured: 2 writes to their 200). Without a limit there is one kind, in the order of tickets.
 //!
 //! Invariants: free + taken = depth; want + reserve <= depth, so with nothing taken the head goes: somebody who waits, while
-//! nothing is held, is granted; a head is passed by at most `reserve` requests.
+//! nothing is held, is granted; a gathering head is passed by at most `reserve` requests (while bytes are short, by what may
+//! be advanced).
 
 use super::flows::{Flows, Head, Ticket};
 use super::{Ask, Freed, Grant, Room, TagOptions, TagOwner, TagStats, want_max};
