@@ -127,7 +127,7 @@ impl FairTags {
     fn choose(&mut self, room: Room) -> Option<First> {
         self.short = false;
         if room == Room::Light {
-            return if self.free > 0 { self.light(0) } else { None };
+            return if self.free > 0 { self.light() } else { None };
         }
         let first = self.gathering.or_else(|| self.first())?;
         let want = u32::from(self.ticket(first).ask.want);
@@ -139,7 +139,7 @@ impl FairTags {
         self.short = true;
         if want > 1 {
             self.gathering = Some(first);
-            return self.passing(first);
+            return self.passing();
         }
         None
     }
@@ -157,21 +157,21 @@ impl FairTags {
         sync.into_iter().chain(other).min_by_key(rank)
     }
 
-    /// The first light request, if `kept` asynchronous tags fit beside it.
-    fn light(&mut self, kept: u32) -> Option<First> {
+    /// The first light request, if the asynchronous tags that somebody gathers fit beside it.
+    fn light(&mut self) -> Option<First> {
+        let gathers = self.gathering.filter(|head| head.kind == ASYNC);
+        let kept = gathers.map_or(0, |head| u32::from(self.ticket(head).ask.want));
         let sync = self.flows[SYNC].light().map(|head| First { kind: SYNC, head });
         let other = self.flows[ASYNC].light().map(|head| First { kind: ASYNC, head });
         sync.or_else(|| other.filter(|_| self.asyncs + 1 + kept <= self.async_max))
     }
 
     /// A light request that may pass the gathering head.
-    fn passing(&mut self, head: First) -> Option<First> {
+    fn passing(&mut self) -> Option<First> {
         if self.passed == self.reserve || self.free == 0 {
             return None;
         }
-        let ask = &self.ticket(head).ask;
-        let kept = if head.kind == SYNC { 0 } else { u32::from(ask.want) };
-        let light = self.light(kept)?;
+        let light = self.light()?;
         self.passed += 1;
         self.stats.barged += 1;
         Some(light)
