@@ -57,7 +57,7 @@ pub enum Message {
         /// What this says about the buffer.
         stage: ReplyStage,
     },
-    /// To the owner: this shard's first waiter needs `want` tags of `device`.
+    /// To the owner: those who wait here need `want` tags of `device`, the first of them no more.
     TagWant {
         /// Whose tags.
         device: DeviceId,

@@ -1,7 +1,7 @@
 //! A request: what the queue sends to a device, made of one bio, of several that lie next to each other, or of a piece of one.
 //!
 //! Bios of a request are linked in the order of their offsets; all of them whole. A piece of a split bio is a request of its
-//! own with `piece` set and never merges: its neighbours are its siblings, which the limits cut apart on purpose.
+//! own with a `parent` and never merges: its neighbours are its siblings, which the limits cut apart on purpose.
 
 use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
 use crate::slab::{NIL, Slab};
@@ -88,7 +88,7 @@ pub struct Request {
     pub state: State,
     /// Facts about it, see the associated constants.
     pub marks: u8,
-    /// Tags that came with it on another shard's lease, or that a split request holds for its pieces.
+    /// Tags that came with it on another shard's lease.
     pub tags: u16,
     /// Tags that were asked for a split request and not granted yet.
     pub owed: u16,

@@ -147,12 +147,7 @@ impl Shard {
         self.touched |= 1 << device.0;
         self.turn.0 += 1;
         match &mut self.ways[usize::from(device.0)] {
-            Way::Own(_) => {
-                self.enter(now, device, bio, slot, 0);
-                if self.plug.finish_inner() {
-                    self.flush_plug(now);
-                }
-            }
+            Way::Own(_) => self.enter(now, device, bio, slot, 0),
             Way::Other(remote) => remote.submit(now, &mut self.pools, slot, block_size),
         }
     }
@@ -189,6 +184,9 @@ impl Shard {
         slots[id].marks = marks | if tags > 0 { Request::LEASED } else { 0 };
         slots[id].tags = tags;
         self.plug.add(&bio, device, id);
+        if self.plug.finish_inner() {
+            self.flush_plug(now);
+        }
     }
 
     fn flush_plug(&mut self, now: Instant) {

@@ -179,7 +179,8 @@ pub struct QueueOptions {
     /// Who gets a tag next.
     pub tags: TagPolicy,
     /// KiB admitted below the gate at once, 0 for no bound. A little more than bandwidth times the latency of one small
-    /// command keeps a device busy and its queue short, so that a light user does not wait behind a heavy one.
+    /// command keeps a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard
+    /// that holds a lease goes on with it until somebody here waits.
     pub hw_inflight_kb: u32,
     /// A command that takes longer is answered with an error. 30 s: Linux's `io_timeout`.
     pub io_timeout_ns: u64,

@@ -259,13 +259,14 @@ impl Queue {
         hole: bool,
     ) {
         let entry = &pools.bios[slot];
-        let (bio, answered) = (entry.bio, entry.answered);
+        let (bio, answered, tags) = (entry.bio, entry.answered, entry.tags);
         let volume = self.volume_mut(bio.id.volume.0);
         volume.stats.ops[bio.op as usize].bios += 1;
         if bio.op.is_write() {
             volume.writes_completed += 1;
         }
         if answered {
+            self.leases.given_up -= u32::from(tags);
             return answer(pools, slot, status, false, ReplyStage::Released);
         }
         let durable = !self.options.write_cache || bio.op == Op::Write && self.options.fua;

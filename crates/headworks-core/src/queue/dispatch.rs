@@ -1,8 +1,8 @@
 //! From the elevator to the device: as many commands as it takes at that moment, each with the memory it needs.
 //!
-//! What was refused goes first, in the order in which it left the elevator. A request's next command starts at what is `done` of it: so short
-//! transfers are continued, and long discards and zeroing go in steps. Invariants: `in_flight <= queue_depth` (a flush of
-//! each volume beside it); what is sent is not in the merge index any longer.
+//! What was refused goes first, in the order in which it left the elevator. A request's next command starts at what is `done`
+//! of it: so short transfers are continued, and long discards and zeroing go in steps. Invariants: `in_flight <= queue_depth`
+//! (a flush of each volume beside it); what is sent is not in the merge index any longer.
 
 use super::{Pools, Queue, TimerKind, timer_of};
 use crate::action::{Action, Segment, Submit};

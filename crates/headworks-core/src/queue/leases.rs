@@ -26,16 +26,23 @@ pub(crate) struct Wish {
 pub(crate) struct Leases {
     lent: Vec<u32>,
     asked_back: Vec<bool>,
+    /// Tags of bios that were given up: out until the device answers, however long they are asked back.
+    pub given_up: u32,
 }
 
 impl Leases {
     pub fn new(shards: u16) -> Self {
-        Self { lent: vec![0; shards.into()], asked_back: vec![false; shards.into()] }
+        Self { lent: vec![0; shards.into()], asked_back: vec![false; shards.into()], given_up: 0 }
     }
 
     /// Tags lent to all shards.
     pub fn lent(&self) -> u32 {
         self.lent.iter().sum()
+    }
+
+    /// Whether none is out that will come back though the device is silent.
+    pub fn are_home(&self) -> bool {
+        self.lent() == self.given_up
     }
 }
 
@@ -55,7 +62,8 @@ impl Queue {
             export: ExportId(u16::MAX - from.0),
             weight: wish.weight.max(1),
         };
-        if self.tags.ask(now, &[ask], 1) == 1 {
+        let most = usize::from(!self.is_full());
+        if self.tags.ask(now, &[ask], most) == 1 {
             self.lend(pools, from, ask.want);
         }
     }

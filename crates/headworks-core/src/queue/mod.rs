@@ -118,7 +118,7 @@ pub(crate) struct Queue {
     zombies: u32,
     /// Tags that fell free in this batch.
     freed: Freed,
-    /// Bytes that are admitted and not finished.
+    /// Bytes that are admitted and neither finished nor given up.
     admitted_bytes: u64,
     /// No more are admitted beyond this (but to the light ones).
     inflight_max: u64,
@@ -349,8 +349,7 @@ impl Queue {
             if self.freed.count > 0 {
                 self.tags.put(now, std::mem::take(&mut self.freed));
             }
-            let full = self.admitted_bytes >= self.inflight_max;
-            let room = if full { Room::Light } else { Room::Any };
+            let room = if self.is_full() { Room::Light } else { Room::Any };
             let Some(Grant { who, tags }) = self.tags.next_grant(now, room) else {
                 break;
             };
@@ -453,7 +452,7 @@ impl Queue {
             pools.slots[id].stamps[2] = now;
             if !self.must_split(&pools.slots[id]) {
                 pools.slots[id].state = State::Queued;
-                self.charge(pools, id, pools.slots[id].len);
+                self.charge(pools, id, cost_bytes(pools.slots[id].op, pools.slots[id].len));
                 self.ready.push(id);
                 return;
             }
@@ -464,6 +463,11 @@ impl Queue {
             self.spawn_piece(pools, id);
         }
         self.end_split(now, pools, id);
+    }
+
+    /// No more bytes are admitted now.
+    fn is_full(&self) -> bool {
+        self.admitted_bytes >= self.inflight_max
     }
 
     /// The request counts for so many bytes more.

@@ -4,17 +4,19 @@
 //!         Set              all that was in the queue has ended          options, tags, elevator replaced
 //!  Open ---------> Draining ---------------------------------> switch ----------------------------------> Open
 //!                     |  bios are held, in order                             held bios enter, in order
-//!                     `-- only commands that were given up hold tags, and the tags must be replaced: Busy --> Open
+//!                     |-- only commands that were given up hold tags, and the tags must be replaced: Busy --> Open
+//!                     `-- the rest waits for what only those hold, tags or room in the device:       Busy --> Open
 //! ```
 //!
 //! Nothing is in the queue when it changes, so no request ever meets two sets of limits, two elevators or two tag policies.
 //! A drain ends: every command is answered or given up within `io_timeout`, leases are asked back at once, and new bios, new
-//! flushes and new wishes for leases wait here. Bios that spend a lease already are let in: they are what the drain waits for.
+//! flushes and new wishes for leases wait here. Bios that spend a lease already are let in: they are what the drain waits for;
+//! but not for the tags of those that were given up, which come home when the device likes.
 //! Invariants: one switch at a time; a value that is none leaves everything as it was; held bios enter in the order in which
 //! they came, before any later one.
 
 use super::list::Fifo;
-use super::{Pools, Queue, Wish, inflight_max};
+use super::{Pools, Queue, TimerKind, Wish, inflight_max, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::ShardId;
 use crate::elevator;
@@ -100,12 +102,15 @@ impl Queue {
         let Some((next, token)) = self.switch.next else {
             return false;
         };
-        let idle = self.queued == 0 && self.tags.waiters() == 0 && self.leases.lent() == 0;
-        if !idle || !self.only_given_up(&pools.slots) {
+        if !self.only_given_up(&pools.slots) || !self.leases.are_home() {
+            return false;
+        }
+        let waits = self.queued > 0 || self.tags.waiters() > 0;
+        if waits && self.goes_on_by_itself() {
             return false;
         }
         self.switch.next = None;
-        let status = self.apply(pools, next);
+        let status = if waits { Err(IoError::Busy) } else { self.apply(pools, next) };
         tell(pools, token, status);
         for shard in 0..self.switch.wishes.len() {
             if let Some(wish) = self.switch.wishes[shard].take() {
@@ -113,6 +118,14 @@ impl Queue {
             }
         }
         true
+    }
+
+    /// Whether what waits will be moved by a timer, though the device is silent.
+    fn goes_on_by_itself(&self) -> bool {
+        let open = self.in_flight < self.options.queue_depth;
+        self.busy
+            || open && self.elevator.next_timeout().is_some()
+            || self.tags.next_timeout().is_some()
     }
 
     /// Nothing is in the device but commands that were given up.
@@ -142,8 +155,9 @@ impl Queue {
         self.done.clear();
         self.elevator = elevator::make(&self.options);
         self.wants_done = self.elevator.wants_done();
-        // What was given up counts until it ends.
-        self.tracks = self.wants_done || next.hw_inflight_kb > 0 || self.admitted_bytes > 0;
+        self.tracks = self.wants_done || next.hw_inflight_kb > 0;
+        // It is set for a command that was sent under the old time-out; nothing that is out has one to come.
+        pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
         self.limits = Limits::new(&self.options);
         self.inflight_max = inflight_max(&self.options);
         if lessees_see(&old) != lessees_see(&next) {

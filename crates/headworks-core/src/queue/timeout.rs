@@ -33,17 +33,15 @@ impl Queue {
     }
 
     fn time_out(&mut self, pools: &mut Pools, id: SlotId) {
-        let request = &mut pools.slots[id];
-        request.marks |= Request::TIMED_OUT;
-        let Request { volume, op, offset, len, parent, ioprio, .. } = *request;
+        let request = &pools.slots[id];
+        let Request { volume, op, offset, len, parent, .. } = *request;
         let (mut slot, tail) = (request.bio_head, request.bio_tail);
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
+            pools.slots[id].marks |= Request::TIMED_OUT;
             return self.lose_flush(pools, volume);
         }
-        self.zombies += u32::from(op.is_write());
-        // Nobody waits for it any longer, so it holds nobody of a lower level back.
-        self.note_done(ioprio, op);
+        self.give_up(pools, id);
         if parent != NIL {
             // No more pieces. The bio is answered, so those that are out may come too late as well, however young.
             let split = &mut pools.slots[parent];
@@ -54,6 +52,7 @@ impl Queue {
         loop {
             let next = pools.bios[slot].next;
             if !pools.bios[slot].answered {
+                self.leases.given_up += u32::from(pools.bios[slot].tags);
                 answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Early);
             }
             if slot == tail {
@@ -63,17 +62,26 @@ impl Queue {
         }
     }
 
+    /// Nobody waits for it any longer: it holds nobody of a lower level back, nor those who wait for room by bytes, for they
+    /// would wait as long as the device likes.
+    fn give_up(&mut self, pools: &mut Pools, id: SlotId) {
+        let request = &mut pools.slots[id];
+        request.marks |= Request::TIMED_OUT;
+        self.zombies += u32::from(request.op.is_write());
+        self.admitted_bytes -= u64::from(std::mem::take(&mut request.charged));
+        let (ioprio, op) = (request.ioprio, request.op);
+        self.note_done(ioprio, op);
+    }
+
     fn time_out_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
         let mut id = self.flight.head();
         while id != NIL {
-            let piece = &mut pools.slots[id];
+            let piece = &pools.slots[id];
+            let next = piece.flight_next;
             if piece.parent == parent && !piece.is(Request::TIMED_OUT) {
-                piece.marks |= Request::TIMED_OUT;
-                self.zombies += u32::from(piece.op.is_write());
-                let (ioprio, op) = (piece.ioprio, piece.op);
-                self.note_done(ioprio, op);
+                self.give_up(pools, id);
             }
-            id = piece.flight_next;
+            id = next;
         }
     }
 

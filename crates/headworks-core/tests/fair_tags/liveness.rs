@@ -3,9 +3,9 @@
 //! After every batch the gate's model looks (see [`Gate`]): conservation, order, limits, and never "somebody waits, nothing
 //! is held, nothing is granted". Here are the crowds that it looks at.
 
-use headworks_core::ExportId;
 use headworks_core::prng::Prng;
-use headworks_core::tags::{Ask, Room, TagOwner, want_max};
+use headworks_core::tags::{Ask, FairTags, Freed, Room, TagOptions, TagOwner, want_max};
+use headworks_core::{ExportId, Instant};
 
 use crate::gate::{Gate, KIB, ask};
 
@@ -143,5 +143,22 @@ fn two_hundred_fifty_six_pieces_on_sixty_two_tags() {
         }
         steps += 1;
         assert!(steps < 5_000, "256 turns of 128 KiB each, beside one who takes turns");
+    }
+}
+
+#[test]
+fn light_writes_do_not_use_up_the_limit_that_a_write_gathers_in() {
+    for room in [Room::Any, Room::Light] {
+        let mut tags = FairTags::new(TagOptions { depth: 32, async_depth: 4, waiters_max: 64 });
+        let write = |connection, want| Ask { sync: false, ..ask(connection, want, 4 * KIB) };
+        assert_eq!(tags.ask(Instant(0), &[ask(1, 1, 4 * KIB); 27], 27), 27);
+        assert_eq!(tags.ask(Instant(0), &[write(2, 4)], 1), 0);
+        assert_eq!(tags.next_grant(Instant(0), Room::Any), None, "it gathers");
+        tags.ask(Instant(0), &[write(3, 1)], 1);
+        assert_eq!(tags.next_grant(Instant(0), room), None, "{room:?}");
+        tags.put(Instant(0), Freed { count: 1, asyncs: 0 });
+        let large = tags.next_grant(Instant(0), Room::Any).map(|grant| grant.tags);
+        assert_eq!(large, Some(4));
+        assert_eq!(tags.next_grant(Instant(0), Room::Any), None, "the limit holds");
     }
 }

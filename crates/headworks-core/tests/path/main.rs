@@ -9,6 +9,7 @@ mod baselines;
 mod busy;
 mod deadline;
 mod flush;
+mod inflight;
 mod leases;
 mod partial;
 mod plug;

@@ -240,3 +240,70 @@ fn a_wish_made_for_more_tags_than_there_are_now_is_served_with_those_there_are()
     }
     assert_eq!(shards.at[1].replies(), "1:ok");
 }
+
+#[test]
+fn a_lessee_whose_command_was_given_up_holds_no_drain_back() {
+    let mut shards = Shards::new(2, |q| q.max_sectors_kb = 8);
+    // One whole, one in pieces: all that they came with stays out.
+    shards.at[1].bios("v1:W0+4k v1:W1m+32k");
+    shards.deliver();
+    shards.at[0].control(set(Tunable::Scheduler, Scheduler::MqDeadline as u64, 1));
+    shards.at[0].bios("R1m+4k");
+    shards.pass(30 * SEC);
+    shards.deliver();
+    assert!(shards.at[0].notices().ends_with("set1:ok"));
+    assert_eq!(shards.at[1].replies(), "1:timeout/early 2:timeout/early");
+    assert!(shards.at[0].sent().ends_with("R1m+4k"), "what was held enters");
+    // The tags that are out do not fit another set.
+    shards.at[0].done(5);
+    shards.at[0].control(set(Tunable::NrRequests, 8, 2));
+    shards.deliver();
+    assert_eq!(shards.at[0].notices(), "set2:busy");
+    // One comes back: what is not given up counts again.
+    shards.at[0].done(0);
+    shards.deliver();
+    shards.at[0].all_done(1..5);
+    shards.deliver();
+    shards.at[1].bios("v1:R2m+4k");
+    shards.deliver();
+    shards.at[0].control(set(Tunable::NrRequests, 8, 3));
+    shards.deliver();
+    assert_eq!(shards.at[0].notices(), "", "a lease that is used is waited for");
+    shards.at[0].done(6);
+    shards.deliver();
+    assert_eq!((shards.at[0].notices().as_str(), shards.at[0].tags_free()), ("set3:ok", 8));
+    shards.at.iter().for_each(|bench| bench.assert_quiet());
+}
+
+#[test]
+fn a_drain_that_cannot_end_is_given_up() {
+    // The device is full, or all tags are out, and nothing comes back.
+    for (nr_requests, queue_depth) in [(8, 1), (1, 8)] {
+        let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (nr_requests, queue_depth));
+        bench.bios("R0+4k R1m+4k");
+        bench.control(set(Tunable::NoMerges, 2, 1));
+        bench.bios("R2m+4k");
+        bench.pass(30 * SEC - 1);
+        assert_eq!(bench.notices(), "");
+        bench.pass(1);
+        assert_eq!(bench.notices(), "timedout:R0+4k set1:busy");
+        bench.finish_from(0);
+        assert_eq!(bench.sent(), "R0+4k R1m+4k R2m+4k");
+        bench.control(set(Tunable::NoMerges, 2, 2));
+        assert_eq!(bench.notices(), "set2:ok");
+        bench.assert_quiet();
+    }
+}
+
+#[test]
+fn a_shorter_time_out_counts_from_the_switch_on() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("R0+4k");
+    bench.done(0);
+    bench.control(set(Tunable::IoTimeout, 100, 1));
+    bench.bios("R0+4k");
+    bench.pass(100 * MS);
+    assert_eq!(bench.notices(), "set1:ok timedout:R0+4k");
+    bench.done(1);
+    bench.assert_quiet();
+}

@@ -12,8 +12,9 @@
 //!   and goes before those that always wait, in advance of its turn: as long as its advance is at most one *stride*, and that
 //!   of its export has not passed one. A stride is a quantum, or the largest request that somebody waits with if that is
 //!   more: with requests of eight quanta the turns of eight rounds come together, and one quantum would make who asks little
-//!   at a time wait for most of them. The next turns repay the advance. So newness moves bytes earlier and gives nobody more, light flows cannot starve heavy ones, and weights hold. fq_codel asks instead that an emptied flow wait for the
-//!   old ones to go round: then a client with one request at a time is light only once a round.
+//!   at a time wait for most of them. The next turns repay the advance. So newness moves bytes earlier and gives nobody more,
+//!   light flows cannot starve heavy ones, and weights hold. fq_codel asks instead that an emptied flow wait for the old ones
+//!   to go round: then a client with one request at a time is light only once a round.
 //! - Newness is the connection's alone: one list for all exports; an export has only its account. A heavy export keeps its
 //!   light connections fast, and one with many light connections pays for them.
 //! - Of the new ones the *light* go first (one tag, at most 64 KiB), round robin by request.

@@ -1,0 +1,80 @@
+//! `hw_inflight_kb`: what counts, for how long, and that nobody waits for ever because of it.
+
+use headworks_core::time::SEC;
+use headworks_core::{Control, DeviceId, Tunable};
+
+use crate::bench::{Bench, Shards};
+
+#[test]
+fn what_was_given_up_counts_no_longer() {
+    let mut bench = Bench::new(|q| q.hw_inflight_kb = 64);
+    bench.bios("R0+128k R1m+128k R2m+128k");
+    assert_eq!(bench.sent(), "R0+128k");
+    bench.pass(30 * SEC);
+    assert_eq!(bench.sent(), "R1m+128k", "or all would wait for a device that may never answer");
+    // Its late answer is not subtracted again.
+    bench.done(0);
+    assert_eq!(bench.sent(), "");
+    bench.finish_from(1);
+    assert_eq!(bench.sent(), "R2m+128k");
+    bench.assert_quiet();
+}
+
+#[test]
+fn the_pieces_of_what_was_given_up_count_no_longer() {
+    let mut bench = Bench::new(|q| (q.hw_inflight_kb, q.max_sectors_kb) = (256, 64));
+    bench.bios("R0+1m R2m+128k");
+    assert_eq!(bench.sent(), "R0+64k R64k+64k R2m+64k R2112k+64k");
+    bench.bios("R4m+128k");
+    assert_eq!(bench.sent(), "");
+    bench.pass(30 * SEC);
+    assert_eq!(bench.sent(), "R4m+64k R4160k+64k");
+    bench.finish_from(0);
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_long_discard_counts_as_one_large_read() {
+    let mut bench = Bench::new(|q| q.hw_inflight_kb = 256);
+    bench.each("D0+512m R600m+128k");
+    assert_eq!(bench.sent(), "D0+512m R600m+128k");
+    bench.finish_from(0);
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_lease_waits_for_room_as_requests_do() {
+    let mut shards = Shards::new(2, |q| q.hw_inflight_kb = 64);
+    shards.at[0].bios("R0+128k");
+    shards.at[1].bios("v1:R0+128k");
+    assert_eq!(shards.deliver(), "1>0 want1");
+    shards.at[0].done(0);
+    assert!(shards.deliver().starts_with("0>1 grant1, 1>0 bio1"));
+    shards.at[0].finish_from(1);
+    shards.deliver();
+    assert_eq!(shards.at[1].replies(), "1:ok");
+}
+
+#[test]
+fn the_bound_may_come_and_go_while_a_late_command_is_out() {
+    let mut bench = Bench::new(|q| q.hw_inflight_kb = 64);
+    let set = |value, token| Control::Set {
+        device: DeviceId(0),
+        tunable: Tunable::InflightKb,
+        value,
+        token,
+    };
+    bench.bios("W0+64k");
+    bench.pass(30 * SEC);
+    bench.control(set(0, 1));
+    bench.bios("R1m+128k R2m+128k");
+    bench.control(set(64, 2));
+    bench.all_done(1..3);
+    assert_eq!(bench.notices(), "timedout:W0+64k set1:ok set2:ok");
+    bench.bios("R1m+128k R2m+128k");
+    bench.sent();
+    bench.done(0);
+    assert_eq!(bench.sent(), "");
+    bench.finish_from(3);
+    bench.assert_quiet();
+}
