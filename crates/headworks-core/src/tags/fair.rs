@@ -98,12 +98,10 @@ impl FairTags {
     }
 
     /// Whether `want` asynchronous tags more are within the limit.
-    #[inline]
     fn async_fits(&self, want: u32) -> bool {
         self.asyncs + want <= self.async_max || self.asyncs == 0
     }
 
-    #[inline]
     fn take(&mut self, ask: &Ask) {
         self.free -= u32::from(ask.want);
         self.asyncs += if ask.sync { 0 } else { u32::from(ask.want) };
@@ -199,14 +197,19 @@ impl TagOwner for FairTags {
         let mut granted = 0;
         self.stats.asks += asks.len() as u64;
         if self.waiters == 0 {
+            // In registers: through memory each ask would wait for the one before it.
+            let (mut free, mut asyncs) = (self.free, self.asyncs);
             for ask in &asks[..most.min(asks.len())] {
                 let want = u32::from(ask.want);
-                if want + self.reserve > self.free || !(ask.sync || self.async_fits(want)) {
+                let fits = ask.sync || asyncs + want <= self.async_max || asyncs == 0;
+                if want + self.reserve > free || !fits {
                     break;
                 }
-                self.take(ask);
+                free -= want;
+                asyncs += if ask.sync { 0 } else { want };
                 granted += 1;
             }
+            (self.free, self.asyncs) = (free, asyncs);
             self.stats.grants += granted as u64;
         }
         for &ask in &asks[granted..] {
