@@ -31,3 +31,7 @@ check "bench in process, on a file" bench --engine "$ENGINE" --device "$(spec di
 check "bench in process, on null: a million requests and not one allocation" bash -c '
     "$1" bench --device null:size=1G --ios 1000000 --json | "$2" -c "import json, sys; run = json.load(sys.stdin); print(run); sys.exit(run[\"allocations\"] != 0 or run[\"errors\"] != 0)"
     ' - "$HEADWORKS" "$PYTHON"
+check "threads that feed one shard over rings, on a file" bench --engine "$ENGINE" --device "$(spec disk)" --rw randrw --feeders 3
+check "the same on null: not one allocation" bash -c '
+    "$1" bench --device null:size=1G --rw randwrite --feeders 16 --runtime 300ms --json | "$2" -c "import json, sys; run = json.load(sys.stdin); print(run); sys.exit(run[\"allocations\"] != 0 or run[\"errors\"] != 0 or run[\"ios\"] < 1000)"
+    ' - "$HEADWORKS" "$PYTHON"

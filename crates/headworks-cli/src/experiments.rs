@@ -28,10 +28,10 @@ pub struct Options {
     /// Only this device, as the rows name it
     #[arg(long)]
     device: Option<String>,
-    /// Only what runs in virtual time, not what runs over NBD (seed-000, fairness)
+    /// Only what runs in virtual time, not what runs for real: over NBD (seed-000, fairness), on threads (seed-001)
     #[arg(long, conflicts_with = "live_only")]
     virtual_only: bool,
-    /// Only what runs over NBD
+    /// Only what runs for real
     #[arg(long)]
     live_only: bool,
     /// JSON objects, one a line

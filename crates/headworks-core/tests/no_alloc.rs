@@ -7,9 +7,9 @@ use std::cell::Cell;
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, Input, Instant, IoClass,
-    IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler, Shard, ShardConfig, ShardId, Status,
-    Submit, TagPolicy, VolumeConfig, VolumeOptions,
+    Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, ExportId, Input, Instant,
+    IoClass, IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler, Shard, ShardConfig,
+    ShardId, Status, Submit, TagPolicy, VolumeConfig, VolumeOptions,
 };
 
 thread_local! {
@@ -81,7 +81,13 @@ impl Desk {
     /// A bio for the next batch of its shard.
     fn bio(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) {
         self.sequence += 1;
-        let id = BioId { sequence: self.sequence, ..BioId::default() };
+        // Of many connections and some exports, so that shares are counted wherever somebody waits.
+        let id = BioId {
+            sequence: self.sequence,
+            connection: (self.sequence % 41) as u32,
+            export: ExportId((self.sequence % 3) as u16),
+            ..BioId::default()
+        };
         let home = self.inputs.len() - 1;
         self.inputs[home].push(Input::Bio(Bio { id, offset, len, op, flags, ..Bio::default() }));
     }

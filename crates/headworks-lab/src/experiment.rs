@@ -97,7 +97,8 @@ pub fn run(name: Name, filter: &Filter) -> Result<Report, ConfigError> {
         _ if filter.kind == Kind::Virtual => {}
         Name::Seed000 => report.append(live::seed000::run_all(filter)?),
         Name::Fairness => report.append(live::fairness::run_all(filter)?),
-        Name::Seed001 | Name::Seed004 => {}
+        Name::Seed001 => report.append(seed001::threads::run_all(filter)?),
+        Name::Seed004 => {}
     }
     Ok(report)
 }

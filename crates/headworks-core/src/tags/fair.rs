@@ -7,8 +7,9 @@
 //!                                                                  `--> gathers: freed tags are kept for it
 //! ```
 //!
-//! - **The head gathers.** Once it wants several tags it stays the head until it has them; a head that wants one has nothing
-//!   to gather, so who is first is asked again each time. Tags idle meanwhile: fewer than its want and the reserve.
+//! - **The head gathers.** Who wants several tags and comes first when one is free stays the head until it has them all; a
+//!   head that wants one has nothing to gather, so who is first is asked again each time. Tags idle meanwhile: fewer than its
+//!   want and the reserve.
 //! - **The reserve** (`depth / 16`) is for light flows' requests alone, so that one finds a tag though all others are used. At
 //!   most as many as the reserve pass one gathering head.
 //! - **`async_depth`**: asynchronous requests hold no more tags than that, and always leave one beside the reserve, so that a
@@ -19,7 +20,8 @@
 //!   (measured: 2 writes to their 200). Without a limit there is one kind, in the order of tickets.
 //!
 //! Invariants: free + taken = depth; want + reserve <= depth, so with nothing taken the head goes: somebody who waits, while
-//! nothing is held, is granted; a head is passed by at most `reserve` requests.
+//! nothing is held, is granted; a gathering head is passed by at most `reserve` requests (while bytes are short, by what may
+//! be advanced).
 
 use super::flows::{Flows, Head, Ticket};
 use super::{Ask, Freed, Grant, Room, TagOptions, TagOwner, TagStats, want_max};
@@ -126,8 +128,11 @@ impl FairTags {
     /// Who gets tags now.
     fn choose(&mut self, room: Room) -> Option<First> {
         self.short = false;
+        if self.free == 0 {
+            return None;
+        }
         if room == Room::Light {
-            return if self.free > 0 { self.light(0) } else { None };
+            return self.light();
         }
         let first = self.gathering.or_else(|| self.first())?;
         let want = u32::from(self.ticket(first).ask.want);
@@ -139,7 +144,7 @@ impl FairTags {
         self.short = true;
         if want > 1 {
             self.gathering = Some(first);
-            return self.passing(first);
+            return self.passing();
         }
         None
     }
@@ -157,21 +162,21 @@ impl FairTags {
         sync.into_iter().chain(other).min_by_key(rank)
     }
 
-    /// The first light request, if `kept` asynchronous tags fit beside it.
-    fn light(&mut self, kept: u32) -> Option<First> {
+    /// The first light request; an asynchronous one only if the gathering head fits beside it.
+    fn light(&mut self) -> Option<First> {
         let sync = self.flows[SYNC].light().map(|head| First { kind: SYNC, head });
         let other = self.flows[ASYNC].light().map(|head| First { kind: ASYNC, head });
+        let kept = self.gathering.filter(|head| head.kind == ASYNC);
+        let kept = kept.map_or(0, |head| self.ticket(head).ask.want.into());
         sync.or_else(|| other.filter(|_| self.asyncs + 1 + kept <= self.async_max))
     }
 
     /// A light request that may pass the gathering head.
-    fn passing(&mut self, head: First) -> Option<First> {
-        if self.passed == self.reserve || self.free == 0 {
+    fn passing(&mut self) -> Option<First> {
+        if self.passed == self.reserve {
             return None;
         }
-        let ask = &self.ticket(head).ask;
-        let kept = if head.kind == SYNC { 0 } else { u32::from(ask.want) };
-        let light = self.light(kept)?;
+        let light = self.light()?;
         self.passed += 1;
         self.stats.barged += 1;
         Some(light)

@@ -14,8 +14,8 @@
 //! bio's pieces each get a tag for themselves.
 //!
 //! Invariants: free + held + leased = depth; with `fair`, who waits is passed by no later one of its own connection, if the
-//! head's want is free it is granted in the same batch, and a want never exceeds `depth / 2` rounded up, so the head is
-//! always served in the end.
+//! head's want is free beside the reserve it is granted in the same batch, and a want never exceeds `depth / 2` rounded up, so
+//! the head is always served in the end.
 
 mod fair;
 mod flows;

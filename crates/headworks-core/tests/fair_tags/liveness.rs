@@ -81,8 +81,8 @@ fn fuzz(depth: u32, seed: u64, steps: u32) {
 fn everybody_is_served_at_every_depth() {
     for depth in 1..=1024 {
         // A debug build looks at every depth, too, but not for as long.
-        let steps = if cfg!(debug_assertions) { 60 } else { 400 };
-        let seeds = if depth <= 64 { 8 } else { 2 };
+        let (steps, seeds) = if cfg!(debug_assertions) { (100, 2) } else { (400, 10) };
+        let seeds = if depth <= 64 { 4 * seeds } else { seeds };
         (0..seeds).for_each(|seed| fuzz(depth, seed, steps));
     }
 }

@@ -10,6 +10,7 @@
 //! `dispatchers` is the old way and ours, counted by the same code.
 
 mod dispatchers;
+pub mod threads;
 
 use headworks_core::time::{SEC, US};
 use headworks_core::{ConfigError, DeviceId, Op, PlugNesting, QueueOptions, Scheduler, elevator};

@@ -151,6 +151,8 @@ pub struct ServedExport {
     pub door: Door,
     /// Where the volume lives.
     pub shard: ShardId,
+    /// Its share beside other exports, when the server starts.
+    pub weight: u16,
 }
 
 /// A server that runs.
@@ -365,6 +367,7 @@ fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExpor
                 ioprio: export.ioprio,
             },
             shard: volume.home,
+            weight: export.weight,
         }
     });
     served.collect()

@@ -50,7 +50,7 @@ const QUANTUM_PER_WEIGHT: i64 = 1311;
 /// A request costs at least this.
 const COST_MIN: u32 = 4096;
 
-/// A light flow's request is no longer than this: half a quantum, what Linux's read-ahead starts with.
+/// A light flow's request is no longer than this: half a quantum, so that at least two of them go in advance.
 const LIGHT_MAX: u32 = 64 << 10;
 
 /// Flows that are remembered though nothing of them waits. 1024: all connections that a server takes by default.

@@ -176,3 +176,86 @@ fn begin_turn(share: &mut Share, cost: i64) -> i64 {
     let missing = (cost - share.deficit).max(0);
     (missing + share.quantum - 1) / share.quantum
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Party {
+        share: Share,
+        costs: Vec<i64>,
+    }
+
+    impl Sharer for Party {
+        fn share(&mut self) -> &mut Share {
+            &mut self.share
+        }
+    }
+
+    /// Parties with quanta of 100 and what they want to serve.
+    fn parties(costs: &[&[i64]]) -> (Ring, Pool<Party>) {
+        let (mut ring, mut pool) = (Ring::new(), Pool::new(costs.len()));
+        for costs in costs {
+            let id = pool.take(Party { share: Share::new(100), costs: costs.to_vec() });
+            ring.push(&mut pool, id);
+        }
+        (ring, pool)
+    }
+
+    fn next(ring: &mut Ring, pool: &mut Pool<Party>, gone: &mut Ring) -> Option<u32> {
+        ring.next_turn(pool, gone, |party| {
+            party.costs.first().map_or(Look::Empty, |&c| Look::Wants(c))
+        })
+    }
+
+    /// Serves until nobody wants anything; who was served, in order.
+    fn serve(ring: &mut Ring, pool: &mut Pool<Party>) -> Vec<u32> {
+        let mut served = Vec::new();
+        while let Some(id) = next(ring, pool, &mut Ring::new()) {
+            let again = next(ring, pool, &mut Ring::new());
+            assert_eq!(again, Some(id), "looking takes no turn");
+            served.push(id);
+            pool[id].share.deficit -= pool[id].costs.remove(0);
+            if pool[id].costs.is_empty() {
+                ring.rest(pool, id);
+            }
+        }
+        served
+    }
+
+    #[test]
+    fn a_turn_is_a_quantum_and_what_is_left_of_it_is_saved_for_the_next() {
+        let (mut ring, mut pool) = parties(&[&[60, 60, 60, 60], &[100, 100], &[30; 5]]);
+        assert_eq!(serve(&mut ring, &mut pool), [0, 1, 2, 2, 2, 0, 0, 1, 2, 2, 0]);
+        let (mut ring, mut pool) = parties(&[&[1_000_000], &[100; 12]]);
+        assert_eq!(serve(&mut ring, &mut pool), [&[1; 12][..], &[0]].concat(), "dear is not never");
+    }
+
+    #[test]
+    fn rounds_in_which_nobody_can_be_served_are_added_at_once_and_to_all() {
+        let (mut ring, mut pool) = parties(&[&[1000], &[900], &[1100]]);
+        assert_eq!(serve(&mut ring, &mut pool), [1, 0, 2]);
+        // Nobody is passed by more than the order of turns says, however many rounds that were.
+        let (mut ring, mut pool) = parties(&[&[i64::MAX / 4], &[i64::MAX / 4]]);
+        assert_eq!(serve(&mut ring, &mut pool), [0, 1]);
+    }
+
+    #[test]
+    fn who_rests_keeps_no_deficit_but_its_debt() {
+        let (mut ring, mut pool) = parties(&[&[10], &[]]);
+        assert_eq!(next(&mut ring, &mut pool, &mut Ring::new()), Some(0));
+        pool[0].costs.clear();
+        pool[0].share.deficit -= 10;
+        ring.rest(&mut pool, 0);
+        assert_eq!(pool[0].share.deficit, 0);
+        pool[1].share.deficit = -350;
+        ring.rest(&mut pool, 1);
+        let (mut gone, mut rounds) = (Ring::new(), 0);
+        while !ring.is_empty() {
+            assert_eq!(next(&mut ring, &mut pool, &mut gone), None);
+            rounds += 1;
+            assert_eq!(gone.pop(&mut pool), [Some(0), None, None, Some(1)][rounds - 1]);
+        }
+        assert_eq!(rounds, 4, "three quanta and a half are repaid in four turns");
+    }
+}

@@ -62,7 +62,7 @@ impl Reactor {
             }
             Question::Tell { control, answer } => {
                 // Before anything that is received later, as inputs are taken in order.
-                self.inputs.push(Input::Control(control));
+                self.on_control(control);
                 let _ = answer.send(());
             }
             Question::ExportIoprio { export, ioprio, answer } => {

@@ -8,7 +8,7 @@
 //!   hot ------------------------------> watched ------------------> hot
 //!    | at its bound        reply sent, and so room
 //!    |-----------> Full -----------------> hot      the turn counts as work: no sleep before the retry
-//!    | no buffer           buffers came back, first in line
+//!    | no buffer           buffers came back, first in line (`line`)
 //!    `-----------> NoBuffer -------------> hot      likewise
 //! ```
 
@@ -42,24 +42,29 @@ impl Reactor {
                 received,
                 Some(Received::Some | Received::Chosen { .. } | Received::End(_))
             );
+            self.note(slot);
             if received.is_some_and(|received| self.settle(now, slot, received)) {
                 index += 1;
             } else {
                 self.hot.swap_remove(index);
                 self.standings[slot as usize].hot = false;
             }
+            // Somebody else's turn: still in this one, for there may be more than one buffer.
+            if let Some(first) = self.line.call() {
+                self.heat(first);
+            }
         }
         worked
     }
 
     fn receive_from(&mut self, now: Instant, slot: u32, room: &mut u32) -> Option<Received> {
-        let line = self.line.front().is_some_and(|&first| first != slot);
+        let turn = self.line.turn(slot);
         let (connection, pool) = self.parts.desk.connection(slot)?;
         let mut intake = Intake {
             now,
             scratch: &mut self.scratch,
             pool,
-            line,
+            turn,
             exports: &self.infos,
             room,
             inputs: &mut self.inputs,
@@ -81,7 +86,7 @@ impl Reactor {
     /// Acts on what a receive came to; true if the connection stays hot.
     fn settle(&mut self, now: Instant, slot: u32, received: Received) -> bool {
         if received != Received::NoBuffer {
-            self.leave_line(slot);
+            self.line.leave(slot);
         }
         self.standings[slot as usize].hold = Hold::No;
         if received == Received::Nothing {
@@ -93,9 +98,7 @@ impl Reactor {
             Received::Full => self.standings[slot as usize].hold = Hold::Full,
             Received::NoBuffer => {
                 self.standings[slot as usize].hold = Hold::NoBuffer;
-                if !self.line.contains(&slot) {
-                    self.line.push_back(slot);
-                }
+                self.line.join(slot);
             }
             Received::Chosen { export, structured } => {
                 return self.place(now, slot, export, structured);
@@ -191,7 +194,7 @@ impl Reactor {
             self.parts.engine.forget(slot, fd);
             connection.close(pool);
         }
-        self.leave_line(slot);
+        self.line.leave(slot);
         self.standings[slot as usize].hold = Hold::No;
         self.bury(slot);
     }
@@ -206,7 +209,7 @@ impl Reactor {
         if !finished {
             return;
         }
-        self.leave_line(slot);
+        self.line.forget(slot);
         if let Some(connection) = self.parts.desk.remove(slot) {
             if let Some(fd) = connection.socket() {
                 self.parts.engine.forget(slot, fd);
@@ -238,9 +241,11 @@ impl Reactor {
                 Err(error) => {
                     debug!(%error, "sending failed");
                     self.close(slot);
+                    self.note(slot);
                     continue;
                 }
             }
+            self.note(slot);
             self.bury(slot);
             if self.standings[slot as usize].hold == Hold::Full && has_room {
                 self.heat(slot);
@@ -248,7 +253,8 @@ impl Reactor {
             }
         }
         let taken = self.parts.desk.pool.taken();
-        if let Some(&first) = self.line.front() {
+        self.line.call();
+        if let Some(first) = self.line.first() {
             self.heat(first);
             goes_on |= taken < self.taken_before;
         }
@@ -262,9 +268,11 @@ impl Reactor {
         *standing = Standing { hot: standing.hot, ..Standing::default() };
     }
 
-    fn leave_line(&mut self, slot: u32) {
-        if !self.line.is_empty() {
-            self.line.retain(|&other| other != slot);
+    /// The line knows what everybody holds.
+    fn note(&mut self, slot: u32) {
+        if let Some((connection, _)) = self.parts.desk.connection(slot) {
+            let export = connection.door().map(|door| door.export);
+            self.line.note(slot, export, connection.held());
         }
     }
 

@@ -14,9 +14,9 @@
 
 mod answers;
 mod clients;
+mod line;
 mod stop;
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -36,6 +36,7 @@ use crate::server::listener::Listener;
 use crate::server::polling::Polling;
 use crate::server::recorder::Recorder;
 use crate::server::{Clock, ServedExport, WatchedFile, statistics};
+use line::Line;
 
 /// Tokens of listeners start here; below are connections' slots.
 const LISTENERS: u32 = 1 << 12;
@@ -123,8 +124,8 @@ pub struct Reactor {
     standings: Vec<Standing>,
     /// Connections that are tried every turn.
     hot: Vec<u32>,
-    /// Connections that wait for a buffer, in the order in which they asked.
-    line: VecDeque<u32>,
+    /// Connections that wait for a buffer.
+    line: Line,
     polling: Polling,
     life: Life,
     skips: u32,
@@ -160,7 +161,7 @@ impl Reactor {
             sets: answers::Sets::default(),
             standings: vec![Standing::default(); places],
             hot: Vec::with_capacity(places),
-            line: VecDeque::with_capacity(places),
+            line: Line::new(places, parts.exports.iter().map(|export| export.weight)),
             polling: Polling::new(parts.poll_ns),
             life: Life::Running,
             skips: 0,
@@ -332,7 +333,7 @@ impl Reactor {
                 Mail::Connection { connection, export, structured } => {
                     self.adopt(now, connection, export, structured);
                 }
-                Mail::Control(control) => self.inputs.push(Input::Control(control)),
+                Mail::Control(control) => self.on_control(control),
                 Mail::Statistics => self.tell_statistics(),
                 Mail::Ask(question) => self.on_question(now, question),
                 Mail::Stop => self.stop(now),
@@ -340,6 +341,14 @@ impl Reactor {
             }
         }
         worked
+    }
+
+    /// A change is the shard's; of weights the line for buffers hears, too.
+    fn on_control(&mut self, control: Control) {
+        if let Control::Weight { export, weight } = control {
+            self.line.set_weight(export, weight);
+        }
+        self.inputs.push(Input::Control(control));
     }
 
     fn take_timers(&mut self, now: Instant) {

@@ -11,7 +11,7 @@ use headworks_core::{Bio, BioId, Input, Op};
 
 use super::{
     Connection, Door, End, Intake, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received,
-    Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
+    Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES, Turn,
 };
 use crate::frontend::nbd::handshake::Outcome;
 use crate::frontend::nbd::transmission::{Parsed, ProtocolError, Request};
@@ -68,7 +68,8 @@ impl Connection {
     }
 
     /// Bytes of the pool that it holds: for requests, and for replies that the client has not read.
-    fn held(&self) -> usize {
+    #[must_use]
+    pub fn held(&self) -> usize {
         self.buffer_bytes + self.outgoing.held()
     }
 
@@ -208,6 +209,9 @@ impl Connection {
                 transmission.held = Some(request);
                 return false;
             }
+            if intake.turn == Turn::Once {
+                intake.turn = Turn::Wait;
+            }
         }
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
         transmission.large = op == Op::Write && request.len as usize >= LARGE_PAYLOAD;
@@ -285,7 +289,8 @@ impl Receiving {
 /// starves only those like it.
 fn may_take(held: usize, len: usize, intake: &Intake<'_>) -> bool {
     let size = intake.pool.size();
-    held <= SMALL_HOLD || !intake.line && intake.pool.taken() + len <= size - size / RESERVE_PART
+    held <= SMALL_HOLD
+        || intake.turn != Turn::Wait && intake.pool.taken() + len <= size - size / RESERVE_PART
 }
 
 fn fault(error: ProtocolError) -> End {

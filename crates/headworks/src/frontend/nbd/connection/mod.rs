@@ -152,6 +152,17 @@ pub struct Connection {
     was_silent: bool,
 }
 
+/// What a connection that needs a buffer may do when the pool is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Nobody else waits: take what there is.
+    Free,
+    /// It is the first in line: one buffer, then somebody else may be.
+    Once,
+    /// Others go before it.
+    Wait,
+}
+
 /// What the shard's side lends to a connection while it reads.
 pub struct Intake<'a> {
     /// The turn's time.
@@ -160,8 +171,8 @@ pub struct Intake<'a> {
     pub scratch: &'a mut [u8],
     /// The shard's buffers.
     pub pool: &'a mut Pool,
-    /// Somebody else waits for a buffer: this one must wait behind.
-    pub line: bool,
+    /// Whether it may take buffers though others wait.
+    pub turn: Turn,
     /// What the shard offers.
     pub exports: &'a [ExportInfo],
     /// How many bios the shard still takes.

@@ -1,0 +1,224 @@
+//! Seed 001 on this machine's threads: rows of `contention`'s cells, and what is judged from them.
+//!
+//! Times of a shared machine: rounds of all cells take turns, and medians are compared. The seed's own ratio (batch against one
+//! by one) is printed without a goal: it is the contention of many cores.
+
+use headworks_core::ConfigError;
+
+use crate::contention::{Cell, ContentionOptions, Guards, Placement, Way, run};
+use crate::experiment::Filter;
+use crate::report::{Goal, Report, Row, Verdict};
+
+/// What the seed gained for mq-deadline: 475k of 263k.
+const SEED_GAIN: f64 = 1.81;
+
+/// Runs the cells.
+///
+/// # Errors
+/// Options that cannot be, or a thread that could not start.
+pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+    let options = ContentionOptions { seed: filter.seed, ..ContentionOptions::default() };
+    if !filter.has_jobs(options.jobs) || !filter.has_device("null") {
+        return Ok(Report::default());
+    }
+    let cells = run(&options).map_err(|message| ConfigError::new("threads", message))?;
+    let rows: Vec<Row> = cells.iter().map(|cell| row(cell, &options)).collect();
+    Ok(Report {
+        title: "seed-001 on threads".into(),
+        notes: vec![
+            format!(
+                "threads: fio's job of the seed (randwrite 4k, iodepth {}, batches of {}) on a null device; {} rounds of {} s \
+                 in rotation, medians; cpu is of all threads",
+                options.iodepth, options.batch, options.rounds, options.seconds
+            ),
+            "threads: `elevator` has the elevator and the merge index alone behind the lock and nothing of a block layer \
+             beside them; `path` does all that rings do"
+                .into(),
+        ],
+        verdicts: judge(&rows),
+        rows,
+    })
+}
+
+fn row(cell: &Cell, options: &ContentionOptions) -> Row {
+    let guards = match cell.way {
+        Way::Locked(Guards::Elevator, ..) => "elevator",
+        Way::Locked(Guards::Shard, ..) => "path",
+        Way::Rings => "nothing",
+    };
+    let placement = if cell.placement == Placement::Pinned { "pinned" } else { "free" };
+    let (iops, least, most) = cell.iops();
+    let (cpu, ..) = cell.spread(|round| round.cpu_ns_per_request());
+    let requests: u64 = cell.rounds.iter().map(|round| round.counted_requests).sum();
+    let errors: u64 = cell.rounds.iter().map(|round| round.errors).sum();
+    let locks: u64 = cell.rounds.iter().map(|round| round.locks.acquired()).sum();
+    let dispatch_locks: u64 = cell.rounds.iter().map(|round| round.locks.dispatch).sum();
+    let contended: u64 = cell.rounds.iter().map(|round| round.locks.contended).sum();
+    Row::new("threads")
+        .with("way", cell.way.name())
+        .with("guarded", guards)
+        .with("threads", cell.threads)
+        .with("placement", placement)
+        .with("batch", options.batch)
+        .with("requests", requests)
+        .with("locks", locks)
+        .with("dispatch_locks", dispatch_locks)
+        .with("contended", contended)
+        .with("inversions", cell.order.inversions)
+        .with("errors", errors)
+        .with_real("iops", iops, 0)
+        .with_real("iops_least", least, 0)
+        .with_real("iops_most", most, 0)
+        .with_real("cpu_ns", cpu, 1)
+}
+
+/// The best median of the rows that are like that.
+fn best(rows: &[Row], placement: &str, threads: u64, wanted: impl Fn(&Row) -> bool) -> Option<f64> {
+    rows.iter()
+        .filter(|row| row.is("placement", placement) && row.int("threads") == threads)
+        .filter(|row| wanted(row))
+        .map(|row| row.real("iops"))
+        .reduce(f64::max)
+}
+
+/// The verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let many = rows.iter().map(|row| row.int("threads")).max().unwrap_or(0);
+    let mut verdicts = Vec::new();
+    for (placement, threads) in [("pinned", 2), ("free", many)] {
+        let best = |wanted: &dyn Fn(&Row) -> bool| best(rows, placement, threads, wanted);
+        let one_by_one = |row: &Row| row.word("way").ends_with("one by one");
+        let Some(ours) = best(&|row| row.is("way", "rings")) else {
+            continue;
+        };
+        let mut against = |what: &str, old: Option<f64>, goal: Option<Goal>| {
+            if let Some(old) = old {
+                verdicts.push(Verdict {
+                    what: format!("{threads} threads, {placement}: rings, times {what}"),
+                    seed: None,
+                    baseline: Some(old),
+                    ours: Some(ours / old),
+                    goal,
+                });
+            }
+        };
+        let goal = Some(Goal::AtLeast(SEED_GAIN));
+        let alone = |row: &Row| one_by_one(row) && row.is("guarded", "elevator");
+        against("the elevator alone, best lock, one by one", best(&alone), goal);
+        let path = |row: &Row| one_by_one(row) && row.is("guarded", "path");
+        against("the whole path, best lock, one by one", best(&path), None);
+        let spin = |row: &Row| row.is("way", "spin lock, one by one");
+        against("the elevator alone, spin lock (the kernel's kind), one by one", best(&spin), None);
+        let batch = best(&|row| row.is("way", "spin lock, batch"));
+        if let (Some(batch), Some(one)) = (batch, best(&spin)) {
+            verdicts.push(Verdict {
+                what: format!(
+                    "{threads} threads, {placement}: spin lock, batch by one by one (contention of many cores, not \
+                     reproducible here)"
+                ),
+                seed: Some(SEED_GAIN),
+                baseline: None,
+                ours: Some(batch / one),
+                goal: None,
+            });
+        }
+    }
+    verdicts.extend(judge_counts(rows, many));
+    verdicts
+}
+
+fn judge_counts(rows: &[Row], many: u64) -> Vec<Verdict> {
+    let rings = || rows.iter().filter(|row| row.is("way", "rings"));
+    let count = |what: &str, ours: f64, goal| Verdict {
+        what: what.into(),
+        seed: None,
+        baseline: None,
+        ours: Some(ours),
+        goal: Some(goal),
+    };
+    let per_request = |name: &'static str| {
+        move |row: &Row| row.int(name) as f64 / row.int("requests").max(1) as f64
+    };
+    let batches = rows
+        .iter()
+        .filter(|row| row.word("way").ends_with("batch") && row.is("guarded", "elevator"));
+    let mut verdicts = vec![
+        count(
+            "lock acquisitions of a batch cell to take a request out, the most",
+            batches.map(per_request("dispatch_locks")).fold(0.0, f64::max),
+            Goal::AtMost(0.25),
+        ),
+        count(
+            "lock acquisitions of rings for each request",
+            rings().map(per_request("locks")).fold(0.0, f64::max),
+            Goal::Exactly(0.0),
+        ),
+        count(
+            "inversions of rings",
+            rings().map(|row| row.int("inversions") as f64).sum(),
+            Goal::Exactly(0.0),
+        ),
+        count(
+            "bios that failed on threads",
+            rows.iter().map(|row| row.int("errors") as f64).sum(),
+            Goal::Exactly(0.0),
+        ),
+    ];
+    let lone = best(rows, "free", 1, |row| row.is("way", "rings"));
+    let all = best(rows, "free", many, |row| row.is("way", "rings"));
+    if let (Some(lone), Some(all)) = (lone, all) {
+        verdicts.push(Verdict {
+            what: format!("{many} feeders, times one feeder"),
+            seed: None,
+            baseline: Some(lone),
+            ours: Some(all / lone),
+            goal: Some(Goal::AtLeast(0.9)),
+        });
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(way: &str, guarded: &str, threads: u64, placement: &str, iops: f64) -> Row {
+        Row::new("threads")
+            .with("way", way)
+            .with("guarded", guarded)
+            .with("threads", threads)
+            .with("placement", placement)
+            .with("requests", 100)
+            .with("locks", if guarded == "nothing" { 0 } else { 300 })
+            .with("dispatch_locks", if way.ends_with("batch") { 13 } else { 100 })
+            .with("inversions", 0)
+            .with("errors", 0)
+            .with("iops", iops)
+    }
+
+    #[test]
+    fn the_best_of_the_old_way_is_what_counts() {
+        let mut rows = vec![
+            cell("mutex, one by one", "elevator", 16, "free", 100.0),
+            cell("spin lock, one by one", "elevator", 16, "free", 80.0),
+            cell("spin lock, batch", "elevator", 16, "free", 120.0),
+            cell("rings", "nothing", 16, "free", 190.0),
+            cell("rings", "nothing", 1, "free", 200.0),
+        ];
+        let met = |rows: &[Row]| judge(rows).iter().all(Verdict::is_met);
+        assert!(met(&rows));
+        let of = |rows: &[Row], what: &str| {
+            let found = judge(rows).into_iter().find(|verdict| verdict.what.contains(what));
+            found.and_then(|verdict| verdict.ours)
+        };
+        assert_eq!(of(&rows, "best lock"), Some(1.9));
+        assert_eq!(of(&rows, "not reproducible"), Some(1.5));
+        assert_eq!(of(&rows, "feeders"), Some(0.95));
+        rows[0] = cell("mutex, one by one", "elevator", 16, "free", 110.0);
+        assert!(!met(&rows), "1.73 is less than the seed gained");
+        rows[0] = cell("mutex, one by one", "elevator", 16, "free", 100.0);
+        rows[3] = rows[3].clone().replaced("inversions", 1);
+        assert!(!met(&rows));
+    }
+}
