@@ -74,8 +74,9 @@ pub enum Notice {
     Set {
         /// The token that came with it.
         token: u32,
-        /// `Ok` when every request that comes now meets the new value; `Invalid`: the value is none that it takes; `Busy`:
-        /// another switch is under way, or commands that were given up hold more tags than there would be.
+        /// `Ok` when every request that comes now meets the new value; `Invalid`: the value is none that it takes;
+        /// `Unsupported`: it is a fact of the device; `Busy`: another switch is under way, or commands that were given up hold
+        /// tags that would be replaced, or what the rest waits for.
         status: Status,
     },
     /// A read inside the volume ended early: the file is shorter than it was.
