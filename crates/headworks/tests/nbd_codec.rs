@@ -328,6 +328,24 @@ fn the_server_tells_what_it_serves() {
 }
 
 #[test]
+fn jobs_that_run_together_are_counted_apart_and_only_within_the_window() {
+    let server = serve(Manners::default());
+    let job =
+        |pattern, threads| BenchOptions { pattern, threads, verify: Verify::Off, ..mix(&server) };
+    let jobs = [job(Pattern::RandRead, 2), job(Pattern::RandWrite, 1)];
+    let time = Duration::from_millis(250);
+    let (found, watched) = bench::run_together(&jobs, time, time, || 7).expect("an honest server");
+    assert_eq!(watched, 7);
+    assert!(found[0].reads.bytes > 0 && found[0].writes.bytes == 0);
+    assert!(found[1].writes.bytes > 0 && found[1].reads.bytes == 0);
+    assert!(found.iter().all(|tally| tally.elapsed == time));
+    // Everything is before the window or after it.
+    let (found, ()) =
+        bench::run_together(&jobs, time, Duration::ZERO, || ()).expect("an honest server");
+    assert!(found.iter().all(|tally| tally.ios() == 0 && tally.calls[0] > 0));
+}
+
+#[test]
 fn a_verifying_mix_passes_on_every_honest_server() {
     let honest = Manners::default();
     let all = [

@@ -291,3 +291,58 @@ fn off(row: &Row) -> f64 {
     };
     kib.chunks(2).zip(WEIGHTS).map(off).fold(0.0, f64::max)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(case: Case, first_p99_ns: u64, kib: &[u64]) -> Row {
+        Row::new(TABLE)
+            .with("policy", "fair")
+            .with("scheduler", "none")
+            .with("case", case.name())
+            .with("hw_inflight_kb", INFLIGHT_KB)
+            .with("first_p99_ns", first_p99_ns)
+            .with("failed", 0)
+            .with("kib", kib)
+    }
+
+    #[test]
+    fn the_middle_round_counts_for_the_light_one_and_the_worst_for_the_equals() {
+        let beside = |ns| row(Case::Beside, ns, &[1, 50, 50, 50]);
+        let alone = row(Case::Alone, 100, &[1]);
+        let round = |ns| [alone.clone(), beside(ns)];
+        let rows = [round(190), round(5_000), round(150)].concat();
+        let ours = |verdicts: &[Verdict], nr: usize| verdicts[nr].ours.unwrap();
+        let verdicts = judge(&rows);
+        assert!(ours(&verdicts, 0) == 1.9 && ours(&verdicts, 1) == 1.0);
+        assert!(verdicts.iter().all(Verdict::is_met));
+        assert!(!judge(&[round(190), round(210), round(210)].concat())[0].is_met());
+        let uneven = row(Case::Beside, 100, &[1, 50, 50, 10]);
+        let verdicts = judge(&[rows, vec![alone, uneven]].concat());
+        assert!(verdicts[0].is_met() && !verdicts[1].is_met());
+    }
+
+    #[test]
+    fn a_weighted_part_may_be_off_by_a_twentieth() {
+        let met = |kib: &[u64]| judge(&[row(Case::WeightsLarge, 0, kib)])[0].is_met();
+        assert!(met(&[50, 50, 100, 100, 200, 200]));
+        assert!(met(&[52, 52, 100, 100, 200, 200]));
+        assert!(!met(&[54, 54, 100, 100, 200, 200]));
+        assert!(!met(&[100, 100, 100, 100, 100, 100]));
+    }
+
+    #[test]
+    fn two_exports_of_one_file_are_one_queue_even_behind_a_delay() {
+        let folder = Folder::make().unwrap();
+        let image = folder.image("image", 1 << 20).unwrap().display().to_string();
+        let exports = [("a", format!("{DELAY},of=file:path={image}")), ("b", image)];
+        let queue = |queue| queue;
+        let host = HostOptions { exports: &exports, queue: &queue, buffers: None };
+        let host = Host::start(&host).unwrap();
+        let stats = host.stats().unwrap();
+        assert_eq!(stats["devices"].as_object().unwrap().len(), 1, "one queue");
+        assert_eq!(stats["exports"].as_object().unwrap().len(), 2);
+        host.end().unwrap();
+    }
+}

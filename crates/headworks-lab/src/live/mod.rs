@@ -77,18 +77,16 @@ fn bytes(job: &Tally) -> u64 {
 
 /// Runs the jobs against a server and looks at its counters meanwhile.
 fn run(host: &Host, jobs: &[BenchOptions], length: Length) -> Result<Found, ConfigError> {
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            std::thread::sleep(length.ramp);
-            let before = host.stats()?;
-            std::thread::sleep(length.runtime);
-            Ok::<_, ConfigError>((before, host.stats()?))
-        });
-        let jobs = bench::run_together(jobs, length.ramp, length.runtime).map_err(broken)?;
-        let watched = watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let (before, after) = watched?;
-        Ok(Found { jobs, before, after })
-    })
+    let Length { ramp, runtime } = length;
+    let watch = || {
+        std::thread::sleep(ramp);
+        let before = host.stats()?;
+        std::thread::sleep(runtime);
+        Ok::<_, ConfigError>((before, host.stats()?))
+    };
+    let (jobs, watched) = bench::run_together(jobs, ramp, runtime, watch).map_err(broken)?;
+    let (before, after) = watched?;
+    Ok(Found { jobs, before, after })
 }
 
 fn job(uri: Uri) -> BenchOptions {

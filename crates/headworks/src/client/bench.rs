@@ -259,20 +259,26 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
 }
 
 /// Runs several benchmarks of one server at the same time and says what each found. They begin together, when all are connected,
-/// and only what ends within `runtime` after `ramp` counts, so that shares can be compared. `fill` and `verify` have no
-/// meaning here.
-pub fn run_together(
+/// and only what ends within `runtime` after `ramp` counts, so that shares can be compared; `watch` begins with them and may
+/// look at the server meanwhile. `fill` and `verify` have no meaning here.
+pub fn run_together<T: Send>(
     jobs: &[BenchOptions],
     ramp: Duration,
     runtime: Duration,
-) -> Result<Vec<Tally>, ClientError> {
+    watch: impl FnOnce() -> T + Send,
+) -> Result<(Vec<Tally>, T), ClientError> {
     let connected: Vec<Vec<Worker>> = jobs
         .iter()
         .map(|job| connect(job).map(|(_, workers)| workers))
         .collect::<Result<_, _>>()?;
     let counts: Vec<usize> = connected.iter().map(Vec::len).collect();
     let mut workers: Vec<Worker> = connected.into_iter().flatten().collect();
-    all(&mut workers, Phase::Window(ramp, runtime))?;
+    let (done, watched) = thread::scope(|scope| {
+        let watch = scope.spawn(watch);
+        let done = all(&mut workers, Phase::Window(ramp, runtime));
+        (done, watch.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    done?;
     let mut rest = &workers[..];
     let mut tallies = Vec::with_capacity(jobs.len());
     for count in counts {
@@ -283,7 +289,7 @@ pub fn run_together(
         rest = others;
     }
     workers.into_iter().for_each(Worker::goodbye);
-    Ok(tallies)
+    Ok((tallies, watched))
 }
 
 /// Connects as often as the options say; each connection has its part.

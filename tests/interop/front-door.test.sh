@@ -14,12 +14,12 @@ proof() { # WHAT SPEC
     case $2 in
     *mem:*) check "the memory is filled" nbdcopy "$DIR/filled" "$URI" ;;
     esac
-    script turns.py "$URI" "$CONTROL" "$SERVER" "$DIR/filled"
+    script front_door.py "$URI" "$CONTROL" "$SERVER" "$DIR/filled"
     stop_server
 }
 
-fill "$IMAGES/turns.img"
-proof "file" "file:path=$IMAGES/turns.img"
+fill "$IMAGES/front.img"
+proof "file" "file:path=$IMAGES/front.img"
 proof "memory" "mem:size=32M"
-proof "delay over a file" "delay:read=1ms,of=file:path=$IMAGES/turns.img"
-check "reading has changed nothing" cmp "$DIR/filled" "$IMAGES/turns.img"
+proof "delay over a file" "delay:read=1ms,of=file:path=$IMAGES/front.img"
+check "reading has changed nothing" cmp "$DIR/filled" "$IMAGES/front.img"
