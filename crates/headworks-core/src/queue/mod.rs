@@ -125,6 +125,8 @@ pub(crate) struct Queue {
     /// What the elevator is to be told of, if it wants to know.
     done: Vec<Done>,
     wants_done: bool,
+    /// A timer of the elevator or of the tag policy is set.
+    armed: bool,
     /// Somebody wants to know what ends: the elevator, or the bound on bytes.
     tracks: bool,
     /// Where the last data command ended.
@@ -161,6 +163,7 @@ impl Queue {
             limits: Limits::new(&options),
             tags: tags::make(&options, waiters_max),
             wants_done: elevator.wants_done(),
+            armed: false,
             tracks: elevator.wants_done() || options.hw_inflight_kb > 0,
             elevator,
             index: MergeIndex::new(2 * config.bios_max),
@@ -328,12 +331,22 @@ impl Queue {
             self.revoke(pools);
         }
         self.stats.on_batch(now, !self.is_empty());
-        // A device that is full or refuses is given nothing before it answers.
-        let open = !self.busy && self.in_flight < self.options.queue_depth;
-        let timeout = if open { self.elevator.next_timeout() } else { None };
-        self.set_timer(pools, TimerKind::Elevator, timeout);
-        self.set_timer(pools, TimerKind::Tags, self.tags.next_timeout());
+        self.arm_timers(pools);
         switched
+    }
+
+    /// Sets the timers of the elevator and of the tag policy, if either has one or had one.
+    fn arm_timers(&mut self, pools: &mut Pools) {
+        // A device that is full or refuses is given nothing before it answers.
+        let open = self.queued > 0 && !self.busy && self.in_flight < self.options.queue_depth;
+        let elevator = if open { self.elevator.next_timeout() } else { None };
+        let tags = self.tags.next_timeout();
+        let any = elevator.is_some() || tags.is_some();
+        if any || self.armed {
+            self.set_timer(pools, TimerKind::Elevator, elevator);
+            self.set_timer(pools, TimerKind::Tags, tags);
+            self.armed = any;
+        }
     }
 
     fn set_timer(&self, pools: &mut Pools, kind: TimerKind, at: Option<Instant>) {

@@ -228,6 +228,9 @@ impl TagOwner for FairTags {
     }
 
     fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant> {
+        if self.waiters == 0 && !self.waking && self.idle == 0 {
+            return None;
+        }
         let first = if self.waiters == 0 { None } else { self.choose(room) };
         let Some(First { kind, head }) = first else {
             self.waking = false;
