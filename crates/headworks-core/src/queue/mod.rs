@@ -1,8 +1,9 @@
 //! The queue of one device, on its owner's shard: everything between the plug and the device.
 //!
-//! Decides who is admitted (a tag each, tickets in order), what merges with what waits, how a bio over the limits is split,
-//! and how much the device gets. Its parts, in the order of a request's life: `merging`, `dispatch`, `complete` (what an answer
-//! of the device means), `flush` (the durability contract), `timeout` (giving up on commands), `leases` (tags for other shards).
+//! Decides who is admitted, what merges with what waits, how a bio over the limits is split, and how much the device gets. Its
+//! parts, in the order of a request's life: `merging`, `admit`, `dispatch`, `complete` (what an answer of the device means),
+//! `flush` (the durability contract), `timeout` (giving up on commands); beside it `leases` (tags for other shards) and
+//! `switch` (other options while it works).
 //!
 //! ```text
 //!  plug --ids--> submit: merge into what waits | ask for tags
@@ -18,6 +19,7 @@
 //! (in line or in the elevator) can be found by the merge index, what is in flight cannot; nothing leaves the elevator that
 //! the device cannot take; whoever waits is ended by a completion, by a grant that a completion causes, or by a timer.
 
+mod admit;
 mod complete;
 mod dispatch;
 mod flush;
@@ -27,21 +29,23 @@ mod merging;
 mod switch;
 mod timeout;
 
+pub(crate) use admit::{Weights, cost_bytes, pieces};
 pub(crate) use leases::Wish;
 
 use crate::action::{Action, Actions};
-use crate::bio::{Bio, BioFlags, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
+use crate::bio::{Bio, BioFlags, DeviceId, Ioprio, Op, ShardId, VolumeId};
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
 use crate::merge::{Limits, MergeIndex};
-use crate::options::{ExportConfig, NoMerges, QueueOptions, ShardConfig};
+use crate::options::{NoMerges, QueueOptions, ShardConfig};
 use crate::request::{Bios, Origin, Request, SlotId, Slots, State};
 use crate::slab::NIL;
 use crate::stats::{QueueStats, VolumeStats};
-use crate::tags::{self, Ask, Freed, Grant, Room, TagOwner, Who};
+use crate::tags::{self, Ask, Freed, TagOwner, Who};
 use crate::time::{Instant, MS};
 use crate::timer::TimerWheel;
+use admit::inflight_max;
 use flush::FlushSequence;
 use leases::Leases;
 use list::{Fifo, Flight};
@@ -356,27 +360,6 @@ impl Queue {
         }
     }
 
-    /// Hands freed tags to those whose turn it is.
-    fn grant(&mut self, now: Instant, pools: &mut Pools) {
-        loop {
-            if self.freed.count > 0 {
-                self.tags.put(now, std::mem::take(&mut self.freed));
-            }
-            let room = if self.is_full() { Room::Light } else { Room::Any };
-            let Some(Grant { who, tags }) = self.tags.next_grant(now, room) else {
-                break;
-            };
-            match who {
-                Who::Request(id) => {
-                    self.index.remove(&mut pools.slots, id);
-                    self.tags.on_grown(cost_bytes(pools.slots[id].op, pools.slots[id].len));
-                    self.admit(now, pools, id, tags);
-                }
-                Who::Shard(shard) => self.lend(pools, shard, tags),
-            }
-        }
-    }
-
     /// Puts what has its tags into the elevator, and from there into the device; how many failed on the way.
     fn feed(&mut self, now: Instant, pools: &mut Pools) -> u32 {
         if !self.done.is_empty() {
@@ -403,134 +386,8 @@ impl Queue {
         self.busy = false;
     }
 
-    /// What a request asks for: one tag, or for a bio over the limits as many as it has pieces, but never so many that the line
-    /// would wait for a nearly empty device, and no more bytes at once than half of what is admitted.
-    fn ask_of(&self, pools: &mut Pools, id: SlotId) -> Ask {
-        let request = &pools.slots[id];
-        let mut want = 1;
-        if self.must_split(request) {
-            let piece = self.limits.piece(self.block_size(request));
-            let by_bytes = (self.inflight_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
-            let pieces = request.len.div_ceil(piece);
-            let pieces = if self.tags.continues() { pieces.min(by_bytes as u32) } else { pieces };
-            want = self.tags.want(pieces);
-        }
-        let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
-        let from = pools.bios[request.bio_head].bio.id;
-        pools.slots[id].owed = want;
-        Ask {
-            who: Who::Request(id),
-            want,
-            bytes,
-            sync,
-            connection: from.connection,
-            export: from.export,
-            weight: self.weights.of(from.export),
-        }
-    }
-
-    /// An export's share changes; what waits already keeps the old one.
-    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.weights.set(export, weight);
-    }
-
-    /// How many of the asks, from the front, the bytes in flight leave room for.
-    fn most_by_bytes(&self) -> usize {
-        if self.inflight_max == u64::MAX {
-            return self.asks.len();
-        }
-        let mut room = self.inflight_max.saturating_sub(self.admitted_bytes);
-        let fits = self.asks.iter().take_while(|ask| {
-            let fits = room > 0;
-            room = room.saturating_sub(ask.bytes.into());
-            fits
-        });
-        fits.count()
-    }
-
     fn block_size(&self, request: &Request) -> u32 {
         self.volume(request.volume.0).map_or(1, |volume| volume.block_size)
-    }
-
-    fn must_split(&self, request: &Request) -> bool {
-        let limits = &self.limits;
-        request.op.has_data()
-            && request.parent == NIL
-            && (request.len > limits.max_bytes || request.segments > limits.max_segments)
-    }
-
-    /// The request has its tags, or the next of them.
-    fn admit(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
-        if pools.slots[id].state != State::Split {
-            pools.slots[id].stamps[2] = now;
-            if !self.must_split(&pools.slots[id]) {
-                pools.slots[id].state = State::Queued;
-                self.charge(pools, id, cost_bytes(pools.slots[id].op, pools.slots[id].len));
-                self.ready.push(id);
-                return;
-            }
-            pools.slots[id].state = State::Split;
-        }
-        pools.slots[id].owed = pools.slots[id].owed.saturating_sub(tags);
-        for _ in 0..tags {
-            self.spawn_piece(pools, id);
-        }
-        self.end_split(now, pools, id);
-    }
-
-    /// No more bytes are admitted now.
-    fn is_full(&self) -> bool {
-        self.admitted_bytes >= self.inflight_max
-    }
-
-    /// The request counts for so many bytes more.
-    #[inline]
-    fn charge(&mut self, pools: &mut Pools, id: SlotId, bytes: u32) {
-        if self.inflight_max < u64::MAX {
-            pools.slots[id].charged += bytes;
-            self.admitted_bytes += u64::from(bytes);
-        }
-    }
-
-    /// The next piece of a split request goes its way; it uses one of the tags that the split request was granted.
-    fn spawn_piece(&mut self, pools: &mut Pools, parent: SlotId) {
-        let from = &pools.slots[parent];
-        if from.done == from.len {
-            // Fewer pieces than tags: the tag is not needed.
-            if !from.is(Request::LEASED) {
-                self.put_tag(from.is_sync());
-            }
-            return;
-        }
-        let limit = self.limits.piece(self.block_size(from));
-        let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
-        let generation = pools.slots[id].generation;
-        let from = &mut pools.slots[parent];
-        let len = limit.min(from.len - from.done);
-        let piece = Request {
-            offset: from.offset + u64::from(from.done),
-            len,
-            bio_head: from.bio_head,
-            bio_tail: from.bio_tail,
-            piece_offset: from.done,
-            generation,
-            parent,
-            segments: self.limits.segments(len),
-            bios: 1,
-            volume: from.volume,
-            op: from.op,
-            flags: from.flags.without(BioFlags::HOLE_OK),
-            ioprio: from.ioprio,
-            state: State::Queued,
-            marks: from.marks & Request::LEASED,
-            stamps: from.stamps,
-            ..Request::default()
-        };
-        from.done += len;
-        from.pieces += 1;
-        pools.slots[id] = piece;
-        self.charge(pools, id, len);
-        self.ready.push(id);
     }
 
     /// A tag fell free.
@@ -592,45 +449,6 @@ impl VolumeQueue {
     pub fn is_suspect(&self) -> bool {
         self.suspect
     }
-}
-
-fn inflight_max(options: &QueueOptions) -> u64 {
-    match options.hw_inflight_kb {
-        0 => u64::MAX,
-        kb => u64::from(kb) * 1024,
-    }
-}
-
-/// The weights of a shard's exports.
-#[derive(Debug)]
-pub(crate) struct Weights(Vec<u16>);
-
-impl Weights {
-    pub fn new(config: &ShardConfig) -> Self {
-        Self(config.exports.iter().map(|export| export.weight).collect())
-    }
-
-    pub fn of(&self, export: ExportId) -> u16 {
-        self.0.get(usize::from(export.0)).copied().unwrap_or(ExportConfig::default().weight)
-    }
-
-    pub fn set(&mut self, export: ExportId, weight: u16) {
-        if let Some(known) = self.0.get_mut(usize::from(export.0)) {
-            *known = weight;
-        }
-    }
-}
-
-/// What a wish counts for against the share of who has it. A discard or zeroing moves nothing: whatever its length it counts
-/// as one large read, and would else wait for thousands of turns.
-pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
-    if op.has_data() { len } else { len.min(128 << 10) }
-}
-
-/// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.
-pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
-    let pieces = len.div_ceil(limits.piece(block_size)).max(1);
-    pieces.min(u32::from(tags::want_max(nr_requests))) as u16
 }
 
 /// Answers a bio wherever it came from; its slot is free unless the answer is early.

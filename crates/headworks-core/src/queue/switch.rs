@@ -15,8 +15,9 @@
 //! Invariants: one switch at a time; a value that is none leaves everything as it was; held bios enter in the order in which
 //! they came, before any later one.
 
+use super::admit::inflight_max;
 use super::list::Fifo;
-use super::{Pools, Queue, TimerKind, Wish, inflight_max, timer_of};
+use super::{Pools, Queue, TimerKind, Wish, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::ShardId;
 use crate::elevator;
