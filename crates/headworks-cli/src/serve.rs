@@ -138,6 +138,9 @@ pub struct Queue {
     /// Who gets a tag next: fair; for experiments legacy518 or kuai_v3
     #[arg(long, value_name = "POLICY")]
     tags: Option<String>,
+    /// Any option by its name under queue/, as `headworks ctl` has it: iosched/fifo_batch=32, hw_inflight_kb=320
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<String>,
 }
 
 impl Queue {
@@ -147,7 +150,7 @@ impl Queue {
     /// What is out of range.
     pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
         let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
-        let Self { io_timeout, scheduler, tags, .. } = self;
+        let Self { io_timeout, scheduler, tags, set, .. } = self;
         options.nr_requests = nr_requests.unwrap_or(options.nr_requests);
         options.queue_depth = queue_depth.unwrap_or(options.queue_depth);
         options.max_sectors_kb = max_sectors_kb.unwrap_or(options.max_sectors_kb);
@@ -162,8 +165,26 @@ impl Queue {
                 tunable.set(options, tunable.parse(word)?)?;
             }
         }
+        for word in set {
+            let (tunable, value) = setting(word)?;
+            tunable.set(options, value)?;
+        }
         options.validate()
     }
+}
+
+/// What a word of `--set` says. What the device itself is, is no option.
+fn setting(word: &str) -> Result<(Tunable, u64), ConfigError> {
+    let found = word.split_once('=').and_then(|(name, value)| {
+        Tunable::from_name(name).filter(|tunable| tunable.is_live()).map(|tunable| (tunable, value))
+    });
+    let Some((tunable, value)) = found else {
+        let live = Tunable::ALL.into_iter().filter(|tunable| tunable.is_live());
+        let names: Vec<&str> = live.map(Tunable::name).collect();
+        let message = format!("`{word}` is not NAME=VALUE with a name of {}", names.join(", "));
+        return Err(ConfigError::new("set", message));
+    };
+    Ok((tunable, tunable.parse(value)?))
 }
 
 fn size(word: &str) -> Result<u64, String> {
