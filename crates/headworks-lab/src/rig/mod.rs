@@ -147,7 +147,6 @@ impl Rig {
         loop {
             let times = [self.events.next_at(), self.device.next_timeout(), self.timer];
             let Some(next) = times.into_iter().flatten().min() else {
-                self.counts.stuck = self.jobs.iter().any(|job| job.out() > 0);
                 break;
             };
             if ramp && next >= self.ramp_ends {
@@ -162,7 +161,23 @@ impl Rig {
         }
         let snapshot = self.snapshot();
         self.counts.end(snapshot, self.hash.0);
-        self.counts
+        let mut counts = self.counts.clone();
+        counts.stuck = self.is_stuck();
+        counts
+    }
+
+    /// The watchdog: bios are out, the device has none of them, and whatever is still to come (a timer of commands that have
+    /// ended long ago, say) gives it none.
+    fn is_stuck(&mut self) -> bool {
+        while self.in_device == 0 && self.jobs.iter().any(|job| job.out() > 0) {
+            let times = [self.events.next_at(), self.device.next_timeout(), self.timer];
+            let Some(next) = times.into_iter().flatten().min() else {
+                return true;
+            };
+            self.now = self.now.max(next);
+            self.step();
+        }
+        false
     }
 
     fn snapshot(&self) -> counts::Snapshot {

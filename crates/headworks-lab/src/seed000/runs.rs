@@ -125,6 +125,11 @@ impl Point {
     }
 
     pub fn run(&self, seed: u64, length: Length) -> Result<Row, ConfigError> {
+        let counts = self.count(seed, self.queue(seed), length)?;
+        Ok(self.row(&counts, length))
+    }
+
+    fn count(&self, seed: u64, queue: QueueOptions, length: Length) -> Result<Counts, ConfigError> {
         let profile = HddProfile::seed_000(self.cache_mib);
         let job = |number: u32| JobOptions {
             op: Op::Write,
@@ -136,7 +141,7 @@ impl Point {
         };
         let rig = Rig::new(RigOptions {
             seed,
-            queue: self.queue(seed),
+            queue,
             size: profile.capacity / 4096 * 4096,
             device: Box::new(Hdd::new(profile)),
             jobs: (0..self.jobs).map(job).collect(),
@@ -145,7 +150,7 @@ impl Point {
             ramp_ns: length.ramp * SEC,
             runtime_ns: length.seconds * SEC,
         })?;
-        Ok(self.row(&rig.run(), length))
+        Ok(rig.run())
     }
 
     fn row(&self, counts: &Counts, length: Length) -> Row {
@@ -176,5 +181,36 @@ impl Point {
             .with_real("in_sequence", counts.sequential as f64 / counts.issued.max(1) as f64, 3)
             .with_real("positionings_mib", counts.works.positionings as f64 / mib.max(1.0), 2)
             .with_real("jain", jain(counts.jobs.iter().map(|job| job.bios as f64)), 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "No preemption alone": newcomers are kept out while sleepers are woken by whole batches, until too few tags move to
+    /// fill a batch. Everybody sleeps then, all tags are free, and no event is to come.
+    #[test]
+    fn the_watchdog_finds_the_hang_of_no_preemption_alone() {
+        let point = Point {
+            table: BASELINES,
+            policy: TagPolicy::KuaiV3,
+            scheduler: Scheduler::MqDeadline,
+            tags: 62,
+            cache_mib: 32,
+            jitter_us: 20,
+            jobs: 16,
+        };
+        let stuck = |patches, safety_net| {
+            let mut queue = point.queue(1);
+            (queue.wake.patches, queue.wake.safety_net) = (patches, safety_net);
+            point.count(1, queue, Length { ramp: 0, seconds: 60 }).unwrap().stuck
+        };
+        let alone = 1 << 3;
+        assert!(stuck(alone, false), "the hang is there and nobody saw it");
+        assert!(!stuck(alone, true), "the series' own safety net ends it");
+        assert!(!stuck(0xff, false), "all patches together do not hang");
+        let fair = Point { policy: TagPolicy::Fair, ..point };
+        assert!(!fair.count(1, fair.queue(1), Length { ramp: 0, seconds: 60 }).unwrap().stuck);
     }
 }
