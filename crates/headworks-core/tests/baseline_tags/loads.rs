@@ -182,20 +182,23 @@ fn ends<T: TagOwner>(mut bed: Bed<T>, load: Load) -> u64 {
 fn with_any_depth_and_batch_everything_ends() {
     // With the batch of Linux's rule, and with a larger one, which all tags in flight may not complete.
     let mut rescues = [[0; 2]; 2];
+    let mut run = |depth: u32, wake_batch: u32, seed: u64| {
+        let mut prng = Prng::new(u64::from(depth << 16 | wake_batch << 8) + seed);
+        let load = draw_load(&mut prng);
+        let wake = WakeOptions { wake_batch, ..draw_wake(&mut prng) };
+        let async_depth = prng.between(1, depth.into()) as u32;
+        let options = TagOptions { async_depth, ..options(depth) };
+        let sum = &mut rescues[usize::from(wake_batch > 0)];
+        sum[0] += ends(Bed::new(Legacy518::new(options, wake), load), load);
+        sum[1] += ends(Bed::new(KuaiV3::new(options, wake), load), load);
+    };
     for depth in [1, 2, 7, 8, 31, 32, 62, 64, 128, 1024] {
         for wake_batch in 0..=8 {
-            for seed in 0..6 {
-                let mut prng = Prng::new(u64::from(depth << 16 | wake_batch << 8) + seed);
-                let load = draw_load(&mut prng);
-                let wake = WakeOptions { wake_batch, ..draw_wake(&mut prng) };
-                let async_depth = prng.between(1, depth.into()) as u32;
-                let options = TagOptions { async_depth, ..options(depth) };
-                let sum = &mut rescues[usize::from(wake_batch > 0)];
-                sum[0] += ends(Bed::new(Legacy518::new(options, wake), load), load);
-                sum[1] += ends(Bed::new(KuaiV3::new(options, wake), load), load);
-            }
+            (0..6).for_each(|seed| run(depth, wake_batch, seed));
         }
     }
+    // Every depth, each with one of the batches.
+    (1..=1024).for_each(|depth| run(depth, depth % 9, 6));
     say(format_args!(
         "rescues of legacy518 and kuai_v3: {:?}, with a batch of 1..8 {:?}",
         rescues[0], rescues[1]
