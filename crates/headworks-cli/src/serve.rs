@@ -11,7 +11,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use clap::Args;
-use headworks::core::{ConfigError, Ioprio, NoMerges, PlugNesting, QueueOptions, Tunable};
+use headworks::core::time::MS;
+use headworks::core::{ConfigError, Ioprio, PlugNesting, QueueOptions, Tunable};
 use headworks::device::{Share, Spec};
 use headworks::server::assemble::{self, Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
@@ -151,14 +152,19 @@ impl Queue {
     pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
         let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
         let Self { io_timeout, scheduler, tags, set, .. } = self;
-        options.nr_requests = nr_requests.unwrap_or(options.nr_requests);
-        options.queue_depth = queue_depth.unwrap_or(options.queue_depth);
-        options.max_sectors_kb = max_sectors_kb.unwrap_or(options.max_sectors_kb);
-        options.max_segments = max_segments.unwrap_or(options.max_segments);
-        options.io_timeout_ns = io_timeout.unwrap_or(options.io_timeout_ns);
-        if let Some(value) = *nomerges {
-            let wrong = || ConfigError::new("nomerges", format!("{value} is none of 0, 1, 2"));
-            options.nomerges = NoMerges::from_sysfs(value).ok_or_else(wrong)?;
+        let numbers = [
+            (Tunable::NrRequests, nr_requests.map(u64::from)),
+            (Tunable::QueueDepth, queue_depth.map(u64::from)),
+            (Tunable::MaxSectorsKb, max_sectors_kb.map(u64::from)),
+            (Tunable::MaxSegments, max_segments.map(u64::from)),
+            (Tunable::NoMerges, *nomerges),
+            // In whole milliseconds, as it is recorded and shown.
+            (Tunable::IoTimeout, io_timeout.map(|ns| ns.div_ceil(MS))),
+        ];
+        for (tunable, number) in numbers {
+            if let Some(number) = number {
+                tunable.set(options, number)?;
+            }
         }
         for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
             if let Some(word) = word {

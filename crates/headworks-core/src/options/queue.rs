@@ -1,7 +1,7 @@
 //! One device's queue.
 
 use crate::error::ConfigError;
-use crate::time::SEC;
+use crate::time::{MS, SEC};
 
 use super::Tunable;
 
@@ -74,17 +74,6 @@ pub enum NoMerges {
 impl NoMerges {
     /// Every setting, in the order of their sysfs values.
     pub const ALL: [Self; 3] = [Self::MergeAll, Self::OneHit, Self::Never];
-
-    /// The setting of a sysfs value.
-    #[must_use]
-    pub const fn from_sysfs(value: u64) -> Option<Self> {
-        match value {
-            0 => Some(Self::MergeAll),
-            1 => Some(Self::OneHit),
-            2 => Some(Self::Never),
-            _ => None,
-        }
-    }
 }
 
 /// `iosched/*` of mq-deadline; times in milliseconds, as sysfs has them.
@@ -182,7 +171,7 @@ pub struct QueueOptions {
     /// command keeps a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard
     /// that holds a lease goes on with it until somebody here waits.
     pub hw_inflight_kb: u32,
-    /// A command that takes longer is answered with an error. 30 s: Linux's `io_timeout`.
+    /// A command that takes longer is answered with an error; whole milliseconds. 30 s: Linux's `io_timeout`.
     pub io_timeout_ns: u64,
     /// mq-deadline's own.
     pub deadline: DeadlineOptions,
@@ -233,7 +222,13 @@ impl QueueOptions {
     /// # Errors
     /// The first option out of range, with its range.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        Tunable::ALL.iter().try_for_each(|tunable| tunable.check(tunable.get(self)))
+        Tunable::ALL.iter().try_for_each(|tunable| tunable.check(tunable.get(self)))?;
+        // A record keeps milliseconds: with less a replay would give up at another time.
+        if !self.io_timeout_ns.is_multiple_of(MS) {
+            let message = format!("{} ns are not whole milliseconds", self.io_timeout_ns);
+            return Err(ConfigError::new(Tunable::IoTimeout.name(), message));
+        }
+        Ok(())
     }
 
     /// Most bytes of one data request.

@@ -1,6 +1,6 @@
 //! What a shard is made from: devices, volumes and exports, and where each of them lives.
 
-use crate::bio::{DeviceId, ExportId, ShardId, VolumeId};
+use crate::bio::{DeviceId, ShardId, VolumeId};
 use crate::error::ConfigError;
 
 use super::{QueueOptions, Tunable};
@@ -79,7 +79,7 @@ pub struct ShardConfig {
     pub devices: Vec<DeviceConfig>,
     /// Every volume, indexed by [`VolumeId`], at most 4096.
     pub volumes: Vec<VolumeConfig>,
-    /// Every export, indexed by [`ExportId`], at most 4096; a bio of one that is not here has the default's share.
+    /// Every export, indexed by [`crate::ExportId`], at most 4096; a bio of one that is not here has the default's share.
     pub exports: Vec<ExportConfig>,
     /// Which plug flushes when plugs nest.
     pub plug_nesting: PlugNesting,
@@ -264,12 +264,6 @@ impl ShardConfig {
         self.bios_max + tags + self.volumes.len() as u32 + 1
     }
 
-    /// The share of `export`.
-    #[must_use]
-    pub fn weight(&self, export: ExportId) -> u16 {
-        self.exports.get(usize::from(export.0)).copied().unwrap_or_default().weight
-    }
-
     /// The configuration of `volume`.
     #[must_use]
     pub fn volume(&self, volume: VolumeId) -> Option<&VolumeConfig> {
@@ -321,6 +315,7 @@ mod tests {
             with(|c| c.devices[0].queue.discard_granularity = 3),
             Some("discard_granularity")
         );
+        assert_eq!(with(|c| c.devices[0].queue.io_timeout_ns += 1), Some("io_timeout"));
         assert_eq!(with(|c| c.volumes[0].options.size = 513), Some("size"));
         assert_eq!(with(|c| c.volumes[0].options.block_size = 0), Some("block_size"));
         assert_eq!(with(|c| c.volumes[0].device = DeviceId(1)), Some("device"));
