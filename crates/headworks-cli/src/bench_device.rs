@@ -17,7 +17,7 @@ use headworks::core::{
 use headworks::device::Spec;
 use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
 use headworks::executor::{Executor, Outlet};
-use headworks::memory::{Mapping, Span};
+use headworks::memory::{Mapping, NOTHING, Span};
 use headworks::server::Clock;
 use headworks::server::assemble::{Assembly, ExportSpec};
 use serde_json::json;
@@ -218,6 +218,10 @@ impl Outlet for Generator {
         if stage != ReplyStage::Early {
             self.free.push(id.sequence as u32);
         }
+    }
+
+    fn frames(&self) -> Span {
+        NOTHING
     }
 
     fn send(&mut self, _to: ShardId, _message: Message) {}

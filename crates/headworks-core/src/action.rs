@@ -88,11 +88,50 @@ pub enum Notice {
     },
 }
 
+/// The way of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Towards {
+    /// From the bio's buffer: a write.
+    Pool = 0,
+    /// Into the bio's buffer: a read.
+    Buffer = 1,
+}
+
 /// One thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Give a command to a device.
     Submit(Submit),
+    /// Move bytes between a bio's buffer and the pool.
+    Copy {
+        /// Whose buffer.
+        bio: BioId,
+        /// First byte within the buffer.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+        /// First byte within the pool.
+        at: u64,
+        /// Which way.
+        towards: Towards,
+    },
+    /// Zero bytes of the pool.
+    Zero {
+        /// First byte within the pool.
+        at: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Move bytes within the pool; the two ranges never overlap.
+    Move {
+        /// First byte that is read.
+        from: u64,
+        /// First byte that is written.
+        to: u64,
+        /// Bytes.
+        len: u32,
+    },
     /// Answer a bio, or free its buffer.
     Reply {
         /// Which bio.

@@ -124,8 +124,35 @@ pub struct BioId {
     pub volume: VolumeId,
     /// The export it came by: whose share it spends.
     pub export: ExportId,
-    /// Counts up within the connection.
+    /// Counts up within the connection; below [`BioId::INTERNAL`].
     pub sequence: u64,
+}
+
+impl BioId {
+    /// Set in the sequence of a bio that the cache made: a fill or a write-out. Its bytes are in the pool, not in a buffer.
+    pub const INTERNAL: u64 = 1 << 63;
+
+    /// The name of a bio of the cache's own: in `connection`'s and `export`'s account, over the frames from `unit` on; `count`
+    /// tells it from others over the same frames.
+    #[inline]
+    #[must_use]
+    pub const fn internal(
+        connection: u32,
+        volume: VolumeId,
+        export: ExportId,
+        count: u32,
+        unit: u32,
+    ) -> Self {
+        let count = (count & 0x7fff_ffff) as u64;
+        Self { connection, volume, export, sequence: Self::INTERNAL | count << 32 | unit as u64 }
+    }
+
+    /// The first frame that an internal bio is about; `None` for a client's.
+    #[inline]
+    #[must_use]
+    pub const fn unit(self) -> Option<u32> {
+        if self.sequence & Self::INTERNAL == 0 { None } else { Some(self.sequence as u32) }
+    }
 }
 
 /// What is asked for. The discriminants are stable: they are recorded and hashed, and index statistics.
@@ -143,13 +170,16 @@ pub enum Op {
     Discard = 3,
     /// The range reads as zeros afterwards.
     WriteZeroes = 4,
+    /// The range is to be in the cache soon; nothing is promised, and without a cache nothing done. Never reaches a queue.
+    Prefetch = 5,
 }
 
 impl Op {
     /// How many operations there are; statistics have one row each.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
     /// Every operation, in the order of their codes.
-    pub const ALL: [Op; Op::COUNT] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+    pub const ALL: [Op; Op::COUNT] =
+        [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch];
 
     /// Whether the operation changes what later reads see.
     #[must_use]
@@ -179,6 +209,7 @@ impl Op {
             Op::Flush => "flush",
             Op::Discard => "discard",
             Op::WriteZeroes => "write_zeroes",
+            Op::Prefetch => "prefetch",
         }
     }
 }
@@ -202,6 +233,8 @@ impl BioFlags {
     pub const SYNC: Self = Self(16);
     /// Reads: the device may answer "all zeros" without touching the buffer.
     pub const HOLE_OK: Self = Self(32);
+    /// Past the cache, as `O_DIRECT`: what is cached of the range is written first and forgotten.
+    pub const DIRECT: Self = Self(64);
 
     /// Whether all of `other`'s bits are set.
     #[must_use]

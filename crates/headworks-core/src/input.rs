@@ -89,6 +89,15 @@ pub enum Message {
         /// See [`crate::QueueOptions`].
         max_sectors_kb: u32,
     },
+    /// To every other shard: so volumes of `device` are cached from now on.
+    Caching {
+        /// Whose.
+        device: DeviceId,
+        /// See [`crate::QueueOptions`].
+        read_ahead_kb: u32,
+        /// See [`crate::QueueOptions`].
+        max_folio_order: u8,
+    },
     /// To the owner: `count` tags come back.
     TagReturn {
         /// Whose tags.
@@ -170,4 +179,9 @@ pub enum Input {
     },
     /// The operator speaks.
     Control(Control),
+    /// A connection (or handle) is gone and will bring nothing more; what it has on its way is still answered.
+    Close {
+        /// Which.
+        connection: u32,
+    },
 }

@@ -29,14 +29,16 @@ pub mod tags;
 pub mod time;
 mod timer;
 mod volume;
+pub mod writeback;
 
-pub use action::{Action, Actions, Notice, Segment, Submit};
+pub use action::{Action, Actions, Notice, Segment, Submit, Towards};
 pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, VolumeId};
 pub use error::{ConfigError, IoError, Status};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
-    DeadlineOptions, DeviceConfig, ExportConfig, NoMerges, PlugNesting, QueueOptions, Scheduler,
-    ShardConfig, TagPolicy, Tunable, VolumeConfig, VolumeOptions, WakeOptions,
+    CacheOptions, DeadlineOptions, DeviceConfig, ErrorPolicy, ExportConfig, NoMerges, PlugNesting,
+    QueueOptions, Scheduler, ShardConfig, TagPolicy, Tunable, VolumeConfig, VolumeOptions,
+    WakeOptions, WriteMode,
 };
 pub use shard::Shard;
 pub use time::Instant;

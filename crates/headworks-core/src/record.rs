@@ -77,6 +77,23 @@ impl RunHash {
                 self.add(at.0);
             }
             Action::Notice(notice) => self.add_notice(notice),
+            Action::Copy { bio, offset, len, at, towards } => {
+                self.add(10 | (towards as u64) << 8);
+                self.add_id(bio);
+                self.add(pair(offset, len));
+                self.add(at);
+            }
+            Action::Zero { at, len } => {
+                self.add(11);
+                self.add(at);
+                self.add(len.into());
+            }
+            Action::Move { from, to, len } => {
+                self.add(12);
+                self.add(from);
+                self.add(to);
+                self.add(len.into());
+            }
         }
     }
 
@@ -187,6 +204,7 @@ pub fn encode(input: &Input) -> Words {
         Input::Control(Control::Weight { export, weight }) => {
             [12, export.0.into(), weight.into(), 0, 0, 0]
         }
+        Input::Close { connection } => [14, connection.into(), 0, 0, 0, 0],
     }
 }
 
@@ -205,6 +223,9 @@ fn encode_message(message: &Message) -> Words {
         Message::TagGrant { device, count } => [6, device.0.into(), count.into(), 0, 0, 0],
         Message::TagRevoke { device } => [7, device.0.into(), 0, 0, 0, 0],
         Message::TagReturn { device, count } => [10, device.0.into(), count.into(), 0, 0, 0],
+        Message::Caching { device, read_ahead_kb, max_folio_order } => {
+            [15, device.0.into(), read_ahead_kb.into(), max_folio_order.into(), 0, 0]
+        }
         Message::Limits { device, nr_requests, max_sectors_kb } => {
             [13, device.0.into(), nr_requests.into(), max_sectors_kb.into(), 0, 0]
         }
@@ -268,6 +289,12 @@ pub fn decode(words: &Words) -> Option<Input> {
             let (export, weight) = (ExportId(device.0), count);
             return Some(Input::Control(Control::Weight { export, weight }));
         }
+        14 => return Some(Input::Close { connection: words[1] as u32 }),
+        15 => Message::Caching {
+            device,
+            read_ahead_kb: words[2] as u32,
+            max_folio_order: words[3] as u8,
+        },
         _ => return None,
     };
     Some(Input::Message { from, message })
@@ -307,7 +334,7 @@ mod tests {
             id,
             offset: prng.next(),
             len: prng.next() as u32,
-            op: Op::ALL[prng.below(5) as usize],
+            op: Op::ALL[prng.below(6) as usize],
             flags: BioFlags(prng.next() as u8),
             ioprio: Ioprio::from_code(prng.between(8, 31) as u8).unwrap(),
         };
@@ -315,7 +342,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(14) {
+        let message = match prng.below(16) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -338,6 +365,8 @@ mod tests {
                 return Input::Control(Control::Set { device, tunable, value, token });
             }
             12 => Message::Limits { device, nr_requests: cookie, max_sectors_kb: bio.len },
+            13 => return Input::Close { connection: cookie },
+            14 => Message::Caching { device, read_ahead_kb: cookie, max_folio_order: 9 },
             11 => {
                 let (export, weight) = (id.export, count);
                 return Input::Control(Control::Weight { export, weight });

@@ -109,6 +109,7 @@ impl Shard {
                 Input::Timer => self.on_timer(now),
                 Input::Message { from, message } => self.on_message(now, from, message),
                 Input::Control(control) => self.on_control(control),
+                Input::Close { .. } => {}
             }
         }
         if self.plug.finish() {
@@ -286,6 +287,7 @@ impl Shard {
                     remote.on_limits(nr_requests, max_sectors_kb);
                 }
             }
+            Message::Caching { .. } => {}
             Message::TagRevoke { device } => {
                 if let Some((remote, pools)) = self.remote(device) {
                     remote.on_revoke(pools);

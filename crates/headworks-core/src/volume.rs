@@ -44,9 +44,15 @@ fn trim(bio: &mut Bio, granularity: u32) -> Option<Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{ErrorPolicy, WriteMode};
 
-    const OPTIONS: VolumeOptions =
-        VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
+    const OPTIONS: VolumeOptions = VolumeOptions {
+        size: 1 << 20,
+        read_only: false,
+        block_size: 512,
+        mode: WriteMode::Writeback,
+        on_error: ErrorPolicy::Hold,
+    };
 
     fn check_one(op: Op, offset: u64, len: u32) -> Result<(u64, u32), Status> {
         let mut bio = Bio { op, offset, len, ..Bio::default() };

@@ -10,7 +10,7 @@ struct Hand {
 
 impl Hand {
     fn new(queue: QueueOptions) -> Self {
-        let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
+        let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
         let config = ShardConfig::single(queue, volume, 16);
         Self { shard: Shard::new(config).unwrap(), now: Instant(0) }
     }

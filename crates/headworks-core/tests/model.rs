@@ -121,7 +121,7 @@ fn world(seed: u64) -> World {
     draw_scheduler(&mut Prng::new(seed).split("scheduler"), &mut queue);
     let bios_max = pick(&[1, 5, 40]);
     let (fine, fault_rate) = (pick(&[0, 1]) == 1, pick(&[0, 5, 30]).into());
-    let volume = VolumeOptions { size: SIZE, read_only: false, block_size: block };
+    let volume = VolumeOptions { size: SIZE, block_size: block, ..VolumeOptions::default() };
     let mut config = ShardConfig::single(queue, volume, bios_max);
     config.volumes.push(config.volumes[0]);
     World {
@@ -426,6 +426,9 @@ impl World {
                 }
                 Action::Notice(_) => {}
                 Action::Send { .. } => panic!("there is nobody else"),
+                Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {
+                    panic!("there is no cache")
+                }
             }
         }
         let taken = self.queue.nr_requests - self.shard.tags_free(DEVICE).expect("it is ours");

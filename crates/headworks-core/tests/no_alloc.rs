@@ -55,7 +55,7 @@ struct Desk {
 
 impl Desk {
     fn new(shards: u16, bios_max: u32, queue: QueueOptions) -> Self {
-        let options = VolumeOptions { size: 1 << 40, read_only: false, block_size: 512 };
+        let options = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
         let config = |id| ShardConfig {
             id: ShardId(id),
             shards,

@@ -92,7 +92,7 @@ impl World {
             scheduler: Scheduler::MqDeadline,
             ..QueueOptions::default()
         };
-        let volume = VolumeOptions { size: 1 << 40, read_only: false, block_size: 512 };
+        let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
         let mut config = ShardConfig::single(queue, volume, WRITERS);
         config.volumes = vec![config.volumes[0]; load.files as usize];
         let mut shard = Shard::new(config).expect("a valid configuration");

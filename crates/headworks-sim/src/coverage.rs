@@ -73,6 +73,8 @@ points! {
     FaultFlush = "fault: failed flush",
     FaultZeroes = "fault: write-zeroes not supported after all",
     FaultBadRange = "fault: bad range",
+    Prefetch = "prefetch",
+    MessageCaching = "message: caching",
     PowerCut = "power cut",
     PowerCutTorn = "power cut with commands in the device",
     ShardsOne = "world: one shard",

@@ -150,7 +150,7 @@ impl Oracle {
         let start = self.tick;
         let index = match bio.op {
             Op::Read => self.start_read(start),
-            Op::Flush => NIL,
+            Op::Flush | Op::Prefetch => NIL,
             Op::Write | Op::Discard | Op::WriteZeroes => self.start_write(bio, start),
         };
         if bio.op == Op::Write {
@@ -195,6 +195,7 @@ impl Oracle {
                 }
                 Ok(())
             }
+            Op::Prefetch => Ok(()),
             Op::Write | Op::Discard | Op::WriteZeroes => {
                 self.end_write(bio, ticket, status, stage);
                 Ok(())

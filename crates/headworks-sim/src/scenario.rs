@@ -4,9 +4,10 @@
 
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC, US};
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    DeadlineOptions, DeviceConfig, DeviceId, IoClass, Ioprio, NoMerges, Op, PlugNesting,
-    QueueOptions, Scheduler, ShardConfig, ShardId, TagPolicy, VolumeConfig, VolumeId,
+    CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, IoClass, Ioprio, NoMerges, Op,
+    PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, TagPolicy, VolumeConfig, VolumeId,
     VolumeOptions, WakeOptions,
 };
 
@@ -53,6 +54,10 @@ pub struct Scenario {
     pub devices: Vec<DeviceScenario>,
     /// By volume id.
     pub volumes: Vec<VolumeConfig>,
+    /// The cache of each shard.
+    pub cache: CacheOptions,
+    /// When its writers are made to wait.
+    pub dirty: DirtyOptions,
     /// One connection each.
     pub jobs: Vec<JobOptions>,
     /// Most inputs of a turn.
@@ -100,6 +105,8 @@ impl Scenario {
             tight,
             devices,
             volumes,
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
             jobs,
             turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
@@ -122,6 +129,8 @@ impl Scenario {
             volumes: self.volumes.clone(),
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
+            cache: self.cache,
+            dirty: self.dirty,
         }
     }
 }
@@ -252,6 +261,7 @@ fn draw_volumes(prng: &mut Prng, shards: u16, devices: &[DeviceScenario]) -> Vec
                 size: prng.between(4, 128) * 8192,
                 read_only: prng.below(12) == 0,
                 block_size: [512, 512, 1024, 4096][prng.below(4) as usize],
+                ..VolumeOptions::default()
             },
         }
     });

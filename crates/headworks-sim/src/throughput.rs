@@ -32,7 +32,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
     let volume = VolumeConfig {
         home: ShardId(0),
         device: DeviceId(0),
-        options: VolumeOptions { size: SIZE, read_only: false, block_size: 4096 },
+        options: VolumeOptions { size: SIZE, block_size: 4096, ..VolumeOptions::default() },
     };
     let device = DeviceScenario {
         config: DeviceConfig { owner: ShardId(0), queue: QueueOptions::default() },
@@ -49,7 +49,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         batch: 32,
         bios: bios / 4,
         // A flush now and then, as a database would; it also lets the oracle forget.
-        weights: [1_000, 1_000, 2, 0, 0],
+        weights: [1_000, 1_000, 2, 0, 0, 0],
         sizes: [4096; 4],
         pattern: Pattern::Random,
         fua: 0,
@@ -65,6 +65,8 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         tight: false,
         devices: vec![device],
         volumes: vec![volume],
+        cache: headworks_core::CacheOptions::default(),
+        dirty: headworks_core::writeback::DirtyOptions::default(),
         jobs: vec![job; 4],
         turn_max: 256,
         message_delay_ns: 100,

@@ -5,7 +5,7 @@
 
 use headworks::engine::{DiskOp, DiskQueue};
 use headworks::executor::Outlet;
-use headworks::memory::Span;
+use headworks::memory::{NOTHING, Span};
 use headworks_core::prng::Prng;
 use headworks_core::{
     Action, Actions, Bio, BioFlags, BioId, Control, DeviceId, Input, Instant, IoError, Message,
@@ -225,6 +225,7 @@ impl Wire {
             Op::Write if bio.flags.contains(BioFlags::FUA) => Point::WriteFua,
             Op::Write => Point::Write,
             Op::Flush => Point::Flush,
+            Op::Prefetch => Point::Prefetch,
             Op::Discard => Point::Discard,
             Op::WriteZeroes if bio.flags.contains(BioFlags::FAST_ZERO) => Point::WriteZeroesFast,
             Op::WriteZeroes => Point::WriteZeroes,
@@ -432,6 +433,7 @@ impl Wire {
             Message::Done { .. } => Point::MessageDone,
             Message::TagWant { .. } => Point::MessageTagWant,
             Message::Limits { .. } => Point::MessageLimits,
+            Message::Caching { .. } => Point::MessageCaching,
             Message::TagGrant { .. } => Point::MessageTagGrant,
             Message::TagRevoke { .. } => Point::MessageTagRevoke,
             Message::TagReturn { .. } => Point::MessageTagReturn,
@@ -574,6 +576,10 @@ impl Outlet for Port<'_> {
             detail,
         ));
         span
+    }
+
+    fn frames(&self) -> Span {
+        NOTHING
     }
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {

@@ -555,7 +555,7 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         depth: scenario.bios_max.min(8) as u16,
         batch: 8,
         bios: (size / u64::from(STEP)) as u32,
-        weights: [1, 0, 0, 0, 0],
+        weights: [1, 0, 0, 0, 0, 0],
         sizes: [STEP; 4],
         pattern: Pattern::Sequential,
         fua: 0,

@@ -35,7 +35,7 @@ fn world(seed: u64, home: u16) -> Scenario {
     let volume = VolumeConfig {
         home: ShardId(home),
         device: DeviceId(0),
-        options: VolumeOptions { size: 1 << 20, read_only: false, block_size: 4096 },
+        options: VolumeOptions { size: 1 << 20, block_size: 4096, ..VolumeOptions::default() },
     };
     let job = JobOptions {
         volume: VolumeId(0),
@@ -45,7 +45,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         depth: 16,
         batch: 4,
         bios: 300,
-        weights: [10, 30, 4, 0, 0],
+        weights: [10, 30, 4, 0, 0, 0],
         sizes: [4096, 8192, 4096, 32768],
         pattern: Pattern::Hot,
         fua: 200_000,
@@ -61,6 +61,8 @@ fn world(seed: u64, home: u16) -> Scenario {
         tight: false,
         devices: vec![device],
         volumes: vec![volume],
+        cache: headworks_core::CacheOptions::default(),
+        dirty: headworks_core::writeback::DirtyOptions::default(),
         jobs: vec![job; 4],
         turn_max: 16,
         message_delay_ns: 5_000,

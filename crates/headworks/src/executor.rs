@@ -5,7 +5,7 @@
 
 use headworks_core::{
     Action, Actions, BioId, Completion, DeviceId, Input, Instant, Message, Notice, ReplyStage,
-    ShardId, Status,
+    ShardId, Status, Towards, cache::folio::BLOCK,
 };
 
 use crate::device::{Batch, Command, Device, DeviceIo};
@@ -14,8 +14,11 @@ use crate::memory::Span;
 
 /// Where actions go that are not for a device, and where buffers are found.
 pub trait Outlet {
-    /// The buffer of a bio that this shard has in flight. Its length is at least the bio's.
+    /// The bytes of a bio that this shard has in flight: a client's buffer, another shard's, or, for a bio of this shard's
+    /// cache, frames of its pool ([`frames_of`]). The length is at least the bio's.
     fn buffer(&mut self, bio: BioId) -> Span;
+    /// The frames of this shard's cache.
+    fn frames(&self) -> Span;
     /// Answer a bio, or free its buffer.
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage);
     /// Tell another shard. For a [`Message::Bio`] the buffer's span goes along.
@@ -24,6 +27,21 @@ pub trait Outlet {
     fn timer(&mut self, at: Instant);
     /// Tell the operator.
     fn notice(&mut self, notice: Notice);
+}
+
+/// The frames from `unit` on, to the end of the pool; nothing if there are none.
+#[must_use]
+pub fn frames_of(pool: Span, unit: u32) -> Span {
+    let at = (unit as usize * BLOCK as usize).min(pool.len);
+    // SAFETY: `at` is within the pool, or its end.
+    Span { base: unsafe { pool.base.add(at) }, len: pool.len - at }
+}
+
+/// `len` bytes of `span` from `at` on.
+fn part(span: Span, at: usize, len: usize) -> *mut u8 {
+    assert!(at <= span.len && len <= span.len - at, "a copy stays within its buffer and the pool");
+    // SAFETY: just checked.
+    unsafe { span.base.add(at) }
 }
 
 /// The devices that a shard owns, and the scratch that turns actions into commands.
@@ -82,6 +100,30 @@ impl Executor {
                         first_span,
                         spans: submit.segments,
                     });
+                }
+                Action::Copy { bio, offset, len, at, towards } => {
+                    let len = len as usize;
+                    let pool = part(outlet.frames(), at as usize, len);
+                    let buffer = part(outlet.buffer(bio), offset as usize, len);
+                    let (from, to) = match towards {
+                        Towards::Pool => (buffer, pool),
+                        Towards::Buffer => (pool, buffer),
+                    };
+                    // SAFETY: both ranges were checked, and buffers and pool are different memory. No device has either: the
+                    // shard names only frames that are not on their way, and the bio's buffer is its own until its reply.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+                }
+                Action::Zero { at, len } => {
+                    let pool = part(outlet.frames(), at as usize, len as usize);
+                    // SAFETY: as for a copy.
+                    unsafe { pool.write_bytes(0, len as usize) };
+                }
+                Action::Move { from, to, len } => {
+                    let (pool, len) = (outlet.frames(), len as usize);
+                    assert!(from.abs_diff(to) >= len as u64, "a move's ranges do not overlap");
+                    let (from, to) = (part(pool, from as usize, len), part(pool, to as usize, len));
+                    // SAFETY: as for a copy; the ranges do not overlap.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
                 }
                 Action::Reply { id, status, hole, stage } => outlet.reply(id, status, hole, stage),
                 Action::Send { to, message } => outlet.send(to, message),

@@ -1,12 +1,14 @@
 //! Every number a user may set, with its default and its reason. Names are Linux's where Linux has the thing.
 //!
-//! `queue` is one device's queue, `tunable` the same options as a table of names, ranges and values (what a control socket,
+//! `cache` is the cache of a shard, `queue` one device's queue, `tunable` the same options as a table of names, ranges and values (what a control socket,
 //! a record and a live switch work with), `topology` what a shard is made from.
 
+mod cache;
 mod queue;
 mod topology;
 mod tunable;
 
+pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler, TagPolicy, WakeOptions};
 pub use topology::{
     DeviceConfig, ExportConfig, PlugNesting, ShardConfig, VolumeConfig, VolumeOptions,

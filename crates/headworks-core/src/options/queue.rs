@@ -189,6 +189,11 @@ pub struct QueueOptions {
     pub discard_max_bytes: u32,
     /// The device zeroes a range by itself (else zeros are written as data).
     pub write_zeroes: bool,
+    /// Largest window of read-ahead in KiB, 0 for none. 4096: a window of two of the largest folios.
+    pub read_ahead_kb: u32,
+    /// Largest folio, log2 of 4 KiB blocks, 0..=9. 9 (2 MiB): bookkeeping per byte falls with it, and blocks of a folio are
+    /// read, dirtied and written one by one where an access is small.
+    pub max_folio_order: u8,
 }
 
 impl Default for QueueOptions {
@@ -212,6 +217,8 @@ impl Default for QueueOptions {
             discard_granularity: 4096,
             discard_max_bytes: 1 << 30,
             write_zeroes: true,
+            read_ahead_kb: 4096,
+            max_folio_order: 9,
         }
     }
 }

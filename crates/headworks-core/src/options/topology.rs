@@ -3,7 +3,8 @@
 use crate::bio::{DeviceId, ShardId, VolumeId};
 use crate::error::ConfigError;
 
-use super::{QueueOptions, Tunable};
+use super::{CacheOptions, ErrorPolicy, QueueOptions, Tunable, WriteMode};
+use crate::writeback::DirtyOptions;
 
 /// One volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,6 +15,10 @@ pub struct VolumeOptions {
     pub read_only: bool,
     /// Offsets and lengths must be multiples of this; a power of two. Without a cache it is the file's direct-I/O alignment.
     pub block_size: u32,
+    /// When a write is acknowledged, if there is a cache.
+    pub mode: WriteMode,
+    /// What becomes of a block whose write-out failed.
+    pub on_error: ErrorPolicy,
 }
 
 /// A device's place and queue.
@@ -83,6 +88,10 @@ pub struct ShardConfig {
     pub exports: Vec<ExportConfig>,
     /// Which plug flushes when plugs nest.
     pub plug_nesting: PlugNesting,
+    /// This shard's cache.
+    pub cache: CacheOptions,
+    /// When its writers are made to wait.
+    pub dirty: DirtyOptions,
 }
 
 impl ShardConfig {
@@ -103,6 +112,8 @@ impl ShardConfig {
                 format!("{} is not within 1..={}", self.bios_max, 1 << 20),
             ));
         }
+        self.cache.validate()?;
+        self.dirty.validate()?;
         if self.devices.len() > 64 {
             return Err(ConfigError::new("devices", "more than 64 devices"));
         }
@@ -167,6 +178,8 @@ impl ShardConfig {
             volumes: vec![VolumeConfig { home: ShardId(0), device: DeviceId(0), options: volume }],
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
         }
     }
 
@@ -177,6 +190,14 @@ impl ShardConfig {
             "shard {} {} {} {}\n",
             self.id.0, self.shards, self.bios_max, self.plug_nesting as u8
         );
+        let c = &self.cache;
+        text +=
+            &format!("cache {} {} {} {}\n", c.units, c.writers_max, c.flush_timeout_ns, c.account);
+        text += "dirty";
+        for number in self.dirty.to_numbers() {
+            text += &format!(" {number}");
+        }
+        text += "\n";
         for device in &self.devices {
             text += &format!("device {}", device.owner.0);
             for tunable in Tunable::ALL {
@@ -188,8 +209,14 @@ impl ShardConfig {
             let o = &volume.options;
             let read_only = u8::from(o.read_only);
             text += &format!(
-                "volume {} {} {} {} {}\n",
-                volume.home.0, volume.device.0, o.size, read_only, o.block_size
+                "volume {} {} {} {} {} {} {}\n",
+                volume.home.0,
+                volume.device.0,
+                o.size,
+                read_only,
+                o.block_size,
+                o.mode as u8,
+                o.on_error as u8
             );
         }
         for export in &self.exports {
@@ -211,6 +238,8 @@ impl ShardConfig {
             volumes: Vec::new(),
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
         };
         for line in text.lines() {
             config.read_line(line).ok_or_else(|| {
@@ -236,7 +265,7 @@ impl ShardConfig {
                     _ => return None,
                 };
             }
-            ("volume", &[home, device, size, read_only, block_size]) => {
+            ("volume", &[home, device, size, read_only, block_size, mode, on_error]) => {
                 self.volumes.push(VolumeConfig {
                     home: ShardId(home.try_into().ok()?),
                     device: DeviceId(device.try_into().ok()?),
@@ -244,9 +273,20 @@ impl ShardConfig {
                         size,
                         read_only: read_only != 0,
                         block_size: block_size.try_into().ok()?,
+                        mode: *WriteMode::ALL.get(usize::try_from(mode).ok()?)?,
+                        on_error: *ErrorPolicy::ALL.get(usize::try_from(on_error).ok()?)?,
                     },
                 });
             }
+            ("cache", &[units, writers_max, flush_timeout_ns, account]) => {
+                self.cache = CacheOptions {
+                    units: units.try_into().ok()?,
+                    writers_max: writers_max.try_into().ok()?,
+                    flush_timeout_ns,
+                    account: account.try_into().ok()?,
+                };
+            }
+            ("dirty", numbers) => self.dirty = DirtyOptions::from_numbers(numbers)?,
             ("export", &[weight]) => {
                 self.exports.push(ExportConfig { weight: weight.try_into().ok()? });
             }
@@ -261,7 +301,7 @@ impl ShardConfig {
     #[must_use]
     pub fn slots_max(&self) -> u32 {
         let tags: u32 = self.devices.iter().map(|device| device.queue.nr_requests).sum();
-        self.bios_max + tags + self.volumes.len() as u32 + 1
+        self.bios_max + self.cache.bios() + tags + self.volumes.len() as u32 + 1
     }
 
     /// The configuration of `volume`.
@@ -290,12 +330,20 @@ mod tests {
     #[test]
     fn a_configuration_comes_back_from_its_lines() {
         let queue = QueueOptions { nr_requests: 62, fua: true, ..QueueOptions::default() };
-        let volume = VolumeOptions { size: 1 << 40, read_only: true, block_size: 4096 };
+        let volume = VolumeOptions {
+            size: 1 << 40,
+            read_only: true,
+            block_size: 4096,
+            mode: WriteMode::Unsafe,
+            on_error: ErrorPolicy::Retry,
+        };
         let mut config = ShardConfig::single(queue, volume, 77);
         config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
         config.exports = vec![ExportConfig { weight: 7 }, ExportConfig::default()];
         config.plug_nesting = PlugNesting::Inner;
         (config.shards, config.id) = (4, ShardId(2));
+        config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
+        config.dirty.dirty_ratio = 33;
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
         assert!(ShardConfig::from_lines("shard 0 1").is_err());
         assert!(ShardConfig::from_lines("device 1 2 3").is_err());
@@ -303,7 +351,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_with_its_range() {
-        let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
+        let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
         let with = |change: fn(&mut ShardConfig)| {
             let mut config = ShardConfig::single(QueueOptions::default(), volume, 8);
             change(&mut config);

@@ -45,13 +45,15 @@ pub enum Tunable {
     DiscardMaxBytes,
     WriteZeroes,
     WakeSafetyNet,
+    ReadAheadKb,
+    MaxFolioOrder,
 }
 
 use Tunable as T;
 
 impl Tunable {
     /// Every option, in the order of their numbers.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         T::NrRequests,
         T::QueueDepth,
         T::MaxSectorsKb,
@@ -83,6 +85,8 @@ impl Tunable {
         T::DiscardMaxBytes,
         T::WriteZeroes,
         T::WakeSafetyNet,
+        T::ReadAheadKb,
+        T::MaxFolioOrder,
     ];
 
     /// The option of that name under `queue/`, as sysfs has it; our own begin with `hw_`.
@@ -132,6 +136,8 @@ impl Tunable {
             T::DiscardMaxBytes => "discard_max_bytes",
             T::WriteZeroes => "hw_write_zeroes",
             T::WakeSafetyNet => "hw_wake/safety_net",
+            T::ReadAheadKb => "read_ahead_kb",
+            T::MaxFolioOrder => "max_folio_order",
         }
     }
 
@@ -162,6 +168,12 @@ impl Tunable {
         )
     }
 
+    /// Whether the cache works with it, not the queue: it changes at once and nothing is drained.
+    #[must_use]
+    pub const fn is_caching(self) -> bool {
+        matches!(self, T::ReadAheadKb | T::MaxFolioOrder)
+    }
+
     /// The values it takes, in the unit of [`Tunable::get`].
     #[must_use]
     pub const fn range(self) -> RangeInclusive<u64> {
@@ -186,6 +198,8 @@ impl Tunable {
             T::WakeSeed => 0..=u32::MAX as u64,
             T::FrontMerges | T::WriteCache | T::Fua | T::Discard | T::WriteZeroes => 0..=1,
             T::WakeSafetyNet => 0..=1,
+            T::ReadAheadKb => 0..=4096,
+            T::MaxFolioOrder => 0..=9,
             T::DiscardGranularity => 1..=1 << 31,
             T::DiscardMaxBytes => 1 << 16..=1 << 31,
         }
@@ -275,6 +289,8 @@ impl Tunable {
             T::DiscardMaxBytes => o.discard_max_bytes.into(),
             T::WriteZeroes => o.write_zeroes.into(),
             T::WakeSafetyNet => o.wake.safety_net.into(),
+            T::ReadAheadKb => o.read_ahead_kb.into(),
+            T::MaxFolioOrder => o.max_folio_order.into(),
         }
     }
 
@@ -319,6 +335,8 @@ impl Tunable {
             T::DiscardMaxBytes => o.discard_max_bytes = small,
             T::WriteZeroes => o.write_zeroes = value != 0,
             T::WakeSafetyNet => o.wake.safety_net = value != 0,
+            T::ReadAheadKb => o.read_ahead_kb = small,
+            T::MaxFolioOrder => o.max_folio_order = value as u8,
         }
         Ok(())
     }

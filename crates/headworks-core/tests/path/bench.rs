@@ -82,6 +82,7 @@ impl Bench {
                 Action::Send { to, message } => self.outbox.push((to, message)),
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Notice(notice) => self.notices.push(notice_word(notice)),
+                Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {}
             }
         }
         self.shard.clear_actions();
@@ -296,7 +297,7 @@ impl Shards {
 }
 
 fn disk() -> VolumeOptions {
-    VolumeOptions { size: 1 << 30, read_only: false, block_size: 512 }
+    VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() }
 }
 
 /// A completion of anything, true or not.
@@ -443,6 +444,7 @@ fn message_word(from: usize, to: usize, input: &Input) -> String {
         Message::TagWant { want, .. } => format!("want{want}"),
         Message::TagGrant { count, .. } => format!("grant{count}"),
         Message::Limits { .. } => "limits".into(),
+        Message::Caching { .. } => "caching".into(),
         Message::TagRevoke { .. } => "revoke".into(),
         Message::TagReturn { count, .. } => format!("return{count}"),
     };

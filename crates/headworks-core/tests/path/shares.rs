@@ -24,7 +24,7 @@ fn connections(bench: &Bench, from: usize) -> Vec<u32> {
 fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
     let mut queue = QueueOptions::default();
     change(&mut queue);
-    let options = VolumeOptions { size: 1 << 30, read_only: false, block_size: 512 };
+    let options = VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() };
     let volume = |home| VolumeConfig { home: ShardId(home), device: DeviceId(0), options };
     Bench::of(ShardConfig {
         id: ShardId(1),

@@ -25,7 +25,7 @@ pub(super) fn run(load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, Stri
         Some(watched) => Box::new(WatchedDevice { inner: NullDevice, watched: watched.clone() }),
         None => Box::new(NullDevice),
     };
-    let volume = VolumeOptions { size: load.size, read_only: false, block_size: 1 };
+    let volume = VolumeOptions { size: load.size, block_size: 1, ..VolumeOptions::default() };
     let options = embed::Options {
         elevator: watched.clone().map(|watched| -> Box<dyn Elevator> {
             Box::new(WatchedElevator { inner: elevator::make(&load.queue), watched })

@@ -30,7 +30,7 @@ pub(super) fn run<L: Lock<Shard> + Send>(
     dispatch: Dispatch,
     meanwhile: impl FnOnce(),
 ) -> Result<(u64, LockCounts), String> {
-    let volume = VolumeOptions { size: load.size, read_only: false, block_size: 1 };
+    let volume = VolumeOptions { size: load.size, block_size: 1, ..VolumeOptions::default() };
     let config = ShardConfig::single(load.queue, volume, load.jobs * load.iodepth);
     let lock = L::new(Shard::new(config).map_err(|error| error.to_string())?);
     Ok(load.run_jobs(|| ShardPath::new(load, &lock, dispatch), meanwhile))

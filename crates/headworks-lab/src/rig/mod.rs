@@ -97,7 +97,8 @@ impl Rig {
     /// # Errors
     /// What the options say that cannot be.
     pub fn new(options: RigOptions) -> Result<Self, ConfigError> {
-        let volume = VolumeOptions { size: options.size, read_only: false, block_size: 4096 };
+        let volume =
+            VolumeOptions { size: options.size, block_size: 4096, ..VolumeOptions::default() };
         let bios_max = options.jobs.iter().map(|job| job.iodepth).sum();
         let mut config = ShardConfig::single(options.queue, volume, bios_max);
         config.exports = options.exports;
@@ -249,6 +250,7 @@ impl Rig {
                     self.answer(id.connection, id.sequence);
                 }
                 Action::Timer { at } => self.timer = Some(at),
+                Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
                 Action::Send { .. } => unreachable!("there is one shard"),
             }

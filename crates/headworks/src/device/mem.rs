@@ -63,7 +63,7 @@ impl MemDevice {
         let (start, end) = (start as usize, (start + len) as usize);
         let mut hole = false;
         match command.op {
-            Op::Flush => {}
+            Op::Flush | Op::Prefetch => {}
             // SAFETY: the caller's promise, passed on; the range was checked.
             Op::Read => hole = unsafe { self.read(command.flags, start, end, spans) },
             // SAFETY: as above.

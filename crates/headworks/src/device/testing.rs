@@ -226,7 +226,9 @@ pub fn against_model<D: Device>(
                 model[range].copy_from_slice(&bench.buffer()[..len]);
                 continue_to_end(bench, Op::Write, flags, offset, len, &what);
             }
-            Op::Flush => assert_eq!(ok(bench.run(op, flags, 0, 0)), Ok(()), "{what}"),
+            Op::Flush | Op::Prefetch => {
+                assert_eq!(ok(bench.run(Op::Flush, flags, 0, 0)), Ok(()), "{what}");
+            }
             Op::Discard | Op::WriteZeroes => {
                 let done = match prng.below(4) {
                     0 => bench.write_zeros(flags, offset as u64, len as u32),

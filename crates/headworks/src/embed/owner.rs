@@ -25,7 +25,7 @@ use super::handle::{Answer, Counts, Handle, Parts};
 use super::{Buffers, Curfew, Ends, Options};
 use crate::engine::{self, Engine, Event, Wait, Waker};
 use crate::executor::{Executor, Outlet};
-use crate::memory::Span;
+use crate::memory::{NOTHING, Span};
 use crate::ring::{Consumer, Producer, Sleeper, ring};
 use crate::server::polling::Polling;
 use crate::server::{Clock, pin};
@@ -96,6 +96,10 @@ impl Outlet for Desk {
     fn buffer(&mut self, bio: BioId) -> Span {
         let buffers = &self.clients[bio.connection as usize].buffers;
         Span { base: buffers.slot(bio.sequence as u32), len: buffers.slot_bytes }
+    }
+
+    fn frames(&self) -> Span {
+        NOTHING
     }
 
     #[inline]

@@ -149,7 +149,7 @@ fn a_slot_in_flight_is_not_ours() {
 
 #[test]
 fn what_cannot_be_is_said_before_a_thread_starts() {
-    let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 1 };
+    let volume = VolumeOptions { size: 1 << 20, block_size: 1, ..VolumeOptions::default() };
     let null = || Options::new(Box::new(NullDevice), NullDevice::queue_options(), volume);
     let name = |options| start(options).map(|_| ()).unwrap_err().to_string();
     assert!(name(Options { handles: 0, ..null() }).contains("handles"));

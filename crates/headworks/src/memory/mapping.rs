@@ -6,6 +6,8 @@
 use std::io;
 use std::ptr::NonNull;
 
+use super::Span;
+
 /// The unit in which memory is had from and given back to the kernel.
 pub const PAGE: usize = 4096;
 
@@ -59,6 +61,12 @@ impl Mapping {
     #[allow(clippy::len_without_is_empty)] // There is no empty mapping.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        Span { base: self.base(), len: self.len }
     }
 
     /// The address of the byte at `offset`, whose next `len` bytes are inside.

@@ -10,6 +10,9 @@ mod pool;
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
 
+/// The place of what has no bytes.
+pub const NOTHING: Span = Span { base: std::ptr::null_mut(), len: 0 };
+
 /// A range of memory, laid out as `struct iovec`.
 ///
 /// Whoever hands a span to a device promises that the memory stays valid and is not written (for a write: by anybody; for a

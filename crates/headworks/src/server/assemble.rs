@@ -228,7 +228,7 @@ impl Builder {
         what: &str,
     ) -> (VolumeId, String) {
         let device = self.add_device(Some((spec.wrap_queue_options(queue), spec.wrap(device))));
-        let options = VolumeOptions { size, read_only: false, block_size: 1 };
+        let options = VolumeOptions { size, block_size: 1, ..VolumeOptions::default() };
         (self.add_volume(device, options), wrapped(spec, what))
     }
 

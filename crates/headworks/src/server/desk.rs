@@ -8,9 +8,9 @@ use std::collections::HashMap;
 
 use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, VolumeId};
 
-use crate::executor::Outlet;
+use crate::executor::{Outlet, frames_of};
 use crate::frontend::nbd::connection::Connection;
-use crate::memory::{Pool, Span};
+use crate::memory::{Mapping, NOTHING, Pool, Span};
 use crate::ring::{Consumer, Producer};
 
 /// Most connections of one shard.
@@ -52,6 +52,8 @@ pub struct Desk {
     free: Vec<u32>,
     /// The buffers of this shard's connections.
     pub pool: Pool,
+    /// The frames of this shard's cache.
+    pub frames: Option<Mapping>,
     /// Indexed by shard; none for ourselves.
     pub peers: Vec<Option<Peer>>,
     foreign: HashMap<BioId, Span>,
@@ -85,6 +87,7 @@ impl Desk {
             places,
             free: (0..connections as u32).rev().collect(),
             pool,
+            frames: None,
             foreign: HashMap::with_capacity(if peers.len() > 1 { 4096 } else { 0 }),
             peers,
             timer: None,
@@ -172,17 +175,21 @@ impl Desk {
     }
 }
 
-/// The span of what has no bytes.
-const NOTHING: Span = Span { base: std::ptr::null_mut(), len: 0 };
-
 impl Outlet for Desk {
     fn buffer(&mut self, bio: BioId) -> Span {
         if !self.is_own(bio) {
             return self.foreign.get(&bio).copied().unwrap_or(NOTHING);
         }
+        if let Some(unit) = bio.unit() {
+            return frames_of(self.frames(), unit);
+        }
         let slot = self.slot_of(bio);
         let connection = slot.and_then(|slot| self.places[slot as usize].connection.as_mut());
         connection.and_then(|connection| connection.buffer(bio.sequence)).unwrap_or(NOTHING)
+    }
+
+    fn frames(&self) -> Span {
+        self.frames.as_ref().map_or(NOTHING, Mapping::span)
     }
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {

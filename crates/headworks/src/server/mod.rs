@@ -20,9 +20,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    ConfigError, Control, DeviceConfig, ExportConfig, ExportId, Instant, PlugNesting, Shard,
-    ShardConfig, ShardId, VolumeConfig, VolumeId,
+    CacheOptions, ConfigError, Control, DeviceConfig, ExportConfig, ExportId, Instant, PlugNesting,
+    Shard, ShardConfig, ShardId, VolumeConfig, VolumeId,
 };
 
 use crate::device::Device;
@@ -315,6 +316,8 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
             .map(|export| ExportConfig { weight: export.weight })
             .collect(),
         plug_nesting: options.plug_nesting,
+        cache: CacheOptions::default(),
+        dirty: DirtyOptions::default(),
     }
 }
 

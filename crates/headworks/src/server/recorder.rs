@@ -158,7 +158,7 @@ mod tests {
     fn record(name: &str) -> (std::path::PathBuf, u64) {
         let path =
             std::env::temp_dir().join(format!("headworks-record-{}-{name}", std::process::id()));
-        let volume = VolumeOptions { size: 1 << 30, read_only: false, block_size: 512 };
+        let volume = VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() };
         let config = ShardConfig::single(QueueOptions::default(), volume, 64);
         let mut recorder = Recorder::create(&path, &config).unwrap();
         let mut shard = Shard::new(config).unwrap();

@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn what_did_not_happen_is_not_told_and_times_are_in_their_stage() {
-        let volume = VolumeOptions { size: 1 << 20, read_only: false, block_size: 512 };
+        let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
         let config = ShardConfig::single(QueueOptions::default(), volume, 8);
         let mut shard = Shard::new(config).unwrap();
         let bio = |offset| Input::Bio(Bio { offset, len: 4096, ..Bio::default() });

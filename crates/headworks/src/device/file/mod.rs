@@ -254,7 +254,7 @@ fn first_step(command: &Command) -> Step {
     match command.op {
         Op::WriteZeroes if command.flags.contains(BioFlags::NO_UNMAP) => Step::ZeroRange,
         Op::WriteZeroes | Op::Discard => Step::Punch,
-        Op::Flush | Op::Read | Op::Write => Step::Sync,
+        Op::Flush | Op::Read | Op::Write | Op::Prefetch => Step::Sync,
     }
 }
 

@@ -167,7 +167,12 @@ impl OpenFile {
     /// What its volume should be: its size, and the smallest block it takes.
     #[must_use]
     pub fn volume_options(&self) -> VolumeOptions {
-        VolumeOptions { size: self.size, read_only: self.read_only, block_size: self.block_size }
+        VolumeOptions {
+            size: self.size,
+            read_only: self.read_only,
+            block_size: self.block_size,
+            ..VolumeOptions::default()
+        }
     }
 
     /// What its queue should know.

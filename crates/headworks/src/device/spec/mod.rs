@@ -369,7 +369,7 @@ mod tests {
                 seed: 5,
             }),
             Wrapper::Delay(DelayOptions {
-                wait_ns: [5 * ms, ms, ms, ms, ms],
+                wait_ns: [5 * ms, ms, ms, ms, ms, ms],
                 jitter_ns: 2000,
                 seed: 1,
             }),

@@ -203,7 +203,7 @@ mod tests {
             busy_ns: 5 * MS,
             tags: Default::default(),
             tags_free: 0,
-            ops: [counts(1), counts(2), counts(3), counts(4), counts(5)],
+            ops: [counts(1), counts(2), counts(3), counts(4), counts(5), counts(6)],
         };
         let line = diskstats(DeviceId(3), &report);
         let fields = line["fields"].as_object().unwrap();
