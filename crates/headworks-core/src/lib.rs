@@ -10,6 +10,7 @@
 
 pub mod action;
 pub mod bio;
+pub mod buddy;
 pub mod cache;
 pub mod elevator;
 pub mod error;

@@ -1,3 +1,4 @@
 //! The page cache: folios of 4 KiB to 2 MiB between the volumes and the queues.
 
 pub mod folio;
+pub mod index;

@@ -1,0 +1,553 @@
+//! From (volume, block) to the folio that holds it.
+//!
+//! One table, as large as the pool needs and made once. It is open-addressed in lines of 64 bytes: 15 entries and a count.
+//! An entry is a unit's number with a tag of the key's hash in the bits that the number leaves; the key itself is in the
+//! folio's header. A folio goes into its home line or, when that is full, into the next one with room, going by a step that is its own (from the hash
+//! as well; folios of one full line so part and do not fill the lines beside it). Every line that was passed counts it, and a
+//! search goes on only while that count is not 0.
+//!
+//! ```text
+//!   line   | tag unit | tag unit | 0 (empty) | ...15 | passed: 2 |     two folios whose way leads on from here
+//! ```
+//!
+//! So entries never move (a reader without locks could follow them) and a removal leaves nothing behind: the count goes down
+//! again. Rejected: one slot after the other with tombstones; in a full cache that turns over all the time they take the place
+//! of the empty slots at which a search ends.
+//!
+//! Folios of all orders are in this table, each under its order. No two overlap, so a block is looked up once per order that
+//! is present at all: the one of the last find first, then from the largest down. A stream's cache has one or two orders.
+//!
+//! Whether a large folio fits where nothing was found is answered by one more look in the usual case: `regions` counts, per
+//! hashed 2 MiB of a volume, the smaller folios in it. Only when the count is not 0 are the candidates searched one by one.
+
+use std::cell::Cell;
+
+use super::folio::{Folio, Folios, Key, ORDER_MAX};
+use crate::bio::VolumeId;
+
+/// Entries of a line; with the count it fills a cache line.
+const LINE: usize = 15;
+/// Orders 0..=9.
+const ORDERS: usize = ORDER_MAX as usize + 1;
+
+/// A cache line of the table.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line {
+    /// 0 is empty: tags are not.
+    entries: [u32; LINE],
+    /// Folios that were placed further on because this line was full.
+    passed: u32,
+}
+
+const _: () = assert!(size_of::<Line>() == 64);
+
+/// Where to look for a folio, one line after the other.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    line: usize,
+    step: usize,
+    mask: usize,
+    tag: u32,
+}
+
+/// How much the index was used, for "operations per MiB".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexStats {
+    /// Calls of [`Index::find`] and [`Index::find_exact`].
+    pub lookups: u64,
+    /// Lines looked at by them and by [`Index::next_boundary`].
+    pub probes: u64,
+    /// Folios entered.
+    pub inserts: u64,
+    /// Folios taken out.
+    pub removes: u64,
+}
+
+impl IndexStats {
+    /// Calls of any kind.
+    #[must_use]
+    pub const fn operations(&self) -> u64 {
+        self.lookups + self.inserts + self.removes
+    }
+}
+
+/// The index of a cache.
+#[derive(Debug)]
+pub struct Index {
+    lines: Box<[Line]>,
+    /// Bits of an entry that are the tag; the others are the unit.
+    tag_mask: u32,
+    /// Folios of each order.
+    counts: [u32; ORDERS],
+    /// Bit `order` is set while there are folios of it.
+    orders: u32,
+    /// Per hashed region of 2 MiB: folios below the largest order in it. `u16::MAX` stays.
+    regions: Box<[u16]>,
+    /// The order found last.
+    last: Cell<u8>,
+    lookups: Cell<u64>,
+    probes: Cell<u64>,
+    inserts: u64,
+    removes: u64,
+}
+
+impl Index {
+    /// An index for the folios of a pool of `units`.
+    ///
+    /// # Panics
+    /// If `units` is 0 or more than 2^30 (4 TiB): an entry keeps two bits for the tag.
+    #[must_use]
+    pub fn new(units: u32) -> Self {
+        assert!(units > 0 && units <= 1 << 30, "a pool has 1 to 2^30 units");
+        // At most three quarters full, of which the counts take a sixteenth: few lines overflow.
+        let slots = (u64::from(units) * 4).div_ceil(3).next_power_of_two().max(16);
+        let regions = (u64::from(units) / 2).next_power_of_two().max(16);
+        Self {
+            lines: vec![Line { entries: [0; LINE], passed: 0 }; (slots / 16) as usize].into(),
+            tag_mask: !(units.next_power_of_two() - 1),
+            counts: [0; ORDERS],
+            orders: 0,
+            regions: vec![0; regions as usize].into(),
+            last: Cell::new(0),
+            lookups: Cell::new(0),
+            probes: Cell::new(0),
+            inserts: 0,
+            removes: 0,
+        }
+    }
+
+    /// The folio that holds `block`, by its first unit.
+    #[inline]
+    #[must_use]
+    pub fn find(&self, folios: &Folios, volume: VolumeId, block: u64) -> Option<u32> {
+        self.lookups.set(self.lookups.get() + 1);
+        let last = self.last.get();
+        if self.orders >> last & 1 != 0 {
+            let found = self.search(folios, Key::new(volume, block, last), last);
+            if found.is_some() {
+                return found;
+            }
+        }
+        self.find_other(folios, volume, block, self.orders & !(1 << last))
+    }
+
+    /// Looks under the orders in the mask, the largest first.
+    fn find_other(
+        &self,
+        folios: &Folios,
+        volume: VolumeId,
+        block: u64,
+        mut orders: u32,
+    ) -> Option<u32> {
+        while orders != 0 {
+            let order = orders.ilog2() as u8;
+            orders ^= 1 << order;
+            let found = self.search(folios, Key::new(volume, block, order), order);
+            if found.is_some() {
+                self.last.set(order);
+                return found;
+            }
+        }
+        None
+    }
+
+    /// The folio of exactly this key and order.
+    #[inline]
+    #[must_use]
+    pub fn find_exact(&self, folios: &Folios, key: Key, order: u8) -> Option<u32> {
+        self.lookups.set(self.lookups.get() + 1);
+        self.search(folios, key, order)
+    }
+
+    /// Enters the folio at `unit` under its header's key and order. It must overlap none that is there.
+    pub fn insert(&mut self, folios: &Folios, unit: u32) {
+        let folio = &folios[unit];
+        assert!(folio.is(Folio::PRESENT), "a folio is begun before it is entered");
+        let mut way = self.way(folio.key, folio.order);
+        loop {
+            let here = &mut self.lines[way.line];
+            if let Some(slot) = here.entries.iter_mut().find(|entry| **entry == 0) {
+                *slot = way.tag | unit;
+                break;
+            }
+            // There are more slots than units: the way ends.
+            here.passed += 1;
+            way.advance();
+        }
+        self.inserts += 1;
+        let order = folio.order;
+        self.counts[usize::from(order)] += 1;
+        self.orders |= 1 << order;
+        if order < ORDER_MAX {
+            let region = &mut self.regions[self.region(folio.key)];
+            *region = region.saturating_add(1);
+        }
+    }
+
+    /// Takes the folio at `unit` out; its header still has the key and order it was entered under.
+    ///
+    /// # Panics
+    /// If it is not there: two folios would be mistaken for each other later.
+    pub fn remove(&mut self, folios: &Folios, unit: u32) {
+        let folio = &folios[unit];
+        let mut way = self.way(folio.key, folio.order);
+        loop {
+            let here = &mut self.lines[way.line];
+            if let Some(slot) = here.entries.iter_mut().find(|entry| **entry == way.tag | unit) {
+                *slot = 0;
+                break;
+            }
+            assert!(here.passed > 0, "a folio that leaves the index was in it");
+            here.passed -= 1;
+            way.advance();
+        }
+        self.removes += 1;
+        let order = folio.order;
+        self.counts[usize::from(order)] -= 1;
+        if self.counts[usize::from(order)] == 0 {
+            self.orders &= !(1 << order);
+        }
+        let region = &mut self.regions[self.region(folio.key)];
+        if order < ORDER_MAX && *region != u16::MAX {
+            *region -= 1;
+        }
+    }
+
+    /// The largest order up to `order_max` of a folio that begins at `block`, is aligned there, ends by `end` and overlaps no
+    /// folio. No folio may hold `block` itself.
+    #[must_use]
+    pub fn largest_fit(
+        &self,
+        folios: &Folios,
+        volume: VolumeId,
+        block: u64,
+        order_max: u8,
+        end: u64,
+    ) -> u8 {
+        let room = end.saturating_sub(block).max(1).ilog2();
+        let order = u32::from(order_max.min(ORDER_MAX)).min(block.trailing_zeros()).min(room);
+        if order == 0 || self.regions[self.region(Key::new(volume, block, 0))] == 0 {
+            return order as u8;
+        }
+        let free = self.next_boundary(folios, volume, block + 1, block + (1 << order)) - block;
+        free.ilog2() as u8
+    }
+
+    /// The first block from `block` on at which a folio begins; `end` if there is none before it.
+    #[must_use]
+    pub fn next_boundary(&self, folios: &Folios, volume: VolumeId, block: u64, end: u64) -> u64 {
+        let begins = |&at: &u64| {
+            // Orders that could begin here: those present to which the block is aligned.
+            let aligned = (1_u32 << at.trailing_zeros().min(u32::from(ORDER_MAX)) << 1) - 1;
+            let mut orders = self.orders & aligned;
+            while orders != 0 {
+                let order = orders.trailing_zeros() as u8;
+                orders &= orders - 1;
+                if self.search(folios, Key::new(volume, at, order), order).is_some() {
+                    return true;
+                }
+            }
+            false
+        };
+        if self.orders == 0 {
+            return end;
+        }
+        let stride = 1 << self.orders.trailing_zeros();
+        let first = block.next_multiple_of(stride);
+        (first..end).step_by(stride as usize).find(begins).unwrap_or(end)
+    }
+
+    /// Folios of `order`.
+    #[must_use]
+    pub fn count(&self, order: u8) -> u32 {
+        self.counts[usize::from(order)]
+    }
+
+    /// Bit `order` is set while there are folios of it.
+    #[must_use]
+    pub fn orders(&self) -> u32 {
+        self.orders
+    }
+
+    /// How much it was used since the start.
+    #[must_use]
+    pub fn stats(&self) -> IndexStats {
+        IndexStats {
+            lookups: self.lookups.get(),
+            probes: self.probes.get(),
+            inserts: self.inserts,
+            removes: self.removes,
+        }
+    }
+
+    /// Bytes of its tables.
+    #[must_use]
+    pub fn table_bytes(&self) -> usize {
+        size_of_val(&*self.lines) + size_of_val(&*self.regions)
+    }
+
+    #[inline]
+    fn search(&self, folios: &Folios, key: Key, order: u8) -> Option<u32> {
+        let mut way = self.way(key, order);
+        loop {
+            self.probes.set(self.probes.get() + 1);
+            let here = &self.lines[way.line];
+            let mut hits = here.tagged(way.tag, self.tag_mask);
+            while hits != 0 {
+                let unit = here.entries[hits.trailing_zeros() as usize] & !self.tag_mask;
+                hits &= hits - 1;
+                let folio = &folios[unit];
+                if folio.key == key && folio.order == order {
+                    return Some(unit);
+                }
+            }
+            if here.passed == 0 {
+                return None;
+            }
+            way.advance();
+        }
+    }
+
+    /// The lines in which a folio of this key and order can be.
+    #[inline]
+    fn way(&self, key: Key, order: u8) -> Way {
+        let hash = hash(key.word() ^ u64::from(order) << 44);
+        let tag = hash as u32 & self.tag_mask;
+        let mask = self.lines.len() - 1;
+        Way {
+            line: (hash >> 32) as usize & mask,
+            // Odd: it comes to every line before it comes home.
+            step: hash as usize >> 3 | 1,
+            mask,
+            // The lowest tag stands in for 0, which is empty.
+            tag: if tag == 0 { self.tag_mask & self.tag_mask.wrapping_neg() } else { tag },
+        }
+    }
+
+    #[inline]
+    fn region(&self, key: Key) -> usize {
+        (hash(key.word() >> ORDER_MAX) >> 32) as usize & (self.regions.len() - 1)
+    }
+}
+
+impl Way {
+    #[inline]
+    fn advance(&mut self) {
+        self.line = (self.line + self.step) & self.mask;
+    }
+}
+
+impl Line {
+    /// Bit i is set if entry i has the tag. Without branches: the compiler makes it a few vector instructions.
+    #[inline]
+    fn tagged(&self, tag: u32, mask: u32) -> u32 {
+        let mut hits = 0;
+        for (at, entry) in self.entries.iter().enumerate() {
+            hits |= u32::from(entry & mask == tag) << at;
+        }
+        hits
+    }
+}
+
+/// Multiply and fold, twice: neighbours in a volume spread over all lines and tags.
+#[inline]
+const fn hash(word: u64) -> u64 {
+    let once = (word ^ word >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (once ^ once >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+    use std::collections::BTreeMap;
+
+    /// The index beside a map from (volume, first block) to (order, unit), and the units that are free.
+    struct World {
+        folios: Folios,
+        index: Index,
+        model: BTreeMap<(u16, u64), (u8, u32)>,
+        free: Vec<u32>,
+    }
+
+    impl World {
+        fn new(units: u32) -> Self {
+            let free = (0..units).rev().collect();
+            Self {
+                folios: Folios::new(units),
+                index: Index::new(units),
+                model: BTreeMap::new(),
+                free,
+            }
+        }
+
+        fn model_find(&self, volume: u16, block: u64) -> Option<u32> {
+            let (&(_, first), &(order, unit)) =
+                self.model.range((volume, 0)..=(volume, block)).next_back()?;
+            (block < first + (1 << order)).then_some(unit)
+        }
+
+        fn model_next(&self, volume: u16, block: u64, end: u64) -> u64 {
+            let next = self.model.range((volume, block)..(volume, end)).next();
+            next.map_or(end, |(&(_, first), _)| first)
+        }
+
+        /// Enters a folio, whose units are all "first units" here: the index does not know how large a folio is in the pool.
+        fn insert(&mut self, volume: u16, block: u64, order: u8) -> bool {
+            let Some(unit) = self.free.pop() else { return false };
+            self.folios.begin(unit, Key::new(VolumeId(volume), block, order), 0);
+            self.folios[unit].order = order;
+            self.index.insert(&self.folios, unit);
+            assert_eq!(self.model.insert((volume, block), (order, unit)), None);
+            true
+        }
+
+        fn remove(&mut self, volume: u16, block: u64) {
+            let (_, unit) = self.model.remove(&(volume, block)).unwrap();
+            self.index.remove(&self.folios, unit);
+            self.folios.end(unit);
+            self.free.push(unit);
+        }
+    }
+
+    /// Finds, fits, enters and removes at random in `span` blocks of three volumes.
+    fn churn(units: u32, span: u64, operations: u32, seed: u64) {
+        let mut world = World::new(units);
+        let mut prng = Prng::new(seed);
+        for _ in 0..operations {
+            // The middle volume's numbers reach up to the last of 1 EiB.
+            let volume = prng.below(3) as u16;
+            let base = if volume == 1 { (1 << 48) - span } else { 0 };
+            let block = base + prng.below(span);
+            let id = VolumeId(volume);
+            let expected = world.model_find(volume, block);
+            assert_eq!(world.index.find(&world.folios, id, block), expected);
+            match expected {
+                Some(unit) => {
+                    let folio = world.folios[unit];
+                    let exact = world.index.find_exact(&world.folios, folio.key, folio.order);
+                    assert_eq!(exact, Some(unit));
+                    if prng.below(8) < 5 {
+                        world.remove(volume, folio.key.block());
+                    }
+                }
+                None => {
+                    let order_max = prng.below(11) as u8;
+                    let at = block >> order_max << order_max;
+                    let at = if world.model_find(volume, at).is_some() { block } else { at };
+                    let end = at + 1 + prng.below(1024);
+                    let order = world.index.largest_fit(&world.folios, id, at, order_max, end);
+                    let most = (0..=order_max.min(ORDER_MAX))
+                        .rev()
+                        .find(|&order| {
+                            let last = at + (1 << order);
+                            at.is_multiple_of(1 << order)
+                                && (order == 0 || last <= end)
+                                && world.model_next(volume, at, last) == last
+                        })
+                        .unwrap();
+                    assert_eq!(order, most, "at {at:#x} up to {end:#x}");
+                    world.insert(volume, at, order);
+                }
+            }
+            if prng.below(8) == 0 {
+                let end = block + prng.below(600);
+                assert_eq!(
+                    world.index.next_boundary(&world.folios, id, block, end),
+                    world.model_next(volume, block, end)
+                );
+            }
+        }
+        for order in 0..=ORDER_MAX {
+            let count = world.model.values().filter(|value| value.0 == order).count();
+            assert_eq!(world.index.count(order) as usize, count);
+            assert_eq!(world.index.orders() >> order & 1 != 0, count > 0);
+        }
+        while let Some((&(volume, block), _)) = world.model.first_key_value() {
+            world.remove(volume, block);
+        }
+        assert!(world.index.lines.iter().all(|line| line.passed == 0 && line.entries == [0; LINE]));
+        assert!(world.index.regions.iter().all(|&count| count == 0));
+    }
+
+    #[test]
+    fn agrees_with_a_map() {
+        churn(12, 4096, 100_000, 1);
+        churn(3_000, 20_000, 450_000, 2);
+        churn(49_152, 1 << 30, 450_000, 3);
+    }
+
+    /// Lines looked at per search that finds nothing in a full cache of `units`: fresh, and after `rounds` replacements of all.
+    fn probes_per_100_misses(units: u32, rounds: u64) -> (u64, u64) {
+        let mut world = World::new(units);
+        let mut prng = Prng::new(4);
+        let mut present: Vec<u64> = (0..u64::from(units)).collect();
+        for &block in &present {
+            assert!(world.insert(0, block, 0));
+        }
+        let probes = |world: &World, prng: &mut Prng| {
+            let before = world.index.stats().probes;
+            for _ in 0..10_000 {
+                let block = (1 << 40) + prng.below(1 << 40);
+                assert_eq!(world.index.find(&world.folios, VolumeId(0), block), None);
+            }
+            (world.index.stats().probes - before) / 100
+        };
+        let fresh = probes(&world, &mut prng);
+        for block in 1 << 30..(1 << 30) + rounds * u64::from(units) {
+            let at = prng.below(present.len() as u64) as usize;
+            world.remove(0, std::mem::replace(&mut present[at], block));
+            assert!(world.insert(0, block, 0));
+        }
+        (fresh, probes(&world, &mut prng))
+    }
+
+    #[test]
+    fn turning_over_never_makes_searches_long() {
+        // The worst size there is: three quarters full.
+        let (fresh, churned) = probes_per_100_misses(12_288, 20);
+        assert!(fresh < 140 && churned < 400, "{fresh}, then {churned}");
+        let (_, later) = probes_per_100_misses(12_288, 60);
+        assert!(later < churned + 30, "{later} after {churned}: it must come to rest");
+        // Powers of two, the usual sizes: half full.
+        let (fresh, churned) = probes_per_100_misses(16_384, 20);
+        assert!(fresh < 103 && churned < 110, "{fresh}, then {churned}");
+    }
+
+    #[test]
+    fn a_folio_in_a_stream_is_found_at_first_look() {
+        let mut world = World::new(4096);
+        world.insert(0, 0, 9);
+        for block in 1024..1100 {
+            world.insert(0, block, 0);
+        }
+        let probes_of = |world: &World, block| {
+            let before = world.index.stats().probes;
+            assert!(world.index.find(&world.folios, VolumeId(0), block).is_some());
+            world.index.stats().probes - before
+        };
+        assert_eq!((probes_of(&world, 0), probes_of(&world, 511)), (2, 1));
+        assert_eq!((probes_of(&world, 1024), probes_of(&world, 1025)), (2, 1));
+        // 2 MiB: one operation where small folios need 512.
+        assert_eq!(world.index.stats().inserts, 77);
+    }
+
+    #[test]
+    #[should_panic(expected = "was in it")]
+    fn removing_what_is_not_there_is_our_bug() {
+        let mut world = World::new(64);
+        world.insert(0, 7, 0);
+        let unit = world.model[&(0, 7)].1;
+        world.index.remove(&world.folios, unit);
+        world.index.remove(&world.folios, unit);
+    }
+
+    #[test]
+    fn tables_stay_below_thirteen_bytes_a_unit() {
+        for units in [1000, 49_152, 49_153, 65_536, 98_305, 1 << 20] {
+            let bytes = Index::new(units).table_bytes();
+            assert!(bytes <= 13 * units as usize, "{bytes} bytes for {units} units");
+        }
+    }
+}
