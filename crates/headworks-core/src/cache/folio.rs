@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   header[u]:  key (volume, first block), order, links (eviction, dirty), waiters, counts of blocks
-//!   state[u + i]:  UPTODATE | DIRTY | WRITEBACK | FILLING | SHADOW | FAILED     of block i
+//!   state[u + i]:  UPTODATE | DIRTY | WRITEBACK | FILLING | SHADOW | FAILED | NEWER     of block i
 //! ```
 //!
 //! Invariants (checked by `Folios::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and
@@ -71,8 +71,8 @@ pub mod block {
     pub const SHADOW: u8 = 16;
     /// Its write-out failed: held, not written again but by a flush.
     pub const FAILED: u8 = 32;
-    /// Read ahead and not asked for yet.
-    pub const AHEAD: u8 = 64;
+    /// Dirtied after its folio's generation had ended: a flush that waits for that generation does not wait for it.
+    pub const NEWER: u8 = 64;
 }
 
 /// Which queue of the eviction policy a folio is in.
@@ -119,8 +119,8 @@ pub struct Folio {
     pub freq: u8,
     /// Its eviction queue.
     pub place: Place,
-    /// Generations: of its dirty blocks in the low half, of those under write-out in the high half.
-    pub generations: u8,
+    /// The generation of its oldest dirty blocks, modulo 16.
+    pub generation: u8,
     /// Free for use.
     pub spare: u8,
 }
@@ -134,8 +134,8 @@ impl Folio {
     pub const MARKER: u8 = 2;
     /// Read ahead, and none of it was asked for yet.
     pub const UNUSED: u8 = 4;
-    /// Evict it as soon as it is clean.
-    pub const DROP: u8 = 8;
+    /// A command for some of it passed its time-out and is still out: whoever needs that fails.
+    pub const LATE: u8 = 8;
 
     /// Whether `mark` is set.
     #[inline]

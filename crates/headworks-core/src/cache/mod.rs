@@ -1,4 +1,393 @@
-//! The page cache: folios of 4 KiB to 2 MiB between the volumes and the queues.
+//! The page cache of a shard: folios of 4 KiB to 2 MiB between the volumes and the queues.
+//!
+//! Decides what is kept, what is read and written when, and who waits for it. A bio that hits is answered in the same call. Any
+//! other becomes an [`operation::Operation`]: a cursor, parked on one thing at a time.
+//!
+//! ```text
+//!   bio --> read, write: block by block                    --> copies, answer
+//!             | missing: fill.rs asks (read-ahead with it)       ^
+//!             v                                                  |
+//!   down ---- bios of the cache's own ----> plug, queue, device -+ arrive.rs
+//!             ^
+//!             | flusher.rs: background, periodic, sync, for frames
+//!   flush --> sync.rs: generations; discard, zeroes, direct --> range.rs
+//! ```
+//!
+//! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `clean` (write-out on a writer's
+//! behalf), `range`, `sync`, `flusher`, `arrive` (answers of devices), `frames` (who gets memory), `volume` (what is known of a
+//! volume), over the tables `folio`, `index`, `reclaim`, `ghost`, `readahead`.
+//!
+//! Invariants: every wait is ended by an answer of a device, a timer or what one of these frees; a frame that a device has is
+//! not written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
+//! `dirty + writeback + credit` never exceeds the limit; nothing here grows.
 
+mod arrive;
+mod clean;
+mod defect;
+mod fill;
+mod flusher;
 pub mod folio;
+mod frames;
+pub mod ghost;
 pub mod index;
+mod lines;
+mod operation;
+mod range;
+mod read;
+pub mod readahead;
+pub mod reclaim;
+mod shadow;
+mod stats;
+mod sync;
+mod volume;
+mod write;
+
+pub use defect::CacheDefect;
+pub use stats::CacheStats;
+
+use crate::action::{Action, Actions};
+use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::buddy::Buddy;
+use crate::error::{IoError, Status};
+use crate::input::ReplyStage;
+use crate::options::{CacheOptions, ShardConfig, WriteMode};
+use crate::slab::{NIL, Slab};
+use crate::time::Instant;
+use crate::timer::TimerWheel;
+use crate::writeback::groups::Groups;
+use crate::writeback::{DirtyOptions, Throttle};
+use flusher::Flusher;
+use folio::{Folios, ORDER_MAX};
+use index::Index;
+use lines::Lines;
+use operation::{Doing, Operation, Park};
+use range::Ranges;
+use readahead::ReadAhead;
+use reclaim::Reclaim;
+use shadow::Shadows;
+use volume::CachedVolume;
+
+/// What the shard lends the cache for a call.
+pub(crate) struct Turn<'a> {
+    pub now: Instant,
+    pub actions: &'a mut Actions,
+    pub timers: &'a mut TimerWheel,
+}
+
+/// A bio for the device below, made or passed on by the cache, and whose it is: an operation's slot, or `NIL`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Down {
+    pub bio: Bio,
+    pub cookie: u32,
+}
+
+/// What came back of one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Up {
+    pub bio: Bio,
+    pub cookie: u32,
+    pub status: Status,
+    pub hole: bool,
+    pub stage: ReplyStage,
+}
+
+/// The cache's timers on the shard's wheel, from its base on; a writer's pause is `Writer` and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+enum TimerKind {
+    /// The throttle looks at its estimates.
+    Throttle = 0,
+    /// The flusher looks for old data.
+    Periodic = 1,
+    /// A flush has waited long enough.
+    Sync = 2,
+    /// Blocks whose write-out failed are tried again.
+    Retry = 3,
+    /// The first writer's pause.
+    Writer = 4,
+}
+
+/// How a device's volumes are cached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caching {
+    pub read_ahead_kb: u32,
+    pub max_folio_order: u8,
+}
+
+/// See the head of this file.
+pub(crate) struct Cache {
+    options: CacheOptions,
+    dirty: DirtyOptions,
+    folios: Folios,
+    frames: Buddy,
+    index: Index,
+    reclaim: Reclaim,
+    ahead: ReadAhead,
+    throttle: Throttle,
+    groups: Groups,
+    shadows: Shadows,
+    volumes: Vec<CachedVolume>,
+    devices: Vec<Caching>,
+    flushers: Vec<Flusher>,
+    ops: Slab<Operation>,
+    lines: Lines,
+    ranges: Ranges,
+    /// For the queues; the shard takes them at the end of a batch.
+    pub down: Vec<Down>,
+    /// Bios of the cache's own that are on their way.
+    in_flight: u32,
+    /// Tells bios over the same frames apart.
+    count: u32,
+    timer_base: u32,
+    /// When old data are looked for next.
+    periodic_at: Option<Instant>,
+    /// For a pass that a writer makes for itself.
+    scratch: Vec<u32>,
+    /// What each connection has heard of its volume's errors, by writer: (connection, errors heard of).
+    heard: Vec<(u32, u32)>,
+    stats: CacheStats,
+    defect: CacheDefect,
+}
+
+impl Cache {
+    /// The cache of a shard; everything it will ever need is allocated. `timer_base`: its first timer.
+    pub fn new(config: &ShardConfig, timer_base: u32) -> Self {
+        let options = config.cache;
+        let mut frames = Buddy::new(options.units, usize::from(ORDER_MAX) + 1);
+        let shadows = Shadows::new(&mut frames);
+        let devices = config.devices.len();
+        let caching = |index: usize| {
+            let queue = &config.devices[index].queue;
+            Caching { read_ahead_kb: queue.read_ahead_kb, max_folio_order: queue.max_folio_order }
+        };
+        let account = options.account;
+        Self {
+            folios: Folios::new(options.units),
+            index: Index::new(options.units),
+            reclaim: Reclaim::new(options.units),
+            ahead: ReadAhead::new(options.writers_max),
+            throttle: Throttle::new(&config.dirty, frames.free(), devices, options.writers_max),
+            groups: Groups::new(options.units, config.volumes.len()),
+            shadows,
+            frames,
+            volumes: config.volumes.iter().map(CachedVolume::new).collect(),
+            devices: (0..devices).map(caching).collect(),
+            flushers: (0..devices).map(|_| Flusher::new(options.units, account)).collect(),
+            ops: Slab::new(config.bios_max),
+            lines: Lines::new(devices, options.writers_max),
+            ranges: Ranges::new(config.bios_max),
+            down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
+            in_flight: 0,
+            count: 0,
+            timer_base,
+            periodic_at: None,
+            scratch: Vec::with_capacity(options.units.min(1 << 14) as usize),
+            heard: vec![(NIL, 0); options.writers_max as usize + 1],
+            stats: CacheStats::default(),
+            defect: CacheDefect::None,
+            dirty: config.dirty,
+            options,
+        }
+    }
+
+    /// Timers that a cache needs.
+    pub fn timers(options: &CacheOptions) -> usize {
+        if options.is_on() { TimerKind::Writer as usize + options.writers_max as usize + 1 } else { 0 }
+    }
+
+    /// Whether bios of `volume` are the cache's.
+    pub fn caches(&self, volume: VolumeId) -> bool {
+        self.volumes[usize::from(volume.0)].mode != WriteMode::None
+    }
+
+    /// Client bios that wait here.
+    pub fn waiting(&self) -> u32 {
+        self.ops.taken()
+    }
+
+    /// Bios of the cache's own that are on their way.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// A bio that passed its volume.
+    pub fn on_bio(&mut self, turn: &mut Turn, bio: Bio) {
+        let volume = &self.volumes[usize::from(bio.id.volume.0)];
+        let unsafe_mode = volume.mode == WriteMode::Unsafe;
+        let aligned = (bio.offset | u64::from(bio.len)) & u64::from(volume.block_size - 1) == 0;
+        let mut bio = bio;
+        if unsafe_mode {
+            bio.flags = bio.flags.without(BioFlags::FUA);
+        }
+        match bio.op {
+            Op::Flush if unsafe_mode => reply(turn, &bio, Ok(()), ReplyStage::Final),
+            Op::Flush => self.begin_sync(turn, bio),
+            Op::Prefetch => self.prefetch(turn, bio),
+            Op::Discard => self.begin(turn, Operation::new(bio, Doing::Range)),
+            Op::WriteZeroes => self.begin_zeroes(turn, bio),
+            Op::Read | Op::Write if bio.flags.contains(BioFlags::DIRECT) && aligned => {
+                let op = Operation { direct: true, ..Operation::new(bio, Doing::Range) };
+                self.begin(turn, op);
+            }
+            Op::Read => self.begin(turn, Operation::new(bio, Doing::Read)),
+            Op::Write => self.begin_write(turn, bio),
+        }
+    }
+
+    /// Steps an operation that has no slot yet; most end here and never need one.
+    fn begin(&mut self, turn: &mut Turn, mut op: Operation) {
+        match self.step(turn, &mut op, NIL) {
+            Park::Nothing => {}
+            park => {
+                let Some(slot) = self.ops.try_take() else {
+                    // The shard asks `room` before it takes a bio in.
+                    self.drop_credit(&mut op);
+                    return reply(turn, &op.bio, Err(IoError::NoMemory), ReplyStage::Final);
+                };
+                self.ops[slot] = op;
+                if park == Park::Slot {
+                    self.resume(turn, slot);
+                } else {
+                    self.park(turn, slot, park);
+                }
+            }
+        }
+    }
+
+    /// Steps an operation that something happened to.
+    fn resume(&mut self, turn: &mut Turn, slot: u32) {
+        let mut op = std::mem::take(&mut self.ops[slot]);
+        op.park = Park::Nothing;
+        let park = self.step(turn, &mut op, slot);
+        self.ops[slot] = op;
+        match park {
+            Park::Nothing => self.ops.put(slot),
+            park => self.park(turn, slot, park),
+        }
+    }
+
+    /// Goes on with an operation until it ends (`Nothing`) or must wait.
+    fn step(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+        if !op.locked
+            && matches!(op.doing, Doing::Read | Doing::Write | Doing::Range)
+            && let Some(other) = self.ranges.conflict(&op.bio)
+        {
+            return Park::Range(other);
+        }
+        match op.doing {
+            Doing::Read => self.step_read(turn, op),
+            Doing::Write => self.step_write(turn, op, slot),
+            Doing::Clean => self.step_clean(turn, op, slot),
+            Doing::Range => self.step_range(turn, op, slot),
+            Doing::Sync => self.step_sync(turn, op, slot),
+            Doing::Below => self.step_below(turn, op),
+        }
+    }
+
+    /// The client gets its answer, and whatever the operation held is free.
+    fn finish(&mut self, turn: &mut Turn, op: &mut Operation, status: Status) -> Park {
+        self.give_back(op);
+        let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
+        reply(turn, &op.bio, status, stage);
+        Park::Nothing
+    }
+
+    /// What an operation holds is free.
+    fn give_back(&mut self, op: &mut Operation) {
+        self.drop_credit(op);
+        self.drop_frame(op);
+    }
+
+    fn drop_credit(&mut self, op: &mut Operation) {
+        let credit = std::mem::take(&mut op.credit);
+        if credit > 0 {
+            let device = self.volumes[usize::from(op.bio.id.volume.0)].device;
+            self.throttle.unreserve(device, credit);
+        }
+    }
+
+    /// A connection is gone: nobody of it pauses any longer.
+    pub fn on_close(&mut self, turn: &mut Turn, connection: u32) {
+        self.ahead.forget(connection);
+        self.release_writer(turn, connection);
+    }
+
+    /// One of the cache's timers.
+    pub fn on_timer(&mut self, turn: &mut Turn, timer: u32) {
+        const THROTTLE: u32 = TimerKind::Throttle as u32;
+        const PERIODIC: u32 = TimerKind::Periodic as u32;
+        const SYNC: u32 = TimerKind::Sync as u32;
+        const RETRY: u32 = TimerKind::Retry as u32;
+        match timer - self.timer_base {
+            THROTTLE => self.throttle.on_timer(turn.now),
+            PERIODIC => self.on_periodic(turn),
+            SYNC => self.on_sync_timeout(turn),
+            RETRY => self.retry_failed(turn),
+            writer => self.resume_writer(turn, writer - TimerKind::Writer as u32),
+        }
+    }
+
+    /// Ends a batch: hands on what fell free, steps who can go on, lets the flushers write.
+    pub fn run(&mut self, turn: &mut Turn) {
+        loop {
+            self.serve_credit();
+            self.serve_frames(turn);
+            let Some(slot) = self.lines.next_ready(&mut self.ops) else {
+                break;
+            };
+            self.resume(turn, slot);
+        }
+        self.run_flushers(turn);
+        self.arm_timers(turn);
+    }
+
+    fn arm_timers(&mut self, turn: &mut Turn) {
+        let at = self.throttle.next_timeout();
+        self.set_timer(turn, TimerKind::Throttle, at);
+        let at = self.next_periodic(turn.now);
+        self.set_timer(turn, TimerKind::Periodic, at);
+    }
+
+    fn set_timer(&self, turn: &mut Turn, kind: TimerKind, at: Option<Instant>) {
+        let id = self.timer_base + kind as u32;
+        match at {
+            Some(at) if turn.timers.at(id) != Some(at) => turn.timers.set(id, at),
+            Some(_) => {}
+            None => turn.timers.clear(id),
+        }
+    }
+
+    /// A device's volumes are cached in another way from now on.
+    pub fn set_caching(&mut self, device: usize, caching: Caching) {
+        self.devices[device] = caching;
+    }
+
+    /// Other limits from now on.
+    pub fn set_dirty(&mut self, turn: &mut Turn, dirty: DirtyOptions) {
+        self.dirty = dirty;
+        self.throttle.set_options(turn.now, &dirty);
+    }
+
+    /// Breaks the policy on purpose, for negative tests.
+    pub fn set_defect(&mut self, defect: CacheDefect) {
+        self.defect = defect;
+    }
+
+    fn caching(&self, volume: VolumeId) -> Caching {
+        self.devices[usize::from(self.volumes[usize::from(volume.0)].device.0)]
+    }
+
+    fn volume(&mut self, volume: VolumeId) -> &mut CachedVolume {
+        &mut self.volumes[usize::from(volume.0)]
+    }
+
+    /// Nothing waits and nothing is on its way; there may be dirty data.
+    pub fn is_quiet(&self) -> bool {
+        self.ops.taken() == 0 && self.in_flight == 0 && self.down.is_empty()
+    }
+}
+
+/// Answers a client.
+fn reply(turn: &mut Turn, bio: &Bio, status: Status, stage: ReplyStage) {
+    turn.actions.list.push(Action::Reply { id: bio.id, status, hole: false, stage });
+}

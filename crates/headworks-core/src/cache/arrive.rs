@@ -1,0 +1,171 @@
+//! What comes back from the devices: fills, write-outs, and bios that were passed down.
+//!
+//! The blocks of a bio change their state here and nowhere else, and whoever waited for their folio goes on. A bio that passed
+//! its time-out comes twice: `Early` (whoever waits for it fails, and until the device answers whoever comes fails as well) and
+//! `Released` (its frames are free; what was to be written is dirty again).
+
+use super::defect::CacheDefect;
+use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::operation::Park;
+use super::{Cache, Turn, Up};
+use crate::action::Action;
+use crate::bio::{Op, VolumeId};
+use crate::error::{IoError, Status};
+use crate::input::ReplyStage;
+use crate::slab::NIL;
+
+/// The blocks of a bio that came back.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Their folio.
+    folio: u32,
+    /// The first one's unit.
+    unit: u32,
+    /// The first one on its volume.
+    block: u64,
+    count: u32,
+    volume: VolumeId,
+}
+
+impl Cache {
+    /// A bio that went down comes back.
+    pub fn on_up(&mut self, turn: &mut Turn, up: Up) {
+        let Some(unit) = up.bio.id.unit() else {
+            return self.on_below(turn, up);
+        };
+        let (volume, at) = (up.bio.id.volume, up.bio.offset >> BLOCK_SHIFT);
+        let folio = self.index.find(&self.folios, volume, at);
+        let run = Run {
+            folio: folio.expect("a folio with something on its way stays"),
+            unit,
+            block: at,
+            count: up.bio.len.div_ceil(BLOCK),
+            volume,
+        };
+        match (up.bio.op, up.stage) {
+            (_, ReplyStage::Early) => self.on_late(turn, &run, &up),
+            (Op::Read, stage) => {
+                self.in_flight -= 1;
+                let status = if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
+                self.on_filled(turn, &run, &up, status);
+            }
+            (_, stage) => {
+                self.in_flight -= 1;
+                let status = if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
+                self.on_written(turn, &run, &up, status);
+            }
+        }
+    }
+
+    /// A command passed its time-out.
+    fn on_late(&mut self, turn: &mut Turn, run: &Run, up: &Up) {
+        self.folios[run.folio].marks |= Folio::LATE;
+        let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
+        if up.bio.op == Op::Read {
+            return self.wake_folio(run.folio, Some(failed));
+        }
+        self.wake_folio(run.folio, None);
+        let volume = self.volume(run.volume);
+        volume.errors.record(IoError::TimedOut);
+        volume.last_error = IoError::TimedOut;
+        while let Some(slot) = self.volumes[usize::from(run.volume.0)].syncs.pop(&mut self.ops) {
+            self.ops[slot].status = Err(IoError::TimedOut);
+            self.ready(slot);
+        }
+        if up.cookie != NIL && !self.ops[up.cookie].answered {
+            let op = &mut self.ops[up.cookie];
+            op.answered = true;
+            op.status = Err(IoError::TimedOut);
+            let (id, status) = (op.bio.id, op.status);
+            let stage = ReplyStage::Early;
+            turn.actions.list.push(Action::Reply { id, status, hole: false, stage });
+        }
+    }
+
+    /// Blocks came from the device.
+    fn on_filled(&mut self, turn: &mut Turn, run: &Run, up: &Up, status: Status) {
+        if up.hole && status.is_ok() {
+            let at = u64::from(run.unit) << BLOCK_SHIFT;
+            turn.actions.list.push(Action::Zero { at, len: run.count * BLOCK });
+        }
+        let there = if status.is_ok() { block::UPTODATE } else { 0 };
+        for state in self.folios.states_mut(run.unit, run.count) {
+            *state = *state & !block::FILLING | there;
+        }
+        let folio = &mut self.folios[run.folio];
+        folio.filling -= run.count as u16;
+        self.no_longer_late(run.folio);
+        let error = status.err();
+        let failed = error.map(|e| (run.block, run.block + u64::from(run.count), e));
+        self.wake_folio(run.folio, failed);
+    }
+
+    fn no_longer_late(&mut self, unit: u32) {
+        let folio = &mut self.folios[unit];
+        if folio.filling == 0 && folio.writeback == 0 {
+            folio.marks &= !Folio::LATE;
+        }
+    }
+
+    /// Blocks were written, or could not be.
+    fn on_written(&mut self, turn: &mut Turn, run: &Run, up: &Up, status: Status) {
+        let device = self.volume(run.volume).device;
+        self.flushers[usize::from(device.0)].came_back(run.count);
+        let keep = status.is_err() && self.defect != CacheDefect::FailedIsClean;
+        let (mut clean, mut held) = (0, 0);
+        for unit in run.unit..run.unit + run.count {
+            let state = self.folios.states(unit, 1)[0] & !block::WRITEBACK;
+            let state = if state & block::SHADOW != 0 {
+                self.end_shadow(turn, unit);
+                clean += 1;
+                state & !block::SHADOW
+            } else if keep && state & block::DIRTY == 0 {
+                held += 1;
+                state | block::DIRTY | block::FAILED
+            } else {
+                clean += 1;
+                state
+            };
+            self.folios.states_mut(unit, 1)[0] = state;
+        }
+        let folio = &mut self.folios[run.folio];
+        folio.writeback -= run.count as u16;
+        folio.dirty += held as u16;
+        self.no_longer_late(run.folio);
+        self.throttle.on_written(turn.now, device, clean);
+        if held > 0 {
+            self.throttle.on_write_failed(turn.now, device, held);
+        }
+        if let Err(error) = status {
+            self.on_failed(turn, run.volume, held, error);
+        } else if self.volume(run.volume).held == 0 {
+            self.volume(run.volume).backoff_ns = 0;
+        }
+        self.volume(run.volume).sub_writing((up.bio.id.sequence >> 32 & 15) as u8);
+        self.advance(run.volume);
+        self.wake_folio(run.folio, None);
+        self.end_own(up, status);
+    }
+
+    fn on_failed(&mut self, turn: &mut Turn, volume: VolumeId, held: u32, error: IoError) {
+        self.stats.failed += u64::from(held);
+        let entry = self.volume(volume);
+        entry.held += held;
+        entry.last_error = error;
+        entry.errors.record(error);
+        self.plan_retry(turn, volume, error);
+    }
+
+    /// The operation in whose name it was sent has one less on its way.
+    fn end_own(&mut self, up: &Up, status: Status) {
+        if up.cookie == NIL {
+            return;
+        }
+        let op = &mut self.ops[up.cookie];
+        op.pending -= 1;
+        op.status = op.status.and(status);
+        if op.pending == 0 && op.park == Park::Own {
+            self.ready(up.cookie);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Write-out on a writer's behalf: what FUA, writethrough and direct I/O wait for.
+//!
+//! The operation goes over its range once: what is dirty is sent, in its own name; what is on its way in an older version is
+//! waited for and looked at again. It is done when all that it sent came back. A block that somebody else had written meanwhile
+//! is on the device but perhaps not durable: then a flush of the device follows, for FUA.
+
+use super::flusher::{Sent, Why};
+use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::operation::{Doing, Operation, Park};
+use super::{Cache, Down, Turn};
+use crate::bio::{Bio, BioFlags, Op};
+use crate::error::IoError;
+use crate::options::WriteMode;
+
+impl Cache {
+    /// Writes the range out; then the device's flush if one is needed; then the answer.
+    pub(super) fn step_clean(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+        let flags = if op.is_fua() { BioFlags::FUA } else { BioFlags::NONE };
+        if let Some(park) = self.clean_range(turn, op, slot, flags.with(BioFlags::SYNC)) {
+            return park;
+        }
+        if op.status.is_err() {
+            if self.volume(op.bio.id.volume).mode == WriteMode::Writethrough {
+                self.give_up_range(&op.bio);
+            }
+            return self.finish(turn, op, op.status);
+        }
+        if op.is_fua() && op.wants_flush {
+            self.pass_down(op, slot, Bio { op: Op::Flush, offset: 0, len: 0, ..op.bio });
+            return Park::Below;
+        }
+        self.finish(turn, op, Ok(()))
+    }
+
+    /// Sends what is dirty of the operation's range, whole blocks; `None` when all of it came back.
+    pub(super) fn clean_range(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        slot: u32,
+        flags: BioFlags,
+    ) -> Option<Park> {
+        let volume = op.bio.id.volume;
+        let first = op.bio.offset >> BLOCK_SHIFT;
+        let end = op.bio.end().div_ceil(u64::from(BLOCK));
+        // `asked` counts blocks that are dealt with.
+        while first + u64::from(op.asked) < end {
+            let at = first + u64::from(op.asked);
+            let Some(unit) = self.index.find(&self.folios, volume, at) else {
+                op.wants_flush = true;
+                op.asked += 1;
+                continue;
+            };
+            let from = (at - self.folios[unit].key.block()) as u32;
+            let left = (end - at).min(u64::from(self.folios[unit].blocks() - from)) as u32;
+            let states = self.folios.states(unit + from, left);
+            if states[0] & block::WRITEBACK != 0 {
+                if self.folios[unit].is(Folio::LATE) {
+                    op.status = Err(IoError::TimedOut);
+                    return (op.pending > 0).then_some(Park::Own);
+                }
+                return Some(Park::Folio(unit));
+            }
+            if states[0] & block::DIRTY == 0 {
+                op.wants_flush = true;
+                op.asked += 1;
+                continue;
+            }
+            let ready = |s: &u8| s & (block::DIRTY | block::WRITEBACK) == block::DIRTY;
+            let run = states.iter().position(|s| !ready(s)).unwrap_or(left as usize) as u32;
+            if !self.may_send() {
+                return Some(Park::Frames);
+            }
+            self.unhold(unit, from, run);
+            let sent = Sent { cookie: slot, flags, why: Why::Writer, most: run };
+            let (bios, _) = self.send_dirty(turn, unit, from, run, sent);
+            op.pending += bios;
+            op.asked += run;
+        }
+        (op.pending > 0).then_some(Park::Own)
+    }
+
+    /// Hands a bio of the client to the device, in the operation's name.
+    pub(super) fn pass_down(&mut self, op: &mut Operation, slot: u32, bio: Bio) {
+        op.doing = Doing::Below;
+        let flags = bio.flags.without(BioFlags::DIRECT);
+        self.down.push(Down { bio: Bio { flags, ..bio }, cookie: slot });
+    }
+}

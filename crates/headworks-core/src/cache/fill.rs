@@ -1,0 +1,219 @@
+//! From the device into the pool: which blocks are asked for, with how much beyond, in folios of which size.
+//!
+//! A block that is missing is asked for once, however many wait for it: it is `FILLING` until the device answered, and whoever
+//! wants it is parked on its folio. All that a bio needs is asked for before it waits, so its misses overlap.
+
+use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::operation::{Operation, Park};
+use super::readahead::{Read, Window};
+use super::{Cache, Down, Turn};
+use crate::bio::{Bio, BioFlags, BioId, Op, VolumeId};
+use crate::slab::NIL;
+
+/// Blocks of a bio that are asked for at once: 4 MiB, as the largest window of read-ahead.
+const ASK_MAX: u64 = 1024;
+/// Bios of the cache's own that are kept for fills when write-out takes all it may: one in four.
+const FILL_SHARE: u32 = 4;
+
+/// For whom and what blocks are filled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reason {
+    /// The bio that caused it.
+    pub bio: Bio,
+    /// Nobody waits for it yet.
+    pub ahead: bool,
+}
+
+impl Cache {
+    /// Whether another bio of the cache's own may go out.
+    pub(super) fn may_send(&self) -> bool {
+        self.in_flight < self.options.bios()
+    }
+
+    /// Whether another write-out may: fills have the rest.
+    pub(super) fn may_write_out(&self) -> bool {
+        let bios = self.options.bios();
+        self.in_flight < bios - bios / FILL_SHARE
+    }
+
+    /// Asks for what is missing from the operation's cursor on, and for what its stream will want next.
+    pub(super) fn ask(&mut self, turn: &mut Turn, op: &mut Operation) -> Result<(), Park> {
+        let volume = op.bio.id.volume;
+        let first = op.at() >> BLOCK_SHIFT;
+        let all = op.bio.end().div_ceil(u64::from(BLOCK));
+        let end = all.min(first + ASK_MAX);
+        let window = self.window(&op.bio, first, (all - first) as u32, true, false);
+        let order = window.as_ref().map_or(0, |window| window.order);
+        let reason = Reason { bio: op.bio, ahead: false };
+        let reached = self.fill_range(turn, Some(op), reason, (volume, first, end), order);
+        if reached == first {
+            return Err(Park::Frames);
+        }
+        op.asked = ((reached << BLOCK_SHIFT) - op.bio.offset).min(u64::from(op.bio.len)) as u32;
+        if reached == end
+            && let Some(window) = window
+        {
+            self.read_ahead(turn, &op.bio, &window, end);
+        }
+        Ok(())
+    }
+
+    /// The window of read-ahead that a read starts, if any.
+    pub(super) fn window(
+        &mut self,
+        bio: &Bio,
+        first: u64,
+        blocks: u32,
+        missed: bool,
+        marker: bool,
+    ) -> Option<Window> {
+        let volume = bio.id.volume;
+        let caching = self.caching(volume);
+        // A window is a small part of the pool, or streams would push each other out.
+        let most = (caching.read_ahead_kb / 4).min(self.folios.units() / 16);
+        let read = Read {
+            connection: bio.id.connection,
+            volume,
+            block: first,
+            blocks,
+            missed,
+            marker,
+            end: self.volumes[usize::from(volume.0)].blocks(),
+            most,
+            order_max: caching.max_folio_order.min(self.order_cap()),
+        };
+        self.ahead.on_read(&read)
+    }
+
+    /// Fills a window beyond what was asked for, from `from` on.
+    pub(super) fn read_ahead(&mut self, turn: &mut Turn, bio: &Bio, window: &Window, from: u64) {
+        let volume = bio.id.volume;
+        let start = window.start.max(from);
+        let end = window.start + u64::from(window.blocks);
+        if start >= end {
+            return;
+        }
+        let reason = Reason { bio: *bio, ahead: true };
+        let reached = self.fill_range(turn, None, reason, (volume, start, end), window.order);
+        self.stats.read_ahead += reached - start;
+        let marked = self.index.find(&self.folios, volume, window.marker.max(start));
+        if let Some(unit) = marked
+            && self.folios[unit].filling > 0
+        {
+            self.folios[unit].marks |= Folio::MARKER;
+        }
+    }
+
+    /// Asks for every missing block of a range; the block it came to when memory or bios ran out, or the end.
+    pub(super) fn fill_range(
+        &mut self,
+        turn: &mut Turn,
+        mut op: Option<&mut Operation>,
+        reason: Reason,
+        (volume, first, end): (VolumeId, u64, u64),
+        order: u8,
+    ) -> u64 {
+        let order_max = self.caching(volume).max_folio_order;
+        // A window says how large; what is merely asked for is as large as it is.
+        let order_max = if order > 0 { order.min(order_max) } else { order_max };
+        let mut at = first;
+        while at < end {
+            if !self.may_send() {
+                return at;
+            }
+            let unit = match self.index.find(&self.folios, volume, at) {
+                Some(unit) => unit,
+                None => {
+                    let order =
+                        self.index.largest_fit(&self.folios, volume, at, order_max, end);
+                    let Some(unit) =
+                        self.make_folio(turn, op.as_deref_mut(), (volume, at), order)
+                    else {
+                        return at;
+                    };
+                    if reason.ahead {
+                        self.folios[unit].marks |= Folio::UNUSED;
+                    }
+                    unit
+                }
+            };
+            let folio = &self.folios[unit];
+            let (base, blocks) = (folio.key.block(), u64::from(folio.blocks()));
+            let from = (at - base) as u32;
+            let until = (end.min(base + blocks) - base) as u32;
+            if !self.fill_folio(&reason, unit, from, until) {
+                return at;
+            }
+            at = base + u64::from(until);
+        }
+        end
+    }
+
+    /// Asks for the missing blocks `from..until` of a folio; false if bios ran out.
+    fn fill_folio(&mut self, reason: &Reason, unit: u32, from: u32, until: u32) -> bool {
+        let mut at = from;
+        while at < until {
+            let states = self.folios.states(unit + at, until - at);
+            let there = |state: &u8| state & (block::UPTODATE | block::FILLING) != 0;
+            let Some(skip) = states.iter().position(|state| !there(state)) else {
+                return true;
+            };
+            let missing = &states[skip..];
+            let run = missing.iter().position(there).unwrap_or(missing.len()) as u32;
+            at += skip as u32;
+            if !self.may_send() {
+                return false;
+            }
+            self.send_fill(reason, unit, at, run);
+            at += run;
+        }
+        true
+    }
+
+    /// Asks for `count` blocks of a folio from its block `first` on; none of them is there or on its way.
+    pub(super) fn send_fill(&mut self, reason: &Reason, unit: u32, first: u32, count: u32) {
+        for state in self.folios.states_mut(unit + first, count) {
+            *state |= block::FILLING;
+        }
+        let folio = &mut self.folios[unit];
+        folio.filling += count as u16;
+        let at = folio.key.block() + u64::from(first);
+        self.stats.fills += 1;
+        self.stats.filled += u64::from(count);
+        let flags = if reason.ahead { BioFlags::HOLE_OK } else { BioFlags::HOLE_OK.with(BioFlags::SYNC) };
+        let id = self.internal_id(&reason.bio.id, unit + first, 0);
+        let (offset, len) = self.bytes_of(id.volume, at, count);
+        let ioprio = reason.bio.ioprio;
+        self.down.push(Down { bio: Bio { id, offset, len, op: Op::Read, flags, ioprio }, cookie: NIL });
+        self.in_flight += 1;
+    }
+
+    /// The name of a bio of the cache's own, caused by `cause`.
+    pub(super) fn internal_id(&mut self, cause: &BioId, unit: u32, mark: u8) -> BioId {
+        self.count = self.count.wrapping_add(1);
+        let count = self.count << 4 | u32::from(mark);
+        BioId::internal(cause.connection, cause.volume, cause.export, count, unit)
+    }
+
+    /// Where blocks lie on their volume, in bytes: a last one may be there in part.
+    pub(super) fn bytes_of(&self, volume: VolumeId, at: u64, count: u32) -> (u64, u32) {
+        let size = self.volumes[usize::from(volume.0)].size;
+        let offset = at << BLOCK_SHIFT;
+        let len = (u64::from(count) << BLOCK_SHIFT).min(size.saturating_sub(offset));
+        (offset, len as u32)
+    }
+
+    /// A client wants a range in the cache soon.
+    pub(super) fn prefetch(&mut self, turn: &mut Turn, bio: Bio) {
+        let volume = bio.id.volume;
+        let first = bio.offset >> BLOCK_SHIFT;
+        let most = u64::from(self.folios.units() / 4);
+        let end = bio.end().div_ceil(u64::from(BLOCK)).min(first + most);
+        if self.ranges.conflict(&bio).is_none() {
+            let reason = Reason { bio, ahead: true };
+            let reached = self.fill_range(turn, None, reason, (volume, first, end), 0);
+            self.stats.read_ahead += reached - first;
+        }
+        super::reply(turn, &bio, Ok(()), crate::input::ReplyStage::Final);
+    }
+}

@@ -1,0 +1,454 @@
+//! The flushers: what is written out, when, and in which order. One for each device; writers never do it.
+//!
+//! Work comes from four sides, in this order: flushes that wait, frames that are wanted, data that are too old, too much that
+//! is dirty. A pass takes one extent group, oldest first but in the order of addresses among the old ones, and sends its dirty
+//! folios in order, up to the throttle's chunk; then the next group has its turn. Neighbours meet in the plug and become large
+//! requests. How much is on its way at once is bounded, and a part of the cache's bios is kept for fills, so reads go on.
+//!
+//! ```text
+//!   idle --work--> pass: group's dirty folios, sorted --> sent one by one --bound--> waits for an answer
+//!     ^                                                        | chunk used up, or the end
+//!     '--------- nothing more to do --------- next group <-----'
+//! ```
+//!
+//! Invariants: a block is in one write-out at a time; a flush is not kept waiting by what is dirtied after it came; old data
+//! are found even when nothing else happens (a timer, as long as anything is dirty).
+
+use super::folio::{Folio, block};
+use super::{Cache, Down, Turn};
+use crate::bio::{Bio, BioFlags, BioId, DeviceId, Ioprio, Op, VolumeId};
+use crate::slab::NIL;
+use crate::time::{Instant, MS};
+use crate::writeback::groups::{GROUP_SHIFT, Group};
+
+/// Groups that are looked at for the next one in the order of addresses, or for an old one.
+const LOOK_AHEAD: usize = 16;
+/// Nanoseconds of a hundredth of a second.
+const CENTISEC: u64 = 10 * MS;
+
+/// On whose behalf blocks are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Much is dirty.
+    Background = 0,
+    /// It is old.
+    Periodic = 1,
+    /// A flush waits.
+    Sync = 2,
+    /// Frames are wanted.
+    Frames = 3,
+    /// A writer waits for it.
+    Writer = 4,
+}
+
+/// How dirty blocks are sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    /// The operation that waits for them, or `NIL`.
+    pub cookie: u32,
+    pub flags: BioFlags,
+    pub why: Why,
+    /// Most blocks.
+    pub most: u32,
+}
+
+/// A device's flusher.
+#[derive(Debug)]
+pub(super) struct Flusher {
+    account: u32,
+    /// Folios of the pass, in order of address, and how many of them were dealt with.
+    sorted: Vec<u32>,
+    position: usize,
+    group: u32,
+    why: Why,
+    /// Only folios up to this generation.
+    target: Option<u32>,
+    /// Blocks that the pass may still send.
+    left: u32,
+    sent_any: bool,
+    /// Where the last pass was, for the order of addresses.
+    last: (VolumeId, u64),
+    /// Where the next pass of a flush looks first.
+    cursor: u32,
+    /// Blocks on their way, and how many may be.
+    in_flight: u32,
+    in_flight_max: u32,
+    /// Frames are wanted.
+    wanted: bool,
+    /// Old data are to be looked for.
+    periodic: bool,
+}
+
+impl Flusher {
+    pub fn new(units: u32, account: u32) -> Self {
+        Self {
+            account,
+            sorted: Vec::with_capacity(units.min(1 << GROUP_SHIFT) as usize),
+            position: 0,
+            group: NIL,
+            why: Why::Background,
+            target: None,
+            left: 0,
+            sent_any: false,
+            last: (VolumeId(0), 0),
+            cursor: NIL,
+            in_flight: 0,
+            in_flight_max: (units / 4).clamp(64, 8192),
+            wanted: false,
+            periodic: false,
+        }
+    }
+
+    /// Blocks came back.
+    pub fn came_back(&mut self, blocks: u32) {
+        self.in_flight -= blocks;
+    }
+}
+
+impl Cache {
+    /// Clean folios are wanted: frames are short.
+    pub(super) fn want_clean(&mut self, turn: &mut Turn) {
+        let _ = turn;
+        self.flushers.iter_mut().for_each(|flusher| flusher.wanted = true);
+    }
+
+    /// The time to look for old data has come.
+    pub(super) fn on_periodic(&mut self, turn: &mut Turn) {
+        let interval = u64::from(self.dirty.dirty_writeback_centisecs) * CENTISEC;
+        self.periodic_at = Some(turn.now.after(interval));
+        self.flushers.iter_mut().for_each(|flusher| flusher.periodic = true);
+    }
+
+    /// When old data are looked for next; never while nothing is dirty.
+    pub(super) fn next_periodic(&mut self, now: Instant) -> Option<Instant> {
+        if self.groups.is_empty() || self.dirty.dirty_writeback_centisecs == 0 {
+            self.periodic_at = None;
+            return None;
+        }
+        let interval = u64::from(self.dirty.dirty_writeback_centisecs) * CENTISEC;
+        Some(*self.periodic_at.get_or_insert(now.after(interval)))
+    }
+
+    /// Lets every flusher send what it may.
+    pub(super) fn run_flushers(&mut self, turn: &mut Turn) {
+        if self.groups.is_empty() {
+            self.flushers.iter_mut().for_each(|f| (f.wanted, f.periodic) = (false, false));
+            return;
+        }
+        for device in 0..self.flushers.len() {
+            self.run_flusher(turn, device);
+        }
+        if self.lines.frames.head().is_none() {
+            self.flushers.iter_mut().for_each(|flusher| flusher.wanted = false);
+        }
+    }
+
+    fn run_flusher(&mut self, turn: &mut Turn, device: usize) {
+        // Groups in a row of which nothing could be sent: all of them is on its way already.
+        let mut barren = 0;
+        loop {
+            let flusher = &self.flushers[device];
+            if flusher.in_flight >= flusher.in_flight_max || !self.may_write_out() {
+                return;
+            }
+            if flusher.position < flusher.sorted.len() && flusher.left > 0 {
+                self.send_next(turn, device);
+                continue;
+            }
+            if flusher.group != NIL {
+                barren = if flusher.sent_any { 0 } else { barren + 1 };
+                self.end_pass(turn.now, device);
+            }
+            if barren > 2 * LOOK_AHEAD || !self.begin_pass(turn.now, device) {
+                return;
+            }
+        }
+    }
+
+    /// Sends the next folio of the pass.
+    fn send_next(&mut self, turn: &mut Turn, device: usize) {
+        let flusher = &mut self.flushers[device];
+        let unit = flusher.sorted[flusher.position];
+        flusher.position += 1;
+        let folio = self.folios[unit];
+        // It may have been cleaned, dropped or made anew since the pass began.
+        if !folio.is(Folio::PRESENT) || folio.group != flusher.group {
+            return;
+        }
+        let volume = &self.volumes[usize::from(folio.key.volume().0)];
+        if flusher.target.is_some_and(|target| volume.whole(folio.generation) > target) {
+            return;
+        }
+        let most = flusher.left.max(folio.blocks());
+        let sent = Sent { cookie: NIL, flags: BioFlags::NONE, why: flusher.why, most };
+        let (_, blocks) = self.send_dirty(turn, unit, 0, folio.blocks(), sent);
+        let flusher = &mut self.flushers[device];
+        flusher.left = flusher.left.saturating_sub(blocks);
+        flusher.sent_any |= blocks > 0;
+    }
+
+    fn end_pass(&mut self, now: Instant, device: usize) {
+        let flusher = &mut self.flushers[device];
+        let group = std::mem::replace(&mut flusher.group, NIL);
+        flusher.sorted.clear();
+        flusher.position = 0;
+        if !self.groups.exists(group) {
+            return;
+        }
+        let since = if flusher.sent_any { self.groups[group].since } else { now };
+        if flusher.why == Why::Sync {
+            flusher.cursor = self.groups.younger(group).unwrap_or(NIL);
+        }
+        self.groups.requeue(since, group);
+    }
+
+    /// Chooses the next group, if there is work; its dirty folios are sorted.
+    fn begin_pass(&mut self, now: Instant, device: usize) -> bool {
+        let Some((group, why, target)) = self.next_work(now, device) else {
+            return false;
+        };
+        let chunk = match why {
+            Why::Sync => u32::MAX,
+            _ => self.throttle.chunk(DeviceId(device as u16)),
+        };
+        let Group { volume, index, .. } = self.groups[group];
+        let flusher = &mut self.flushers[device];
+        (flusher.group, flusher.why, flusher.target) = (group, why, target);
+        (flusher.left, flusher.sent_any, flusher.position) = (chunk, false, 0);
+        flusher.last = (volume, index);
+        let mut sorted = std::mem::take(&mut flusher.sorted);
+        self.collect(group, &mut sorted);
+        self.flushers[device].sorted = sorted;
+        true
+    }
+
+    /// The dirty folios of a group in the order of their addresses, as many as there is room for.
+    fn collect(&self, group: u32, sorted: &mut Vec<u32>) {
+        sorted.clear();
+        let mut unit = self.groups[group].head;
+        while unit != NIL && sorted.len() < sorted.capacity() {
+            sorted.push(unit);
+            unit = self.folios[unit].dirty_next;
+        }
+        sorted.sort_unstable_by_key(|&unit| self.folios[unit].key.word());
+    }
+
+    fn next_work(&mut self, now: Instant, device: usize) -> Option<(u32, Why, Option<u32>)> {
+        if let Some((group, target)) = self.sync_work(device) {
+            return Some((group, Why::Sync, Some(target)));
+        }
+        if self.flushers[device].wanted {
+            return Some((self.oldest_group(device)?, Why::Frames, None));
+        }
+        if self.flushers[device].periodic {
+            if let Some(group) = self.expired_group(now, device) {
+                return Some((group, Why::Periodic, None));
+            }
+            self.flushers[device].periodic = false;
+        }
+        if self.throttle.over_background(DeviceId(device as u16)) {
+            return Some((self.oldest_group(device)?, Why::Background, None));
+        }
+        None
+    }
+
+    /// A group of a volume for which a flush waits.
+    fn sync_work(&mut self, device: usize) -> Option<(u32, u32)> {
+        for index in 0..self.volumes.len() {
+            let volume = &self.volumes[index];
+            let Some(target) = volume.target.filter(|&target| volume.has_dirty(target)) else {
+                continue;
+            };
+            if usize::from(volume.device.0) != device {
+                continue;
+            }
+            let cursor = self.flushers[device].cursor;
+            let id = VolumeId(index as u16);
+            let group = if self.groups.exists(cursor) && self.groups[cursor].volume == id {
+                Some(cursor)
+            } else {
+                self.groups.oldest(id)
+            };
+            if let Some(group) = group {
+                return Some((group, target));
+            }
+        }
+        None
+    }
+
+    /// The next group in the order of addresses among the oldest of the volume that has the oldest; the oldest itself if its
+    /// time has come.
+    fn oldest_group(&self, device: usize) -> Option<u32> {
+        let ids = (0..self.volumes.len()).filter(|&index| {
+            usize::from(self.volumes[index].device.0) == device
+        });
+        let oldest = ids.filter_map(|index| self.groups.oldest(VolumeId(index as u16)));
+        let oldest = oldest.min_by_key(|&group| self.groups[group].since)?;
+        let volume = self.groups[oldest].volume;
+        let (last_volume, last) = self.flushers[device].last;
+        let mut best: Option<u32> = None;
+        let mut at = Some(oldest);
+        for _ in 0..LOOK_AHEAD {
+            let Some(group) = at else { break };
+            let index = self.groups[group].index;
+            let next = last_volume == volume && index > last;
+            if next && best.is_none_or(|best| self.groups[best].index > index) {
+                best = Some(group);
+            }
+            at = self.groups.younger(group);
+        }
+        Some(best.unwrap_or(oldest))
+    }
+
+    /// A group whose data are too old.
+    fn expired_group(&self, now: Instant, device: usize) -> Option<u32> {
+        let expire = u64::from(self.dirty.dirty_expire_centisecs) * CENTISEC;
+        for index in 0..self.volumes.len() {
+            if usize::from(self.volumes[index].device.0) != device {
+                continue;
+            }
+            let mut at = self.groups.oldest(VolumeId(index as u16));
+            for _ in 0..4 * LOOK_AHEAD {
+                let Some(group) = at else { break };
+                if now.since(self.groups[group].since) >= expire {
+                    return Some(group);
+                }
+                at = self.groups.younger(group);
+            }
+        }
+        None
+    }
+
+    /// A writer writes out for itself (the old way): up to `quota` blocks of the oldest group; bios that were sent.
+    pub(super) fn write_for_itself(
+        &mut self,
+        turn: &mut Turn,
+        volume: VolumeId,
+        quota: u32,
+        slot: u32,
+    ) -> u32 {
+        let Some(group) = self.groups.oldest(volume) else {
+            return 0;
+        };
+        let mut sorted = std::mem::take(&mut self.scratch);
+        self.collect(group, &mut sorted);
+        let (mut bios, mut left) = (0, quota);
+        for &unit in &sorted {
+            if left == 0 || !self.may_write_out() {
+                break;
+            }
+            let count = self.folios[unit].blocks();
+            let sent = Sent { cookie: slot, flags: BioFlags::NONE, why: Why::Writer, most: left };
+            let (more, blocks) = self.send_dirty(turn, unit, 0, count, sent);
+            bios += more;
+            left = left.saturating_sub(blocks);
+        }
+        self.scratch = sorted;
+        if self.groups.exists(group) {
+            let since = self.groups[group].since;
+            self.groups.requeue(since, group);
+        }
+        bios
+    }
+
+    /// Sends the dirty blocks of a part of a folio that are neither held nor on their way; bios and blocks that were sent.
+    pub(super) fn send_dirty(
+        &mut self,
+        turn: &mut Turn,
+        unit: u32,
+        first: u32,
+        count: u32,
+        sent: Sent,
+    ) -> (u32, u32) {
+        let (mut bios, mut blocks) = (0, 0);
+        let mut at = first;
+        let end = first + count;
+        while at < end && blocks < sent.most && self.may_send() {
+            let states = self.folios.states(unit + at, (end - at).min(sent.most - blocks));
+            let busy = block::WRITEBACK | block::FAILED;
+            let ready = |state: &u8| state & (block::DIRTY | busy) == block::DIRTY;
+            let Some(skip) = states.iter().position(ready) else {
+                break;
+            };
+            let run = states[skip..].iter().position(|state| !ready(state));
+            let run = run.unwrap_or(states.len() - skip) as u32;
+            at += skip as u32;
+            self.send_run(turn, unit, at, run, &sent);
+            at += run;
+            (bios, blocks) = (bios + 1, blocks + run);
+        }
+        if blocks > 0 {
+            self.roll_generation(unit);
+            self.settle_group(unit);
+        }
+        (bios, blocks)
+    }
+
+    fn send_run(&mut self, turn: &mut Turn, unit: u32, first: u32, run: u32, sent: &Sent) {
+        for state in self.folios.states_mut(unit + first, run) {
+            *state = *state & !(block::DIRTY | block::NEWER) | block::WRITEBACK;
+        }
+        let folio = &mut self.folios[unit];
+        folio.dirty -= run as u16;
+        folio.writeback += run as u16;
+        let (at, mark, group) = (folio.key.block() + u64::from(first), folio.generation, folio.group);
+        let volume = folio.key.volume();
+        let export = self.groups[group].export;
+        let entry = &mut self.volumes[usize::from(volume.0)];
+        entry.add_writing(mark);
+        let device = entry.device;
+        let flusher = &mut self.flushers[usize::from(device.0)];
+        flusher.in_flight += run;
+        let cause = BioId { connection: flusher.account, volume, export, sequence: 0 };
+        let id = self.internal_id(&cause, unit + first, mark);
+        let (offset, len) = self.bytes_of(volume, at, run);
+        let (op, flags, ioprio) = (Op::Write, sent.flags, Ioprio::default());
+        self.down.push(Down { bio: Bio { id, offset, len, op, flags, ioprio }, cookie: sent.cookie });
+        self.in_flight += 1;
+        self.throttle.on_writeout(turn.now, device, run);
+        self.stats.writeouts += 1;
+        self.stats.written += u64::from(run);
+        self.stats.written_for[sent.why as usize] += u64::from(run);
+    }
+
+    /// After a write-out: if all that is still dirty of a folio came after its generation had ended, it belongs to the next one.
+    /// So a flush is not kept waiting by a folio that is written all the time.
+    fn roll_generation(&mut self, unit: u32) {
+        let folio = self.folios[unit];
+        let volume = &mut self.volumes[usize::from(folio.key.volume().0)];
+        if folio.dirty == 0 || folio.generation == volume.current() {
+            return;
+        }
+        let states = self.folios.states(unit, folio.blocks());
+        let waits = |s: &u8| s & (block::DIRTY | block::FAILED | block::NEWER) == block::DIRTY;
+        if states.iter().any(waits) || folio.group == NIL {
+            return;
+        }
+        let next = (folio.generation + 1) % 16;
+        volume.sub_dirty(folio.generation);
+        volume.add_dirty(next);
+        self.folios[unit].generation = next;
+        for state in self.folios.states_mut(unit, folio.blocks()) {
+            *state &= !block::NEWER;
+        }
+        let id = folio.key.volume();
+        self.advance(id);
+    }
+
+    /// Takes a folio off its group's list when nothing of it is to be written any longer.
+    pub(super) fn settle_group(&mut self, unit: u32) {
+        let folio = self.folios[unit];
+        if folio.group == NIL {
+            return;
+        }
+        let states = self.folios.states(unit, folio.blocks());
+        let to_write = |s: &u8| s & (block::DIRTY | block::FAILED) == block::DIRTY;
+        if folio.dirty > 0 && states.iter().any(to_write) {
+            return;
+        }
+        self.groups.remove(&mut self.folios, unit);
+        let volume = folio.key.volume();
+        self.volume(volume).sub_dirty(folio.generation);
+        self.advance(volume);
+    }
+}

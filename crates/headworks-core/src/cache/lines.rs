@@ -1,0 +1,186 @@
+//! Who waits for what, and who goes on.
+//!
+//! Lines are first come, first served. Whoever leaves the line of credit or of frames has what it waited for: a wake-up that
+//! carries nothing would lose the race to a newcomer.
+
+use super::operation::{Operation, Park};
+use super::{Cache, TimerKind, Turn};
+use crate::error::IoError;
+use crate::queue::list::Fifo;
+use crate::slab::{NIL, Slab};
+use crate::writeback::WriterId;
+
+/// The lines of a cache.
+#[derive(Debug)]
+pub(super) struct Lines {
+    /// Can go on.
+    pub ready: Fifo,
+    /// Wait for a frame, or for a bio of the cache's own.
+    pub frames: Fifo,
+    /// Wait for dirty credit, by device.
+    pub credit: Vec<Fifo>,
+    /// Wait for the end of their writer's pause, by writer.
+    pub paused: Vec<Fifo>,
+}
+
+impl Lines {
+    pub fn new(devices: usize, writers: u32) -> Self {
+        Self {
+            ready: Fifo::new(),
+            frames: Fifo::new(),
+            credit: (0..devices).map(|_| Fifo::new()).collect(),
+            paused: (0..=writers).map(|_| Fifo::new()).collect(),
+        }
+    }
+
+    pub fn next_ready(&mut self, ops: &mut Slab<Operation>) -> Option<u32> {
+        self.ready.pop(ops)
+    }
+}
+
+impl Cache {
+    /// Puts an operation where what it waits for will find it.
+    pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: Park) {
+        self.ops[slot].park = park;
+        self.count_wait(park);
+        match park {
+            Park::Nothing | Park::Slot => unreachable!("this is no place to wait"),
+            Park::Folio(unit) => {
+                self.ops[slot].next = std::mem::replace(&mut self.folios[unit].waiters, slot);
+            }
+            Park::Frames => self.lines.frames.push(&mut self.ops, slot),
+            Park::Credit(_) => {
+                let device = self.device_of(slot);
+                self.lines.credit[device].push(&mut self.ops, slot);
+            }
+            Park::Writer => {
+                let writer = self.ops[slot].writer;
+                self.lines.paused[writer as usize].push(&mut self.ops, slot);
+                self.arm_writer(turn, writer);
+            }
+            Park::Range(other) => self.ranges.wait(&mut self.ops, other, slot),
+            Park::Sync => self.wait_for_sync(turn, slot),
+            // These are found by the answers of the device.
+            Park::Own | Park::Below => {}
+        }
+    }
+
+    fn count_wait(&mut self, park: Park) {
+        let kind = match park {
+            Park::Frames => 0,
+            Park::Credit(_) => 1,
+            Park::Writer => 2,
+            Park::Range(_) => 4,
+            Park::Folio(_) => 5,
+            _ => return,
+        };
+        self.stats.waits[kind] += 1;
+    }
+
+    fn device_of(&self, slot: u32) -> usize {
+        let volume = self.ops[slot].bio.id.volume;
+        usize::from(self.volumes[usize::from(volume.0)].device.0)
+    }
+
+    /// It can go on.
+    pub(super) fn ready(&mut self, slot: u32) {
+        self.lines.ready.push(&mut self.ops, slot);
+    }
+
+    /// Something of a folio ended: whoever waited for it goes on, in the order in which it came. Of a fill that failed, those
+    /// whose cursor is within `failed` (blocks of the volume) are over.
+    pub(super) fn wake_folio(&mut self, unit: u32, failed: Option<(u64, u64, IoError)>) {
+        let mut waiting = std::mem::replace(&mut self.folios[unit].waiters, NIL);
+        // The list is the youngest first.
+        let mut oldest = NIL;
+        while waiting != NIL {
+            let next = std::mem::replace(&mut self.ops[waiting].next, oldest);
+            oldest = std::mem::replace(&mut waiting, next);
+        }
+        while oldest != NIL {
+            let slot = oldest;
+            oldest = self.ops[slot].next;
+            if let Some((first, end, error)) = failed {
+                let block = self.ops[slot].at() >> super::folio::BLOCK_SHIFT;
+                if (first..end).contains(&block) {
+                    self.ops[slot].status = Err(error);
+                }
+            }
+            self.ready(slot);
+        }
+    }
+
+    /// Hands free credit to whoever waits for it, in turn.
+    pub(super) fn serve_credit(&mut self) {
+        for device in 0..self.lines.credit.len() {
+            while let Some(slot) = self.lines.credit[device].head() {
+                let Park::Credit(want) = self.ops[slot].park else {
+                    unreachable!("it waits for credit")
+                };
+                let id = crate::bio::DeviceId(device as u16);
+                if !self.throttle.reserve(id, want) {
+                    break;
+                }
+                self.ops[slot].credit += want;
+                self.lines.credit[device].pop(&mut self.ops);
+                self.ready(slot);
+            }
+        }
+    }
+
+    /// Whether somebody waits for credit of a device.
+    pub(super) fn waits_for_credit(&self, device: usize) -> bool {
+        self.lines.credit[device].head().is_some()
+    }
+
+    /// The time at which a writer may go on, if it must wait.
+    pub(super) fn pause_of(&self, turn: &Turn, writer: u32) -> Option<crate::time::Instant> {
+        if writer == NIL {
+            return None;
+        }
+        self.throttle.paused_until(WriterId(writer)).filter(|&until| until > turn.now)
+    }
+
+    /// Whether bios of a writer wait for the end of its pause.
+    pub(super) fn has_paused(&self, writer: u32) -> bool {
+        self.lines.paused[writer as usize].head().is_some()
+    }
+
+    fn arm_writer(&mut self, turn: &mut Turn, writer: u32) {
+        if let Some(until) = self.pause_of(turn, writer) {
+            turn.timers.set(self.timer_base + TimerKind::Writer as u32 + writer, until);
+        }
+    }
+
+    /// A writer's pause is over: what waited goes on until it has to pause again.
+    pub(super) fn resume_writer(&mut self, turn: &mut Turn, writer: u32) {
+        loop {
+            if self.pause_of(turn, writer).is_some() {
+                if self.has_paused(writer) {
+                    self.arm_writer(turn, writer);
+                }
+                return;
+            }
+            let Some(slot) = self.lines.paused[writer as usize].pop(&mut self.ops) else {
+                return;
+            };
+            self.resume(turn, slot);
+        }
+    }
+
+    /// A connection is gone. What it brought goes on without a pause, in nobody's name.
+    pub(super) fn release_writer(&mut self, turn: &mut Turn, connection: u32) {
+        let Some(writer) = self.throttle.close(connection) else {
+            return;
+        };
+        turn.timers.clear(self.timer_base + TimerKind::Writer as u32 + writer.0);
+        for slot in 0..self.ops.capacity() {
+            if self.ops.is_taken(slot) && self.ops[slot].bio.id.connection == connection {
+                self.ops[slot].writer = NIL;
+            }
+        }
+        while let Some(slot) = self.lines.paused[writer.0 as usize].pop(&mut self.ops) {
+            self.ready(slot);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! Discard, write-zeroes and direct I/O: what goes past the cache.
+//!
+//! The range is locked: whoever comes for a part of it waits. What is dirty of it is cancelled (its content is not needed any
+//! longer), or, for direct I/O, written out. When nothing of it is on its way, it is forgotten, and the client's bio goes to the
+//! device. So neither an older write-out nor a fill that began earlier can undo what the device is told.
+//!
+//! ```text
+//!   locked --> cancelled or clean --> nothing on its way --> forgotten --> Below --> unlocked --> answered
+//!                                                                            `-> the ends of an unaligned zeroing: written
+//! ```
+//!
+//! Whole blocks only: a discard is rounded inward, direct I/O outward; an unaligned zeroing writes zeros at its ends.
+
+use super::defect::CacheDefect;
+use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::operation::{Doing, Operation, Park};
+use super::{Cache, Turn, Up};
+use crate::action::Action;
+use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::error::IoError;
+use crate::input::ReplyStage;
+use crate::queue::list::Fifo;
+use crate::slab::{NIL, Slab};
+
+/// A zeroing up to this long of which an end is no whole block is written like data.
+const ZERO_MAX: u32 = 128 << 10;
+
+/// A range that somebody has for itself.
+#[derive(Debug)]
+struct Lock {
+    slot: u32,
+    volume: VolumeId,
+    start: u64,
+    end: u64,
+    waiting: Fifo,
+}
+
+/// The locked ranges; mostly there is none.
+#[derive(Debug)]
+pub(super) struct Ranges {
+    locks: Vec<Lock>,
+}
+
+impl Ranges {
+    /// Room for as many as there are bios.
+    pub fn new(bios: u32) -> Self {
+        Self { locks: Vec::with_capacity(bios as usize) }
+    }
+
+    /// Who has a part of a bio's blocks.
+    #[inline]
+    pub fn conflict(&self, bio: &Bio) -> Option<u32> {
+        if self.locks.is_empty() {
+            return None;
+        }
+        let (start, end) = outward(bio);
+        let meets = |lock: &&Lock| {
+            lock.volume == bio.id.volume && lock.start < end && start < lock.end
+        };
+        self.locks.iter().find(meets).map(|lock| lock.slot)
+    }
+
+    fn lock(&mut self, slot: u32, volume: VolumeId, (start, end): (u64, u64)) {
+        self.locks.push(Lock { slot, volume, start, end, waiting: Fifo::new() });
+    }
+
+    /// Parks an operation until `other` unlocks.
+    pub fn wait(&mut self, ops: &mut Slab<Operation>, other: u32, slot: u32) {
+        let lock = self.locks.iter_mut().find(|lock| lock.slot == other);
+        lock.expect("it met a lock").waiting.push(ops, slot);
+    }
+
+    fn unlock(&mut self, slot: u32) -> Option<Fifo> {
+        let at = self.locks.iter().position(|lock| lock.slot == slot)?;
+        Some(self.locks.swap_remove(at).waiting)
+    }
+}
+
+/// The blocks that a bio touches.
+fn outward(bio: &Bio) -> (u64, u64) {
+    (bio.offset >> BLOCK_SHIFT, bio.end().div_ceil(u64::from(BLOCK)))
+}
+
+impl Cache {
+    /// The whole blocks of a bio; a last one of the volume is whole where the volume ends.
+    fn inward(&self, bio: &Bio) -> (u64, u64) {
+        let size = self.volumes[usize::from(bio.id.volume.0)].size;
+        let start = bio.offset.div_ceil(u64::from(BLOCK));
+        let end = match bio.end() == size {
+            true => size.div_ceil(u64::from(BLOCK)),
+            false => bio.end() >> BLOCK_SHIFT,
+        };
+        (start, end.max(start))
+    }
+
+    /// A zeroing comes: whole blocks go to the device; its ends, or a short one, are written like data.
+    pub(super) fn begin_zeroes(&mut self, turn: &mut Turn, bio: Bio) {
+        let (start, end) = self.inward(&bio);
+        let (begins, ends) = outward(&bio);
+        let whole = (start, end) == (begins, ends);
+        let fast = bio.flags.contains(BioFlags::FAST_ZERO);
+        if whole || start < end && (fast || bio.len > ZERO_MAX) {
+            self.begin(turn, Operation::new(bio, Doing::Range));
+        } else {
+            let mut op = Operation::new(bio, Doing::Write);
+            self.begin_writer(turn, &mut op);
+        }
+    }
+
+    /// See the head of this file.
+    pub(super) fn step_range(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+        if slot == NIL {
+            return Park::Slot;
+        }
+        let volume = op.bio.id.volume;
+        let range = if op.direct { outward(&op.bio) } else { self.inward(&op.bio) };
+        if range.0 >= range.1 {
+            return self.finish(turn, op, Ok(()));
+        }
+        if !op.locked {
+            self.ranges.lock(slot, volume, range);
+            op.locked = true;
+        }
+        if op.direct {
+            if let Some(park) = self.clean_range(turn, op, slot, BioFlags::SYNC) {
+                return park;
+            }
+            if op.status.is_err() {
+                self.unlock(op, slot);
+                return self.finish(turn, op, op.status);
+            }
+        } else {
+            self.cancel(volume, range);
+        }
+        if let Some(unit) = self.busy_folio(volume, range)
+            && self.defect != CacheDefect::DiscardIgnoresWriteout
+        {
+            if self.folios[unit].is(Folio::LATE) {
+                self.unlock(op, slot);
+                return self.finish(turn, op, Err(IoError::TimedOut));
+            }
+            return Park::Folio(unit);
+        }
+        self.invalidate(volume, range);
+        let bio = self.range_bio(op, range);
+        self.pass_down(op, slot, bio);
+        Park::Below
+    }
+
+    /// The bio that the device gets: of discards and zeroings the whole blocks.
+    fn range_bio(&self, op: &Operation, (start, end): (u64, u64)) -> Bio {
+        if op.direct {
+            return op.bio;
+        }
+        let offset = start << BLOCK_SHIFT;
+        let len = (end << BLOCK_SHIFT).min(op.bio.end()) - offset;
+        Bio { offset, len: len as u32, ..op.bio }
+    }
+
+    /// The device answered a bio that was passed down.
+    pub(super) fn on_below(&mut self, turn: &mut Turn, up: Up) {
+        let slot = up.cookie;
+        let mut op = std::mem::take(&mut self.ops[slot]);
+        if up.stage == ReplyStage::Early {
+            turn.actions.list.push(Action::Reply {
+                id: op.bio.id,
+                status: up.status,
+                hole: false,
+                stage: ReplyStage::Early,
+            });
+            op.answered = true;
+            self.ops[slot] = op;
+            return;
+        }
+        if op.answered {
+            self.unlock(&mut op, slot);
+            self.finish(turn, &mut op, up.status);
+            self.ops[slot] = op;
+            return self.ops.put(slot);
+        }
+        if op.bio.op == Op::Flush {
+            self.end_sync(turn, &mut op, up.status);
+        } else if op.bio.op == Op::WriteZeroes && up.bio.op == Op::WriteZeroes && up.status.is_ok() {
+            self.unlock(&mut op, slot);
+            if self.write_ends(&mut op, &up.bio) {
+                self.ops[slot] = op;
+                return self.ready(slot);
+            }
+            self.finish(turn, &mut op, Ok(()));
+        } else {
+            self.unlock(&mut op, slot);
+            let (id, status, stage) = (op.bio.id, up.status, ReplyStage::Final);
+            turn.actions.list.push(Action::Reply { id, status, hole: up.hole, stage });
+            self.give_back(&mut op);
+        }
+        self.ops[slot] = op;
+        self.ops.put(slot);
+    }
+
+    /// The ends of a zeroing that are no whole blocks are to be written; whether there are any.
+    fn write_ends(&mut self, op: &mut Operation, zeroed: &Bio) -> bool {
+        let head = (zeroed.offset - op.bio.offset) as u32;
+        if zeroed.offset == op.bio.offset && zeroed.len == op.bio.len {
+            return false;
+        }
+        op.doing = Doing::Write;
+        op.writer = NIL;
+        (op.done, op.until) = (0, head);
+        if head == 0 {
+            (op.done, op.until) = (zeroed.len, op.bio.len);
+        } else if zeroed.end() == op.bio.end() {
+            // No other end: what is past the head is done.
+            op.bio.len = head;
+        }
+        true
+    }
+
+    fn unlock(&mut self, op: &mut Operation, slot: u32) {
+        if !std::mem::replace(&mut op.locked, false) {
+            return;
+        }
+        if let Some(mut waiting) = self.ranges.unlock(slot) {
+            self.lines.ready.append(&mut self.ops, &mut waiting);
+        }
+    }
+
+    /// What waits below and needs no step.
+    pub(super) fn step_below(&mut self, turn: &mut Turn, op: &mut Operation) -> Park {
+        let _ = (turn, op);
+        Park::Below
+    }
+
+    /// The folios that hold blocks of a range, one after the other: the next from `at` (a place in the walk) on.
+    fn next_folio(&self, volume: VolumeId, (start, end): (u64, u64), at: &mut u64) -> Option<u32> {
+        let units = u64::from(self.folios.units());
+        if end - start <= units / 8 {
+            while start + *at < end {
+                let block = start + *at;
+                if let Some(unit) = self.index.find(&self.folios, volume, block) {
+                    let folio = &self.folios[unit];
+                    *at = folio.key.block() + u64::from(folio.blocks()) - start;
+                    return Some(unit);
+                }
+                *at += 1;
+            }
+            return None;
+        }
+        while *at < units {
+            let unit = *at as u32;
+            let folio = &self.folios[unit];
+            *at += 1;
+            let (first, blocks) = (folio.key.block(), u64::from(folio.blocks()));
+            let inside = first < end && start < first + blocks;
+            if folio.is(Folio::PRESENT) && folio.key.volume() == volume && inside {
+                return Some(unit);
+            }
+        }
+        None
+    }
+
+    /// The blocks of a folio that are in a range: the first of them, and how many.
+    fn overlap(&self, unit: u32, (start, end): (u64, u64)) -> (u32, u32) {
+        let folio = &self.folios[unit];
+        let base = folio.key.block();
+        let from = start.max(base) - base;
+        let until = end.min(base + u64::from(folio.blocks())) - base;
+        (from as u32, (until - from) as u32)
+    }
+
+    /// Dirty blocks of a range need not be written any longer.
+    fn cancel(&mut self, volume: VolumeId, range: (u64, u64)) {
+        let mut at = 0;
+        while let Some(unit) = self.next_folio(volume, range, &mut at) {
+            let (first, count) = self.overlap(unit, range);
+            self.cancel_blocks(unit, first, count);
+        }
+    }
+
+    /// See [`Cache::cancel`].
+    pub(super) fn cancel_blocks(&mut self, unit: u32, first: u32, count: u32) {
+        if self.folios[unit].dirty == 0 {
+            return;
+        }
+        let volume = self.folios[unit].key.volume();
+        let (mut cancelled, mut held) = (0, 0);
+        for index in unit + first..unit + first + count {
+            let state = self.folios.states(index, 1)[0];
+            if state & block::DIRTY == 0 {
+                continue;
+            }
+            cancelled += 1;
+            held += u32::from(state & block::FAILED != 0);
+            if state & block::SHADOW != 0 {
+                self.drop_shadow(index);
+            }
+            let gone = block::DIRTY | block::NEWER | block::FAILED | block::SHADOW;
+            self.folios.states_mut(index, 1)[0] = state & !gone;
+        }
+        self.folios[unit].dirty -= cancelled;
+        let device = self.volume(volume).device;
+        self.volume(volume).held -= held;
+        self.throttle.on_cancelled(device, cancelled.into());
+        self.settle_group(unit);
+    }
+
+    /// A folio of a range of which a block of it is on its way.
+    fn busy_folio(&self, volume: VolumeId, range: (u64, u64)) -> Option<u32> {
+        let mut at = 0;
+        while let Some(unit) = self.next_folio(volume, range, &mut at) {
+            let (first, count) = self.overlap(unit, range);
+            let states = self.folios.states(unit + first, count);
+            if states.iter().any(|s| s & (block::WRITEBACK | block::FILLING) != 0) {
+                return Some(unit);
+            }
+        }
+        None
+    }
+
+    /// What is cached of a range is not valid any longer. Nothing of it is dirty or on its way.
+    fn invalidate(&mut self, volume: VolumeId, range: (u64, u64)) {
+        let mut at = 0;
+        while let Some(unit) = self.next_folio(volume, range, &mut at) {
+            let (first, count) = self.overlap(unit, range);
+            for state in self.folios.states_mut(unit + first, count) {
+                *state &= !block::UPTODATE;
+            }
+            let blocks = self.folios[unit].blocks();
+            if self.folios.states(unit, blocks).iter().all(|&state| state == 0) {
+                self.forget_folio(unit);
+            }
+        }
+    }
+
+    /// What a client was told it could not write is not kept (writethrough).
+    pub(super) fn give_up_range(&mut self, bio: &Bio) {
+        let range = outward(bio);
+        let mut at = 0;
+        while let Some(unit) = self.next_folio(bio.id.volume, range, &mut at) {
+            let (first, count) = self.overlap(unit, range);
+            self.give_up_blocks(unit, first, count);
+        }
+    }
+
+    /// Held blocks are forgotten: reads find what the device has.
+    pub(super) fn give_up_blocks(&mut self, unit: u32, first: u32, count: u32) {
+        for index in first..first + count {
+            let state = self.folios.states(unit + index, 1)[0];
+            if state & block::FAILED != 0 && state & (block::WRITEBACK | block::SHADOW) == 0 {
+                self.cancel_blocks(unit, index, 1);
+                self.folios.states_mut(unit + index, 1)[0] &= !block::UPTODATE;
+            }
+        }
+    }
+
+    /// The volume is of another size: what is beyond it is forgotten, and a last block in part ends in zeros.
+    pub fn on_resize(&mut self, turn: &mut Turn, volume: VolumeId, size: u64) {
+        let old = std::mem::replace(&mut self.volume(volume).size, size);
+        if size < old {
+            let beyond = (size.div_ceil(u64::from(BLOCK)), old.div_ceil(u64::from(BLOCK)));
+            self.cancel(volume, beyond);
+            return;
+        }
+        let within = (old % u64::from(BLOCK)) as u32;
+        if within > 0
+            && let Some(unit) = self.index.find(&self.folios, volume, old >> BLOCK_SHIFT)
+        {
+            let unit = unit + ((old >> BLOCK_SHIFT) - self.folios[unit].key.block()) as u32;
+            let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
+            turn.actions.list.push(Action::Zero { at, len: BLOCK - within });
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Reads: block by block from what is there, waiting for what is not.
+
+use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::operation::{Operation, Park};
+use super::reclaim::Reclaim;
+use super::{Cache, Turn};
+use crate::action::{Action, Towards};
+use crate::error::IoError;
+
+impl Cache {
+    /// Copies up to the first block that is missing; asks for that and waits.
+    pub(super) fn step_read(&mut self, turn: &mut Turn, op: &mut Operation) -> Park {
+        if op.status.is_err() {
+            return self.finish(turn, op, op.status);
+        }
+        let volume = op.bio.id.volume;
+        while op.done < op.bio.len {
+            let at = op.at() >> BLOCK_SHIFT;
+            let Some(unit) = self.index.find(&self.folios, volume, at) else {
+                match self.ask(turn, op) {
+                    Ok(()) => continue,
+                    Err(park) => return park,
+                }
+            };
+            let first = (at - self.folios[unit].key.block()) as u32;
+            if self.copy_run(turn, op, unit, first) {
+                self.touch(turn, op, unit, at);
+                continue;
+            }
+            let state = self.folios.states(unit + first, 1)[0];
+            if state & block::FILLING != 0 {
+                if self.folios[unit].is(Folio::LATE) {
+                    return self.finish(turn, op, Err(IoError::TimedOut));
+                }
+                self.stats.misses += 1;
+                return Park::Folio(unit);
+            }
+            if let Err(park) = self.ask(turn, op) {
+                return park;
+            }
+        }
+        self.finish(turn, op, Ok(()))
+    }
+
+    /// Copies what is there of a folio from its block `first` on, as far as the bio wants it; false if that block is not.
+    fn copy_run(&mut self, turn: &mut Turn, op: &mut Operation, unit: u32, first: u32) -> bool {
+        let within = (op.at() % u64::from(BLOCK)) as u32;
+        let left = op.bio.len - op.done;
+        let wanted = (within + left).div_ceil(BLOCK);
+        let blocks = self.folios[unit].blocks();
+        let states = self.folios.states(unit + first, wanted.min(blocks - first));
+        let plain = |state: &u8| state & (block::UPTODATE | block::SHADOW) == block::UPTODATE;
+        let run = states.iter().position(|state| !plain(state)).unwrap_or(states.len()) as u32;
+        let (from, run) = match run {
+            0 if states[0] & block::SHADOW != 0 => (self.shadows.of(unit + first), 1),
+            0 => return false,
+            run => (unit + first, run),
+        };
+        let len = left.min(run * BLOCK - within);
+        turn.actions.list.push(Action::Copy {
+            bio: op.bio.id,
+            offset: op.done,
+            len,
+            at: u64::from(from) << BLOCK_SHIFT | u64::from(within),
+            towards: Towards::Buffer,
+        });
+        self.stats.hits += u64::from(run);
+        op.done += len;
+        true
+    }
+
+    /// A read used a folio: eviction hears of it, and a marker starts the next window.
+    fn touch(&mut self, turn: &mut Turn, op: &Operation, unit: u32, at: u64) {
+        Reclaim::touch(&mut self.folios, unit);
+        let folio = &mut self.folios[unit];
+        if folio.marks & (Folio::MARKER | Folio::UNUSED) == 0 {
+            return;
+        }
+        if folio.is(Folio::UNUSED) {
+            self.ahead.on_used(folio.blocks());
+        }
+        let marker = folio.is(Folio::MARKER);
+        folio.marks &= !(Folio::MARKER | Folio::UNUSED);
+        if marker {
+            let bio = op.bio;
+            let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
+            if let Some(window) = self.window(&bio, at, blocks, false, true) {
+                self.read_ahead(turn, &bio, &window, window.start);
+            }
+        }
+    }
+}

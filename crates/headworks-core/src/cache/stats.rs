@@ -1,0 +1,56 @@
+//! What a cache counted.
+
+/// Counters of a shard's cache. Blocks and units are 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Units of the pool.
+    pub units: u64,
+    /// Units that nobody has.
+    pub free: u64,
+    /// Units in folios.
+    pub resident: u64,
+    /// Folios, by order.
+    pub folios: [u64; 10],
+    /// Blocks that reads found.
+    pub hits: u64,
+    /// Blocks that reads had to wait for.
+    pub misses: u64,
+    /// Bios that read from a device into the pool, and their blocks.
+    pub fills: u64,
+    /// See `fills`.
+    pub filled: u64,
+    /// Bios that wrote from the pool, and their blocks.
+    pub writeouts: u64,
+    /// See `writeouts`.
+    pub written: u64,
+    /// Of those, because much was dirty; because it was old; for a flush; for frames; on a writer's behalf.
+    pub written_for: [u64; 5],
+    /// Blocks whose write-out failed.
+    pub failed: u64,
+    /// Blocks that are held because their write-out failed.
+    pub held: u64,
+    /// Blocks written while they were on their way to the device.
+    pub shadowed: u64,
+    /// Blocks of which a part was written and the rest had to be read first.
+    pub read_before_write: u64,
+    /// Folios evicted, and their units.
+    pub evicted_folios: u64,
+    /// See `evicted_folios`.
+    pub evicted: u64,
+    /// Evicted folios that came back while they were remembered.
+    pub ghost_hits: u64,
+    /// Blocks read ahead, and how many of them were evicted unused.
+    pub read_ahead: u64,
+    /// See `read_ahead`.
+    pub read_ahead_wasted: u64,
+    /// Operations that had to wait for a frame, for credit, for a pause, for a shadow frame, for a range, for a folio.
+    pub waits: [u64; 6],
+    /// Look-ups, entries and removals of the index, and the lines that were looked at.
+    pub index_operations: u64,
+    /// See `index_operations`.
+    pub index_probes: u64,
+    /// Flushes that were answered, and those of them that failed.
+    pub flushes: u64,
+    /// See `flushes`.
+    pub flushes_failed: u64,
+}

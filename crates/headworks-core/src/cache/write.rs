@@ -1,0 +1,337 @@
+//! Writes: into blocks, which are dirty then.
+//!
+//! A writer passes, in this order: the pause of its connection, dirty credit (a block is reserved before it becomes dirty, so
+//! the limit holds at every moment), a frame, the rest of a block that it writes in part. It holds credit while it waits for a
+//! frame, never the other way round: credit is at most a part of the pool, so whoever has it finds a frame in the end.
+
+use super::fill::Reason;
+use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::operation::{Doing, Operation, Park};
+use super::reclaim::Reclaim;
+use super::{Cache, Turn};
+use super::defect::CacheDefect;
+use crate::action::{Action, Towards};
+use crate::bio::{Bio, Op};
+use crate::error::IoError;
+use crate::options::WriteMode;
+use crate::slab::NIL;
+use crate::writeback::{ThrottlePolicy, WriterId};
+
+/// Blocks that credit is asked for at once: 1 MiB.
+const CREDIT_STEP: u32 = 256;
+
+impl Cache {
+    /// A write comes.
+    pub(super) fn begin_write(&mut self, turn: &mut Turn, bio: Bio) {
+        let mut op = Operation::new(bio, Doing::Write);
+        self.begin_writer(turn, &mut op);
+    }
+
+    /// Finds the writer; behind those of it that pause already, or at once.
+    pub(super) fn begin_writer(&mut self, turn: &mut Turn, op: &mut Operation) {
+        op.writer = self.throttle.writer(op.bio.id.connection).0;
+        self.hear_from(op.writer, &op.bio);
+        if self.has_paused(op.writer)
+            && let Some(slot) = self.ops.try_take()
+        {
+            self.ops[slot] = op.clone();
+            return self.park(turn, slot, Park::Writer);
+        }
+        self.begin(turn, op.clone());
+    }
+
+    /// Writes up to the first block for which it must wait.
+    pub(super) fn step_write(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+        if op.status.is_err() || self.is_given_up(op) {
+            let status = op.status.and(Err(self.volume(op.bio.id.volume).last_error));
+            return self.finish(turn, op, status);
+        }
+        if op.pending > 0 {
+            return Park::Own;
+        }
+        if slot == NIL && self.dirty.policy == ThrottlePolicy::Foreground {
+            return Park::Slot;
+        }
+        loop {
+            while op.done < op.until {
+                if let Some(park) = self.write_some(turn, op, slot) {
+                    return park;
+                }
+            }
+            if !self.next_part(op) {
+                break;
+            }
+        }
+        self.drop_credit(op);
+        let mode = self.volume(op.bio.id.volume).mode;
+        let early = self.defect == CacheDefect::WritethroughEarly;
+        if op.is_fua() || mode == WriteMode::Writethrough && !early {
+            if slot == NIL {
+                return Park::Slot;
+            }
+            (op.doing, op.asked) = (Doing::Clean, 0);
+            return self.step_clean(turn, op, slot);
+        }
+        self.finish(turn, op, Ok(()))
+    }
+
+    /// Too much of the volume is held because it could not be written: it takes no more.
+    fn is_given_up(&self, op: &Operation) -> bool {
+        let held = self.volumes[usize::from(op.bio.id.volume.0)].held;
+        held > 0 && held >= (self.folios.units() / 100).max(16)
+    }
+
+    /// One run of blocks, or the reason to wait.
+    fn write_some(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Option<Park> {
+        if self.pause_of(turn, op.writer).is_some() {
+            return Some(Park::Writer);
+        }
+        let volume = op.bio.id.volume;
+        let at = op.at() >> BLOCK_SHIFT;
+        let Some(unit) = self.index.find(&self.folios, volume, at) else {
+            return self.place(turn, op, at);
+        };
+        let first = (at - self.folios[unit].key.block()) as u32;
+        let state = self.folios.states(unit + first, 1)[0];
+        if state & block::FILLING != 0 {
+            if self.folios[unit].is(Folio::LATE) {
+                return Some(self.finish(turn, op, Err(IoError::TimedOut)));
+            }
+            return Some(Park::Folio(unit));
+        }
+        let part = self.part(op);
+        if state & block::WRITEBACK != 0 && self.defect != CacheDefect::NoShadow {
+            return self.write_shadow(turn, op, (unit, first, state), part, slot);
+        }
+        if !part.whole && state & block::UPTODATE == 0 {
+            return self.read_first(turn, op, unit, first);
+        }
+        let clean = state & block::DIRTY == 0;
+        if clean && op.credit == 0 {
+            if let Some(park) = self.take_credit(op) {
+                return Some(park);
+            }
+        }
+        let run = match part.whole {
+            true => self.run_of(op, unit, first, part.blocks, clean),
+            false => 1,
+        };
+        self.put_bytes(turn, op, unit + first, run);
+        self.soil(turn, op, unit, first, run, clean, slot)
+    }
+
+    /// Makes a folio for a block that is in none.
+    fn place(&mut self, turn: &mut Turn, op: &mut Operation, at: u64) -> Option<Park> {
+        if op.credit == 0
+            && let Some(park) = self.take_credit(op)
+        {
+            return Some(park);
+        }
+        let volume = op.bio.id.volume;
+        let end = (op.bio.offset + u64::from(op.until)).div_ceil(u64::from(BLOCK));
+        let order_max = self.caching(volume).max_folio_order;
+        let order = self.index.largest_fit(&self.folios, volume, at, order_max, end);
+        match self.make_folio(turn, Some(op), (volume, at), order) {
+            Some(_) => None,
+            None => Some(Park::Frames),
+        }
+    }
+
+    /// How the cursor lies in its block.
+    fn part(&self, op: &Operation) -> Part {
+        let (at, left) = (op.at(), op.until - op.done);
+        let within = (at % u64::from(BLOCK)) as u32;
+        let size = self.volumes[usize::from(op.bio.id.volume.0)].size;
+        // The last block of a volume ends where the volume does.
+        let block_end = (at - u64::from(within) + u64::from(BLOCK)).min(size);
+        let whole = within == 0 && at + u64::from(left) >= block_end;
+        let ends_volume = at + u64::from(left) >= size;
+        let blocks = if ends_volume { left.div_ceil(BLOCK) } else { left / BLOCK };
+        Part { whole, blocks }
+    }
+
+    /// Blocks from `first` on that are written in one go: whole ones, as clean or as dirty as the first, with nothing on its
+    /// way, and not more than there is credit for.
+    fn run_of(&self, op: &Operation, unit: u32, first: u32, blocks: u32, clean: bool) -> u32 {
+        let in_folio = self.folios[unit].blocks() - first;
+        let most = if clean { blocks.min(op.credit) } else { blocks };
+        let states = self.folios.states(unit + first, in_folio.min(most).max(1));
+        let same = |state: &u8| {
+            state & (block::FILLING | block::WRITEBACK) == 0
+                && (state & block::DIRTY == 0) == clean
+        };
+        states.iter().position(|state| !same(state)).unwrap_or(states.len()) as u32
+    }
+
+    fn take_credit(&mut self, op: &mut Operation) -> Option<Park> {
+        let volume = &self.volumes[usize::from(op.bio.id.volume.0)];
+        let device = volume.device;
+        let left = (op.at() % u64::from(BLOCK) + u64::from(op.until - op.done)).div_ceil(u64::from(BLOCK));
+        let want = (left as u32).min(CREDIT_STEP).min(self.throttle.reserve_max(device)).max(1);
+        if self.waits_for_credit(usize::from(device.0)) || !self.throttle.reserve(device, want) {
+            return Some(Park::Credit(want));
+        }
+        op.credit = want;
+        None
+    }
+
+    /// The bytes of `run` blocks from the cursor on go to the frames from `unit` on.
+    fn put_bytes(&mut self, turn: &mut Turn, op: &mut Operation, unit: u32, run: u32) {
+        let within = (op.at() % u64::from(BLOCK)) as u32;
+        let len = (op.until - op.done).min(run * BLOCK - within);
+        let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
+        turn.actions.list.push(match op.bio.op {
+            Op::WriteZeroes => Action::Zero { at, len },
+            _ => Action::Copy {
+                bio: op.bio.id,
+                offset: op.done,
+                len,
+                at,
+                towards: Towards::Pool,
+            },
+        });
+        op.done += len;
+    }
+
+    /// `run` blocks of a folio were written: they are dirty; the throttle may pause the writer for it.
+    fn soil(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        unit: u32,
+        first: u32,
+        run: u32,
+        clean: bool,
+        slot: u32,
+    ) -> Option<Park> {
+        Reclaim::touch(&mut self.folios, unit);
+        self.folios[unit].marks &= !Folio::UNUSED;
+        let failed = self.mark_dirty(turn, &op.bio, unit, first, run);
+        self.volume(op.bio.id.volume).held -= failed;
+        if !clean {
+            return None;
+        }
+        op.credit -= run;
+        self.charge(turn, op, run, slot)
+    }
+
+    /// Tells the throttle of blocks that became dirty; it may pause the writer, or have it write out for itself.
+    fn charge(&mut self, turn: &mut Turn, op: &mut Operation, run: u32, slot: u32) -> Option<Park> {
+        let device = self.volume(op.bio.id.volume).device;
+        let writer = match op.writer {
+            NIL => self.throttle.nobody(),
+            writer => WriterId(writer),
+        };
+        let class = op.bio.ioprio.class();
+        // A pause is for what comes next: of this bio or of this connection.
+        let _ = self.throttle.on_dirtied(turn.now, writer, device, run, class);
+        let quota = self.throttle.foreground_quota(writer, device);
+        if quota == 0 {
+            return None;
+        }
+        op.pending += self.write_for_itself(turn, op.bio.id.volume, quota, slot);
+        (op.pending > 0).then_some(Park::Own)
+    }
+
+    /// Marks blocks dirty and puts their folio on the list of its group; how many of them had been held.
+    fn mark_dirty(&mut self, turn: &Turn, bio: &Bio, unit: u32, first: u32, run: u32) -> u32 {
+        let current = self.volumes[usize::from(bio.id.volume.0)].current();
+        if self.folios[unit].group == NIL {
+            self.groups.add(turn.now, &mut self.folios, unit, bio.id.export);
+            self.folios[unit].generation = current;
+            self.volumes[usize::from(bio.id.volume.0)].add_dirty(current);
+        }
+        let newer = if self.folios[unit].generation == current { 0 } else { block::NEWER };
+        let (mut became, mut failed) = (0, 0);
+        for state in self.folios.states_mut(unit + first, run) {
+            let old = *state;
+            became += u16::from(old & block::DIRTY == 0);
+            failed += u32::from(old & block::FAILED != 0);
+            // One that waits for its write-out already goes with the older ones.
+            let fresh = old & block::DIRTY == 0 || old & block::FAILED != 0;
+            let newer = if fresh { newer } else { old & block::NEWER };
+            *state = old & !(block::FAILED | block::NEWER) | block::UPTODATE | block::DIRTY | newer;
+        }
+        self.folios[unit].dirty += became;
+        failed
+    }
+
+    /// The rest of a block that is written in part is read first.
+    fn read_first(
+        &mut self,
+        turn: &mut Turn,
+        op: &Operation,
+        unit: u32,
+        first: u32,
+    ) -> Option<Park> {
+        if self.defect == CacheDefect::NoReadBeforeWrite {
+            let at = u64::from(unit + first) << BLOCK_SHIFT;
+            turn.actions.list.push(Action::Zero { at, len: BLOCK });
+            self.folios.states_mut(unit + first, 1)[0] |= block::UPTODATE;
+            return None;
+        }
+        if !self.may_send() {
+            return Some(Park::Frames);
+        }
+        self.stats.read_before_write += 1;
+        self.send_fill(&Reason { bio: op.bio, ahead: false }, unit, first, 1);
+        Some(Park::Folio(unit))
+    }
+
+    /// A block that is on its way to the device is written beside its frame.
+    fn write_shadow(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        (unit, first, state): (u32, u32, u8),
+        part: Part,
+        slot: u32,
+    ) -> Option<Park> {
+        let clean = state & block::DIRTY == 0;
+        if clean
+            && op.credit == 0
+            && let Some(park) = self.take_credit(op)
+        {
+            return Some(park);
+        }
+        let shadow = if state & block::SHADOW != 0 {
+            self.shadows.of(unit + first)
+        } else {
+            let Some(shadow) = self.shadows.take(unit + first) else {
+                return Some(Park::Folio(unit));
+            };
+            self.folios.states_mut(unit + first, 1)[0] |= block::SHADOW;
+            if !part.whole {
+                turn.actions.list.push(Action::Move {
+                    from: u64::from(unit + first) << BLOCK_SHIFT,
+                    to: u64::from(shadow) << BLOCK_SHIFT,
+                    len: BLOCK,
+                });
+            }
+            shadow
+        };
+        self.stats.shadowed += 1;
+        self.put_bytes(turn, op, shadow, 1);
+        self.soil(turn, op, unit, first, 1, clean, slot)
+    }
+
+    /// Zeroes of which the ends are not whole blocks: the next end, if there is one.
+    fn next_part(&mut self, op: &mut Operation) -> bool {
+        let more = op.until < op.bio.len;
+        if more {
+            let tail = op.bio.end() % u64::from(BLOCK);
+            op.done = op.bio.len - tail as u32;
+            op.until = op.bio.len;
+        }
+        more
+    }
+}
+
+/// How a cursor lies in its block.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// The whole block is written.
+    whole: bool,
+    /// Whole blocks from here on.
+    blocks: u32,
+}
