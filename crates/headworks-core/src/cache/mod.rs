@@ -3,4 +3,5 @@
 pub mod folio;
 pub mod ghost;
 pub mod index;
+pub mod readahead;
 pub mod reclaim;
