@@ -1,0 +1,684 @@
+//! What to read before it is asked for: streams of sequential reads and their windows.
+//!
+//! Each connection has a few streams, so that readers which share it do not disturb each other. A read that continues one is
+//! the second of a sequence at least, and gets a window: blocks to be read behind it. One folio of the window carries a
+//! marker; the read that comes there orders the next window, while the rest of this one is still to be used. So a stream
+//! waits for the device at its start and never again, and a read that continues nothing orders nothing.
+//!
+//! ```text
+//!   reads   |--1--|--2--|
+//!   window 1            [m......]             size = init(read), of which the read is a part
+//!   window 2                    [m..............]        ordered at m of window 1; 4 or 2 times as large
+//!   window 3                                    [m............................]     and so on, up to read_ahead_kb
+//! ```
+//!
+//! The sizes are Linux's (`get_init_ra_size`, `get_next_ra_size` of mm/readahead.c), and so are the orders of the folios: two
+//! more from window to window, as far as the window is large enough. Where we depart from it: nothing is read ahead at block 0
+//! alone, as one read there is no stream; a stream is known by where it stands, not by the handle's last position; windows end
+//! where a folio of their order does, or every one of them would begin and end in small folios.
+//!
+//! What is read ahead in vain is counted for each volume. Above a quarter, windows stop growing at once, and the largest
+//! window is halved at the end of the period; when next to nothing is wasted it doubles again.
+//!
+//! Invariants: windows of a stream do not overlap and leave no gap but what was read meanwhile; none is larger than
+//! `window_max` or reaches past the volume's end. The table never grows: what is used least gives way.
+
+use crate::bio::VolumeId;
+
+/// Streams of a connection that have a window: as many readers share it undisturbed.
+const STREAMS_PROVEN: usize = 8;
+/// And first reads that may become streams: random reads push each other out here, never a stream.
+const STREAMS: usize = STREAMS_PROVEN + 4;
+/// Connections with streams; beyond that the ones that were silent longest are forgotten. 200 KiB.
+const RECORDS_MAX: u32 = 512;
+/// Records that a connection may be in.
+const WAYS: usize = 4;
+/// Volumes that are told apart when waste is counted; more share.
+const VOLUMES: usize = 64;
+/// Blocks after which a volume's waste is judged: 4 MiB, the largest window.
+const PERIOD: u32 = 1024;
+/// Nothing is judged by fewer blocks than this.
+const SAMPLE_MIN: u32 = 64;
+/// The largest window is halved at most so often: 4 MiB to 16 KiB.
+const HALVED_MAX: u8 = 8;
+
+/// A read that missed or came to a marker. (Other reads change nothing here and need not be told.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Of this volume.
+    pub volume: VolumeId,
+    /// Its first block.
+    pub block: u64,
+    /// Its blocks, at least 1.
+    pub blocks: u32,
+    /// It came to a folio with [`super::folio::Folio::MARKER`].
+    pub marker: bool,
+}
+
+/// What a volume and its device allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Blocks of the volume.
+    pub end: u64,
+    /// Blocks of the largest window (`read_ahead_kb`, and a small part of the pool: a stream has up to two windows that were not
+    /// used yet); 0: nothing is read ahead.
+    pub window_max: u32,
+    /// `max_folio_order`.
+    pub order_max: u8,
+}
+
+/// Blocks to be read ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The first: behind the read's own.
+    pub start: u64,
+    /// How many, at least 1.
+    pub blocks: u32,
+    /// The folio with this block gets the marker.
+    pub marker: u64,
+    /// Folios of this order, as far as alignment and neighbours allow.
+    pub order: u8,
+}
+
+/// What was read ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadAheadStats {
+    /// Windows ordered.
+    pub windows: u64,
+    /// Their blocks.
+    pub blocks: u64,
+    /// Blocks that were then asked for.
+    pub used: u64,
+    /// Blocks that were evicted without.
+    pub wasted: u64,
+}
+
+/// A stream, or a first read that may become one (then `size` is 0).
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    /// The block behind the last read that we know of.
+    next: u64,
+    /// The block behind its last window.
+    end: u64,
+    /// The block at which the next window is due.
+    marker: u64,
+    /// When it was last used, by the record's clock; 0: no stream here.
+    used: u32,
+    /// Blocks of its last window as the ramp has it (alignment may have changed it).
+    size: u32,
+    volume: VolumeId,
+    order: u8,
+}
+
+/// The streams of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    connection: u32,
+    /// When it was last used, by the table's clock; 0: nobody's.
+    used: u64,
+    clock: u32,
+    streams: [Stream; STREAMS],
+}
+
+/// How well reading ahead has gone on a volume.
+#[derive(Clone, Copy, Debug, Default)]
+struct Feedback {
+    used: u32,
+    wasted: u32,
+    /// How often the largest window was halved.
+    halved: u8,
+}
+
+/// The streams of a shard's connections.
+#[derive(Debug)]
+pub struct ReadAhead {
+    records: Box<[Record]>,
+    clock: u64,
+    feedback: [Feedback; VOLUMES],
+    stats: ReadAheadStats,
+}
+
+impl ReadAhead {
+    /// For so many connections, of which 512 may have streams at a time.
+    #[must_use]
+    pub fn new(connections_max: u32) -> Self {
+        let records = connections_max.clamp(WAYS as u32, RECORDS_MAX).next_power_of_two();
+        let record =
+            Record { connection: 0, used: 0, clock: 0, streams: [Stream::default(); STREAMS] };
+        Self {
+            records: vec![record; records as usize].into(),
+            clock: 0,
+            feedback: [Feedback::default(); VOLUMES],
+            stats: ReadAheadStats::default(),
+        }
+    }
+
+    /// A read of `connection` missed or came to a marker. What to read ahead, if anything; blocks of the window that are
+    /// cached or on their way already are to be left out.
+    pub fn on_read(&mut self, connection: u32, read: Read, limits: Limits) -> Option<Window> {
+        if limits.window_max == 0 {
+            return None;
+        }
+        let feedback = &self.feedback[usize::from(read.volume.0) % VOLUMES];
+        let ramp = feedback.ramp(limits.window_max);
+        let window = self.record(connection).on_read(read, &limits, &ramp)?;
+        self.stats.windows += 1;
+        self.stats.blocks += u64::from(window.blocks);
+        Some(window)
+    }
+
+    /// So many blocks that were read ahead were asked for.
+    #[inline]
+    pub fn on_used(&mut self, volume: VolumeId, blocks: u32) {
+        self.stats.used += u64::from(blocks);
+        let feedback = &mut self.feedback[usize::from(volume.0) % VOLUMES];
+        feedback.used += blocks;
+        feedback.judge();
+    }
+
+    /// So many blocks that were read ahead were evicted without that.
+    pub fn on_waste(&mut self, volume: VolumeId, blocks: u32) {
+        self.stats.wasted += u64::from(blocks);
+        let feedback = &mut self.feedback[usize::from(volume.0) % VOLUMES];
+        feedback.wasted += blocks;
+        feedback.judge();
+    }
+
+    /// The connection is closed.
+    pub fn forget(&mut self, connection: u32) {
+        for record in self.set(connection) {
+            if record.used != 0 && record.connection == connection {
+                record.used = 0;
+            }
+        }
+    }
+
+    /// What it ordered, and what came of it.
+    #[must_use]
+    pub fn stats(&self) -> ReadAheadStats {
+        self.stats
+    }
+
+    /// The records that the connection may be in.
+    fn set(&mut self, connection: u32) -> &mut [Record] {
+        let sets = (self.records.len() / WAYS) as u64;
+        // Connections are numbered one after the other; the multiplication spreads any other habit, too.
+        let hash = u64::from(connection.wrapping_mul(0x9e37_79b1));
+        let set = ((hash * sets) >> 32) as usize;
+        &mut self.records[set * WAYS..][..WAYS]
+    }
+
+    /// The connection's record; a new one takes the place of the one that was silent longest.
+    fn record(&mut self, connection: u32) -> &mut Record {
+        self.clock += 1;
+        let clock = self.clock;
+        let set = self.set(connection);
+        let rank = |record: &Record| match record.used {
+            0 => 1,
+            _ if record.connection == connection => 0,
+            used => used + 1,
+        };
+        let at = (0..WAYS).min_by_key(|&at| rank(&set[at])).unwrap_or(0);
+        let record = &mut set[at];
+        if rank(record) != 0 {
+            *record = Record { connection, used: 0, clock: 0, streams: Default::default() };
+        }
+        record.used = clock;
+        record
+    }
+}
+
+impl Record {
+    fn on_read(&mut self, read: Read, limits: &Limits, ramp: &Ramp) -> Option<Window> {
+        self.clock = self.clock.saturating_add(1);
+        let clock = self.clock;
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.continues(&read)) {
+            stream.used = clock;
+            let proven = stream.size > 0;
+            let window = stream.on_read(&read, limits, ramp);
+            if !proven {
+                self.bound_proven();
+            }
+            return window;
+        }
+        let stream = self.least_used(|stream| stream.size == 0)?;
+        *stream = Stream {
+            next: read.block + u64::from(read.blocks),
+            used: clock,
+            volume: read.volume,
+            ..Stream::default()
+        };
+        if !read.marker {
+            return None;
+        }
+        // A marker without its stream: we forgot it, or another connection shares it.
+        let window = stream.on_read(&read, limits, ramp);
+        self.bound_proven();
+        window
+    }
+
+    /// If too many streams have windows, the one that was silent longest is forgotten.
+    fn bound_proven(&mut self) {
+        let proven = self.streams.iter().filter(|stream| stream.size > 0).count();
+        if proven > STREAMS_PROVEN
+            && let Some(stream) = self.least_used(|stream| stream.size > 0)
+        {
+            *stream = Stream::default();
+        }
+    }
+
+    fn least_used(&mut self, among: impl Fn(&Stream) -> bool) -> Option<&mut Stream> {
+        self.streams.iter_mut().filter(|stream| among(stream)).min_by_key(|stream| stream.used)
+    }
+}
+
+impl Stream {
+    /// The read goes on where this stream stands (the last block may be read again: reads need not end with one), or is
+    /// somewhere in what was read ahead for it: reads that only hit are not told, and others may change places.
+    fn continues(&self, read: &Read) -> bool {
+        let from = self.next.saturating_sub(1);
+        let to = if self.size > 0 { self.end } else { self.next };
+        let progress = self.size > 0 || read.block + u64::from(read.blocks) > self.next;
+        let same = self.used != 0 && self.volume == read.volume;
+        same && progress && (from..=to).contains(&read.block)
+    }
+
+    fn on_read(&mut self, read: &Read, limits: &Limits, ramp: &Ramp) -> Option<Window> {
+        let read_end = read.block + u64::from(read.blocks);
+        self.next = self.next.max(read_end);
+        if self.size == 0 {
+            return self.begin(read, limits, ramp);
+        }
+        // The marker's folio may begin before the block that was named.
+        let marked = read.marker && read_end + (1 << self.order) > self.marker;
+        if !marked && read_end <= self.marker {
+            return None;
+        }
+        self.size = ramp.next(self.size);
+        self.order = (self.order + 2).min(limits.order_max).min(self.size.ilog2() as u8);
+        let start = self.end.max(read_end);
+        self.order_window(start, start + u64::from(self.size), limits, ramp)
+    }
+
+    /// The first window: the read is a part of it, unless it is as large alone.
+    fn begin(&mut self, read: &Read, limits: &Limits, ramp: &Ramp) -> Option<Window> {
+        let start = read.block + u64::from(read.blocks);
+        self.size = ramp.init(read.blocks);
+        self.order = 0;
+        let first = if self.size > read.blocks { read.block } else { start };
+        self.order_window(start, first + u64::from(self.size), limits, ramp)
+    }
+
+    fn order_window(
+        &mut self,
+        start: u64,
+        end: u64,
+        limits: &Limits,
+        ramp: &Ramp,
+    ) -> Option<Window> {
+        let folio = 1_u64 << self.order;
+        let up = end.next_multiple_of(folio);
+        let down = end - end % folio;
+        let end = match () {
+            () if up - start <= u64::from(ramp.max) => up,
+            () if down > start => down,
+            () => end,
+        };
+        self.marker = start;
+        self.end = end.min(limits.end).max(start);
+        let blocks = (self.end - start) as u32;
+        (blocks > 0).then_some(Window { start, blocks, marker: start, order: self.order })
+    }
+}
+
+/// The sizes of a stream's windows, in blocks.
+#[derive(Clone, Copy, Debug)]
+struct Ramp {
+    max: u32,
+    /// Too much is wasted.
+    hold: bool,
+}
+
+impl Ramp {
+    /// The first window for a read of so many blocks, which are a part of it.
+    fn init(&self, read: u32) -> u32 {
+        let max = self.max;
+        match read.checked_next_power_of_two() {
+            Some(size) if size <= max / 32 => size * 4,
+            Some(size) if size <= max / 4 => size * 2,
+            _ => max,
+        }
+    }
+
+    /// The window after one of `size`.
+    fn next(&self, size: u32) -> u32 {
+        let max = self.max;
+        match size {
+            _ if self.hold => size.min(max),
+            _ if size < max / 16 => size * 4,
+            _ if size <= max / 2 => size * 2,
+            _ => max,
+        }
+    }
+}
+
+impl Feedback {
+    fn ramp(&self, window_max: u32) -> Ramp {
+        let most = (window_max >> self.halved).max(window_max.min(4));
+        let sample = self.used + self.wasted;
+        Ramp { max: most, hold: sample >= SAMPLE_MIN && self.wasted > sample / 4 }
+    }
+
+    /// At the end of a period: more than a quarter wasted halves the largest window, less than a sixteenth doubles it.
+    fn judge(&mut self) {
+        let sample = self.used + self.wasted;
+        if sample < PERIOD {
+            return;
+        }
+        if self.wasted > sample / 4 {
+            self.halved = (self.halved + 1).min(HALVED_MAX);
+        } else if self.wasted < sample / 16 {
+            self.halved = self.halved.saturating_sub(1);
+        }
+        (self.used, self.wasted) = (0, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+    use std::collections::BTreeSet;
+
+    const LIMITS: Limits = Limits { end: 1 << 30, window_max: 1024, order_max: 9 };
+
+    /// A reader's cache that keeps everything: reads by reads, telling the policy what a cache would.
+    struct World {
+        ahead: ReadAhead,
+        limits: Limits,
+        cached: BTreeSet<(u16, u64)>,
+        markers: BTreeSet<(u16, u64)>,
+        windows: Vec<Window>,
+        missed: u64,
+    }
+
+    impl World {
+        fn new(limits: Limits) -> Self {
+            let (cached, markers) = (BTreeSet::new(), BTreeSet::new());
+            Self {
+                ahead: ReadAhead::new(64),
+                limits,
+                cached,
+                markers,
+                windows: Vec::new(),
+                missed: 0,
+            }
+        }
+
+        /// Whether a window was ordered.
+        fn read(&mut self, connection: u32, volume: u16, block: u64, blocks: u32) -> bool {
+            let range = block..block + u64::from(blocks);
+            let new = range.clone().filter(|&at| self.cached.insert((volume, at))).count();
+            let marker = range.filter(|&at| self.markers.remove(&(volume, at))).count() > 0;
+            self.missed += new as u64;
+            if new == 0 && !marker {
+                return false;
+            }
+            let read = Read { volume: VolumeId(volume), block, blocks, marker };
+            let Some(window) = self.ahead.on_read(connection, read, self.limits) else {
+                return false;
+            };
+            assert!(window.start >= block + u64::from(blocks) && window.blocks > 0);
+            assert!(window.start + u64::from(window.blocks) <= self.limits.end);
+            assert!(
+                window.blocks <= self.limits.window_max && window.order <= self.limits.order_max
+            );
+            let range = window.start..window.start + u64::from(window.blocks);
+            assert!(range.contains(&window.marker));
+            self.cached.extend(range.map(|at| (volume, at)));
+            self.markers.insert((volume, window.marker));
+            self.windows.push(window);
+            true
+        }
+    }
+
+    /// D5: the vectors of mm/readahead.c.
+    #[test]
+    fn windows_ramp_as_in_linux() {
+        let ramp = |max| Ramp { max, hold: false };
+        let init = |max, reads: &[u32]| -> Vec<u32> {
+            reads.iter().map(|&read| ramp(max).init(read)).collect()
+        };
+        assert_eq!(init(32, &[1, 2, 3, 4, 5, 8, 9, 32]), [4, 4, 8, 8, 16, 16, 32, 32]);
+        assert_eq!(init(256, &[1, 8, 9, 16, 64, 65]), [4, 32, 32, 32, 128, 256]);
+        let sizes = |max| {
+            let next = |&size: &u32| (size < max).then(|| ramp(max).next(size));
+            std::iter::successors(Some(4), next).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(256), [4, 16, 32, 64, 128, 256]);
+        assert_eq!(sizes(32), [4, 8, 16, 32]);
+        assert_eq!(sizes(1024), [4, 16, 64, 128, 256, 512, 1024]);
+    }
+
+    /// D4, and the orders of section 3.6: the second read orders, and no later one waits.
+    #[test]
+    fn a_stream_is_known_by_its_second_read_and_never_waits_again() {
+        for (first, step) in [(0, 1), (0, 16), (1000, 3), (7, 32)] {
+            let mut world = World::new(LIMITS);
+            assert!(!world.read(1, 0, first, step));
+            assert!(world.read(1, 0, first + u64::from(step), step));
+            for at in 2..20_000 / u64::from(step) {
+                world.read(1, 0, first + at * u64::from(step), step);
+            }
+            assert_eq!(world.missed, 2 * u64::from(step), "reads of {step} from {first}");
+            for pair in world.windows.windows(2) {
+                assert_eq!(pair[0].start + u64::from(pair[0].blocks), pair[1].start);
+                assert!(pair[1].order == (pair[0].order + 2).min(9) || step > 8);
+                assert!(pair[1].start.is_multiple_of(1 << pair[0].order));
+            }
+            let last = world.windows[world.windows.len() - 1];
+            assert_eq!((last.blocks, last.order), (1024, 9), "reads of {step} from {first}");
+            assert!(last.start.is_multiple_of(512));
+        }
+    }
+
+    #[test]
+    fn the_first_windows_of_a_stream() {
+        let mut world = World::new(LIMITS);
+        for at in 0..500 {
+            world.read(1, 0, at, 1);
+        }
+        let windows: Vec<_> = world.windows.iter().map(|w| (w.start, w.blocks, w.order)).collect();
+        // Sizes 4 (with the read itself), 16, 64, 128, 256, 512, each up to the end of a folio.
+        assert_eq!(
+            windows,
+            [(2, 3, 0), (5, 19, 2), (24, 72, 4), (96, 160, 6), (256, 256, 8), (512, 512, 9)]
+        );
+    }
+
+    #[test]
+    fn interleaved_streams_do_not_disturb_each_other() {
+        for (streams, noise) in [(4, 0), (8, 0), (4, 3), (8, 3)] {
+            let mut world = World::new(LIMITS);
+            let mut prng = Prng::new(5);
+            let mut random = 0;
+            for at in 0..3000 {
+                for stream in 0..streams {
+                    world.read(1, 0, (stream << 20) + at, 1);
+                }
+                // Random reads of the same connection take the place of no stream that has a window.
+                for _ in 0..if at > 1 { noise } else { 0 } {
+                    let before = world.missed;
+                    world.read(1, 0, (1 << 25) + prng.below(1 << 29), 1);
+                    random += world.missed - before;
+                }
+            }
+            assert_eq!(world.missed - random, 2 * streams, "{streams} streams, noise {noise}");
+        }
+    }
+
+    #[test]
+    fn the_ninth_stream_takes_the_place_of_the_one_silent_longest() {
+        let mut world = World::new(LIMITS);
+        for stream in 0..9 {
+            (0..100).for_each(|at| _ = world.read(1, 0, (stream << 20) + at, 1));
+        }
+        let proven = |world: &World| {
+            let record = world.ahead.records.iter().find(|record| record.used != 0).unwrap();
+            let streams = record.streams.iter().filter(|stream| stream.size > 0);
+            let mut places: Vec<u64> = streams.map(|stream| stream.next >> 20).collect();
+            places.sort_unstable();
+            places
+        };
+        assert_eq!(proven(&world), [1, 2, 3, 4, 5, 6, 7, 8]);
+        // Its marker, when it goes on, makes it one of the eight again.
+        (100..300).for_each(|at| _ = world.read(1, 0, at, 1));
+        assert_eq!(proven(&world), [0, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn nothing_is_read_ahead_for_what_is_no_stream() {
+        let mut prng = Prng::new(6);
+        let cases: [(&str, &mut dyn FnMut(u64) -> u64); 5] = [
+            ("random", &mut |_| prng.below(1 << 30)),
+            ("backward", &mut |at| (1 << 20) - at),
+            ("strided", &mut |at| at * 5),
+            ("every other", &mut |at| at * 2),
+            ("backward in reads that touch", &mut |at| (1 << 20) - at * 2),
+        ];
+        for (name, blocks) in cases {
+            let mut world = World::new(LIMITS);
+            let size = if name.ends_with("touch") { 2 } else { 1 };
+            let orders = (0..5000).filter(|&at| world.read(1, 0, blocks(at), size)).count();
+            assert_eq!(orders, 0, "{name}");
+        }
+    }
+
+    #[test]
+    fn windows_end_with_the_volume_and_can_be_off() {
+        let mut world = World::new(Limits { end: 777, ..LIMITS });
+        for at in 0..777 {
+            world.read(1, 0, at, 1);
+        }
+        assert_eq!((world.missed, world.cached.len()), (2, 777));
+        let mut world = World::new(Limits { window_max: 0, ..LIMITS });
+        assert!((0..1000).all(|at| !world.read(1, 0, at, 1)));
+        // 128 KiB: Linux's default.
+        let mut world = World::new(Limits { window_max: 32, order_max: 3, ..LIMITS });
+        (0..1000).for_each(|at| _ = world.read(1, 0, at, 1));
+        let last = world.windows[world.windows.len() - 1];
+        assert_eq!((world.missed, last.blocks, last.order), (2, 32, 3));
+    }
+
+    #[test]
+    fn streams_belong_to_a_volume_and_a_connection() {
+        let mut world = World::new(LIMITS);
+        for at in 0..500 {
+            // Alternating blocks of two volumes, and of two connections.
+            assert!(!world.read(1, (at % 2) as u16, at, 1));
+            assert!(!world.read(2 + at as u32 % 2, 5, at, 1));
+        }
+    }
+
+    #[test]
+    fn reads_of_a_stream_may_change_places() {
+        let mut world = World::new(LIMITS);
+        for at in 0..2000_u64 {
+            // 0 1 2 3, then 5 4 7 6 and so on.
+            world.read(1, 0, if at < 4 { at } else { at ^ 1 }, 1);
+        }
+        assert_eq!(world.missed, 2);
+    }
+
+    #[test]
+    fn waste_stops_growth_then_halves_and_success_doubles() {
+        let volume = VolumeId(3);
+        let mut ahead = ReadAhead::new(4);
+        let ramp = |ahead: &ReadAhead| ahead.feedback[3].ramp(1024);
+        ahead.on_used(volume, 60);
+        ahead.on_waste(volume, 20);
+        assert!(!ramp(&ahead).hold, "a quarter is allowed");
+        ahead.on_waste(volume, 1);
+        assert_eq!((ramp(&ahead).next(64), ramp(&ahead).next(2000)), (64, 1024));
+        for halved in 1..=12 {
+            while ahead.feedback[3].halved < halved.min(8) {
+                ahead.on_waste(volume, 10);
+            }
+            ahead.on_waste(volume, 1024);
+        }
+        assert_eq!((ramp(&ahead).max, ramp(&ahead).next(4)), (4, 4));
+        assert_eq!(ahead.feedback[4].ramp(1024).max, 1024, "another volume is another matter");
+        // Just below a quarter: stays. Nothing wasted: doubles with every period.
+        (0..20).for_each(|_| {
+            ahead.on_used(volume, 900);
+            ahead.on_waste(volume, 124);
+        });
+        assert_eq!(ramp(&ahead).max, 4);
+        (0..3 * PERIOD).for_each(|_| ahead.on_used(volume, 1));
+        assert_eq!(ramp(&ahead).max, 32);
+        (0..9 * PERIOD).for_each(|_| ahead.on_used(volume, 1));
+        assert_eq!(ramp(&ahead).max, 1024);
+    }
+
+    /// Reads of 2 x 4 blocks here and there: what was read ahead is never used, and that is learned.
+    #[test]
+    fn short_runs_cost_little_after_a_while() {
+        let mut ahead = ReadAhead::new(4);
+        let mut prng = Prng::new(8);
+        let mut ordered = Vec::new();
+        for _ in 0..4000 {
+            let block = prng.below(1 << 29);
+            for block in [block, block + 32] {
+                let read = Read { volume: VolumeId(0), block, blocks: 32, marker: false };
+                if let Some(window) = ahead.on_read(1, read, LIMITS) {
+                    ahead.on_waste(VolumeId(0), window.blocks);
+                    ordered.push(window.blocks);
+                }
+            }
+        }
+        assert_eq!((ordered.len(), ordered[0], ordered[3999]), (4000, 96, 4));
+    }
+
+    #[test]
+    fn ten_thousand_connections_use_one_small_table() {
+        let mut ahead = ReadAhead::new(65_536);
+        let bytes = size_of_val(&*ahead.records);
+        assert!(bytes <= 256 << 10, "{bytes}");
+        let read = |ahead: &mut ReadAhead, connection, block| {
+            let read = Read { volume: VolumeId(0), block, blocks: 1, marker: false };
+            ahead.on_read(connection, read, LIMITS).is_some()
+        };
+        for connection in 0..10_000 {
+            assert!(!read(&mut ahead, connection, 0));
+            assert!(read(&mut ahead, connection, 1), "a stream of connection {connection}");
+        }
+        assert_eq!(size_of_val(&*ahead.records), bytes);
+        // The latest are known, the first are not.
+        let known = |ahead: &mut ReadAhead, connections: std::ops::Range<u32>| {
+            connections.filter(|&connection| read(ahead, connection, 5)).count()
+        };
+        assert_eq!(known(&mut ahead, 9_900..10_000), 100);
+        assert_eq!(known(&mut ahead, 0..100), 0);
+    }
+
+    #[test]
+    fn a_closed_connection_leaves_nothing_to_the_next_of_its_number() {
+        let mut world = World::new(LIMITS);
+        assert!(!world.read(7, 0, 0, 1));
+        world.ahead.forget(7);
+        assert!(!world.read(7, 0, 1, 1));
+        assert!(world.read(7, 0, 2, 1));
+        world.ahead.forget(8);
+        assert!(!world.read(7, 0, 100, 1) && world.read(7, 0, 101, 1));
+    }
+
+    #[test]
+    fn a_marker_whose_stream_was_forgotten_starts_it_again() {
+        let mut world = World::new(LIMITS);
+        (0..100).for_each(|at| _ = world.read(7, 0, at, 1));
+        world.ahead.forget(7);
+        let missed = world.missed;
+        (100..5000).for_each(|at| _ = world.read(7, 0, at, 1));
+        assert!(world.missed - missed <= 2, "{} reads waited", world.missed - missed);
+    }
+}
