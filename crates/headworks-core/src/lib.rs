@@ -29,6 +29,7 @@ pub mod tags;
 pub mod time;
 mod timer;
 mod volume;
+pub mod writeback;
 
 pub use action::{Action, Actions, Notice, Segment, Submit};
 pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, VolumeId};
