@@ -421,6 +421,7 @@ impl Throttle {
         let entry = *self.writers.get(writer);
         let period = cost_ns(u64::from(entry.nr_dirtied), control.pace);
         self.weigh(now, writer, period);
+        self.devices[device].on_settled(u64::from(entry.nr_dirtied));
         let exempt =
             control.freerun || class == IoClass::RealTime && used <= control.regions.freerun_rt();
         let clock = entry.clock.max(now.0.saturating_sub(control.credit_ns)).saturating_add(period);
