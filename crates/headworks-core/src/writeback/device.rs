@@ -24,7 +24,8 @@ use super::writers::WEIGHT_ONE;
 /// 1 block a second of a pace.
 pub const PACE_ONE: u128 = 1 << 16;
 
-/// The lowest `pos_ratio` that a pace is computed with: a pause must end, so that it can be computed anew.
+/// The lowest `pos_ratio` that a batch is computed with. Pauses are computed with 0 too: then time pays for nothing, and a
+/// dead device's writers do not fill the limit in small steps.
 const POS_MIN: u64 = 16;
 
 /// A device over its share is slowed to a quarter, not stopped: the share may have moved, and draining what it moved by
@@ -107,6 +108,8 @@ pub struct Device {
     pub control: Control,
     /// What a writer is charged at a time, at the set point: the smoothed mean.
     period_ns: u64,
+    short_since: Option<Instant>,
+    short_ns: u64,
     /// `nr_dirtied` at the last tick, for the trace.
     pub dirtied_stamp: u64,
 }
@@ -124,6 +127,8 @@ impl Default for Device {
             alive: Instant(0),
             control: Control { stale: true, ..Control::default() },
             period_ns: 0,
+            short_since: None,
+            short_ns: 0,
             dirtied_stamp: 0,
         }
     }
@@ -149,7 +154,8 @@ impl Device {
     pub fn update(&mut self, now: Instant, room: &Room, pause_max_ns: u64) {
         let bandwidth = self.bandwidth.get();
         let regions = if room.share.limit < room.left.limit { room.share } else { room.left };
-        let freerun = room.all_freerun || room.used <= regions.freerun;
+        let all_freerun = room.all_freerun && !self.is_stalled(now);
+        let freerun = all_freerun || room.used <= regions.freerun;
         let pos_ratio = self.position(now, room, pause_max_ns);
         let weights = self.weights.max(u64::from(WEIGHT_ONE));
         let pace_at = |pos: u64| {
@@ -174,7 +180,7 @@ impl Device {
             freerun,
             pos_ratio,
             ratelimit: pace_at(position::ONE),
-            pace: pace_at(pos_ratio.max(POS_MIN)),
+            pace: pace_at(pos_ratio),
             pause_ns,
             batch: batch.max(1),
             credit_ns: (scope * SEC / bandwidth).clamp(pause_ns, SEC),
@@ -195,12 +201,34 @@ impl Device {
         };
         let share = if room.used < room.share.limit {
             damp(on(&room.share), &room.share)
-        } else if self.writeback > 0 && now.since(self.alive) > STALLED_NS {
+        } else if self.is_stalled(now) {
             0
         } else {
             POS_OVER_SHARE
         };
         share.min(damp(on(&room.left), &room.left))
+    }
+
+    fn is_stalled(&self, now: Instant) -> bool {
+        self.writeback > 0 && now.since(self.alive) > STALLED_NS
+    }
+
+    /// Its queue waits for credit, from now on.
+    pub fn on_refused(&mut self, now: Instant) {
+        self.short_since.get_or_insert(now);
+    }
+
+    /// The head of its queue has its credit; if there is another head, that one will be refused.
+    pub fn on_granted(&mut self, now: Instant) {
+        if let Some(since) = self.short_since.take() {
+            self.short_ns += now.since(since);
+        }
+    }
+
+    /// Time in which somebody waited for credit, ever. No writer is to be called light for it.
+    #[must_use]
+    pub fn short_ns(&self, now: Instant) -> u64 {
+        self.short_ns + self.short_since.map_or(0, |since| now.since(since))
     }
 
     /// A writer was charged for so many blocks.

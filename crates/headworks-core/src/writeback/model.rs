@@ -153,6 +153,12 @@ impl Model {
         self.grant(device);
     }
 
+    /// A dead device is well again.
+    pub fn revive(&mut self, device: usize) {
+        self.devices[device].dead = false;
+        self.supply(device);
+    }
+
     /// Forgets what was counted.
     pub fn reset(&mut self) {
         self.pauses.clear();

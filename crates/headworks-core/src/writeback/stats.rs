@@ -31,7 +31,7 @@ pub struct DirtyStats {
     pub traces_lost: u64,
 }
 
-/// Of one device: debugfs `bdi/<device>/stats`. In blocks of 4 KiB and blocks a second.
+/// Of one device: debugfs `bdi/<device>/stats`. In blocks of 4 KiB but for the rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WbStats {
     /// `BdiWriteback`: under writeback.
@@ -52,9 +52,9 @@ pub struct WbStats {
     pub written: u64,
     /// `BdiWriteBandwidth`: the estimate, blocks a second.
     pub write_bandwidth: u64,
-    /// One writer's rate at the set point, blocks a second.
+    /// One writer's rate at the set point, bytes a second.
     pub dirty_ratelimit: u64,
-    /// One writer's rate at the present position, blocks a second.
+    /// One writer's rate at the present position, bytes a second.
     pub task_ratelimit: u64,
     /// Writers, each counted by how much of its part it takes, in thousandths.
     pub writers_milli: u64,

@@ -28,7 +28,7 @@ use crate::time::{Instant, MS, SEC};
 use super::credit::Credit;
 use super::device::{Device, PACE_ONE, Room, cost_ns};
 use super::foreground;
-use super::limits::{DirtyOptions, Thresholds, ThrottlePolicy, smoothed};
+use super::limits::{BLOCK, DirtyOptions, Thresholds, ThrottlePolicy, smoothed};
 use super::share::{Shares, device_limit};
 use super::stats::{DirtyStats, WbStats};
 use super::trace::{BalanceDirtyPages, BdiDirtyRatelimit, Trace, TraceEvent};
@@ -63,6 +63,8 @@ pub struct Throttle {
     weights: u64,
     ticked: Instant,
     ticks: u64,
+    /// The last time that was told, for what is not told the time.
+    told: Instant,
     stats: DirtyStats,
     trace: Trace,
 }
@@ -85,6 +87,7 @@ impl Throttle {
             weights: 0,
             ticked: Instant(0),
             ticks: 0,
+            told: Instant(0),
             stats: DirtyStats::default(),
             trace: Trace::default(),
         }
@@ -123,6 +126,7 @@ impl Throttle {
 
     /// The writer's timer is due: `None`, it goes on; else it is paused until then.
     pub fn resume(&mut self, now: Instant, writer: WriterId) -> Option<Instant> {
+        self.told = self.told.max(now);
         let entry = *self.writers.get(writer);
         if entry.until == NEVER || now.0 < entry.until {
             return self.paused_until(writer);
@@ -138,14 +142,14 @@ impl Throttle {
             nr_dirtied = 0;
         }
         let go_on = control.freerun || owed <= self.pause_max_ns() / 16;
-        let pace = control.pace;
+        let (pace, short) = (control.pace, self.devices[device].short_ns(now));
         let entry = self.writers.get_mut(writer);
         entry.nr_dirtied = nr_dirtied;
         entry.clock = now.0.saturating_add(owed).min(NEVER - 1);
         entry.pace = pace;
         if go_on {
             entry.until = NEVER;
-            entry.settled = now.0;
+            (entry.settled, entry.short) = (now.0, short);
             self.stats.pauses += 1;
             self.stats.paused_ns += now.0 - entry.began;
             return None;
@@ -167,9 +171,12 @@ impl Throttle {
             IoClass::BestEffort | IoClass::Idle => self.now_at.limit,
         };
         let granted = self.credit.reserve(at(device), blocks, limit);
+        let device = &mut self.devices[at(device)];
         if granted {
-            self.devices[at(device)].reserved += blocks;
+            device.reserved += blocks;
+            device.on_granted(self.told);
         } else {
+            device.on_refused(self.told);
             self.stats.refused += 1;
         }
         granted
@@ -184,6 +191,7 @@ impl Throttle {
     /// The one that was refused has gone away.
     pub fn forget_refused(&mut self, device: DeviceId) {
         self.credit.forget(at(device));
+        self.devices[at(device)].on_granted(self.told);
     }
 
     /// The most that may be reserved at once and is sure to be granted in the end, with any other device dead.
@@ -214,6 +222,7 @@ impl Throttle {
         blocks: u32,
         class: IoClass,
     ) -> Option<Instant> {
+        self.told = self.told.max(now);
         let index = at(device);
         let counts = &mut self.devices[index];
         take(&mut counts.reserved, blocks);
@@ -238,6 +247,7 @@ impl Throttle {
 
     /// Dirty blocks went under writeback.
     pub fn on_writeout(&mut self, now: Instant, device: DeviceId, blocks: u32) {
+        self.told = self.told.max(now);
         let device = &mut self.devices[at(device)];
         take(&mut device.dirty, blocks);
         if device.writeback == 0 {
@@ -249,6 +259,7 @@ impl Throttle {
 
     /// Blocks under writeback are clean.
     pub fn on_written(&mut self, now: Instant, device: DeviceId, blocks: u32) {
+        self.told = self.told.max(now);
         let index = at(device);
         let device = &mut self.devices[index];
         take(&mut device.writeback, blocks);
@@ -294,6 +305,7 @@ impl Throttle {
 
     /// The tick, if it is due.
     pub fn on_timer(&mut self, now: Instant) {
+        self.told = self.told.max(now);
         if self.next_timeout().is_none_or(|due| now < due) {
             return;
         }
@@ -349,7 +361,7 @@ impl Throttle {
     #[must_use]
     pub fn device_stats(&self, device: DeviceId) -> WbStats {
         let device = &self.devices[at(device)];
-        let rate = |pace: u64| (u128::from(pace) / PACE_ONE) as u64;
+        let rate = |pace: u64| (u128::from(pace) * u128::from(BLOCK) / PACE_ONE) as u64;
         WbStats {
             writeback: u64::from(device.writeback),
             reclaimable: u64::from(device.dirty),
@@ -393,8 +405,9 @@ impl Throttle {
             }
             // A caller that does not ask `resume`: the pause is over, and at most one more is carried.
             let carried = now.0 + self.pause_max_ns();
+            let short = self.devices[device].short_ns(now);
             let entry = self.writers.get_mut(writer);
-            (entry.until, entry.settled) = (NEVER, now.0);
+            (entry.until, entry.settled, entry.short) = (NEVER, now.0, short);
             entry.clock = entry.clock.min(carried);
             self.stats.pauses += 1;
             self.stats.paused_ns += now.0 - entry.began;
@@ -420,18 +433,20 @@ impl Throttle {
         let used = self.credit.used(device);
         let entry = *self.writers.get(writer);
         let period = cost_ns(u64::from(entry.nr_dirtied), control.pace);
-        self.weigh(now, writer, period);
+        let short = self.devices[device].short_ns(now);
+        self.weigh(now, writer, period, short);
         self.devices[device].on_settled(u64::from(entry.nr_dirtied));
         let exempt =
             control.freerun || class == IoClass::RealTime && used <= control.regions.freerun_rt();
         let clock = entry.clock.max(now.0.saturating_sub(control.credit_ns)).saturating_add(period);
         let was = self.writers.get_mut(writer);
         (was.nr_dirtied, was.settled, was.pace) = (0, now.0, control.pace);
+        was.short = short;
         was.clock = if exempt { now.0 } else { clock };
         was.spread = !control.freerun;
         let pauses = !exempt && clock > now.0 + control.pause_ns / 4;
         let pause = if pauses {
-            let spread = if entry.spread { 0 } else { control.pause_ns.max(period) };
+            let spread = if entry.spread { 0 } else { control.pause_ns.max(period.min(SEC)) };
             self.writers.get_mut(writer).began = now.0;
             Some(self.set_pause(now, writer, spread))
         } else {
@@ -444,8 +459,8 @@ impl Throttle {
         pause
     }
 
-    /// Pauses the writer until its clock, `max_pause` at the longest, spread so that no herd forms: evenly over `spread`
-    /// the first time, then by a 32nd of the pause to both sides.
+    /// Pauses the writer until its clock, `max_pause` at the longest, spread so that no herd forms: by half of `spread`
+    /// to both sides the first time, then by a 32nd of the pause to both sides.
     fn set_pause(&mut self, now: Instant, writer: WriterId, spread: u64) -> Instant {
         let longest = self.pause_max_ns();
         let entry = self.writers.get_mut(writer);
@@ -453,7 +468,7 @@ impl Throttle {
         let mut random = Prng::new(self.options.seed ^ key.wrapping_mul(0xd6e8_feb8_6659_fd93));
         entry.pauses = entry.pauses.wrapping_add(1);
         if spread > 0 {
-            entry.clock = now.0 + 1 + random.below(spread);
+            entry.clock = (entry.clock + random.below(spread)).saturating_sub(spread / 2);
         }
         let owed = entry.clock.saturating_sub(now.0).max(1);
         // A slice of a longer pause ends early rather than late: `max_pause` is a promise.
@@ -466,9 +481,10 @@ impl Throttle {
 
     /// The weight of a writer that is settled: its part of what it might have dirtied since the last time. Up at once,
     /// down by half the way: one slow batch is no habit.
-    fn weigh(&mut self, now: Instant, writer: WriterId, period: u64) {
+    fn weigh(&mut self, now: Instant, writer: WriterId, period: u64, short: u64) {
         let entry = self.writers.get_mut(writer);
-        let took = part_of(period, now.0.saturating_sub(entry.settled));
+        let waited = short.saturating_sub(entry.short);
+        let took = part_of(period, now.0.saturating_sub(entry.settled).saturating_sub(waited));
         let weight = if took >= entry.weight { took } else { entry.weight.midpoint(took) };
         let (device, was) = (entry.device, std::mem::replace(&mut entry.weight, weight.max(1)));
         self.count_weight(device, was, weight.max(1));
@@ -479,11 +495,13 @@ impl Throttle {
         for writer in self.writers.iter_mut().filter(|writer| writer.weight > 0) {
             let device = &mut self.devices[usize::from(writer.device)];
             let over = if writer.until == NEVER { 0 } else { writer.until };
-            let elapsed = now.0.saturating_sub(writer.settled.max(over));
+            let waited = device.short_ns(now).saturating_sub(writer.short);
+            let since = |then: u64| now.0.saturating_sub(then.max(over)).saturating_sub(waited);
+            let elapsed = since(writer.settled);
             if elapsed <= LATE_NS || device.control.pos_ratio == 0 {
                 continue;
             }
-            let silent = now.0.saturating_sub(writer.seen.max(over)) > SILENT_NS;
+            let silent = since(writer.seen) > SILENT_NS;
             let period = cost_ns(u64::from(writer.nr_dirtied), device.control.pace);
             let took = if silent { 0 } else { part_of(period, elapsed).max(1) };
             let less = writer.weight.saturating_sub(took);
@@ -496,14 +514,15 @@ impl Throttle {
 
     /// Accounts the blocks to the writer, who counts from his first block on.
     fn note(&mut self, now: Instant, writer: WriterId, device: DeviceId, blocks: u32) {
+        let short = self.devices[at(device)].short_ns(now);
         let entry = self.writers.get_mut(writer);
         let was = (entry.device, entry.weight);
         if entry.weight == 0 || entry.device != device.0 {
             entry.weight = entry.weight.max(if was.1 == 0 { WEIGHT_ONE } else { 0 });
             entry.device = device.0;
         }
-        if was.1 == 0 {
-            entry.settled = now.0;
+        if was.1 == 0 || was.0 != device.0 {
+            (entry.settled, entry.short) = (now.0, short);
         }
         entry.seen = now.0;
         entry.nr_dirtied = entry.nr_dirtied.saturating_add(blocks);

@@ -50,6 +50,8 @@ pub struct Writer {
     pub clock: u64,
     /// When it was last settled, or its last pause ended: think time counts from here.
     pub settled: u64,
+    /// Its device's time short of credit, as of `settled`.
+    pub short: u64,
     /// When it last dirtied a block.
     pub seen: u64,
     /// Paused until then, or [`NEVER`].
@@ -73,6 +75,7 @@ impl Writer {
             pauses: 0,
             clock: 0,
             settled: 0,
+            short: 0,
             seen: 0,
             until: NEVER,
             began: 0,
