@@ -24,13 +24,14 @@ use super::writers::WEIGHT_ONE;
 /// 1 block a second of a pace.
 pub const PACE_ONE: u128 = 1 << 16;
 
-/// The lowest `pos_ratio` that a batch is computed with. Pauses are computed with 0 too: then time pays for nothing, and a
+/// The lowest `pos_ratio` that a batch is computed with. Pauses are computed with 0, too: then time pays for nothing, and a
 /// dead device's writers do not fill the limit in small steps.
 const POS_MIN: u64 = 16;
 
-/// A device over its share is slowed to a quarter, not stopped: the share may have moved, and draining what it moved by
-/// can take long. So Linux.
-const POS_OVER_SHARE: u64 = position::ONE / 4;
+/// A device that writes is slowed to an eighth at the lowest, not stopped. Its share may have moved, and draining what it
+/// moved by can take long (Linux: a quarter); and at the hard limit the queue for credit stops writers exactly, where a pause would
+/// hold them beyond the end of a short stall.
+const POS_LOWEST: u64 = position::ONE / 8;
 
 /// A device that completed nothing for so long has stalled, and may not go on over its share.
 const STALLED_NS: u64 = SEC;
@@ -191,7 +192,7 @@ impl Device {
         };
     }
 
-    /// The position on the device's share, but a quarter at least, and on what the others left.
+    /// The position on the device's share, and on what the others left.
     fn position(&self, now: Instant, room: &Room, pause_max_ns: u64) -> u64 {
         let on = |regions: &Thresholds| pos_ratio(regions.setpoint, room.used, regions.limit);
         let delay_ns = self.period_ns.min(pause_max_ns);
@@ -199,14 +200,11 @@ impl Device {
             let flow = u128::from(self.bandwidth.get()) * u128::from(delay_ns) / u128::from(SEC);
             damped(pos, regions.limit - regions.setpoint, flow as u64)
         };
-        let share = if room.used < room.share.limit {
-            damp(on(&room.share), &room.share)
-        } else if self.is_stalled(now) {
-            0
-        } else {
-            POS_OVER_SHARE
+        let inside = |regions: &Thresholds| {
+            if room.used < regions.limit { damp(on(regions), regions) } else { 0 }
         };
-        share.min(damp(on(&room.left), &room.left))
+        let lowest = if self.is_stalled(now) { 0 } else { POS_LOWEST };
+        inside(&room.share).min(inside(&room.left)).max(lowest)
     }
 
     fn is_stalled(&self, now: Instant) -> bool {
@@ -330,12 +328,13 @@ mod tests {
         let room = Room { used: 50_000, share: all.share(20_000), left: all, all_freerun: false };
         let mut device = Device { writeback: 1, alive: Instant(0), ..Device::default() };
         device.update(Instant(SEC / 2), &room, 200 * MS);
-        assert_eq!(device.control.pos_ratio, POS_OVER_SHARE);
+        assert_eq!(device.control.pos_ratio, POS_LOWEST);
         device.update(Instant(2 * SEC), &room, 200 * MS);
         assert_eq!(device.control.pos_ratio, 0);
-        let squeezed = Room { left: all.share(40_000), ..room };
+        let squeezed = Room { left: all.share(51_000), share: all, ..room };
         device.update(Instant(SEC / 2), &squeezed, 200 * MS);
-        assert_eq!(device.control.pos_ratio, 0);
+        assert_eq!(device.control.regions.limit, 51_000);
+        assert!((POS_LOWEST..position::ONE / 2).contains(&device.control.pos_ratio));
     }
 
     #[test]

@@ -46,6 +46,9 @@ const LATE_NS: u64 = 200 * MS;
 /// A writer silent for so long counts no more.
 const SILENT_NS: u64 = SEC;
 
+/// Newcomers are spread over a whole round of the writers, or as much.
+const SPREAD_MAX_NS: u64 = 10 * SEC;
+
 /// The policy.
 #[derive(Clone, Debug)]
 pub struct Throttle {
@@ -446,7 +449,8 @@ impl Throttle {
         was.spread = !control.freerun;
         let pauses = !exempt && clock > now.0 + control.pause_ns / 4;
         let pause = if pauses {
-            let spread = if entry.spread { 0 } else { control.pause_ns.max(period.min(SEC)) };
+            let round = cost_ns(u64::from(entry.nr_dirtied), control.ratelimit).min(SPREAD_MAX_NS);
+            let spread = if entry.spread { 0 } else { control.pause_ns.max(round) };
             self.writers.get_mut(writer).began = now.0;
             Some(self.set_pause(now, writer, spread))
         } else {
@@ -459,8 +463,8 @@ impl Throttle {
         pause
     }
 
-    /// Pauses the writer until its clock, `max_pause` at the longest, spread so that no herd forms: by half of `spread`
-    /// to both sides the first time, then by a 32nd of the pause to both sides.
+    /// Pauses the writer until its clock, `max_pause` at the longest, spread so that no herd forms: evenly over `spread`
+    /// the first time (half of what is owed on average: too many are put in order by the credit, too few by nobody), then by a 32nd of the pause to both sides.
     fn set_pause(&mut self, now: Instant, writer: WriterId, spread: u64) -> Instant {
         let longest = self.pause_max_ns();
         let entry = self.writers.get_mut(writer);
@@ -468,7 +472,7 @@ impl Throttle {
         let mut random = Prng::new(self.options.seed ^ key.wrapping_mul(0xd6e8_feb8_6659_fd93));
         entry.pauses = entry.pauses.wrapping_add(1);
         if spread > 0 {
-            entry.clock = (entry.clock + random.below(spread)).saturating_sub(spread / 2);
+            entry.clock = now.0 + 1 + random.below(spread);
         }
         let owed = entry.clock.saturating_sub(now.0).max(1);
         // A slice of a longer pause ends early rather than late: `max_pause` is a promise.
