@@ -227,6 +227,11 @@ pub enum Origin {
         /// Its name there.
         cookie: u32,
     },
+    /// The cache of this shard, for the operation of that name (or none).
+    Cache {
+        /// Its name there.
+        cookie: u32,
+    },
 }
 
 /// A bio in flight.

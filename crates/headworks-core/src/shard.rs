@@ -6,10 +6,12 @@
 
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
+use crate::cache::folio::BLOCK;
+use crate::cache::{Cache, CacheDefect, CacheStats, Caching, Down, Turn};
 use crate::elevator::Elevator;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
-use crate::options::{QueueOptions, ShardConfig, VolumeConfig};
+use crate::options::{QueueOptions, ShardConfig, Tunable, VolumeConfig, VolumeOptions};
 use crate::plug::Plug;
 use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
@@ -20,6 +22,7 @@ use crate::tags::{TagOwner, TagStats};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::volume;
+use crate::writeback::{DirtyOptions, DirtyStats, TraceEvent, WbStats};
 
 /// A device as this shard sees it.
 enum Way {
@@ -30,7 +33,7 @@ enum Way {
 /// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
 /// later one, so a device is sent at most what it holds, and each of those may time out.
 fn room_for_actions(config: &ShardConfig) -> Actions {
-    let bios = config.bios_max as usize;
+    let bios = (config.bios_max + config.cache.bios()) as usize;
     let (mut list, mut segments) = (2 * bios + config.volumes.len() + 256, 0);
     for device in config.devices.iter().filter(|device| device.owner == config.id) {
         let queue = &device.queue;
@@ -40,15 +43,24 @@ fn room_for_actions(config: &ShardConfig) -> Actions {
         let full = queue.max_bytes().div_ceil(queue.max_segment_size) as usize;
         segments += (commands * usize::from(queue.max_segments)).min(bios + commands * full);
     }
+    if config.cache.is_on() {
+        // What a turn copies, even if block by block.
+        list += 4 * config.cache.bios() as usize + 16_384;
+    }
     Actions::with_capacity(list, segments)
 }
 
 /// One shard. Made once; steps by [`Shard::handle`].
 pub struct Shard {
     id: ShardId,
+    shards: u16,
     volumes: Vec<VolumeConfig>,
     /// Indexed by device.
     ways: Vec<Way>,
+    /// Between the volumes that live here and the plug, if there is one.
+    cache: Option<Box<Cache>>,
+    /// Client bios in this shard at once.
+    bios_max: u32,
     plug: Plug,
     pools: Pools,
     /// One bit per device that must run when the batch ends.
@@ -75,14 +87,21 @@ impl Shard {
             })
             .collect();
         let slots = config.slots_max();
+        let queue_timers = config.devices.len() * TIMERS as usize;
+        let cache =
+            config.cache.is_on().then(|| Box::new(Cache::new(&config, queue_timers as u32)));
         Ok(Self {
             id: config.id,
+            shards: config.shards,
+            cache,
+            bios_max: config.bios_max,
             plug: Plug::new(config.plug_nesting),
             pools: Pools {
-                bios: Bios::new(config.bios_max),
+                bios: Bios::new(config.bios_max + config.cache.bios()),
+                ups: Vec::with_capacity((config.bios_max + config.cache.bios()) as usize),
                 slots: Slots::new(slots),
                 actions: room_for_actions(&config),
-                timers: TimerWheel::new(config.devices.len() * TIMERS as usize),
+                timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
             },
             ways,
             volumes: config.volumes,
@@ -108,14 +127,20 @@ impl Shard {
                 }
                 Input::Timer => self.on_timer(now),
                 Input::Message { from, message } => self.on_message(now, from, message),
-                Input::Control(control) => self.on_control(control),
-                Input::Close { .. } => {}
+                Input::Control(control) => self.on_control(now, control),
+                Input::Close { connection } => {
+                    if let Some((cache, mut turn)) = self.cache(now) {
+                        cache.on_close(&mut turn, connection);
+                    }
+                }
             }
         }
+        self.run_cache(now);
         if self.plug.finish() {
             self.flush_plug(now);
         }
         self.run_touched(now);
+        self.settle_cache(now);
         self.announce_timer();
         let (bios, merges) = std::mem::take(&mut self.turn);
         self.turns.on_turn(bios, merges);
@@ -133,23 +158,85 @@ impl Shard {
             Way::Own(queue) => queue.discard_granularity(),
             Way::Other(remote) => remote.discard_granularity(),
         };
-        let (device, block_size) = (config.device, config.options.block_size);
         let mut bio = bio;
-        if let Some(status) = volume::check(&config.options, granularity, &mut bio) {
+        let cached = self.cache.as_ref().is_some_and(|cache| cache.caches(bio.id.volume));
+        let checked = match cached {
+            // The cache reads before it writes a block in part; a discard forgets whole blocks of it.
+            true => {
+                let options = VolumeOptions { block_size: 1, ..config.options };
+                volume::check(&options, granularity.max(BLOCK), &mut bio)
+            }
+            false => volume::check(&config.options, granularity, &mut bio),
+        };
+        if let Some(status) = checked {
             self.pools.actions.list.push(reply(status));
             return;
         }
-        let Some(slot) = self.pools.bios.try_take() else {
+        if self.room() == 0 {
             self.pools.actions.list.push(reply(Err(IoError::NoMemory)));
             return;
-        };
-        self.pools.bios[slot] =
-            BioSlot { bio, next: NIL, origin: Origin::Here, tags: 0, answered: false };
-        self.touched |= 1 << device.0;
+        }
         self.turn.0 += 1;
+        if cached {
+            let (cache, mut turn) = self.cache(now).expect("it caches");
+            return cache.on_bio(&mut turn, bio);
+        }
+        if bio.op == Op::Prefetch {
+            self.pools.actions.list.push(reply(Ok(())));
+            return;
+        }
+        self.start(now, bio, Origin::Here);
+    }
+
+    /// A bio leaves for its device, which may be another shard's.
+    fn start(&mut self, now: Instant, bio: Bio, origin: Origin) {
+        let config = &self.volumes[usize::from(bio.id.volume.0)];
+        let (device, block_size) = (config.device, config.options.block_size);
+        let slot = self.pools.bios.try_take().expect("there was room, or the cache kept some");
+        self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags: 0, answered: false };
+        self.touched |= 1 << device.0;
         match &mut self.ways[usize::from(device.0)] {
             Way::Own(_) => self.enter(now, device, bio, slot, 0),
             Way::Other(remote) => remote.submit(now, &mut self.pools, slot, block_size),
+        }
+    }
+
+    /// The cache, and what it is lent for a call.
+    fn cache(&mut self, now: Instant) -> Option<(&mut Cache, Turn<'_>)> {
+        let Pools { actions, timers, .. } = &mut self.pools;
+        Some((self.cache.as_deref_mut()?, Turn { now, actions, timers }))
+    }
+
+    /// What came back of the cache's bios goes up; what it wants goes down, until it wants nothing more.
+    fn run_cache(&mut self, now: Instant) {
+        if self.cache.is_none() {
+            return;
+        }
+        let mut ups = std::mem::take(&mut self.pools.ups);
+        let (cache, mut turn) = self.cache(now).expect("just seen");
+        for up in ups.drain(..) {
+            cache.on_up(&mut turn, up);
+        }
+        cache.run(&mut turn);
+        let mut down = std::mem::take(&mut cache.down);
+        self.pools.ups = ups;
+        for Down { bio, cookie } in down.drain(..) {
+            self.start(now, bio, Origin::Cache { cookie });
+        }
+        if let Some(cache) = &mut self.cache {
+            cache.down = down;
+        }
+    }
+
+    /// Queues may answer at once what the cache sent; what follows from that is done in the same batch.
+    fn settle_cache(&mut self, now: Instant) {
+        while !self.pools.ups.is_empty() {
+            self.plug.start();
+            self.run_cache(now);
+            if self.plug.finish() {
+                self.flush_plug(now);
+            }
+            self.run_touched(now);
         }
     }
 
@@ -242,6 +329,12 @@ impl Shard {
         self.timer = None;
         while let Some(timer) = self.pools.timers.expire(now) {
             let device = timer / TIMERS;
+            if device as usize >= self.ways.len() {
+                if let Some((cache, mut turn)) = self.cache(now) {
+                    cache.on_timer(&mut turn, timer);
+                }
+                continue;
+            }
             self.touched |= 1 << device;
             let kind = timer % TIMERS;
             match &mut self.ways[device as usize] {
@@ -287,7 +380,12 @@ impl Shard {
                     remote.on_limits(nr_requests, max_sectors_kb);
                 }
             }
-            Message::Caching { .. } => {}
+            Message::Caching { device, read_ahead_kb, max_folio_order } => {
+                if let Some(cache) = &mut self.cache {
+                    let caching = Caching { read_ahead_kb, max_folio_order };
+                    cache.set_caching(usize::from(device.0), caching);
+                }
+            }
             Message::TagRevoke { device } => {
                 if let Some((remote, pools)) = self.remote(device) {
                     remote.on_revoke(pools);
@@ -310,9 +408,17 @@ impl Shard {
         self.enter(now, device, bio, slot, tags);
     }
 
-    fn on_control(&mut self, control: Control) {
+    fn on_control(&mut self, now: Instant, control: Control) {
         match control {
+            Control::Set { device, tunable, value, token } if tunable.is_caching() => {
+                self.set_caching(device, tunable, value, token);
+            }
             Control::Acknowledge { volume } => {
+                if let Some(cache) = &mut self.cache
+                    && usize::from(volume.0) < self.volumes.len()
+                {
+                    cache.on_acknowledge(volume);
+                }
                 let Some(config) = self.volumes.get(usize::from(volume.0)) else {
                     return;
                 };
@@ -321,8 +427,12 @@ impl Shard {
                 }
             }
             Control::Resize { volume, size } => {
-                if let Some(config) = self.volumes.get_mut(usize::from(volume.0)) {
-                    config.options.size = size;
+                let Some(config) = self.volumes.get_mut(usize::from(volume.0)) else {
+                    return;
+                };
+                config.options.size = size;
+                if let Some((cache, mut turn)) = self.cache(now) {
+                    cache.on_resize(&mut turn, volume, size);
                 }
             }
             Control::Set { device, tunable, value, token } => match self.own(device) {
@@ -340,6 +450,24 @@ impl Shard {
                     }
                 }
             }
+        }
+    }
+
+    /// How volumes of a device are cached changes at once, on every shard.
+    fn set_caching(&mut self, device: DeviceId, tunable: Tunable, value: u64, token: u32) {
+        let changed = self.own(device).map(|(queue, _)| queue.set_caching(tunable, value));
+        let status = changed.unwrap_or(Err(IoError::Invalid));
+        self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
+        let Some(options) = self.queue_options(device) else {
+            return;
+        };
+        let (read_ahead_kb, max_folio_order) = (options.read_ahead_kb, options.max_folio_order);
+        if let Some(cache) = &mut self.cache {
+            cache.set_caching(usize::from(device.0), Caching { read_ahead_kb, max_folio_order });
+        }
+        for shard in (0..self.shards).filter(|&shard| shard != self.id.0) {
+            let message = Message::Caching { device, read_ahead_kb, max_folio_order };
+            self.pools.actions.list.push(Action::Send { to: ShardId(shard), message });
         }
     }
 
@@ -396,19 +524,30 @@ impl Shard {
     /// How many more bios the shard takes; frontends stop reading at 0.
     #[must_use]
     pub fn room(&self) -> u32 {
-        self.pools.bios.free()
+        self.bios_max.saturating_sub(self.clients())
     }
 
-    /// No bio is on its way through this shard.
+    /// Bios of clients (and of other shards) in this shard.
+    fn clients(&self) -> u32 {
+        let taken = self.pools.bios.taken();
+        match &self.cache {
+            // One that was passed down counts twice: too careful by a few.
+            Some(cache) => cache.waiting() + taken.saturating_sub(cache.in_flight()),
+            None => taken,
+        }
+    }
+
+    /// No bio of a client is on its way through this shard. The cache may be writing out.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.pools.bios.taken() == 0
+        self.clients() == 0
     }
 
     /// Nothing is on its way through this shard and every tag is home or unused in a lease.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.pools.bios.taken() == 0
+            && self.cache.as_ref().is_none_or(|cache| cache.is_quiet())
             && self.pools.slots.taken() == 0
             && self.ways.iter().all(|way| match way {
                 Way::Own(queue) => queue.is_quiet(),
@@ -464,6 +603,61 @@ impl Shard {
         let config = self.volumes.get(usize::from(volume.0))?;
         let volume = self.queue(config.device)?.volume(volume.0)?;
         Some((volume.unflushed(), volume.is_suspect()))
+    }
+
+    /// What the cache counted; `None` without one.
+    #[must_use]
+    pub fn cache_stats(&self) -> Option<CacheStats> {
+        self.cache.as_ref().map(|cache| cache.stats())
+    }
+
+    /// How much is dirty, in blocks; `None` without a cache.
+    #[must_use]
+    pub fn dirty_stats(&self) -> Option<DirtyStats> {
+        self.cache.as_ref().map(|cache| cache.throttle().stats())
+    }
+
+    /// The same for a device.
+    #[must_use]
+    pub fn wb_stats(&self, device: DeviceId) -> Option<WbStats> {
+        self.cache.as_ref().map(|cache| cache.throttle().device_stats(device))
+    }
+
+    /// The tunables of write-back that hold now; `None` without a cache.
+    #[must_use]
+    pub fn dirty_options(&self) -> Option<DirtyOptions> {
+        self.cache.as_ref().map(|cache| cache.dirty_options())
+    }
+
+    /// Whether the throttle keeps what it decides for [`Shard::take_dirty_traces`].
+    pub fn trace_dirty(&mut self, on: bool) {
+        if let Some(cache) = &mut self.cache {
+            cache.throttle_mut().trace(on);
+        }
+    }
+
+    /// The throttle's decisions since the last call.
+    pub fn take_dirty_traces(&mut self, into: &mut Vec<TraceEvent>) {
+        if let Some(cache) = &mut self.cache {
+            cache.throttle_mut().take_traces(into);
+        }
+    }
+
+    /// Parts of a volume whose write-out failed and that are held: offset, bytes, error. Only at its home.
+    pub fn failed_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
+        if let Some(cache) = &self.cache
+            && usize::from(volume.0) < self.volumes.len()
+        {
+            cache.failed_ranges(volume, into);
+        }
+    }
+
+    /// Breaks the cache's policy on purpose, for negative tests.
+    #[doc(hidden)]
+    pub fn set_cache_defect(&mut self, defect: CacheDefect) {
+        if let Some(cache) = &mut self.cache {
+            cache.set_defect(defect);
+        }
     }
 
     /// Replaces the tag policy of an own device. The queue must be quiet.

@@ -82,6 +82,13 @@ impl<T> Slab<T> {
         self.taken -= 1;
     }
 
+    /// How many slots there are.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
     /// Whether `slot` exists and is taken.
     #[inline]
     #[must_use]

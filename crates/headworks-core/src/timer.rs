@@ -65,6 +65,13 @@ impl TimerWheel {
         }
     }
 
+    /// When it fires, if it is set.
+    #[must_use]
+    pub fn at(&self, id: u32) -> Option<Instant> {
+        let timer = &self.timers[id as usize];
+        (timer.place != NIL).then_some(timer.at)
+    }
+
     /// Whether a timer is set.
     #[must_use]
     pub fn is_set(&self, id: u32) -> bool {

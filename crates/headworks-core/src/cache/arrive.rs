@@ -46,12 +46,14 @@ impl Cache {
             (_, ReplyStage::Early) => self.on_late(turn, &run, &up),
             (Op::Read, stage) => {
                 self.in_flight -= 1;
-                let status = if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
+                let status =
+                    if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
                 self.on_filled(turn, &run, &up, status);
             }
             (_, stage) => {
                 self.in_flight -= 1;
-                let status = if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
+                let status =
+                    if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
                 self.on_written(turn, &run, &up, status);
             }
         }

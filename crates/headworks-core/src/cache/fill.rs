@@ -5,7 +5,7 @@
 
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Operation, Park};
-use super::readahead::{Read, Window};
+use super::readahead::{Limits, Read, Window};
 use super::{Cache, Down, Turn};
 use crate::bio::{Bio, BioFlags, BioId, Op, VolumeId};
 use crate::slab::NIL;
@@ -42,7 +42,7 @@ impl Cache {
         let first = op.at() >> BLOCK_SHIFT;
         let all = op.bio.end().div_ceil(u64::from(BLOCK));
         let end = all.min(first + ASK_MAX);
-        let window = self.window(&op.bio, first, (all - first) as u32, true, false);
+        let window = self.window(&op.bio, first, (all - first) as u32, false);
         let order = window.as_ref().map_or(0, |window| window.order);
         let reason = Reason { bio: op.bio, ahead: false };
         let reached = self.fill_range(turn, Some(op), reason, (volume, first, end), order);
@@ -64,32 +64,27 @@ impl Cache {
         bio: &Bio,
         first: u64,
         blocks: u32,
-        missed: bool,
         marker: bool,
     ) -> Option<Window> {
         let volume = bio.id.volume;
         let caching = self.caching(volume);
         // A window is a small part of the pool, or streams would push each other out.
-        let most = (caching.read_ahead_kb / 4).min(self.folios.units() / 16);
-        let read = Read {
-            connection: bio.id.connection,
-            volume,
-            block: first,
-            blocks,
-            missed,
-            marker,
+        let window_max = (caching.read_ahead_kb / 4).min(self.folios.units() / 16);
+        let limits = Limits {
             end: self.volumes[usize::from(volume.0)].blocks(),
-            most,
+            window_max,
             order_max: caching.max_folio_order.min(self.order_cap()),
         };
-        self.ahead.on_read(&read)
+        let read = Read { volume, block: first, blocks, marker };
+        self.ahead.on_read(bio.id.connection, read, limits)
     }
 
     /// Fills a window beyond what was asked for, from `from` on.
     pub(super) fn read_ahead(&mut self, turn: &mut Turn, bio: &Bio, window: &Window, from: u64) {
         let volume = bio.id.volume;
         let start = window.start.max(from);
-        let end = window.start + u64::from(window.blocks);
+        // What is about to change under a lock is not read meanwhile.
+        let end = self.ranges.first_locked(volume, start, window.start + u64::from(window.blocks));
         if start >= end {
             return;
         }
@@ -124,10 +119,8 @@ impl Cache {
             let unit = match self.index.find(&self.folios, volume, at) {
                 Some(unit) => unit,
                 None => {
-                    let order =
-                        self.index.largest_fit(&self.folios, volume, at, order_max, end);
-                    let Some(unit) =
-                        self.make_folio(turn, op.as_deref_mut(), (volume, at), order)
+                    let order = self.index.largest_fit(&self.folios, volume, at, order_max, end);
+                    let Some(unit) = self.make_folio(turn, op.as_deref_mut(), (volume, at), order)
                     else {
                         return at;
                     };
@@ -180,11 +173,13 @@ impl Cache {
         let at = folio.key.block() + u64::from(first);
         self.stats.fills += 1;
         self.stats.filled += u64::from(count);
-        let flags = if reason.ahead { BioFlags::HOLE_OK } else { BioFlags::HOLE_OK.with(BioFlags::SYNC) };
+        let flags =
+            if reason.ahead { BioFlags::HOLE_OK } else { BioFlags::HOLE_OK.with(BioFlags::SYNC) };
         let id = self.internal_id(&reason.bio.id, unit + first, 0);
         let (offset, len) = self.bytes_of(id.volume, at, count);
         let ioprio = reason.bio.ioprio;
-        self.down.push(Down { bio: Bio { id, offset, len, op: Op::Read, flags, ioprio }, cookie: NIL });
+        self.down
+            .push(Down { bio: Bio { id, offset, len, op: Op::Read, flags, ioprio }, cookie: NIL });
         self.in_flight += 1;
     }
 

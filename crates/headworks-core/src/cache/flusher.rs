@@ -279,9 +279,8 @@ impl Cache {
     /// The next group in the order of addresses among the oldest of the volume that has the oldest; the oldest itself if its
     /// time has come.
     fn oldest_group(&self, device: usize) -> Option<u32> {
-        let ids = (0..self.volumes.len()).filter(|&index| {
-            usize::from(self.volumes[index].device.0) == device
-        });
+        let ids = (0..self.volumes.len())
+            .filter(|&index| usize::from(self.volumes[index].device.0) == device);
         let oldest = ids.filter_map(|index| self.groups.oldest(VolumeId(index as u16)));
         let oldest = oldest.min_by_key(|&group| self.groups[group].since)?;
         let volume = self.groups[oldest].volume;
@@ -391,7 +390,8 @@ impl Cache {
         let folio = &mut self.folios[unit];
         folio.dirty -= run as u16;
         folio.writeback += run as u16;
-        let (at, mark, group) = (folio.key.block() + u64::from(first), folio.generation, folio.group);
+        let (at, mark, group) =
+            (folio.key.block() + u64::from(first), folio.generation, folio.group);
         let volume = folio.key.volume();
         let export = self.groups[group].export;
         let entry = &mut self.volumes[usize::from(volume.0)];
@@ -403,7 +403,8 @@ impl Cache {
         let id = self.internal_id(&cause, unit + first, mark);
         let (offset, len) = self.bytes_of(volume, at, run);
         let (op, flags, ioprio) = (Op::Write, sent.flags, Ioprio::default());
-        self.down.push(Down { bio: Bio { id, offset, len, op, flags, ioprio }, cookie: sent.cookie });
+        self.down
+            .push(Down { bio: Bio { id, offset, len, op, flags, ioprio }, cookie: sent.cookie });
         self.in_flight += 1;
         self.throttle.on_writeout(turn.now, device, run);
         self.stats.writeouts += 1;

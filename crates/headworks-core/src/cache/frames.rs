@@ -67,7 +67,7 @@ impl Cache {
                 let folio = self.folios[unit];
                 if folio.is(Folio::UNUSED) {
                     self.stats.read_ahead_wasted += u64::from(folio.blocks());
-                    self.ahead.on_waste(folio.blocks());
+                    self.ahead.on_waste(folio.key.volume(), folio.blocks());
                 }
                 self.stats.evicted_folios += 1;
                 self.stats.evicted += u64::from(folio.blocks());

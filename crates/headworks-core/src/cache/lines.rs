@@ -5,9 +5,11 @@
 
 use super::operation::{Operation, Park};
 use super::{Cache, TimerKind, Turn};
+use crate::bio::DeviceId;
 use crate::error::IoError;
 use crate::queue::list::Fifo;
 use crate::slab::{NIL, Slab};
+use crate::time::Instant;
 use crate::writeback::WriterId;
 
 /// The lines of a cache.
@@ -19,6 +21,8 @@ pub(super) struct Lines {
     pub frames: Fifo,
     /// Wait for dirty credit, by device.
     pub credit: Vec<Fifo>,
+    /// The first one there was refused, by device.
+    pub refused: Vec<bool>,
     /// Wait for the end of their writer's pause, by writer.
     pub paused: Vec<Fifo>,
 }
@@ -29,6 +33,7 @@ impl Lines {
             ready: Fifo::new(),
             frames: Fifo::new(),
             credit: (0..devices).map(|_| Fifo::new()).collect(),
+            refused: vec![false; devices],
             paused: (0..=writers).map(|_| Fifo::new()).collect(),
         }
     }
@@ -117,8 +122,14 @@ impl Cache {
                 let Park::Credit(want) = self.ops[slot].park else {
                     unreachable!("it waits for credit")
                 };
-                let id = crate::bio::DeviceId(device as u16);
-                if !self.throttle.reserve(id, want) {
+                let id = DeviceId(device as u16);
+                let class = self.ops[slot].bio.ioprio.class();
+                // Once refused, the throttle knows what it wants and says when that is there.
+                if self.lines.refused[device] && !self.throttle.freed(id) {
+                    break;
+                }
+                self.lines.refused[device] = !self.throttle.reserve_for(id, want, class);
+                if self.lines.refused[device] {
                     break;
                 }
                 self.ops[slot].credit += want;
@@ -134,11 +145,14 @@ impl Cache {
     }
 
     /// The time at which a writer may go on, if it must wait.
-    pub(super) fn pause_of(&self, turn: &Turn, writer: u32) -> Option<crate::time::Instant> {
+    pub(super) fn pause_of(&mut self, turn: &Turn, writer: u32) -> Option<Instant> {
         if writer == NIL {
             return None;
         }
-        self.throttle.paused_until(WriterId(writer)).filter(|&until| until > turn.now)
+        match self.throttle.paused_until(WriterId(writer)) {
+            Some(until) if until <= turn.now => self.throttle.resume(turn.now, WriterId(writer)),
+            paused => paused,
+        }
     }
 
     /// Whether bios of a writer wait for the end of its pause.
@@ -147,9 +161,9 @@ impl Cache {
     }
 
     fn arm_writer(&mut self, turn: &mut Turn, writer: u32) {
-        if let Some(until) = self.pause_of(turn, writer) {
-            turn.timers.set(self.timer_base + TimerKind::Writer as u32 + writer, until);
-        }
+        // If it is over by now, the timer says so at once.
+        let until = self.pause_of(turn, writer).unwrap_or(turn.now);
+        turn.timers.set(self.timer_base + TimerKind::Writer as u32 + writer, until);
     }
 
     /// A writer's pause is over: what waited goes on until it has to pause again.

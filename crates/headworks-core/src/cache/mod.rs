@@ -192,7 +192,11 @@ impl Cache {
 
     /// Timers that a cache needs.
     pub fn timers(options: &CacheOptions) -> usize {
-        if options.is_on() { TimerKind::Writer as usize + options.writers_max as usize + 1 } else { 0 }
+        if options.is_on() {
+            TimerKind::Writer as usize + options.writers_max as usize + 1
+        } else {
+            0
+        }
     }
 
     /// Whether bios of `volume` are the cache's.
@@ -371,6 +375,42 @@ impl Cache {
     /// Breaks the policy on purpose, for negative tests.
     pub fn set_defect(&mut self, defect: CacheDefect) {
         self.defect = defect;
+    }
+
+    /// What was counted.
+    pub fn stats(&self) -> CacheStats {
+        let index = self.index.stats();
+        let reclaim = self.reclaim.stats();
+        let mut folios = [0; 10];
+        for order in 0..=ORDER_MAX {
+            folios[usize::from(order)] = u64::from(self.index.count(order));
+        }
+        CacheStats {
+            units: self.folios.units().into(),
+            free: self.frames.free().into(),
+            resident: (0..10).map(|order| folios[order] << order).sum(),
+            folios,
+            held: self.volumes.iter().map(|volume| u64::from(volume.held)).sum(),
+            ghost_hits: reclaim.ghost_hits,
+            index_operations: index.operations(),
+            index_probes: index.probes,
+            ..self.stats
+        }
+    }
+
+    /// Who decides on pauses.
+    pub fn throttle(&self) -> &Throttle {
+        &self.throttle
+    }
+
+    /// See [`Cache::throttle`].
+    pub fn throttle_mut(&mut self) -> &mut Throttle {
+        &mut self.throttle
+    }
+
+    /// The tunables that hold now.
+    pub fn dirty_options(&self) -> DirtyOptions {
+        self.dirty
     }
 
     fn caching(&self, volume: VolumeId) -> Caching {

@@ -55,8 +55,6 @@ pub(super) enum Park {
     Range(u32),
     /// Write-outs of its own.
     Own,
-    /// A shadow frame.
-    Shadow,
     /// Its volume's write-out.
     Sync,
     /// The device's answer.

@@ -54,10 +54,15 @@ impl Ranges {
             return None;
         }
         let (start, end) = outward(bio);
-        let meets = |lock: &&Lock| {
-            lock.volume == bio.id.volume && lock.start < end && start < lock.end
-        };
+        let meets =
+            |lock: &&Lock| lock.volume == bio.id.volume && lock.start < end && start < lock.end;
         self.locks.iter().find(meets).map(|lock| lock.slot)
+    }
+
+    /// The first block from `start` on that somebody has, up to `end`.
+    pub fn first_locked(&self, volume: VolumeId, start: u64, end: u64) -> u64 {
+        let met = |lock: &&Lock| lock.volume == volume && lock.start < end && start < lock.end;
+        self.locks.iter().filter(met).map(|lock| lock.start.max(start)).min().unwrap_or(end)
     }
 
     fn lock(&mut self, slot: u32, volume: VolumeId, (start, end): (u64, u64)) {
@@ -180,7 +185,8 @@ impl Cache {
         }
         if op.bio.op == Op::Flush {
             self.end_sync(turn, &mut op, up.status);
-        } else if op.bio.op == Op::WriteZeroes && up.bio.op == Op::WriteZeroes && up.status.is_ok() {
+        } else if op.bio.op == Op::WriteZeroes && up.bio.op == Op::WriteZeroes && up.status.is_ok()
+        {
             self.unlock(&mut op, slot);
             if self.write_ends(&mut op, &up.bio) {
                 self.ops[slot] = op;

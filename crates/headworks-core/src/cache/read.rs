@@ -77,14 +77,14 @@ impl Cache {
             return;
         }
         if folio.is(Folio::UNUSED) {
-            self.ahead.on_used(folio.blocks());
+            self.ahead.on_used(op.bio.id.volume, folio.blocks());
         }
         let marker = folio.is(Folio::MARKER);
         folio.marks &= !(Folio::MARKER | Folio::UNUSED);
         if marker {
             let bio = op.bio;
             let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
-            if let Some(window) = self.window(&bio, at, blocks, false, true) {
+            if let Some(window) = self.window(&bio, at, blocks, true) {
                 self.read_ahead(turn, &bio, &window, window.start);
             }
         }

@@ -149,7 +149,7 @@ impl Reclaim {
             }
             let folio = &mut folios[unit];
             let free = is_free(folio);
-            if free && (folio.freq == 0 || folio.is(Folio::DROP)) {
+            if free && folio.freq == 0 {
                 return self.evict(folios, unit);
             }
             let freq = folio.freq;

@@ -250,7 +250,8 @@ impl Cache {
             }
             for index in 0..folio.blocks() {
                 if self.folios.states(unit + index, 1)[0] & block::FAILED != 0 {
-                    let (offset, len) = self.bytes_of(volume, folio.key.block() + u64::from(index), 1);
+                    let (offset, len) =
+                        self.bytes_of(volume, folio.key.block() + u64::from(index), 1);
                     match into.last_mut() {
                         Some(last) if last.0 + last.1 == offset => last.1 += u64::from(len),
                         _ => into.push((offset, len.into(), entry.last_error)),

@@ -161,7 +161,9 @@ impl CachedVolume {
         let mark = usize::from(self.current());
         if self.dirty[mark] + self.writing[mark] == 0 {
             // Nothing of the current one: what is left is older, if anything is.
-            return Some(self.generation.wrapping_sub(1)).filter(|_| self.generation > 0).or(Some(0));
+            return Some(self.generation.wrapping_sub(1))
+                .filter(|_| self.generation > 0)
+                .or(Some(0));
         }
         if self.generation - self.oldest + 1 >= GENERATIONS {
             return None;

@@ -4,14 +4,14 @@
 //! the limit holds at every moment), a frame, the rest of a block that it writes in part. It holds credit while it waits for a
 //! frame, never the other way round: credit is at most a part of the pool, so whoever has it finds a frame in the end.
 
+use super::defect::CacheDefect;
 use super::fill::Reason;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Doing, Operation, Park};
 use super::reclaim::Reclaim;
 use super::{Cache, Turn};
-use super::defect::CacheDefect;
 use crate::action::{Action, Towards};
-use crate::bio::{Bio, Op};
+use crate::bio::{Bio, IoClass, Op};
 use crate::error::IoError;
 use crate::options::WriteMode;
 use crate::slab::NIL;
@@ -157,8 +157,7 @@ impl Cache {
         let most = if clean { blocks.min(op.credit) } else { blocks };
         let states = self.folios.states(unit + first, in_folio.min(most).max(1));
         let same = |state: &u8| {
-            state & (block::FILLING | block::WRITEBACK) == 0
-                && (state & block::DIRTY == 0) == clean
+            state & (block::FILLING | block::WRITEBACK) == 0 && (state & block::DIRTY == 0) == clean
         };
         states.iter().position(|state| !same(state)).unwrap_or(states.len()) as u32
     }
@@ -166,9 +165,15 @@ impl Cache {
     fn take_credit(&mut self, op: &mut Operation) -> Option<Park> {
         let volume = &self.volumes[usize::from(op.bio.id.volume.0)];
         let device = volume.device;
-        let left = (op.at() % u64::from(BLOCK) + u64::from(op.until - op.done)).div_ceil(u64::from(BLOCK));
-        let want = (left as u32).min(CREDIT_STEP).min(self.throttle.reserve_max(device)).max(1);
-        if self.waits_for_credit(usize::from(device.0)) || !self.throttle.reserve(device, want) {
+        let left =
+            (op.at() % u64::from(BLOCK) + u64::from(op.until - op.done)).div_ceil(u64::from(BLOCK));
+        // A small part of what there is, so that several get some.
+        let most = (self.throttle.reserve_max(device) / 8).clamp(1, CREDIT_STEP);
+        let want = (left as u32).min(most);
+        let class = op.bio.ioprio.class();
+        if self.waits_for_credit(usize::from(device.0))
+            || !self.throttle.reserve_for(device, want, class)
+        {
             return Some(Park::Credit(want));
         }
         op.credit = want;
@@ -182,13 +187,7 @@ impl Cache {
         let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
         turn.actions.list.push(match op.bio.op {
             Op::WriteZeroes => Action::Zero { at, len },
-            _ => Action::Copy {
-                bio: op.bio.id,
-                offset: op.done,
-                len,
-                at,
-                towards: Towards::Pool,
-            },
+            _ => Action::Copy { bio: op.bio.id, offset: op.done, len, at, towards: Towards::Pool },
         });
         op.done += len;
     }
@@ -222,7 +221,7 @@ impl Cache {
             NIL => self.throttle.nobody(),
             writer => WriterId(writer),
         };
-        let class = op.bio.ioprio.class();
+        let class = if op.writer == NIL { IoClass::RealTime } else { op.bio.ioprio.class() };
         // A pause is for what comes next: of this bio or of this connection.
         let _ = self.throttle.on_dirtied(turn.now, writer, device, run, class);
         let quota = self.throttle.foreground_quota(writer, device);

@@ -34,6 +34,7 @@ pub(crate) use leases::Wish;
 
 use crate::action::{Action, Actions};
 use crate::bio::{Bio, BioFlags, DeviceId, Ioprio, Op, ShardId, VolumeId};
+use crate::cache::Up;
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
@@ -60,6 +61,8 @@ pub(crate) struct Pools {
     pub slots: Slots,
     pub actions: Actions,
     pub timers: TimerWheel,
+    /// What came back of the cache's bios in this batch.
+    pub ups: Vec<Up>,
 }
 
 /// A device's timers, `device * TIMERS + one of these` on the shard's wheel.
@@ -456,12 +459,16 @@ pub(crate) fn answer(pools: &mut Pools, slot: u32, status: Status, hole: bool, s
     debug_assert!(status != Err(IoError::Busy), "a refusal is the queue's business");
     let entry = &mut pools.bios[slot];
     let id = entry.bio.id;
-    pools.actions.list.push(match entry.origin {
-        Origin::Here => Action::Reply { id, status, hole, stage },
+    match entry.origin {
+        Origin::Here => pools.actions.list.push(Action::Reply { id, status, hole, stage }),
         Origin::Shard { shard, cookie } => {
-            Action::Send { to: shard, message: Message::Done { cookie, id, status, hole, stage } }
+            let message = Message::Done { cookie, id, status, hole, stage };
+            pools.actions.list.push(Action::Send { to: shard, message });
         }
-    });
+        Origin::Cache { cookie } => {
+            pools.ups.push(Up { bio: entry.bio, cookie, status, hole, stage });
+        }
+    }
     if stage == ReplyStage::Early {
         entry.answered = true;
     } else {

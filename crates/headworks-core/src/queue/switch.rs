@@ -55,6 +55,11 @@ impl Switch {
 }
 
 impl Queue {
+    /// An option that the cache works with, not the queue: nothing is drained.
+    pub fn set_caching(&mut self, tunable: Tunable, value: u64) -> Status {
+        tunable.set(&mut self.options, value).map_err(|_| IoError::Invalid)
+    }
+
     /// The operator wants another value: drains and switches, and answers then.
     pub fn set(&mut self, pools: &mut Pools, tunable: Tunable, value: u64, token: u32) {
         let mut next = self.options;

@@ -231,7 +231,6 @@ impl Groups {
     }
 }
 
-
 impl std::ops::Index<u32> for Groups {
     type Output = Group;
 

@@ -1,5 +1,36 @@
-//! Writing back: how much may be dirty, who waits for it, and what is written when.
+//! Write-back: how much may be dirty, and who waits for it.
+//!
+//! [`Throttle`] decides which writer pauses and until when; the parts it decides by are
+//!
+//! - `options`: the tunables, `limits`: the regions that follow from them,
+//! - `credit`: the hard limit, reserved before a block is dirtied,
+//! - `bandwidth`: what a device writes, `share`: its part of the limit, `position`: the curve,
+//! - `device`: from these the pace of each writer, `writers`: who writes and how much of its part it takes,
+//! - `foreground`: the old way, for comparison, `trace`: what happened.
+//!
+//! docs/internals/dirty-throttling.md has the control in words and curves, and the figures.
 
+mod bandwidth;
+mod credit;
+mod device;
+mod foreground;
+pub(crate) mod groups;
+mod limits;
+#[cfg(test)]
+mod model;
 mod options;
+mod position;
+mod share;
+mod stats;
+#[cfg(test)]
+mod tests;
+mod throttle;
+mod trace;
+mod writers;
 
+pub use limits::Thresholds;
 pub use options::{DirtyOptions, ThrottlePolicy};
+pub use stats::{DirtyStats, WbStats};
+pub use throttle::Throttle;
+pub use trace::{BalanceDirtyPages, BdiDirtyRatelimit, TraceEvent};
+pub use writers::WriterId;

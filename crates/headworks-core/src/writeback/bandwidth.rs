@@ -1,0 +1,264 @@
+//! How fast a device writes.
+//!
+//! A sample is what completed between two completions at least [`WINDOW_NS`] apart, over the time in which something was
+//! under writeback. The estimate is the mean of the last five samples without the slowest and the fastest.
+//!
+//! ```text
+//!     completions  |  | |  |  |          | | |  |  |       (a device that stalls, then goes on)
+//!     samples      +---------+-------------+-------+
+//!                     fast    one slow one   fast          the slow one is left out
+//! ```
+//!
+//! Why so, where Linux averages 200 ms samples over 3 s and filters the average once more:
+//!
+//! What the slow ones cost is not forgotten: a sample of less than half the rate of both its neighbours is a stall, and the
+//! part of the time that stalls took over the last [`MEMORY_NS`] is taken off. So the estimate is the mean in the long run,
+//! without moving up and down with every stall.
+//!
+//! - *Ends at completions.* A device that completes 32 MB at once gives samples of exactly one burst and its period; fixed
+//!   windows would see 0, 2 and 1 bursts by turns. And a stall, however long, is one sample: leaving out one is enough.
+//! - *Short.* Three samples after a step the estimate is the new bandwidth: 0.3 s, where 3 s of averaging take 10..15.
+//! - *No idle time.* A device is not slow because nobody wrote. So there is nothing to reset after a pause, and no trap in
+//!   which throttled writers leave the device idle, and the idle device lowers the estimate.
+
+use crate::time::{Instant, MS, SEC};
+
+/// Shortest sample: 100 ms, so that three of them pass in a third of the second in which rates must have settled.
+pub const WINDOW_NS: u64 = 100 * MS;
+
+/// The very first sample is shorter: until then the estimate is a guess.
+const FIRST_WINDOW_NS: u64 = 20 * MS;
+
+/// How long a stall is remembered: three periods of a device that stalls every two seconds.
+const MEMORY_NS: u64 = 6 * SEC;
+
+/// Assumed before anything completed, as in Linux: 100 MB/s.
+pub const INITIAL: u64 = 25_600;
+
+/// Samples that are looked at.
+const SAMPLES: usize = 5;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    blocks: u64,
+    ns: u64,
+}
+
+impl Sample {
+    fn rate(self) -> u64 {
+        (u128::from(self.blocks) * u128::from(SEC) / u128::from(self.ns.max(1))) as u64
+    }
+}
+
+/// One device's write bandwidth, in blocks a second.
+#[derive(Clone, Debug)]
+pub struct Bandwidth {
+    samples: [Sample; SAMPLES],
+    /// Samples taken, ever.
+    taken: u64,
+    /// Written since the last sample.
+    blocks: u64,
+    /// When the last sample ended, plus the idle time since.
+    stamp: Instant,
+    /// Since when nothing is under writeback.
+    idle: Option<Instant>,
+    /// Time lost in stalls within the memory, in nanoseconds.
+    lost_ns: u64,
+    estimate: u64,
+}
+
+impl Default for Bandwidth {
+    fn default() -> Self {
+        Self {
+            samples: [Sample::default(); SAMPLES],
+            taken: 0,
+            blocks: 0,
+            stamp: Instant(0),
+            idle: Some(Instant(0)),
+            lost_ns: 0,
+            estimate: INITIAL,
+        }
+    }
+}
+
+impl Bandwidth {
+    /// Something went under writeback.
+    pub fn on_writeout(&mut self, now: Instant) {
+        if let Some(idle) = self.idle.take() {
+            self.stamp = self.stamp.after(now.since(idle));
+        }
+    }
+
+    /// `blocks` were written and `left` are still under writeback. True: the estimate is new.
+    pub fn on_written(&mut self, now: Instant, blocks: u32, left: u32) -> bool {
+        self.blocks += u64::from(blocks);
+        if left == 0 && self.idle.is_none() {
+            self.idle = Some(now);
+        }
+        let elapsed = now.since(self.stamp);
+        let window = if self.taken == 0 { FIRST_WINDOW_NS } else { WINDOW_NS };
+        if elapsed < window {
+            return false;
+        }
+        self.samples[self.taken as usize % SAMPLES] = Sample { blocks: self.blocks, ns: elapsed };
+        self.taken += 1;
+        (self.blocks, self.stamp) = (0, now);
+        self.remember_stall(elapsed);
+        let left = u128::from(self.trimmed_mean()) * u128::from(MEMORY_NS - self.lost_ns);
+        self.estimate = (left / u128::from(MEMORY_NS)).max(1) as u64;
+        true
+    }
+
+    /// Looks whether the sample before the last was a stall, and lets older ones fade.
+    fn remember_stall(&mut self, elapsed: u64) {
+        let faded = u128::from(self.lost_ns) * u128::from(elapsed.min(MEMORY_NS));
+        self.lost_ns -= (faded / u128::from(MEMORY_NS)) as u64;
+        if self.taken < 3 {
+            return;
+        }
+        let back = |ago: u64| self.samples[(self.taken - 1 - ago) as usize % SAMPLES];
+        let (between, around) = (back(1), back(0).rate().min(back(2).rate()));
+        if between.rate() < around / 2 {
+            let worked = u128::from(between.blocks) * u128::from(SEC) / u128::from(around);
+            let lost = between.ns.saturating_sub(worked as u64);
+            self.lost_ns = (self.lost_ns + lost).min(MEMORY_NS / 2);
+        }
+    }
+
+    /// What completed without being written (an error): it says nothing about the bandwidth.
+    pub fn on_failed(&mut self, now: Instant, left: u32) {
+        self.on_written(now, 0, left);
+    }
+
+    /// The estimate, `BdiWriteBandwidth`; at least 1.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.estimate
+    }
+
+    /// The last sample alone, `write_bw` of the trace event.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        match self.taken {
+            0 => INITIAL,
+            taken => self.samples[(taken - 1) as usize % SAMPLES].rate(),
+        }
+    }
+
+    /// The mean rate without the slowest and the fastest sample; of fewer than three samples the newest.
+    fn trimmed_mean(&self) -> u64 {
+        let count = SAMPLES.min(self.taken as usize);
+        if count < 3 {
+            return self.last().max(1);
+        }
+        let samples = &self.samples[..count];
+        let by_rate = |at: &usize| samples[*at].rate();
+        let slowest = (0..count).min_by_key(by_rate).unwrap_or(0);
+        let fastest = (0..count).rev().max_by_key(by_rate).unwrap_or(0);
+        let mut sum = Sample::default();
+        for (at, sample) in samples.iter().enumerate() {
+            if at != slowest && at != fastest {
+                sum.blocks += sample.blocks;
+                sum.ns += sample.ns;
+            }
+        }
+        sum.rate().max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Completes `step` blocks every `every` nanoseconds from `from` on, for `ns`; returns the end.
+    fn run(bandwidth: &mut Bandwidth, from: Instant, ns: u64, step: u32, every: u64) -> Instant {
+        let mut now = from;
+        while now.since(from) < ns {
+            now = now.after(every);
+            bandwidth.on_written(now, step, 1000);
+        }
+        now
+    }
+
+    fn started(at: Instant) -> Bandwidth {
+        let mut bandwidth = Bandwidth::default();
+        bandwidth.on_writeout(at);
+        bandwidth
+    }
+
+    fn near(ours: u64, true_rate: u64, percent: u64) -> bool {
+        ours.abs_diff(true_rate) * 100 <= true_rate * percent
+    }
+
+    #[test]
+    fn the_first_guess_is_left_after_one_short_sample() {
+        for (step, every, rate) in [(16, 12 * MS, 1333), (1700, MS, 1_700_000)] {
+            let mut bandwidth = started(Instant(5 * SEC));
+            assert_eq!(bandwidth.get(), INITIAL);
+            run(&mut bandwidth, Instant(5 * SEC), 30 * MS, step, every);
+            assert!(near(bandwidth.get(), rate, 2), "{} of {rate}", bandwidth.get());
+        }
+    }
+
+    #[test]
+    fn a_step_is_followed_within_four_samples() {
+        let mut bandwidth = started(Instant(0));
+        let now = run(&mut bandwidth, Instant(0), 2 * SEC, 171, MS);
+        assert!(near(bandwidth.get(), 171_000, 2));
+        let now = run(&mut bandwidth, now, 420 * MS, 49, MS);
+        assert!(near(bandwidth.get(), 49_000, 5), "down: {}", bandwidth.get());
+        run(&mut bandwidth, now, 420 * MS, 171, MS);
+        assert!(near(bandwidth.get(), 171_000, 5), "up: {}", bandwidth.get());
+    }
+
+    #[test]
+    fn bursts_do_not_show() {
+        let mut bandwidth = started(Instant(0));
+        let mut now = Instant(0);
+        for burst in 0..40 {
+            now = now.after(327_680_000);
+            // One burst is many calls with one time.
+            for _ in 0..64 {
+                bandwidth.on_written(now, 128, 9000);
+            }
+            if burst > 6 {
+                assert!(near(bandwidth.get(), 25_000, 2), "{} after {burst}", bandwidth.get());
+            }
+        }
+    }
+
+    #[test]
+    fn one_stall_hardly_shows_and_many_are_averaged() {
+        let mut bandwidth = started(Instant(0));
+        let mut now = run(&mut bandwidth, Instant(0), 1600 * MS, 171, MS);
+        for stall in 0..20 {
+            now = run(&mut bandwidth, now.after(400 * MS), 300 * MS, 171, MS);
+            let (after, mean) = (bandwidth.get(), 171_000 * 8 / 10);
+            now = run(&mut bandwidth, now, 1300 * MS, 171, MS);
+            let before = bandwidth.get();
+            if stall == 0 {
+                assert!(near(after, 171_000, 10), "{after}");
+            } else if stall > 9 {
+                assert!(near(after, mean, 10) && near(before, mean, 10), "{after} {before}");
+            }
+        }
+        run(&mut bandwidth, now, 30 * SEC, 171, MS);
+        assert!(near(bandwidth.get(), 171_000, 2), "forgotten: {}", bandwidth.get());
+    }
+
+    #[test]
+    fn idle_time_is_not_slowness() {
+        let mut bandwidth = started(Instant(0));
+        let mut now = Instant(0);
+        for _ in 0..300 {
+            // 10 ms of writing at 1000 blocks a millisecond, then 90 ms of nothing.
+            for left in (0..10).rev() {
+                now = now.after(MS);
+                bandwidth.on_written(now, 1000, left);
+            }
+            now = now.after(90 * MS);
+            bandwidth.on_writeout(now);
+        }
+        assert!(near(bandwidth.get(), 1_000_000, 2), "{}", bandwidth.get());
+    }
+}

@@ -1,0 +1,185 @@
+//! The hard limit: nobody dirties what he did not reserve.
+//!
+//! ```text
+//!     reserve           on_dirtied        on_writeout         on_written
+//!   ----------> reserved ---------> dirty ----------> writeback ---------> (free)
+//!                  |                  |  <-- failed ----'
+//!                  | unreserve,       | cancelled
+//!                  v on_rewritten     v
+//!                (free)             (free)
+//! ```
+//!
+//! `used = reserved + dirty + writeback` per device. A reservation is whole or not at all, and is granted only while
+//!
+//!     sum of used + sum over the *other* devices of what each has not used of its floor  <=  limit
+//!
+//! so the sum never passes the limit, and every device finds its floor free, whatever the others do: one that died holding
+//! dirty data takes at most the limit less the others' floors. The floor is a quarter of the limit over all devices.
+//!
+//! Who is refused waits in the caller's queue of that device, in order; only the head asks again, when [`Credit::freed`]
+//! says that what it wants is there.
+
+/// Credit of all devices, in blocks.
+#[derive(Clone, Debug)]
+pub struct Credit {
+    used: Box<[u32]>,
+    /// What the head of each device's queue was refused; 0: nobody waits.
+    wanted: Box<[u32]>,
+    total: u32,
+    /// What is not used of the floors, in sum.
+    unused: u32,
+    floor: u32,
+}
+
+impl Credit {
+    /// Credit for so many devices, under that limit.
+    #[must_use]
+    pub fn new(devices: usize, limit: u32) -> Self {
+        let zeros = || vec![0; devices].into_boxed_slice();
+        let mut credit = Self { used: zeros(), wanted: zeros(), total: 0, unused: 0, floor: 0 };
+        credit.set_limit(limit);
+        credit
+    }
+
+    /// The floors that go with another limit.
+    pub fn set_limit(&mut self, limit: u32) {
+        let devices = self.used.len() as u32;
+        self.floor = if devices > 1 { limit / 4 / devices } else { 0 };
+        self.unused = (0..self.used.len()).map(|device| self.gap(device)).sum();
+    }
+
+    /// Takes `blocks` for the device if they fit under `limit`; else remembers that somebody waits for them.
+    pub fn reserve(&mut self, device: usize, blocks: u32, limit: u32) -> bool {
+        let fits = self.fits(device, blocks, limit);
+        self.wanted[device] = if fits { 0 } else { blocks };
+        if fits {
+            self.add(device, blocks);
+        }
+        fits
+    }
+
+    /// Whether what the device's head was refused would be granted now.
+    #[must_use]
+    pub fn freed(&self, device: usize, limit: u32) -> bool {
+        self.wanted[device] > 0 && self.fits(device, self.wanted[device], limit)
+    }
+
+    /// The refused head is gone, or somebody else heads the queue: nobody is known to wait.
+    pub fn forget(&mut self, device: usize) {
+        self.wanted[device] = 0;
+    }
+
+    /// Takes `blocks` without asking: data that is dirty already and is to be counted again.
+    pub fn add(&mut self, device: usize, blocks: u32) {
+        let gap = self.gap(device);
+        self.used[device] += blocks;
+        self.total += blocks;
+        self.unused = self.unused + self.gap(device) - gap;
+    }
+
+    /// Gives `blocks` back.
+    pub fn sub(&mut self, device: usize, blocks: u32) {
+        let gap = self.gap(device);
+        assert!(self.used[device] >= blocks, "more credit given back than taken");
+        self.used[device] -= blocks;
+        self.total -= blocks;
+        self.unused = self.unused + self.gap(device) - gap;
+    }
+
+    /// In use by all devices.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// In use by one.
+    #[must_use]
+    pub fn used(&self, device: usize) -> u32 {
+        self.used[device]
+    }
+
+    /// What every device finds free, whatever the others do; 0 with one device.
+    #[must_use]
+    pub fn floor(&self) -> u32 {
+        self.floor
+    }
+
+    /// The most the device may have in use, as things are.
+    #[must_use]
+    pub fn ceiling(&self, device: usize, limit: u32) -> u32 {
+        let others = self.total - self.used[device] + self.unused - self.gap(device);
+        limit.saturating_sub(others)
+    }
+
+    fn fits(&self, device: usize, blocks: u32, limit: u32) -> bool {
+        u64::from(self.used[device]) + u64::from(blocks) <= u64::from(self.ceiling(device, limit))
+    }
+
+    fn gap(&self, device: usize) -> u32 {
+        self.floor.saturating_sub(self.used[device])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+
+    #[test]
+    fn the_limit_holds_and_floors_stay_free_whatever_happens() {
+        let mut prng = Prng::new(5);
+        let mut credit = Credit::new(3, 1000);
+        let mut model = [0_u32; 3];
+        assert_eq!(credit.floor(), 83);
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let device = prng.below(3) as usize;
+            if prng.below(10) < 6 {
+                let blocks = 1 + prng.below(40) as u32;
+                if credit.reserve(device, blocks, 1000) {
+                    model[device] += blocks;
+                } else {
+                    refused += 1;
+                }
+            } else if model[device] > 0 {
+                let blocks = model[device].min(1 + prng.below(40) as u32);
+                credit.sub(device, blocks);
+                model[device] -= blocks;
+            }
+            assert_eq!(credit.total(), model.iter().sum::<u32>());
+            assert!(credit.total() <= 1000);
+            for (device, used) in model.iter().enumerate() {
+                assert_eq!(credit.used(device), *used);
+                assert!(*used >= 83 || credit.fits(device, 83 - used, 1000), "{device}: {model:?}");
+            }
+        }
+        assert!(refused > 100);
+    }
+
+    #[test]
+    fn one_device_has_everything() {
+        let mut credit = Credit::new(1, 100);
+        assert!(credit.reserve(0, 100, 100));
+        assert!(!credit.reserve(0, 1, 100));
+    }
+
+    #[test]
+    fn the_head_is_told_when_its_whole_need_is_there() {
+        let mut credit = Credit::new(1, 100);
+        assert!(credit.reserve(0, 90, 100));
+        assert!(!credit.freed(0, 100));
+        assert!(!credit.reserve(0, 30, 100));
+        credit.sub(0, 19);
+        assert!(!credit.freed(0, 100));
+        credit.sub(0, 1);
+        assert!(credit.freed(0, 100));
+        assert!(credit.reserve(0, 30, 100));
+        assert!(!credit.freed(0, 100));
+    }
+
+    #[test]
+    #[should_panic(expected = "more credit given back")]
+    fn credit_out_of_nothing_is_a_bug() {
+        Credit::new(1, 100).sub(0, 1);
+    }
+}

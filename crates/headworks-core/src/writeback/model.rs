@@ -1,0 +1,383 @@
+//! Devices and writers in virtual time, to hold the throttle against: what the cache and the flusher are to the throttle,
+//! without the cache and the flusher.
+//!
+//! A device writes requests of 512 KiB one after the other at its bandwidth, and may hold completions back until a burst is
+//! full, or stand still by turns. The flusher keeps it supplied while the throttle says so. A writer is always busy (it
+//! dirties 64 KiB in 5 us, all of them on one thread) or thinks between two bios. One queue per device holds those
+//! without credit. Every step asserts the hard limit.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::{DirtyOptions, Throttle, WriterId};
+use crate::bio::{DeviceId, IoClass};
+use crate::time::{Instant, MS, SEC, US};
+
+/// Blocks of a writer's bio, 64 KiB.
+pub const BIO: u32 = 16;
+/// Blocks of a request to the device, 512 KiB.
+const REQUEST: u32 = 128;
+/// One bio's time on the thread that all writers share: 13 GB/s.
+const COPY_NS: u64 = 5 * US;
+
+/// MB/s (10^6) in blocks a second.
+pub const fn mb(megabytes: u64) -> u64 {
+    megabytes * 1_000_000 / 4096
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The writer has its next bio ready.
+    Ready(usize),
+    /// Its pause's timer.
+    Timer(usize),
+    /// The device's request is done.
+    Done(usize),
+    Tick,
+}
+
+pub struct ModelDevice {
+    pub bandwidth: u64,
+    /// Completions are reported in batches of so many blocks; 0: each.
+    pub burst: u32,
+    /// Stands still for the second in every first, nanoseconds.
+    pub stall: Option<(u64, u64)>,
+    pub dead: bool,
+    busy: bool,
+    queued: u32,
+    held: u32,
+    waiting: VecDeque<(usize, Instant)>,
+    pub written: u64,
+}
+
+pub struct ModelWriter {
+    pub id: WriterId,
+    pub device: usize,
+    pub class: IoClass,
+    /// From one bio's end to the next; 0: always busy.
+    pub think_ns: u64,
+    pub alive: bool,
+    pub blocks: u64,
+    pub waited_ns: u64,
+    began: Option<Instant>,
+}
+
+pub struct Model {
+    pub throttle: Throttle,
+    pub now: Instant,
+    events: BinaryHeap<Reverse<(Instant, u64, Event)>>,
+    sequence: u64,
+    pub devices: Vec<ModelDevice>,
+    pub writers: Vec<ModelWriter>,
+    thread: Instant,
+    ticking: Option<Instant>,
+    /// Pauses that ended, in nanoseconds, and writers woken, since the last `reset`.
+    pub pauses: Vec<u64>,
+    pub wakes: u64,
+    pub timers: u64,
+    pub dirtied: u64,
+    pub used_max: u64,
+    pub used_min: u64,
+    since: Instant,
+}
+
+impl Model {
+    /// `pool` in MiB, bandwidths in blocks a second.
+    pub fn new(pool: u32, bandwidths: &[u64]) -> Self {
+        Self::with(pool, bandwidths, &DirtyOptions::default())
+    }
+
+    pub fn with(pool: u32, bandwidths: &[u64], options: &DirtyOptions) -> Self {
+        let devices = bandwidths.iter().map(|bandwidth| ModelDevice {
+            bandwidth: *bandwidth,
+            burst: 0,
+            stall: None,
+            dead: false,
+            busy: false,
+            queued: 0,
+            held: 0,
+            waiting: VecDeque::new(),
+            written: 0,
+        });
+        Self {
+            throttle: Throttle::new(options, pool * 256, bandwidths.len(), 20_000),
+            now: Instant(SEC),
+            events: BinaryHeap::new(),
+            sequence: 0,
+            devices: devices.collect(),
+            writers: Vec::new(),
+            thread: Instant(0),
+            ticking: None,
+            pauses: Vec::new(),
+            wakes: 0,
+            timers: 0,
+            dirtied: 0,
+            used_max: 0,
+            used_min: u64::MAX,
+            since: Instant(SEC),
+        }
+    }
+
+    /// Adds writers that are always busy.
+    pub fn add(&mut self, count: usize, device: usize) {
+        for _ in 0..count {
+            self.add_one(device, 0, IoClass::BestEffort);
+        }
+    }
+
+    /// Adds one; `think_ns` from one bio's end to the next one's begin.
+    pub fn add_one(&mut self, device: usize, think_ns: u64, class: IoClass) -> usize {
+        let writer = self.writers.len();
+        let id = self.throttle.writer(writer as u32 + 1);
+        self.writers.push(ModelWriter {
+            id,
+            device,
+            class,
+            think_ns,
+            alive: true,
+            blocks: 0,
+            waited_ns: 0,
+            began: None,
+        });
+        self.at(self.now.after(think_ns), Event::Ready(writer));
+        writer
+    }
+
+    /// Closes a writer's connection: whatever it waits for, it is gone.
+    pub fn close(&mut self, writer: usize) {
+        self.writers[writer].alive = false;
+        assert!(self.throttle.close(writer as u32 + 1).is_some());
+        let device = self.writers[writer].device;
+        self.devices[device].waiting.retain(|(waiter, _)| *waiter != writer);
+        self.throttle.forget_refused(DeviceId(device as u16));
+        self.grant(device);
+    }
+
+    /// A dead device is well again.
+    pub fn revive(&mut self, device: usize) {
+        self.devices[device].dead = false;
+        self.supply(device);
+    }
+
+    /// Forgets what was counted.
+    pub fn reset(&mut self) {
+        self.pauses.clear();
+        (self.wakes, self.timers, self.dirtied, self.used_max) = (0, 0, 0, 0);
+        self.used_min = u64::MAX;
+        self.since = self.now;
+        self.devices.iter_mut().for_each(|device| device.written = 0);
+        for writer in &mut self.writers {
+            (writer.blocks, writer.waited_ns) = (0, 0);
+        }
+    }
+
+    pub fn run(&mut self, ns: u64) {
+        let end = self.now.after(ns);
+        while let Some(Reverse((at, _, event))) = self.events.peek().copied() {
+            if at > end {
+                break;
+            }
+            self.events.pop();
+            self.now = self.now.max(at);
+            self.step(event);
+        }
+        self.now = end;
+    }
+
+    /// Nanoseconds since `reset`.
+    pub fn elapsed(&self) -> u64 {
+        self.now.since(self.since)
+    }
+
+    /// Written, in percent of what the device could have.
+    pub fn busy_percent(&self, device: usize) -> f64 {
+        let could = self.devices[device].bandwidth as f64 * self.elapsed() as f64 / SEC as f64;
+        self.devices[device].written as f64 * 100.0 / could
+    }
+
+    /// The pause that `percent` of all do not exceed, ms.
+    pub fn pause_ms(&mut self, percent: usize) -> f64 {
+        self.pauses.sort_unstable();
+        let last = self.pauses.len().max(1) - 1;
+        self.pauses.get(last * percent / 100).copied().unwrap_or(0) as f64 / MS as f64
+    }
+
+    /// Jain's index over the living writers of a device.
+    pub fn jain(&self, device: usize) -> f64 {
+        let of = |writer: &&ModelWriter| writer.alive && writer.device == device;
+        let blocks: Vec<f64> =
+            self.writers.iter().filter(of).map(|writer| writer.blocks as f64).collect();
+        let sum: f64 = blocks.iter().sum();
+        let squares: f64 = blocks.iter().map(|blocks| blocks * blocks).sum();
+        sum * sum / (blocks.len() as f64 * squares)
+    }
+
+    pub fn wakes_per_second(&self) -> f64 {
+        self.wakes as f64 * SEC as f64 / self.elapsed() as f64
+    }
+
+    pub fn used(&self) -> u64 {
+        let stats = self.throttle.stats();
+        stats.nr_dirty + stats.nr_writeback + stats.reserved
+    }
+
+    fn at(&mut self, at: Instant, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((at, self.sequence, event)));
+    }
+
+    fn step(&mut self, event: Event) {
+        match event {
+            Event::Ready(writer) => self.ready(writer),
+            Event::Timer(writer) => self.timer(writer),
+            Event::Done(device) => self.done(device),
+            Event::Tick => {
+                self.ticking = None;
+                self.throttle.on_timer(self.now);
+            }
+        }
+        self.arm_tick();
+        let (stats, used) = (self.throttle.stats(), self.used());
+        assert!(used <= stats.nr_dirty_threshold, "{used} of {stats:?}");
+        self.used_max = self.used_max.max(used);
+        self.used_min = self.used_min.min(used);
+    }
+
+    fn arm_tick(&mut self) {
+        if let Some(due) = self.throttle.next_timeout()
+            && self.ticking.is_none()
+        {
+            self.ticking = Some(due);
+            self.at(due.max(self.now), Event::Tick);
+        }
+    }
+
+    fn ready(&mut self, writer: usize) {
+        let (id, device) = (self.writers[writer].id, self.writers[writer].device);
+        if !self.writers[writer].alive {
+            return;
+        }
+        if self.throttle.paused_until(id).is_some() {
+            return;
+        }
+        // A newcomer queues behind those who wait.
+        let queue = &mut self.devices[device].waiting;
+        let queued = !queue.is_empty();
+        let class = self.writers[writer].class;
+        if queued || !self.throttle.reserve_for(DeviceId(device as u16), BIO, class) {
+            self.devices[device].waiting.push_back((writer, self.now));
+            return;
+        }
+        self.write(writer);
+    }
+
+    /// Its credit is reserved: the copy takes its turn on the thread; accounted at once, the next bio after it.
+    fn write(&mut self, writer: usize) {
+        self.thread = self.thread.max(self.now).after(COPY_NS);
+        let ModelWriter { id, device, class, think_ns, .. } = self.writers[writer];
+        self.writers[writer].blocks += u64::from(BIO);
+        self.dirtied += u64::from(BIO);
+        let pause = self.throttle.on_dirtied(self.now, id, DeviceId(device as u16), BIO, class);
+        self.supply(device);
+        match pause {
+            Some(until) => {
+                self.writers[writer].began = Some(self.now);
+                self.at(until, Event::Timer(writer));
+            }
+            None => self.at(self.thread.after(think_ns), Event::Ready(writer)),
+        }
+    }
+
+    fn timer(&mut self, writer: usize) {
+        if !self.writers[writer].alive {
+            return;
+        }
+        self.timers += 1;
+        let id = self.writers[writer].id;
+        if let Some(until) = self.throttle.resume(self.now, id) {
+            assert!(until > self.now);
+            self.at(until, Event::Timer(writer));
+            return;
+        }
+        let began = self.writers[writer].began.take().expect("a pause has a begin");
+        self.wakes += 1;
+        self.pauses.push(self.now.since(began));
+        self.writers[writer].waited_ns += self.now.since(began);
+        // What it would have done meanwhile was to think.
+        let think = self.writers[writer].think_ns.saturating_sub(self.now.since(began));
+        self.at(self.now.after(think), Event::Ready(writer));
+    }
+
+    /// The flusher: keeps the device's queue filled, 20 ms and a request deep, two bursts if it has bursts.
+    fn supply(&mut self, device: usize) {
+        let id = DeviceId(device as u16);
+        let depth = (self.devices[device].bandwidth / 50) as u32 + 2 * self.devices[device].burst;
+        loop {
+            let stats = self.throttle.device_stats(id);
+            let dirty = stats.reclaimable as u32;
+            let inflight = stats.writeback as u32;
+            if dirty == 0 || inflight > depth || !self.throttle.over_background(id) {
+                break;
+            }
+            let blocks = dirty.min(REQUEST);
+            self.throttle.on_writeout(self.now, id, blocks);
+            self.devices[device].queued += blocks;
+        }
+        self.start(device);
+    }
+
+    fn start(&mut self, device: usize) {
+        let now = self.now;
+        let model = &mut self.devices[device];
+        if model.busy || model.queued == 0 || model.dead {
+            return;
+        }
+        model.busy = true;
+        let blocks = u64::from(model.queued.min(REQUEST));
+        let mut end = now.after(blocks * SEC / model.bandwidth);
+        if let Some((every, still)) = model.stall {
+            // Stands still at the end of every period.
+            let phase = end.0 % every;
+            if phase >= every - still {
+                end = end.after(every - phase);
+            }
+        }
+        self.at(end, Event::Done(device));
+    }
+
+    fn done(&mut self, device: usize) {
+        let model = &mut self.devices[device];
+        let blocks = model.queued.min(REQUEST);
+        (model.busy, model.queued) = (false, model.queued - blocks);
+        model.written += u64::from(blocks);
+        model.held += blocks;
+        if model.held >= model.burst || model.queued == 0 {
+            let held = std::mem::take(&mut model.held);
+            self.throttle.on_written(self.now, DeviceId(device as u16), held);
+            self.supply(device);
+            // Credit that one device gives back may be what another waits for.
+            for device in 0..self.devices.len() {
+                if self.throttle.freed(DeviceId(device as u16)) {
+                    self.grant(device);
+                }
+            }
+        }
+        self.supply(device);
+    }
+
+    /// Hands credit to those who wait, in order.
+    fn grant(&mut self, device: usize) {
+        let id = DeviceId(device as u16);
+        while let Some((writer, since)) = self.devices[device].waiting.front().copied() {
+            let class = self.writers[writer].class;
+            if !self.throttle.reserve_for(id, BIO, class) {
+                break;
+            }
+            self.devices[device].waiting.pop_front();
+            self.writers[writer].waited_ns += self.now.since(since);
+            self.pauses.push(self.now.since(since));
+            self.wakes += 1;
+            self.write(writer);
+        }
+    }
+}

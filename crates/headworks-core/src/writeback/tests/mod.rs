@@ -1,0 +1,61 @@
+//! The throttle against modelled devices and writers, in virtual time.
+
+use super::model::Model;
+use crate::bio::DeviceId;
+use crate::time::SEC;
+
+mod shares;
+mod steady;
+mod steps;
+mod weather;
+
+/// Busy at least so many percent: the device's requests are whole, so a window of seconds misses a part of one.
+const FULL: f64 = 99.0;
+
+/// Dirtied in the coming second, in percent of the device's bandwidth.
+fn second_percent(model: &mut Model, device: usize) -> f64 {
+    let before = model.throttle.device_stats(DeviceId(device as u16)).dirtied;
+    model.run(SEC);
+    let dirtied = model.throttle.device_stats(DeviceId(device as u16)).dirtied - before;
+    dirtied as f64 * 100.0 / model.devices[device].bandwidth as f64
+}
+
+/// `dirty_ratelimit` times the writers, in percent of the bandwidth: a controller whose hard limit does the work
+/// passes every test of throughput and fails this one.
+fn rates_percent(model: &Model, device: usize) -> f64 {
+    let stats = model.throttle.device_stats(DeviceId(device as u16));
+    let busy = model.writers.iter().filter(|writer| writer.alive && writer.think_ns == 0);
+    let count = busy.filter(|writer| writer.device == device).count();
+    let sum = stats.dirty_ratelimit as f64 * count as f64 / 4096.0;
+    sum * 100.0 / model.devices[device].bandwidth as f64
+}
+
+/// What a failing test shows.
+fn report(model: &mut Model) -> String {
+    let limit = model.throttle.stats().nr_dirty_threshold as f64;
+    let mut line = format!(
+        "{:.0} wake-ups/s ({:.0} timers), pause p50 {:.1} p99 {:.1} max {:.1} ms, used {:.3}..{:.3}",
+        model.wakes_per_second(),
+        model.timers as f64 * SEC as f64 / model.elapsed() as f64,
+        model.pause_ms(50),
+        model.pause_ms(99),
+        model.pause_ms(100),
+        model.used_min as f64 / limit,
+        model.used_max as f64 / limit,
+    );
+    for device in 0..model.devices.len() {
+        let stats = model.throttle.device_stats(DeviceId(device as u16));
+        line += &format!(
+            "; device {device}: busy {:.1} %, jain {:.4}, bw {} of {}, {:.1} writers, pos {}, {} of {}",
+            model.busy_percent(device),
+            model.jain(device),
+            stats.write_bandwidth,
+            model.devices[device].bandwidth,
+            stats.writers_milli as f64 / 1000.0,
+            stats.pos_ratio,
+            stats.reclaimable + stats.writeback + stats.reserved,
+            stats.dirty_thresh,
+        );
+    }
+    line
+}

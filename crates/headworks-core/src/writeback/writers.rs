@@ -1,0 +1,238 @@
+//! Who writes: one entry per connection, found by open addressing, and what the throttle knows of each.
+//!
+//! ```text
+//!            first block dirtied            batch full, above free-run
+//!   known ------------------------> running --------------------------> paused
+//!     ^                                | ^                                 |
+//!     |  silent for a second           | |   resume: time is over          | resume: the rates fell meanwhile,
+//!     '--------------------------------' '---------------------------------' still owing: paused on
+//! ```
+//!
+//! The table is made once. When it is full, all further connections share one entry: they are throttled together, as one
+//! writer, rather than not at all.
+
+/// A writer's place in the table; good until its connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WriterId(pub u32);
+
+/// 1.0 of a [`Writer::weight`].
+pub const WEIGHT_ONE: u32 = 1 << 16;
+
+/// Not paused.
+pub const NEVER: u64 = u64::MAX;
+
+/// The entry that is shared when the table is full.
+const OVERFLOW: u32 = 0;
+
+/// No entry.
+const NONE: u32 = u32::MAX;
+
+/// What the throttle knows of one writer. Times are nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Writer {
+    /// Who it is.
+    pub connection: u32,
+    /// The device it dirtied last.
+    pub device: u16,
+    /// Whether the entry is taken.
+    pub known: bool,
+    /// Whether it paused since its device was last in free-run: if not, its first pause finds it a place of its own.
+    pub spread: bool,
+    /// How much of a writer it is for its device: 0 silent, [`WEIGHT_ONE`] takes all it may.
+    pub weight: u32,
+    /// Dirtied since the last settling.
+    pub nr_dirtied: u32,
+    /// `foreground`: blocks it must write out itself before it goes on.
+    pub quota: u32,
+    /// Pauses so far; makes the next one's jitter.
+    pub pauses: u32,
+    /// The virtual time up to which it has paid for what it dirtied. Behind `now`: credit; before it: debt.
+    pub clock: u64,
+    /// When it was last settled, or its last pause ended: think time counts from here.
+    pub settled: u64,
+    /// Its device's time short of credit, as of `settled`.
+    pub short: u64,
+    /// When it last dirtied a block.
+    pub seen: u64,
+    /// Paused until then, or [`NEVER`].
+    pub until: u64,
+    /// When this pause began.
+    pub began: u64,
+    /// The pace `clock` was planned with; see `throttle.rs`.
+    pub pace: u64,
+}
+
+impl Writer {
+    fn new(connection: u32) -> Self {
+        Self {
+            connection,
+            device: 0,
+            known: true,
+            spread: false,
+            weight: 0,
+            nr_dirtied: 0,
+            quota: 0,
+            pauses: 0,
+            clock: 0,
+            settled: 0,
+            short: 0,
+            seen: 0,
+            until: NEVER,
+            began: 0,
+            pace: 1,
+        }
+    }
+}
+
+/// The table.
+#[derive(Clone, Debug)]
+pub struct Writers {
+    entries: Box<[Writer]>,
+    /// Entries by connection, linear probing; at most half full.
+    index: Box<[u32]>,
+    free: Vec<u32>,
+    /// No entry from here on was ever taken: how far a scan goes.
+    end: u32,
+}
+
+impl Writers {
+    /// A table for `max` connections (at least one) and the shared entry.
+    #[must_use]
+    pub fn new(max: u32) -> Self {
+        let max = max.clamp(1, 1 << 24);
+        let mut entries = vec![Writer { known: false, ..Writer::new(0) }; max as usize + 1];
+        entries[OVERFLOW as usize].known = true;
+        let slots = (max as usize * 2).next_power_of_two();
+        Self {
+            entries: entries.into_boxed_slice(),
+            index: vec![NONE; slots].into_boxed_slice(),
+            free: (1..=max).rev().collect(),
+            end: 1,
+        }
+    }
+
+    /// The connection's entry, made if there is none; the shared one if the table is full.
+    pub fn find_or_make(&mut self, connection: u32) -> WriterId {
+        let at = self.probe(connection);
+        if self.index[at] != NONE {
+            return WriterId(self.index[at]);
+        }
+        let Some(entry) = self.free.pop() else { return WriterId(OVERFLOW) };
+        self.index[at] = entry;
+        self.entries[entry as usize] = Writer::new(connection);
+        self.end = self.end.max(entry + 1);
+        WriterId(entry)
+    }
+
+    /// Forgets the connection; what was known of it. The shared entry is nobody's to forget.
+    pub fn remove(&mut self, connection: u32) -> Option<(WriterId, Writer)> {
+        let at = self.probe(connection);
+        let entry = self.index[at];
+        if entry == NONE {
+            return None;
+        }
+        self.close_gap(at);
+        self.free.push(entry);
+        let was = self.entries[entry as usize];
+        self.entries[entry as usize].known = false;
+        self.entries[entry as usize].weight = 0;
+        Some((WriterId(entry), was))
+    }
+
+    /// One writer.
+    #[must_use]
+    pub fn get(&self, writer: WriterId) -> &Writer {
+        &self.entries[writer.0 as usize]
+    }
+
+    /// One writer, to be changed.
+    pub fn get_mut(&mut self, writer: WriterId) -> &mut Writer {
+        &mut self.entries[writer.0 as usize]
+    }
+
+    /// Every entry that may be in use.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Writer> {
+        self.entries[..self.end as usize].iter_mut().filter(|writer| writer.known)
+    }
+
+    /// Where the connection is, or would be.
+    fn probe(&self, connection: u32) -> usize {
+        let mut at = self.home(connection);
+        loop {
+            let entry = self.index[at];
+            if entry == NONE || self.entries[entry as usize].connection == connection {
+                return at;
+            }
+            at = (at + 1) & (self.index.len() - 1);
+        }
+    }
+
+    fn home(&self, connection: u32) -> usize {
+        // Fibonacci hashing: connections are counted up, and neighbours land far apart.
+        let hash = u64::from(connection).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        hash as usize & (self.index.len() - 1)
+    }
+
+    /// Empties a slot and moves up whatever probed past it, so that no marks of the dead are needed.
+    fn close_gap(&mut self, mut gap: usize) {
+        let mask = self.index.len() - 1;
+        let mut at = gap;
+        loop {
+            at = (at + 1) & mask;
+            let entry = self.index[at];
+            if entry == NONE {
+                break;
+            }
+            let home = self.home(self.entries[entry as usize].connection);
+            // It may move if its home is not between the gap and it.
+            if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
+                self.index[gap] = entry;
+                gap = at;
+            }
+        }
+        self.index[gap] = NONE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prng::Prng;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn finds_makes_and_forgets_like_a_map() {
+        let (mut writers, mut model) = (Writers::new(60), BTreeMap::new());
+        let mut prng = Prng::new(3);
+        for _ in 0..50_000 {
+            let connection = prng.below(90) as u32 * 7919;
+            if prng.below(2) == 0 {
+                let id = writers.find_or_make(connection);
+                match model.get(&connection) {
+                    Some(known) => assert_eq!(id, *known),
+                    None if model.len() == 60 => assert_eq!(id, WriterId(OVERFLOW)),
+                    None => {
+                        assert!(!model.values().any(|other| *other == id));
+                        assert_eq!(writers.get(id).weight, 0);
+                        writers.get_mut(id).weight = 7;
+                        model.insert(connection, id);
+                    }
+                }
+            } else {
+                let gone = writers.remove(connection).map(|(id, _)| id);
+                assert_eq!(gone, model.remove(&connection));
+            }
+        }
+    }
+
+    #[test]
+    fn a_scan_sees_everybody_once() {
+        let mut writers = Writers::new(8);
+        for connection in 10..14 {
+            writers.find_or_make(connection);
+        }
+        writers.remove(11);
+        let seen: Vec<u32> = writers.iter_mut().skip(1).map(|writer| writer.connection).collect();
+        assert_eq!(seen, [10, 12, 13]);
+    }
+}
