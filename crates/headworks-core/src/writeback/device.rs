@@ -283,7 +283,7 @@ fn pause(weights: u64, used: u32, bandwidth: u64, pause_max_ns: u64) -> (u64, u6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::writeback::limits::DirtyOptions;
+    use crate::writeback::DirtyOptions;
 
     fn device(writers: u64, used: u32) -> Device {
         let regions = Thresholds::of(&DirtyOptions::default(), 1 << 20);
