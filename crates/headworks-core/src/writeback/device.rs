@@ -59,6 +59,8 @@ pub struct Room {
     pub left: Thresholds,
     /// Whether all devices together are in free-run.
     pub all_freerun: bool,
+    /// Whether all together are below the background threshold.
+    pub all_calm: bool,
 }
 
 /// The paces of now.
@@ -126,7 +128,7 @@ impl Default for Device {
             bandwidth: Bandwidth::default(),
             weights: 0,
             alive: Instant(0),
-            control: Control { stale: true, ..Control::default() },
+            control: Control { stale: true, freerun: true, ..Control::default() },
             period_ns: 0,
             short_since: None,
             short_ns: 0,
@@ -155,8 +157,7 @@ impl Device {
     pub fn update(&mut self, now: Instant, room: &Room, pause_max_ns: u64) {
         let bandwidth = self.bandwidth.get();
         let regions = if room.share.limit < room.left.limit { room.share } else { room.left };
-        let all_freerun = room.all_freerun && !self.is_stalled(now);
-        let freerun = all_freerun || room.used <= regions.freerun;
+        let freerun = self.freerun(now, room, &regions);
         let pos_ratio = self.position(now, room, pause_max_ns);
         let weights = self.weights.max(u64::from(WEIGHT_ONE));
         let pace_at = |pos: u64| {
@@ -205,6 +206,17 @@ impl Device {
         };
         let lowest = if self.is_stalled(now) { 0 } else { POS_LOWEST };
         inside(&room.share).min(inside(&room.left)).max(lowest)
+    }
+
+    /// Free-run ends above its threshold and begins again at the background threshold. In between writers may owe time: if
+    /// one that happens to be awake ran free there, it would take what the others are waiting for.
+    fn freerun(&self, now: Instant, room: &Room, regions: &Thresholds) -> bool {
+        let all = |together: bool| together && !self.is_stalled(now);
+        if self.control.freerun {
+            room.used <= regions.freerun || all(room.all_freerun)
+        } else {
+            room.used <= regions.background || all(room.all_calm)
+        }
     }
 
     fn is_stalled(&self, now: Instant) -> bool {
@@ -288,7 +300,7 @@ mod tests {
     fn device(writers: u64, used: u32) -> Device {
         let regions = Thresholds::of(&DirtyOptions::default(), 1 << 20);
         let mut device = Device { weights: writers * u64::from(WEIGHT_ONE), ..Device::default() };
-        let room = Room { used, share: regions, left: regions, all_freerun: false };
+        let room = Room { used, share: regions, left: regions, all_freerun: false, all_calm: false };
         device.update(Instant(SEC), &room, 200 * MS);
         device
     }
@@ -325,7 +337,7 @@ mod tests {
     #[test]
     fn a_device_over_its_share_is_slowed_and_a_stalled_one_stopped() {
         let all = Thresholds::of(&DirtyOptions::default(), 1 << 20);
-        let room = Room { used: 50_000, share: all.share(20_000), left: all, all_freerun: false };
+        let room = Room { used: 50_000, share: all.share(20_000), left: all, all_freerun: false, all_calm: false };
         let mut device = Device { writeback: 1, alive: Instant(0), ..Device::default() };
         device.update(Instant(SEC / 2), &room, 200 * MS);
         assert_eq!(device.control.pos_ratio, POS_LOWEST);

@@ -153,6 +153,16 @@ impl Model {
         self.grant(device);
     }
 
+    /// A writer that was made to fall silent goes on.
+    pub fn resume_writer(&mut self, writer: usize) {
+        self.writers[writer].alive = true;
+        let at = self.throttle.paused_until(self.writers[writer].id).unwrap_or(self.now);
+        self.writers[writer].began = Some(self.now);
+        let paused = at > self.now || self.throttle.paused_until(self.writers[writer].id).is_some();
+        let event = if paused { Event::Timer(writer) } else { Event::Ready(writer) };
+        self.at(at.max(self.now), event);
+    }
+
     /// A dead device is well again.
     pub fn revive(&mut self, device: usize) {
         self.devices[device].dead = false;
@@ -196,10 +206,11 @@ impl Model {
     }
 
     /// The pause that `percent` of all do not exceed, ms.
-    pub fn pause_ms(&mut self, percent: usize) -> f64 {
-        self.pauses.sort_unstable();
-        let last = self.pauses.len().max(1) - 1;
-        self.pauses.get(last * percent / 100).copied().unwrap_or(0) as f64 / MS as f64
+    pub fn pause_ms(&self, percent: usize) -> f64 {
+        let mut pauses = self.pauses.clone();
+        pauses.sort_unstable();
+        let last = pauses.len().max(1) - 1;
+        pauses.get(last * percent / 100).copied().unwrap_or(0) as f64 / MS as f64
     }
 
     /// Jain's index over the living writers of a device.

@@ -25,7 +25,7 @@ use crate::bio::{DeviceId, IoClass};
 use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};
 
-use super::credit::Credit;
+use super::credit::{Credit, floor};
 use super::device::{Device, PACE_ONE, Room, cost_ns};
 use super::foreground;
 use super::limits::{BLOCK, Thresholds, smoothed};
@@ -46,9 +46,6 @@ const LATE_NS: u64 = 200 * MS;
 
 /// A writer silent for so long counts no more.
 const SILENT_NS: u64 = SEC;
-
-/// Newcomers are spread over a whole round of the writers, or as much.
-const SPREAD_MAX_NS: u64 = 10 * SEC;
 
 /// The policy.
 #[derive(Clone, Debug)]
@@ -208,8 +205,7 @@ impl Throttle {
     #[must_use]
     pub fn reserve_max(&self, _device: DeviceId) -> u32 {
         let limit = self.target.limit;
-        let floor = limit / 4 / self.devices.len() as u32;
-        if self.devices.len() > 1 { floor.max(1) } else { limit }
+        if self.devices.len() > 1 { floor(limit, self.devices.len()).max(1) } else { limit }
     }
 
     /// Gives reserved credit back unused.
@@ -456,8 +452,7 @@ impl Throttle {
         was.spread = !control.freerun;
         let pauses = !exempt && clock > now.0 + control.pause_ns / 4;
         let pause = if pauses {
-            let round = cost_ns(u64::from(entry.nr_dirtied), control.ratelimit).min(SPREAD_MAX_NS);
-            let spread = if entry.spread { 0 } else { control.pause_ns.max(round) };
+            let spread = if entry.spread { 0 } else { control.pause_ns.max(period) };
             self.writers.get_mut(writer).began = now.0;
             Some(self.set_pause(now, writer, spread))
         } else {
@@ -586,6 +581,7 @@ impl Throttle {
             share: regions.share(share),
             left: regions.share(left),
             all_freerun: self.credit.total() <= regions.freerun,
+            all_calm: self.credit.total() <= regions.background,
         };
         let pause_max_ns = self.pause_max_ns();
         self.devices[device].update(now, &room, pause_max_ns);

@@ -31,7 +31,7 @@ fn rates_percent(model: &Model, device: usize) -> f64 {
 }
 
 /// What a failing test shows.
-fn report(model: &mut Model) -> String {
+fn report(model: &Model) -> String {
     let limit = model.throttle.stats().nr_dirty_threshold as f64;
     let mut line = format!(
         "{:.0} wake-ups/s ({:.0} timers), pause p50 {:.1} p99 {:.1} max {:.1} ms, used {:.3}..{:.3}",

@@ -1,6 +1,7 @@
 //! Devices that write steadily, and writers that never rest.
 
 use super::super::model::{Model, mb};
+use super::super::DirtyOptions;
 use super::{FULL, rates_percent, report};
 use crate::time::SEC;
 
@@ -22,8 +23,7 @@ fn every_device_is_full_and_every_writer_has_its_part() {
     {
         for writers in [1, 10, 100, 1000] {
             let mut model = steady(pool, bandwidth, writers);
-            let told = format!("{pool} MiB, {bandwidth} MB/s, {writers}: {}", report(&mut model));
-            eprintln!("{told}");
+            let told = format!("{pool} MiB, {bandwidth} MB/s, {writers}: {}", report(&model));
             assert!(model.busy_percent(0) >= FULL, "{told}");
             assert!(model.jain(0) >= 0.99, "{told}");
             assert!((75.0..=125.0).contains(&rates_percent(&model, 0)), "{told}");
@@ -33,4 +33,44 @@ fn every_device_is_full_and_every_writer_has_its_part() {
             assert!(model.used_min > limit / 2, "{told}");
         }
     }
+}
+
+#[test]
+fn a_thousand_writers_wake_seldom_and_pause_shortly() {
+    let mut model = steady(4096, 700, 1000);
+    let told = report(&model);
+    assert!(model.wakes_per_second() <= 5_500.0, "{told}");
+    assert!(model.timers <= model.wakes, "nobody is looked at for nothing: {told}");
+    assert!(model.pause_ms(99) <= 200.0, "{told}");
+    // Less than a wake-up for 10 blocks (A3), and no herd: what is dirty hardly moves.
+    assert!(model.wakes * 10 < model.devices[0].written, "{told}");
+    let limit = model.throttle.stats().nr_dirty_threshold;
+    assert!(model.used_max - model.used_min < limit / 50, "{told}");
+}
+
+#[test]
+fn few_writers_pause_for_tens_of_milliseconds() {
+    for (writers, least, most, wakes) in [(1, 5.0, 15.0, 16.0 * 16.0), (100, 50.0, 200.0, 1600.0)] {
+        let mut model = steady(4096, 700, writers);
+        let told = format!("{writers}: {}", report(&model));
+        let (p50, p99) = (model.pause_ms(50), model.pause_ms(99));
+        assert!((least..most).contains(&p50) && p99 <= 2.0 * p50, "{told}");
+        assert!(model.wakes_per_second() <= wakes, "{told}");
+        // The balance point: the set point, give or take a tenth of the scope.
+        let (used, scope) = (model.used() as f64, 209_715.0 * (1.0 - 0.75));
+        assert!((used - 0.859 * 209_715.0).abs() <= 0.25 * scope, "{used} {told}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_another_seed_another() {
+    let run = |seed| {
+        let options = DirtyOptions { seed, ..DirtyOptions::default() };
+        let mut model = Model::with(256, &[mb(700)], &options);
+        model.add(100, 0);
+        model.run(2 * SEC);
+        model.pauses
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
 }
