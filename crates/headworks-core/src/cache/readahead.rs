@@ -514,6 +514,9 @@ mod tests {
                 }
             }
             assert_eq!(world.missed - random, 2 * streams, "{streams} streams, noise {noise}");
+            // None was forgotten and began again with small windows.
+            let small = world.windows.iter().filter(|window| window.blocks < 4).count() as u64;
+            assert_eq!(small, streams, "{streams} streams, noise {noise}");
         }
     }
 
@@ -578,6 +581,27 @@ mod tests {
             assert!(!world.read(1, (at % 2) as u16, at, 1));
             assert!(!world.read(2 + at as u32 % 2, 5, at, 1));
         }
+    }
+
+    /// A reader that is faster than its windows: what is ordered is always behind the read (asserted for every read).
+    #[test]
+    fn reads_larger_than_windows_get_windows_behind_them() {
+        let mut world = World::new(Limits { window_max: 32, ..LIMITS });
+        let orders = (0..50).filter(|at| world.read(1, 0, at * 64, 64)).count();
+        assert_eq!((orders, world.missed), (49, 128 + 48 * 32));
+    }
+
+    #[test]
+    fn a_marker_far_before_the_own_one_is_another_streams() {
+        let mut world = World::new(Limits { order_max: 0, ..LIMITS });
+        (0..6).for_each(|at| _ = world.read(1, 0, at, 1));
+        assert_eq!(world.windows[2].marker, 21);
+        let marker = |world: &mut World, block| {
+            let read = Read { volume: VolumeId(0), block, blocks: 1, marker: true };
+            world.ahead.on_read(1, read, world.limits)
+        };
+        assert_eq!(marker(&mut world, 12), None);
+        assert_eq!(marker(&mut world, 21).map(|window| window.start), Some(85));
     }
 
     #[test]
