@@ -6,6 +6,7 @@
 
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
+use crate::cache::{CacheStats, DirtyStats};
 use crate::elevator::Elevator;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
@@ -20,6 +21,7 @@ use crate::tags::{TagOwner, TagStats};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::volume;
+use crate::writeback::DirtyOptions;
 
 /// A device as this shard sees it.
 enum Way {
@@ -51,6 +53,8 @@ pub struct Shard {
     ways: Vec<Way>,
     plug: Plug,
     pools: Pools,
+    /// When writers are made to wait.
+    dirty: DirtyOptions,
     /// One bit per device that must run when the batch ends.
     touched: u64,
     /// The time last asked for by `Action::Timer`.
@@ -86,6 +90,7 @@ impl Shard {
             },
             ways,
             volumes: config.volumes,
+            dirty: config.dirty,
             touched: 0,
             timer: None,
             scratch: Vec::with_capacity(2 * crate::plug::PLUG_MAX),
@@ -332,6 +337,11 @@ impl Shard {
                     self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
                 }
             },
+            Control::SetDirty { tunable, value, token } => {
+                let set = tunable.set(&mut self.dirty, value);
+                let status = set.map_err(|_| IoError::Invalid);
+                self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
+            }
             Control::Weight { export, weight } => {
                 for way in &mut self.ways {
                     match way {
@@ -465,6 +475,27 @@ impl Shard {
         let volume = self.queue(config.device)?.volume(volume.0)?;
         Some((volume.unflushed(), volume.is_suspect()))
     }
+
+    /// What this shard's cache counted; `None` without one.
+    #[must_use]
+    pub fn cache_stats(&self) -> Option<CacheStats> {
+        None
+    }
+
+    /// What is dirty in this shard's cache; `None` without one.
+    #[must_use]
+    pub fn dirty_stats(&self) -> Option<DirtyStats> {
+        None
+    }
+
+    /// What this shard's write-back works with now.
+    #[must_use]
+    pub fn dirty_options(&self) -> &DirtyOptions {
+        &self.dirty
+    }
+
+    /// Adds the ranges of a volume of this shard whose write-out failed, with why: (offset, bytes, error).
+    pub fn failed_ranges(&self, _volume: VolumeId, _ranges: &mut Vec<(u64, u64, IoError)>) {}
 
     /// Replaces the tag policy of an own device. The queue must be quiet.
     ///
