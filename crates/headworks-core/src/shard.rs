@@ -144,6 +144,11 @@ impl Shard {
             self.pools.actions.list.push(reply(status));
             return;
         }
+        if bio.op == Op::Prefetch {
+            // There is no cache to fetch into, and nothing was promised.
+            self.pools.actions.list.push(reply(Ok(())));
+            return;
+        }
         let Some(slot) = self.pools.bios.try_take() else {
             self.pools.actions.list.push(reply(Err(IoError::NoMemory)));
             return;
