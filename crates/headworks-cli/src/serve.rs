@@ -326,7 +326,7 @@ fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
 
 fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError> {
     let (name, spec) = split_name(text);
-    let (mut parsed, Share { weight, ioprio }) = Spec::parse_export(spec)?;
+    let (mut parsed, share) = Spec::parse_export(spec)?;
     if let Some(size) = options.size {
         parsed.set_default_size(size);
     }
@@ -335,7 +335,7 @@ fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError>
         None if options.exports.len() == 1 => String::new(),
         None => parsed.short_name(),
     };
-    Ok(ExportSpec { weight, ioprio, ..ExportSpec::new(name, parsed, options.read_only) })
+    Ok(ExportSpec { share, ..ExportSpec::new(name, parsed, options.read_only) })
 }
 
 /// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
