@@ -284,6 +284,9 @@ fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigErr
         stall_ns: options.stall_timeout,
         record: options.record.clone(),
         plug_nesting: PlugNesting::default(),
+        cache: 0,
+        dirty: Default::default(),
+        stop_ns: 60_000_000_000,
     };
     server.validate()?;
     Ok((specs, server))

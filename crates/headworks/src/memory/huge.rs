@@ -25,8 +25,8 @@ const MAP_HUGE_2MB: libc::c_int = 21 << 26;
 /// Whether the kernel makes huge pages as they are touched.
 const TRANSPARENT: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// What a mapping is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a mapping is made of, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pages {
     /// 2 MiB where the kernel finds them.
     Transparent,

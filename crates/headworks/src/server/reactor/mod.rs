@@ -110,6 +110,8 @@ pub struct Parts {
     pub poll_ns: u64,
     /// Room in the shard that is kept for bios of other shards.
     pub reserve: u32,
+    /// How long a stop may take; 0: however long.
+    pub stop_ns: u64,
     pub recorder: Option<Recorder>,
 }
 
