@@ -499,6 +499,12 @@ impl Shard {
         &self.dirty
     }
 
+    /// Bytes of a volume of this shard that are dirty or under write-out; `None` if it is not cached here.
+    #[must_use]
+    pub fn dirty_bytes(&self, _volume: VolumeId) -> Option<u64> {
+        None
+    }
+
     /// Adds the ranges of a volume of this shard whose write-out failed, with why: (offset, bytes, error).
     pub fn failed_ranges(&self, _volume: VolumeId, _ranges: &mut Vec<(u64, u64, IoError)>) {}
 

@@ -278,6 +278,12 @@ impl Server {
         self.board.unflushed()
     }
 
+    /// Bytes by volume that are in the cache and not in its device, as of a stop that is under way; none where nothing is cached.
+    #[must_use]
+    pub fn left(&self) -> Vec<Option<u64>> {
+        self.board.left()
+    }
+
     /// Waits for the end.
     ///
     /// # Errors
