@@ -214,7 +214,7 @@ impl Server {
         let (boxes, mails): (Vec<Sender<Mail>>, Vec<Receiver<Mail>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let board = Arc::new(Board::new(boxes, config.volumes.len(), Box::new(ended)));
-        let service = service(&assembly, &config, &board);
+        let service = service(&assembly, &config, options, &board);
         let seeds = seeds(assembly, &config, caches, options, mails, listeners);
         let broken = Arc::new(Mutex::new(None));
         let crew = Crew {
@@ -370,7 +370,12 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
 }
 
 /// What the control socket knows of the rest.
-fn service(assembly: &Assembly, config: &ShardConfig, board: &Arc<Board>) -> Service {
+fn service(
+    assembly: &Assembly,
+    config: &ShardConfig,
+    options: &ServerOptions,
+    board: &Arc<Board>,
+) -> Service {
     let devices = config.devices.iter().enumerate().map(|(index, device)| {
         let volumes = config.volumes.iter().enumerate();
         let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
@@ -385,6 +390,9 @@ fn service(assembly: &Assembly, config: &ShardConfig, board: &Arc<Board>) -> Ser
             name: export.name.clone(),
             volume: export.volume,
             device: volume.device,
+            home: volume.home,
+            mode: volume.options.mode,
+            on_error: volume.options.on_error,
             read_only: export.read_only || volume.options.read_only,
         }
     });
@@ -392,8 +400,12 @@ fn service(assembly: &Assembly, config: &ShardConfig, board: &Arc<Board>) -> Ser
         .exports
         .iter()
         .map(|export| Setting { weight: export.weight, ioprio: export.ioprio });
-    let tree = Tree { devices: devices.collect(), exports: exports.collect() };
-    Service::new(Arc::clone(board), config.shards, tree, settings.collect())
+    let tree = Tree {
+        devices: devices.collect(),
+        exports: exports.collect(),
+        caching: caching::caching_shards(config, options.cache),
+    };
+    Service::new(Arc::clone(board), config.shards, tree, settings.collect(), options.dirty)
 }
 
 fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {
