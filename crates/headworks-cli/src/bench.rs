@@ -11,7 +11,7 @@ use headworks::device::Spec;
 use headworks::units::{parse_size, parse_time};
 
 use crate::bench_nbd::{self, BenchNbdOptions};
-use crate::serve::Queue;
+use crate::tunables::Queue;
 use crate::{USAGE, bench_device, complain};
 
 /// Measures a device in process, or an NBD server.
