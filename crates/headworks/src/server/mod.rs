@@ -688,7 +688,10 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
 }
 
 /// The frames of a cache, if there is one. They cost nothing until they are used.
-pub(crate) fn map_frames(cache: &CacheOptions) -> Result<Option<(Mapping, Pages)>, ConfigError> {
+///
+/// # Errors
+/// The kernel has no address space for them.
+pub fn map_frames(cache: &CacheOptions) -> Result<Option<(Mapping, Pages)>, ConfigError> {
     if !cache.is_on() {
         return Ok(None);
     }
