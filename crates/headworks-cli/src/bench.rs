@@ -11,7 +11,7 @@ use headworks::device::Spec;
 use headworks::units::{parse_size, parse_time};
 
 use crate::bench_nbd::{self, BenchNbdOptions};
-use crate::serve::Queue;
+use crate::tunables::Queue;
 use crate::{USAGE, bench_device, complain};
 
 /// Measures a device in process, or an NBD server.
@@ -21,6 +21,7 @@ Examples:
   headworks bench --device null:size=1T --bs 4k --iodepth 32
   headworks bench --device file:path=disk.img --rw randread --iodepth 64
   headworks bench --device null:size=1T --rw randwrite --feeders 16
+  headworks bench --device mem:size=1G --cache 2G --rw randread       through the page cache
   headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify")]
 pub struct Options {
     /// A device, in process
@@ -53,6 +54,9 @@ pub struct Options {
     /// Use only so many bytes from the start (server), or the size of a device that names none
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
+    /// A page cache for each thread; 0: none (in process)
+    #[arg(long, value_parser = parse_size, default_value = "0", conflicts_with = "uri", value_name = "SIZE")]
+    cache: u64,
     /// For random blocks
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -127,7 +131,7 @@ fn in_process(
     block_bytes: u32,
 ) -> Result<(), Failure> {
     options.queue.apply(&mut QueueOptions::default()).map_err(usage)?;
-    let mut device = Spec::parse(device).map_err(usage)?;
+    let (mut device, share) = Spec::parse_export(device).map_err(usage)?;
     if let Some(size) = options.size {
         device.set_default_size(size);
     }
@@ -143,6 +147,9 @@ fn in_process(
         ios: options.ios,
         seed: options.seed,
         engine: options.engine.parse().map_err(usage)?,
+        cache: bench_device::cache_of(options.cache).map_err(usage)?,
+        dirty: queue.dirty().map_err(usage)?,
+        share,
         queue: Box::new(move |options| queue.apply(options)),
         json: options.json,
     };

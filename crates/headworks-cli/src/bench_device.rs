@@ -10,16 +10,17 @@ use std::time::{Duration, Instant as WallClock};
 use headworks::client::bench::Pattern;
 use headworks::core::prng::Prng;
 use headworks::core::stats::{Histogram, Stage};
+use headworks::core::writeback::DirtyOptions;
 use headworks::core::{
-    Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,
-    ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId,
+    Bio, BioFlags, BioId, CacheOptions, ConfigError, Input, Instant, Message, Notice, Op,
+    QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId,
 };
-use headworks::device::Spec;
+use headworks::device::{Share, Spec};
 use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
-use headworks::executor::{Executor, Outlet};
+use headworks::executor::{Executor, Outlet, frames_of};
 use headworks::memory::{Mapping, NOTHING, Span};
-use headworks::server::Clock;
 use headworks::server::assemble::{Assembly, ExportSpec};
+use headworks::server::{Clock, map_frames};
 use serde_json::json;
 
 use crate::{allocations, bench_feeders};
@@ -54,10 +55,26 @@ pub struct Options {
     pub seed: u64,
     /// How to wait for disks.
     pub engine: EngineChoice,
+    /// Each shard's page cache.
+    pub cache: CacheOptions,
+    /// How much of it may be dirty.
+    pub dirty: DirtyOptions,
+    /// How the device's volume is cached.
+    pub share: Share,
     /// Changes the queue's options.
     pub queue: Tune,
     /// One JSON object instead of lines for people.
     pub json: bool,
+}
+
+/// A cache of `bytes`.
+///
+/// # Errors
+/// Too small or too large.
+pub fn cache_of(bytes: u64) -> Result<CacheOptions, ConfigError> {
+    let units = u32::try_from(bytes.div_ceil(4096)).unwrap_or(u32::MAX);
+    let cache = CacheOptions { units, ..CacheOptions::default() };
+    cache.validate().map(|()| cache)
 }
 
 /// What one thread found.
@@ -149,6 +166,7 @@ impl Blocks {
 /// The generator's end of the path.
 struct Generator {
     buffers: Mapping,
+    frames: Option<Mapping>,
     block_bytes: usize,
     blocks: Blocks,
     started: Vec<Instant>,
@@ -168,6 +186,7 @@ impl Generator {
             .map_err(|error| format!("cannot map the buffers: {error}"))?;
         Ok(Self {
             buffers,
+            frames: None,
             block_bytes: stride,
             blocks,
             started: vec![Instant(0); options.iodepth as usize],
@@ -204,6 +223,9 @@ impl Generator {
 impl Outlet for Generator {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
+        if let Some(unit) = bio.unit() {
+            return frames_of(self.frames(), unit);
+        }
         let offset = bio.sequence as usize * self.block_bytes;
         Span { base: self.buffers.at(offset, self.block_bytes), len: self.block_bytes }
     }
@@ -220,8 +242,9 @@ impl Outlet for Generator {
         }
     }
 
+    #[inline]
     fn frames(&self) -> Span {
-        NOTHING
+        self.frames.as_ref().map_or(NOTHING, Mapping::span)
     }
 
     fn send(&mut self, _to: ShardId, _message: Message) {}
@@ -272,15 +295,18 @@ impl Driver {
         }
         let read_only = !options.pattern.writes();
         let export = ExportSpec::new(String::new(), options.device.clone(), read_only);
+        let export = ExportSpec { share: options.share, ..export };
         let assembly = Assembly::new(&[export])?;
         let mut devices = assembly.devices;
         let (mut queue, device) = devices.swap_remove(0);
         (options.queue)(&mut queue)?;
         let (_, volume) = assembly.volumes[0];
-        let config = ShardConfig::single(queue, volume, options.iodepth.max(1));
+        let mut config = ShardConfig::single(queue, volume, options.iodepth.max(1));
+        (config.cache, config.dirty) = (options.cache, options.dirty);
         let (engine, _) = engine::open(options.engine, queue.queue_depth as usize + 64)?;
-        let generator = Generator::new(options, thread, volume.size)
+        let mut generator = Generator::new(options, thread, volume.size)
             .map_err(|message| ConfigError::new("size", message))?;
+        generator.frames = map_frames(&options.cache)?.map(|(frames, _)| frames);
         Ok(Self {
             shard: Shard::new(config)?,
             executor: Executor::new(vec![Some(device)]),
@@ -311,8 +337,9 @@ impl Driver {
         Ok(())
     }
 
+    /// Until no device has a buffer or a frame of ours. What is dirty then is lost: nobody asked for it to be kept.
     fn drain(&mut self) -> Result<(), String> {
-        while !self.shard.is_idle() {
+        while !self.shard.is_quiet() {
             self.turn(false)?;
         }
         Ok(())

@@ -46,6 +46,7 @@ fn measure(options: &Options) -> Result<Found, String> {
     let say = |error: headworks::core::ConfigError| error.to_string();
     let read_only = !options.pattern.writes();
     let export = ExportSpec::new(String::new(), options.device.clone(), read_only);
+    let export = ExportSpec { share: options.share, ..export };
     let mut assembly = Assembly::new(&[export]).map_err(say)?;
     let (mut queue, device) = assembly.devices.swap_remove(0);
     (options.queue)(&mut queue).map_err(say)?;
@@ -55,6 +56,8 @@ fn measure(options: &Options) -> Result<Found, String> {
         depth: options.iodepth,
         slot_bytes: options.block_bytes as usize,
         engine: options.engine,
+        cache: options.cache,
+        dirty: options.dirty,
         ..embed::Options::new(device, queue, volume)
     })
     .map_err(say)?;

@@ -31,10 +31,13 @@ Examples:
   headworks ctl /run/hw.ctl set exports/db/queue/nr_requests=64
   headworks ctl /run/hw.ctl set exports/db/weight 400   its share of the device beside other exports
   headworks ctl /run/hw.ctl set exports/db/ioprio rt:0  the class of its clients: rt, be or idle
+  headworks ctl /run/hw.ctl set vm/dirty_bytes 64M      how much of the page cache may be dirty; vm/dirty_ratio is 0 then
+  headworks ctl /run/hw.ctl set hw0/queue/read_ahead_kb 512
+  headworks ctl /run/hw.ctl failed db                   what was acknowledged and could not be written out
   headworks ctl /run/hw.ctl acknowledge db              a flush of db failed, and that is known now
   headworks ctl /run/hw.ctl diskstats                   lines as in /proc/diskstats
 
-Names are those of /sys/block/DISK/queue; our own begin with hw_. hw0 is the first device: images on one filesystem are one
+Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; our own begin with hw_. hw0 is the first device: images on one filesystem are one
 device, and `get exports/NAME/device` says which. A value that is refused changes nothing.")]
 pub struct Options {
     /// The socket that the server was given with --control
@@ -67,7 +70,12 @@ enum What {
     Diskstats,
     /// Who is connected
     Connections,
-    /// A flush of an export failed, and what was lost is known: its flushes work again
+    /// Ranges of an export that were acknowledged and could not be written out
+    Failed {
+        /// The export; `default` is the one without a name
+        export: String,
+    },
+    /// A flush or write-out of an export failed, and what is lost is known: it is given up, and flushes work again
     Acknowledge {
         /// The export; `default` is the one without a name
         export: String,
@@ -117,6 +125,7 @@ fn request(what: &What) -> Result<(&'static str, Value), String> {
         What::Stats => ("stats", json!({})),
         What::Diskstats => ("diskstats", json!({})),
         What::Connections => ("connections", json!({})),
+        What::Failed { export } => ("failed", json!({ "export": export })),
         What::Acknowledge { export } => ("acknowledge", json!({ "export": export })),
     })
 }
@@ -167,6 +176,7 @@ fn show(what: &What, result: &Value) -> String {
         What::Stats => show_stats(result),
         What::Diskstats => list(result).iter().map(diskstats_line).collect(),
         What::Connections => show_connections(result),
+        What::Failed { .. } => show_failed(result),
         What::Acknowledge { .. } => show_acknowledged(result),
     }
 }
@@ -226,13 +236,77 @@ fn show_connections(connections: &Value) -> String {
 
 fn show_acknowledged(result: &Value) -> String {
     let export = plain(&result["export"]);
-    if result["was_suspect"] == false {
-        return format!("{export}: nothing to acknowledge: no flush of it has failed\n");
-    }
+    let failed = result["failed_bytes"].as_u64().unwrap_or_default();
+    let given_up = format!("{failed} bytes that could not be written out are given up");
     let unflushed = &result["unflushed"];
-    format!(
-        "{export}: acknowledged; {unflushed} writes since its last good flush may be lost, whatever a later flush says\n"
-    )
+    let lost = format!(
+        "{unflushed} writes since its last good flush may be lost, whatever a later flush says"
+    );
+    match (result["was_suspect"] == true, failed > 0) {
+        (false, false) => {
+            format!("{export}: nothing to acknowledge: no flush of it has failed\n")
+        }
+        (false, true) => format!("{export}: acknowledged; {given_up}\n"),
+        (true, false) => format!("{export}: acknowledged; {lost}\n"),
+        (true, true) => format!("{export}: acknowledged; {given_up}; {lost}\n"),
+    }
+}
+
+fn show_failed(result: &Value) -> String {
+    let line = |range: &Value| {
+        format!("{} bytes at {}: {}\n", range["bytes"], range["offset"], plain(&range["error"]))
+    };
+    let lines: String = list(&result["ranges"]).iter().map(line).collect();
+    match lines.is_empty() {
+        true => format!("{}: everything could be written out so far\n", plain(&result["export"])),
+        false => lines,
+    }
+}
+
+/// The page cache and what of it is dirty; nothing where there is none.
+fn show_cache(cache: &Value, dirty: &Value) -> String {
+    let mut text = String::new();
+    let count = |table: &Value, name: &str| table[name].as_u64().unwrap_or_default();
+    let mib = |blocks: u64| format!("{:.1} MiB", blocks as f64 / 256.0);
+    if cache.is_object() {
+        let (hits, misses) = (count(cache, "hits"), count(cache, "misses"));
+        let part = match hits + misses {
+            0 => "-".to_owned(),
+            all => format!("{:.1}%", hits as f64 * 100.0 / all as f64),
+        };
+        text += &format!(
+            "cache: {} of {} in use; {hits} hits, {misses} misses ({part} hits), {} filled, {} read ahead, {} evicted, {} held after errors\n",
+            mib(count(cache, "resident")),
+            mib(count(cache, "units")),
+            cache["filled"],
+            cache["read_ahead"],
+            cache["evicted"],
+            cache["held"],
+        );
+        let folios: Vec<String> = list(&cache["folios"])
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count != 0)
+            .map(|(order, count)| format!("{count} of {} KiB", 4 << order))
+            .collect();
+        if !folios.is_empty() {
+            text += &format!("  folios: {}\n", folios.join(", "));
+        }
+    }
+    if dirty.is_object() {
+        text += &format!(
+            "dirty: {}, {} under write-out; background from {}, limit {}; {} made dirty, {} written; {} writers, {} pauses\n",
+            mib(count(dirty, "nr_dirty")),
+            mib(count(dirty, "nr_writeback")),
+            mib(count(dirty, "nr_dirty_background_threshold")),
+            mib(count(dirty, "nr_dirty_threshold")),
+            mib(count(dirty, "nr_dirtied")),
+            mib(count(dirty, "nr_written")),
+            dirty["writers"],
+            dirty["pauses"],
+        );
+    }
+    text
 }
 
 fn show_stats(stats: &Value) -> String {
@@ -257,10 +331,14 @@ fn show_stats(stats: &Value) -> String {
     }
     for (name, export) in entries(&stats["exports"]) {
         text += &format!(
-            "{name}: on {}, weight {}, class {}, {} writes not flushed{}\n",
+            "{name}: on {}, weight {}, class {}, cache {}, {} writes not flushed{}\n",
             plain(&export["device"]),
             export["weight"],
             plain(&export["ioprio"]),
+            match plain(&export["cache"]).as_str() {
+                "unsafe" => "UNSAFE (flushes promise nothing)".to_owned(),
+                mode => mode.to_owned(),
+            },
             export["unflushed"],
             if export["suspect"] == true { ", SUSPECT: a flush failed" } else { "" },
         );
@@ -283,6 +361,7 @@ fn show_stats(stats: &Value) -> String {
             row["bios"], row["merges"]
         );
     }
+    text += &show_cache(&stats["cache"], &stats["dirty"]);
     text + &show_connections(&stats["connections"])
 }
 
@@ -329,6 +408,40 @@ mod tests {
         assert_eq!(params("a/b=c", None), Ok(expected));
         assert_eq!(params("a", Some("b=c")), Ok(json!({ "path": "a", "value": "b=c" })));
         assert!(params("a/b", None).unwrap_err().contains("PATH=VALUE"));
+    }
+
+    #[test]
+    fn a_cache_is_shown_in_mebibytes_and_only_if_there_is_one() {
+        assert_eq!(show_cache(&Value::Null, &Value::Null), "");
+        let cache = json!({ "units": 512, "resident": 256, "hits": 3, "misses": 1, "filled": 1,
+            "read_ahead": 0, "evicted": 0, "held": 0, "folios": [0, 7, 0, 0, 0, 0, 0, 0, 0, 1] });
+        let text = show_cache(&cache, &Value::Null);
+        assert!(
+            text.starts_with("cache: 1.0 MiB of 2.0 MiB in use; 3 hits, 1 misses (75.0% hits)")
+        );
+        assert!(text.contains("folios: 7 of 8 KiB, 1 of 2048 KiB"), "{text}");
+        let dirty = json!({ "nr_dirty": 128, "nr_writeback": 0, "nr_dirty_threshold": 256,
+            "nr_dirty_background_threshold": 128, "nr_dirtied": 0, "nr_written": 0, "writers": 2,
+            "pauses": 7 });
+        let text = show_cache(&Value::Null, &dirty);
+        assert!(text.contains("dirty: 0.5 MiB, 0.0 MiB under write-out; background from 0.5 MiB"));
+        assert!(text.contains("limit 1.0 MiB") && text.contains("2 writers, 7 pauses"), "{text}");
+    }
+
+    #[test]
+    fn what_failed_is_listed_and_what_was_given_up_is_told() {
+        let range = json!({ "offset": 8192, "bytes": 4096, "error": "no space" });
+        let failed = |ranges| show_failed(&json!({ "export": "a", "ranges": ranges }));
+        assert_eq!(failed(json!([range])), "4096 bytes at 8192: no space\n");
+        assert!(failed(json!([])).starts_with("a: everything"));
+        let acknowledged = |suspect: bool, bytes: u64| {
+            show_acknowledged(&json!({ "export": "a", "was_suspect": suspect, "unflushed": 3,
+                "failed_bytes": bytes }))
+        };
+        assert!(acknowledged(false, 0).contains("nothing to acknowledge"));
+        assert!(acknowledged(false, 4096).contains("4096 bytes that could not be written out"));
+        assert!(acknowledged(true, 0).contains("3 writes"));
+        assert!(!acknowledged(true, 0).contains("bytes"));
     }
 
     #[test]

@@ -9,8 +9,11 @@ mod ctl;
 mod experiments;
 mod info;
 mod lab;
+mod modes;
+mod progress;
 mod serve;
 mod signals;
+mod tunables;
 
 use clap::{Parser, Subcommand};
 use std::io::IsTerminal;

@@ -1,24 +1,27 @@
 //! `headworks serve`: from the command line to a running server, and to its end.
 //!
 //! The main thread blocks all signals before any other thread starts and then only waits: for a signal, for the server's
-//! end, for the child of `--run`. One SIGTERM or SIGINT drains, flushes and ends with 0; a second ends at once and says what
-//! was not flushed.
+//! end, for the child of `--run`. One SIGTERM or SIGINT drains, writes out, flushes and ends with 0; a second, or the end of
+//! `--stop-timeout`, ends at once and says what was not written.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use headworks::core::time::MS;
-use headworks::core::{ConfigError, Ioprio, PlugNesting, QueueOptions, Tunable};
+use headworks::core::{ConfigError, ErrorPolicy, Ioprio, PlugNesting, QueueOptions, WriteMode};
 use headworks::device::{Share, Spec};
 use headworks::server::assemble::{self, Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
 use headworks::units::{parse_size, parse_time};
 
+use crate::modes::{self, Promise};
+use crate::progress::{self, Progress};
 use crate::signals::{News, Signals};
+use crate::tunables::Queue;
 use crate::{USAGE, complain};
 
 /// Serves disk images over NBD.
@@ -30,12 +33,19 @@ Examples:
   headworks serve a=one.img b=two.img -p 10809      two exports on TCP, 127.0.0.1:10809
   headworks serve mem:size=1G --run 'nbdinfo $uri'  serve while a command runs
   headworks serve delay:read=5ms,of=file:path=disk.img
+  headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
+  headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
+  headworks serve --cache 0 disk.img                no page cache: every request goes to the device
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
 SPEC is a path or type:key=value,...: file (path, size, direct, read-only), null (size), mem (size), and around another
 device delay (read, write, flush, discard, all, jitter, of) and error (rate, errno, op, range, after, count, of).
 Of an export, among the keys of the outermost type: weight (1 to 10000, default 100), its share of the device beside other
-exports; ioprio (rt, be or idle, with a level of 0 to 7: be:0), the class of its clients' requests, default be:4.
+exports; ioprio (rt, be or idle, with a level of 0 to 7: be:0), the class of its clients' requests, default be:4; cache, when
+a write is acknowledged: writeback (in the page cache; durable after a flush or by FUA), writethrough (in the device), none
+(as without a cache) or unsafe (flushes promise nothing: for what may be lost), default writeback; on-error, what becomes of
+a block that could not be written out: hold (kept, flushes fail until it is acknowledged) or retry (also written again by
+itself), default hold.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
 pub struct Options {
     /// What to serve; the first is the default export
@@ -86,6 +96,9 @@ pub struct Options {
     /// Record every input of the path, for `headworks lab replay`
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// The page cache, all threads together; 0: none
+    #[arg(long, value_parser = size, default_value = "256M", value_name = "SIZE")]
+    cache: u64,
     /// Memory for requests' data, for each thread
     #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
     buffers: u64,
@@ -101,6 +114,9 @@ pub struct Options {
     /// A payload or reply that makes no progress for this long ends its connection
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
     stall_timeout: u64,
+    /// A stop may take this long to write everything out; 0: however long
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
+    stop_timeout: u64,
     #[command(flatten)]
     queue: Queue,
     /// One JSON object at the start instead of lines
@@ -109,88 +125,6 @@ pub struct Options {
     /// Say more: once for connections, twice for everything
     #[arg(short, long, action = clap::ArgAction::Count)]
     verbose: u8,
-}
-
-/// The queue's tunables, as in /sys/block/DISK/queue.
-#[derive(Args, Clone)]
-#[command(next_help_heading = "Queue (names as in /sys/block/*/queue)")]
-pub struct Queue {
-    /// Requests admitted to a device's queue at once
-    #[arg(long, value_name = "N")]
-    nr_requests: Option<u32>,
-    /// Commands in a device at once
-    #[arg(long, value_name = "N")]
-    queue_depth: Option<u32>,
-    /// Largest request
-    #[arg(long, value_name = "KIB")]
-    max_sectors_kb: Option<u32>,
-    /// Most segments of a request
-    #[arg(long, value_name = "N")]
-    max_segments: Option<u16>,
-    /// 0 merges everywhere, 1 only with the last request, 2 never
-    #[arg(long, value_name = "N")]
-    nomerges: Option<u64>,
-    /// A command that takes longer is answered with an error
-    #[arg(long, value_parser = time, value_name = "TIME")]
-    io_timeout: Option<u64>,
-    /// The order of requests: none or mq-deadline
-    #[arg(long, value_name = "NAME")]
-    scheduler: Option<String>,
-    /// Who gets a tag next: fair; for experiments legacy518 or kuai_v3
-    #[arg(long, value_name = "POLICY")]
-    tags: Option<String>,
-    /// Any option by its name under queue/, as `headworks ctl` has it: iosched/fifo_batch=32, hw_inflight_kb=320
-    #[arg(long = "set", value_name = "NAME=VALUE")]
-    set: Vec<String>,
-}
-
-impl Queue {
-    /// Overrides what the user named.
-    ///
-    /// # Errors
-    /// What is out of range.
-    pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
-        let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
-        let Self { io_timeout, scheduler, tags, set, .. } = self;
-        let numbers = [
-            (Tunable::NrRequests, nr_requests.map(u64::from)),
-            (Tunable::QueueDepth, queue_depth.map(u64::from)),
-            (Tunable::MaxSectorsKb, max_sectors_kb.map(u64::from)),
-            (Tunable::MaxSegments, max_segments.map(u64::from)),
-            (Tunable::NoMerges, *nomerges),
-            // In whole milliseconds, as it is recorded and shown.
-            (Tunable::IoTimeout, io_timeout.map(|ns| ns.div_ceil(MS))),
-        ];
-        for (tunable, number) in numbers {
-            if let Some(number) = number {
-                tunable.set(options, number)?;
-            }
-        }
-        for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
-            if let Some(word) = word {
-                tunable.set(options, tunable.parse(word)?)?;
-            }
-        }
-        for word in set {
-            let (tunable, value) = setting(word)?;
-            tunable.set(options, value)?;
-        }
-        options.validate()
-    }
-}
-
-/// What a word of `--set` says. What the device itself is, is no option.
-fn setting(word: &str) -> Result<(Tunable, u64), ConfigError> {
-    let found = word.split_once('=').and_then(|(name, value)| {
-        Tunable::from_name(name).filter(|tunable| tunable.is_live()).map(|tunable| (tunable, value))
-    });
-    let Some((tunable, value)) = found else {
-        let live = Tunable::ALL.into_iter().filter(|tunable| tunable.is_live());
-        let names: Vec<&str> = live.map(Tunable::name).collect();
-        let message = format!("`{word}` is not NAME=VALUE with a name of {}", names.join(", "));
-        return Err(ConfigError::new("set", message));
-    };
-    Ok((tunable, tunable.parse(value)?))
 }
 
 fn size(word: &str) -> Result<u64, String> {
@@ -239,6 +173,9 @@ struct Shown {
     ioprio: Ioprio,
     /// Writes need a flush to outlive a power cut.
     volatile: bool,
+    read_only: bool,
+    mode: WriteMode,
+    on_error: ErrorPolicy,
     /// Its bytes outlive the process.
     lasting: bool,
 }
@@ -247,6 +184,11 @@ struct Running {
     server: Server,
     exports: Vec<Shown>,
     notes: Vec<String>,
+    /// The most that may be dirty, in bytes.
+    dirty_limit: u64,
+    cache_bytes: u64,
+    /// How long a stop may take; none: however long.
+    stop: Option<Duration>,
     unix: Option<PathBuf>,
     port: Option<u16>,
     control: Option<PathBuf>,
@@ -284,7 +226,15 @@ fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigErr
         stall_ns: options.stall_timeout,
         record: options.record.clone(),
         plug_nesting: PlugNesting::default(),
+        cache: options.cache,
+        dirty: options.queue.dirty()?,
+        stop_ns: options.stop_timeout,
     };
+    let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
+    if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {
+        let message = format!("export `{}` wants one, but --cache 0 is none", spec.name);
+        return Err(ConfigError::new("cache", message));
+    }
     server.validate()?;
     Ok((specs, server))
 }
@@ -304,7 +254,7 @@ fn start(
         Address::Tcp(_) => None,
     });
     server_options.listen = listen;
-    let mut exports = shown(&assembly);
+    let mut exports = shown(&assembly, server_options.cache > 0);
     let notes = std::mem::take(&mut assembly.notes);
     let ended = signals.ended()?;
     let server = Server::start(assembly, &server_options, move || ended.tell())?;
@@ -312,8 +262,21 @@ fn start(
     for export in &mut exports {
         export.uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
     }
-    let control = server_options.control;
-    Ok(Running { server, exports, notes, unix, port, control, private })
+    let ServerOptions { cache: cache_bytes, control, .. } = server_options;
+    let dirty_limit = modes::dirty_limit(cache_bytes, &server_options.dirty);
+    let stop = (options.stop_timeout > 0).then(|| Duration::from_nanos(options.stop_timeout));
+    Ok(Running {
+        server,
+        exports,
+        notes,
+        dirty_limit,
+        cache_bytes,
+        stop,
+        unix,
+        port,
+        control,
+        private,
+    })
 }
 
 fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
@@ -326,7 +289,7 @@ fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
 
 fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError> {
     let (name, spec) = split_name(text);
-    let (mut parsed, Share { weight, ioprio }) = Spec::parse_export(spec)?;
+    let (mut parsed, share) = Spec::parse_export(spec)?;
     if let Some(size) = options.size {
         parsed.set_default_size(size);
     }
@@ -335,7 +298,7 @@ fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError>
         None if options.exports.len() == 1 => String::new(),
         None => parsed.short_name(),
     };
-    Ok(ExportSpec { weight, ioprio, ..ExportSpec::new(name, parsed, options.read_only) })
+    Ok(ExportSpec { share, ..ExportSpec::new(name, parsed, options.read_only) })
 }
 
 /// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
@@ -395,7 +358,7 @@ fn private_directory() -> Result<PrivateDirectory, ConfigError> {
     Err(ConfigError::new("unix", "no private directory is free; name a socket with -U"))
 }
 
-fn shown(assembly: &Assembly) -> Vec<Shown> {
+fn shown(assembly: &Assembly, cache: bool) -> Vec<Shown> {
     let exports = assembly.exports.iter().map(|export| {
         let (device, volume) = &assembly.volumes[usize::from(export.volume.0)];
         Shown {
@@ -407,6 +370,9 @@ fn shown(assembly: &Assembly) -> Vec<Shown> {
             weight: export.weight,
             ioprio: export.ioprio,
             volatile: assembly.devices[usize::from(device.0)].0.write_cache && !volume.read_only,
+            read_only: export.read_only || volume.read_only,
+            mode: if cache { volume.mode } else { WriteMode::None },
+            on_error: volume.on_error,
             lasting: export.lasting,
         }
     });
@@ -446,7 +412,12 @@ fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
         }
     };
     let status = match wait(&running, signals, child) {
-        Waited::AtOnce => end_at_once(&running, options),
+        Waited::AtOnce => end_at_once(&running, options, "before the stop that was not waited for"),
+        Waited::TooLong => {
+            let time =
+                format!("within the {} s of --stop-timeout", options.stop_timeout / 1_000_000_000);
+            end_at_once(&running, options, &time)
+        }
         Waited::Ended(status) => status,
     };
     let Running { server, .. } = running;
@@ -481,9 +452,16 @@ fn announcement(running: &Running) -> String {
         let (name, share) = (export.shown_name(), export.share());
         text += &format!("export: {name}: {}{share}\n", export.description);
     }
+    let promises = promises(&running.exports);
+    for export in running.exports.iter().filter(|export| export.mode == WriteMode::Unsafe) {
+        let name = export.shown_name();
+        text +=
+            &format!("WARNING: export {name} is cache=unsafe: flushes and FUA promise nothing\n");
+    }
     text += &format!("engine: {}\n", running.server.engine());
-    text += "write mode: write-through, no cache: an acknowledged write is in the device\n";
-    text += &format!("kill -9 loses: {}\n", loss(&running.exports));
+    text += &format!("cache: {}\n", running.server.cache().unwrap_or("none"));
+    text += &format!("write mode: {}\n", modes::write_modes(&promises));
+    text += &format!("kill -9 loses: {}\n", modes::loss(&promises, running.dirty_limit));
     for export in &running.exports {
         text += &format!("uri: {}\n", export.uri);
     }
@@ -496,21 +474,18 @@ fn announcement(running: &Running) -> String {
     text
 }
 
-/// What a kill -9 may lose.
-fn loss(exports: &[Shown]) -> String {
-    let lost: Vec<&str> =
-        exports.iter().filter(|export| !export.lasting).map(Shown::shown_name).collect();
-    let rest = "nothing that was acknowledged; a power cut may lose what was not flushed";
-    match (lost.is_empty(), lost.len() == exports.len()) {
-        (true, _) => rest.to_owned(),
-        (_, true) => "everything: these devices keep their bytes in memory".to_owned(),
-        _ => format!("all of {}, which is in memory; of the others {rest}", lost.join(", ")),
-    }
+fn promises(exports: &[Shown]) -> Vec<Promise<'_>> {
+    exports.iter().map(Shown::promise).collect()
 }
 
 impl Shown {
     fn shown_name(&self) -> &str {
         if self.name.is_empty() { "(default)" } else { &self.name }
+    }
+
+    fn promise(&self) -> Promise<'_> {
+        let Self { lasting, read_only, mode, .. } = *self;
+        Promise { name: self.shown_name(), lasting, read_only, mode }
     }
 
     /// Its share and its class, if they are not the ordinary ones.
@@ -539,14 +514,19 @@ fn announcement_json(running: &Running) -> String {
                 "uri": export.uri,
                 "weight": export.weight,
                 "ioprio": export.ioprio.to_string(),
+                "cache": export.mode.name(),
+                "on_error": export.on_error.name(),
             })
         })
         .collect();
+    let promises = promises(&running.exports);
     let object = serde_json::json!({
         "exports": exports,
         "engine": running.server.engine(),
-        "write_mode": "through",
-        "kill_loses": loss(&running.exports),
+        "cache": running.server.cache(),
+        "cache_bytes": running.cache_bytes,
+        "write_mode": modes::write_modes(&promises),
+        "kill_loses": modes::loss(&promises, running.dirty_limit),
         "notes": running.notes,
         "unix": running.unix,
         "port": running.port,
@@ -572,20 +552,54 @@ fn spawn(command: &str, running: &Running) -> io::Result<Child> {
     unsafe { shell.pre_exec(Signals::unblock).spawn() }
 }
 
+/// How often a stop is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A stop that is under way.
+struct Stop {
+    since: Instant,
+    told: Instant,
+    progress: Progress,
+}
+
+impl Stop {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { since: now, told: now, progress: Progress::new() }
+    }
+
+    /// Tells how far it is, once a second; true if its time is over.
+    fn look(&mut self, running: &Running) -> bool {
+        if self.told.elapsed() >= LOOK {
+            self.told = Instant::now();
+            let left = running.server.left().into_iter().flatten().sum();
+            let at = self.since.elapsed().as_nanos() as u64;
+            if let Some(line) = self.progress.line(at, left) {
+                tracing::info!("{line}");
+            }
+        }
+        running.stop.is_some_and(|stop| self.since.elapsed() >= stop)
+    }
+}
+
 enum Waited {
     /// The server has ended; the status of the child, if there was one.
     Ended(Option<ExitStatus>),
-    /// The user does not want to wait.
+    /// The user does not want to wait any more.
     AtOnce,
+    /// The time for a stop is over.
+    TooLong,
 }
 
 fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waited {
-    let (mut stopping, mut status) = (false, None);
+    let (mut stop, mut status): (Option<Stop>, _) = (None, None);
     loop {
-        match signals.wait() {
-            News::Stop if stopping => return Waited::AtOnce,
+        // Nobody is waited for in vain: the server says when it has ended.
+        let patience = stop.as_ref().map(|_| LOOK);
+        match signals.wait(patience) {
+            News::Stop if stop.is_some() => return Waited::AtOnce,
             News::Stop => {
-                stopping = true;
+                stop = Some(Stop::new());
                 if let Some(child) = &child {
                     // SAFETY: the child has not been waited for, so the id is its own.
                     unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
@@ -596,22 +610,35 @@ fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waite
                 let ended = child.as_mut().and_then(|child| child.try_wait().ok().flatten());
                 if ended.is_some() {
                     (status, child) = (ended, None);
-                    stopping = true;
+                    stop.get_or_insert_with(Stop::new);
                     running.server.stop();
                 }
             }
             News::Statistics => running.server.tell_statistics(),
             News::Reload => tracing::info!("there is no configuration file to load again"),
             News::Ended => return Waited::Ended(status),
+            News::Silence => {}
+        }
+        if let Some(stop) = &mut stop
+            && stop.look(running)
+        {
+            return Waited::TooLong;
         }
     }
 }
 
-/// The second signal: say what is not flushed, and go. Threads may be in a device that does not answer: nothing may wait for
+/// The second signal, or no time is left: say what is not written and not flushed, and go. Threads may be in a device that does not answer: nothing may wait for
 /// them, so nothing that they use is dropped.
-fn end_at_once(running: &Running, options: &Options) -> ! {
-    let unflushed = running.server.unflushed();
+fn end_at_once(running: &Running, options: &Options, reason: &str) -> ! {
+    let (unflushed, left) = (running.server.unflushed(), running.server.left());
     let mut all_flushed = true;
+    for export in running.exports.iter().filter(|export| !export.read_only) {
+        let bytes = left.get(export.volume).copied().flatten().unwrap_or(0);
+        if bytes > 0 {
+            complain(progress::lost(export.shown_name(), bytes, reason));
+            all_flushed = false;
+        }
+    }
     for export in running.exports.iter().filter(|export| export.volatile) {
         let name = export.shown_name();
         match unflushed.get(export.volume).copied().flatten() {

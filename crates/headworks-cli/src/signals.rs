@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use headworks::core::ConfigError;
 
@@ -19,6 +20,8 @@ pub enum News {
     Child,
     /// The server has ended.
     Ended,
+    /// Nothing came for so long as was asked.
+    Silence,
 }
 
 /// All signals that matter, blocked and readable.
@@ -96,14 +99,23 @@ impl Signals {
         })
     }
 
-    /// Waits for the next thing that matters.
-    pub fn wait(&self) -> News {
+    /// Waits for the next thing that matters, no longer than `patience`; for ever without.
+    pub fn wait(&self, patience: Option<Duration>) -> News {
+        let until = patience.map(|patience| Instant::now() + patience);
         loop {
+            let left = until.map_or(-1, |until| {
+                let left = until.saturating_duration_since(Instant::now()).as_micros();
+                i32::try_from(left.div_ceil(1000)).unwrap_or(i32::MAX)
+            });
             let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             let mut fds = [poll(self.signals.as_raw_fd()), poll(self.end.as_raw_fd())];
             // SAFETY: two entries, as said.
-            if unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) } < 0 {
+            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, left) };
+            if ready < 0 {
                 continue;
+            }
+            if ready == 0 {
+                return News::Silence;
             }
             if fds[0].revents != 0
                 && let Some(news) = self.next_signal()

@@ -6,6 +6,7 @@
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
 use crate::error::Status;
 use crate::options::Tunable;
+use crate::writeback::DirtyTunable;
 
 /// Names a command in flight: the request's slot and how often the slot was used before.
 ///
@@ -143,6 +144,15 @@ pub enum Control {
         /// Which option.
         tunable: Tunable,
         /// Its value, in the unit of [`Tunable::get`].
+        value: u64,
+        /// Comes back in the answer.
+        token: u32,
+    },
+    /// The shard's write-back works with another value from now on; answered by [`crate::Notice::Set`] at once.
+    SetDirty {
+        /// Which option.
+        tunable: DirtyTunable,
+        /// Its value for this shard, in the unit of [`DirtyTunable::get`].
         value: u64,
         /// Comes back in the answer.
         token: u32,

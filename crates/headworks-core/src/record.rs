@@ -8,6 +8,7 @@ use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, 
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 use crate::options::Tunable;
+use crate::writeback::DirtyTunable;
 
 /// An input in a record: six words.
 pub type Words = [u64; 6];
@@ -204,6 +205,9 @@ pub fn encode(input: &Input) -> Words {
         Input::Control(Control::Weight { export, weight }) => {
             [12, export.0.into(), weight.into(), 0, 0, 0]
         }
+        Input::Control(Control::SetDirty { tunable, value, token }) => {
+            [16, tunable as u64, value, token.into(), 0, 0]
+        }
         Input::Close { connection } => [14, connection.into(), 0, 0, 0, 0],
     }
 }
@@ -289,6 +293,11 @@ pub fn decode(words: &Words) -> Option<Input> {
             let (export, weight) = (ExportId(device.0), count);
             return Some(Input::Control(Control::Weight { export, weight }));
         }
+        16 => {
+            let tunable = DirtyTunable::from_code(words[1].try_into().ok()?)?;
+            let (value, token) = (words[2], words[3] as u32);
+            return Some(Input::Control(Control::SetDirty { tunable, value, token }));
+        }
         14 => return Some(Input::Close { connection: words[1] as u32 }),
         15 => Message::Caching {
             device,
@@ -342,7 +351,7 @@ mod tests {
         let status = IoError::from_code(prng.below(10) as u8);
         let (cookie, count) = (prng.next() as u32, prng.next() as u16);
         let hole = prng.below(2) == 0;
-        let message = match prng.below(16) {
+        let message = match prng.below(17) {
             0 => return Input::Bio(bio),
             1 => {
                 let request = RequestId { slot: cookie, generation: bio.len };
@@ -366,6 +375,11 @@ mod tests {
             }
             12 => Message::Limits { device, nr_requests: cookie, max_sectors_kb: bio.len },
             13 => return Input::Close { connection: cookie },
+            15 => {
+                let tunable = DirtyTunable::from_code(prng.below(8) as u8).unwrap();
+                let (value, token) = (bio.offset, cookie);
+                return Input::Control(Control::SetDirty { tunable, value, token });
+            }
             14 => Message::Caching { device, read_ahead_kb: cookie, max_folio_order: 9 },
             11 => {
                 let (export, weight) = (id.export, count);

@@ -442,6 +442,20 @@ impl Shard {
                     self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
                 }
             },
+            Control::SetDirty { tunable, value, token } => {
+                let status = match &mut self.cache {
+                    Some(cache) => {
+                        let mut dirty = cache.dirty_options();
+                        let set = tunable.set(&mut dirty, value).map_err(|_| IoError::Invalid);
+                        if set.is_ok() {
+                            cache.set_dirty(now, dirty);
+                        }
+                        set
+                    }
+                    None => Err(IoError::Unsupported),
+                };
+                self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
+            }
             Control::Weight { export, weight } => {
                 for way in &mut self.ways {
                     match way {
@@ -627,6 +641,14 @@ impl Shard {
     #[must_use]
     pub fn dirty_options(&self) -> Option<DirtyOptions> {
         self.cache.as_ref().map(|cache| cache.dirty_options())
+    }
+
+    /// Bytes of a volume that lives here that are dirty or under write-out; `None` if it is not cached here.
+    #[must_use]
+    pub fn dirty_bytes(&self, volume: VolumeId) -> Option<u64> {
+        let config = self.volumes.get(usize::from(volume.0))?;
+        let cache = self.cache.as_ref().filter(|cache| cache.caches(volume))?;
+        (config.home == self.id).then(|| cache.dirty_bytes(volume))
     }
 
     /// Whether the throttle keeps what it decides for [`Shard::take_dirty_traces`].

@@ -6,10 +6,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use headworks_core::time::{MS, SEC};
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, Completion, DeviceConfig, DeviceId, ExportId, Input, Instant,
-    IoClass, IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler, Shard, ShardConfig,
-    ShardId, Status, Submit, TagPolicy, VolumeConfig, VolumeOptions,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, DeviceConfig, DeviceId, ExportId,
+    Input, Instant, IoClass, IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler, Shard,
+    ShardConfig, ShardId, Status, Submit, TagPolicy, VolumeConfig, VolumeOptions,
 };
 
 thread_local! {
@@ -64,6 +65,8 @@ impl Desk {
             volumes: vec![VolumeConfig { home: ShardId(shards - 1), device: DeviceId(0), options }],
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
         };
         let made = (0..shards).map(|id| Shard::new(config(id)).expect("a valid configuration"));
         let shards: Vec<Shard> = made.collect();
@@ -104,6 +107,8 @@ impl Desk {
                         Action::Reply { .. } => self.answers += 1,
                         Action::Timer { at } => self.timer = Some(at.0),
                         Action::Notice(_) => {}
+                        // Nothing is cached here.
+                        Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {}
                         Action::Send { to, message } => {
                             let from = ShardId(shard as u16);
                             self.inputs[usize::from(to.0)].push(Input::Message { from, message });

@@ -183,7 +183,7 @@ mod tests {
                 depth: 1,
                 batch: 1,
                 bios: 1_000,
-                weights: [1, 1, 1, 1, 1],
+                weights: [1; Op::COUNT],
                 sizes: [4096, 8192, 65536, 12288],
                 pattern,
                 fua: 100_000,

@@ -230,7 +230,7 @@ impl Connection {
                 }
             }
             Op::Discard | Op::WriteZeroes => range.fill(0),
-            Op::Flush => {}
+            Op::Flush | Op::Prefetch => {}
         }
         replies.done(&mut out, cookie, Ok(()));
         out

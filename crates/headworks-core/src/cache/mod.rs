@@ -367,9 +367,14 @@ impl Cache {
     }
 
     /// Other limits from now on.
-    pub fn set_dirty(&mut self, turn: &mut Turn, dirty: DirtyOptions) {
+    pub fn set_dirty(&mut self, now: Instant, dirty: DirtyOptions) {
         self.dirty = dirty;
-        self.throttle.set_options(turn.now, &dirty);
+        self.throttle.set_options(now, &dirty);
+    }
+
+    /// Bytes of a volume that are dirty or under write-out, in whole blocks.
+    pub fn dirty_bytes(&self, volume: VolumeId) -> u64 {
+        u64::from(self.volumes[usize::from(volume.0)].unclean) << folio::BLOCK_SHIFT
     }
 
     /// Breaks the policy on purpose, for negative tests.

@@ -304,7 +304,9 @@ impl Cache {
         }
         self.folios[unit].dirty -= cancelled;
         let device = self.volume(volume).device;
-        self.volume(volume).held -= held;
+        let entry = self.volume(volume);
+        entry.held -= held;
+        entry.unclean -= u32::from(cancelled);
         self.throttle.on_cancelled(device, cancelled.into());
         self.settle_group(unit);
     }

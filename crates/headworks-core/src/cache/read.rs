@@ -71,7 +71,12 @@ impl Cache {
 
     /// A read used a folio: eviction hears of it, and a marker starts the next window.
     fn touch(&mut self, turn: &mut Turn, op: &Operation, unit: u32, at: u64) {
-        Reclaim::touch(&mut self.folios, unit);
+        let folio = &mut self.folios[unit];
+        // Only what is asked for again is worth keeping: neither the first use of what was read ahead nor what this very
+        // read has fetched.
+        if !folio.is(Folio::UNUSED) && op.done > op.asked {
+            Reclaim::touch(&mut self.folios, unit);
+        }
         let folio = &mut self.folios[unit];
         if folio.marks & (Folio::MARKER | Folio::UNUSED) == 0 {
             return;

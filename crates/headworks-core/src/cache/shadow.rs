@@ -50,11 +50,6 @@ impl Shadows {
         self.free.push(shadow);
         shadow
     }
-
-    /// How many are in use.
-    pub fn used(&self) -> usize {
-        self.used.len()
-    }
 }
 
 impl Cache {

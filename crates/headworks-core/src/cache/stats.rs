@@ -54,3 +54,44 @@ pub struct CacheStats {
     /// See `flushes`.
     pub flushes_failed: u64,
 }
+
+impl CacheStats {
+    /// Both caches together.
+    #[must_use]
+    pub fn with(mut self, other: &Self) -> Self {
+        let pairs = [
+            (&mut self.units, other.units),
+            (&mut self.free, other.free),
+            (&mut self.resident, other.resident),
+            (&mut self.hits, other.hits),
+            (&mut self.misses, other.misses),
+            (&mut self.fills, other.fills),
+            (&mut self.filled, other.filled),
+            (&mut self.writeouts, other.writeouts),
+            (&mut self.written, other.written),
+            (&mut self.failed, other.failed),
+            (&mut self.held, other.held),
+            (&mut self.shadowed, other.shadowed),
+            (&mut self.read_before_write, other.read_before_write),
+            (&mut self.evicted_folios, other.evicted_folios),
+            (&mut self.evicted, other.evicted),
+            (&mut self.ghost_hits, other.ghost_hits),
+            (&mut self.read_ahead, other.read_ahead),
+            (&mut self.read_ahead_wasted, other.read_ahead_wasted),
+            (&mut self.index_operations, other.index_operations),
+            (&mut self.index_probes, other.index_probes),
+            (&mut self.flushes, other.flushes),
+            (&mut self.flushes_failed, other.flushes_failed),
+        ];
+        for (sum, more) in pairs {
+            *sum += more;
+        }
+        let add = |sums: &mut [u64], more: &[u64]| {
+            sums.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+        };
+        add(&mut self.folios, &other.folios);
+        add(&mut self.written_for, &other.written_for);
+        add(&mut self.waits, &other.waits);
+        self
+    }
+}

@@ -76,6 +76,8 @@ pub(super) struct CachedVolume {
     pub sync_line: Fifo,
     /// The last generation that a flush waits for.
     pub target: Option<u32>,
+    /// Blocks that are dirty or under write-out; one that is both counts twice.
+    pub unclean: u32,
     /// Blocks that are held because their write-out failed.
     pub held: u32,
     /// The last error of a write-out.
@@ -101,6 +103,7 @@ impl CachedVolume {
             syncs: Fifo::new(),
             sync_line: Fifo::new(),
             target: None,
+            unclean: 0,
             held: 0,
             last_error: IoError::Medium,
             errors: ErrorSequence::default(),

@@ -203,7 +203,10 @@ impl Cache {
         clean: bool,
         slot: u32,
     ) -> Option<Park> {
-        Reclaim::touch(&mut self.folios, unit);
+        // What was there before is written again: worth keeping.
+        if self.folios.states(unit + first, 1)[0] & block::UPTODATE != 0 {
+            Reclaim::touch(&mut self.folios, unit);
+        }
         self.folios[unit].marks &= !Folio::UNUSED;
         let failed = self.mark_dirty(turn, &op.bio, unit, first, run);
         self.volume(op.bio.id.volume).held -= failed;
@@ -252,6 +255,7 @@ impl Cache {
             *state = old & !(block::FAILED | block::NEWER) | block::UPTODATE | block::DIRTY | newer;
         }
         self.folios[unit].dirty += became;
+        self.volumes[usize::from(bio.id.volume.0)].unclean += u32::from(became);
         failed
     }
 

@@ -26,6 +26,7 @@ mod stats;
 mod tests;
 mod throttle;
 mod trace;
+mod tunable;
 mod writers;
 
 pub use limits::Thresholds;
@@ -33,4 +34,5 @@ pub use options::{DirtyOptions, ThrottlePolicy};
 pub use stats::{DirtyStats, WbStats};
 pub use throttle::Throttle;
 pub use trace::{BalanceDirtyPages, BdiDirtyRatelimit, TraceEvent};
+pub use tunable::DirtyTunable;
 pub use writers::WriterId;

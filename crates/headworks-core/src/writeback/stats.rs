@@ -31,6 +31,29 @@ pub struct DirtyStats {
     pub traces_lost: u64,
 }
 
+impl DirtyStats {
+    /// Both shards together.
+    #[must_use]
+    pub fn with(self, other: &Self) -> Self {
+        let background = self.nr_dirty_background_threshold + other.nr_dirty_background_threshold;
+        Self {
+            nr_dirty: self.nr_dirty + other.nr_dirty,
+            nr_writeback: self.nr_writeback + other.nr_writeback,
+            reserved: self.reserved + other.reserved,
+            nr_dirtied: self.nr_dirtied + other.nr_dirtied,
+            nr_written: self.nr_written + other.nr_written,
+            nr_dirty_threshold: self.nr_dirty_threshold + other.nr_dirty_threshold,
+            nr_dirty_background_threshold: background,
+            writers: self.writers + other.writers,
+            pauses: self.pauses + other.pauses,
+            paused_ns: self.paused_ns + other.paused_ns,
+            pauses_continued: self.pauses_continued + other.pauses_continued,
+            refused: self.refused + other.refused,
+            traces_lost: self.traces_lost + other.traces_lost,
+        }
+    }
+}
+
 /// Of one device: debugfs `bdi/<device>/stats`. In blocks of 4 KiB but for the rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WbStats {

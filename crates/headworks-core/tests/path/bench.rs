@@ -9,10 +9,12 @@
 //!
 //! `sent`, `replies` and `notices` take what came since they were last asked. One call of `bios` is one batch.
 
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, Completion, Control, DeviceConfig, DeviceId, Input, Instant,
-    IoError, Ioprio, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage, RequestId,
-    Segment, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId, Input,
+    Instant, IoError, Ioprio, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage,
+    RequestId, Segment, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId,
+    VolumeOptions,
 };
 
 /// A failure as most devices report it.
@@ -252,6 +254,8 @@ impl Shards {
                 .collect(),
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
         };
         Self { at: (0..count).map(|id| Bench::of(config(id))).collect() }
     }

@@ -1,8 +1,9 @@
 //! Shares of a device on the path: what connections and exports get, here and from another shard.
 
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Input, Message, PlugNesting,
-    QueueOptions, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
+    CacheOptions, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Input, Message,
+    PlugNesting, QueueOptions, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
 };
 
 use crate::bench::Bench;
@@ -34,6 +35,8 @@ fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
         volumes: vec![volume(0), volume(1)],
         exports: weights.iter().map(|&weight| ExportConfig { weight }).collect(),
         plug_nesting: PlugNesting::default(),
+        cache: CacheOptions::default(),
+        dirty: DirtyOptions::default(),
     })
 }
 

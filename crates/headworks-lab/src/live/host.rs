@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use headworks::client::{Target, Uri};
-use headworks::device::{Share, Spec};
+use headworks::device::Spec;
 use headworks::server::assemble::{Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
 use headworks_core::prng::Prng;
@@ -93,8 +93,8 @@ impl Host {
             .exports
             .iter()
             .map(|(name, text)| {
-                let (spec, Share { weight, ioprio }) = Spec::parse_export(text)?;
-                Ok(ExportSpec { weight, ioprio, ..ExportSpec::new((*name).into(), spec, false) })
+                let (spec, share) = Spec::parse_export(text)?;
+                Ok(ExportSpec { share, ..ExportSpec::new((*name).into(), spec, false) })
             })
             .collect::<Result<_, ConfigError>>()?;
         let mut assembly = Assembly::new(&specs)?;

@@ -11,8 +11,8 @@
 //! path's until it is answered with its buffer, and then the feeder's again.
 //!
 //! Invariants: a handle has `depth` slots and a ring has room for as many messages, so a ring is never full; the shard has a
-//! place for every slot of every handle, so nothing is answered `NoMemory`; the owner ends when every handle is gone and
-//! everything was answered.
+//! place for every slot of every handle, so nothing is answered `NoMemory`; the owner ends when every handle is gone,
+//! everything was answered and, if there is a cache, what was dirty is in the device.
 
 mod bed;
 mod handle;
@@ -25,7 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use headworks_core::elevator::Elevator;
-use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions};
 
 use crate::device::Device;
 use crate::engine::EngineChoice;
@@ -45,6 +46,10 @@ pub struct Options {
     pub queue: QueueOptions,
     /// Its one volume.
     pub volume: VolumeOptions,
+    /// The page cache; without one by default. `volume` says how it is used.
+    pub cache: CacheOptions,
+    /// How much of it may be dirty, and when writers wait.
+    pub dirty: DirtyOptions,
     /// An elevator of the caller's own instead of the one that `queue` names.
     pub elevator: Option<Box<dyn Elevator>>,
     /// Feeders, 1..=1024.
@@ -69,6 +74,8 @@ impl Options {
             device,
             queue,
             volume,
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
             elevator: None,
             handles: 1,
             depth: 32,

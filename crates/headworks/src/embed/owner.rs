@@ -16,19 +16,19 @@ use std::thread::JoinHandle;
 
 use headworks_core::stats::VolumeStats;
 use headworks_core::{
-    Bio, BioId, ConfigError, DeviceId, Input, Instant, Message, Notice, ReplyStage, Shard,
-    ShardConfig, ShardId, Status, VolumeId,
+    Bio, BioFlags, BioId, ConfigError, DeviceId, Input, Instant, Message, Notice, Op, ReplyStage,
+    Shard, ShardConfig, ShardId, Status, VolumeId,
 };
 
 use super::bed::Bed;
 use super::handle::{Answer, Counts, Handle, Parts};
 use super::{Buffers, Curfew, Ends, Options};
 use crate::engine::{self, Engine, Event, Wait, Waker};
-use crate::executor::{Executor, Outlet};
-use crate::memory::{NOTHING, Span};
+use crate::executor::{Executor, Outlet, frames_of};
+use crate::memory::{Mapping, NOTHING, Span};
 use crate::ring::{Consumer, Producer, Sleeper, ring};
 use crate::server::polling::Polling;
-use crate::server::{Clock, pin};
+use crate::server::{Clock, map_frames, pin};
 
 /// Bios taken from one ring in a turn: what a plug holds.
 const BIOS_MAX: usize = 32;
@@ -39,6 +39,8 @@ const TURN_BIOS: usize = 32;
 /// the owner on 2 CPUs: Jain's index of the feeders is 0.5-0.6 without, 0.8 with 250 us, 0.9 with 100 us, but then the owner
 /// has a tenth less.
 const GIVE_WAY_NS: u64 = 250_000;
+/// The id that the flush at the end carries.
+const OWN_FLUSH: u32 = u32::MAX - 1;
 /// Notices that are kept; a device that lies all the time fills nothing.
 const NOTICES_MAX: usize = 16;
 
@@ -53,6 +55,8 @@ pub struct Ended {
     pub counts: Counts,
     /// The first notices.
     pub notices: Vec<Notice>,
+    /// How the flush of the cache went that ended it; none without a cache.
+    pub flushed: Option<Status>,
 }
 
 /// The thread that owns the device.
@@ -89,21 +93,32 @@ struct Desk {
     to_push: Vec<u32>,
     timer: Option<Instant>,
     notices: Vec<Notice>,
+    frames: Option<Mapping>,
+    /// How our own flush went.
+    flushed: Option<Status>,
 }
 
 impl Outlet for Desk {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
+        if let Some(unit) = bio.unit() {
+            return frames_of(self.frames(), unit);
+        }
         let buffers = &self.clients[bio.connection as usize].buffers;
         Span { base: buffers.slot(bio.sequence as u32), len: buffers.slot_bytes }
     }
 
+    #[inline]
     fn frames(&self) -> Span {
-        NOTHING
+        self.frames.as_ref().map_or(NOTHING, Mapping::span)
     }
 
     #[inline]
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
+        if id.connection == OWN_FLUSH {
+            self.flushed.get_or_insert(status);
+            return;
+        }
         let client = &mut self.clients[id.connection as usize];
         if client.unpublished == 0 {
             self.to_push.push(id.connection);
@@ -126,6 +141,13 @@ impl Outlet for Desk {
     }
 }
 
+/// The flush that ends an owner with a cache.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    Due,
+    UnderWay,
+}
+
 /// Everything on the owner's thread.
 struct Driver {
     shard: Shard,
@@ -136,6 +158,8 @@ struct Driver {
     sleeper: Arc<Sleeper>,
     ends: Arc<Ends>,
     desk: Desk,
+    /// What is left to do for the cache before the end.
+    flush: Option<Flush>,
     inputs: Vec<Input>,
     batch: Vec<Input>,
     events: Vec<Event>,
@@ -220,7 +244,10 @@ impl Driver {
         }
         let slots = options.handles * options.depth as usize;
         let bios_max = u32::try_from(slots).unwrap_or(u32::MAX);
-        let config = ShardConfig::single(options.queue, options.volume, bios_max);
+        // One more for the flush at the end.
+        let mut config =
+            ShardConfig::single(options.queue, options.volume, bios_max.saturating_add(1));
+        (config.cache, config.dirty) = (options.cache, options.dirty);
         let mut shard = Shard::new(config)?;
         if let Some(elevator) = options.elevator {
             shard.set_elevator(DeviceId(0), elevator);
@@ -235,7 +262,15 @@ impl Driver {
             polling: Polling::new(options.poll_ns),
             sleeper,
             ends,
-            desk: Desk { clients, to_push, timer: None, notices: Vec::new() },
+            desk: Desk {
+                clients,
+                to_push,
+                timer: None,
+                notices: Vec::new(),
+                frames: map_frames(&options.cache)?.map(|(frames, _)| frames),
+                flushed: None,
+            },
+            flush: options.cache.is_on().then_some(Flush::Due),
             inputs: Vec::with_capacity(2 * slots + 16),
             batch: Vec::with_capacity(2 * slots + 16),
             events: Vec::with_capacity(1024),
@@ -260,9 +295,10 @@ impl Driver {
             }
             if self.ends.closed() == self.desk.clients.len() && self.shard.is_idle() {
                 // What a handle pushed before it went is seen now that it is seen gone.
-                if self.rings_are_empty() {
+                if self.rings_are_empty() && self.is_flushed() {
                     break;
                 }
+                self.enter(Wait::Poll)?;
                 continue;
             }
             self.rest(now)?;
@@ -272,6 +308,7 @@ impl Driver {
             turns: self.turns,
             counts: self.counts,
             notices: std::mem::take(&mut self.desk.notices),
+            flushed: self.desk.flushed,
         })
     }
 
@@ -355,6 +392,17 @@ impl Driver {
                 client.bed.make_noise();
             }
         }
+    }
+
+    /// Nobody feeds any more: true if nothing is dirty, or what is has failed; else that is under way.
+    fn is_flushed(&mut self) -> bool {
+        if self.flush == Some(Flush::Due) {
+            self.flush = Some(Flush::UnderWay);
+            let id = BioId { connection: OWN_FLUSH, ..BioId::default() };
+            let flags = BioFlags::SYNC;
+            self.inputs.push(Input::Bio(Bio { id, op: Op::Flush, flags, ..Bio::default() }));
+        }
+        self.flush.is_none() || self.desk.flushed.is_some()
     }
 
     fn rings_are_empty(&mut self) -> bool {

@@ -14,8 +14,8 @@ pub const PAGE: usize = 4096;
 /// Anonymous memory, unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
-    base: NonNull<u8>,
-    len: usize,
+    pub(super) base: NonNull<u8>,
+    pub(super) len: usize,
 }
 
 // SAFETY: plain memory; `Mapping` hands out raw pointers only, and their users say who may touch what.

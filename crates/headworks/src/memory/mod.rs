@@ -4,9 +4,11 @@
 //! device keeps its disk in another. A [`Span`] names a piece of one for as long as a command needs it.
 
 pub(crate) mod guarded;
+mod huge;
 mod mapping;
 mod pool;
 
+pub use huge::{HUGE, Pages};
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
 

@@ -2,15 +2,16 @@
 //!
 //! Images on one filesystem become one device with one queue, so that tenants compete for the real resource; a wrapped image,
 //! a null or a memory disk is a device of its own. Two exports of one file are one volume. A read-only export of a volume
-//! that another export may write is refused writes at its own door.
+//! that another export may write is refused writes at its own door. How a volume is cached is the volume's: exports of one file
+//! that say it must say the same.
 
 use headworks_core::{
-    ConfigError, DeviceId, ExportConfig, Ioprio, QueueOptions, VolumeId, VolumeOptions,
+    ConfigError, DeviceId, ErrorPolicy, Ioprio, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
 
 use crate::device::{
     Base, Device, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
-    SizeWatch, Spec,
+    Share, SizeWatch, Spec,
 };
 use crate::units::display_size;
 
@@ -23,18 +24,15 @@ pub struct ExportSpec {
     pub spec: Spec,
     /// Clients may only read.
     pub read_only: bool,
-    /// Its share of the device beside others, 1..=10000.
-    pub weight: u16,
-    /// The priority of its clients' requests.
-    pub ioprio: Ioprio,
+    /// Its share of the device beside others, its clients' priority, and how it is cached.
+    pub share: Share,
 }
 
 impl ExportSpec {
     /// An export with an ordinary share and priority.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
-        let weight = ExportConfig::default().weight;
-        Self { name, spec, read_only, weight, ioprio: Ioprio::default() }
+        Self { name, spec, read_only, share: Share::default() }
     }
 }
 
@@ -162,6 +160,23 @@ struct Builder {
     devices: Vec<Option<(QueueOptions, Box<dyn Device>)>>,
     groups: Vec<Group>,
     known: Vec<(Identity, VolumeId, String)>,
+    /// What exports said of their volumes, by volume.
+    caching: Vec<Caching>,
+}
+
+/// How a volume is cached, as far as its exports say.
+#[derive(Clone, Copy, Default)]
+struct Caching {
+    mode: Option<WriteMode>,
+    on_error: Option<ErrorPolicy>,
+}
+
+/// What two exports of an image want together, if they do not differ.
+fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option<T>, ()> {
+    match (one, other) {
+        (Some(one), Some(other)) if one != other => Err(()),
+        _ => Ok(one.or(other)),
+    }
 }
 
 impl Builder {
@@ -195,17 +210,36 @@ impl Builder {
             let message = format!("{what} has no bytes to serve; give it a size, as in size=1G");
             return Err(ConfigError::new("size", message));
         }
+        self.settle(volume, export)?;
         let read_only = export.read_only || read_only_spec(spec);
         let access = if read_only { ", read-only" } else { "" };
         self.assembly.exports.push(AssembledExport {
             name: export.name.clone(),
             volume,
             read_only,
-            weight: export.weight,
-            ioprio: export.ioprio,
+            weight: export.share.weight,
+            ioprio: export.share.ioprio,
             lasting: matches!(spec.base, Base::File { .. }),
             description: format!("{what}, {}{access}", display_size(size)),
         });
+        Ok(())
+    }
+
+    /// An export says how its volume is cached, or leaves it open.
+    fn settle(&mut self, volume: VolumeId, export: &ExportSpec) -> Result<(), ConfigError> {
+        self.caching.resize(self.assembly.volumes.len(), Caching::default());
+        let Share { mode, on_error, .. } = export.share;
+        let caching = &mut self.caching[usize::from(volume.0)];
+        let differs = |key| {
+            let name = &export.name;
+            let message = format!("export `{name}` differs from another export of the same image");
+            move |()| ConfigError::new(key, message)
+        };
+        caching.mode = agree(caching.mode, mode).map_err(differs("cache"))?;
+        caching.on_error = agree(caching.on_error, on_error).map_err(differs("on-error"))?;
+        let options = &mut self.assembly.volumes[usize::from(volume.0)].1;
+        options.mode = caching.mode.unwrap_or_default();
+        options.on_error = caching.on_error.unwrap_or_default();
         Ok(())
     }
 
@@ -309,5 +343,39 @@ fn wrapped(spec: &Spec, what: &str) -> String {
         0 => what.to_owned(),
         1 => format!("{what} behind a wrapper"),
         n => format!("{what} behind {n} wrappers"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The modes and policies of the volumes behind two exports of one image.
+    fn cached(one: &str, other: &str) -> Result<Vec<(WriteMode, ErrorPolicy)>, String> {
+        let folder = std::env::temp_dir().join(format!("headworks-agree-{}", std::process::id()));
+        let spec = |name: &str, keys: &str| {
+            let text = format!("file:path={},size=1M{keys}", folder.display());
+            let (spec, share) = Spec::parse_export(&text).unwrap();
+            ExportSpec { share, ..ExportSpec::new(name.to_owned(), spec, false) }
+        };
+        let made = Assembly::new(&[spec("a", one), spec("b", other)]);
+        let _ = std::fs::remove_file(&folder);
+        let assembly = made.map_err(|error| error.to_string())?;
+        let modes = assembly.volumes.iter().map(|(_, volume)| (volume.mode, volume.on_error));
+        Ok(modes.collect())
+    }
+
+    #[test]
+    fn exports_of_one_image_agree_on_its_cache_or_leave_it_open() {
+        use {ErrorPolicy as E, WriteMode as M};
+        assert_eq!(cached("", ""), Ok(vec![(M::Writeback, E::Hold)]));
+        let said = ",cache=writethrough,on-error=retry";
+        assert_eq!(cached(said, ""), Ok(vec![(M::Writethrough, E::Retry)]));
+        assert_eq!(cached("", said), Ok(vec![(M::Writethrough, E::Retry)]));
+        assert_eq!(cached(said, said), Ok(vec![(M::Writethrough, E::Retry)]));
+        let error = cached(said, ",cache=none").unwrap_err();
+        assert!(error.contains("cache: export `b` differs"), "{error}");
+        let error = cached(said, ",on-error=hold").unwrap_err();
+        assert!(error.contains("on-error: export `b` differs"), "{error}");
     }
 }

@@ -44,6 +44,7 @@ pub struct Board {
     waiting: AtomicUsize,
     failures: AtomicU64,
     unflushed: Vec<AtomicU64>,
+    left: Vec<AtomicU64>,
     /// Called when every shard waits, or one has died.
     ended: Box<dyn Fn() + Send + Sync>,
 }
@@ -63,6 +64,7 @@ impl Board {
             waiting: AtomicUsize::new(0),
             failures: AtomicU64::new(0),
             unflushed: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
+            left: (0..volumes).map(|_| AtomicU64::new(UNKNOWN)).collect(),
             ended,
         }
     }
@@ -135,11 +137,27 @@ impl Board {
         self.unflushed[volume].store(writes, Ordering::Relaxed);
     }
 
+    /// Bytes of a volume that are in the cache and not in the device.
+    pub fn publish_left(&self, volume: usize, bytes: u64) {
+        // Relaxed: a figure for people.
+        self.left[volume].store(bytes, Ordering::Relaxed);
+    }
+
+    /// Those bytes, by volume; none where nothing is cached or no shard has told yet.
+    #[must_use]
+    pub fn left(&self) -> Vec<Option<u64>> {
+        figures(&self.left)
+    }
+
     /// The figures, by volume; none where no shard has told yet.
     #[must_use]
     pub fn unflushed(&self) -> Vec<Option<u64>> {
-        // Relaxed: pairs with `publish`.
-        let figures = self.unflushed.iter().map(|writes| writes.load(Ordering::Relaxed));
-        figures.map(|writes| (writes != UNKNOWN).then_some(writes)).collect()
+        figures(&self.unflushed)
     }
+}
+
+fn figures(cells: &[AtomicU64]) -> Vec<Option<u64>> {
+    // Relaxed: pairs with `publish` and `publish_left`.
+    let figures = cells.iter().map(|cell| cell.load(Ordering::Relaxed));
+    figures.map(|figure| (figure != UNKNOWN).then_some(figure)).collect()
 }

@@ -13,8 +13,8 @@ use crate::frontend::nbd::connection::Connection;
 use crate::memory::{Mapping, NOTHING, Pool, Span};
 use crate::ring::{Consumer, Producer};
 
-/// Most connections of one shard.
-pub const CONNECTIONS_MAX: usize = (1 << 12) - 1;
+/// Most connections of one shard. The last two places name nobody: our own flushes and the cache's account have their ids there.
+pub const CONNECTIONS_MAX: usize = (1 << 12) - 2;
 
 /// The id that the shard's own flushes at shutdown carry.
 pub const OWN_FLUSHES: u32 = u32::MAX;
@@ -77,7 +77,13 @@ const NOTICES_MAX: usize = 16;
 impl Desk {
     /// A desk for up to `connections` clients.
     #[must_use]
-    pub fn new(shard: ShardId, connections: usize, pool: Pool, peers: Vec<Option<Peer>>) -> Self {
+    pub fn new(
+        shard: ShardId,
+        connections: usize,
+        pool: Pool,
+        frames: Option<Mapping>,
+        peers: Vec<Option<Peer>>,
+    ) -> Self {
         let connections = connections.min(CONNECTIONS_MAX);
         let places = (0..connections)
             .map(|_| Place { generation: 0, connection: None, listed: false })
@@ -87,7 +93,7 @@ impl Desk {
             places,
             free: (0..connections as u32).rev().collect(),
             pool,
-            frames: None,
+            frames,
             foreign: HashMap::with_capacity(if peers.len() > 1 { 4096 } else { 0 }),
             peers,
             timer: None,

@@ -7,6 +7,7 @@
 
 pub mod assemble;
 mod board;
+mod caching;
 pub mod control;
 mod desk;
 mod listener;
@@ -23,7 +24,7 @@ use std::thread::JoinHandle;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, ConfigError, Control, DeviceConfig, ExportConfig, ExportId, Instant, PlugNesting,
-    Shard, ShardConfig, ShardId, VolumeConfig, VolumeId,
+    Shard, ShardConfig, ShardId, VolumeConfig, VolumeId, WriteMode,
 };
 
 use crate::device::Device;
@@ -31,8 +32,9 @@ use crate::engine::{self, EngineChoice, Waker};
 use crate::executor::Executor;
 use crate::frontend::nbd::connection::{ConnectionLimits, Door};
 use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
-use crate::memory::Pool;
+use crate::memory::{Mapping, Pages, Pool};
 use crate::ring::{self, Sleeper};
+use crate::units::display_size;
 use assemble::{Assembly, WatchedFile};
 use board::{Board, Mail};
 use control::ControlSocket;
@@ -88,6 +90,10 @@ pub struct ServerOptions {
     pub poll_ns: u64,
     /// Bytes of buffers, for each shard.
     pub buffers: usize,
+    /// Bytes of the page cache, all shards together; 0: none.
+    pub cache: u64,
+    /// How much of it may be dirty, all shards together, and when writers wait.
+    pub dirty: DirtyOptions,
     /// Clients at once, for each shard.
     pub connections: usize,
     /// Requests of one client in flight.
@@ -98,6 +104,8 @@ pub struct ServerOptions {
     pub stall_ns: u64,
     /// Which plug flushes when plugs nest.
     pub plug_nesting: PlugNesting,
+    /// A stop that takes longer leaves what is not written; 0: however long it takes.
+    pub stop_ns: u64,
     /// Write all inputs there; shards beyond the first add `.N`.
     pub record: Option<PathBuf>,
 }
@@ -113,11 +121,14 @@ impl Default for ServerOptions {
             engine: EngineChoice::Auto,
             poll_ns: 50_000,
             buffers: 128 << 20,
+            cache: 0,
+            dirty: DirtyOptions::default(),
             connections: 1024,
             requests: 128,
             handshake_ns: 10_000_000_000,
             stall_ns: 60_000_000_000,
             plug_nesting: PlugNesting::default(),
+            stop_ns: 60_000_000_000,
             record: None,
         }
     }
@@ -161,6 +172,7 @@ pub struct Server {
     board: Arc<Board>,
     threads: Vec<JoinHandle<()>>,
     engine: String,
+    cache: Option<String>,
     ports: Vec<Option<u16>>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
@@ -197,12 +209,13 @@ impl Server {
         let control = options.control.as_deref().map(owner_only).transpose()?;
         let config = topology(&assembly, options);
         config.validate()?;
+        let caches = caching::divide(&config, &options.cache_wish())?;
         let exports = served_exports(&assembly, &config);
         let (boxes, mails): (Vec<Sender<Mail>>, Vec<Receiver<Mail>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let board = Arc::new(Board::new(boxes, config.volumes.len(), Box::new(ended)));
-        let service = service(&assembly, &config, &board);
-        let seeds = seeds(assembly, &config, options, mails, listeners);
+        let service = service(&assembly, &config, options, &board);
+        let seeds = seeds(assembly, &config, caches, options, mails, listeners);
         let broken = Arc::new(Mutex::new(None));
         let crew = Crew {
             options: options.clone(),
@@ -210,8 +223,9 @@ impl Server {
             board: Arc::clone(&board),
             broken: Arc::clone(&broken),
         };
-        let (threads, engine) = launch(seeds, &crew)?;
-        let mut server = Self { board, threads, engine, ports, broken, control: None };
+        let Launched { threads, engine, pages } = launch(seeds, &crew)?;
+        let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
+        let mut server = Self { board, threads, engine, cache, ports, broken, control: None };
         if let Some(listener) = control {
             match ControlSocket::start(listener, service) {
                 Ok(control) => server.control = Some(control),
@@ -229,6 +243,12 @@ impl Server {
     #[must_use]
     pub fn engine(&self) -> &str {
         &self.engine
+    }
+
+    /// How large the page cache is and what its memory is made of; none without one.
+    #[must_use]
+    pub fn cache(&self) -> Option<&str> {
+        self.cache.as_deref()
     }
 
     /// The port of each address of the options; none for unix sockets.
@@ -256,6 +276,12 @@ impl Server {
     #[must_use]
     pub fn unflushed(&self) -> Vec<Option<u64>> {
         self.board.unflushed()
+    }
+
+    /// Bytes by volume that are in the cache and not in its device, as of a stop that is under way; none where nothing is cached.
+    #[must_use]
+    pub fn left(&self) -> Vec<Option<u64>> {
+        self.board.left()
     }
 
     /// Waits for the end.
@@ -291,7 +317,25 @@ impl Server {
     }
 }
 
-/// Which device and volume lives where.
+impl ServerOptions {
+    fn cache_wish(&self) -> caching::Wish {
+        let Self { cache, dirty, connections, .. } = *self;
+        caching::Wish { bytes: cache, dirty, connections }
+    }
+
+    /// Bios of other shards that one may have in its devices.
+    fn foreign_bios(&self) -> u32 {
+        if self.spread { self.bios_abroad() * (u32::from(self.shards) - 1) } else { 0 }
+    }
+
+    /// Bios that one shard may have on other shards' devices: its clients' and its cache's own.
+    fn bios_abroad(&self) -> u32 {
+        let units = u32::try_from(self.cache / 4096).unwrap_or(u32::MAX);
+        BIOS_MAX + CacheOptions { units, ..CacheOptions::default() }.bios()
+    }
+}
+
+/// Which device and volume lives where. Caches come later: they are a shard's own.
 fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
     let shards = options.shards;
     let owner = |device: usize| ShardId(device as u16 % shards);
@@ -302,12 +346,16 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
         .map(|(device, (queue, _))| DeviceConfig { owner: owner(device), queue: *queue });
     let volumes = assembly.volumes.iter().enumerate().map(|(volume, &(device, options_of))| {
         let home = if options.spread { owner(volume) } else { owner(device.0.into()) };
-        VolumeConfig { home, device, options: options_of }
+        let mut volume = VolumeConfig { home, device, options: options_of };
+        if options.cache == 0 {
+            volume.options.mode = WriteMode::None;
+        }
+        volume
     });
     ShardConfig {
         id: ShardId(0),
         shards,
-        bios_max: BIOS_MAX * u32::from(if options.spread { shards } else { 1 }),
+        bios_max: BIOS_MAX + options.foreign_bios(),
         devices: devices.collect(),
         volumes: volumes.collect(),
         exports: assembly
@@ -322,7 +370,12 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
 }
 
 /// What the control socket knows of the rest.
-fn service(assembly: &Assembly, config: &ShardConfig, board: &Arc<Board>) -> Service {
+fn service(
+    assembly: &Assembly,
+    config: &ShardConfig,
+    options: &ServerOptions,
+    board: &Arc<Board>,
+) -> Service {
     let devices = config.devices.iter().enumerate().map(|(index, device)| {
         let volumes = config.volumes.iter().enumerate();
         let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
@@ -337,6 +390,9 @@ fn service(assembly: &Assembly, config: &ShardConfig, board: &Arc<Board>) -> Ser
             name: export.name.clone(),
             volume: export.volume,
             device: volume.device,
+            home: volume.home,
+            mode: volume.options.mode,
+            on_error: volume.options.on_error,
             read_only: export.read_only || volume.options.read_only,
         }
     });
@@ -344,22 +400,28 @@ fn service(assembly: &Assembly, config: &ShardConfig, board: &Arc<Board>) -> Ser
         .exports
         .iter()
         .map(|export| Setting { weight: export.weight, ioprio: export.ioprio });
-    let tree = Tree { devices: devices.collect(), exports: exports.collect() };
-    Service::new(Arc::clone(board), config.shards, tree, settings.collect())
+    let tree = Tree {
+        devices: devices.collect(),
+        exports: exports.collect(),
+        caching: caching::caching_shards(config, options.cache),
+    };
+    Service::new(Arc::clone(board), config.shards, tree, settings.collect(), options.dirty)
 }
 
 fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {
     let served = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
         let read_only = export.read_only || volume.options.read_only;
+        let is_cached = volume.options.mode != WriteMode::None;
         ServedExport {
             info: ExportInfo {
                 name: export.name.clone(),
-                description: export.description.clone(),
+                description: description(&export.description, volume.options.mode),
                 size: volume.options.size,
-                flags: transmission_flags(read_only),
+                flags: transmission_flags(read_only, volume.options.mode),
                 block_sizes: BlockSizes {
-                    min: volume.options.block_size,
+                    // A cache reads what is missing around a part of a block.
+                    min: if is_cached { 1 } else { volume.options.block_size },
                     preferred: volume.options.block_size.max(4096),
                     ..BlockSizes::default()
                 },
@@ -376,11 +438,23 @@ fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExpor
     served.collect()
 }
 
-/// Multi-conn holds for every device: a flush of a volume covers all that any connection was told is written.
-fn transmission_flags(read_only: bool) -> TransmissionFlags {
+/// Clients that show an export's description show what it does not promise.
+fn description(what: &str, mode: WriteMode) -> String {
+    match mode {
+        WriteMode::Unsafe => format!("{what}, UNSAFE: flushes and FUA promise nothing"),
+        _ => what.to_owned(),
+    }
+}
+
+/// Multi-conn holds for every device: a flush of a volume covers all that any connection was told is written. Where flushes
+/// promise nothing, that is not promised either.
+fn transmission_flags(read_only: bool, mode: WriteMode) -> TransmissionFlags {
     use TransmissionFlags as Flags;
-    let always =
-        Flags::HAS_FLAGS.with(Flags::SEND_FLUSH).with(Flags::SEND_DF).with(Flags::CAN_MULTI_CONN);
+    let mut always =
+        Flags::HAS_FLAGS.with(Flags::SEND_FLUSH).with(Flags::SEND_DF).with(Flags::SEND_CACHE);
+    if mode != WriteMode::Unsafe {
+        always = always.with(Flags::CAN_MULTI_CONN);
+    }
     if read_only {
         return always.with(Flags::READ_ONLY);
     }
@@ -395,6 +469,7 @@ fn transmission_flags(read_only: bool) -> TransmissionFlags {
 fn seeds(
     assembly: Assembly,
     config: &ShardConfig,
+    caches: Vec<(CacheOptions, DirtyOptions)>,
     options: &ServerOptions,
     mails: Vec<Receiver<Mail>>,
     listeners: Vec<Listener>,
@@ -404,9 +479,10 @@ fn seeds(
     let mut peers = rings(&sleepers, config.bios_max as usize);
     let mut seeds: Vec<Seed> = mails
         .into_iter()
+        .zip(caches)
         .enumerate()
-        .map(|(shard, mail)| Seed {
-            config: ShardConfig { id: ShardId(shard as u16), ..config.clone() },
+        .map(|(shard, (mail, (cache, dirty)))| Seed {
+            config: ShardConfig { id: ShardId(shard as u16), cache, dirty, ..config.clone() },
             devices: Vec::new(),
             peers: std::mem::take(&mut peers[shard]),
             sleeper: Arc::clone(&sleepers[shard]),
@@ -466,11 +542,26 @@ struct Crew {
     broken: Arc<Mutex<Option<String>>>,
 }
 
-type Opened = Result<(String, Waker), ConfigError>;
+/// What a shard's thread has when it is ready to run.
+struct Opened {
+    engine: String,
+    waker: Waker,
+    pages: Option<Pages>,
+}
+
+/// The threads, and what they have.
+struct Launched {
+    threads: Vec<JoinHandle<()>>,
+    engine: String,
+    /// What caches are made of, the least of them; none if there is none.
+    pages: Option<Pages>,
+}
+
+type Opening = (usize, Result<Opened, ConfigError>);
 
 /// Starts the threads, waits until every engine is open, then lets them run.
-fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<(Vec<JoinHandle<()>>, String), ConfigError> {
-    let (opened, openings) = channel::<(usize, Opened)>();
+fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<Launched, ConfigError> {
+    let (opened, openings) = channel::<Opening>();
     let (mut threads, mut starts) = (Vec::new(), Vec::new());
     for (shard, seed) in seeds.into_iter().enumerate() {
         let (start, started) = channel::<Vec<Waker>>();
@@ -492,13 +583,14 @@ fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<(Vec<JoinHandle<()>>, String)
     }
     drop(opened);
     let mut wakers: Vec<Option<Waker>> = starts.iter().map(|_| None).collect();
-    let mut line = String::new();
+    let (mut line, mut pages) = (String::new(), None);
     for _ in 0..starts.len() {
         let died = |_| ConfigError::new("shards", "a thread died at its start");
         let (shard, result) = openings.recv().map_err(died)?;
-        let (engine, waker) = result?;
-        line = engine;
-        wakers[shard] = Some(waker);
+        let opened = result?;
+        line = opened.engine;
+        pages = pages.max(opened.pages);
+        wakers[shard] = Some(opened.waker);
     }
     let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
     crew.board.set_wakers(wakers.clone());
@@ -506,7 +598,7 @@ fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<(Vec<JoinHandle<()>>, String)
         // A thread that is gone shows in `join`.
         let _ = start.send(wakers.clone());
     }
-    Ok((threads, line))
+    Ok(Launched { threads, engine: line, pages })
 }
 
 /// A shard's thread, from its engine to its end.
@@ -514,7 +606,7 @@ fn live(
     shard: usize,
     seed: Seed,
     crew: &Crew,
-    opened: &Sender<(usize, Opened)>,
+    opened: &Sender<Opening>,
     started: &Receiver<Vec<Waker>>,
 ) {
     if let Some(cpu) = seed.cpu {
@@ -527,8 +619,9 @@ fn live(
             return;
         }
     };
-    let (mut parts, line) = parts;
-    let _ = opened.send((shard, Ok((line, parts.engine.waker()))));
+    let (mut parts, engine, pages) = parts;
+    let waker = parts.engine.waker();
+    let _ = opened.send((shard, Ok(Opened { engine, waker, pages })));
     // Without a start another shard failed, and the server does not come to be.
     let Ok(wakers) = started.recv() else { return };
     parts.wakers = wakers;
@@ -544,7 +637,7 @@ fn live(
     }
 }
 
-fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
+fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), ConfigError> {
     let Seed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
     let options = &crew.options;
     let id = config.id;
@@ -558,6 +651,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
     let pool = Pool::new(options.buffers).map_err(|error| {
         ConfigError::new("buffers", format!("cannot map {}: {error}", options.buffers))
     })?;
+    let (frames, pages) = map_frames(&config.cache)?.unzip();
     let recorder = options.record.as_ref().map(|path| open_record(path, &config)).transpose()?;
     let volumes = (0..config.volumes.len() as u16)
         .map(VolumeId)
@@ -575,7 +669,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
         shard: Shard::new(config.clone())?,
         executor: Executor::new(devices),
         engine,
-        desk: Desk::new(id, options.connections, pool, peers),
+        desk: Desk::new(id, options.connections, pool, frames, peers),
         sleeper,
         wakers: Vec::new(),
         mail,
@@ -586,10 +680,25 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String), ConfigError> {
         volumes,
         limits,
         poll_ns: options.poll_ns,
-        reserve: if options.spread { BIOS_MAX * (u32::from(options.shards) - 1) } else { 0 },
+        reserve: options.foreign_bios(),
+        stop_ns: options.stop_ns,
         recorder,
     };
-    Ok((parts, line))
+    Ok((parts, line, pages))
+}
+
+/// The frames of a cache, if there is one. They cost nothing until they are used.
+///
+/// # Errors
+/// The kernel has no address space for them.
+pub fn map_frames(cache: &CacheOptions) -> Result<Option<(Mapping, Pages)>, ConfigError> {
+    if !cache.is_on() {
+        return Ok(None);
+    }
+    let bytes = cache.units as usize * 4096;
+    Mapping::huge(bytes).map(Some).map_err(|error| {
+        ConfigError::new("cache", format!("cannot map {}: {error}", display_size(bytes as u64)))
+    })
 }
 
 fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder, ConfigError> {

@@ -8,7 +8,7 @@
 //!   error:rate=1%,errno=EIO,op=write,of=delay:read=5ms,of=mem:size=64M
 //! ```
 //!
-//! An export's own keys, `weight` and `ioprio`, stand among those of the outermost type (see `share`).
+//! An export's own keys, `weight`, `ioprio`, `cache` and `on-error`, stand among those of the outermost type (see `share`).
 //! A comma inside a value is written twice. A path with a colon may need `./` before it. Errors name the key, say what was
 //! wrong, and list what would be right.
 

@@ -1,30 +1,35 @@
-//! What a spec says of the export and not of the device: its share and its class.
+//! What a spec says of the export and not of the device: its share and its class, and how it is cached.
 //!
 //! ```text
-//!   file:path=disk.img,weight=400,ioprio=rt:0        delay:read=5ms,weight=50,of=disk.img
+//!   file:path=disk.img,weight=400,ioprio=rt:0,cache=writethrough        delay:read=5ms,weight=50,of=disk.img
 //! ```
 //!
-//! Every type takes `weight` and `ioprio` among its keys, but only the outermost one, because a device has no share of its
-//! own. They are taken out before the device reads the rest, so a device knows nothing of exports.
+//! Every type takes `weight`, `ioprio`, `cache` and `on-error` among its keys, but only the outermost one, because a device
+//! has no share and no cache of its own. They are taken out before the device reads the rest, so a device knows nothing of exports.
 
-use headworks_core::{ConfigError, ExportConfig, Ioprio};
+use headworks_core::{ConfigError, ErrorPolicy, ExportConfig, Ioprio, WriteMode};
 
-use super::keys::{EXPORT_KEYS, split_value};
+use super::keys::{EXPORT_KEYS, list, split_value};
 use super::split_type;
 use crate::units::{parse_ioprio, parse_weight};
 
-/// An export's share of its device, and the class of its clients' requests.
+/// An export's share of its device, the class of its clients' requests, and how its volume is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Its share beside others, 1..=10000.
     pub weight: u16,
     /// The priority of its clients' requests.
     pub ioprio: Ioprio,
+    /// When writes are acknowledged; none leaves it to the server and to other exports of the same image.
+    pub mode: Option<WriteMode>,
+    /// What becomes of a block whose write-out failed; none likewise.
+    pub on_error: Option<ErrorPolicy>,
 }
 
 impl Default for Share {
     fn default() -> Self {
-        Self { weight: ExportConfig::default().weight, ioprio: Ioprio::default() }
+        let weight = ExportConfig::default().weight;
+        Self { weight, ioprio: Ioprio::default(), mode: None, on_error: None }
     }
 }
 
@@ -35,7 +40,7 @@ impl Share {
             return Ok((Self::default(), text.to_owned()));
         };
         let mut left = text[..text.len() - keys.len()].to_owned();
-        let mut given: [Option<String>; 2] = [None, None];
+        let mut given = [const { None }; EXPORT_KEYS.len()];
         let mut rest = keys;
         // `of` takes all that follows it; what is no key at all is the device's to complain of.
         while let Some((key, after)) = rest.split_once('=').filter(|(key, _)| *key != "of") {
@@ -50,7 +55,7 @@ impl Share {
             rest = next;
         }
         left.push_str(rest);
-        let [weight, ioprio] = given;
+        let [weight, ioprio, mode, on_error] = given;
         let wrong = |key| move |message: String| ConfigError::new(key, message);
         let mut share = Self::default();
         if let Some(word) = weight {
@@ -59,8 +64,25 @@ impl Share {
         if let Some(word) = ioprio {
             share.ioprio = parse_ioprio(&word).map_err(wrong("ioprio"))?;
         }
+        share.mode = choice("cache", mode, &WriteMode::ALL.map(|mode| (mode.name(), mode)))?;
+        let policies = ErrorPolicy::ALL.map(|policy| (policy.name(), policy));
+        share.on_error = choice("on-error", on_error, &policies)?;
         Ok((share, left))
     }
+}
+
+/// The value that a word of a choice stands for.
+fn choice<T: Copy>(
+    key: &'static str,
+    word: Option<String>,
+    known: &[(&str, T)],
+) -> Result<Option<T>, ConfigError> {
+    let Some(word) = word else { return Ok(None) };
+    let found = known.iter().find(|(name, _)| *name == word);
+    found.map(|(_, value)| Some(*value)).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        ConfigError::new(key, format!("`{word}` is none of {}", list(&names)))
+    })
 }
 
 #[cfg(test)]
@@ -94,6 +116,17 @@ mod tests {
     }
 
     #[test]
+    fn how_it_is_cached_is_taken_too_and_is_open_if_not_said() {
+        let taken = |text: &str| Share::take(text).map(|(share, _)| (share.mode, share.on_error));
+        assert_eq!(taken("mem:size=1M"), Ok((None, None)));
+        for mode in WriteMode::ALL {
+            let text = format!("delay:cache={},on-error=retry,of=mem:size=1M", mode.name());
+            assert_eq!(taken(&text), Ok((Some(mode), Some(ErrorPolicy::Retry))));
+        }
+        assert_eq!(taken("/a,cache=unsafe"), Ok((None, None)));
+    }
+
+    #[test]
     fn errors_name_the_key_and_what_it_takes() {
         for (text, words) in [
             ("mem:weight=0", "weight: `0` is not a weight; 1 to 10000 are"),
@@ -103,6 +136,8 @@ mod tests {
             ("mem:weight=1,weight=1", "weight: is given twice"),
             ("mem:ioprio=best", "ioprio: `best` is not a class; rt, be and idle are"),
             ("mem:ioprio=rt:8", "0 to 7"),
+            ("mem:cache=wb", "cache: `wb` is none of writeback, writethrough, none, unsafe"),
+            ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
         ] {
             let message = Share::take(text).unwrap_err().to_string();
             assert!(message.contains(words), "{text}: {message}");

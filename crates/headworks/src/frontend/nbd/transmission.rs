@@ -60,6 +60,7 @@ impl Request {
             Command::Write => Op::Write,
             Command::Trim => Op::Discard,
             Command::WriteZeroes => Op::WriteZeroes,
+            Command::Cache => Op::Prefetch,
             Command::Flush | Command::Disconnect => Op::Flush,
         }
     }
@@ -78,7 +79,7 @@ impl Request {
                 }
             }
             // A flush is durable by its nature; clients are known to set FUA on it.
-            Command::Flush | Command::Disconnect => {}
+            Command::Flush | Command::Cache | Command::Disconnect => {}
         }
         if self.flags.contains(CommandFlags::NO_HOLE) {
             flags = flags.with(BioFlags::NO_UNMAP);
@@ -321,6 +322,7 @@ impl RequestParser {
             Command::Write | Command::Disconnect => true,
             Command::Flush => offers(TransmissionFlags::SEND_FLUSH),
             Command::Trim => offers(TransmissionFlags::SEND_TRIM),
+            Command::Cache => offers(TransmissionFlags::SEND_CACHE),
             Command::WriteZeroes => {
                 allowed = allowed.with(CommandFlags::NO_HOLE);
                 if offers(TransmissionFlags::SEND_FAST_ZERO) {
@@ -388,13 +390,16 @@ mod tests {
         assert_eq!(bio(4, 1, u32::MAX), (Op::Discard, sync.with(BioFlags::FUA)));
         let zeroes = sync.with(BioFlags::NO_UNMAP).with(BioFlags::FAST_ZERO);
         assert_eq!(bio(6, 18, u32::MAX), (Op::WriteZeroes, zeroes));
+        // Longer than any payload, and allowed to whoever may only read.
+        assert_eq!(bio(5, 1, u32::MAX), (Op::Prefetch, sync));
         assert_eq!(one(ALL, 2, 0, 0), Parsed::Disconnect);
     }
 
     #[test]
     fn what_the_export_does_not_offer_is_refused() {
         let bare = TransmissionFlags::HAS_FLAGS;
-        for (command, flags, len) in [(1, 1, 9), (3, 0, 0), (4, 0, 9), (6, 0, 9), (0, 4, 9)] {
+        let asked = [(1, 1, 9), (3, 0, 0), (4, 0, 9), (5, 0, 9), (6, 0, 9), (0, 4, 9)];
+        for (command, flags, len) in asked {
             let parsed = one(bare, command, flags, len);
             assert_eq!(refused(parsed), Some(NbdError::Invalid), "{command}");
         }
@@ -408,6 +413,7 @@ mod tests {
             assert_eq!(refused(parsed), Some(NbdError::NotPermitted), "{command}");
         }
         assert_eq!(refused(one(read_only, 0, 0, 9)), None);
+        assert_eq!(refused(one(read_only, 5, 0, 9)), None);
     }
 
     #[test]
@@ -420,7 +426,7 @@ mod tests {
         for command in [0, 1, 4, 6, 5, 7, 8, 999] {
             assert_eq!(refused(one(ALL, command, 0, 0)), Some(NbdError::Invalid), "{command}");
         }
-        for command in [0, 1, 3, 4] {
+        for command in [0, 1, 3, 4, 5] {
             let len = u32::from(command != 3);
             assert_eq!(refused(one(ALL, command, 2, len)), Some(NbdError::Invalid), "{command}");
         }

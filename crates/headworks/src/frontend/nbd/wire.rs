@@ -138,6 +138,8 @@ pub enum Command {
     Flush = 3,
     /// The range is not needed any more.
     Trim = 4,
+    /// The range will be read soon: no data, no promise.
+    Cache = 5,
     /// The range becomes zeros.
     WriteZeroes = 6,
 }
@@ -152,6 +154,7 @@ impl Command {
             2 => Some(Command::Disconnect),
             3 => Some(Command::Flush),
             4 => Some(Command::Trim),
+            5 => Some(Command::Cache),
             6 => Some(Command::WriteZeroes),
             _ => None,
         }
@@ -234,11 +237,13 @@ impl TransmissionFlags {
     pub const SEND_DF: Self = Self(128);
     /// A flush on one connection covers all.
     pub const CAN_MULTI_CONN: Self = Self(256);
+    /// `Cache` works.
+    pub const SEND_CACHE: Self = Self(1024);
     /// The FAST_ZERO flag works.
     pub const SEND_FAST_ZERO: Self = Self(2048);
 
     /// The set's names as users read them, in the order of the bits.
-    pub const NAMES: [(Self, &'static str); 9] = [
+    pub const NAMES: [(Self, &'static str); 10] = [
         (Self::READ_ONLY, "read_only"),
         (Self::SEND_FLUSH, "flush"),
         (Self::SEND_FUA, "fua"),
@@ -247,6 +252,7 @@ impl TransmissionFlags {
         (Self::SEND_WRITE_ZEROES, "write_zeroes"),
         (Self::SEND_DF, "df"),
         (Self::CAN_MULTI_CONN, "multi_conn"),
+        (Self::SEND_CACHE, "cache"),
         (Self::SEND_FAST_ZERO, "fast_zero"),
     ];
 }

@@ -7,10 +7,15 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
-use headworks_core::{Control, DeviceId, ExportId, Ioprio, Op, QueueOptions, Status, VolumeId};
+use headworks_core::writeback::DirtyStats;
+use headworks_core::writeback::DirtyTunable;
+use headworks_core::{
+    Control, DeviceId, ExportId, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
+};
 
 /// A question for one shard.
 pub enum Question {
@@ -35,6 +40,18 @@ pub enum Question {
         /// The way back.
         answer: Sender<TurnStats>,
     },
+    /// What does your cache hold and count?
+    Cache {
+        /// The way back.
+        answer: Sender<CacheReport>,
+    },
+    /// Which ranges of this volume of yours could not be written out?
+    Failed {
+        /// Which volume.
+        volume: VolumeId,
+        /// The way back.
+        answer: Sender<Vec<FailedRange>>,
+    },
     /// Who is connected?
     Connections {
         /// The way back.
@@ -47,6 +64,15 @@ pub enum Question {
         /// Which option.
         tunable: Tunable,
         /// Its value.
+        value: u64,
+        /// The way back.
+        answer: Sender<Status>,
+    },
+    /// Change an option of your write-back; answered at once.
+    SetDirty {
+        /// Which option.
+        tunable: DirtyTunable,
+        /// Its value for this shard.
         value: u64,
         /// The way back.
         answer: Sender<Status>,
@@ -117,6 +143,26 @@ pub struct DeviceReport {
     pub tags_free: u32,
     /// What it did, by operation.
     pub ops: [OpCounts; Op::COUNT],
+}
+
+/// A shard's cache; nothing where there is none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CacheReport {
+    /// What it holds and counted.
+    pub cache: Option<CacheStats>,
+    /// What of it is dirty.
+    pub dirty: Option<DirtyStats>,
+}
+
+/// Bytes that clients were told are written, and that could not be written out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedRange {
+    /// The first.
+    pub offset: u64,
+    /// How many.
+    pub len: u64,
+    /// Why.
+    pub error: IoError,
 }
 
 /// A volume.

@@ -6,10 +6,11 @@
 
 use headworks_core::options::Tunable;
 use headworks_core::stats::{OpStats, Stage, TurnRow, TurnStats, VolumeStats};
+use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
-use super::question::{DeviceReport, OpCounts, VolumeReport};
+use super::question::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
 use super::service::Setting;
 use super::tree::{ExportEntry, device_name};
 
@@ -56,6 +57,92 @@ pub fn accepted(tunable: Tunable) -> String {
         Some(words) => words.join(", "),
         None => format!("{}..={}", tunable.range().start(), tunable.range().end()),
     }
+}
+
+/// A value of write-back as `/proc/sys/vm` shows it; a choice as sysfs does.
+pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
+    match tunable.words() {
+        Some(_) => tunable.show(value).into(),
+        None => value.into(),
+    }
+}
+
+/// What an option of write-back takes.
+pub fn dirty_accepted(tunable: DirtyTunable) -> String {
+    match tunable.words() {
+        Some(words) => words.join(", "),
+        None => format!("{}..={}", tunable.range().start(), tunable.range().end()),
+    }
+}
+
+/// The caches of all shards together; null where no shard has one.
+pub fn cache(shards: &[CacheReport]) -> Value {
+    let sum = shards.iter().filter_map(|shard| shard.cache).reduce(|sum, one| sum.with(&one));
+    let Some(sum) = sum else {
+        return Value::Null;
+    };
+    let [background, periodic, sync, frames, writers] = sum.written_for;
+    let [frame, credit, pause, _, range, folio] = sum.waits;
+    json!({
+        "bytes": sum.units * 4096,
+        "units": sum.units,
+        "resident": sum.resident,
+        "free": sum.free,
+        "folios": sum.folios,
+        "hits": sum.hits,
+        "misses": sum.misses,
+        "fills": sum.fills,
+        "filled": sum.filled,
+        "writeouts": sum.writeouts,
+        "written": sum.written,
+        "written_for": { "background": background, "periodic": periodic, "sync": sync,
+            "frames": frames, "writers": writers },
+        "failed": sum.failed,
+        "held": sum.held,
+        "shadowed": sum.shadowed,
+        "read_before_write": sum.read_before_write,
+        "evicted_folios": sum.evicted_folios,
+        "evicted": sum.evicted,
+        "ghost_hits": sum.ghost_hits,
+        "read_ahead": sum.read_ahead,
+        "read_ahead_wasted": sum.read_ahead_wasted,
+        "waits": { "frame": frame, "credit": credit, "pause": pause, "range": range,
+            "folio": folio },
+        "index_operations": sum.index_operations,
+        "index_probes": sum.index_probes,
+        "flushes": sum.flushes,
+        "flushes_failed": sum.flushes_failed,
+    })
+}
+
+/// What is dirty in all of them, under the names of /proc/vmstat, in blocks of 4 KiB; null where no shard has a cache.
+pub fn dirty(shards: &[CacheReport]) -> Value {
+    let sum = shards.iter().filter_map(|shard| shard.dirty).reduce(|sum, one| sum.with(&one));
+    let Some(sum) = sum else {
+        return Value::Null;
+    };
+    json!({
+        "nr_dirty": sum.nr_dirty,
+        "nr_writeback": sum.nr_writeback,
+        "reserved": sum.reserved,
+        "nr_dirtied": sum.nr_dirtied,
+        "nr_written": sum.nr_written,
+        "nr_dirty_threshold": sum.nr_dirty_threshold,
+        "nr_dirty_background_threshold": sum.nr_dirty_background_threshold,
+        "writers": sum.writers,
+        "pauses": sum.pauses,
+        "paused_ns": sum.paused_ns,
+        "refused": sum.refused,
+    })
+}
+
+/// Ranges that could not be written out.
+pub fn failed(ranges: &[FailedRange]) -> Value {
+    let range = |range: &FailedRange| {
+        let error = range.error.to_string();
+        json!({ "offset": range.offset, "bytes": range.len, "error": error })
+    };
+    ranges.iter().map(range).collect()
 }
 
 /// The counters of /proc/diskstats, by name.
@@ -146,6 +233,8 @@ pub fn export(
         "read_only": entry.read_only,
         "weight": setting.weight,
         "ioprio": setting.ioprio.to_string(),
+        "cache": entry.mode.name(),
+        "on_error": entry.on_error.name(),
         "unflushed": if options.write_cache { report.unflushed } else { 0 },
         "suspect": report.suspect,
         "ops": ops(&report.stats),
@@ -187,7 +276,9 @@ fn op_row(row: &OpStats) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headworks_core::cache::CacheStats;
     use headworks_core::stats::QueueStats;
+    use headworks_core::writeback::DirtyStats;
 
     #[test]
     fn diskstats_has_the_kernels_fields_in_the_kernels_order_and_units() {
@@ -231,6 +322,26 @@ mod tests {
         }
         assert_eq!(fields.len(), expected.len());
         assert_eq!((&line["name"], &line["minor"]), (&json!("hw3"), &json!(3)));
+    }
+
+    #[test]
+    fn caches_of_all_shards_add_up_and_none_is_null() {
+        let (mut folios, mut cached) =
+            ([0; 10], CacheStats { units: 3, hits: 5, ..Default::default() });
+        folios[9] = 2;
+        cached.folios = folios;
+        let dirty_of = DirtyStats { nr_dirty: 7, nr_dirty_threshold: 9, ..Default::default() };
+        let with = CacheReport { cache: Some(cached), dirty: Some(dirty_of) };
+        let both = [with, CacheReport::default(), with];
+        let sum = cache(&both);
+        assert_eq!(
+            (&sum["bytes"], &sum["hits"], &sum["folios"][9]),
+            (&json!(24_576), &json!(10), &json!(4))
+        );
+        let sum = dirty(&both);
+        assert_eq!((&sum["nr_dirty"], &sum["nr_dirty_threshold"]), (&json!(14), &json!(18)));
+        let none = [CacheReport::default()];
+        assert_eq!((cache(&none), dirty(&none)), (Value::Null, Value::Null));
     }
 
     #[test]

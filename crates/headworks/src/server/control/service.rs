@@ -1,6 +1,6 @@
 //! The methods: what each takes, whom it asks, what it answers.
 //!
-//! Weights and classes of exports are kept here, because only this changes them; everything else is asked of the shard that
+//! Weights and classes of exports and the options of write-back are kept here, because only this changes them; everything else is asked of the shard that
 //! has it, each question with a deadline. One lock orders changes, so that the last `set` of a name is what every shard has.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use headworks_core::options::Tunable;
 use headworks_core::stats::TurnStats;
+use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
-use super::question::{ConnectionReport, DeviceReport, Question, VolumeReport};
+use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
-use super::tree::{Leaf, Tree, device_name, is_within};
+use super::tree::{ExportEntry, Leaf, Tree, device_name, is_within};
 use crate::server::board::{Board, Mail};
-use crate::units::{parse_ioprio, parse_weight};
+use crate::server::caching::divided;
+use crate::units::{parse_ioprio, parse_size, parse_weight};
 
 /// A shard that turns at all answers within a turn; one that does not is stuck in a device or out of CPU.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -43,6 +45,8 @@ pub struct Service {
     tree: Tree,
     /// By [`ExportId`].
     settings: Mutex<Vec<Setting>>,
+    /// Of the whole server; bytes are divided among the shards that cache.
+    dirty: Mutex<DirtyOptions>,
     /// Held by `set` of what is kept in several places.
     changing: Mutex<()>,
     patience: Patience,
@@ -61,12 +65,19 @@ type Answer = Result<Value, Fault>;
 
 impl Service {
     /// A service for the shards behind `board`.
-    pub fn new(board: Arc<Board>, shards: u16, tree: Tree, settings: Vec<Setting>) -> Self {
+    pub fn new(
+        board: Arc<Board>,
+        shards: u16,
+        tree: Tree,
+        settings: Vec<Setting>,
+        dirty: DirtyOptions,
+    ) -> Self {
         Self {
             board,
             shards,
             tree,
             settings: Mutex::new(settings),
+            dirty: Mutex::new(dirty),
             changing: Mutex::new(()),
             patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
             started: std::time::Instant::now(),
@@ -105,8 +116,12 @@ impl Service {
                 takes(&["export"])?;
                 self.acknowledge(text(params, "export")?)
             }
+            "failed" => {
+                takes(&["export"])?;
+                self.failed(text(params, "export")?)
+            }
             other => Err(Fault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, diskstats, connections and acknowledge"
+                "there is no method `{other}`; there are get, set, stats, diskstats, connections, failed and acknowledge"
             ))),
         }
     }
@@ -130,6 +145,11 @@ impl Service {
                 Leaf::ReadOnly(export) => u8::from(self.entry(export).read_only).into(),
                 Leaf::Weight(export) => self.setting(export).weight.into(),
                 Leaf::Ioprio(export) => self.setting(export).ioprio.to_string().into(),
+                Leaf::Mode(export) => self.entry(export).mode.name().into(),
+                Leaf::OnError(export) => self.entry(export).on_error.name().into(),
+                Leaf::Dirty(tunable) => {
+                    report::dirty_value(tunable, tunable.get(&lock(&self.dirty)))
+                }
                 Leaf::Connection(_) => continue,
             };
             values.insert(name, value);
@@ -179,7 +199,13 @@ impl Service {
                 let shown = self.set_tunable(path, device, tunable, value)?;
                 Ok(json!({ path: shown }))
             }
-            Leaf::Device(_) | Leaf::ReadOnly(_) => Err(fixed(path)),
+            Leaf::Device(_) | Leaf::ReadOnly(_) | Leaf::Mode(_) | Leaf::OnError(_) => {
+                Err(fixed(path))
+            }
+            Leaf::Dirty(tunable) => {
+                let shown = self.set_dirty(path, tunable, value)?;
+                Ok(json!({ path: shown }))
+            }
             Leaf::Weight(export) => {
                 let range = ExportConfig::WEIGHTS;
                 let weight = parse_weight(value).map_err(|message| {
@@ -236,6 +262,32 @@ impl Service {
         Ok(report::value(tunable, tunable.get(&options)))
     }
 
+    /// The value of the whole server; each shard that caches gets its share before anybody sees the new value.
+    fn set_dirty(&self, path: &str, tunable: DirtyTunable, text: &str) -> Result<Value, Fault> {
+        let accepted = report::dirty_accepted(tunable);
+        let invalid = |message: String| {
+            Fault::refused("EINVAL", format!("{path}: {message}")).accepts(accepted.clone())
+        };
+        let parsed = match tunable.is_bytes() {
+            true => parse_size(text),
+            false => tunable.parse(text).map_err(|error| error.message.to_string()),
+        };
+        let value = parsed.map_err(invalid)?;
+        let _order = lock(&self.changing);
+        let caching = &self.tree.caching;
+        let share = divided(tunable, value, caching.len());
+        let mut options = *lock(&self.dirty);
+        let whole = tunable.set(&mut options, value);
+        // What the whole takes may be too little for each.
+        whole.and(tunable.check(share)).map_err(|error| invalid(error.message.to_string()))?;
+        for shard in caching {
+            let question = |answer| Question::SetDirty { tunable, value: share, answer };
+            switched(path, self.ask(*shard, question)?, accepted.clone())?;
+        }
+        *lock(&self.dirty) = options;
+        Ok(report::dirty_value(tunable, tunable.get(&options)))
+    }
+
     fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), Fault> {
         let _order = lock(&self.changing);
         let control = Control::Weight { export, weight };
@@ -267,26 +319,47 @@ impl Service {
     }
 
     fn acknowledge(&self, name: &str) -> Answer {
-        let Some(export) = self.tree.export(name) else {
-            let known = self.tree.exports.iter().take(16).enumerate();
-            let names = known.map(|(index, _)| self.tree.export_name(ExportId(index as u16)));
-            let names = names.collect::<Vec<_>>().join(", ");
-            let message = format!("there is no export `{name}`; there are {names}");
-            return Err(Fault::refused("ENOENT", message));
-        };
+        let export = self.find_export(name)?;
         let (volume, owner) = (self.entry(export).volume, self.owner(export));
+        let home = self.entry(export).home;
         let report = self.ask(owner, |answer| Question::Volume { volume, answer })?;
+        let failed = self.ask(home, |answer| Question::Failed { volume, answer })?;
         let control = Control::Acknowledge { volume };
-        self.ask(owner, |answer| Question::Tell { control, answer })?;
+        // First the blocks that could not be written are given up, then flushes may succeed again.
+        self.ask(home, |answer| Question::Tell { control, answer })?;
+        if owner != home {
+            self.ask(owner, |answer| Question::Tell { control, answer })?;
+        }
         let name = self.tree.export_name(export);
-        if report.suspect {
-            tracing::warn!("the failed flush of export {name} was acknowledged: it works again");
+        let bytes: u64 = failed.iter().map(|range| range.len).sum();
+        if report.suspect || bytes > 0 {
+            tracing::warn!(
+                "what export {name} could not write ({bytes} bytes held) was acknowledged: it works again"
+            );
         }
         Ok(json!({
             "export": name,
             "was_suspect": report.suspect,
             "unflushed": report.unflushed,
+            "failed_bytes": bytes,
         }))
+    }
+
+    fn failed(&self, name: &str) -> Answer {
+        let export = self.find_export(name)?;
+        let ExportEntry { volume, home, .. } = *self.entry(export);
+        let ranges = self.ask(home, |answer| Question::Failed { volume, answer })?;
+        Ok(json!({ "export": self.tree.export_name(export), "ranges": report::failed(&ranges) }))
+    }
+
+    fn find_export(&self, name: &str) -> Result<ExportId, Fault> {
+        self.tree.export(name).ok_or_else(|| {
+            let known = self.tree.exports.iter().take(16).enumerate();
+            let names = known.map(|(index, _)| self.tree.export_name(ExportId(index as u16)));
+            let names = names.collect::<Vec<_>>().join(", ");
+            let message = format!("there is no export `{name}`; there are {names}");
+            Fault::refused("ENOENT", message)
+        })
     }
 
     fn stats(&self) -> Answer {
@@ -309,10 +382,15 @@ impl Service {
             tables.map(|(device, table)| (device_name(device), report::device(table))).collect();
         let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
         let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
+        let caches =
+            self.shards().map(|shard| self.ask(shard, |answer| Question::Cache { answer }));
+        let caches: Vec<CacheReport> = caches.collect::<Result<_, _>>()?;
         Ok(json!({
             "seconds": self.started.elapsed().as_secs_f64(),
             "exports": exports,
             "devices": devices,
+            "cache": report::cache(&caches),
+            "dirty": report::dirty(&caches),
             "turns": report::turns(&turns),
             "connections": self.connections()?,
         }))
@@ -361,7 +439,7 @@ impl Service {
         (0..self.shards).map(ShardId)
     }
 
-    fn entry(&self, export: ExportId) -> &super::tree::ExportEntry {
+    fn entry(&self, export: ExportId) -> &ExportEntry {
         &self.tree.exports[usize::from(export.0)]
     }
 

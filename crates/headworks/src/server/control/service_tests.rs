@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use headworks_core::{QueueOptions, VolumeId};
 
-use super::super::question::{DeviceReport, Question, VolumeReport};
+use super::super::question::{DeviceReport, FailedRange, Question, VolumeReport};
 use super::super::tree::tests::tree;
 use super::*;
 
@@ -59,6 +59,15 @@ fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
                     VolumeReport { stats: Default::default(), unflushed: 3, suspect: true };
                 answer.send(report).unwrap();
             }
+            (Manner::Switch(status), Question::SetDirty { tunable, value, answer }) => {
+                told.push(format!("{} {value}", tunable.name()));
+                answer.send(status).unwrap();
+            }
+            (_, Question::Cache { answer }) => answer.send(Default::default()).unwrap(),
+            (_, Question::Failed { answer, .. }) => {
+                let range = FailedRange { offset: 8192, len: 4096, error: IoError::Medium };
+                answer.send(vec![range; 2]).unwrap();
+            }
             (_, Question::Tell { control, answer }) => {
                 told.push(format!("{control:?}"));
                 answer.send(()).unwrap();
@@ -84,7 +93,7 @@ impl Bench {
         let shards = mails.into_iter().map(start).collect();
         let setting = Setting { weight: 100, ioprio: Ioprio::default() };
         let board = Arc::new(Board::new(boxes, 3, Box::new(|| ())));
-        let mut service = Service::new(board, 2, tree(), vec![setting; 3]);
+        let mut service = Service::new(board, 2, tree(), vec![setting; 3], DirtyOptions::default());
         let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
         if matches!(manner, Manner::Silent | Manner::Stuck) {
             service.patience = Patience { answer, switch };
@@ -172,13 +181,58 @@ fn every_shard_hears_of_weights_and_classes_and_the_owner_of_an_acknowledgement(
         (&json!(400), &json!("rt,1"))
     );
     let acknowledged = bench.call("acknowledge", json!({ "export": "logs" }));
-    let expected = json!({ "export": "logs", "was_suspect": true, "unflushed": 3 });
+    let expected =
+        json!({ "export": "logs", "was_suspect": true, "unflushed": 3, "failed_bytes": 8192 });
     assert_eq!(acknowledged, Ok(expected));
     assert_eq!(bench.refused("acknowledge", json!({ "export": "nobody" })), "ENOENT");
     let weight = format!("{:?}", Control::Weight { export: ExportId(1), weight: 400 });
     let known = format!("{:?}", Control::Acknowledge { volume: VolumeId(1) });
     let both = vec![weight, "1 rt,1".to_owned()];
     assert_eq!(bench.told(), [[both.clone(), vec![known]].concat(), both]);
+}
+
+#[test]
+fn bytes_of_write_back_are_divided_among_the_shards_that_cache_and_ratios_are_not() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let path = "vm/dirty_bytes";
+    assert_eq!(bench.call("set", set(path, json!("64M"))), Ok(json!({ path: 64 << 20 })));
+    assert_eq!(
+        bench.call("get", json!({ "path": "vm/dirty_ratio" })),
+        Ok(json!({ "vm/dirty_ratio": 0 }))
+    );
+    bench.call("set", set("vm/dirty_ratio", json!(30))).unwrap();
+    assert_eq!(bench.call("get", json!({ "path": path })), Ok(json!({ path: 0 })));
+    let throttle = "vm/hw_throttle";
+    let shown = Ok(json!({ throttle: "ioless foreground [none]" }));
+    assert_eq!(bench.call("set", set(throttle, json!("none"))), shown);
+    // Enough for the server, too little for each of two shards; and no limit at all.
+    for value in ["8192", "0", "lots"] {
+        assert_eq!(bench.refused("set", set(path, json!(value))), "EINVAL", "{value}");
+    }
+    assert_eq!(bench.call("get", json!({ "path": path })), Ok(json!({ path: 0 })));
+    let each = ["dirty_bytes 33554432", "dirty_ratio 30", "hw_throttle 2"];
+    assert_eq!(bench.told(), [each, each]);
+}
+
+#[test]
+fn a_change_of_write_back_that_a_shard_refuses_is_not_shown() {
+    let bench = Bench::new(Manner::Switch(Err(IoError::Invalid)));
+    assert_eq!(bench.refused("set", set("vm/dirty_ratio", json!(30))), "EINVAL");
+    let before = json!({ "vm/dirty_ratio": 20 });
+    assert_eq!(bench.call("get", json!({ "path": "vm/dirty_ratio" })), Ok(before));
+}
+
+#[test]
+fn failed_ranges_come_from_the_volumes_home_and_both_shards_hear_of_their_end() {
+    let mut bench = Bench::new(Manner::Switch(Ok(())));
+    bench.service.as_mut().unwrap().tree.exports[1].home = ShardId(1);
+    let range = json!({ "offset": 8192, "bytes": 4096, "error": IoError::Medium.to_string() });
+    let expected = json!({ "export": "logs", "ranges": [range, range] });
+    assert_eq!(bench.call("failed", json!({ "export": "logs" })), Ok(expected));
+    assert_eq!(bench.refused("failed", json!({ "export": "nobody" })), "ENOENT");
+    bench.call("acknowledge", json!({ "export": "logs" })).unwrap();
+    let known = format!("{:?}", Control::Acknowledge { volume: VolumeId(1) });
+    assert_eq!(bench.told(), [[known.clone()], [known]]);
 }
 
 #[test]

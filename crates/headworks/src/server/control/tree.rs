@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   hw0/queue/nr_requests, hw0/queue/iosched/fifo_batch ...     a device: one for each queue
-//!   exports/NAME/{device,read_only,weight,ioprio}
+//!   exports/NAME/{device,read_only,weight,ioprio,cache,on_error}
 //!   exports/NAME/queue/...                                      the queue of its device, by another way
 //!   connections/ID/ioprio
+//!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, if it has a cache
 //! ```
 //!
 //! The export without a name is called `default` here. Everything but connections stays as it was at the start.
@@ -12,7 +13,8 @@
 use std::sync::Arc;
 
 use headworks_core::options::Tunable;
-use headworks_core::{DeviceId, ExportId, ShardId, VolumeId};
+use headworks_core::writeback::DirtyTunable;
+use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMode};
 
 /// A device: a queue and its volumes.
 #[derive(Clone, Debug)]
@@ -32,6 +34,12 @@ pub struct ExportEntry {
     pub volume: VolumeId,
     /// Its device.
     pub device: DeviceId,
+    /// The shard that its volume lives on.
+    pub home: ShardId,
+    /// When writes are acknowledged.
+    pub mode: WriteMode,
+    /// What becomes of a block whose write-out failed.
+    pub on_error: ErrorPolicy,
     /// Clients may only read.
     pub read_only: bool,
 }
@@ -49,8 +57,14 @@ pub enum Leaf {
     Weight(ExportId),
     /// The class of an export's clients.
     Ioprio(ExportId),
+    /// How an export's volume is cached.
+    Mode(ExportId),
+    /// What becomes of what its write-out could not write.
+    OnError(ExportId),
     /// The class of one connection, by its id.
     Connection(u32),
+    /// An option of write-back.
+    Dirty(DirtyTunable),
 }
 
 /// Everything that has a name and stays.
@@ -60,6 +74,8 @@ pub struct Tree {
     pub devices: Vec<DeviceEntry>,
     /// By [`ExportId`].
     pub exports: Vec<ExportEntry>,
+    /// The shards that cache.
+    pub caching: Vec<ShardId>,
 }
 
 /// What the export without a name is called.
@@ -108,11 +124,18 @@ impl Tree {
                 ("read_only", Leaf::ReadOnly(export)),
                 ("weight", Leaf::Weight(export)),
                 ("ioprio", Leaf::Ioprio(export)),
+                ("cache", Leaf::Mode(export)),
+                ("on_error", Leaf::OnError(export)),
             ];
             all.extend(own.map(|(name, leaf)| (format!("{base}/{name}"), leaf)));
             if is_within(path, &format!("{base}/queue")) {
                 queue(&base, self.exports[usize::from(export.0)].device, &mut all);
             }
+        }
+        if !self.caching.is_empty() {
+            let leaf =
+                |tunable: DirtyTunable| (format!("vm/{}", tunable.name()), Leaf::Dirty(tunable));
+            all.extend(DirtyTunable::ALL.map(leaf));
         }
         all.retain(|(name, _)| path.is_empty() || is_within(name, path));
         all
@@ -141,7 +164,8 @@ impl Tree {
         }
         let devices = (0..self.devices.len() as u16).map(|device| device_name(DeviceId(device)));
         let names: Vec<String> = devices.take(8).collect();
-        format!("names begin with {}, exports and connections", names.join(", "))
+        let vm = if self.caching.is_empty() { "" } else { ", vm" };
+        format!("names begin with {}{vm}, exports and connections", names.join(", "))
     }
 }
 
@@ -186,11 +210,15 @@ pub(super) mod tests {
             name: name.to_owned(),
             volume: VolumeId(volume),
             device: DeviceId(device),
+            home: ShardId(0),
+            mode: WriteMode::default(),
+            on_error: ErrorPolicy::default(),
             read_only: false,
         };
         Tree {
             devices: vec![device(&[0, 1]), device(&[2])],
             exports: vec![export("db", 0, 0), export("logs", 1, 0), export("", 2, 1)],
+            caching: vec![ShardId(0), ShardId(1)],
         }
     }
 
@@ -200,12 +228,13 @@ pub(super) mod tests {
 
     #[test]
     fn a_path_lists_what_is_below_it_and_a_name_finds_itself() {
-        assert_eq!(names("").len(), 2 * Tunable::ALL.len() + 3 * 4);
+        assert_eq!(names("").len(), 2 * Tunable::ALL.len() + 3 * 6 + DirtyTunable::ALL.len());
+        assert_eq!(names("vm").len(), DirtyTunable::ALL.len());
         assert_eq!(names("hw0").len(), Tunable::ALL.len());
         assert_eq!(names("hw1/queue/iosched").len(), 7);
         assert_eq!(names("exports/logs/queue").len(), Tunable::ALL.len());
-        assert_eq!(names("exports/db").len(), 4);
-        assert_eq!(names("exports").len(), 12);
+        assert_eq!(names("exports/db").len(), 6);
+        assert_eq!(names("exports").len(), 18);
         for nothing in ["hw", "hw2", "hw0/que", "exports/d", "exports/db/queue/nr", "x", "/"] {
             assert_eq!(names(nothing), [""; 0], "{nothing}");
         }
@@ -216,6 +245,13 @@ pub(super) mod tests {
         assert_eq!(one(by_export), [(by_export.into(), nr)]);
         let weight = "exports/default/weight";
         assert_eq!(one(weight), [(weight.into(), Leaf::Weight(ExportId(2)))]);
+    }
+
+    #[test]
+    fn a_server_without_a_cache_has_no_write_back() {
+        let tree = Tree { caching: Vec::new(), ..tree() };
+        assert!(tree.leaves("vm").is_empty());
+        assert!(!tree.advice("something/else").contains("vm"));
     }
 
     #[test]
@@ -244,7 +280,8 @@ pub(super) mod tests {
         assert!(advice("exports/db/wieght").contains("exports/db/weight"));
         assert!(advice("exports/db/queue/nomerge").contains("exports/db/queue/nomerges"));
         let far = advice("something/else");
-        assert!(far.contains("hw0, hw1, exports and connections"), "{far}");
+        assert!(far.contains("hw0, hw1, vm, exports and connections"), "{far}");
+        assert!(advice("vm/dirty_byte").contains("vm/dirty_bytes"));
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!((distance("", "abc"), distance("abc", "")), (3, 3));
     }

@@ -12,7 +12,7 @@ use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, Vol
 use super::{Life, Reactor};
 use crate::frontend::nbd::connection::Connection;
 use crate::server::control::question::{
-    ConnectionReport, DeviceReport, OpCounts, Question, VolumeReport,
+    CacheReport, ConnectionReport, DeviceReport, FailedRange, OpCounts, Question, VolumeReport,
 };
 
 /// Switches that wait at once: more than there are clients who may ask. Those of clients that gave up stay until the shard
@@ -47,18 +47,21 @@ impl Reactor {
                 let _ = answer.send(self.report_connections());
             }
             Question::Set { device, tunable, value, answer } => {
-                let sets = &mut self.sets;
-                if self.life != Life::Running {
-                    return;
-                }
-                if sets.waiting.len() == SETS_MAX {
-                    let _ = answer.send(Err(IoError::Busy));
-                    return;
-                }
-                sets.last_token = sets.last_token.wrapping_add(1);
-                let token = sets.last_token;
-                sets.waiting.push((token, answer));
-                self.inputs.push(Input::Control(Control::Set { device, tunable, value, token }));
+                self.set(answer, |token| Control::Set { device, tunable, value, token });
+            }
+            Question::SetDirty { tunable, value, answer } => {
+                self.set(answer, |token| Control::SetDirty { tunable, value, token });
+            }
+            Question::Cache { answer } => {
+                let shard = &self.parts.shard;
+                let report = CacheReport { cache: shard.cache_stats(), dirty: shard.dirty_stats() };
+                let _ = answer.send(report);
+            }
+            Question::Failed { volume, answer } => {
+                let mut ranges = Vec::new();
+                self.parts.shard.failed_ranges(volume, &mut ranges);
+                let range = |(offset, len, error)| FailedRange { offset, len, error };
+                let _ = answer.send(ranges.into_iter().map(range).collect());
             }
             Question::Tell { control, answer } => {
                 // Before anything that is received later, as inputs are taken in order.
@@ -78,6 +81,22 @@ impl Reactor {
                 let _ = answer.send(found);
             }
         }
+    }
+
+    /// Hands the shard a change that it will answer by its token.
+    fn set(&mut self, answer: Sender<Status>, control: impl FnOnce(u32) -> Control) {
+        let sets = &mut self.sets;
+        if self.life != Life::Running {
+            return;
+        }
+        if sets.waiting.len() == SETS_MAX {
+            let _ = answer.send(Err(IoError::Busy));
+            return;
+        }
+        sets.last_token = sets.last_token.wrapping_add(1);
+        let token = sets.last_token;
+        sets.waiting.push((token, answer));
+        self.inputs.push(Input::Control(control(token)));
     }
 
     /// Passes the shard's answers on to those who wait for them.

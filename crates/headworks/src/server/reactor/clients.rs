@@ -14,7 +14,7 @@
 
 use std::os::fd::OwnedFd;
 
-use headworks_core::Instant;
+use headworks_core::{Input, Instant};
 use tracing::{debug, error, warn};
 
 use super::{Hold, LISTENERS, Life, Reactor, Standing};
@@ -165,6 +165,7 @@ impl Reactor {
     }
 
     pub(super) fn end(&mut self, slot: u32, end: &End) {
+        self.tell_close(slot);
         let Some((connection, pool)) = self.parts.desk.connection(slot) else {
             return;
         };
@@ -186,7 +187,18 @@ impl Reactor {
         self.parts.desk.list(slot);
     }
 
+    /// A connection that had chosen brings nothing more: whatever makes it wait makes it wait for nothing. Told once, before
+    /// the connection leaves.
+    pub(super) fn tell_close(&mut self, slot: u32) {
+        if let Some((connection, _)) = self.parts.desk.connection(slot)
+            && connection.door().is_some()
+        {
+            self.inputs.push(Input::Close { connection: connection.id() });
+        }
+    }
+
     pub(super) fn close(&mut self, slot: u32) {
+        self.tell_close(slot);
         let Some((connection, pool)) = self.parts.desk.connection(slot) else {
             return;
         };

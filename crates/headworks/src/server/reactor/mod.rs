@@ -80,11 +80,13 @@ enum Life {
     Running,
     /// Reads no more; answers what is in flight.
     Draining {
+        /// When the stop began.
         since: Instant,
     },
     /// Own flushes are under way.
     Flushing {
         left: usize,
+        since: Instant,
     },
     /// Done, but other shards may still need our devices.
     Waiting,
@@ -110,6 +112,8 @@ pub struct Parts {
     pub poll_ns: u64,
     /// Room in the shard that is kept for bios of other shards.
     pub reserve: u32,
+    /// How long a stop may take; 0: however long.
+    pub stop_ns: u64,
     pub recorder: Option<Recorder>,
 }
 
@@ -128,6 +132,8 @@ pub struct Reactor {
     line: Line,
     polling: Polling,
     life: Life,
+    /// Flushes of our own so far: their names.
+    own_flushes: u64,
     skips: u32,
     next_tick: Instant,
     /// Something happened since the last tick, or somebody's patience runs. An idle server does not tick.
@@ -164,6 +170,7 @@ impl Reactor {
             line: Line::new(places, parts.exports.iter().map(|export| export.weight)),
             polling: Polling::new(parts.poll_ns),
             life: Life::Running,
+            own_flushes: 0,
             skips: 0,
             next_tick: Instant(0),
             ticking: false,
@@ -222,7 +229,8 @@ impl Reactor {
         self.answer_sets();
         self.tell_notices();
         self.advance_life(now);
-        worked
+        // A client that left while it was sent to left something to say.
+        worked || !self.inputs.is_empty()
     }
 
     /// A busy connection is served several times before the engine is entered, if the engine has nothing to do for us.

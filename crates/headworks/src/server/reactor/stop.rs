@@ -5,10 +5,11 @@
 //! ```
 //!
 //! Invariant: what a client was told is written is flushed before the thread ends; a client that reads nothing holds this up
-//! for five seconds at most, a device that does not answer for as long as the user waits.
+//! for five seconds at most, a device that does not answer for as long as the user waits. A flush writes what is dirty and may
+//! give up after a time of its own; then it is asked for again, until the stop's time is over.
 
-use headworks_core::{Bio, BioFlags, BioId, Input, Instant, Op, VolumeId};
-use tracing::{error, info};
+use headworks_core::{Bio, BioFlags, BioId, Input, Instant, IoError, Op, Status, VolumeId};
+use tracing::{error, info, warn};
 
 use super::{DRAIN_NS, LISTENERS, Life, Reactor};
 use crate::server::desk::OWN_FLUSHES;
@@ -23,6 +24,7 @@ impl Reactor {
             self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
         for slot in self.parts.desk.slots() {
+            self.tell_close(slot);
             if let Some((connection, pool)) = self.parts.desk.connection(slot) {
                 connection.leave(pool);
                 self.parts.desk.list(slot);
@@ -44,20 +46,16 @@ impl Reactor {
                     self.parts.desk.slots().for_each(|slot| self.close_if_only_sending(slot));
                 }
                 if self.parts.desk.connections() == 0 {
-                    self.flush_all(now);
+                    self.flush_all(now, since);
                 }
             }
-            Life::Flushing { left } => {
-                let answered = self.parts.desk.own_flushes.len();
-                for (volume, status) in self.parts.desk.own_flushes.drain(..) {
-                    if let Err(error) = status {
-                        error!(volume = volume.0, "the last flush failed: {error}");
-                        self.parts.board.note_failure();
-                    }
-                }
-                match left - answered {
+            Life::Flushing { left, since } => {
+                let in_time = self.parts.stop_ns == 0 || now.since(since) < self.parts.stop_ns;
+                let mut answers = std::mem::take(&mut self.parts.desk.own_flushes);
+                let ended = answers.drain(..).filter(|answer| self.is_last_word(*answer, in_time));
+                match left - ended.count() {
                     0 => self.wait_for_others(),
-                    left => self.life = Life::Flushing { left },
+                    left => self.life = Life::Flushing { left, since },
                 }
             }
             Life::Running | Life::Waiting => {}
@@ -72,22 +70,38 @@ impl Reactor {
         }
     }
 
-    fn flush_all(&mut self, now: Instant) {
-        let volumes = self.parts.volumes.clone();
-        self.life = Life::Flushing { left: volumes.len() };
-        for (sequence, volume) in volumes.into_iter().enumerate() {
-            let id = BioId {
-                connection: OWN_FLUSHES,
-                volume,
-                sequence: sequence as u64,
-                ..BioId::default()
-            };
-            let flags = BioFlags::SYNC;
-            self.inputs.push(Input::Bio(Bio { id, op: Op::Flush, flags, ..Bio::default() }));
+    /// Takes the answer to an own flush; false if it is asked for again.
+    fn is_last_word(&mut self, (volume, status): (VolumeId, Status), in_time: bool) -> bool {
+        match status {
+            Ok(()) => {}
+            Err(IoError::TimedOut) if in_time => {
+                warn!(volume = volume.0, "the last flush takes long; it goes on");
+                self.flush(volume);
+                return false;
+            }
+            Err(error) => {
+                error!(volume = volume.0, "the last flush failed: {error}");
+                self.parts.board.note_failure();
+            }
         }
+        true
+    }
+
+    fn flush_all(&mut self, now: Instant, since: Instant) {
+        let volumes = self.parts.volumes.clone();
+        self.life = Life::Flushing { left: volumes.len(), since };
+        volumes.into_iter().for_each(|volume| self.flush(volume));
         self.step(now);
         self.push_messages();
         self.advance_life(now);
+    }
+
+    fn flush(&mut self, volume: VolumeId) {
+        let sequence = self.own_flushes;
+        self.own_flushes += 1;
+        let id = BioId { connection: OWN_FLUSHES, volume, sequence, ..BioId::default() };
+        let flags = BioFlags::SYNC;
+        self.inputs.push(Input::Bio(Bio { id, op: Op::Flush, flags, ..Bio::default() }));
     }
 
     fn wait_for_others(&mut self) {
@@ -105,6 +119,9 @@ impl Reactor {
     fn publish_unflushed(&self) {
         for volume in 0..self.parts.board.volumes() {
             let id = VolumeId(volume as u16);
+            if let Some(bytes) = self.parts.shard.dirty_bytes(id) {
+                self.parts.board.publish_left(volume, bytes);
+            }
             if let Some((writes, suspect)) = self.parts.shard.unflushed(id) {
                 self.parts.board.publish(volume, writes + u64::from(suspect));
             }

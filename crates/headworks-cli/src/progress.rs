@@ -1,0 +1,73 @@
+//! What a stop says while it writes out: bytes left, rate, time, at most once a second; and what was left when time was over.
+
+use headworks::units::display_size;
+
+/// Nanoseconds of a second.
+const SEC: u64 = 1_000_000_000;
+
+/// A stop that is under way.
+pub struct Progress {
+    /// Bytes that were left at the first look, and when that was.
+    first: Option<(u64, u64)>,
+}
+
+impl Progress {
+    /// Nothing was looked at yet.
+    pub fn new() -> Self {
+        Self { first: None }
+    }
+
+    /// The line for `left` bytes, `at` nanoseconds after the stop began; none when nothing is left.
+    pub fn line(&mut self, at: u64, left: u64) -> Option<String> {
+        let &mut (began, all) = self.first.get_or_insert((at, left));
+        if left == 0 {
+            return None;
+        }
+        let shown = display_size(left);
+        // Nobody writes any more, so more can be left only because the first look came too early.
+        let (took, written) = (at.saturating_sub(began), all.saturating_sub(left));
+        if written == 0 || took == 0 {
+            self.first = Some((began, all.max(left)));
+            return Some(format!("stopping: {shown} left to write"));
+        }
+        let rate = (u128::from(written) * u128::from(SEC) / u128::from(took)).max(1);
+        let seconds = u128::from(left).div_ceil(rate);
+        let rate = display_size(u64::try_from(rate).unwrap_or(u64::MAX));
+        Some(format!("stopping: {shown} left to write, {rate}/s, about {seconds} s"))
+    }
+}
+
+/// What an export lost by a stop that was not waited for: `reason` says why nobody waits.
+pub fn lost(export: &str, left: u64, reason: &str) -> String {
+    format!("export {export}: {left} bytes ({}) were not written {reason}", display_size(left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_and_time_come_from_what_was_written_since_the_first_look() {
+        let mut progress = Progress::new();
+        let mib = 1 << 20;
+        assert_eq!(progress.line(SEC, 64 * mib).unwrap(), "stopping: 64 MiB left to write");
+        let line = progress.line(3 * SEC, 48 * mib).unwrap();
+        assert_eq!(line, "stopping: 48 MiB left to write, 8 MiB/s, about 6 s");
+        // Slower: an average over the whole stop, not over the last second.
+        let line = progress.line(5 * SEC, 48 * mib).unwrap();
+        assert_eq!(line, "stopping: 48 MiB left to write, 4 MiB/s, about 12 s");
+        assert_eq!(progress.line(6 * SEC, 0), None);
+    }
+
+    #[test]
+    fn more_than_at_first_and_next_to_nothing_are_no_rates() {
+        let mut progress = Progress::new();
+        assert_eq!(progress.line(0, 0), None);
+        assert_eq!(progress.line(SEC, 4096).unwrap(), "stopping: 4 KiB left to write");
+        assert_eq!(progress.line(SEC, 0), None);
+        let mut slow = Progress::new();
+        slow.line(0, u64::MAX);
+        let line = slow.line(u64::MAX, u64::MAX - 1).unwrap();
+        assert!(line.contains("1 bytes/s"), "{line}");
+    }
+}

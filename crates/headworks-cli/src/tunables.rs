@@ -1,0 +1,179 @@
+//! The options of queues and of write-back on the command line, for `serve` and `bench`.
+
+use clap::Args;
+use headworks::core::time::MS;
+use headworks::core::writeback::{DirtyOptions, DirtyTunable};
+use headworks::core::{ConfigError, QueueOptions, Tunable};
+use headworks::units::{parse_size, parse_time};
+
+/// The queue's tunables, as in /sys/block/DISK/queue.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Queue (names as in /sys/block/*/queue)")]
+pub struct Queue {
+    /// Requests admitted to a device's queue at once
+    #[arg(long, value_name = "N")]
+    nr_requests: Option<u32>,
+    /// Commands in a device at once
+    #[arg(long, value_name = "N")]
+    queue_depth: Option<u32>,
+    /// Largest request
+    #[arg(long, value_name = "KIB")]
+    max_sectors_kb: Option<u32>,
+    /// Most segments of a request
+    #[arg(long, value_name = "N")]
+    max_segments: Option<u16>,
+    /// 0 merges everywhere, 1 only with the last request, 2 never
+    #[arg(long, value_name = "N")]
+    nomerges: Option<u64>,
+    /// A command that takes longer is answered with an error
+    #[arg(long, value_parser = time, value_name = "TIME")]
+    io_timeout: Option<u64>,
+    /// The order of requests: none or mq-deadline
+    #[arg(long, value_name = "NAME")]
+    scheduler: Option<String>,
+    /// Who gets a tag next: fair; for experiments legacy518 or kuai_v3
+    #[arg(long, value_name = "POLICY")]
+    tags: Option<String>,
+    /// Any option by its name under queue/, as `headworks ctl` has it: iosched/fifo_batch=32, hw_inflight_kb=320; or under
+    /// vm/, of write-back, all threads together: vm/dirty_bytes=64M, vm/dirty_expire_centisecs=500
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<String>,
+}
+
+impl Queue {
+    /// Overrides what the user named.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
+        let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
+        let Self { io_timeout, scheduler, tags, set, .. } = self;
+        let numbers = [
+            (Tunable::NrRequests, nr_requests.map(u64::from)),
+            (Tunable::QueueDepth, queue_depth.map(u64::from)),
+            (Tunable::MaxSectorsKb, max_sectors_kb.map(u64::from)),
+            (Tunable::MaxSegments, max_segments.map(u64::from)),
+            (Tunable::NoMerges, *nomerges),
+            // In whole milliseconds, as it is recorded and shown.
+            (Tunable::IoTimeout, io_timeout.map(|ns| ns.div_ceil(MS))),
+        ];
+        for (tunable, number) in numbers {
+            if let Some(number) = number {
+                tunable.set(options, number)?;
+            }
+        }
+        for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
+            if let Some(word) = word {
+                tunable.set(options, tunable.parse(word)?)?;
+            }
+        }
+        for word in set {
+            if let Setting::Queue(tunable, value) = setting(word)? {
+                tunable.set(options, value)?;
+            }
+        }
+        options.validate()
+    }
+
+    /// What the user named of write-back, over the defaults.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn dirty(&self) -> Result<DirtyOptions, ConfigError> {
+        let mut options = DirtyOptions::default();
+        for word in &self.set {
+            if let Setting::Dirty(tunable, value) = setting(word)? {
+                tunable.set(&mut options, value)?;
+            }
+        }
+        options.validate().map(|()| options)
+    }
+}
+
+/// What a word of `--set` says.
+enum Setting {
+    Queue(Tunable, u64),
+    Dirty(DirtyTunable, u64),
+}
+
+/// Reads a word of `--set`. What the device itself is, is no option.
+fn setting(word: &str) -> Result<Setting, ConfigError> {
+    if let Some(of_dirty) = word.strip_prefix("vm/") {
+        return dirty_setting(word, of_dirty);
+    }
+    let found = word.split_once('=').and_then(|(name, value)| {
+        Tunable::from_name(name).filter(|tunable| tunable.is_live()).map(|tunable| (tunable, value))
+    });
+    let Some((tunable, value)) = found else {
+        let live = Tunable::ALL.into_iter().filter(|tunable| tunable.is_live());
+        let mut names: Vec<String> = live.map(|tunable| tunable.name().to_owned()).collect();
+        names.extend(DirtyTunable::ALL.map(|tunable| format!("vm/{}", tunable.name())));
+        let message = format!("`{word}` is not NAME=VALUE with a name of {}", names.join(", "));
+        return Err(ConfigError::new("set", message));
+    };
+    Ok(Setting::Queue(tunable, tunable.parse(value)?))
+}
+
+fn dirty_setting(word: &str, text: &str) -> Result<Setting, ConfigError> {
+    let found = text
+        .split_once('=')
+        .and_then(|(name, value)| DirtyTunable::from_name(name).map(|tunable| (tunable, value)));
+    let Some((tunable, value)) = found else {
+        let names = DirtyTunable::ALL.map(|tunable| format!("vm/{}", tunable.name())).join(", ");
+        let message = format!("`{word}` is not NAME=VALUE with a name of {names}");
+        return Err(ConfigError::new("set", message));
+    };
+    let value = match tunable.is_bytes() {
+        true => parse_size(value).map_err(|error| ConfigError::new(tunable.name(), error))?,
+        false => tunable.parse(value)?,
+    };
+    tunable.check(value).map(|()| Setting::Dirty(tunable, value))
+}
+
+fn time(word: &str) -> Result<u64, String> {
+    parse_time(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(set: &[&str]) -> Queue {
+        let set = set.iter().map(|word| (*word).to_owned()).collect();
+        Queue {
+            nr_requests: None,
+            queue_depth: None,
+            max_sectors_kb: None,
+            max_segments: None,
+            nomerges: None,
+            io_timeout: None,
+            scheduler: None,
+            tags: None,
+            set,
+        }
+    }
+
+    #[test]
+    fn words_under_vm_are_of_write_back_and_all_others_of_the_queue() {
+        let both = queue(&["vm/dirty_bytes=64M", "nr_requests=7", "vm/hw_throttle=none"]);
+        let mut options = QueueOptions::default();
+        both.apply(&mut options).unwrap();
+        assert_eq!(options, QueueOptions { nr_requests: 7, ..QueueOptions::default() });
+        let dirty = both.dirty().unwrap();
+        assert_eq!((dirty.dirty_bytes, DirtyTunable::Throttle.get(&dirty)), (64 << 20, 2));
+        let last = queue(&["vm/dirty_bytes=64M", "vm/dirty_ratio=5"]).dirty().unwrap();
+        assert_eq!((last.dirty_bytes, last.dirty_ratio), (0, 5));
+    }
+
+    #[test]
+    fn a_wrong_word_is_told_what_there_is() {
+        let error = |word: &str| queue(&[word]).dirty().unwrap_err().to_string();
+        assert!(error("vm/dirty=1").contains("vm/dirty_background_bytes"));
+        assert!(error("vm/dirty_bytes").contains("NAME=VALUE"));
+        assert!(error("vm/dirty_bytes=1GB").contains("dirty_bytes"));
+        assert!(error("vm/dirty_bytes=1").contains("8192.."));
+        assert!(error("vm/dirty_ratio=91").contains("1..=90"));
+        let error = queue(&["dirty_bytes=1"]).dirty().unwrap_err().to_string();
+        assert!(error.contains("vm/dirty_bytes"), "{error}");
+    }
+}

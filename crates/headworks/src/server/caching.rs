@@ -1,0 +1,147 @@
+//! The server's cache, divided among the shards that have volumes to cache.
+//!
+//! Every limit is a sum over shards: the pool, and what may be dirty where that is given in bytes. Shares are equal and rounded
+//! down, so the sum never exceeds what the user gave. (A ratio is of a shard's own pool and needs no dividing.)
+
+use headworks_core::writeback::{DirtyOptions, DirtyTunable};
+use headworks_core::{CacheOptions, ConfigError, ShardConfig, ShardId, WriteMode};
+
+/// Bytes of a frame.
+const UNIT: u64 = 4096;
+
+/// The connection in whose name a shard's cache writes out: the last place but one of the ids that `desk` gives out, which no
+/// client ever has.
+#[must_use]
+pub fn account(shard: ShardId) -> u32 {
+    u32::from(shard.0) << 26 | 0x3ff_fffe
+}
+
+/// What a user says of the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    /// Bytes of all pools together; 0: no cache.
+    pub bytes: u64,
+    /// How much of it may be dirty, all shards together.
+    pub dirty: DirtyOptions,
+    /// Clients of one shard.
+    pub connections: usize,
+}
+
+/// The shards that cache: those where a cached volume lives.
+#[must_use]
+pub fn caching_shards(config: &ShardConfig, bytes: u64) -> Vec<ShardId> {
+    let cached = |shard: ShardId| {
+        let mut volumes = config.volumes.iter();
+        volumes.any(|volume| volume.home == shard && volume.options.mode != WriteMode::None)
+    };
+    (0..config.shards).map(ShardId).filter(|shard| bytes > 0 && cached(*shard)).collect()
+}
+
+/// A value of the whole server as one of `shards` that cache has it.
+#[must_use]
+pub fn divided(tunable: DirtyTunable, value: u64, shards: usize) -> u64 {
+    if tunable.is_bytes() { value / shards.max(1) as u64 } else { value }
+}
+
+/// The cache of each shard and when its writers wait, by shard.
+///
+/// # Errors
+/// Shares that are too small.
+pub fn divide(
+    config: &ShardConfig,
+    wish: &Wish,
+) -> Result<Vec<(CacheOptions, DirtyOptions)>, ConfigError> {
+    let caching = caching_shards(config, wish.bytes);
+    let share = wish.bytes / caching.len().max(1) as u64;
+    let units = u32::try_from(share / UNIT).unwrap_or(u32::MAX);
+    let mut dirty = wish.dirty;
+    for tunable in [DirtyTunable::Bytes, DirtyTunable::BackgroundBytes] {
+        let whole = tunable.get(&wish.dirty);
+        if whole > 0 {
+            tunable.set(&mut dirty, divided(tunable, whole, caching.len()))?;
+        }
+    }
+    let of = |shard: ShardId| {
+        let cache = CacheOptions {
+            units: if caching.contains(&shard) { units } else { 0 },
+            writers_max: (wish.connections + 64) as u32,
+            account: account(shard),
+            ..CacheOptions::default()
+        };
+        let seed = dirty.seed.wrapping_add(shard.0.into());
+        (cache, DirtyOptions { seed, ..dirty })
+    };
+    if !caching.is_empty() && units < CacheOptions::UNITS_MIN {
+        let shards = caching.len();
+        let message = format!(
+            "{} bytes are less than 1 MiB for each of {shards} threads that cache; 0 is no cache",
+            wish.bytes
+        );
+        return Err(ConfigError::new("cache", message));
+    }
+    let all: Vec<_> = (0..config.shards).map(ShardId).map(of).collect();
+    all.iter().try_for_each(|(cache, dirty)| cache.validate().and(dirty.validate()))?;
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::{DeviceId, QueueOptions, VolumeConfig, VolumeOptions};
+
+    /// `shards` shards; a volume on each of `homes`, which the second of the pair caches or not.
+    fn config(shards: u16, homes: &[(u16, WriteMode)]) -> ShardConfig {
+        let mut config = ShardConfig::single(QueueOptions::default(), VolumeOptions::default(), 8);
+        config.shards = shards;
+        let volume = |&(home, mode): &(u16, WriteMode)| VolumeConfig {
+            home: ShardId(home),
+            device: DeviceId(0),
+            options: VolumeOptions { size: 1 << 20, block_size: 512, mode, ..Default::default() },
+        };
+        config.volumes = homes.iter().map(volume).collect();
+        config
+    }
+
+    fn wish(bytes: u64) -> Wish {
+        Wish { bytes, dirty: DirtyOptions::default(), connections: 10 }
+    }
+
+    fn units(config: &ShardConfig, bytes: u64) -> Vec<u32> {
+        let all = divide(config, &wish(bytes)).unwrap();
+        all.iter().map(|(cache, _)| cache.units).collect()
+    }
+
+    #[test]
+    fn shares_go_to_those_that_cache_and_never_exceed_the_whole() {
+        use WriteMode::{None, Unsafe, Writeback};
+        let both = config(3, &[(0, Writeback), (2, Unsafe), (2, Writeback), (1, None)]);
+        assert_eq!(units(&both, 16 << 20), [2048, 0, 2048]);
+        assert_eq!(units(&both, (16 << 20) - 1), [2047, 0, 2047]);
+        assert_eq!(units(&both, 0), [0, 0, 0]);
+        let one = config(2, &[(1, Writeback)]);
+        assert_eq!(units(&one, 1 << 20), [0, 256]);
+        assert_eq!(units(&config(2, &[(0, None)]), 1), [0, 0]);
+    }
+
+    #[test]
+    fn too_small_a_share_is_refused_and_so_is_too_little_dirty() {
+        let two = config(2, &[(0, WriteMode::Writeback), (1, WriteMode::Writeback)]);
+        let error = divide(&two, &wish((2 << 20) - 1)).unwrap_err();
+        assert!(error.to_string().contains("each of 2 threads"), "{error}");
+        let mut little = wish(2 << 20);
+        DirtyTunable::Bytes.set(&mut little.dirty, 8192).unwrap();
+        assert_eq!(divide(&two, &little).unwrap_err().option, "dirty_bytes");
+    }
+
+    #[test]
+    fn bytes_are_divided_and_ratios_are_not() {
+        let two = config(2, &[(0, WriteMode::Writeback), (1, WriteMode::Writeback)]);
+        let mut wish = wish(64 << 20);
+        DirtyTunable::Bytes.set(&mut wish.dirty, 1 << 20).unwrap();
+        let all = divide(&two, &wish).unwrap();
+        for (shard, (cache, dirty)) in (0..).map(ShardId).zip(all) {
+            assert_eq!((dirty.dirty_bytes, dirty.dirty_background_ratio), (512 << 10, 10));
+            assert_eq!((cache.account, dirty.seed), (account(shard), 1 + u64::from(shard.0)));
+        }
+    }
+}
