@@ -281,6 +281,7 @@ mod tests {
         assert_eq!((buddy.take(0), buddy.largest_free_order(), buddy.free()), (None, None, 0));
         for unit in small {
             buddy.put(unit, 0);
+            assert!(buddy.largest_free_order().is_some(), "the first 32 are only in the stack");
         }
         // 32 of the units wait in the stack of order 0; the whole must be found all the same.
         assert_eq!(buddy.free_blocks(0).map(|(_, order)| 1 << order).sum::<u32>(), 32);
