@@ -64,7 +64,7 @@ impl Default for DirtyOptions {
             dirty_writeback_centisecs: 500,
             max_pause_ms: 200,
             policy: ThrottlePolicy::Ioless,
-            seed: 1,
+            seed: 0,
         }
     }
 }
