@@ -300,7 +300,8 @@ mod tests {
     fn device(writers: u64, used: u32) -> Device {
         let regions = Thresholds::of(&DirtyOptions::default(), 1 << 20);
         let mut device = Device { weights: writers * u64::from(WEIGHT_ONE), ..Device::default() };
-        let room = Room { used, share: regions, left: regions, all_freerun: false, all_calm: false };
+        let room =
+            Room { used, share: regions, left: regions, all_freerun: false, all_calm: false };
         device.update(Instant(SEC), &room, 200 * MS);
         device
     }
@@ -337,7 +338,13 @@ mod tests {
     #[test]
     fn a_device_over_its_share_is_slowed_and_a_stalled_one_stopped() {
         let all = Thresholds::of(&DirtyOptions::default(), 1 << 20);
-        let room = Room { used: 50_000, share: all.share(20_000), left: all, all_freerun: false, all_calm: false };
+        let room = Room {
+            used: 50_000,
+            share: all.share(20_000),
+            left: all,
+            all_freerun: false,
+            all_calm: false,
+        };
         let mut device = Device { writeback: 1, alive: Instant(0), ..Device::default() };
         device.update(Instant(SEC / 2), &room, 200 * MS);
         assert_eq!(device.control.pos_ratio, POS_LOWEST);

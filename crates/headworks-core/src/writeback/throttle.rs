@@ -657,7 +657,7 @@ impl Throttle {
 }
 
 /// Blocks per visit of a group, at that bandwidth (blocks a second) and limit.
-fn chunk(bandwidth: u64, limit: u32) -> u32 {
+pub(super) fn chunk(bandwidth: u64, limit: u32) -> u32 {
     const STEP: u64 = 1024;
     let blocks = (bandwidth / 2).min(u64::from(limit / 8));
     ((blocks + STEP) / STEP * STEP) as u32

@@ -1,7 +1,7 @@
 //! Devices that write steadily, and writers that never rest.
 
-use super::super::model::{Model, mb};
 use super::super::DirtyOptions;
+use super::super::model::{Model, mb};
 use super::{FULL, rates_percent, report};
 use crate::time::SEC;
 
@@ -18,10 +18,11 @@ fn steady(pool: u32, bandwidth: u64, writers: usize) -> Model {
 
 #[test]
 fn every_device_is_full_and_every_writer_has_its_part() {
-    for (pool, bandwidth) in [(256, 10), (256, 700), (256, 3000), (4096, 10), (4096, 700), (4096, 3000)]
+    for (pool, bandwidth) in
+        [(256, 10), (256, 700), (256, 3000), (4096, 10), (4096, 700), (4096, 3000)]
     {
         for writers in [1, 10, 100, 1000] {
-            let mut model = steady(pool, bandwidth, writers);
+            let model = steady(pool, bandwidth, writers);
             let told = format!("{pool} MiB, {bandwidth} MB/s, {writers}: {}", report(&model));
             assert!(model.busy_percent(0) >= FULL, "{told}");
             assert!(model.jain(0) >= 0.99, "{told}");
@@ -36,7 +37,7 @@ fn every_device_is_full_and_every_writer_has_its_part() {
 
 #[test]
 fn a_thousand_writers_wake_seldom_and_pause_shortly() {
-    let mut model = steady(4096, 700, 1000);
+    let model = steady(4096, 700, 1000);
     let told = report(&model);
     assert!(model.wakes_per_second() <= 5_500.0, "{told}");
     assert!(model.timers <= model.wakes, "nobody is looked at for nothing: {told}");
@@ -50,7 +51,7 @@ fn a_thousand_writers_wake_seldom_and_pause_shortly() {
 #[test]
 fn few_writers_pause_for_tens_of_milliseconds() {
     for (writers, least, most, wakes) in [(1, 5.0, 15.0, 16.0 * 16.0), (100, 50.0, 200.0, 1600.0)] {
-        let mut model = steady(4096, 700, writers);
+        let model = steady(4096, 700, writers);
         let told = format!("{writers}: {}", report(&model));
         let (p50, p99) = (model.pause_ms(50), model.pause_ms(99));
         assert!((least..most).contains(&p50) && p99 <= 2.0 * p50, "{told}");

@@ -44,7 +44,10 @@ fn a_step_of_the_writers_settles_in_a_second() {
             model.add(writers, 0);
             model.run(10 * SEC);
             model.add(writers * 9, 0);
-            assert_settles(&mut model, &format!("{pool} MiB, {bandwidth} MB/s, ten times {writers}"));
+            assert_settles(
+                &mut model,
+                &format!("{pool} MiB, {bandwidth} MB/s, ten times {writers}"),
+            );
             for writer in writers..writers * 10 {
                 model.close(writer);
             }
