@@ -201,6 +201,22 @@ fn the_other_policies_never_pause_but_keep_the_limit() {
 }
 
 #[test]
+fn who_waits_is_told_under_his_own_limit() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::None);
+    assert!(throttle.reserve_for(DEVICE, 819, IoClass::RealTime));
+    throttle.on_dirtied(Instant(SEC), writer, DEVICE, 819, IoClass::RealTime);
+    assert!(!throttle.reserve_for(DEVICE, 10, IoClass::RealTime));
+    throttle.on_cancelled(DEVICE, 10);
+    assert!(throttle.freed(DEVICE));
+    assert!(!throttle.reserve(DEVICE, 10));
+    assert!(!throttle.freed(DEVICE), "the last 25 blocks are not for everybody");
+    throttle.on_cancelled(DEVICE, 25);
+    assert!(throttle.freed(DEVICE));
+    throttle.forget_refused(DEVICE);
+    assert!(!throttle.freed(DEVICE));
+}
+
+#[test]
 fn a_shrunk_pool_grants_nothing_beyond_it() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::None);
     while throttle.reserve(DEVICE, 1) {
