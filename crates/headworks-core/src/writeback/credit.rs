@@ -11,7 +11,9 @@
 //!
 //! `used = reserved + dirty + writeback` per device. A reservation is whole or not at all, and is granted only while
 //!
-//!     sum of used + sum over the *other* devices of what each has not used of its floor  <=  limit
+//! ```text
+//!   sum of used + sum over the *other* devices of what each has not used of its floor  <=  limit
+//! ```
 //!
 //! so the sum never passes the limit, and every device finds its floor free, whatever the others do: one that died holding
 //! dirty data takes at most the limit less the others' floors. The floors together are an

@@ -14,6 +14,7 @@
 //! doubling, up to the longest pause. It is shorter when the pool is: an eighth of what the device needs to drain its
 //! dirty blocks for one writer, half of it for many, since these do not sleep all at once.
 
+use crate::bio::IoClass;
 use crate::time::{Instant, MS, SEC};
 
 use super::bandwidth::Bandwidth;
@@ -107,6 +108,8 @@ pub struct Device {
     pub weights: u64,
     /// When it last completed something, or began after having had nothing to do.
     pub alive: Instant,
+    /// The class of who was refused last: whose limit he waits under.
+    pub refused: IoClass,
     /// The paces.
     pub control: Control,
     /// What a writer is charged at a time, at the set point: the smoothed mean.
@@ -128,6 +131,7 @@ impl Default for Device {
             bandwidth: Bandwidth::default(),
             weights: 0,
             alive: Instant(0),
+            refused: IoClass::default(),
             control: Control { stale: true, freerun: true, ..Control::default() },
             period_ns: 0,
             short_since: None,
@@ -224,7 +228,8 @@ impl Device {
     }
 
     /// Its queue waits for credit, from now on.
-    pub fn on_refused(&mut self, now: Instant) {
+    pub fn on_refused(&mut self, now: Instant, class: IoClass) {
+        self.refused = class;
         self.short_since.get_or_insert(now);
     }
 

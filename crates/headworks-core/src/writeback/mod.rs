@@ -6,7 +6,7 @@
 //! - `credit`: the hard limit, reserved before a block is dirtied,
 //! - `bandwidth`: what a device writes, `share`: its part of the limit, `position`: the curve,
 //! - `device`: from these the pace of each writer, `writers`: who writes and how much of its part it takes,
-//! - `foreground`: the old way, for comparison, `trace`: what happened.
+//! - `foreground`: the old way, for comparison, `trace` and `report`: what happened.
 //!
 //! docs/internals/dirty-throttling.md has the control in words and curves, and the figures.
 
@@ -20,6 +20,7 @@ mod limits;
 mod model;
 mod options;
 mod position;
+mod report;
 mod share;
 mod stats;
 #[cfg(test)]

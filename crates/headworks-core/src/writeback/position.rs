@@ -34,7 +34,7 @@ pub fn pos_ratio(setpoint: u32, dirty: u32, limit: u32) -> u64 {
     let x = ((setpoint - dirty) << SHIFT) / ((limit - setpoint) | 1);
     // Beyond twice the span the cube is out of 0..=2 in any case; the clamp keeps it from overflowing.
     let x = x.clamp(-2 << SHIFT, 2 << SHIFT);
-    let cube = ((x * x) >> SHIFT) * x >> SHIFT;
+    let cube = (((x * x) >> SHIFT) * x) >> SHIFT;
     (cube + (1 << SHIFT)).clamp(0, 2 << SHIFT) as u64
 }
 

@@ -26,14 +26,14 @@ use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};
 
 use super::credit::{Credit, floor};
-use super::device::{Device, PACE_ONE, Room, cost_ns};
+use super::device::{Device, Room, cost_ns};
 use super::foreground;
-use super::limits::{BLOCK, Thresholds, smoothed};
+use super::limits::{Thresholds, smoothed};
 use super::options::{DirtyOptions, ThrottlePolicy};
 use super::share::{Shares, device_limit};
-use super::stats::{DirtyStats, WbStats};
-use super::trace::{BalanceDirtyPages, BdiDirtyRatelimit, Trace, TraceEvent};
-use super::writers::{NEVER, WEIGHT_ONE, Writer, WriterId, Writers};
+use super::stats::DirtyStats;
+use super::trace::Trace;
+use super::writers::{NEVER, WEIGHT_ONE, WriterId, Writers};
 
 /// Ageing of shares, silent writers, the approach of a lowered limit: every 100 ms while somebody writes.
 const TICK_NS: u64 = 100 * MS;
@@ -55,19 +55,19 @@ pub struct Throttle {
     /// What is configured.
     target: Thresholds,
     /// What holds now: above the target for a while after it was lowered.
-    now_at: Thresholds,
-    credit: Credit,
+    pub(super) now_at: Thresholds,
+    pub(super) credit: Credit,
     shares: Shares,
-    writers: Writers,
-    devices: Box<[Device]>,
+    pub(super) writers: Writers,
+    pub(super) devices: Box<[Device]>,
     /// The sum of all weights: 0 while nobody writes, and then nothing ticks.
-    weights: u64,
+    pub(super) weights: u64,
     ticked: Instant,
     ticks: u64,
     /// The last time that was told, for what is not told the time.
     told: Instant,
-    stats: DirtyStats,
-    trace: Trace,
+    pub(super) stats: DirtyStats,
+    pub(super) trace: Trace,
 }
 
 impl Throttle {
@@ -173,17 +173,14 @@ impl Throttle {
 
     /// The same for a class: real-time writers have the last 32nd of the limit for themselves.
     pub fn reserve_for(&mut self, device: DeviceId, blocks: u32, class: IoClass) -> bool {
-        let limit = match class {
-            IoClass::RealTime => self.now_at.thresh,
-            IoClass::BestEffort | IoClass::Idle => self.now_at.limit,
-        };
+        let limit = self.limit_of(class);
         let granted = self.credit.reserve(at(device), blocks, limit);
         let device = &mut self.devices[at(device)];
         if granted {
             device.reserved += blocks;
             device.on_granted(self.told);
         } else {
-            device.on_refused(self.told);
+            device.on_refused(self.told, class);
             self.stats.refused += 1;
         }
         granted
@@ -192,7 +189,7 @@ impl Throttle {
     /// Whether the one that was refused last on this device would have its credit now.
     #[must_use]
     pub fn freed(&self, device: DeviceId) -> bool {
-        self.credit.freed(at(device), self.now_at.limit)
+        self.credit.freed(at(device), self.limit_of(self.devices[at(device)].refused))
     }
 
     /// The one that was refused has gone away.
@@ -343,56 +340,6 @@ impl Throttle {
     #[must_use]
     pub fn chunk(&self, device: DeviceId) -> u32 {
         chunk(self.devices[at(device)].bandwidth.get(), self.now_at.thresh)
-    }
-
-    /// Counters of all devices.
-    #[must_use]
-    pub fn stats(&self) -> DirtyStats {
-        let sum = |count: fn(&Device) -> u64| self.devices.iter().map(count).sum();
-        DirtyStats {
-            nr_dirty: sum(|device| u64::from(device.dirty)),
-            nr_writeback: sum(|device| u64::from(device.writeback)),
-            reserved: sum(|device| u64::from(device.reserved)),
-            nr_dirtied: sum(|device| device.nr_dirtied),
-            nr_written: sum(|device| device.nr_written),
-            nr_dirty_threshold: u64::from(self.now_at.thresh),
-            nr_dirty_background_threshold: u64::from(self.now_at.background),
-            writers: self.weights.div_ceil(u64::from(WEIGHT_ONE)),
-            traces_lost: self.trace.lost(),
-            ..self.stats
-        }
-    }
-
-    /// Counters of one device.
-    #[must_use]
-    pub fn device_stats(&self, device: DeviceId) -> WbStats {
-        let device = &self.devices[at(device)];
-        let rate = |pace: u64| (u128::from(pace) * u128::from(BLOCK) / PACE_ONE) as u64;
-        WbStats {
-            writeback: u64::from(device.writeback),
-            reclaimable: u64::from(device.dirty),
-            reserved: u64::from(device.reserved),
-            dirty_thresh: u64::from(device.control.regions.limit),
-            global_dirty_thresh: u64::from(self.now_at.thresh),
-            background_thresh: u64::from(self.now_at.background),
-            dirtied: device.nr_dirtied,
-            written: device.nr_written,
-            write_bandwidth: device.bandwidth.get(),
-            dirty_ratelimit: rate(device.control.ratelimit),
-            task_ratelimit: rate(device.control.pace),
-            writers_milli: device.weights * 1000 / u64::from(WEIGHT_ONE),
-            pos_ratio: device.control.pos_ratio,
-        }
-    }
-
-    /// Starts or stops the trace events.
-    pub fn trace(&mut self, on: bool) {
-        self.trace.set(on);
-    }
-
-    /// Moves the events since the last call to `into`.
-    pub fn take_traces(&mut self, into: &mut Vec<TraceEvent>) {
-        self.trace.take(into);
     }
 
     /// The decision of a pause.
@@ -606,6 +553,13 @@ impl Throttle {
         self.devices.iter_mut().for_each(Device::outdate);
     }
 
+    fn limit_of(&self, class: IoClass) -> u32 {
+        match class {
+            IoClass::RealTime => self.now_at.thresh,
+            IoClass::BestEffort | IoClass::Idle => self.now_at.limit,
+        }
+    }
+
     fn nr_dirty(&self) -> u32 {
         self.devices.iter().map(|device| device.dirty).sum()
     }
@@ -613,64 +567,16 @@ impl Throttle {
     fn pause_max_ns(&self) -> u64 {
         u64::from(self.options.max_pause_ms.clamp(10, 1000)) * MS
     }
-
-    fn trace_balance(
-        &mut self,
-        now: Instant,
-        writer: WriterId,
-        was: &Writer,
-        period: u64,
-        pause: i64,
-    ) {
-        let device = usize::from(self.writers.get(writer).device);
-        let control = &self.devices[device].control;
-        self.trace.push(TraceEvent::BalanceDirtyPages(BalanceDirtyPages {
-            at: now,
-            bdi: device as u16,
-            connection: was.connection,
-            limit: self.now_at.limit,
-            setpoint: self.now_at.setpoint,
-            dirty: self.credit.total(),
-            bdi_setpoint: control.regions.setpoint,
-            bdi_dirty: self.credit.used(device),
-            dirty_ratelimit: kib(control.ratelimit),
-            task_ratelimit: kib(control.pace),
-            dirtied: was.nr_dirtied,
-            dirtied_pause: control.batch as u32,
-            paused: 0,
-            pause: pause / MS as i64,
-            period: period / MS,
-            think: now.0.saturating_sub(was.settled) / MS,
-        }));
-    }
-
-    fn trace_rates(&mut self, now: Instant, elapsed: u64) {
-        for (index, device) in self.devices.iter_mut().enumerate() {
-            let dirtied = device.nr_dirtied - device.dirtied_stamp;
-            device.dirtied_stamp = device.nr_dirtied;
-            let ratelimit = kib(device.control.ratelimit);
-            self.trace.push(TraceEvent::BdiDirtyRatelimit(BdiDirtyRatelimit {
-                at: now,
-                bdi: index as u16,
-                write_bw: device.bandwidth.last() * 4,
-                awrite_bw: device.bandwidth.get() * 4,
-                dirty_rate: dirtied * 4 * SEC / elapsed.max(1),
-                dirty_ratelimit: ratelimit,
-                task_ratelimit: kib(device.control.pace),
-                balanced_dirty_ratelimit: ratelimit,
-            }));
-        }
-    }
 }
 
 /// Blocks per visit of a group, at that bandwidth (blocks a second) and limit.
-fn chunk(bandwidth: u64, limit: u32) -> u32 {
+pub(super) fn chunk(bandwidth: u64, limit: u32) -> u32 {
     const STEP: u64 = 1024;
     let blocks = (bandwidth / 2).min(u64::from(limit / 8));
     ((blocks + STEP) / STEP * STEP) as u32
 }
 
-fn at(device: DeviceId) -> usize {
+pub(super) fn at(device: DeviceId) -> usize {
     usize::from(device.0)
 }
 
@@ -691,9 +597,4 @@ fn part_of(period: u64, elapsed: u64) -> u32 {
         return WEIGHT_ONE;
     }
     (u128::from(period) * u128::from(WEIGHT_ONE) / u128::from(elapsed)) as u32
-}
-
-/// A pace in KiB/s.
-fn kib(pace: u64) -> u64 {
-    (u128::from(pace) * 4 / PACE_ONE) as u64
 }

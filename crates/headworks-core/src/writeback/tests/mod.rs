@@ -4,6 +4,7 @@ use super::model::Model;
 use crate::bio::DeviceId;
 use crate::time::SEC;
 
+mod accounts;
 mod shares;
 mod steady;
 mod steps;

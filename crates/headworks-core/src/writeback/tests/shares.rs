@@ -55,6 +55,9 @@ fn limited_writers_get_what_they_ask_and_the_heavy_one_the_rest() {
     }
     let got = model.writers[heavy].blocks;
     assert!(got.abs_diff(mb(20) * 20) * 100 <= mb(20) * 20 * 5, "{got} {}", report(&model));
+    // The count is right, not only made up for by the position: three writers' worth, 20 MB/s each.
+    let rate = model.throttle.device_stats(DeviceId(0)).dirty_ratelimit;
+    assert!(rate.abs_diff(20_000_000) <= 2_000_000, "{rate} {}", report(&model));
 }
 
 #[test]

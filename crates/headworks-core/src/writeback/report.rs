@@ -1,0 +1,116 @@
+//! What the throttle tells: counters and trace events.
+
+use crate::bio::DeviceId;
+use crate::time::{Instant, MS, SEC};
+
+use super::device::{Device, PACE_ONE};
+use super::limits::BLOCK;
+use super::stats::{DirtyStats, WbStats};
+use super::throttle::{Throttle, at};
+use super::trace::{BalanceDirtyPages, BdiDirtyRatelimit, TraceEvent};
+use super::writers::{WEIGHT_ONE, Writer, WriterId};
+
+impl Throttle {
+    /// Counters of all devices.
+    #[must_use]
+    pub fn stats(&self) -> DirtyStats {
+        let sum = |count: fn(&Device) -> u64| self.devices.iter().map(count).sum();
+        DirtyStats {
+            nr_dirty: sum(|device| u64::from(device.dirty)),
+            nr_writeback: sum(|device| u64::from(device.writeback)),
+            reserved: sum(|device| u64::from(device.reserved)),
+            nr_dirtied: sum(|device| device.nr_dirtied),
+            nr_written: sum(|device| device.nr_written),
+            nr_dirty_threshold: u64::from(self.now_at.thresh),
+            nr_dirty_background_threshold: u64::from(self.now_at.background),
+            writers: self.weights.div_ceil(u64::from(WEIGHT_ONE)),
+            traces_lost: self.trace.lost(),
+            ..self.stats
+        }
+    }
+
+    /// Counters of one device.
+    #[must_use]
+    pub fn device_stats(&self, device: DeviceId) -> WbStats {
+        let device = &self.devices[at(device)];
+        let rate = |pace: u64| (u128::from(pace) * u128::from(BLOCK) / PACE_ONE) as u64;
+        WbStats {
+            writeback: u64::from(device.writeback),
+            reclaimable: u64::from(device.dirty),
+            reserved: u64::from(device.reserved),
+            dirty_thresh: u64::from(device.control.regions.limit),
+            global_dirty_thresh: u64::from(self.now_at.thresh),
+            background_thresh: u64::from(self.now_at.background),
+            dirtied: device.nr_dirtied,
+            written: device.nr_written,
+            write_bandwidth: device.bandwidth.get(),
+            dirty_ratelimit: rate(device.control.ratelimit),
+            task_ratelimit: rate(device.control.pace),
+            writers_milli: device.weights * 1000 / u64::from(WEIGHT_ONE),
+            pos_ratio: device.control.pos_ratio,
+        }
+    }
+
+    /// Starts or stops the trace events.
+    pub fn trace(&mut self, on: bool) {
+        self.trace.set(on);
+    }
+
+    /// Moves the events since the last call to `into`.
+    pub fn take_traces(&mut self, into: &mut Vec<TraceEvent>) {
+        self.trace.take(into);
+    }
+
+    pub(super) fn trace_balance(
+        &mut self,
+        now: Instant,
+        writer: WriterId,
+        was: &Writer,
+        period: u64,
+        pause: i64,
+    ) {
+        let device = usize::from(self.writers.get(writer).device);
+        let control = &self.devices[device].control;
+        self.trace.push(TraceEvent::BalanceDirtyPages(BalanceDirtyPages {
+            at: now,
+            bdi: device as u16,
+            connection: was.connection,
+            limit: self.now_at.limit,
+            setpoint: self.now_at.setpoint,
+            dirty: self.credit.total(),
+            bdi_setpoint: control.regions.setpoint,
+            bdi_dirty: self.credit.used(device),
+            dirty_ratelimit: kib(control.ratelimit),
+            task_ratelimit: kib(control.pace),
+            dirtied: was.nr_dirtied,
+            dirtied_pause: control.batch as u32,
+            paused: 0,
+            pause: pause / MS as i64,
+            period: period / MS,
+            think: now.0.saturating_sub(was.settled) / MS,
+        }));
+    }
+
+    pub(super) fn trace_rates(&mut self, now: Instant, elapsed: u64) {
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            let dirtied = device.nr_dirtied - device.dirtied_stamp;
+            device.dirtied_stamp = device.nr_dirtied;
+            let ratelimit = kib(device.control.ratelimit);
+            self.trace.push(TraceEvent::BdiDirtyRatelimit(BdiDirtyRatelimit {
+                at: now,
+                bdi: index as u16,
+                write_bw: device.bandwidth.last() * 4,
+                awrite_bw: device.bandwidth.get() * 4,
+                dirty_rate: dirtied * 4 * SEC / elapsed.max(1),
+                dirty_ratelimit: ratelimit,
+                task_ratelimit: kib(device.control.pace),
+                balanced_dirty_ratelimit: ratelimit,
+            }));
+        }
+    }
+}
+
+/// A pace in KiB/s.
+fn kib(pace: u64) -> u64 {
+    (u128::from(pace) * 4 / PACE_ONE) as u64
+}

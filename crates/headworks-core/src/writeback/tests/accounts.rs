@@ -1,0 +1,263 @@
+//! The throttle by itself: accounts, gates, timers, the other policies, the traces.
+
+use super::super::{DirtyOptions, Throttle, ThrottlePolicy, TraceEvent, WriterId};
+use crate::bio::{DeviceId, IoClass};
+use crate::prng::Prng;
+use crate::time::{Instant, MS, SEC};
+
+const DEVICE: DeviceId = DeviceId(0);
+
+/// A pool of 4096 blocks: threshold 819, background 409.
+fn throttle(policy: ThrottlePolicy) -> (Throttle, WriterId) {
+    let options = DirtyOptions { policy, ..DirtyOptions::default() };
+    let mut throttle = Throttle::new(&options, 4096, 1, 8);
+    let writer = throttle.writer(1);
+    (throttle, writer)
+}
+
+fn dirty(throttle: &mut Throttle, now: Instant, writer: WriterId, blocks: u32) -> Option<Instant> {
+    assert!(throttle.reserve(DEVICE, blocks));
+    throttle.on_dirtied(now, writer, DEVICE, blocks, IoClass::BestEffort)
+}
+
+/// Dirties until the writer is paused.
+fn paused(throttle: &mut Throttle, now: Instant, writer: WriterId) -> Instant {
+    for _ in 0..1000 {
+        if let Some(until) = dirty(throttle, now, writer, 1) {
+            return until;
+        }
+    }
+    panic!("never paused");
+}
+
+#[test]
+fn accounts_are_exact_in_every_order_of_events() {
+    let mut prng = Prng::new(11);
+    let options = DirtyOptions::default();
+    let mut throttle = Throttle::new(&options, 100_000, 2, 8);
+    let mut model = [[0_u64; 3]; 2];
+    for step in 0..50_000 {
+        let now = Instant(SEC + step * MS);
+        let index = prng.below(2) as usize;
+        let (device, counts) = (DeviceId(index as u16), &mut model[index]);
+        let writer = throttle.writer(prng.below(12) as u32);
+        let some = |prng: &mut Prng, of: u64| prng.below(of.min(300) + 1) as u32;
+        match prng.below(9) {
+            0 | 1 => {
+                let blocks = 1 + prng.below(300) as u32;
+                if throttle.reserve(device, blocks) {
+                    counts[0] += u64::from(blocks);
+                }
+            }
+            2 | 3 => {
+                let blocks = some(&mut prng, counts[0]);
+                throttle.on_dirtied(now, writer, device, blocks, IoClass::BestEffort);
+                counts[0] -= u64::from(blocks);
+                counts[1] += u64::from(blocks);
+            }
+            4 => {
+                let blocks = some(&mut prng, counts[0]);
+                throttle.on_rewritten(device, blocks);
+                counts[0] -= u64::from(blocks);
+            }
+            5 => {
+                let blocks = some(&mut prng, counts[1]);
+                throttle.on_writeout(now, device, blocks);
+                counts[1] -= u64::from(blocks);
+                counts[2] += u64::from(blocks);
+            }
+            6 => {
+                let blocks = some(&mut prng, counts[2]);
+                throttle.on_written(now, device, blocks);
+                counts[2] -= u64::from(blocks);
+            }
+            7 => {
+                let blocks = some(&mut prng, counts[2]);
+                throttle.on_write_failed(now, device, blocks);
+                counts[2] -= u64::from(blocks);
+                counts[1] += u64::from(blocks);
+            }
+            _ => {
+                let blocks = some(&mut prng, counts[1]);
+                throttle.on_cancelled(device, blocks);
+                counts[1] -= u64::from(blocks);
+                if prng.below(4) == 0 {
+                    throttle.close(prng.below(12) as u32);
+                }
+            }
+        }
+        throttle.on_timer(now);
+        let stats = throttle.stats();
+        let sum = |at: usize| model[0][at] + model[1][at];
+        assert_eq!([stats.reserved, stats.nr_dirty, stats.nr_writeback], [sum(0), sum(1), sum(2)]);
+        assert!(sum(0) + sum(1) + sum(2) <= stats.nr_dirty_threshold);
+    }
+}
+
+#[test]
+fn a_storm_of_failed_writes_does_not_derail_the_estimate() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    dirty(&mut throttle, Instant(SEC), writer, 100);
+    for step in 0..1000 {
+        let now = Instant(SEC + step * 10 * MS);
+        throttle.on_writeout(now, DEVICE, 100);
+        throttle.on_write_failed(now.after(MS), DEVICE, 100);
+    }
+    let stats = throttle.device_stats(DEVICE);
+    assert!((1..=25_600).contains(&stats.write_bandwidth), "{stats:?}");
+    assert_eq!((stats.reclaimable, stats.written, stats.dirtied), (100, 0, 100));
+}
+
+#[test]
+fn an_idle_throttle_does_not_tick() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    assert_eq!(throttle.next_timeout(), None);
+    dirty(&mut throttle, Instant(SEC), writer, 1);
+    let mut ticks = 0;
+    while let Some(due) = throttle.next_timeout() {
+        throttle.on_timer(due);
+        ticks += 1;
+        assert!(ticks < 20, "still ticking");
+    }
+    assert!(ticks >= 10, "{ticks}");
+}
+
+#[test]
+fn free_run_pauses_nobody_and_its_end_everybody() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    let now = Instant(SEC);
+    for _ in 0..600 {
+        assert_eq!(dirty(&mut throttle, now, writer, 1), None);
+    }
+    let until = paused(&mut throttle, now, writer);
+    assert!(throttle.stats().nr_dirty <= 640, "{:?}", throttle.stats());
+    assert!(until > now && until.since(now) <= 200 * MS);
+    assert_eq!(throttle.paused_until(writer), Some(until));
+    // Bios that had their credit before are dirtied in the pause, and say so.
+    assert_eq!(dirty(&mut throttle, now, writer, 1), Some(until));
+}
+
+#[test]
+fn a_pause_ends_when_it_is_over_or_its_connection_closed() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    let until = paused(&mut throttle, Instant(SEC), writer);
+    assert_eq!(throttle.resume(Instant(until.0 - 1), writer), Some(until));
+    assert_eq!(throttle.resume(until, writer), None);
+    assert_eq!(throttle.paused_until(writer), None);
+    assert_eq!(throttle.stats().pauses, 1);
+    assert_eq!(throttle.stats().paused_ns, until.0 - SEC);
+    paused(&mut throttle, until, writer);
+    assert_eq!(throttle.close(1), Some(writer));
+    assert_eq!(throttle.close(1), None);
+    let again = throttle.writer(1);
+    assert_eq!(throttle.paused_until(again), None);
+}
+
+#[test]
+fn what_was_dirty_already_costs_nothing() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    let now = Instant(SEC);
+    let until = paused(&mut throttle, now, writer);
+    assert_eq!(throttle.resume(until, writer), None);
+    for _ in 0..10_000 {
+        assert!(throttle.reserve(DEVICE, 16));
+        throttle.on_rewritten(DEVICE, 16);
+    }
+    assert_eq!(throttle.paused_until(writer), None);
+    assert_eq!(throttle.stats().reserved, 0);
+}
+
+#[test]
+fn the_flusher_runs_above_background_and_whenever_writers_pause() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    let now = Instant(SEC);
+    for _ in 0..409 {
+        dirty(&mut throttle, now, writer, 1);
+    }
+    assert!(!throttle.over_background(DEVICE));
+    dirty(&mut throttle, now, writer, 1);
+    assert!(throttle.over_background(DEVICE));
+    throttle.on_writeout(now, DEVICE, 400);
+    assert!(!throttle.over_background(DEVICE));
+    assert!(throttle.reserve(DEVICE, 300));
+    assert!(throttle.over_background(DEVICE), "above free-run what is dirty must be on its way");
+}
+
+#[test]
+fn the_other_policies_never_pause_but_keep_the_limit() {
+    for policy in [ThrottlePolicy::Foreground, ThrottlePolicy::None] {
+        let (mut throttle, writer) = throttle(policy);
+        let mut quota = 0;
+        while throttle.reserve(DEVICE, 1) {
+            let class = IoClass::BestEffort;
+            assert_eq!(throttle.on_dirtied(Instant(SEC), writer, DEVICE, 1, class), None);
+            quota = quota.max(throttle.foreground_quota(writer, DEVICE));
+        }
+        assert_eq!(quota > 0, policy == ThrottlePolicy::Foreground, "{quota}");
+        assert_eq!(throttle.stats().nr_dirty, 819 - 25);
+        assert!(throttle.reserve_for(DEVICE, 25, IoClass::RealTime));
+        assert!(!throttle.reserve_for(DEVICE, 1, IoClass::RealTime));
+    }
+}
+
+#[test]
+fn who_waits_is_told_under_his_own_limit() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::None);
+    assert!(throttle.reserve_for(DEVICE, 819, IoClass::RealTime));
+    throttle.on_dirtied(Instant(SEC), writer, DEVICE, 819, IoClass::RealTime);
+    assert!(!throttle.reserve_for(DEVICE, 10, IoClass::RealTime));
+    throttle.on_cancelled(DEVICE, 10);
+    assert!(throttle.freed(DEVICE));
+    assert!(!throttle.reserve(DEVICE, 10));
+    assert!(!throttle.freed(DEVICE), "the last 25 blocks are not for everybody");
+    throttle.on_cancelled(DEVICE, 25);
+    assert!(throttle.freed(DEVICE));
+    throttle.forget_refused(DEVICE);
+    assert!(!throttle.freed(DEVICE));
+}
+
+#[test]
+fn a_shrunk_pool_grants_nothing_beyond_it() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::None);
+    while throttle.reserve(DEVICE, 1) {
+        throttle.on_dirtied(Instant(SEC), writer, DEVICE, 1, IoClass::BestEffort);
+    }
+    throttle.set_limit_units(512);
+    assert!(!throttle.reserve(DEVICE, 1));
+    throttle.on_cancelled(DEVICE, 400);
+    assert!(throttle.stats().nr_dirty_threshold <= 512);
+    assert!(throttle.reserve(DEVICE, 1));
+}
+
+#[test]
+fn chunks_have_their_known_sizes() {
+    // MiB a second to MiB, at a limit of 200,000 blocks.
+    for (bandwidth, chunk) in [(1, 4), (10, 8), (60, 32), (100, 52), (700, 100), (7000, 100)] {
+        let blocks = super::super::throttle::chunk(bandwidth * 256, 200_000);
+        assert_eq!(blocks / 256, chunk, "{bandwidth} MB/s");
+    }
+}
+
+#[test]
+fn traces_tell_of_pauses_and_rates() {
+    let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
+    let mut events = Vec::new();
+    paused(&mut throttle, Instant(SEC), writer);
+    throttle.take_traces(&mut events);
+    assert!(events.is_empty(), "off by default");
+    throttle.trace(true);
+    let until = throttle.paused_until(writer).expect("paused");
+    throttle.resume(until, writer);
+    let again = paused(&mut throttle, until, writer);
+    throttle.on_timer(throttle.next_timeout().expect("somebody writes").max(again));
+    throttle.take_traces(&mut events);
+    let balanced = events.iter().find_map(|event| match event {
+        TraceEvent::BalanceDirtyPages(balance) if balance.pause > 0 => Some(*balance),
+        _ => None,
+    });
+    let balanced = balanced.expect("a pause was traced");
+    assert_eq!((balanced.connection, balanced.limit), (1, 794));
+    assert!(balanced.dirty > 614 && balanced.dirtied > 0 && balanced.period > 0, "{balanced:?}");
+    assert!(events.iter().any(|event| matches!(event, TraceEvent::BdiDirtyRatelimit(rates)
+        if rates.awrite_bw == 102_400 && rates.dirty_ratelimit == 102_400)));
+}
