@@ -62,7 +62,7 @@ in_process() { # CELL RW BS DEPTH
 
 over_nbd() { # CELL RW BS DEPTH
     local iops total before after
-    start "$SCRATCH/sock" "$HEADWORKS" serve -U "$SCRATCH/sock" "file:path=$file,direct=on"
+    start "$SCRATCH/sock" "$HEADWORKS" serve --cache 0 -U "$SCRATCH/sock" "file:path=$file,direct=on"
     before=$(cpu_ticks "$STARTED")
     "$HEADWORKS" bench --uri "nbd+unix:///?socket=$SCRATCH/sock" --rw "$2" --bs "$3" --iodepth "$4" --runtime "$runtime" \
         --json >"$SCRATCH/run.json" || exit 1

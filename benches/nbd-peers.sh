@@ -57,15 +57,15 @@ start_group() { # GROUP
     rm -f "$SCRATCH"/*.sock
     case $1 in
     null)
-        peer headworks "$HEADWORKS" serve -U "$(next_socket)" null:size=1T
-        peer headworks-poll-0 "$HEADWORKS" serve --poll-us 0 -U "$(next_socket)" null:size=1T
+        peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" null:size=1T
+        peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 -U "$(next_socket)" null:size=1T
         peer nbdkit nbdkit -f -U "$(next_socket)" null 1T
         peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" null 1T
         peer qemu-nbd qemu-nbd -t -e 16 -k "$(next_socket)" --image-opts driver=null-co,size=1T
         ;;
     mem)
-        peer headworks "$HEADWORKS" serve -U "$(next_socket)" "mem:size=${size}M"
-        peer headworks-poll-0 "$HEADWORKS" serve --poll-us 0 -U "$(next_socket)" "mem:size=${size}M"
+        peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" "mem:size=${size}M"
+        peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 -U "$(next_socket)" "mem:size=${size}M"
         peer nbdkit nbdkit -f -U "$(next_socket)" memory "${size}M"
         peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" memory "${size}M"
         local filled name
@@ -74,8 +74,8 @@ start_group() { # GROUP
         rm -f "$filled"
         ;;
     file)
-        peer headworks "$HEADWORKS" serve -U "$(next_socket)" "file:path=$(image 0)"
-        peer headworks-poll-0 "$HEADWORKS" serve --poll-us 0 -U "$(next_socket)" "file:path=$(image 1)"
+        peer headworks "$HEADWORKS" serve --cache 0 -U "$(next_socket)" "file:path=$(image 0)"
+        peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 -U "$(next_socket)" "file:path=$(image 1)"
         peer nbdkit nbdkit -f -U "$(next_socket)" file "$(image 2)"
         peer nbdkit-t1 nbdkit -f -t 1 -U "$(next_socket)" file "$(image 3)"
         peer qemu-nbd-writeback qemu-nbd -t -e 16 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 4)"

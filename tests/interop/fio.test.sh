@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: engine,backend,cache
 # fio with four jobs, each on its own connection and quarter of the disk: every block is read back by checksum.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: engine,backend,cache
 # kill -9 of clients with requests in flight, and of the server after a flush.
 . "$(dirname "$0")/lib.sh"
 

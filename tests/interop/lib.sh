@@ -5,6 +5,7 @@
 #                   DIR        a scratch folder  BACKEND  file | tmpfs | mem (for the files that ask for it)
 #                   IMAGES     a scratch folder on the backend's filesystem
 #                   PYTHON     a python that has libnbd's module
+#                   CACHE      the page cache of the servers, 0 for most files: they look at the path below it
 # A file prints `ok - WHAT` or `not ok - WHAT` for each check, `skip - WHAT # REASON` for what cannot be tried.
 set -u -o pipefail
 
@@ -79,7 +80,8 @@ spec() { # NAME [SIZE]
 launch() { # ARGUMENTS...
     : >"$OUT"
     : >"$LOG"
-    "$HEADWORKS" serve --engine "$ENGINE" "$@" >"$OUT" 2>"$LOG" &
+    # The last --cache counts.
+    "$HEADWORKS" serve --engine "$ENGINE" --cache "${CACHE:-0}" "$@" >"$OUT" 2>"$LOG" &
     SERVER=$!
     wait_until 20 is_up_or_gone
     if is_gone "$SERVER"; then

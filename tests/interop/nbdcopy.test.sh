@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: engine,backend,cache
 # nbdcopy in both directions, with several connections and with one request at a time, data and holes.
 . "$(dirname "$0")/lib.sh"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: engine,backend,cache
 # QEMU as the client: raw and qcow2 copies out of order, comparison, zeroes and discards.
 . "$(dirname "$0")/lib.sh"
 

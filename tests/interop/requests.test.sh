@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# matrix: engine,backend
+# matrix: engine,backend,cache
 # Every request of the protocol by libnbd, with its flags and at its edges.
 . "$(dirname "$0")/lib.sh"
 

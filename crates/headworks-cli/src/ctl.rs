@@ -275,13 +275,12 @@ fn show_cache(cache: &Value, dirty: &Value) -> String {
             all => format!("{:.1}%", hits as f64 * 100.0 / all as f64),
         };
         text += &format!(
-            "cache: {} of {} in use; {hits} hits, {misses} misses ({part} hits), {} filled, {} read ahead, {} evicted, {} held after errors\n",
+            "cache: {} of {} in use; {hits} hits, {misses} misses ({part} hits), {} filled, {} read ahead, {} evicted\n",
             mib(count(cache, "resident")),
             mib(count(cache, "units")),
-            cache["filled"],
-            cache["read_ahead"],
-            cache["evicted"],
-            cache["held"],
+            mib(count(cache, "filled")),
+            mib(count(cache, "read_ahead")),
+            mib(count(cache, "evicted")),
         );
         let folios: Vec<String> = list(&cache["folios"])
             .iter()
@@ -295,15 +294,17 @@ fn show_cache(cache: &Value, dirty: &Value) -> String {
     }
     if dirty.is_object() {
         text += &format!(
-            "dirty: {}, {} under write-out; background from {}, limit {}; {} made dirty, {} written; {} writers, {} pauses\n",
+            "dirty: {}, {} under write-out; background from {}, limit {}; {} made dirty, {} written, {} held after failures; {} writers, {} pauses of {} in all\n",
             mib(count(dirty, "nr_dirty")),
             mib(count(dirty, "nr_writeback")),
             mib(count(dirty, "nr_dirty_background_threshold")),
             mib(count(dirty, "nr_dirty_threshold")),
             mib(count(dirty, "nr_dirtied")),
             mib(count(dirty, "nr_written")),
+            mib(count(cache, "held")),
             dirty["writers"],
             dirty["pauses"],
+            time(&dirty["paused_ns"]),
         );
     }
     text
@@ -414,7 +415,7 @@ mod tests {
     fn a_cache_is_shown_in_mebibytes_and_only_if_there_is_one() {
         assert_eq!(show_cache(&Value::Null, &Value::Null), "");
         let cache = json!({ "units": 512, "resident": 256, "hits": 3, "misses": 1, "filled": 1,
-            "read_ahead": 0, "evicted": 0, "held": 0, "folios": [0, 7, 0, 0, 0, 0, 0, 0, 0, 1] });
+            "read_ahead": 0, "evicted": 0, "held": 1, "folios": [0, 7, 0, 0, 0, 0, 0, 0, 0, 1] });
         let text = show_cache(&cache, &Value::Null);
         assert!(
             text.starts_with("cache: 1.0 MiB of 2.0 MiB in use; 3 hits, 1 misses (75.0% hits)")
@@ -422,10 +423,13 @@ mod tests {
         assert!(text.contains("folios: 7 of 8 KiB, 1 of 2048 KiB"), "{text}");
         let dirty = json!({ "nr_dirty": 128, "nr_writeback": 0, "nr_dirty_threshold": 256,
             "nr_dirty_background_threshold": 128, "nr_dirtied": 0, "nr_written": 0, "writers": 2,
-            "pauses": 7 });
-        let text = show_cache(&Value::Null, &dirty);
+            "pauses": 3, "paused_ns": 1_500_000 });
+        let text = show_cache(&cache, &dirty);
         assert!(text.contains("dirty: 0.5 MiB, 0.0 MiB under write-out; background from 0.5 MiB"));
-        assert!(text.contains("limit 1.0 MiB") && text.contains("2 writers, 7 pauses"), "{text}");
+        assert!(
+            text.contains("limit 1.0 MiB") && text.contains("2 writers, 3 pauses of 1.5 ms"),
+            "{text}"
+        );
     }
 
     #[test]

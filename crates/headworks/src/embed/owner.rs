@@ -288,14 +288,14 @@ impl Driver {
                 self.polling.on_work();
                 self.give_way(now);
                 // Commands in a device must be started and their answers fetched.
-                if !self.shard.is_idle() {
+                if self.has_commands() {
                     self.enter(Wait::Poll)?;
                 }
                 continue;
             }
             if self.ends.closed() == self.desk.clients.len() && self.shard.is_idle() {
                 // What a handle pushed before it went is seen now that it is seen gone.
-                if self.rings_are_empty() && self.is_flushed() {
+                if self.rings_are_empty() && self.is_flushed() && self.frames_are_home() {
                     break;
                 }
                 self.enter(Wait::Poll)?;
@@ -405,6 +405,16 @@ impl Driver {
         self.flush.is_none() || self.desk.flushed.is_some()
     }
 
+    /// Something may be in the device: of a feeder or of the cache.
+    fn has_commands(&self) -> bool {
+        !self.shard.is_idle() || !self.frames_are_home()
+    }
+
+    /// The device has no frames of the cache.
+    fn frames_are_home(&self) -> bool {
+        self.desk.frames.is_none() || self.shard.is_quiet()
+    }
+
     fn rings_are_empty(&mut self) -> bool {
         self.desk.clients.iter_mut().all(|client| client.bios.is_empty())
     }
@@ -415,7 +425,7 @@ impl Driver {
             let before = self.clock.now();
             std::thread::yield_now();
             self.polling.on_yield(self.clock.now().since(before));
-            if !self.shard.is_idle() {
+            if self.has_commands() {
                 self.enter(Wait::Poll)?;
             }
             return Ok(());

@@ -1,6 +1,6 @@
 //! The rings with a shard between them: bytes, order, ends.
 
-use headworks_core::{BioFlags, Ioprio, Op, ReplyStage, prng::Prng};
+use headworks_core::{BioFlags, IoError, Ioprio, Op, ReplyStage, prng::Prng};
 
 use super::*;
 use crate::device::{NullDevice, Spec};
@@ -20,6 +20,29 @@ fn over(spec: &str, handles: usize) -> (Owner, Vec<Handle>) {
     let (queue, device) = assembly.devices.swap_remove(0);
     let options = Options::new(device, queue, assembly.volumes[0].1);
     start(Options { handles, depth: 16, ..options }).unwrap()
+}
+
+#[test]
+fn an_owner_with_a_cache_flushes_it_at_its_end_and_says_how_that_went() {
+    let ended = |spec: &str, cache: CacheOptions| {
+        let spec = Spec::parse(spec).unwrap();
+        let mut assembly = Assembly::new(&[ExportSpec::new(String::new(), spec, false)]).unwrap();
+        let (queue, device) = assembly.devices.swap_remove(0);
+        let options = Options::new(device, queue, assembly.volumes[0].1);
+        let (owner, mut handles) = start(Options { cache, ..options }).unwrap();
+        handles[0].buffer(0).fill(7);
+        handles[0].put(0, io(Op::Write, 0));
+        handles[0].submit();
+        assert_eq!(wait_for_one(&mut handles[0]).status, Ok(()));
+        drop(handles);
+        owner.join().unwrap().flushed
+    };
+    let cache = CacheOptions { units: 256, ..CacheOptions::default() };
+    assert_eq!(ended("mem:size=1M", cache), Some(Ok(())));
+    assert_eq!(ended("mem:size=1M", CacheOptions::default()), None);
+    // The flush reaches the device: its error is not lost.
+    let failing = "error:rate=100%,op=flush,of=mem:size=1M";
+    assert_eq!(ended(failing, cache), Some(Err(IoError::Medium)));
 }
 
 fn wait_for_one(handle: &mut Handle) -> Answer {

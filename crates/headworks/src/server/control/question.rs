@@ -11,8 +11,7 @@ use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
-use headworks_core::writeback::DirtyStats;
-use headworks_core::writeback::DirtyTunable;
+use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{
     Control, DeviceId, ExportId, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
 };

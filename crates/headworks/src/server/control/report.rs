@@ -4,9 +4,10 @@
 //! counts as writing as it does in Linux. Here a request is counted from the plug to its end; those of other shards from when
 //! they came to the device's own.
 
+use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{OpStats, Stage, TurnRow, TurnStats, VolumeStats};
-use headworks_core::writeback::DirtyTunable;
+use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
@@ -77,63 +78,140 @@ pub fn dirty_accepted(tunable: DirtyTunable) -> String {
 
 /// The caches of all shards together; null where no shard has one.
 pub fn cache(shards: &[CacheReport]) -> Value {
-    let sum = shards.iter().filter_map(|shard| shard.cache).reduce(|sum, one| sum.with(&one));
-    let Some(sum) = sum else {
-        return Value::Null;
-    };
-    let [background, periodic, sync, frames, writers] = sum.written_for;
-    let [frame, credit, pause, _, range, folio] = sum.waits;
-    json!({
-        "bytes": sum.units * 4096,
-        "units": sum.units,
-        "resident": sum.resident,
-        "free": sum.free,
-        "folios": sum.folios,
-        "hits": sum.hits,
-        "misses": sum.misses,
-        "fills": sum.fills,
-        "filled": sum.filled,
-        "writeouts": sum.writeouts,
-        "written": sum.written,
-        "written_for": { "background": background, "periodic": periodic, "sync": sync,
-            "frames": frames, "writers": writers },
-        "failed": sum.failed,
-        "held": sum.held,
-        "shadowed": sum.shadowed,
-        "read_before_write": sum.read_before_write,
-        "evicted_folios": sum.evicted_folios,
-        "evicted": sum.evicted,
-        "ghost_hits": sum.ghost_hits,
-        "read_ahead": sum.read_ahead,
-        "read_ahead_wasted": sum.read_ahead_wasted,
-        "waits": { "frame": frame, "credit": credit, "pause": pause, "range": range,
-            "folio": folio },
-        "index_operations": sum.index_operations,
-        "index_probes": sum.index_probes,
-        "flushes": sum.flushes,
-        "flushes_failed": sum.flushes_failed,
-    })
+    total(shards.iter().filter_map(|shard| shard.cache).map(cache_of))
 }
 
 /// What is dirty in all of them, under the names of /proc/vmstat, in blocks of 4 KiB; null where no shard has a cache.
 pub fn dirty(shards: &[CacheReport]) -> Value {
-    let sum = shards.iter().filter_map(|shard| shard.dirty).reduce(|sum, one| sum.with(&one));
-    let Some(sum) = sum else {
-        return Value::Null;
-    };
+    total(shards.iter().filter_map(|shard| shard.dirty).map(dirty_of))
+}
+
+fn cache_of(stats: CacheStats) -> Value {
+    // Without `..`, so that no counter is left out.
+    let CacheStats {
+        units,
+        free,
+        resident,
+        folios,
+        hits,
+        misses,
+        fills,
+        filled,
+        writeouts,
+        written,
+        written_for: [for_background, for_age, for_sync, for_frames, for_writers],
+        failed,
+        held,
+        shadowed,
+        read_before_write,
+        evicted_folios,
+        evicted,
+        ghost_hits,
+        read_ahead,
+        read_ahead_wasted,
+        waits: [frames, credit, pause, shadow, range, folio],
+        index_operations,
+        index_probes,
+        flushes,
+        flushes_failed,
+    } = stats;
     json!({
-        "nr_dirty": sum.nr_dirty,
-        "nr_writeback": sum.nr_writeback,
-        "reserved": sum.reserved,
-        "nr_dirtied": sum.nr_dirtied,
-        "nr_written": sum.nr_written,
-        "nr_dirty_threshold": sum.nr_dirty_threshold,
-        "nr_dirty_background_threshold": sum.nr_dirty_background_threshold,
-        "writers": sum.writers,
-        "pauses": sum.pauses,
-        "paused_ns": sum.paused_ns,
-        "refused": sum.refused,
+        "units": units,
+        "free": free,
+        "resident": resident,
+        "folios": folios,
+        "hits": hits,
+        "misses": misses,
+        "fills": fills,
+        "filled": filled,
+        "writeouts": writeouts,
+        "written": written,
+        "written_for": {
+            "background": for_background,
+            "age": for_age,
+            "sync": for_sync,
+            "frames": for_frames,
+            "writers": for_writers,
+        },
+        "failed": failed,
+        "held": held,
+        "shadowed": shadowed,
+        "read_before_write": read_before_write,
+        "evicted_folios": evicted_folios,
+        "evicted": evicted,
+        "ghost_hits": ghost_hits,
+        "read_ahead": read_ahead,
+        "read_ahead_wasted": read_ahead_wasted,
+        "waits": {
+            "frames": frames,
+            "credit": credit,
+            "pause": pause,
+            "shadow": shadow,
+            "range": range,
+            "folio": folio,
+        },
+        "index_operations": index_operations,
+        "index_probes": index_probes,
+        "flushes": flushes,
+        "flushes_failed": flushes_failed,
     })
+}
+
+fn dirty_of(stats: DirtyStats) -> Value {
+    let DirtyStats {
+        nr_dirty,
+        nr_writeback,
+        reserved,
+        nr_dirtied,
+        nr_written,
+        nr_dirty_threshold,
+        nr_dirty_background_threshold,
+        writers,
+        pauses,
+        paused_ns,
+        pauses_continued,
+        refused,
+        traces_lost,
+    } = stats;
+    json!({
+        "nr_dirty": nr_dirty,
+        "nr_writeback": nr_writeback,
+        "reserved": reserved,
+        "nr_dirtied": nr_dirtied,
+        "nr_written": nr_written,
+        "nr_dirty_threshold": nr_dirty_threshold,
+        "nr_dirty_background_threshold": nr_dirty_background_threshold,
+        "writers": writers,
+        "pauses": pauses,
+        "paused_ns": paused_ns,
+        "pauses_continued": pauses_continued,
+        "refused": refused,
+        "traces_lost": traces_lost,
+    })
+}
+
+/// Tables of the same shape, number by number; null if there are none.
+fn total(tables: impl Iterator<Item = Value>) -> Value {
+    tables.reduce(sum_of).unwrap_or(Value::Null)
+}
+
+fn sum_of(one: Value, other: Value) -> Value {
+    match (one, other) {
+        (Value::Object(one), Value::Object(mut other)) => {
+            let add = |(name, value)| {
+                let more = other.get_mut(&name).map_or(Value::Null, Value::take);
+                (name, sum_of(value, more))
+            };
+            Value::Object(one.into_iter().map(add).collect())
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            one.into_iter().zip(other).map(|(one, other)| sum_of(one, other)).collect()
+        }
+        (one, other) => {
+            let number = |value: &Value| value.as_u64().unwrap_or_default();
+            number(&one).saturating_add(number(&other)).into()
+        }
+    }
 }
 
 /// Ranges that could not be written out.
@@ -276,9 +354,7 @@ fn op_row(row: &OpStats) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_core::cache::CacheStats;
     use headworks_core::stats::QueueStats;
-    use headworks_core::writeback::DirtyStats;
 
     #[test]
     fn diskstats_has_the_kernels_fields_in_the_kernels_order_and_units() {
@@ -326,18 +402,14 @@ mod tests {
 
     #[test]
     fn caches_of_all_shards_add_up_and_none_is_null() {
-        let (mut folios, mut cached) =
-            ([0; 10], CacheStats { units: 3, hits: 5, ..Default::default() });
-        folios[9] = 2;
-        cached.folios = folios;
-        let dirty_of = DirtyStats { nr_dirty: 7, nr_dirty_threshold: 9, ..Default::default() };
-        let with = CacheReport { cache: Some(cached), dirty: Some(dirty_of) };
+        let mut cached = CacheStats { units: 3, hits: 5, ..Default::default() };
+        (cached.folios[9], cached.waits[1]) = (2, 4);
+        let some = DirtyStats { nr_dirty: 7, nr_dirty_threshold: 9, ..Default::default() };
+        let with = CacheReport { cache: Some(cached), dirty: Some(some) };
         let both = [with, CacheReport::default(), with];
         let sum = cache(&both);
-        assert_eq!(
-            (&sum["bytes"], &sum["hits"], &sum["folios"][9]),
-            (&json!(24_576), &json!(10), &json!(4))
-        );
+        assert_eq!((&sum["units"], &sum["hits"]), (&json!(6), &json!(10)));
+        assert_eq!((&sum["folios"][9], &sum["waits"]["credit"]), (&json!(4), &json!(8)));
         let sum = dirty(&both);
         assert_eq!((&sum["nr_dirty"], &sum["nr_dirty_threshold"]), (&json!(14), &json!(18)));
         let none = [CacheReport::default()];

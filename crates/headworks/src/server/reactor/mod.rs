@@ -204,7 +204,10 @@ impl Reactor {
             }
             let now = self.parts.clock.now();
             let worked = self.turn(now);
-            if self.life == Life::Waiting && self.parts.board.all_waiting() {
+            if self.life == Life::Waiting
+                && self.parts.board.all_waiting()
+                && self.frames_are_home()
+            {
                 return Ok(());
             }
             wait = self.next_wait(now, worked);
@@ -235,7 +238,8 @@ impl Reactor {
 
     /// A busy connection is served several times before the engine is entered, if the engine has nothing to do for us.
     fn must_enter(&mut self, wait: Wait) -> bool {
-        let idle_disks = self.parts.shard.is_idle();
+        // Also the cache's own reads and writes start and end in the engine.
+        let idle_disks = self.parts.shard.is_idle() && self.frames_are_home();
         let skip =
             wait == Wait::Poll && !self.hot.is_empty() && idle_disks && self.skips < SKIPS_MAX;
         self.skips = if skip { self.skips + 1 } else { 0 };

@@ -54,7 +54,7 @@ impl Reactor {
                 let mut answers = std::mem::take(&mut self.parts.desk.own_flushes);
                 let ended = answers.drain(..).filter(|answer| self.is_last_word(*answer, in_time));
                 match left - ended.count() {
-                    0 => self.wait_for_others(),
+                    0 if self.frames_are_home() => self.wait_for_others(),
                     left => self.life = Life::Flushing { left, since },
                 }
             }
@@ -114,6 +114,11 @@ impl Reactor {
             }
         }
         self.parts.board.wait();
+    }
+
+    /// No device has frames of our cache: only then may they go. (Something was read ahead, or what failed is written again.)
+    pub(super) fn frames_are_home(&self) -> bool {
+        self.parts.desk.frames.is_none() || self.parts.shard.is_quiet()
     }
 
     fn publish_unflushed(&self) {
