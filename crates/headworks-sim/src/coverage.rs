@@ -73,8 +73,21 @@ points! {
     FaultFlush = "fault: failed flush",
     FaultZeroes = "fault: write-zeroes not supported after all",
     FaultBadRange = "fault: bad range",
-    Prefetch = "prefetch",
-    MessageCaching = "message: caching",
+    Prefetch = "cache: prefetch",
+    MessageCaching = "cache: message: caching",
+    Close = "cache: connection closed and came again",
+    CloseBusy = "cache: connection closed with bios on their way",
+    FlushFailed = "cache: flush failed",
+    CopyIn = "cache: bytes copied in",
+    CopyOut = "cache: bytes copied out",
+    ZeroFrames = "cache: frames zeroed",
+    MoveFrames = "cache: bytes moved to another frame",
+    Fill = "cache: fill",
+    WriteOut = "cache: write-out",
+    WriteOutFua = "cache: write-out with FUA",
+    CacheRemote = "cache: I/O on a device of another shard",
+    CutWriting = "cache: power cut during write-out",
+    CutSync = "cache: power cut during a flush with write-out",
     PowerCut = "power cut",
     PowerCutTorn = "power cut with commands in the device",
     ShardsOne = "world: one shard",
@@ -83,6 +96,14 @@ points! {
     ModelImmediate = "device model: immediate",
     ModelConstant = "device model: constant latency",
     ModelSeek = "device model: seek",
+}
+
+impl Point {
+    /// Whether it is about caches: what is left out where there are none.
+    #[must_use]
+    pub fn needs_cache(self) -> bool {
+        self.name().starts_with("cache:")
+    }
 }
 
 /// How often each point was passed.

@@ -11,6 +11,7 @@ pub mod connection;
 pub mod coverage;
 pub mod disk;
 pub mod events;
+pub mod frames;
 pub mod operator;
 pub mod oracle;
 pub mod pattern;
