@@ -8,7 +8,7 @@
 //! A frame counts as used until its shard was told of the completion: before that the policy cannot know of it. The sum of
 //! what was submitted must still be the same then. Whatever breaks this is told, and ends the run.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use headworks::memory::Span;
 use headworks_core::cache::folio::BLOCK;
@@ -86,8 +86,8 @@ struct Flight {
 /// See the head of this file.
 pub struct Frames {
     pools: Vec<Pool>,
-    /// By command. Looked up only by name, so the order of the map decides nothing.
-    flights: HashMap<(DeviceId, RequestId), Flight>,
+    /// By command. Looked up only by name.
+    flights: BTreeMap<(DeviceId, RequestId), Flight>,
     /// Commands of this turn whose bytes are not summed yet.
     fresh: Vec<(DeviceId, RequestId)>,
     writing: usize,
@@ -98,7 +98,7 @@ impl Frames {
     #[must_use]
     pub fn new(shards: u16, units: u32) -> Self {
         let pools = (0..shards).map(|_| Pool::new(units)).collect();
-        Self { pools, flights: HashMap::new(), fresh: Vec::new(), writing: 0 }
+        Self { pools, flights: BTreeMap::new(), fresh: Vec::new(), writing: 0 }
     }
 
     /// The memory of a shard's pool.
