@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::scenario::CACHED;
+
 /// Declares the points with the words that they are listed by.
 macro_rules! points {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
@@ -99,10 +101,20 @@ points! {
 }
 
 impl Point {
-    /// Whether it is about caches: what is left out where there are none.
-    #[must_use]
-    pub fn needs_cache(self) -> bool {
-        self.name().starts_with("cache:")
+    /// Every point that a long run passes whose worlds have this number of shards, or any.
+    pub fn asked(shards: Option<u16>) -> impl Iterator<Item = &'static Self> {
+        let fits = move |point: &&Self| match shards {
+            None => true,
+            Some(shards) => {
+                let all = [(Self::ShardsOne, 1), (Self::ShardsTwo, 2), (Self::ShardsFour, 4)];
+                let alone = shards == 1 && point.name().contains("of another shard");
+                let alone = alone || shards == 1 && point.name().contains("message:");
+                let elsewhere = all.iter().any(|&(p, n)| p == **point && n != shards);
+                !alone && !elsewhere
+            }
+        };
+        let possible = |point: &&Self| CACHED || !point.name().starts_with("cache:");
+        Self::ALL.iter().filter(possible).filter(fits)
     }
 }
 

@@ -9,6 +9,7 @@ pub mod buffers;
 pub mod check;
 pub mod connection;
 pub mod coverage;
+pub mod crash;
 pub mod disk;
 pub mod events;
 pub mod frames;
@@ -23,6 +24,7 @@ pub mod workload;
 pub mod world;
 
 pub use check::Failure;
+pub use crash::Crash;
 pub use scenario::Scenario;
 pub use smoke::Smoke;
 pub use world::{Outcome, run};

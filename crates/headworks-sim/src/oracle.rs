@@ -37,6 +37,29 @@ const ANY: u64 = u64::MAX - 1;
 /// Lists longer than this are looked through for entries that are superseded for good.
 const LIST_LONG: usize = 6;
 
+/// What is broken when flushed data are gone.
+pub const CUT_RULE: &str = "a power cut loses nothing that was flushed";
+
+/// What was found after power cuts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survival {
+    /// Cells that were looked at.
+    pub cells: u64,
+    /// Of these, those that were written since the last cut.
+    pub open: u64,
+    /// Of these, those that did not hold the newest.
+    pub old: u64,
+}
+
+impl Survival {
+    /// Another's are counted, too.
+    pub fn add(&mut self, other: &Self) {
+        self.cells += other.cells;
+        self.open += other.open;
+        self.old += other.old;
+    }
+}
+
 /// What was broken, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
@@ -179,6 +202,8 @@ pub struct Oracle {
     version: u64,
     /// Reads look at what survived a power cut, and settle it.
     recovering: bool,
+    /// By write mode.
+    survived: [Survival; WriteMode::ALL.len()],
 }
 
 impl Oracle {
@@ -205,6 +230,7 @@ impl Oracle {
             tick: 1,
             version: 0,
             recovering: false,
+            survived: [Survival::default(); WriteMode::ALL.len()],
         }
     }
 
@@ -280,6 +306,12 @@ impl Oracle {
         self.free_writes.clear();
         self.entries.clear();
         self.free_entry = NIL;
+    }
+
+    /// What was found after cuts, by write mode.
+    #[must_use]
+    pub fn survived(&self) -> [Survival; WriteMode::ALL.len()] {
+        self.survived
     }
 
     /// Now.
@@ -519,7 +551,7 @@ impl Oracle {
             };
             if !fits {
                 let rule = match self.recovering {
-                    true => "a power cut loses nothing that was flushed",
+                    true => CUT_RULE,
                     false => "a completed write is seen by every later read",
                 };
                 return Err(Violation {
@@ -600,6 +632,11 @@ impl Oracle {
                 .list(cell)
                 .any(|(entry, write)| write.version == version && entry.end(write) >= line);
         if fits {
+            let newest = self.list(cell).next().map(|(_, write)| write.version);
+            let survived = &mut self.survived[self.mode(cell) as usize];
+            survived.cells += 1;
+            survived.open += u64::from(newest.is_some());
+            survived.old += u64::from(newest.is_some_and(|newest| newest != version));
             self.cells[cell] = CellState { base: version, head: NIL };
         }
         fits
@@ -607,8 +644,12 @@ impl Oracle {
 
     /// Whether a cut may leave any version, also one that is no longer listed: whole sectors tell theirs.
     fn forgets(&self, cell: usize) -> bool {
+        self.mode(cell) == WriteMode::Unsafe
+    }
+
+    fn mode(&self, cell: usize) -> WriteMode {
         let next = self.volumes.partition_point(|volume| volume.first_cell <= cell);
-        self.volumes[next - 1].mode == WriteMode::Unsafe
+        self.volumes[next - 1].mode
     }
 
     fn describe(&self, cell: usize) -> String {

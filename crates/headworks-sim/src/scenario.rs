@@ -85,6 +85,25 @@ impl Scenario {
     /// The scenario of `seed`, on `shards` shards if given.
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {
+        let cached = CACHED && Prng::new(seed).split("cached").below(3) > 0;
+        Self::draw_with(seed, shards, cached)
+    }
+
+    /// The scenario of `seed` with caches and power cuts; its first device says that it flushed and did not, if it `lies`.
+    #[must_use]
+    pub fn draw_crash(seed: u64, shards: Option<u16>, lies: bool) -> Self {
+        let mut scenario = Self::draw_with(seed, shards, true);
+        let mut prng = Prng::new(seed).split("crash");
+        scenario.rounds = prng.between(3, 8) as u32;
+        scenario.cut_after = Some(prng.between(1 << 6, 1 << 15));
+        if lies {
+            scenario.devices[0].defect = Defect::SkipsFlush;
+            scenario.devices[0].config.queue.write_cache = true;
+        }
+        scenario
+    }
+
+    fn draw_with(seed: u64, shards: Option<u16>, cached: bool) -> Self {
         let root = Prng::new(seed);
         let mut world = root.split("world");
         let drawn = [1, 2, 4][world.below(3) as usize];
@@ -95,7 +114,6 @@ impl Scenario {
         let devices: Vec<_> =
             (0..count).map(|_| draw_device(&mut prng, shards, immediate_only)).collect();
         let volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
-        let cached = CACHED && root.split("cached").below(3) > 0;
         let (cache, dirty) = match cached {
             true => draw_cache(&mut root.split("cache")),
             false => (CacheOptions::default(), DirtyOptions::default()),

@@ -7,7 +7,7 @@ use headworks_core::record::RunHash;
 
 use crate::check::Failure;
 use crate::coverage::{Coverage, Point};
-use crate::scenario::{CACHED, Scenario};
+use crate::scenario::Scenario;
 use crate::world;
 
 /// Fewer scenarios than this may leave a rare point out by chance; a run of at least as many must have hit every one.
@@ -64,16 +64,6 @@ impl Smoke {
         if self.scenarios < COVERED_AFTER {
             return Vec::new();
         }
-        let possible = Point::ALL.iter().filter(|point| CACHED || !point.needs_cache());
-        let asked = possible.filter(|&&point| match self.shards {
-            None => true,
-            Some(shards) => {
-                let other = [(Point::ShardsOne, 1), (Point::ShardsTwo, 2), (Point::ShardsFour, 4)];
-                let alone = shards == 1 && point.name().contains("message:");
-                let elsewhere = other.iter().any(|&(p, n)| p == point && n != shards);
-                !alone && !elsewhere
-            }
-        });
-        self.coverage.missed(asked)
+        self.coverage.missed(Point::asked(self.shards))
     }
 }

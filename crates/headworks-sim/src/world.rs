@@ -16,13 +16,14 @@ use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::time::SEC;
 use headworks_core::{
-    Control, DeviceId, Input, Instant, Op, Shard, ShardId, VolumeConfig, VolumeId,
+    Control, DeviceId, Input, Instant, Op, Shard, ShardId, VolumeConfig, VolumeId, WriteMode,
 };
 
 use crate::check::{Failure, check_quiet, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
 use crate::disk::{Disk, DiskFile, DiskOptions, Fault, Model, NullDisk, SharedDisk};
+use crate::oracle::Survival;
 use crate::pattern::SECTOR;
 use crate::scenario::{Scenario, WorldDefect};
 use crate::wire::{Happening, NoDisk, Port, Wire};
@@ -84,6 +85,10 @@ pub struct Outcome {
     pub unknown_completions: u64,
     /// Lies that disks told.
     pub lies: u64,
+    /// Power cuts.
+    pub cuts: u64,
+    /// What was found after them, by write mode.
+    pub survived: [Survival; WriteMode::ALL.len()],
 }
 
 const FLUSHES: [u32; Op::COUNT] = [0, 0, 1, 0, 0, 0];
@@ -170,7 +175,14 @@ impl World {
         }
         // The cut comes at another turn in each round.
         let cut_after = self.wire.scenario.cut_after;
-        let cut_after = cut_after.map(|turns| turns / u64::from(round + 1));
+        let cut_after = match self.wire.scenario.cache.is_on() {
+            false => cut_after.map(|turns| turns / u64::from(round + 1)),
+            // Of early and late ones as many: there are more turns in which a lot goes on than in which it begins.
+            true => cut_after.map(|turns| {
+                let magnitude = 1 << self.order.between(0, turns.ilog2().into());
+                self.order.between(magnitude / 2, magnitude).max(1)
+            }),
+        };
         let stop = self.run_jobs(cut_after);
         match stop {
             Stop::Broken => return,
@@ -317,7 +329,8 @@ impl World {
             }
             return since <= LONGEST;
         }
-        if comes {
+        // Leases go home.
+        if comes || next.since(self.wire.moved) < SEC {
             return true;
         }
         self.idle_left = self.idle_left.saturating_sub(1);
@@ -504,6 +517,8 @@ impl World {
                 coverage: self.wire.coverage,
                 unknown_completions: self.wire.unknown_completions,
                 lies,
+                cuts: self.cuts,
+                survived: self.wire.oracle.survived(),
             }),
         }
     }
