@@ -88,6 +88,7 @@ points! {
     WriteOut = "cache: write-out",
     WriteOutFua = "cache: write-out with FUA",
     CacheRemote = "cache: I/O on a device of another shard",
+    GaveUp = "cache: failed blocks given up",
     CutWriting = "cache: power cut during write-out",
     CutSync = "cache: power cut during a flush with write-out",
     PowerCut = "power cut",

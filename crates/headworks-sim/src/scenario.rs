@@ -17,7 +17,7 @@ use crate::pattern::SECTOR;
 use crate::workload::{Cuts, JobOptions, Pattern};
 
 /// Whether worlds with caches are drawn.
-pub const CACHED: bool = false;
+pub const CACHED: bool = true;
 
 /// A device of the world.
 #[derive(Clone, Copy, Debug)]
@@ -182,10 +182,7 @@ impl Scenario {
         let volumes = self.volumes.iter().enumerate();
         let contracts = volumes.map(|(index, volume)| {
             let id = VolumeId(index as u16);
-            let cuts = match self.mode(id) {
-                WriteMode::None => [0; 4],
-                _ => cuts_of(self.seed, id, &volume.options),
-            };
+            let cuts = cuts_of(self.seed, id, self.mode(id));
             let cuts = if cuts[1] == 0 { oracle::whole_sectors() } else { cuts.to_vec() };
             Contract { size: volume.options.size, cuts, mode: self.mode(id) }
         });
@@ -386,22 +383,22 @@ fn draw_cached_volume(prng: &mut Prng, volume: &mut VolumeConfig) {
         WriteMode::None,
     ][pick(&[0, 1, 2, 3, 4, 5]) as usize];
     options.on_error = ErrorPolicy::ALL[pick(&[0, 1]) as usize];
-    let any_byte = matches!(options.mode, WriteMode::Writeback | WriteMode::Writethrough);
-    if any_byte && pick(&[0, 1]) == 0 {
-        options.block_size = 1;
-    }
     options.size = pick(&[16, 64, 300, 600, 1200]) * 4096 + pick(&[0, 8192, 40_960]);
     if options.block_size <= SECTOR as u32 && pick(&[0, 1]) == 0 {
         options.size += pick(&[512, 1024, 3584]);
     }
 }
 
-/// Where bios of a volume may begin and end within sectors; equal for all its jobs.
-fn cuts_of(seed: u64, volume: VolumeId, options: &VolumeOptions) -> Cuts {
-    if options.block_size >= SECTOR as u32 {
-        return [0; 4];
+/// Where bios of a volume may begin and end within sectors, in half of the volumes where the oracle can tell; equal for all
+/// its jobs.
+fn cuts_of(seed: u64, volume: VolumeId, mode: WriteMode) -> Cuts {
+    let mut prng = Prng::new(seed ^ u64::from(volume.0) << 32).split("cuts");
+    match mode {
+        WriteMode::Writeback | WriteMode::Writethrough if prng.below(2) == 0 => {
+            oracle::draw_cuts(&mut prng)
+        }
+        _ => [0; 4],
     }
-    oracle::draw_cuts(&mut Prng::new(seed ^ u64::from(volume.0) << 32).split("cuts"))
 }
 
 fn draw_cached_job(prng: &mut Prng, seed: u64, volumes: &[VolumeConfig], job: &mut JobOptions) {
@@ -410,10 +407,11 @@ fn draw_cached_job(prng: &mut Prng, seed: u64, volumes: &[VolumeConfig], job: &m
     job.weights[Op::Prefetch as usize] = pick(&[0, 0, 1, 5]);
     job.direct = pick(&[0, 0, 0, 20_000, 300_000]);
     job.close_after = pick(&[0, 0, 0, 1, 10, 100]);
-    job.cuts = match options.mode {
-        WriteMode::None => [0; 4],
-        _ => cuts_of(seed, job.volume, options),
-    };
+    job.cuts = cuts_of(seed, job.volume, options.mode);
+    job.any_byte = options.mode != WriteMode::None;
+    if job.any_byte && pick(&[0, 1]) == 0 {
+        job.block_size = SECTOR as u32;
+    }
 }
 
 fn draw_bad_ranges(prng: &mut Prng, devices: &mut [DeviceScenario], volumes: &[VolumeConfig]) {

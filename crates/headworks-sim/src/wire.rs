@@ -510,6 +510,14 @@ impl Wire {
         }
     }
 
+    /// Bytes that could not be written are given up.
+    pub fn give_up(&mut self, volume: VolumeId, offset: u64, len: u64) {
+        self.coverage.hit(Point::GaveUp);
+        let size = self.scenario.volumes[usize::from(volume.0)].options.size;
+        let end = size.min(offset + len);
+        self.oracle.give_up(volume.0, offset, end - offset);
+    }
+
     /// The operator acknowledges what failed on `volume`, a little later.
     pub fn plan_acknowledge(&mut self, volume: VolumeId) {
         self.acknowledging[usize::from(volume.0)] = true;

@@ -57,7 +57,9 @@ pub struct JobOptions {
     pub ioprio: Ioprio,
     /// Rate of `DIRECT` among what reads and writes.
     pub direct: u32,
-    /// Where bios may begin and end within sectors; all 0: only at their edges.
+    /// The volume takes bios that begin and end anywhere.
+    pub any_byte: bool,
+    /// Where they do so within sectors; all 0: only at their edges.
     pub cuts: Cuts,
     /// After so many bios it closes and comes again as another; 0: never.
     pub close_after: u32,
@@ -199,8 +201,7 @@ impl Job {
         match self.prng.below(3) {
             0 => bio.offset = u64::MAX - u64::from(bio.len) / 2,
             1 => bio.offset += 1 << 40,
-            // Within a sector a bio may begin there, so not at all.
-            _ if self.options.cuts[1] > 0 => bio.len = 0,
+            _ if self.options.any_byte => bio.len = 0,
             _ => bio.offset += SECTOR as u64 / 2,
         }
     }

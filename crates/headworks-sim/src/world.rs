@@ -602,7 +602,13 @@ fn watch_inputs(wire: &mut Wire, cell: &Cell) {
 }
 
 /// What failed on `volume` and is held by `shard` is lost from now on.
-fn give_up(_wire: &mut Wire, _shard: &Shard, _volume: VolumeId) {}
+fn give_up(wire: &mut Wire, shard: &Shard, volume: VolumeId) {
+    let mut ranges = Vec::new();
+    shard.failed_ranges(volume, &mut ranges);
+    for (offset, len, _) in ranges {
+        wire.give_up(volume, offset, len);
+    }
+}
 
 fn count_disk(coverage: &mut Coverage, disk: &Disk) {
     let counters = disk.counters();
