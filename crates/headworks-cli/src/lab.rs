@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::Subcommand;
 use headworks::core::prng::Prng;
 use headworks::server::recorder;
+use headworks_lab::crash;
 use headworks_lab::experiment::Name;
 use headworks_sim::throughput::{Watch, run_null};
 use headworks_sim::{Failure, Smoke};
@@ -69,6 +70,24 @@ pub enum Experiment {
         #[arg(long)]
         json: bool,
     },
+    /// Power cuts at any moment under random load, with caches, checked by an oracle
+    Crash {
+        /// The first scenario's seed; a fresh one without
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Force the number of shards: 1, 2 or 4
+        #[arg(long)]
+        shards: Option<u16>,
+        /// So many power cuts
+        #[arg(long, default_value_t = 10_000)]
+        cuts: u64,
+        /// Go on for so long, however many cuts there were
+        #[arg(long)]
+        minutes: Option<u64>,
+        /// JSON objects, one a line
+        #[arg(long)]
+        json: bool,
+    },
     /// How many simulated I/Os the world makes in a real second
     Null {
         /// The seed
@@ -92,15 +111,20 @@ pub fn run(lab: Lab) -> ExitCode {
         Lab::Run(Experiment::Seed001(options)) => return options.run(Name::Seed001),
         Lab::Run(Experiment::Seed004(options)) => return options.run(Name::Seed004),
         Lab::Run(Experiment::Fairness(options)) => return options.run(Name::Fairness),
-        Lab::Run(Experiment::Smoke { shards: Some(shards), .. })
-            if ![1, 2, 4].contains(&shards) =>
-        {
+        Lab::Run(
+            Experiment::Smoke { shards: Some(shards), .. }
+            | Experiment::Crash { shards: Some(shards), .. },
+        ) if ![1, 2, 4].contains(&shards) => {
             complain(format!("shards: {shards} is none of 1, 2, 4"));
             return ExitCode::from(USAGE);
         }
         Lab::Run(Experiment::Smoke { seed, shards, scenarios, minutes, json }) => {
             let seed = seed.unwrap_or_else(fresh_seed);
             run_smoke(SmokeOptions { seed, shards, scenarios, minutes, json })
+        }
+        Lab::Run(Experiment::Crash { seed, shards, cuts, minutes, json }) => {
+            let seed = seed.unwrap_or_else(fresh_seed);
+            run_crash(CrashOptions { seed, shards, cuts, minutes, json })
         }
     };
     ExitCode::from(code as u8)
@@ -162,7 +186,7 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 /// Runs scenarios until the time or the number is up; the exit code.
 #[must_use]
 pub fn run_smoke(options: SmokeOptions) -> i32 {
-    tell_seed_on_panic(options.shards);
+    tell_seed_on_panic(move |seed| repeat(seed, options.shards));
     let (mut smoke, start) = (Smoke::new(options.seed, options.shards), Instant::now());
     let time = Duration::from_secs(60 * options.minutes);
     loop {
@@ -175,7 +199,7 @@ pub fn run_smoke(options: SmokeOptions) -> i32 {
         }
         SEED.store(smoke.seed, Ordering::Relaxed);
         if let Err(failure) = smoke.run_next() {
-            tell_failure(&failure, options);
+            tell_failure(&failure, repeat(failure.seed, options.shards), options.json);
             return 1;
         }
         if smoke.scenarios.is_multiple_of(100) && !options.json {
@@ -187,23 +211,66 @@ pub fn run_smoke(options: SmokeOptions) -> i32 {
     i32::from(!smoke.missed().is_empty())
 }
 
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+struct CrashOptions {
+    seed: u64,
+    shards: Option<u16>,
+    cuts: u64,
+    minutes: Option<u64>,
+    json: bool,
+}
+
+/// Runs scenarios until there were enough cuts, or the time is up; the exit code.
+fn run_crash(options: CrashOptions) -> i32 {
+    let CrashOptions { seed, shards, cuts, minutes, json } = options;
+    tell_seed_on_panic(move |seed| crash::repeat(seed, shards));
+    let (start, mut told) = (Instant::now(), Instant::now());
+    if !json {
+        println!("seed {seed}");
+    }
+    let done = crash::run(crash::Options { seed, shards }, |crash| {
+        SEED.store(crash.seed, Ordering::Relaxed);
+        if told.elapsed() >= Duration::from_secs(5) {
+            told = Instant::now();
+            let (done, hash) = (crash.cuts, crash.hash());
+            eprintln!("{done:>8} power cuts in {} scenarios  hash {hash:016x}", crash.scenarios);
+        }
+        match minutes {
+            Some(minutes) => start.elapsed() < Duration::from_secs(60 * minutes),
+            None => crash.cuts < cuts,
+        }
+    });
+    match done {
+        Ok(crash) => {
+            let wanted = if minutes.is_some() { crash.cuts } else { cuts };
+            let report = crash::report(&crash, seed, wanted);
+            print!("{}", if json { report.to_json() } else { report.to_text() });
+            i32::from(!report.is_met())
+        }
+        Err(failure) => {
+            tell_failure(&failure, crash::repeat(failure.seed, shards), json);
+            1
+        }
+    }
+}
+
 fn repeat(seed: u64, shards: Option<u16>) -> String {
     let shards = shards.map_or(String::new(), |shards| format!(" --shards {shards}"));
     format!("headworks lab run smoke --seed {seed} --scenarios 1{shards}")
 }
 
-fn tell_seed_on_panic(shards: Option<u16>) {
+fn tell_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) {
     let inner = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         inner(info);
         let seed = SEED.load(Ordering::Relaxed);
-        eprintln!("headworks: error: a panic; repeat with: {}", repeat(seed, shards));
+        eprintln!("headworks: error: a panic; repeat with: {}", repeat(seed));
     }));
 }
 
-fn tell_failure(failure: &Failure, options: SmokeOptions) {
-    let command = repeat(failure.seed, options.shards);
-    if options.json {
+fn tell_failure(failure: &Failure, command: String, json: bool) {
+    if json {
         let object = json!({
             "result": "failed",
             "seed": failure.seed,

@@ -4,6 +4,7 @@
 //! the verdict, and then the table; before and after share seed, workload and device.
 
 pub mod contention;
+pub mod crash;
 pub mod experiment;
 pub mod fairness;
 pub mod live;

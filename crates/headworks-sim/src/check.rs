@@ -69,13 +69,20 @@ pub fn check_status(
             _ => Err(violation("a malformed bio is refused", detail())),
         };
     }
+    let cached = scenario.is_cached(bio.id.volume);
     let Err(error) = status else {
-        return check_success(scenario, bio, faulty);
+        return if cached { Ok(()) } else { check_success(scenario, bio, faulty) };
     };
     let device = &scenario.devices[usize::from(volume.device.0)];
     let (faults, queue) = (&device.faults, &device.config.queue);
     let waits_for_flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::FUA);
+    // A cache moves blocks for several bios, and remembers for a flush what failed before.
+    let by_cache = cached
+        && (faulty || waits_for_flush)
+        && (faults.any() || device.defect == Defect::ClaimsTooMuch);
     let caused = match error {
+        IoError::Medium | IoError::NoSpace | IoError::TimedOut if by_cache => true,
+        IoError::TimedOut if cached && waits_for_flush => true,
         IoError::Medium => {
             faulty
                 && (bio.op != Op::Flush && (faults.medium > 0 || faults.nothing > 0)

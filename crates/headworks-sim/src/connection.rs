@@ -57,6 +57,8 @@ pub struct Connection {
     pub starved: bool,
     /// It will submit at a time already set, or is listed to.
     pub planned: bool,
+    /// Bios until it closes; 0: it stays.
+    pub until_close: u32,
     free: Vec<u8>,
     count: u64,
 }
@@ -67,6 +69,7 @@ impl Connection {
     pub fn new(id: u32, home: ShardId, job: Job) -> Self {
         let depth = usize::from(job.options.depth);
         assert!((1..=256).contains(&depth), "a slot fits 8 bits");
+        let job_closes = job.options.close_after;
         let largest = *job.options.sizes.iter().max().expect("four sizes");
         Self {
             id,
@@ -76,6 +79,7 @@ impl Connection {
             flights: vec![Flight::default(); depth],
             starved: false,
             planned: false,
+            until_close: job_closes,
             free: (0..depth as u16).rev().map(|slot| slot as u8).collect(),
             count: 0,
         }
@@ -113,6 +117,19 @@ impl Connection {
         let slot = usize::from(slot);
         self.flights[slot] = Flight { bio, stage: Stage::Waiting, malformed, ..Flight::default() };
         (bio, slot, malformed)
+    }
+
+    /// Whether it closes now, after the bio that it just submitted.
+    pub fn closes(&mut self) -> bool {
+        let closes = self.until_close == 1;
+        self.until_close = self.until_close.saturating_sub(1);
+        closes
+    }
+
+    /// It comes again under another id, while what the old one has on its way is still to be answered.
+    pub fn reopen(&mut self, id: u32) {
+        self.id = id;
+        self.until_close = self.job.options.close_after;
     }
 
     /// The slot of a bio in flight.

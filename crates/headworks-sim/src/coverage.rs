@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::scenario::CACHED;
+
 /// Declares the points with the words that they are listed by.
 macro_rules! points {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
@@ -73,8 +75,22 @@ points! {
     FaultFlush = "fault: failed flush",
     FaultZeroes = "fault: write-zeroes not supported after all",
     FaultBadRange = "fault: bad range",
-    Prefetch = "prefetch",
-    MessageCaching = "message: caching",
+    Prefetch = "cache: prefetch",
+    MessageCaching = "cache: message: caching",
+    Close = "cache: connection closed and came again",
+    CloseBusy = "cache: connection closed with bios on their way",
+    FlushFailed = "cache: flush failed",
+    CopyIn = "cache: bytes copied in",
+    CopyOut = "cache: bytes copied out",
+    ZeroFrames = "cache: frames zeroed",
+    MoveFrames = "cache: bytes moved to another frame",
+    Fill = "cache: fill",
+    WriteOut = "cache: write-out",
+    WriteOutFua = "cache: write-out with FUA",
+    CacheRemote = "cache: I/O on a device of another shard",
+    GaveUp = "cache: failed blocks given up",
+    CutWriting = "cache: power cut during write-out",
+    CutSync = "cache: power cut during a flush with write-out",
     PowerCut = "power cut",
     PowerCutTorn = "power cut with commands in the device",
     ShardsOne = "world: one shard",
@@ -83,6 +99,24 @@ points! {
     ModelImmediate = "device model: immediate",
     ModelConstant = "device model: constant latency",
     ModelSeek = "device model: seek",
+}
+
+impl Point {
+    /// Every point that a long run passes whose worlds have this number of shards, or any.
+    pub fn asked(shards: Option<u16>) -> impl Iterator<Item = &'static Self> {
+        let fits = move |point: &&Self| match shards {
+            None => true,
+            Some(shards) => {
+                let all = [(Self::ShardsOne, 1), (Self::ShardsTwo, 2), (Self::ShardsFour, 4)];
+                let alone = shards == 1 && point.name().contains("of another shard");
+                let alone = alone || shards == 1 && point.name().contains("message:");
+                let elsewhere = all.iter().any(|&(p, n)| p == **point && n != shards);
+                !alone && !elsewhere
+            }
+        };
+        let possible = |point: &&Self| CACHED || !point.name().starts_with("cache:");
+        Self::ALL.iter().filter(possible).filter(fits)
+    }
 }
 
 /// How often each point was passed.

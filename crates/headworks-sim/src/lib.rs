@@ -9,8 +9,10 @@ pub mod buffers;
 pub mod check;
 pub mod connection;
 pub mod coverage;
+pub mod crash;
 pub mod disk;
 pub mod events;
+pub mod frames;
 pub mod operator;
 pub mod oracle;
 pub mod pattern;
@@ -22,6 +24,7 @@ pub mod workload;
 pub mod world;
 
 pub use check::Failure;
+pub use crash::Crash;
 pub use scenario::Scenario;
 pub use smoke::Smoke;
 pub use world::{Outcome, run};

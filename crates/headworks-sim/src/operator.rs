@@ -20,6 +20,8 @@ fn draw_value(tunable: Tunable, most: &QueueOptions, prng: &mut Prng) -> u64 {
             &[TagPolicy::Fair as u64, TagPolicy::Fair as u64, TagPolicy::KuaiV3 as u64]
         }
         Tunable::InflightKb => &[0, 0, 1, 64, 1024],
+        Tunable::ReadAheadKb => &[0, 4, 64, 512, 4096],
+        Tunable::MaxFolioOrder => &[0, 1, 3, 9],
         Tunable::AsyncDepth => &[0, 1, 16],
         Tunable::FifoBatch => &[1, 2, 16],
         Tunable::ReadExpire | Tunable::WriteExpire | Tunable::PrioAgingExpire => &[0, 1, 500],
@@ -29,7 +31,7 @@ fn draw_value(tunable: Tunable, most: &QueueOptions, prng: &mut Prng) -> u64 {
     if tunable == Tunable::MaxSectorsKb { value.min(tunable.get(most)) } else { value }
 }
 
-const CHANGED: [Tunable; 13] = [
+const CHANGED: [Tunable; 15] = [
     Tunable::NrRequests,
     Tunable::NrRequests,
     Tunable::MaxSectorsKb,
@@ -43,6 +45,8 @@ const CHANGED: [Tunable; 13] = [
     Tunable::FrontMerges,
     Tunable::WriteExpire,
     Tunable::PrioAgingExpire,
+    Tunable::ReadAheadKb,
+    Tunable::MaxFolioOrder,
 ];
 
 /// A change that was asked for.

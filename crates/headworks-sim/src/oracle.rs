@@ -12,20 +12,53 @@
 //! - An entry is superseded for good when that later write is also *durable*: acknowledged with FUA, or before a flush was
 //!   submitted that succeeded. What is not superseded for good may be what a power cut leaves.
 //! - A read that finds one of several versions while nothing is pending fixes the order: that version now counts as the last.
+//! - An entry is *lost* when a discard came upon it before it was durable, or when the operator gave its block up after a
+//!   failed write-out: it may still be seen, and supersedes nothing.
+//! - Where flushes promise nothing (`unsafe`), a power cut may leave any version that was ever written there.
+//!
+//! What has versions is a *cell*: a sector, or where bios may start at any byte, one of the parts that a sector is cut into,
+//! at places that are the volume's own. Bios begin and end between cells; what lies in one is told by its bytes alone.
 //!
 //! Time here is a tick that counts submissions and answers, so "before" is never a matter of equal times.
 
-use headworks_core::{Bio, BioFlags, Op, ReplyStage, Status};
+use headworks_core::prng::Prng;
+use headworks_core::{Bio, BioFlags, Op, ReplyStage, Status, WriteMode};
 
-use crate::pattern::{self, Found, SECTOR};
+use crate::pattern::{self, Found, POISON, SECTOR};
+use crate::workload::Cuts;
 
 const NIL: u32 = u32::MAX;
 /// A tick that has not come yet.
 const NEVER: u64 = u64::MAX;
-/// The base of a sector is no longer possible.
+/// The base of a cell is no longer possible.
 const DEAD: u64 = u64::MAX;
+/// The base of a cell is any version of it, only in `unsafe` volumes, whose old versions are forgotten.
+const ANY: u64 = u64::MAX - 1;
 /// Lists longer than this are looked through for entries that are superseded for good.
 const LIST_LONG: usize = 6;
+
+/// What is broken when flushed data are gone.
+pub const CUT_RULE: &str = "a power cut loses nothing that was flushed";
+
+/// What was found after power cuts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survival {
+    /// Cells that were looked at.
+    pub cells: u64,
+    /// Of these, those that were written since the last cut.
+    pub open: u64,
+    /// Of these, those that did not hold the newest.
+    pub old: u64,
+}
+
+impl Survival {
+    /// Another's are counted, too.
+    pub fn add(&mut self, other: &Self) {
+        self.cells += other.cells;
+        self.open += other.open;
+        self.old += other.old;
+    }
+}
 
 /// What was broken, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +110,8 @@ struct Entry {
     next: u32,
     /// When it took its place: submission, or when a read fixed the order.
     placed: u64,
+    /// It may be seen, and supersedes nothing.
+    lost: bool,
 }
 
 impl Entry {
@@ -87,24 +122,75 @@ impl Entry {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct SectorState {
+struct CellState {
     base: u64,
     head: u32,
 }
 
+/// What the oracle holds a volume to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contract {
+    /// Bytes.
+    pub size: u64,
+    /// Where the cells of each sector start; the first is 0. See [`whole_sectors`] and [`draw_cuts`].
+    pub cuts: Vec<u16>,
+    /// `None` also where there is no cache.
+    pub mode: WriteMode,
+}
+
+/// Cuts for volumes where bios are aligned to sectors.
+#[must_use]
+pub fn whole_sectors() -> Vec<u16> {
+    vec![0]
+}
+
+/// Cuts for volumes where they are not. Every cell has bytes that no other version has: the first the version's number, the
+/// others at least eight of the mixed words.
+#[must_use]
+pub fn draw_cuts(prng: &mut Prng) -> Cuts {
+    let first = prng.between(9, 80);
+    let second = prng.between(first.max(24) + 8, 300);
+    let third = prng.between(second + 9, 503);
+    [0, first as u16, second as u16, third as u16]
+}
+
 #[derive(Debug)]
 struct Volume {
-    first_sector: usize,
-    sectors: usize,
+    first_cell: usize,
+    cuts: Vec<u16>,
+    mode: WriteMode,
     /// Writes acknowledged before this tick are durable.
     flushed: u64,
+}
+
+impl Volume {
+    /// The cell that starts at `offset`, or that ends what ends there.
+    fn cell(&self, offset: u64) -> usize {
+        let (sector, at) = (offset as usize / SECTOR, offset as usize % SECTOR);
+        let inside = self.cuts.partition_point(|&cut| usize::from(cut) < at);
+        self.first_cell + sector * self.cuts.len() + inside
+    }
+
+    /// Sector, first byte and length of a cell.
+    fn place(&self, cell: usize) -> (u64, usize, usize) {
+        let cell = cell - self.first_cell;
+        let (sector, inside) = (cell / self.cuts.len(), cell % self.cuts.len());
+        let at = usize::from(self.cuts[inside]);
+        let end = self.cuts.get(inside + 1).map_or(SECTOR, |&cut| usize::from(cut));
+        (sector as u64, at, end - at)
+    }
+
+    /// Whether an acknowledged write may be in memory only.
+    fn writes_back(&self) -> bool {
+        matches!(self.mode, WriteMode::Writeback | WriteMode::Unsafe)
+    }
 }
 
 /// See the head of this file.
 #[derive(Debug)]
 pub struct Oracle {
     volumes: Vec<Volume>,
-    sectors: Vec<SectorState>,
+    cells: Vec<CellState>,
     entries: Vec<Entry>,
     free_entry: u32,
     writes: Vec<WriteRecord>,
@@ -116,22 +202,25 @@ pub struct Oracle {
     version: u64,
     /// Reads look at what survived a power cut, and settle it.
     recovering: bool,
+    /// By write mode.
+    survived: [Survival; WriteMode::ALL.len()],
 }
 
 impl Oracle {
-    /// Volumes of these sizes, all zeros.
+    /// Volumes of these contracts, all zeros.
     #[must_use]
-    pub fn new(sizes: &[u64]) -> Self {
-        let mut first_sector = 0;
-        let volumes = sizes.iter().map(|&size| {
-            let volume = Volume { first_sector, sectors: size as usize / SECTOR, flushed: 0 };
-            first_sector += volume.sectors;
-            volume
+    pub fn new(contracts: &[Contract]) -> Self {
+        let mut cells = 0;
+        let volumes = contracts.iter().map(|contract| {
+            let Contract { size, cuts, mode } = contract.clone();
+            let first_cell = cells;
+            cells += size as usize / SECTOR * cuts.len();
+            Volume { first_cell, cuts, mode, flushed: 0 }
         });
         let volumes: Vec<_> = volumes.collect();
         Self {
             volumes,
-            sectors: vec![SectorState { base: 0, head: NIL }; first_sector],
+            cells: vec![CellState { base: 0, head: NIL }; cells],
             entries: Vec::with_capacity(4096),
             free_entry: NIL,
             writes: Vec::with_capacity(1024),
@@ -141,6 +230,7 @@ impl Oracle {
             tick: 1,
             version: 0,
             recovering: false,
+            survived: [Survival::default(); WriteMode::ALL.len()],
         }
     }
 
@@ -154,10 +244,7 @@ impl Oracle {
             Op::Write | Op::Discard | Op::WriteZeroes => self.start_write(bio, start),
         };
         if bio.op == Op::Write {
-            let (version, first) = (self.version, bio.offset / SECTOR as u64);
-            for (at, sector) in bytes.chunks_exact_mut(SECTOR).enumerate() {
-                pattern::fill(sector, version, bio.id.volume.0, first + at as u64);
-            }
+            fill_all(bio, self.version, bytes);
         }
         Ticket { start, index }
     }
@@ -221,6 +308,12 @@ impl Oracle {
         self.free_entry = NIL;
     }
 
+    /// What was found after cuts, by write mode.
+    #[must_use]
+    pub fn survived(&self) -> [Survival; WriteMode::ALL.len()] {
+        self.survived
+    }
+
     /// Now.
     #[must_use]
     pub fn tick(&self) -> u64 {
@@ -263,10 +356,45 @@ impl Oracle {
                 self.writes.len() as u32 - 1
             }
         };
-        for sector in self.range(bio) {
-            self.add(sector, write, start);
+        if bio.op == Op::Discard {
+            self.cancel(bio);
+        }
+        for cell in self.range(bio) {
+            self.add(cell, write, start);
         }
         write
+    }
+
+    /// A discard was submitted, or is over: what is not durable yet, it may have caught in memory.
+    fn cancel(&mut self, bio: &Bio) {
+        let volume = &self.volumes[usize::from(bio.id.volume.0)];
+        if volume.writes_back() {
+            let range = self.range(bio);
+            self.lose(range);
+        }
+    }
+
+    /// The operator gave up what could not be written of the range: the device has what it had before.
+    pub fn give_up(&mut self, volume: u16, offset: u64, len: u64) {
+        let volume = &self.volumes[usize::from(volume)];
+        let (first, end) = (volume.cell(offset), volume.cell(offset + len));
+        self.lose(first..end);
+    }
+
+    fn lose(&mut self, cells: std::ops::Range<usize>) {
+        for cell in cells {
+            let mut at = self.cells[cell].head;
+            while at != NIL {
+                let Entry { write, next, .. } = self.entries[at as usize];
+                let record = &self.writes[write as usize];
+                let volume = &self.volumes[usize::from(record.volume)];
+                if volume.mode == WriteMode::Unsafe {
+                    self.cells[cell].base = ANY;
+                }
+                self.entries[at as usize].lost |= !self.is_durable(record);
+                at = next;
+            }
+        }
     }
 
     fn end_write(&mut self, bio: &Bio, ticket: Ticket, status: Status, stage: ReplyStage) {
@@ -284,19 +412,21 @@ impl Oracle {
             write.settled = tick;
             self.release(ticket.index);
         }
+        if bio.op == Op::Discard {
+            self.cancel(bio);
+        }
     }
 
     fn range(&self, bio: &Bio) -> std::ops::Range<usize> {
-        let first = self.volumes[usize::from(bio.id.volume.0)].first_sector;
-        let offset = bio.offset as usize / SECTOR;
-        first + offset..first + offset + bio.len as usize / SECTOR
+        let volume = &self.volumes[usize::from(bio.id.volume.0)];
+        volume.cell(bio.offset)..volume.cell(bio.end())
     }
 
-    fn add(&mut self, sector: usize, write: u32, placed: u64) {
-        if self.list_len(sector) > LIST_LONG {
-            self.prune(sector);
+    fn add(&mut self, cell: usize, write: u32, placed: u64) {
+        if self.list_len(cell) > LIST_LONG {
+            self.prune(cell);
         }
-        let entry = Entry { write, next: self.sectors[sector].head, placed };
+        let entry = Entry { write, next: self.cells[cell].head, placed, lost: false };
         let index = if self.free_entry == NIL {
             self.entries.push(entry);
             self.entries.len() as u32 - 1
@@ -306,7 +436,7 @@ impl Oracle {
             self.entries[free as usize] = entry;
             free
         };
-        self.sectors[sector].head = index;
+        self.cells[cell].head = index;
         self.writes[write as usize].uses += 1;
     }
 
@@ -318,12 +448,12 @@ impl Oracle {
         }
     }
 
-    fn list_len(&self, sector: usize) -> usize {
-        self.list(sector).count()
+    fn list_len(&self, cell: usize) -> usize {
+        self.list(cell).count()
     }
 
-    fn list(&self, sector: usize) -> impl Iterator<Item = (&Entry, &WriteRecord)> {
-        let mut at = self.sectors[sector].head;
+    fn list(&self, cell: usize) -> impl Iterator<Item = (&Entry, &WriteRecord)> {
+        let mut at = self.cells[cell].head;
         std::iter::from_fn(move || {
             let entry = self.entries.get(at as usize)?;
             at = entry.next;
@@ -333,29 +463,41 @@ impl Oracle {
 
     /// Whether an acknowledged write survives a power cut.
     fn is_durable(&self, write: &WriteRecord) -> bool {
-        let flushed = self.volumes[usize::from(write.volume)].flushed;
-        write.outcome == Outcome::Done && (write.fua || write.ended < flushed)
+        let volume = &self.volumes[usize::from(write.volume)];
+        volume.mode != WriteMode::Unsafe
+            && write.outcome == Outcome::Done
+            && (write.fua || write.ended < volume.flushed)
+    }
+
+    /// Whether what `write` superseded may be forgotten, if no read wants it.
+    fn is_lasting(&self, write: &WriteRecord) -> bool {
+        let volume = &self.volumes[usize::from(write.volume)];
+        match volume.mode {
+            WriteMode::Unsafe => write.outcome == Outcome::Done,
+            _ => self.is_durable(write),
+        }
     }
 
     /// When the last write took its place that supersedes others: for good if `lasting`, else for a read begun at `start`.
-    fn line(&self, sector: usize, lasting: bool, start: u64) -> u64 {
+    fn line(&self, cell: usize, lasting: bool, start: u64) -> u64 {
         let counts = |write: &WriteRecord| match lasting {
             true => self.is_durable(write),
             false => write.outcome == Outcome::Done && write.ended < start,
         };
-        let list = self.list(sector).filter(|(_, write)| counts(write));
+        let list = self.list(cell).filter(|(entry, write)| !entry.lost && counts(write));
         list.map(|(entry, _)| entry.placed).max().unwrap_or(0)
     }
 
     /// Forgets what is superseded for good and for every read in flight.
-    fn prune(&mut self, sector: usize) {
+    fn prune(&mut self, cell: usize) {
         let oldest = self.reads.iter().copied().min().unwrap_or(NEVER);
-        let counts =
-            |(_, write): &(&Entry, &WriteRecord)| self.is_durable(write) && write.ended < oldest;
-        let line = self.list(sector).filter(counts).map(|(entry, _)| entry.placed).max();
+        let counts = |(entry, write): &(&Entry, &WriteRecord)| {
+            !entry.lost && self.is_lasting(write) && write.ended < oldest
+        };
+        let line = self.list(cell).filter(counts).map(|(entry, _)| entry.placed).max();
         let Some(line) = line else { return };
-        self.sectors[sector].base = DEAD;
-        let mut at = std::mem::replace(&mut self.sectors[sector].head, NIL);
+        self.cells[cell].base = DEAD;
+        let mut at = std::mem::replace(&mut self.cells[cell].head, NIL);
         let mut tail = NIL;
         while at != NIL {
             let entry = self.entries[at as usize];
@@ -366,7 +508,7 @@ impl Oracle {
                 self.free_entry = at;
             } else {
                 match tail {
-                    NIL => self.sectors[sector].head = at,
+                    NIL => self.cells[cell].head = at,
                     tail => self.entries[tail as usize].next = at,
                 }
                 self.entries[at as usize].next = NIL;
@@ -383,34 +525,33 @@ impl Oracle {
         hole: bool,
         bytes: &[u8],
     ) -> Result<(), Violation> {
-        let first = bio.offset / SECTOR as u64;
-        for (at, sector) in self.range(bio).enumerate() {
-            let number = first + at as u64;
-            let place = Some((bio.id.volume.0, number * SECTOR as u64));
+        for cell in self.range(bio) {
+            let volume = &self.volumes[usize::from(bio.id.volume.0)];
+            let (number, at, len) = volume.place(cell);
+            let offset = number * SECTOR as u64 + at as u64;
+            let place = Some((bio.id.volume.0, offset));
+            let start = (offset - bio.offset) as usize;
             let found = match hole {
                 true => Found::Version(0),
-                false => {
-                    let bytes = &bytes[at * SECTOR..(at + 1) * SECTOR];
-                    pattern::identify(bytes, bio.id.volume.0, number)
-                }
+                false => self.identify(cell, &bytes[start..start + len], bio.id.volume.0),
             };
             let Found::Version(version) = found else {
                 return Err(Violation {
                     rule: "a read returns what was written there",
                     detail: format!(
                         "{found:?} was read, which nobody wrote; {}",
-                        self.describe(sector)
+                        self.describe(cell)
                     ),
                     place,
                 });
             };
             let fits = match self.recovering {
-                true => self.settle_survivor(sector, version),
-                false => self.check_seen(sector, version, ticket.start),
+                true => self.settle_survivor(cell, version),
+                false => self.check_seen(cell, version, ticket.start),
             };
             if !fits {
                 let rule = match self.recovering {
-                    true => "a power cut loses nothing that was flushed",
+                    true => CUT_RULE,
                     false => "a completed write is seen by every later read",
                 };
                 return Err(Violation {
@@ -418,7 +559,7 @@ impl Oracle {
                     detail: format!(
                         "version {version} was read by a bio submitted at tick {}; {}",
                         ticket.start,
-                        self.describe(sector)
+                        self.describe(cell)
                     ),
                     place,
                 });
@@ -427,18 +568,37 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether a read begun at `start` may see `version`; fixes the order of writes if it tells it.
-    fn check_seen(&mut self, sector: usize, version: u64, start: u64) -> bool {
-        if self.sectors[sector].head == NIL {
-            return self.sectors[sector].base == version;
+    /// What the bytes of a cell are. A part of a sector is known only by what it could be.
+    fn identify(&self, cell: usize, bytes: &[u8], volume: u16) -> Found {
+        let (sector, at, len) = self.volumes[usize::from(volume)].place(cell);
+        if len == SECTOR {
+            return pattern::identify(bytes, volume, sector);
         }
-        let line = self.line(sector, false, start);
-        let base = self.sectors[sector].base;
-        if line == 0 && base == version {
+        let base = self.cells[cell].base;
+        let versions = self.list(cell).map(|(_, write)| write.version);
+        let known = versions.chain((base < ANY).then_some(base));
+        let mut known =
+            known.filter(|&version| pattern::is_part(bytes, version, volume, sector, at));
+        match known.next() {
+            Some(version) => Found::Version(version),
+            None if bytes.iter().all(|&byte| byte == POISON) => Found::Poison,
+            None => Found::Garbage,
+        }
+    }
+
+    /// Whether a read begun at `start` may see `version`; fixes the order of writes if it tells it.
+    fn check_seen(&mut self, cell: usize, version: u64, start: u64) -> bool {
+        let base = self.cells[cell].base;
+        let is_base = base == version || base == ANY;
+        if self.cells[cell].head == NIL {
+            return is_base;
+        }
+        let line = self.line(cell, false, start);
+        if line == 0 && is_base {
             return true;
         }
         // Of several writes of zeros the last in the list is the newest: the likeliest, and the only safe one to fix.
-        let mut at = self.sectors[sector].head;
+        let mut at = self.cells[cell].head;
         let (mut seen, mut quiet, mut alone) = (NIL, true, line != 0 || base == DEAD);
         while at != NIL {
             let entry = &self.entries[at as usize];
@@ -453,46 +613,79 @@ impl Oracle {
         if seen == NIL {
             return false;
         }
-        let write = &self.writes[self.entries[seen as usize].write as usize];
-        if quiet && alone && write.outcome == Outcome::Done {
-            self.entries[seen as usize].placed = self.tick;
+        let entry = &mut self.entries[seen as usize];
+        let write = &self.writes[entry.write as usize];
+        if quiet && alone && write.outcome == Outcome::Done && !entry.lost {
+            entry.placed = self.tick;
         }
         true
     }
 
-    /// Whether `version` may have survived; from now on it is what the sector holds.
-    fn settle_survivor(&mut self, sector: usize, version: u64) -> bool {
-        let line = self.line(sector, true, 0);
-        let fits = self.sectors[sector].base == version && line == 0
+    /// Whether `version` may have survived; from now on it is what the cell holds.
+    fn settle_survivor(&mut self, cell: usize, version: u64) -> bool {
+        let line = self.line(cell, true, 0);
+        let base = self.cells[cell].base;
+        let is_base = base == version || base == ANY;
+        let fits = self.forgets(cell)
+            || is_base && line == 0
             || self
-                .list(sector)
+                .list(cell)
                 .any(|(entry, write)| write.version == version && entry.end(write) >= line);
         if fits {
-            self.sectors[sector] = SectorState { base: version, head: NIL };
+            let newest = self.list(cell).next().map(|(_, write)| write.version);
+            let survived = &mut self.survived[self.mode(cell) as usize];
+            survived.cells += 1;
+            survived.open += u64::from(newest.is_some());
+            survived.old += u64::from(newest.is_some_and(|newest| newest != version));
+            self.cells[cell] = CellState { base: version, head: NIL };
         }
         fits
     }
 
-    fn describe(&self, sector: usize) -> String {
-        let mut text = match self.sectors[sector].base {
+    /// Whether a cut may leave any version, also one that is no longer listed: whole sectors tell theirs.
+    fn forgets(&self, cell: usize) -> bool {
+        self.mode(cell) == WriteMode::Unsafe
+    }
+
+    fn mode(&self, cell: usize) -> WriteMode {
+        let next = self.volumes.partition_point(|volume| volume.first_cell <= cell);
+        self.volumes[next - 1].mode
+    }
+
+    fn describe(&self, cell: usize) -> String {
+        let mut text = match self.cells[cell].base {
             DEAD => String::from("it could hold"),
+            ANY => String::from("it could hold any version"),
             base => format!("it could hold version {base}"),
         };
-        for (entry, write) in self.list(sector) {
+        for (entry, write) in self.list(cell) {
             let tick = |tick| match tick {
                 NEVER => String::from("-"),
                 tick => tick.to_string(),
             };
             text += &format!(
-                ", version {} ({:?}{}, ticks {}..{})",
+                ", version {} ({:?}{}{}, ticks {}..{})",
                 write.version,
                 write.outcome,
                 if self.is_durable(write) { ", durable" } else { "" },
+                if entry.lost { ", lost" } else { "" },
                 entry.placed,
                 tick(write.ended)
             );
         }
         text
+    }
+}
+
+/// Writes `version` into the buffer of a write.
+fn fill_all(bio: &Bio, version: u64, bytes: &mut [u8]) {
+    let (mut offset, mut rest) = (bio.offset, bytes);
+    while !rest.is_empty() {
+        let (sector, at) = (offset / SECTOR as u64, offset as usize % SECTOR);
+        let (part, after) = rest.split_at_mut(rest.len().min(SECTOR - at));
+        pattern::fill_part(part, version, bio.id.volume.0, sector, at);
+        offset += part.len() as u64;
+        rest = after;
     }
 }
 
@@ -510,7 +703,11 @@ mod tests {
 
     impl Game {
         fn new() -> Self {
-            let oracle = Oracle::new(&[512]);
+            Self::of(WriteMode::None)
+        }
+
+        fn of(mode: WriteMode) -> Self {
+            let oracle = Oracle::new(&[Contract { size: 512, cuts: whole_sectors(), mode }]);
             Self { oracle }
         }
 
@@ -558,9 +755,9 @@ mod tests {
         /// Which of the contents may survive a cut now.
         fn survivors(mut self, contents: &[&[u8]]) -> Vec<bool> {
             self.oracle.cut();
-            let state = self.oracle.sectors[0];
+            let state = self.oracle.cells[0];
             let try_one = |bytes: &&[u8]| {
-                self.oracle.sectors[0] = state;
+                self.oracle.cells[0] = state;
                 self.may_see(bytes)
             };
             contents.iter().map(try_one).collect()
@@ -637,6 +834,79 @@ mod tests {
         assert!(game.may_see(&one) && game.may_see(&ZEROS) && game.may_see(&one));
         game.run(Op::WriteZeroes, BioFlags::NONE);
         assert!(!game.may_see(&one) && game.may_see(&ZEROS));
+    }
+
+    #[test]
+    fn a_discard_may_cancel_what_is_in_memory_only() {
+        let mut game = Game::of(WriteMode::Writeback);
+        let one = game.write();
+        game.flush();
+        let two = game.write();
+        game.run(Op::Discard, BioFlags::NONE);
+        assert!(game.may_see(&one) && game.may_see(&two) && game.may_see(&ZEROS));
+        let three = game.write();
+        assert!(!game.may_see(&one) && !game.may_see(&two) && game.may_see(&three));
+        game.flush();
+        assert_eq!(game.survivors(&[&one, &two, &ZEROS, &three]), [false, false, false, true]);
+        let mut game = Game::of(WriteMode::Writethrough);
+        let (one, two) = (game.write(), game.write());
+        game.run(Op::Discard, BioFlags::NONE);
+        assert!(!game.may_see(&one) && game.may_see(&two));
+    }
+
+    #[test]
+    fn what_the_operator_gave_up_is_old_or_new() {
+        let mut game = Game::of(WriteMode::Writeback);
+        let (one, two) = (game.write(), game.write());
+        assert!(!game.may_see(&one));
+        game.oracle.give_up(0, 0, 512);
+        assert!(game.may_see(&one) && game.may_see(&two));
+        game.flush();
+        assert_eq!(game.survivors(&[&one, &two]), [true, true]);
+    }
+
+    #[test]
+    fn an_unsafe_volume_keeps_any_version_of_its_own_through_a_cut() {
+        let mut game = Game::of(WriteMode::Unsafe);
+        let one = game.write();
+        game.flush();
+        let two = game.write();
+        game.flush();
+        assert!(!game.may_see(&one) && game.may_see(&two));
+        let mut foreign = one.clone();
+        pattern::fill(&mut foreign, 1, 0, 1);
+        assert_eq!(game.survivors(&[&ZEROS, &one, &two, &foreign]), [true, true, true, false]);
+    }
+
+    #[test]
+    fn parts_of_a_sector_have_versions_of_their_own() {
+        for seed in 0..200 {
+            let cuts = draw_cuts(&mut Prng::new(seed));
+            let mode = WriteMode::Writeback;
+            let contract = Contract { size: 1024, cuts: cuts.to_vec(), mode };
+            let mut oracle = Oracle::new(&[contract]);
+            let (start, end) = (u64::from(cuts[2]), 512 + u64::from(cuts[1]));
+            let bio =
+                |op, offset, end| Bio { op, offset, len: (end - offset) as u32, ..Bio::default() };
+            let write = bio(Op::Write, start, end);
+            let mut bytes = vec![0; write.len as usize];
+            let ticket = oracle.submit(&write, &mut bytes);
+            let done = ReplyStage::Final;
+            oracle.answer(&write, ticket, Ok(()), false, done, &bytes).unwrap();
+            let mut whole = vec![0; 1024];
+            whole[start as usize..end as usize].copy_from_slice(&bytes);
+            let mut see = |whole: &[u8]| {
+                let read = bio(Op::Read, 0, 1024);
+                let ticket = oracle.submit(&read, &mut []);
+                oracle.answer(&read, ticket, Ok(()), false, done, whole).is_ok()
+            };
+            assert!(see(&whole), "seed {seed}");
+            for at in [0, start - 1, start, 511, 512, end - 1, end, 1023] {
+                whole[at as usize] ^= 1;
+                assert!(!see(&whole), "seed {seed}, byte {at}");
+                whole[at as usize] ^= 1;
+            }
+        }
     }
 
     #[test]

@@ -50,6 +50,24 @@ pub fn fill(bytes: &mut [u8], version: u64, volume: u16, sector: u64) {
     words[1] = place.to_le_bytes();
 }
 
+/// Fills `bytes` as what `version` of `sector` has from byte `at` on.
+pub fn fill_part(bytes: &mut [u8], version: u64, volume: u16, sector: u64, at: usize) {
+    let mut whole = [0; SECTOR];
+    fill(&mut whole, version, volume, sector);
+    bytes.copy_from_slice(&whole[at..at + bytes.len()]);
+}
+
+/// Whether `bytes` are what `version` of `sector` has from byte `at` on.
+#[must_use]
+pub fn is_part(bytes: &[u8], version: u64, volume: u16, sector: u64, at: usize) -> bool {
+    if version == 0 {
+        return bytes.iter().all(|&byte| byte == 0);
+    }
+    let mut whole = [0; SECTOR];
+    fill(&mut whole, version, volume, sector);
+    bytes == &whole[at..at + bytes.len()]
+}
+
 /// What `bytes`, one sector, is when read at `sector` of `volume`.
 #[must_use]
 pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
@@ -101,6 +119,10 @@ mod tests {
             assert_ne!(identify(&torn, 1, 2), Found::Version(77), "byte {at}");
         }
         assert_eq!(identify(&[POISON; SECTOR], 1, 2), Found::Poison);
+        let mut part = [0; 13];
+        fill_part(&mut part, 77, 1, 2, 499);
+        assert_eq!(part, bytes[499..]);
+        assert!(is_part(&part, 77, 1, 2, 499) && !is_part(&part, 78, 1, 2, 499));
         let mut dirt = [0; SECTOR];
         dirt[511] = 1;
         assert_eq!(identify(&dirt, 1, 2), Found::Garbage);

@@ -4,15 +4,20 @@
 
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC, US};
-use headworks_core::writeback::DirtyOptions;
+use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{
-    CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, IoClass, Ioprio, NoMerges, Op,
-    PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, TagPolicy, VolumeConfig, VolumeId,
-    VolumeOptions, WakeOptions,
+    CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, ErrorPolicy, IoClass, Ioprio, NoMerges,
+    Op, PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, TagPolicy, VolumeConfig,
+    VolumeId, VolumeOptions, WakeOptions, WriteMode,
 };
 
 use crate::disk::{BadRange, Defect, Faults, Model};
-use crate::workload::{JobOptions, Pattern};
+use crate::oracle::{self, Contract};
+use crate::pattern::SECTOR;
+use crate::workload::{Cuts, JobOptions, Pattern};
+
+/// Whether worlds with caches are drawn.
+pub const CACHED: bool = true;
 
 /// A device of the world.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +85,25 @@ impl Scenario {
     /// The scenario of `seed`, on `shards` shards if given.
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {
+        let cached = CACHED && Prng::new(seed).split("cached").below(3) > 0;
+        Self::draw_with(seed, shards, cached)
+    }
+
+    /// The scenario of `seed` with caches and power cuts; its first device says that it flushed and did not, if it `lies`.
+    #[must_use]
+    pub fn draw_crash(seed: u64, shards: Option<u16>, lies: bool) -> Self {
+        let mut scenario = Self::draw_with(seed, shards, true);
+        let mut prng = Prng::new(seed).split("crash");
+        scenario.rounds = prng.between(3, 8) as u32;
+        scenario.cut_after = Some(prng.between(1 << 6, 1 << 15));
+        if lies {
+            scenario.devices[0].defect = Defect::SkipsFlush;
+            scenario.devices[0].config.queue.write_cache = true;
+        }
+        scenario
+    }
+
+    fn draw_with(seed: u64, shards: Option<u16>, cached: bool) -> Self {
         let root = Prng::new(seed);
         let mut world = root.split("world");
         let drawn = [1, 2, 4][world.below(3) as usize];
@@ -90,11 +114,24 @@ impl Scenario {
         let devices: Vec<_> =
             (0..count).map(|_| draw_device(&mut prng, shards, immediate_only)).collect();
         let volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
-        let mut devices = devices;
+        let (cache, dirty) = match cached {
+            true => draw_cache(&mut root.split("cache")),
+            false => (CacheOptions::default(), DirtyOptions::default()),
+        };
+        let (mut devices, mut volumes) = (devices, volumes);
+        if cached {
+            let mut prng = root.split("caching");
+            devices.iter_mut().for_each(|device| draw_caching(&mut prng, &mut device.config.queue));
+            volumes.iter_mut().for_each(|volume| draw_cached_volume(&mut prng, volume));
+        }
         draw_bad_ranges(&mut root.split("bad"), &mut devices, &volumes);
         let mut prng = root.split("jobs");
-        let jobs: Vec<_> =
+        let mut jobs: Vec<_> =
             (0..world.between(1, 6)).map(|_| draw_job(&mut prng, &volumes)).collect();
+        let mut prng = root.split("cached jobs");
+        for job in jobs.iter_mut().filter(|_| cached) {
+            draw_cached_job(&mut prng, seed, &volumes, job);
+        }
         let depth: u32 = jobs.iter().map(|job| u32::from(job.depth)).sum();
         let tight = world.below(8) == 0;
         let rounds = world.between(1, 3) as u32;
@@ -105,8 +142,8 @@ impl Scenario {
             tight,
             devices,
             volumes,
-            cache: CacheOptions::default(),
-            dirty: DirtyOptions::default(),
+            cache,
+            dirty,
             jobs,
             turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
@@ -116,6 +153,40 @@ impl Scenario {
             defect: WorldDefect::None,
             checked: true,
         }
+    }
+
+    /// Whether a volume's bytes may be in a cache.
+    #[must_use]
+    pub fn is_cached(&self, volume: VolumeId) -> bool {
+        self.mode(volume) != WriteMode::None
+    }
+
+    /// Whether a volume's flushes promise nothing.
+    #[must_use]
+    pub fn promises_nothing(&self, volume: VolumeId) -> bool {
+        self.mode(volume) == WriteMode::Unsafe
+    }
+
+    /// When a volume's writes are acknowledged.
+    #[must_use]
+    pub fn mode(&self, volume: VolumeId) -> WriteMode {
+        match self.cache.is_on() {
+            true => self.volumes[usize::from(volume.0)].options.mode,
+            false => WriteMode::None,
+        }
+    }
+
+    /// What the oracle holds the volumes to.
+    #[must_use]
+    pub fn contracts(&self) -> Vec<Contract> {
+        let volumes = self.volumes.iter().enumerate();
+        let contracts = volumes.map(|(index, volume)| {
+            let id = VolumeId(index as u16);
+            let cuts = cuts_of(self.seed, id, self.mode(id));
+            let cuts = if cuts[1] == 0 { oracle::whole_sectors() } else { cuts.to_vec() };
+            Contract { size: volume.options.size, cuts, mode: self.mode(id) }
+        });
+        contracts.collect()
     }
 
     /// The topology as `shard` gets it.
@@ -129,7 +200,7 @@ impl Scenario {
             volumes: self.volumes.clone(),
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
-            cache: self.cache,
+            cache: CacheOptions { account: u32::MAX - u32::from(shard.0), ..self.cache },
             dirty: self.dirty,
         }
     }
@@ -268,6 +339,81 @@ fn draw_volumes(prng: &mut Prng, shards: u16, devices: &[DeviceScenario]) -> Vec
     volumes.collect()
 }
 
+/// Small pools, so that all of them fill, and limits that are met.
+fn draw_cache(prng: &mut Prng) -> (CacheOptions, DirtyOptions) {
+    let mut pick = |values: &[u64]| values[prng.below(values.len() as u64) as usize];
+    let units = pick(&[256, 256, 300, 512, 1024, 2048]) as u32;
+    let cache = CacheOptions {
+        units,
+        writers_max: pick(&[1, 4, 1024]) as u32,
+        flush_timeout_ns: pick(&[2 * MS, 50 * MS, 60 * SEC, 60 * SEC, 60 * SEC]),
+        ..CacheOptions::default()
+    };
+    let dirty_bytes = pick(&[0, 0, 16, 40, 128, 1000]) * 4096;
+    let dirty = DirtyOptions {
+        dirty_ratio: pick(&[5, 20, 50, 90]) as u32,
+        dirty_bytes,
+        dirty_background_ratio: pick(&[0, 5, 10, 50]) as u32,
+        dirty_background_bytes: pick(&[0, 0, 1, 2]) * dirty_bytes / 4,
+        dirty_expire_centisecs: pick(&[1, 2, 10, 50]) as u32,
+        dirty_writeback_centisecs: pick(&[0, 0, 1, 5, 50]) as u32,
+        max_pause_ms: pick(&[10, 50, 200]) as u32,
+        policy: ThrottlePolicy::ALL[pick(&[0, 0, 0, 1, 2]) as usize],
+        seed: pick(&[1, 2, 3]),
+    };
+    (cache, dirty)
+}
+
+fn draw_caching(prng: &mut Prng, queue: &mut QueueOptions) {
+    let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
+    queue.read_ahead_kb = pick(&[0, 4, 16, 128, 1024, 4096]);
+    queue.max_folio_order = pick(&[0, 1, 2, 4, 9, 9]) as u8;
+}
+
+/// Larger than the smallest pool, some of them; half of them take bios that begin at any byte.
+fn draw_cached_volume(prng: &mut Prng, volume: &mut VolumeConfig) {
+    let mut pick = |values: &[u64]| values[prng.below(values.len() as u64) as usize];
+    let options = &mut volume.options;
+    options.mode = [
+        WriteMode::Writeback,
+        WriteMode::Writeback,
+        WriteMode::Writeback,
+        WriteMode::Writethrough,
+        WriteMode::Unsafe,
+        WriteMode::None,
+    ][pick(&[0, 1, 2, 3, 4, 5]) as usize];
+    options.on_error = ErrorPolicy::ALL[pick(&[0, 1]) as usize];
+    options.size = pick(&[16, 64, 300, 600, 1200]) * 4096 + pick(&[0, 8192, 40_960]);
+    if options.block_size <= SECTOR as u32 && pick(&[0, 1]) == 0 {
+        options.size += pick(&[512, 1024, 3584]);
+    }
+}
+
+/// Where bios of a volume may begin and end within sectors, in half of the volumes where the oracle can tell; equal for all
+/// its jobs.
+fn cuts_of(seed: u64, volume: VolumeId, mode: WriteMode) -> Cuts {
+    let mut prng = Prng::new(seed ^ u64::from(volume.0) << 32).split("cuts");
+    match mode {
+        WriteMode::Writeback | WriteMode::Writethrough if prng.below(2) == 0 => {
+            oracle::draw_cuts(&mut prng)
+        }
+        _ => [0; 4],
+    }
+}
+
+fn draw_cached_job(prng: &mut Prng, seed: u64, volumes: &[VolumeConfig], job: &mut JobOptions) {
+    let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
+    let options = &volumes[usize::from(job.volume.0)].options;
+    job.weights[Op::Prefetch as usize] = pick(&[0, 0, 1, 5]);
+    job.direct = pick(&[0, 0, 0, 20_000, 300_000]);
+    job.close_after = pick(&[0, 0, 0, 1, 10, 100]);
+    job.cuts = cuts_of(seed, job.volume, options.mode);
+    job.any_byte = options.mode != WriteMode::None;
+    if job.any_byte && pick(&[0, 1]) == 0 {
+        job.block_size = SECTOR as u32;
+    }
+}
+
 fn draw_bad_ranges(prng: &mut Prng, devices: &mut [DeviceScenario], volumes: &[VolumeConfig]) {
     for (index, volume) in volumes.iter().enumerate() {
         let faults = &mut devices[usize::from(volume.device.0)].faults;
@@ -285,7 +431,7 @@ fn draw_bad_ranges(prng: &mut Prng, devices: &mut [DeviceScenario], volumes: &[V
 fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
     let volume = prng.below(volumes.len() as u64) as usize;
     let options = &volumes[volume].options;
-    let block = u64::from(options.block_size);
+    let block = u64::from(options.block_size.max(SECTOR as u32));
     let (start, end) = match prng.below(3) {
         // A part of its own, or all of it.
         0 => {
@@ -302,6 +448,9 @@ fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
         sizes = [sizes[0]; 4];
     }
     let mut weights = [0; Op::COUNT];
+    if CACHED {
+        weights[Op::Prefetch as usize] = prng.split("prefetch").below(3) as u32;
+    }
     for (op, most) in
         [(Op::Read, 60), (Op::Write, 60), (Op::Flush, 8), (Op::Discard, 10), (Op::WriteZeroes, 10)]
     {
@@ -327,6 +476,7 @@ fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
         malformed: [0, 0, 20_000][prng.below(3) as usize],
         think_ns: [0, 0, 20 * US, 2 * MS][prng.below(4) as usize],
         ioprio: draw_ioprio(&mut prng.split("ioprio")),
+        ..JobOptions::default()
     }
 }
 

@@ -64,15 +64,6 @@ impl Smoke {
         if self.scenarios < COVERED_AFTER {
             return Vec::new();
         }
-        let asked = Point::ALL.iter().filter(|&&point| match self.shards {
-            None => true,
-            Some(shards) => {
-                let other = [(Point::ShardsOne, 1), (Point::ShardsTwo, 2), (Point::ShardsFour, 4)];
-                let alone = shards == 1 && point.name().starts_with("message:");
-                let elsewhere = other.iter().any(|&(p, n)| p == point && n != shards);
-                !alone && !elsewhere
-            }
-        });
-        self.coverage.missed(asked)
+        self.coverage.missed(Point::asked(self.shards))
     }
 }

@@ -56,7 +56,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         flags: 0,
         malformed: 0,
         think_ns: 0,
-        ioprio: headworks_core::Ioprio::default(),
+        ..JobOptions::default()
     };
     world::run(Scenario {
         seed,

@@ -4,18 +4,19 @@
 //! shard does.
 
 use headworks::engine::{DiskOp, DiskQueue};
-use headworks::executor::Outlet;
-use headworks::memory::{NOTHING, Span};
+use headworks::executor::{Outlet, frames_of};
+use headworks::memory::Span;
 use headworks_core::prng::Prng;
 use headworks_core::{
     Action, Actions, Bio, BioFlags, BioId, Control, DeviceId, Input, Instant, IoError, Message,
-    Notice, Op, ReplyStage, ShardId, Status, VolumeId,
+    Notice, Op, ReplyStage, RequestId, Segment, ShardId, Status, Submit, Towards, VolumeId,
 };
 
 use crate::check::{check_status, violation};
-use crate::connection::Connection;
+use crate::connection::{Connection, Stage};
 use crate::coverage::{Coverage, Point};
 use crate::events::Events;
+use crate::frames::Frames;
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
 use crate::pattern::{POISON, SECTOR};
@@ -62,11 +63,17 @@ struct Line {
 enum What {
     Submitted,
     Answered(Status, ReplyStage),
+    /// A command of the cache's own.
+    Sent(RequestId),
+    Came(RequestId, Status),
+    Closed,
 }
 
 /// How much history is kept; what is told of it at most.
 const HISTORY: usize = 1 << 14;
 const TOLD: usize = 60;
+
+const STABLE: &str = "bytes on their way do not change";
 
 /// See the head of this file.
 pub struct Wire {
@@ -84,6 +91,12 @@ pub struct Wire {
     pub ready: Vec<u32>,
     /// What each sector may hold.
     pub oracle: Oracle,
+    /// The caches' pools.
+    pub frames: Frames,
+    /// By volume: how its last flush was answered.
+    pub flushed: Vec<Option<Status>>,
+    /// When something was submitted or answered last.
+    pub moved: Instant,
     /// Who changes queues while they work.
     pub operator: Operator,
     /// What the run went through.
@@ -102,6 +115,8 @@ pub struct Wire {
     pub outstanding: Vec<u32>,
     /// Volumes whose flush failed: since which tick.
     suspect: Vec<Option<u64>>,
+    /// Volumes that the operator is about to look at.
+    acknowledging: Vec<bool>,
     /// When the last message between two shards arrives.
     arrivals: Vec<Instant>,
     delays: Prng,
@@ -113,8 +128,8 @@ impl Wire {
     /// Around the shards of `scenario`, with nothing going on.
     #[must_use]
     pub fn new(scenario: Scenario, connections: Vec<Connection>) -> Self {
-        let sizes: Vec<u64> = match scenario.checked {
-            true => scenario.volumes.iter().map(|v| v.options.size).collect(),
+        let contracts = match scenario.checked {
+            true => scenario.contracts(),
             false => Vec::new(),
         };
         let shards = usize::from(scenario.shards);
@@ -124,7 +139,10 @@ impl Wire {
             timers: vec![None; shards],
             ready: Vec::with_capacity(connections.len()),
             connections,
-            oracle: Oracle::new(&sizes),
+            oracle: Oracle::new(&contracts),
+            frames: Frames::new(scenario.shards, scenario.cache.units),
+            flushed: vec![None; scenario.volumes.len()],
+            moved: Instant(0),
             operator: Operator::new(scenario.seed, scenario.devices.len()),
             coverage: Coverage::default(),
             broken: None,
@@ -134,6 +152,7 @@ impl Wire {
             lost: 0,
             outstanding: vec![0; scenario.devices.len()],
             suspect: vec![None; scenario.volumes.len()],
+            acknowledging: vec![false; scenario.volumes.len()],
             arrivals: vec![Instant(0); shards * shards],
             delays: Prng::new(scenario.seed).split("delays"),
             history: Vec::with_capacity(if scenario.checked { HISTORY } else { 0 }),
@@ -153,15 +172,40 @@ impl Wire {
         self.ready.clear();
         self.timers.fill(None);
         self.suspect.fill(None);
+        self.acknowledging.fill(false);
+        self.frames.cut();
         self.outstanding.fill(0);
         self.connections.iter_mut().for_each(Connection::reset);
         self.oracle.cut();
         self.operator.cut();
     }
 
+    /// What a power cut finds.
+    pub fn cover_cut(&mut self) {
+        self.coverage.hit(Point::PowerCut);
+        if self.frames.writing() == 0 {
+            return;
+        }
+        self.coverage.hit(Point::CutWriting);
+        let flights = self.connections.iter().flat_map(|connection| &connection.flights);
+        let mut flights = flights.filter(|flight| flight.stage == Stage::Waiting);
+        if flights.any(|flight| {
+            flight.bio.op == Op::Flush && self.scenario.is_cached(flight.bio.id.volume)
+        }) {
+            self.coverage.hit(Point::CutSync);
+        }
+    }
+
+    /// Whether anybody waits for an answer, or has something to submit.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        let open = |connection: &Connection| !connection.is_done();
+        self.connections.iter().any(open) || self.operator.unanswered() > 0
+    }
+
     /// A connection submits what it may, into its shard's `inbox`, as far as there is `room`.
     pub fn issue(&mut self, connection: u32, mut room: usize, inbox: &mut Vec<Input>) {
-        let index = connection as usize;
+        let index = self.index(connection);
         self.connections[index].planned = false;
         let batch = self.connections[index].job.next_batch();
         for _ in 0..batch {
@@ -175,11 +219,37 @@ impl Wire {
             room -= 1;
             let bio = self.submit(index);
             inbox.push(Input::Bio(bio));
+            if self.connections[index].closes() {
+                self.close(index, inbox);
+                break;
+            }
         }
         self.plan(index);
     }
 
+    /// The place of a connection: one that closed and came again has another id there.
+    #[must_use]
+    pub fn index(&self, connection: u32) -> usize {
+        connection as usize % self.connections.len()
+    }
+
+    /// A connection goes, with all that it has on its way, and comes again.
+    fn close(&mut self, index: usize, inbox: &mut Vec<Input>) {
+        let old = self.connections[index].id;
+        inbox.push(Input::Close { connection: old });
+        self.coverage.hit(Point::Close);
+        if self.connections[index].in_flight() > 1 {
+            self.coverage.hit(Point::CloseBusy);
+        }
+        let id = BioId { connection: old, ..BioId::default() };
+        let volume = self.connections[index].job.options.volume;
+        self.note(Bio { id: BioId { volume, ..id }, ..Bio::default() }, What::Closed);
+        let again = old + self.connections.len() as u32;
+        self.connections[index].reopen(again);
+    }
+
     fn submit(&mut self, index: usize) -> Bio {
+        self.moved = self.now;
         let (bio, slot, malformed) = self.connections[index].submit();
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let outstanding = &mut self.outstanding[usize::from(device.0)];
@@ -269,7 +339,11 @@ impl Wire {
     /// An input for `shard` comes off the heap.
     pub fn take_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
         if let Message::Bio { bio, .. } = message {
-            let connection = &mut self.connections[bio.id.connection as usize];
+            if bio.id.unit().is_some() {
+                return Input::Message { from, message };
+            }
+            let index = self.index(bio.id.connection);
+            let connection = &mut self.connections[index];
             match connection.slot(bio.id) {
                 Some(slot) => connection.flights[slot].holder = Some(to),
                 None => self.fail(violation(
@@ -284,13 +358,15 @@ impl Wire {
     /// The operator acknowledges a failed flush.
     pub fn acknowledge(&mut self, volume: VolumeId) -> Input {
         self.suspect[usize::from(volume.0)] = None;
+        self.acknowledging[usize::from(volume.0)] = false;
         self.coverage.hit(Point::ControlAcknowledge);
         Input::Control(Control::Acknowledge { volume })
     }
 
     /// Looks at what a shard decided, beside carrying it out.
-    pub fn cover_actions(&mut self, actions: &Actions) {
+    pub fn cover_actions(&mut self, shard: ShardId, actions: &Actions) {
         for action in &actions.list {
+            self.cover_frames(shard, action, actions);
             let Action::Submit(submit) = action else {
                 continue;
             };
@@ -301,13 +377,67 @@ impl Wire {
             if segments.iter().any(|segment| segment.bio != first.bio) {
                 self.coverage.hit(Point::RequestMerged);
             }
-            let connection = &self.connections[first.bio.connection as usize];
+            let connection = &self.connections[self.index(first.bio.connection)];
             let split = connection.slot(first.bio).is_some_and(|slot| {
                 first.offset == 0 && first.len < connection.flights[slot].bio.len
             });
             if split {
                 self.coverage.hit(Point::RequestSplit);
             }
+        }
+    }
+
+    /// Watches what happens to frames.
+    fn cover_frames(&mut self, shard: ShardId, action: &Action, actions: &Actions) {
+        let point = match action {
+            Action::Copy { towards: Towards::Pool, .. } => Point::CopyIn,
+            Action::Copy { towards: Towards::Buffer, .. } => Point::CopyOut,
+            Action::Zero { .. } => Point::ZeroFrames,
+            Action::Move { .. } => Point::MoveFrames,
+            Action::Submit(submit) => return self.cover_submit(submit, actions),
+            _ => return,
+        };
+        self.coverage.hit(point);
+        if let Err(wrong) = self.frames.touch(shard.0, action) {
+            self.fail(violation(STABLE, wrong));
+        }
+    }
+
+    fn cover_submit(&mut self, submit: &Submit, actions: &Actions) {
+        let segments = actions.segments_of(submit);
+        let volumes = &self.scenario.volumes;
+        let home = |segment: &Segment| volumes[usize::from(segment.bio.volume.0)].home.0;
+        let submitted = self.frames.submit(submit, segments, home);
+        let remote = self.scenario.devices[usize::from(submit.device.0)].config.owner
+            != volumes[usize::from(submit.volume.0)].home;
+        if let Err(wrong) = submitted {
+            self.fail(violation(STABLE, wrong));
+        }
+        let Some(first) = segments.first().filter(|first| first.bio.unit().is_some()) else {
+            return;
+        };
+        self.coverage.hit(match submit.op {
+            Op::Read => Point::Fill,
+            _ if submit.flags.contains(BioFlags::FUA) => Point::WriteOutFua,
+            _ => Point::WriteOut,
+        });
+        if remote {
+            self.coverage.hit(Point::CacheRemote);
+        }
+        let Submit { offset, len, op, flags, .. } = *submit;
+        let bio = Bio { id: first.bio, offset, len, op, flags, ..Bio::default() };
+        self.note(bio, What::Sent(submit.id));
+    }
+
+    /// A shard is about to be told of a completion.
+    pub fn complete(&mut self, device: DeviceId, id: RequestId, status: Status) {
+        if let Some((volume, offset, len)) = self.frames.place(device, id) {
+            let id_of = BioId { volume, ..BioId::default() };
+            let bio = Bio { id: id_of, offset, len, ..Bio::default() };
+            self.note(bio, What::Came(id, status));
+        }
+        if let Err(wrong) = self.frames.complete(device, id) {
+            self.fail(violation(STABLE, wrong));
         }
     }
 
@@ -321,7 +451,8 @@ impl Wire {
                 continue;
             }
             for segment in actions.segments_of(submit) {
-                let connection = &mut self.connections[segment.bio.connection as usize];
+                let index = self.index(segment.bio.connection);
+                let connection = &mut self.connections[index];
                 if let Some(slot) = connection.slot(segment.bio) {
                     let (start, end) = (segment.offset, segment.offset + segment.len);
                     let bytes = connection.buffers.bytes_mut(slot, end as usize);
@@ -333,7 +464,8 @@ impl Wire {
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
         const ONCE: &str = "every bio is answered exactly once";
-        let index = id.connection as usize;
+        self.moved = self.now;
+        let index = self.index(id.connection);
         let slot = self.connections.get(index).and_then(|c| c.slot(id));
         let Some(slot) = slot else {
             let detail = format!("{stage:?} {status:?} for {id:?}, which is not in flight");
@@ -355,11 +487,43 @@ impl Wire {
             if let Err(violation) = self.check_reply(index, slot, status, hole, stage) {
                 self.fail(violation);
             }
+            if flight.bio.op == Op::Flush && stage != ReplyStage::Released {
+                self.on_flushed(&flight.bio, status);
+            }
             if stage != ReplyStage::Early {
                 self.connections[index].poison(slot);
             }
         }
         self.plan(index);
+    }
+
+    /// A flush of a cached volume failed: sooner or later the operator looks.
+    fn on_flushed(&mut self, bio: &Bio, status: Status) {
+        let volume = usize::from(bio.id.volume.0);
+        self.flushed[volume] = Some(status);
+        if status.is_ok() || !self.scenario.is_cached(bio.id.volume) || self.acknowledging[volume] {
+            return;
+        }
+        self.coverage.hit(Point::FlushFailed);
+        if self.faulty && self.delays.below(4) == 0 {
+            self.plan_acknowledge(bio.id.volume);
+        }
+    }
+
+    /// Bytes that could not be written are given up.
+    pub fn give_up(&mut self, volume: VolumeId, offset: u64, len: u64) {
+        self.coverage.hit(Point::GaveUp);
+        let size = self.scenario.volumes[usize::from(volume.0)].options.size;
+        let end = size.min(offset + len);
+        self.oracle.give_up(volume.0, offset, end - offset);
+    }
+
+    /// The operator acknowledges what failed on `volume`, a little later.
+    pub fn plan_acknowledge(&mut self, volume: VolumeId) {
+        self.acknowledging[usize::from(volume.0)] = true;
+        let after = self.delays.between(100_000, 20_000_000);
+        let acknowledge = Happening::Acknowledge { volume };
+        self.events.push(self.now.after(after), acknowledge);
     }
 
     fn check_reply(
@@ -396,6 +560,9 @@ impl Wire {
         let since = self.suspect[usize::from(bio.id.volume.0)];
         // A discard that touches no whole granule is done before anything looks at durability.
         let empty = bio.op == Op::Discard;
+        if self.scenario.promises_nothing(bio.id.volume) {
+            return Ok(());
+        }
         if durable
             && !empty
             && status.is_ok()
@@ -459,9 +626,7 @@ impl Wire {
             Notice::Suspect { volume, .. } => {
                 self.coverage.hit(Point::NoticeSuspect);
                 self.suspect[usize::from(volume.0)] = Some(self.oracle.tick());
-                let after = self.delays.between(100_000, 20_000_000);
-                let acknowledge = Happening::Acknowledge { volume };
-                self.events.push(self.now.after(after), acknowledge);
+                self.plan_acknowledge(volume);
             }
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
             Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
@@ -542,6 +707,9 @@ impl Wire {
 fn tell(line: &Line) -> String {
     let Bio { id, op, offset, len, flags, .. } = line.bio;
     let what = match line.what {
+        What::Sent(id) => format!("sent by the cache as {}.{}", id.slot, id.generation),
+        What::Came(id, status) => format!("{}.{} came: {status:?}", id.slot, id.generation),
+        What::Closed => "the connection closed".into(),
         What::Submitted => "submitted".into(),
         What::Answered(Ok(()), stage) => format!("{stage:?}"),
         What::Answered(Err(error), stage) => format!("{stage:?}: {error}"),
@@ -560,9 +728,25 @@ pub struct Port<'a> {
     pub shard: ShardId,
 }
 
+impl Port<'_> {
+    /// The frames of a bio that a cache made: this shard's, or one's that sent it here.
+    fn frames_of(&mut self, bio: BioId, unit: u32) -> Span {
+        let volume = self.wire.scenario.volumes[usize::from(bio.volume.0)];
+        let owner = self.wire.scenario.devices[usize::from(volume.device.0)].config.owner;
+        if self.shard != volume.home && self.shard != owner {
+            let detail = format!("shard {} uses the frames of {bio:?}", self.shard.0);
+            self.wire.fail(violation("frames are used by their shard and their device", detail));
+        }
+        frames_of(self.wire.frames.span(volume.home.0), unit)
+    }
+}
+
 impl Outlet for Port<'_> {
     fn buffer(&mut self, bio: BioId) -> Span {
-        let connection = &self.wire.connections[bio.connection as usize];
+        if let Some(unit) = bio.unit() {
+            return self.frames_of(bio, unit);
+        }
+        let connection = &self.wire.connections[self.wire.index(bio.connection)];
         let home = connection.home;
         if let Some(slot) = connection.slot(bio)
             && (home == self.shard || connection.flights[slot].holder == Some(self.shard))
@@ -579,7 +763,7 @@ impl Outlet for Port<'_> {
     }
 
     fn frames(&self) -> Span {
-        NOTHING
+        self.wire.frames.span(self.shard.0)
     }
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {

@@ -9,18 +9,21 @@ use headworks_core::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
 use crate::pattern::SECTOR;
 
 /// Where the next bio goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pattern {
     /// One after the other, round and round.
+    #[default]
     Sequential,
     /// Anywhere in the region.
     Random,
     /// Mostly on the first blocks of the region: overlaps all the time.
     Hot,
+    /// One after the other to the end, the last one as long as is left.
+    Once,
 }
 
 /// One job. Rates are per million bios.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobOptions {
     /// Its volume.
     pub volume: VolumeId,
@@ -52,7 +55,18 @@ pub struct JobOptions {
     pub think_ns: u64,
     /// Before whom its bios go.
     pub ioprio: Ioprio,
+    /// Rate of `DIRECT` among what reads and writes.
+    pub direct: u32,
+    /// The volume takes bios that begin and end anywhere.
+    pub any_byte: bool,
+    /// Where they do so within sectors; all 0: only at their edges.
+    pub cuts: Cuts,
+    /// After so many bios it closes and comes again as another; 0: never.
+    pub close_after: u32,
 }
+
+/// Places within a sector, the first is 0.
+pub type Cuts = [u16; 4];
 
 /// A job under way.
 #[derive(Clone, Debug)]
@@ -96,6 +110,9 @@ impl Job {
             return (bio, false);
         }
         (bio.offset, bio.len) = self.draw_place();
+        if self.options.cuts[1] > 0 && !flags.contains(BioFlags::DIRECT) {
+            (bio.offset, bio.len) = self.move_edges(bio.offset, bio.len);
+        }
         let malformed = self.options.malformed > 0
             && op != Op::Discard
             && self.prng.per_million(self.options.malformed);
@@ -132,6 +149,7 @@ impl Job {
         add(op == Op::Read, rate, BioFlags::HOLE_OK);
         add(op == Op::WriteZeroes, rate, BioFlags::NO_UNMAP);
         add(op == Op::WriteZeroes, rate, BioFlags::FAST_ZERO);
+        add(op.has_data(), self.options.direct, BioFlags::DIRECT);
         flags
     }
 
@@ -154,8 +172,28 @@ impl Job {
                 self.cursor += len;
                 offset
             }
+            Pattern::Once => {
+                let offset = if self.cursor < end { self.cursor } else { start };
+                self.cursor = offset + len.min(end - offset);
+                return (offset, (self.cursor - offset) as u32);
+            }
         };
         (offset, len as u32)
+    }
+
+    /// Lets a bio begin and end within its first and last sector.
+    fn move_edges(&mut self, offset: u64, len: u32) -> (u64, u32) {
+        let mut cut = || match self.prng.below(2) {
+            0 => 0,
+            _ => u64::from(self.options.cuts[self.prng.below(4) as usize]),
+        };
+        let (start, end) = (offset + cut(), offset + u64::from(len));
+        let shorter = match cut() {
+            0 => end,
+            cut => end - SECTOR as u64 + cut,
+        };
+        let end = if shorter > start { shorter } else { end };
+        (start, (end - start) as u32)
     }
 
     /// Makes a bio that must be refused; never longer than its buffer.
@@ -163,6 +201,7 @@ impl Job {
         match self.prng.below(3) {
             0 => bio.offset = u64::MAX - u64::from(bio.len) / 2,
             1 => bio.offset += 1 << 40,
+            _ if self.options.any_byte => bio.len = 0,
             _ => bio.offset += SECTOR as u64 / 2,
         }
     }
@@ -190,7 +229,7 @@ mod tests {
                 flags: 100_000,
                 malformed: 0,
                 think_ns: 0,
-                ioprio: Ioprio::default(),
+                ..JobOptions::default()
             };
             let mut job = Job::new(options, 1);
             let mut fua = 0;

@@ -14,12 +14,17 @@ use headworks::device::Device;
 use headworks::executor::Executor;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
-use headworks_core::{DeviceId, Input, Instant, Shard, ShardId, VolumeId};
+use headworks_core::time::SEC;
+use headworks_core::{
+    Control, DeviceId, Input, Instant, Op, Shard, ShardId, VolumeConfig, VolumeId, WriteMode,
+};
 
 use crate::check::{Failure, check_quiet, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
 use crate::disk::{Disk, DiskFile, DiskOptions, Fault, Model, NullDisk, SharedDisk};
+use crate::oracle::Survival;
+use crate::pattern::SECTOR;
 use crate::scenario::{Scenario, WorldDefect};
 use crate::wire::{Happening, NoDisk, Port, Wire};
 use crate::workload::{Job, JobOptions, Pattern};
@@ -30,6 +35,19 @@ struct Cell {
     executor: Executor,
     inbox: Vec<Input>,
     turn: Vec<Input>,
+}
+
+impl Cell {
+    /// How many of the first `size` inputs make a turn: an acknowledgement has one of its own, so that what it gives up is
+    /// known.
+    fn until_acknowledge(&self, size: usize) -> usize {
+        let is_one = |input: &Input| matches!(input, Input::Control(Control::Acknowledge { .. }));
+        match self.inbox.iter().take(size).position(is_one) {
+            None => size,
+            Some(0) => 1,
+            Some(before) => before,
+        }
+    }
 }
 
 /// What a test may do to a shard before the world starts: mutated policies go in here.
@@ -46,6 +64,8 @@ pub struct World {
     turns: u64,
     turns_max: u64,
     cuts: u64,
+    /// Timers that still come when nobody waits for anything.
+    idle_left: u32,
 }
 
 /// How a run ended well.
@@ -65,7 +85,15 @@ pub struct Outcome {
     pub unknown_completions: u64,
     /// Lies that disks told.
     pub lies: u64,
+    /// Power cuts.
+    pub cuts: u64,
+    /// What was found after them, by write mode.
+    pub survived: [Survival; WriteMode::ALL.len()],
 }
+
+const FLUSHES: [u32; Op::COUNT] = [0, 0, 1, 0, 0, 0];
+
+const FLUSH_AGAIN: &str = "a flush works again when the fault is gone and the operator knows";
 
 /// Why a run of turns stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +158,7 @@ impl World {
             turns: 0,
             turns_max: 0,
             cuts: 0,
+            idle_left: 0,
         }
     }
 
@@ -146,8 +175,16 @@ impl World {
         }
         // The cut comes at another turn in each round.
         let cut_after = self.wire.scenario.cut_after;
-        let cut_after = cut_after.map(|turns| turns / u64::from(round + 1));
-        match self.run_jobs(cut_after) {
+        let cut_after = match self.wire.scenario.cache.is_on() {
+            false => cut_after.map(|turns| turns / u64::from(round + 1)),
+            // Of early and late ones as many: there are more turns in which a lot goes on than in which it begins.
+            true => cut_after.map(|turns| {
+                let magnitude = 1 << self.order.between(0, turns.ilog2().into());
+                self.order.between(magnitude / 2, magnitude).max(1)
+            }),
+        };
+        let stop = self.run_jobs(cut_after);
+        match stop {
             Stop::Broken => return,
             Stop::Quiet => self.check_quiet(),
             Stop::Cut => self.cut(),
@@ -156,6 +193,51 @@ impl World {
             return;
         }
         self.set_faulty(false);
+        self.verify();
+        // What is in memory was seen. Is it on the disk, too, once a flush says so?
+        if stop == Stop::Quiet && self.wire.scenario.cache.is_on() {
+            self.flush_all();
+            if self.wire.broken.is_none() {
+                self.cut();
+                self.verify();
+            }
+        }
+    }
+
+    /// Flushes every volume, the operator's help included.
+    fn flush_all(&mut self) {
+        let jobs = self.wire.scenario.jobs.len();
+        for index in jobs..self.wire.connections.len() {
+            let volume = self.wire.connections[index].job.options.volume;
+            let mut tries = 0;
+            loop {
+                let job = &mut self.wire.connections[index].job;
+                let weights = std::mem::replace(&mut job.options.weights, FLUSHES);
+                job.left = 1;
+                let stop = self.run_jobs(None);
+                self.wire.connections[index].job.options.weights = weights;
+                let flushed = self.wire.flushed[usize::from(volume.0)];
+                if stop == Stop::Broken || flushed.is_some_and(|status| status.is_ok()) {
+                    break;
+                }
+                tries += 1;
+                if tries > 4 {
+                    let detail = format!("volume {}: {flushed:?}", volume.0);
+                    return self.wire.fail(violation(FLUSH_AGAIN, detail));
+                }
+                if tries > 1 {
+                    self.wire.plan_acknowledge(volume);
+                }
+            }
+        }
+        if self.wire.broken.is_none() {
+            self.check_quiet();
+        }
+    }
+
+    /// Reads every byte.
+    fn verify(&mut self) {
+        let jobs = self.wire.scenario.jobs.len();
         // One volume after the other, so that even the smallest shards have room for every read.
         for index in jobs..self.wire.connections.len() {
             let job = &mut self.wire.connections[index].job;
@@ -181,6 +263,10 @@ impl World {
         // Refusals and messages take turns of their own; ten times that is no progress.
         self.turns_max = self.turns + 2_000 * (left + 100);
         let stop_at = turns.map(|turns| self.turns + turns);
+        if self.wire.scenario.cache.is_on() {
+            self.idle_left = self.order.below(64) as u32;
+            self.wire.moved = self.wire.now;
+        }
         self.wire.start();
         self.issue_ready();
         loop {
@@ -217,12 +303,38 @@ impl World {
         }
         let timers = self.wire.timers.iter().flatten().copied();
         let disks = self.cells.iter().filter_map(|cell| cell.executor.next_timeout());
-        let Some(next) = timers.chain(disks).chain(self.wire.events.next_at()).min() else {
+        let others = disks.chain(self.wire.events.next_at()).min();
+        let Some(next) = timers.chain(others).min() else {
             return false;
         };
+        if self.wire.scenario.cache.is_on() && !self.goes_on(next, others.is_some()) {
+            return false;
+        }
         self.wire.now = self.wire.now.max(next);
         self.take_due();
         true
+    }
+
+    /// Whether a world with caches, whose timers may never end, goes on: as long as somebody waits, and then for a while, so that
+    /// what is dirty may or may not be written.
+    fn goes_on(&mut self, next: Instant, comes: bool) -> bool {
+        const LONGEST: u64 = 3_600 * SEC;
+        if self.wire.waits() {
+            let since = next.since(self.wire.moved);
+            if since > LONGEST {
+                self.wire.fail(violation(
+                    "every wait has an owner who will end it",
+                    format!("nothing was answered for {} s", since / SEC),
+                ));
+            }
+            return since <= LONGEST;
+        }
+        // Leases go home.
+        if comes || next.since(self.wire.moved) < SEC {
+            return true;
+        }
+        self.idle_left = self.idle_left.saturating_sub(1);
+        self.idle_left > 0
     }
 
     /// Moves everything that is due into the inboxes.
@@ -244,9 +356,13 @@ impl World {
                 }
                 Happening::Acknowledge { volume } => {
                     let input = self.wire.acknowledge(volume);
-                    let device = self.wire.scenario.volumes[usize::from(volume.0)].device;
+                    let VolumeConfig { home, device, .. } =
+                        self.wire.scenario.volumes[usize::from(volume.0)];
                     let owner = self.wire.scenario.devices[usize::from(device.0)].config.owner;
                     self.cells[usize::from(owner.0)].inbox.push(input);
+                    if home != owner && self.wire.scenario.is_cached(volume) {
+                        self.cells[usize::from(home.0)].inbox.push(input);
+                    }
                 }
             }
         }
@@ -265,7 +381,7 @@ impl World {
 
     fn issue_ready(&mut self) {
         while let Some(connection) = self.wire.ready.pop() {
-            let home = self.wire.connections[connection as usize].home;
+            let home = self.wire.connections[self.wire.index(connection)].home;
             let cell = &mut self.cells[usize::from(home.0)];
             // What lies in the inbox may take a slot each.
             let room = (cell.shard.room() as usize).saturating_sub(cell.inbox.len());
@@ -279,6 +395,7 @@ impl World {
         let (now, shard) = (self.wire.now, ShardId(index as u16));
         let most = self.wire.scenario.turn_max as u64;
         let size = self.order.between(1, most) as usize;
+        let size = self.cells[index].until_acknowledge(size);
         let cell = &mut self.cells[index];
         if size >= cell.inbox.len() {
             std::mem::swap(&mut cell.inbox, &mut cell.turn);
@@ -288,15 +405,19 @@ impl World {
         self.hash.add(u64::from(shard.0) << 32 | cell.turn.len() as u64);
         self.hash.add(now.0);
         cell.turn.iter().for_each(|input| self.hash.add_input(input));
+        if self.wire.scenario.checked {
+            watch_inputs(&mut self.wire, cell);
+        }
         cell.shard.handle(now, &cell.turn);
         cell.turn.clear();
         let actions = cell.shard.actions();
         self.hash.add_actions(actions);
         if self.wire.scenario.checked {
-            self.wire.cover_actions(actions);
+            self.wire.cover_actions(shard, actions);
         }
         let mut port = Port { wire: &mut self.wire, shard };
         cell.executor.run(now, actions, &mut port, &mut NoDisk, &mut cell.inbox);
+        self.wire.frames.sum_up();
         if self.wire.scenario.defect == WorldDefect::ReusesBuffers {
             self.wire.reuse_buffers(actions);
         }
@@ -359,7 +480,7 @@ impl World {
     fn cut(&mut self) {
         self.check_commands();
         self.cuts += 1;
-        self.wire.coverage.hit(Point::PowerCut);
+        self.wire.cover_cut();
         let now = self.wire.now;
         for disk in &self.disks {
             disk.lock().cut(now);
@@ -396,6 +517,8 @@ impl World {
                 coverage: self.wire.coverage,
                 unknown_completions: self.wire.unknown_completions,
                 lies,
+                cuts: self.cuts,
+                survived: self.wire.oracle.survived(),
             }),
         }
     }
@@ -465,6 +588,28 @@ impl World {
     }
 }
 
+/// What a shard is about to be told, as far as it is about frames or gives blocks up.
+fn watch_inputs(wire: &mut Wire, cell: &Cell) {
+    for input in &cell.turn {
+        match *input {
+            Input::Complete { device, completion } => {
+                wire.complete(device, completion.id, completion.status);
+            }
+            Input::Control(Control::Acknowledge { volume }) => give_up(wire, &cell.shard, volume),
+            _ => {}
+        }
+    }
+}
+
+/// What failed on `volume` and is held by `shard` is lost from now on.
+fn give_up(wire: &mut Wire, shard: &Shard, volume: VolumeId) {
+    let mut ranges = Vec::new();
+    shard.failed_ranges(volume, &mut ranges);
+    for (offset, len, _) in ranges {
+        wire.give_up(volume, offset, len);
+    }
+}
+
 fn count_disk(coverage: &mut Coverage, disk: &Disk) {
     let counters = disk.counters();
     let faults = [
@@ -500,7 +645,7 @@ fn make_disks(scenario: &Scenario) -> Vec<SharedDisk> {
         let files = files.map(|(number, volume)| DiskFile {
             volume: VolumeId(number as u16),
             size: volume.options.size,
-            block_size: volume.options.block_size,
+            block_size: volume.options.block_size.max(SECTOR as u32),
             read_only: volume.options.read_only,
         });
         SharedDisk::new(DiskOptions {
@@ -544,7 +689,6 @@ fn make_cells(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Ve
 
 /// The job that reads a whole volume, each byte once.
 fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
-    // Volumes are whole multiples of this.
     const STEP: u32 = 8192;
     let size = scenario.volumes[volume].options.size;
     JobOptions {
@@ -554,14 +698,10 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         block_size: STEP,
         depth: scenario.bios_max.min(8) as u16,
         batch: 8,
-        bios: (size / u64::from(STEP)) as u32,
+        bios: size.div_ceil(u64::from(STEP)) as u32,
         weights: [1, 0, 0, 0, 0, 0],
         sizes: [STEP; 4],
-        pattern: Pattern::Sequential,
-        fua: 0,
-        flags: 0,
-        malformed: 0,
-        think_ns: 0,
-        ioprio: headworks_core::Ioprio::default(),
+        pattern: Pattern::Once,
+        ..JobOptions::default()
     }
 }

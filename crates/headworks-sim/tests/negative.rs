@@ -52,7 +52,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         flags: 0,
         malformed: 0,
         think_ns: 0,
-        ioprio: headworks_core::Ioprio::default(),
+        ..JobOptions::default()
     };
     Scenario {
         seed,

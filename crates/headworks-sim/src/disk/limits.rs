@@ -52,6 +52,7 @@ impl Disk {
         let fua = command.flags.contains(BioFlags::FUA);
         let granularity = u64::from(queue.discard_granularity);
         let wrong = match command.op {
+            Op::Prefetch => "what is to be cached is no device's matter",
             Op::Flush if !queue.write_cache => "flush without a volatile cache",
             Op::Discard if !queue.discard => "discards are not taken",
             Op::WriteZeroes if !queue.write_zeroes => "write-zeroes is not taken",

@@ -502,6 +502,7 @@ impl Disk {
 
     fn end_flush(&mut self, status: Status, submitted: u64) {
         if status.is_err() || self.options.defect == Defect::SkipsFlush {
+            self.counters.lies += u64::from(status.is_ok());
             return;
         }
         for store in self.files.iter_mut().flatten() {

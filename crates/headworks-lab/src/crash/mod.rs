@@ -1,0 +1,132 @@
+//! `crash`: power cuts at any moment under random load; every byte that is found must be one that may be there.
+//!
+//! The world and its oracle are [`headworks_sim::crash`]; here a run of them becomes rows with raw counts, and verdicts: that
+//! the run was as long as asked, passed every point, found the devices that lie about flushes, and that cuts did lose what
+//! was not flushed (a run in which nothing is ever lost tests nothing). A broken rule is no row: it ends the run.
+
+use headworks_core::WriteMode;
+use headworks_sim::crash::{COVERED_AFTER, Crash, LYING_EVERY, SHARDS};
+use headworks_sim::oracle::Survival;
+use headworks_sim::{Failure, coverage::Point};
+
+use crate::report::{Goal, Report, Row, Verdict};
+
+/// The words of the goals, which tests look for.
+const NEVER: &str = "points that never happened";
+const FOUND: &str = "worlds in which a device's lie about a flush was found";
+const LOST: &str = "cells whose newest, unflushed version a cut took";
+
+/// What to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The first scenario's seed.
+    pub seed: u64,
+    /// Forces the number of shards: 1, 2 or 4.
+    pub shards: Option<u16>,
+}
+
+/// Runs scenarios as long as `goes_on` says so of what was done until now.
+///
+/// # Errors
+/// The first rule that was broken.
+pub fn run(
+    options: Options,
+    mut goes_on: impl FnMut(&Crash) -> bool,
+) -> Result<Crash, Box<Failure>> {
+    let mut crash = Crash::new(options.seed, options.shards);
+    while goes_on(&crash) {
+        crash.run_next()?;
+    }
+    Ok(crash)
+}
+
+/// What a run that began at `seed` and was to make `cuts` cuts says.
+#[must_use]
+pub fn report(crash: &Crash, seed: u64, cuts: u64) -> Report {
+    let rows = rows(crash, seed);
+    Report {
+        title: "crash: power cuts at any moment under random load".into(),
+        notes: vec![
+            "cells: sectors, or parts of them, read back after cuts; written: since the cut before"
+                .into(),
+            "old: of these, what did not hold the newest version, as is allowed without a flush"
+                .into(),
+            format!(
+                "1 world in {LYING_EVERY} has a device that lies about flushes; its cells are not counted"
+            ),
+        ],
+        verdicts: judge(&rows, cuts),
+        rows,
+    }
+}
+
+fn rows(crash: &Crash, seed: u64) -> Vec<Row> {
+    let mut rows = vec![
+        Row::new("run")
+            .with("seed", seed)
+            .with("scenarios", crash.scenarios)
+            .with("cuts", crash.cuts)
+            .with("bios", crash.bios)
+            .with("hash", format!("{:016x}", crash.hash())),
+    ];
+    for (shards, modes) in SHARDS.iter().zip(&crash.survived) {
+        for (mode, Survival { cells, open, old }) in WriteMode::ALL.iter().zip(modes) {
+            if crash.shards.is_none_or(|only| only == *shards) {
+                let row = Row::new("found after cuts").with("shards", *shards);
+                let row = row.with("mode", mode.name()).with("cells", *cells);
+                rows.push(row.with("written", *open).with("old", *old));
+            }
+        }
+    }
+    let lies = crash.lies;
+    rows.push(Row::new("lying devices").with("worlds", lies.worlds).with("found", lies.found));
+    let asked: Vec<_> = Point::asked(crash.shards).collect();
+    for point in Point::ALL {
+        rows.push(
+            Row::new("points")
+                .with("times", crash.coverage.count(*point))
+                .with("asked", u64::from(asked.contains(&point)))
+                .with("point", point.name()),
+        );
+    }
+    rows
+}
+
+/// The verdicts of the rows. A run that was to be short is not asked for everything.
+#[must_use]
+pub fn judge(rows: &[Row], cuts: u64) -> Vec<Verdict> {
+    let of = |table: &'static str| rows.iter().filter(move |row| row.table == table);
+    let sum = |table, name| of(table).map(|row| row.int(name)).sum::<u64>() as f64;
+    let missed =
+        of("points").filter(|row| row.int("times") == 0 && row.int("asked") == 1).count() as f64;
+    let whole = cuts >= COVERED_AFTER;
+    let verdict = |what: &str, ours, goal: Option<Goal>| Verdict {
+        what: what.into(),
+        seed: None,
+        baseline: None,
+        ours: Some(ours),
+        goal,
+    };
+    let mut verdicts = vec![
+        verdict("power cuts", sum("run", "cuts"), Some(Goal::AtLeast(cuts as f64))),
+        verdict(NEVER, missed, whole.then_some(Goal::Exactly(0.0))),
+        verdict(FOUND, sum("lying devices", "found"), whole.then_some(Goal::AtLeast(1.0))),
+    ];
+    for mode in WriteMode::ALL {
+        let old = of("found after cuts").filter(|row| row.is("mode", mode.name()));
+        let old: u64 = old.map(|row| row.int("old")).sum();
+        let goal = whole.then_some(Goal::AtLeast(1.0));
+        verdicts.push(verdict(&format!("{LOST}, {}", mode.name()), old as f64, goal));
+    }
+    verdicts
+}
+
+/// The seed and the size that repeat a failure.
+#[must_use]
+pub fn repeat(seed: u64, shards: Option<u16>) -> String {
+    let shards = shards.map_or(String::new(), |shards| format!(" --shards {shards}"));
+    format!("headworks lab run crash --seed {seed} --cuts 1{shards}")
+}
+
+#[cfg(test)]
+mod tests;
