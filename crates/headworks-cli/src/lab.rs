@@ -47,6 +47,12 @@ pub enum Experiment {
     /// Batch dispatch: device order, merges, and how many requests are outside the elevator
     #[command(name = "seed-001")]
     Seed001(experiments::Options),
+    /// Dirty throttling: 1 to 10,000 writers, steps, stalls, small files, on a device that punishes changes of stream
+    #[command(name = "seed-002")]
+    Seed002(crate::throttling::Options),
+    /// Large folios: index operations, folios, fills and requests for each MiB, with and without
+    #[command(name = "seed-003")]
+    Seed003(crate::folios::Options),
     /// Plugs: how many of a batch's sequential reads become one request
     #[command(name = "seed-004")]
     Seed004(experiments::Options),
@@ -109,6 +115,8 @@ pub fn run(lab: Lab) -> ExitCode {
         Lab::Run(Experiment::Null { seed, bios, json }) => run_speed(seed, bios, json),
         Lab::Run(Experiment::Seed000(options)) => return options.run(Name::Seed000),
         Lab::Run(Experiment::Seed001(options)) => return options.run(Name::Seed001),
+        Lab::Run(Experiment::Seed002(options)) => return options.run(),
+        Lab::Run(Experiment::Seed003(options)) => return options.run(),
         Lab::Run(Experiment::Seed004(options)) => return options.run(Name::Seed004),
         Lab::Run(Experiment::Fairness(options)) => return options.run(Name::Fairness),
         Lab::Run(

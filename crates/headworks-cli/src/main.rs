@@ -7,12 +7,14 @@ mod bench_feeders;
 mod bench_nbd;
 mod ctl;
 mod experiments;
+mod folios;
 mod info;
 mod lab;
 mod modes;
 mod progress;
 mod serve;
 mod signals;
+mod throttling;
 mod tunables;
 
 use clap::{Parser, Subcommand};

@@ -45,7 +45,7 @@ impl RemoteQueue {
             nr_requests: options.queue.nr_requests,
             discard_granularity: options.queue.discard_granularity,
             lease: Lease::default(),
-            line: Flows::new(config.bios_max as usize),
+            line: Flows::new((config.bios_max + config.cache.bios()) as usize),
             gathering: None,
             weights: Weights::new(config),
         }

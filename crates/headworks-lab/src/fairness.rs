@@ -187,6 +187,7 @@ impl Point {
             jobs: self.case.jobs(size),
             exports: WEIGHTS.map(|weight| ExportConfig { weight }).to_vec(),
             plug_nesting: PlugNesting::default(),
+            cache: Default::default(),
             ramp_ns: SEC / 10,
             runtime_ns: seconds * SEC,
         })?;

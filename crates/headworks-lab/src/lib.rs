@@ -3,6 +3,7 @@
 //! One folder or file each. An experiment prints rows with its configuration and raw counts, so that anyone can recompute
 //! the verdict, and then the table; before and after share seed, workload and device.
 
+pub mod chart;
 pub mod contention;
 pub mod crash;
 pub mod experiment;
@@ -12,4 +13,6 @@ pub mod report;
 pub mod rig;
 pub mod seed000;
 pub mod seed001;
+pub mod seed002;
+pub mod seed003;
 pub mod seed004;

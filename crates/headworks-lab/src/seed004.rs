@@ -91,6 +91,7 @@ fn run_one(seed: u64, nesting: PlugNesting, batch: u32, seconds: u64) -> Result<
         jobs: vec![job],
         exports: Vec::new(),
         plug_nesting: nesting,
+        cache: Default::default(),
         ramp_ns: 0,
         runtime_ns: seconds * SEC,
     })?;

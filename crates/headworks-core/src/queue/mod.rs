@@ -160,7 +160,7 @@ impl Queue {
                     .then(|| Box::new(VolumeQueue::new(volume.options.block_size)))
             })
             .collect();
-        let waiters_max = (config.bios_max + u32::from(config.shards)) as usize;
+        let waiters_max = (config.bios_max + config.cache.bios() + u32::from(config.shards)) as usize;
         let slots = config.slots_max();
         let elevator = elevator::make(&options);
         Self {
@@ -173,7 +173,7 @@ impl Queue {
             armed: false,
             tracks: elevator.wants_done() || options.hw_inflight_kb > 0,
             elevator,
-            index: MergeIndex::new(2 * config.bios_max),
+            index: MergeIndex::new(2 * (config.bios_max + config.cache.bios())),
             volumes,
             leases: Leases::new(config.shards),
             queued: 0,

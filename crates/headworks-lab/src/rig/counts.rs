@@ -1,6 +1,7 @@
 //! What a run counted: whole numbers, from the end of the ramp to the end.
 
 use headworks::client::Histogram;
+use headworks_core::cache::CacheStats;
 use headworks_core::stats::QueueStats;
 use headworks_core::tags::TagStats;
 use headworks_sim::disk::Works;
@@ -39,6 +40,10 @@ pub struct Counts {
     pub tags: TagStats,
     /// What the device did inside.
     pub works: Works,
+    /// What the cache counted; places are those at the end.
+    pub cache: CacheStats,
+    /// Folios that were made.
+    pub folios_made: u64,
     /// The most requests outside the elevator and not answered.
     pub in_device_max: u32,
     /// Bios that failed.
@@ -62,6 +67,7 @@ pub(super) struct Snapshot {
     pub merges: u64,
     pub requests: u64,
     pub works: Works,
+    pub cache: CacheStats,
 }
 
 /// Lengths by slot.
@@ -110,11 +116,39 @@ impl Counts {
         self.sequential = at.queue.sequential - since.queue.sequential;
         self.works.positionings = at.works.positionings - since.works.positionings;
         self.works.media_bytes = at.works.media_bytes - since.works.media_bytes;
+        self.count_cache(&at.cache);
         // Maxima cannot be taken apart: the tag policy's counts are of the whole run.
         self.tags = at.tags;
         self.hash = hash;
         for job in &self.jobs {
             self.latency.add(&job.latency);
         }
+    }
+
+    fn count_cache(&mut self, at: &CacheStats) {
+        let since = &self.since.cache;
+        let mut cache = *at;
+        // Whoever is there now and was not, and whoever was made and has gone.
+        let there = |stats: &CacheStats| stats.folios.iter().sum::<u64>();
+        let gone = at.evicted_folios - since.evicted_folios;
+        self.folios_made = (there(at) + gone).saturating_sub(there(since));
+        for (count, before) in [
+            (&mut cache.hits, since.hits),
+            (&mut cache.misses, since.misses),
+            (&mut cache.fills, since.fills),
+            (&mut cache.filled, since.filled),
+            (&mut cache.writeouts, since.writeouts),
+            (&mut cache.written, since.written),
+            (&mut cache.shadowed, since.shadowed),
+            (&mut cache.read_before_write, since.read_before_write),
+            (&mut cache.evicted_folios, since.evicted_folios),
+            (&mut cache.evicted, since.evicted),
+            (&mut cache.read_ahead, since.read_ahead),
+            (&mut cache.index_operations, since.index_operations),
+            (&mut cache.index_probes, since.index_probes),
+        ] {
+            *count -= before;
+        }
+        self.cache = cache;
     }
 }

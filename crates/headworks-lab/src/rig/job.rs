@@ -11,6 +11,8 @@ use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, Volume
 pub struct JobOptions {
     /// Read or write.
     pub op: Op,
+    /// Of a hundred reads so many are writes instead, by chance.
+    pub write_percent: u32,
     /// Random places, each aligned to `bs`; else one after the other.
     pub random: bool,
     /// Bytes of a bio.
@@ -37,6 +39,7 @@ impl Default for JobOptions {
     fn default() -> Self {
         Self {
             op: Op::Read,
+            write_percent: 0,
             random: true,
             bs: 4096,
             iodepth: 1,
@@ -117,6 +120,8 @@ impl Job {
             self.next_at = at + bs;
             at
         };
+        let writes =
+            options.write_percent > 0 && self.prng.below(100) < options.write_percent.into();
         Bio {
             id: BioId {
                 connection: self.connection,
@@ -126,7 +131,7 @@ impl Job {
             },
             offset,
             len: options.bs,
-            op: options.op,
+            op: if writes { Op::Write } else { options.op },
             flags: BioFlags::SYNC,
             ioprio: options.ioprio,
         }

@@ -18,8 +18,8 @@ mod job;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::{
-    Action, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant, PlugNesting,
-    QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
+    Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant,
+    PlugNesting, QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
 };
 use headworks_sim::disk::{Clockwork, Order};
 use headworks_sim::events::Events;
@@ -58,6 +58,8 @@ pub struct RigOptions {
     pub exports: Vec<ExportConfig>,
     /// Which plug flushes.
     pub plug_nesting: PlugNesting,
+    /// The shard's cache; jobs must think then, or answers from memory take no time at all.
+    pub cache: CacheOptions,
     /// Virtual time before the counting starts.
     pub ramp_ns: u64,
     /// Virtual time of the counting.
@@ -103,6 +105,9 @@ impl Rig {
         let mut config = ShardConfig::single(options.queue, volume, bios_max);
         config.exports = options.exports;
         config.plug_nesting = options.plug_nesting;
+        config.cache = options.cache;
+        let thinks = options.jobs.iter().all(|job| job.think_ns > 0);
+        assert!(thinks || !options.cache.is_on(), "answers from memory take no time");
         let root = Prng::new(options.seed).split("jobs");
         let jobs = (0u32..).zip(options.jobs).map(|(number, options)| {
             Job::new(options, number, Prng::new(root.clone().next() ^ u64::from(number)))
@@ -190,6 +195,7 @@ impl Rig {
             merges: volume.ops.iter().map(|op| op.merges).sum(),
             requests: volume.ops.iter().map(|op| op.requests).sum(),
             works: self.device.works(),
+            cache: self.shard.cache_stats().unwrap_or_default(),
         }
     }
 
@@ -305,6 +311,7 @@ mod tests {
             jobs,
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
+            cache: CacheOptions::default(),
             ramp_ns: SEC / 10,
             runtime_ns: SEC,
         })

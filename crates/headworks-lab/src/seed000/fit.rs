@@ -33,6 +33,7 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
         jobs: vec![job],
         exports: Vec::new(),
         plug_nesting: PlugNesting::default(),
+        cache: Default::default(),
         ramp_ns: 10 * SEC,
         runtime_ns: seconds * SEC,
     })?;

@@ -147,6 +147,7 @@ impl Point {
             jobs: (0..self.jobs).map(job).collect(),
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
+            cache: Default::default(),
             ramp_ns: length.ramp * SEC,
             runtime_ns: length.seconds * SEC,
         })?;

@@ -201,6 +201,7 @@ fn run_one(seed: u64, case: Case, way: Way, length: Length) -> Result<Row, Confi
         jobs: case.jobs(),
         exports: Vec::new(),
         plug_nesting: PlugNesting::default(),
+        cache: Default::default(),
         ramp_ns,
         runtime_ns,
     })?;

@@ -19,6 +19,7 @@ mod limits;
 mod null;
 mod ssd;
 mod store;
+mod stream;
 mod timing;
 mod write_cache;
 
@@ -37,6 +38,7 @@ pub use hdd::{Hdd, HddProfile};
 pub use null::NullDisk;
 pub use ssd::{Ssd, SsdProfile};
 pub use store::Store;
+pub use stream::{Stream, StreamProfile};
 pub use timing::Model;
 
 use crate::events::Events;

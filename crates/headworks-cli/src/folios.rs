@@ -1,0 +1,46 @@
+//! `headworks lab run seed-003`: how much bookkeeping a MiB costs, with folios of a block and large ones.
+//!
+//! Exit codes: 0 every goal met, 1 one missed, 2 options that cannot be.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use headworks_lab::seed003;
+
+use crate::{USAGE, complain};
+
+/// Which runs of seed 003.
+#[derive(Args)]
+pub struct Options {
+    /// Of the places
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Numbers of connections
+    #[arg(long, value_delimiter = ',', default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..=64))]
+    jobs: Vec<u32>,
+    /// Virtual seconds that count
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=600))]
+    seconds: u64,
+    /// JSON objects, one a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Options {
+    /// Runs the experiment and tells it.
+    pub fn run(self) -> ExitCode {
+        let Self { seed, jobs, seconds, json } = self;
+        let report = match seed003::run(&seed003::Options { seed, jobs, seconds }) {
+            Ok(report) => report,
+            Err(error) => {
+                complain(error);
+                return ExitCode::from(USAGE);
+            }
+        };
+        match json {
+            true => print!("{}", report.to_json()),
+            false => print!("{}", report.to_text()),
+        }
+        if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}

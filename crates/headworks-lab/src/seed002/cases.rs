@@ -1,0 +1,347 @@
+//! What is run: the seed's table, other devices and pools, and what changes while writers write.
+
+use headworks_core::time::SEC;
+use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
+use headworks_core::{Instant, QueueOptions};
+use headworks_sim::disk::StreamProfile;
+
+use super::Options;
+use super::bed::BedOptions;
+use super::writer::{Manner, WriterOptions};
+
+/// Of a change of stream on the fast device. **A calibration**, solved so that writers that write for themselves lose what they
+/// lost in the seed (700 -> 600 MB/s with 1000): about a track-to-track move of a striped array with a write cache.
+pub const SWITCH_NS: u64 = 20_000;
+/// Of a command there.
+const PER_COMMAND_NS: u64 = 10_000;
+/// Of a change of stream on a disk: a short seek and half a turn at 7200/min.
+const DISK_SWITCH_NS: u64 = 8_000_000;
+const MB: u64 = 1_000_000;
+const GIB: u64 = 1 << 30;
+/// Each writer's own part of a volume, at least.
+const PART: u64 = GIB;
+
+/// What is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// The seed's table.
+    Scaling,
+    /// Other bandwidths and pools, on a device that only has bandwidth.
+    Grid,
+    /// A disk of the 60 MB/s class.
+    Disk,
+    /// Small files on it.
+    Files,
+    /// A device and one of a tenth of its bandwidth.
+    Two,
+    /// 700 -> 200 -> 700 MB/s.
+    Bandwidth,
+    /// Ten times the writers, and as before.
+    Writers,
+    /// Nothing is known yet: counted from the start.
+    Cold,
+    /// One writer after the other ends.
+    Exit,
+    /// Answers come in bursts of 32 MB.
+    Bursts,
+    /// The device stops for 0.4 s in every 2 s.
+    Stalls,
+}
+
+impl Case {
+    /// All of them, in the order in which they run.
+    pub const ALL: [Self; 11] = [
+        Self::Scaling,
+        Self::Grid,
+        Self::Disk,
+        Self::Files,
+        Self::Two,
+        Self::Bandwidth,
+        Self::Writers,
+        Self::Cold,
+        Self::Exit,
+        Self::Bursts,
+        Self::Stalls,
+    ];
+
+    /// The word that users give.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scaling => "scaling",
+            Self::Grid => "grid",
+            Self::Disk => "disk",
+            Self::Files => "files",
+            Self::Two => "two",
+            Self::Bandwidth => "bandwidth",
+            Self::Writers => "writers",
+            Self::Cold => "cold",
+            Self::Exit => "exit",
+            Self::Bursts => "bursts",
+            Self::Stalls => "stalls",
+        }
+    }
+
+    /// The case with that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|case| case.name() == name)
+    }
+
+    /// Numbers of writers, bandwidths in MB/s, and pools in MiB that are run without being asked for.
+    fn usual(self) -> (&'static [u32], &'static [u64], &'static [u64]) {
+        match self {
+            Self::Scaling => (&[1, 10, 100, 1000, 10_000], &[700], &[4096]),
+            Self::Grid => (&[1, 10, 100, 1000], &[10, 700, 3000], &[256, 4096]),
+            Self::Disk => (&[1, 10, 100], &[60], &[4096]),
+            Self::Files => (&[12], &[60], &[4096]),
+            Self::Two => (&[20], &[100], &[4096]),
+            Self::Bandwidth => (&[10, 100, 1000], &[700], &[4096]),
+            Self::Writers => (&[10, 100], &[700], &[4096]),
+            Self::Cold => (&[1000], &[700], &[4096]),
+            Self::Exit => (&[100], &[700], &[4096]),
+            Self::Bursts => (&[10, 100], &[100, 700], &[4096]),
+            Self::Stalls => (&[10, 100, 1000], &[700], &[4096]),
+        }
+    }
+
+    /// Whether the old way is run beside ours.
+    const fn has_old(self) -> bool {
+        matches!(self, Self::Scaling | Self::Disk | Self::Files)
+    }
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// What is looked at.
+    pub case: Case,
+    /// Who writes.
+    pub throttle: ThrottlePolicy,
+    /// How many writers; before they are ten times as many.
+    pub writers: u32,
+    /// Bytes a second, of the faster device.
+    pub bandwidth: u64,
+    /// Bytes.
+    pub pool: u64,
+    /// Bytes of a write.
+    pub write_bytes: u32,
+    /// Of a change of stream.
+    pub switch_ns: u64,
+    /// Before the counting.
+    pub ramp_ns: u64,
+    /// Of the counting.
+    pub runtime_ns: u64,
+    /// Between two changes, where there are any.
+    pub phase_ns: u64,
+    /// Of places and wake-ups.
+    pub seed: u64,
+}
+
+/// All runs that are wanted.
+#[must_use]
+pub fn points(options: &Options) -> Vec<Point> {
+    let mut points = Vec::new();
+    let wanted = |case: &Case| options.cases.is_empty() || options.cases.contains(case);
+    for case in Case::ALL.into_iter().filter(wanted) {
+        let (writers, bandwidths, pools) = case.usual();
+        let old: &[_] = match case.has_old() {
+            true => &[ThrottlePolicy::Ioless, ThrottlePolicy::Foreground],
+            false => &[ThrottlePolicy::Ioless],
+        };
+        let pools: Vec<u64> = pools.iter().map(|mib| mib << 20).collect();
+        let bandwidths: Vec<u64> = bandwidths.iter().map(|rate| rate * MB).collect();
+        for &throttle in or(&options.throttles, old) {
+            for &bandwidth in or(&options.bandwidths, &bandwidths) {
+                for &pool in or(&options.pools, &pools) {
+                    for &writers in or(&options.writers, writers) {
+                        let run = (case, throttle, writers, bandwidth, pool);
+                        points.push(Point::new(options, run));
+                    }
+                }
+            }
+        }
+    }
+    points
+}
+
+fn or<'a, T>(asked: &'a [T], usual: &'a [T]) -> &'a [T] {
+    if asked.is_empty() { usual } else { asked }
+}
+
+impl Point {
+    fn new(
+        options: &Options,
+        (case, throttle, writers, bandwidth, pool): (Case, ThrottlePolicy, u32, u64, u64),
+    ) -> Self {
+        let (write_bytes, seconds) = (options.write_bytes, options.seconds);
+        // Forty writes of each writer, so that shares are no matter of a write more or less.
+        let shares = 40 * u64::from(writers) * u64::from(write_bytes) / bandwidth;
+        let phase_ns = seconds.div_ceil(2).max(5) * SEC;
+        let (ramp, runtime) = match case {
+            Case::Cold => (0, seconds),
+            Case::Bandwidth | Case::Writers => (0, 3 * phase_ns / SEC),
+            // A share that follows the bandwidth takes its time to.
+            Case::Two => (20, seconds),
+            _ => (5, seconds.max(shares)),
+        };
+        let switch_ns = match case {
+            Case::Grid => 0,
+            Case::Disk | Case::Files => options.switch_ns.unwrap_or(DISK_SWITCH_NS),
+            _ => options.switch_ns.unwrap_or(SWITCH_NS),
+        };
+        let (ramp_ns, runtime_ns, seed) = (ramp * SEC, runtime * SEC, options.seed);
+        Self {
+            case,
+            throttle,
+            writers,
+            bandwidth,
+            pool,
+            write_bytes,
+            switch_ns,
+            ramp_ns,
+            runtime_ns,
+            phase_ns,
+            seed,
+        }
+    }
+
+    /// Times of what changes; the last is the end.
+    #[must_use]
+    pub fn phases(&self) -> Vec<Instant> {
+        match self.case {
+            Case::Bandwidth | Case::Writers => {
+                (0..=3).map(|phase| Instant(phase * self.phase_ns)).collect()
+            }
+            Case::Cold => vec![Instant(0), Instant(self.runtime_ns)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn devices(&self) -> Vec<StreamProfile> {
+        let mut device = StreamProfile::new(self.bandwidth, self.switch_ns);
+        device.per_command_ns = if self.case == Case::Grid { 0 } else { PER_COMMAND_NS };
+        match self.case {
+            Case::Bandwidth => {
+                let [_, down, up, _] = self.phases()[..] else { unreachable!("three phases") };
+                device.steps = vec![(down, self.bandwidth * 2 / 7), (up, self.bandwidth)];
+            }
+            Case::Bursts => device.burst_bytes = 32 * MB,
+            Case::Stalls => device.stall = (2 * SEC, 2 * SEC / 5),
+            Case::Two => {
+                let slow =
+                    StreamProfile { bytes_per_second: self.bandwidth / 10, ..device.clone() };
+                return vec![device, slow];
+            }
+            _ => {}
+        }
+        vec![device]
+    }
+
+    fn all_writers(&self) -> Vec<WriterOptions> {
+        let most = if self.case == Case::Writers { 10 * self.writers } else { self.writers };
+        let part = self.part();
+        let dd = |number: u32| {
+            let start = u64::from(number) * part;
+            WriterOptions::dd(0, self.write_bytes, start, start + part)
+        };
+        let end = Instant(self.ramp_ns + self.runtime_ns);
+        let as_told = |number| {
+            let dd = dd(number);
+            match self.case {
+                Case::Files => WriterOptions { manner: Manner::Files(100), ..dd },
+                Case::Two => WriterOptions { volume: (number % 2) as u16, ..dd },
+                Case::Writers if number >= self.writers => {
+                    let [_, more, fewer, _] = self.phases()[..] else { unreachable!("phases") };
+                    WriterOptions { starts_at: more, exits_at: fewer, ..dd }
+                }
+                // From a third of the time on, evenly; the last one has the last tenth for itself.
+                Case::Exit => {
+                    let (first, last) = (end.0 / 3, end.0 / 10 * 9);
+                    let exits = first + (last - first) * u64::from(number) / u64::from(most);
+                    let is_last = number + 1 == most;
+                    WriterOptions { exits_at: if is_last { end } else { Instant(exits) }, ..dd }
+                }
+                _ => dd,
+            }
+        };
+        (0..most).map(as_told).collect()
+    }
+
+    /// A tebibyte for all, so that nobody comes round to what he wrote; a gibibyte for each at least.
+    fn part(&self) -> u64 {
+        let most =
+            u64::from(if self.case == Case::Writers { 10 * self.writers } else { self.writers });
+        (1024 * GIB / most / PART * PART).max(PART)
+    }
+
+    /// What a bed is made from.
+    #[must_use]
+    pub fn bed(&self, trace: bool) -> BedOptions {
+        let writers = self.all_writers();
+        BedOptions {
+            seed: self.seed,
+            pool: self.pool,
+            dirty: DirtyOptions {
+                policy: self.throttle,
+                seed: self.seed,
+                ..DirtyOptions::default()
+            },
+            queue: QueueOptions::default(),
+            devices: self.devices(),
+            size: writers.iter().map(|writer| writer.end).max().unwrap_or(PART),
+            writers,
+            ramp_ns: self.ramp_ns,
+            runtime_ns: self.runtime_ns,
+            trace,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(case: Case, writers: u32) -> Point {
+        let run = (case, ThrottlePolicy::Ioless, writers, 700 * MB, 4 * GIB);
+        Point::new(&Options::default(), run)
+    }
+
+    #[test]
+    fn every_writer_has_a_part_of_its_own() {
+        for case in Case::ALL {
+            let writers = point(case, 100).all_writers();
+            let apart = |pair: &[WriterOptions]| pair[0].end <= pair[1].start;
+            assert!(writers.windows(2).all(apart), "{}", case.name());
+            assert!(writers.iter().all(|writer| writer.end - writer.start >= PART));
+            assert_eq!(Case::parse(case.name()), Some(case));
+        }
+    }
+
+    #[test]
+    fn writers_come_and_go_as_their_case_says() {
+        let point = point(Case::Writers, 10);
+        let at = |second: u64| {
+            let now = Instant(second * SEC);
+            let writers = point.all_writers();
+            writers.iter().filter(|w| w.starts_at <= now && now < w.exits_at).count()
+        };
+        assert_eq!([at(1), at(15), at(25)], [10, 100, 10]);
+        let exits = self::point(Case::Exit, 100).all_writers();
+        assert!(exits.windows(2).all(|pair| pair[0].exits_at < pair[1].exits_at));
+    }
+
+    #[test]
+    fn what_is_asked_for_takes_the_place_of_what_is_usual() {
+        let options = Options {
+            cases: vec![Case::Scaling],
+            writers: vec![7],
+            throttles: vec![ThrottlePolicy::None],
+            ..Options::default()
+        };
+        let points = points(&options);
+        assert_eq!(points.len(), 1);
+        assert_eq!((points[0].writers, points[0].throttle), (7, ThrottlePolicy::None));
+        assert_eq!(points[0].bandwidth, 700 * MB);
+    }
+}

@@ -1,0 +1,251 @@
+//! Seed 002: writers only pause, for a time computed from measured bandwidth and position; the flusher writes.
+//!
+//! The seed: 1 to 1000 dd on a device of 700 MB/s made 700 .. 600 MB/s and 400 .. 160,000 context switches a second; 100 dd on a
+//! disk 38 -> 42 MB/s. Here the same writers write into the cache of a shard, in virtual time, over a device that has bandwidth
+//! and a price for every change of stream. The old way, `throttle=foreground`, runs beside ours on the same device.
+//!
+//! **What a wake-up is.** The seed counts context switches of the whole machine: writers that slept, flushers, interrupts'
+//! threads. Here a *writer wake-up* is a write that was not answered in the turn that took it, so its writer slept (in Linux: two
+//! context switches); a *thread wake-up* is a turn that the shard's only thread was woken for, for whatever number of writers.
+//!
+//! **What is possible.** A writer that gets `b` bytes a second and sleeps for 200 ms at most is woken `b / 0.2 b` times, so 1000
+//! writers make 5000 wake-ups a second. With so little memory that a writer's part of it is less than a write, or so little
+//! bandwidth that a write takes longer than 200 ms, both are what the write makes them; those goals do not count there.
+
+mod bed;
+mod cases;
+pub mod csv;
+mod judge;
+pub mod pictures;
+mod series;
+mod writer;
+
+use headworks_core::writeback::ThrottlePolicy;
+use headworks_core::{ConfigError, Instant};
+
+pub use bed::{Bed, BedOptions, Outcome};
+pub use cases::{Case, Point, SWITCH_NS, points};
+pub use judge::judge;
+pub use series::{SAMPLE_NS, Sample, rates, settled_ms};
+pub use writer::{Manner, WriterOptions};
+
+use crate::report::{Progress, Report, Row, jain};
+
+/// What to run; empty lists: what is usual for the case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Of places and of the wake-ups' spread.
+    pub seed: u64,
+    /// What is looked at; all if empty.
+    pub cases: Vec<Case>,
+    /// Who writes.
+    pub throttles: Vec<ThrottlePolicy>,
+    /// How many.
+    pub writers: Vec<u32>,
+    /// Bytes a second.
+    pub bandwidths: Vec<u64>,
+    /// Bytes of the cache.
+    pub pools: Vec<u64>,
+    /// Virtual seconds that count, at least.
+    pub seconds: u64,
+    /// Bytes of a write.
+    pub write_bytes: u32,
+    /// Of a change of stream; the case's own without.
+    pub switch_ns: Option<u64>,
+    /// Keep the throttle's events.
+    pub trace: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            cases: Vec::new(),
+            throttles: Vec::new(),
+            writers: Vec::new(),
+            bandwidths: Vec::new(),
+            pools: Vec::new(),
+            seconds: 20,
+            write_bytes: 64 << 10,
+            switch_ns: None,
+            trace: false,
+        }
+    }
+}
+
+/// Runs what is wanted, and shows `see` each run when it is done.
+///
+/// # Errors
+/// Options that cannot be.
+pub fn run(
+    options: &Options,
+    mut see: impl FnMut(&Point, &Outcome),
+) -> Result<Report, ConfigError> {
+    let points = points(options);
+    let mut progress = Progress::new("seed-002", points.len());
+    let (mut rows, mut counts) = (Vec::new(), Vec::new());
+    for point in &points {
+        let outcome = Bed::new(point.bed(options.trace))?.run();
+        rows.push(row(point, &outcome));
+        counts.push(count(point, &outcome));
+        see(point, &outcome);
+        progress.step();
+    }
+    drop(progress);
+    let verdicts = judge(&rows);
+    rows.append(&mut counts);
+    Ok(Report {
+        title: "seed-002: writers pause, the flusher writes".into(),
+        notes: notes(),
+        rows,
+        verdicts,
+    })
+}
+
+fn notes() -> Vec<String> {
+    vec![
+        "dd: one 64 KiB write at a time, each writer in its own GiB or more; dirty_ratio 20, dirty_background_ratio 10".into(),
+        format!(
+            "device: one command at a time, bytes at the bandwidth, 10 us a command, {} us a change of stream (disk: 8 ms; grid: \
+             neither)",
+            SWITCH_NS / 1000
+        ),
+        "the price of a change of stream is a calibration: solved so that the old way loses what it lost in the seed".into(),
+        "wake_s: writes that slept; thread_s: wake-ups of the shard's thread. Neither is the seed's context switches: \
+         those count everything that ran on the machine, two for each sleep"
+            .into(),
+        "dirty and reserved bytes as parts of the limit: min, mean, max of samples each 10 ms; worst: after any turn, from the \
+         start on"
+            .into(),
+    ]
+}
+
+fn mb(bandwidth: u64) -> u64 {
+    bandwidth / 1_000_000
+}
+
+fn name(table: &str, point: &Point) -> Row {
+    Row::new(table)
+        .with("case", point.case.name())
+        .with("throttle", point.throttle.name())
+        .with("writers", point.writers)
+        .with("bw_mb", mb(point.bandwidth))
+        .with("pool_mib", point.pool >> 20)
+}
+
+/// What is seen, a second.
+fn row(point: &Point, outcome: &Outcome) -> Row {
+    let seconds = point.runtime_ns as f64 / 1e9;
+    let per_second = |count: u64| count as f64 / seconds;
+    let ms = |ns: u64| ns as f64 / 1e6;
+    let media: u64 = outcome.media.iter().sum();
+    let pauses = &outcome.pauses;
+    let [low, mean, high] = positions(point, outcome);
+    let busy = outcome.busy_ns.iter().map(|&ns| ns as f64 / point.runtime_ns as f64);
+    let kib = outcome.request_bytes as f64 / 1024.0 / outcome.requests.max(1) as f64;
+    let files: u64 = if point.case == Case::Files { outcome.writes } else { 0 };
+    let (before, after) = halves(point, outcome);
+    name("runs", point)
+        .with("write_kib", point.write_bytes >> 10)
+        .with("seconds", point.runtime_ns / 1_000_000_000)
+        .with_real("mb_s", per_second(media) / 1e6, 2)
+        .with_real("wake_s", per_second(pauses.count()), 0)
+        .with_real("thread_s", per_second(outcome.thread_wakeups), 0)
+        .with_real("timer_s", per_second(outcome.timers), 0)
+        .with_real("p50_ms", ms(pauses.percentile(500)), 2)
+        .with_real("p99_ms", ms(pauses.percentile(990)), 2)
+        .with_real("max_ms", ms(pauses.max().max(outcome.waiting_max_ns)), 1)
+        .with_real("dirty_min", low, 3)
+        .with_real("dirty_mean", mean, 3)
+        .with_real("dirty_max", high, 3)
+        .with_real("worst", outcome.worst_ppm as f64 / 1e6, 3)
+        .with("over", outcome.over_limit)
+        .with_real("jain", jain(shares(point, outcome)), 4)
+        .with_real("util", busy.fold(1.0, f64::min), 3)
+        .with_real("switch_s", per_second(outcome.switches), 0)
+        .with_real("req_kib", kib, 1)
+        .with_real("files_s", per_second(files), 0)
+        .with("settled_ms", settled(point, outcome))
+        .with_real("wake_gb_before", before, 0)
+        .with_real("wake_gb_after", after, 0)
+        .with("failed", outcome.failed)
+}
+
+/// What was counted.
+fn count(point: &Point, outcome: &Outcome) -> Row {
+    let bytes = outcome.bytes.iter();
+    name("counts", point)
+        .with("ns", point.runtime_ns)
+        .with("writes", outcome.writes)
+        .with("bytes", bytes.clone().sum::<u64>())
+        .with("least", bytes.clone().min().copied().unwrap_or(0))
+        .with("most", bytes.max().copied().unwrap_or(0))
+        .with("media_bytes", outcome.media.clone())
+        .with("busy_ns", outcome.busy_ns.clone())
+        .with("requests", outcome.requests)
+        .with("request_bytes", outcome.request_bytes)
+        .with("switches", outcome.switches)
+        .with("slept", outcome.pauses.count())
+        .with("flushes", outcome.flushes.count())
+        .with("flush_p50_ns", outcome.flushes.percentile(500))
+        .with("turns", outcome.turns)
+        .with("thread_wakeups", outcome.thread_wakeups)
+        .with("timers", outcome.timers)
+        .with("switch_ns", point.switch_ns)
+        .with("hash", format!("{:016x}", outcome.hash))
+}
+
+/// Bytes of each writer that was there all the time, on the first device.
+fn shares(point: &Point, outcome: &Outcome) -> impl Iterator<Item = f64> {
+    let always = point.bed(false).writers.into_iter().map(|writer| {
+        writer.volume == 0 && writer.starts_at == Instant(0) && writer.exits_at == Instant(u64::MAX)
+    });
+    let of_them = outcome.bytes.clone().into_iter().zip(always);
+    of_them.filter_map(|(bytes, always)| always.then_some(bytes as f64))
+}
+
+/// Least, mean and most of what was dirty after the ramp, as parts of the limit.
+fn positions(point: &Point, outcome: &Outcome) -> [f64; 3] {
+    let counted = outcome.samples.iter().filter(|sample| sample.at >= Instant(point.ramp_ns));
+    let part = |bytes: u64, sample: &Sample| bytes as f64 / sample.limit.max(1) as f64;
+    let mut found = (f64::MAX, 0.0, 0.0f64, 0.0f64);
+    for sample in counted {
+        let here = part(sample.dirty, sample);
+        found = (
+            found.0.min(here),
+            found.1 + here,
+            found.2.max(part(sample.dirty_max, sample)),
+            found.3 + 1.0,
+        );
+    }
+    let (low, sum, high, count) = found;
+    if count == 0.0 { [0.0; 3] } else { [low, sum / count, high] }
+}
+
+/// Of each phase that a change starts; what never settled: a day.
+fn settled(point: &Point, outcome: &Outcome) -> Vec<u64> {
+    let phases = point.phases();
+    let pairs = phases.windows(2);
+    let found = pairs.map(|pair| settled_ms(&outcome.samples, pair[0], pair[1]));
+    found.map(|ms| ms.unwrap_or(86_400_000)).collect()
+}
+
+/// Wake-ups of writers for each GB written, before the first writer ended and after half of them had; 0 if none ends.
+fn halves(point: &Point, outcome: &Outcome) -> (f64, f64) {
+    if point.case != Case::Exit {
+        return (0.0, 0.0);
+    }
+    let samples = &outcome.samples;
+    let all = point.writers;
+    let at = |is: &dyn Fn(&Sample) -> bool| samples.iter().find(|sample| is(sample));
+    let ramp = at(&|sample| sample.at >= Instant(point.ramp_ns));
+    let first = at(&|sample| sample.at > Instant(point.ramp_ns) && sample.writers < all);
+    let half = at(&|sample| sample.at > Instant(point.ramp_ns) && 2 * sample.writers <= all);
+    let per_gb = |from: Option<&Sample>, to: Option<&Sample>| match (from, to) {
+        (Some(from), Some(to)) if to.media > from.media => {
+            (to.wakeups - from.wakeups) as f64 * 1e9 / (to.media - from.media) as f64
+        }
+        _ => 0.0,
+    };
+    (per_gb(ramp, first), per_gb(half, samples.last()))
+}

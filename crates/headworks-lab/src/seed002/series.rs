@@ -1,0 +1,116 @@
+//! A run over time: counters and positions every 10 ms, and what follows from them.
+
+use headworks_core::Instant;
+use headworks_core::time::{MS, SEC};
+
+/// Between two samples.
+pub const SAMPLE_NS: u64 = 10 * MS;
+
+/// One look. Counters run from the start; positions are the worst since the sample before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// When.
+    pub at: Instant,
+    /// Bytes of writes answered.
+    pub accepted: u64,
+    /// Bytes that the devices took.
+    pub media: u64,
+    /// Bytes dirty or under write-out, at the time of the sample.
+    pub dirty: u64,
+    /// Most bytes of that since the sample before.
+    pub dirty_max: u64,
+    /// Bytes that may be.
+    pub limit: u64,
+    /// Bytes from which on the flusher writes.
+    pub background: u64,
+    /// The longest pause that ended since the sample before.
+    pub pause_max_ns: u64,
+    /// Pauses that ended since.
+    pub pauses: u32,
+    /// Their sum.
+    pub pause_sum_ns: u64,
+    /// Turns of the shard.
+    pub turns: u64,
+    /// Writers woken.
+    pub wakeups: u64,
+    /// Writers that have begun and not ended.
+    pub writers: u32,
+}
+
+/// Bytes a second between two samples.
+fn rate(from: &Sample, to: &Sample, of: fn(&Sample) -> u64) -> f64 {
+    let ns = to.at.since(from.at).max(1);
+    (of(to) - of(from)) as f64 * 1e9 / ns as f64
+}
+
+/// Milliseconds from the start of a phase until the rate at which writers dirty, over each second that follows within the
+/// phase, is within 10 % of what the device wrote in the phase's last half. `None`: it never is.
+#[must_use]
+pub fn settled_ms(samples: &[Sample], from: Instant, to: Instant) -> Option<u64> {
+    let first = samples.partition_point(|sample| sample.at < from);
+    let last = samples.partition_point(|sample| sample.at <= to);
+    let phase = &samples[first..last];
+    let second = (SEC / SAMPLE_NS) as usize;
+    if phase.len() <= 2 * second {
+        return None;
+    }
+    let goal = rate(&phase[phase.len() / 2], &phase[phase.len() - 1], |sample| sample.media);
+    let starts = 0..phase.len() - second;
+    let off = |&start: &usize| {
+        let found = rate(&phase[start], &phase[start + second], |sample| sample.accepted);
+        (found - goal).abs() > 0.1 * goal
+    };
+    match starts.clone().rev().find(off) {
+        None => Some(0),
+        Some(start) if start + 1 == starts.end => None,
+        Some(start) => Some((start as u64 + 1) * SAMPLE_NS / MS),
+    }
+}
+
+/// Averages over `ns` of one of the rates, in MB/s, as (seconds, value).
+#[must_use]
+pub fn rates(samples: &[Sample], ns: u64, of: fn(&Sample) -> u64) -> Vec<(f64, f64)> {
+    let step = (ns / SAMPLE_NS).max(1) as usize;
+    let picked: Vec<&Sample> = samples.iter().step_by(step).collect();
+    let pair = |pair: &[&Sample]| (pair[1].at.0 as f64 / 1e9, rate(pair[0], pair[1], of) / 1e6);
+    picked.windows(2).map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device at 100 MB/s, and writers at that times `factor(second)`.
+    fn run(factor: impl Fn(f64) -> f64) -> Vec<Sample> {
+        let mut sample = Sample::default();
+        let next = |index: u64| {
+            sample.at = Instant(index * SAMPLE_NS);
+            sample.media += 1_000_000;
+            sample.accepted += (1e6 * factor(sample.at.0 as f64 / 1e9)) as u64;
+            sample
+        };
+        (0..=1000).map(next).collect()
+    }
+
+    #[test]
+    fn settled_is_when_every_later_second_is_within_a_tenth() {
+        let settle =
+            |factor: &dyn Fn(f64) -> f64| settled_ms(&run(factor), Instant(0), Instant(10 * SEC));
+        assert_eq!(settle(&|_| 1.0), Some(0));
+        assert_eq!(settle(&|_| 1.11), None);
+        // Half for two seconds: a second is in the band when at most a fifth of it is from before.
+        let found = settle(&|second| if second < 2.0 { 0.5 } else { 1.0 }).unwrap();
+        assert!((1790..=1810).contains(&found), "{found}");
+        // A swing of 9 ms more than 10 % in a single second is found, however late.
+        let late = |second: f64| if (6.0..6.5).contains(&second) { 1.3 } else { 1.0 };
+        assert!(settle(&late).unwrap() > 6000);
+    }
+
+    #[test]
+    fn rates_are_averages_between_samples() {
+        let found = rates(&run(|_| 0.5), 100 * MS, |sample| sample.accepted);
+        assert_eq!(found.len(), 100);
+        assert!(found.iter().all(|&(_, rate)| (rate - 50.0).abs() < 1e-6));
+        assert!((found[0].0 - 0.1).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,149 @@
+//! Who writes: one write at a time into a cached volume, the next as soon as it is answered.
+//!
+//! ```text
+//!   starts_at --> write --> answered --> (work) --> write ... --> after exits_at: closes
+//!                   `-- not answered in its turn: asleep, and woken by the answer
+//! ```
+//!
+//! `dd` goes on where it was. `Files` is like fs_mark: each file is one small write at a place of its own, and after so many
+//! files a flush.
+
+use headworks_core::prng::Prng;
+use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, VolumeId};
+
+/// How it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// One write of so many bytes after the other.
+    Stream(u32),
+    /// Files of 12 or 16 KiB; a flush after so many.
+    Files(u32),
+}
+
+/// What a writer is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WriterOptions {
+    /// Into which volume, which is also the number of its device.
+    pub volume: u16,
+    /// How.
+    pub manner: Manner,
+    /// First byte of its part.
+    pub start: u64,
+    /// The byte after its part.
+    pub end: u64,
+    /// When it begins.
+    pub starts_at: Instant,
+    /// When it ends.
+    pub exits_at: Instant,
+}
+
+impl WriterOptions {
+    /// One that writes as `dd` does, from the start to the end of the run.
+    #[must_use]
+    pub fn dd(volume: u16, bs: u32, start: u64, end: u64) -> Self {
+        let manner = Manner::Stream(bs);
+        let (starts_at, exits_at) = (Instant(0), Instant(u64::MAX));
+        Self { volume, manner, start, end, starts_at, exits_at }
+    }
+}
+
+/// Places of files: far enough apart that two of them hardly ever touch.
+const PLACE: u64 = 64 << 10;
+
+/// A writer that runs.
+#[derive(Debug)]
+pub(super) struct Writer {
+    pub options: WriterOptions,
+    connection: u32,
+    prng: Prng,
+    next_at: u64,
+    issued: u64,
+    flush_in: u32,
+    /// It has asked for something.
+    pub began: bool,
+    /// The bio that is out: when it came, in which turn, what it is.
+    pub out: Option<(Instant, u64, Op, u32)>,
+    /// Answered, from the end of the ramp on.
+    pub bytes: u64,
+}
+
+impl Writer {
+    pub fn new(options: WriterOptions, connection: u32, seed: u64) -> Self {
+        let flush_in = match options.manner {
+            Manner::Stream(_) => u32::MAX,
+            Manner::Files(files) => files,
+        };
+        let (prng, next_at) = (Prng::new(seed ^ u64::from(connection) << 20), options.start);
+        Self {
+            options,
+            connection,
+            prng,
+            next_at,
+            issued: 0,
+            flush_in,
+            began: false,
+            out: None,
+            bytes: 0,
+        }
+    }
+
+    /// Its next bio.
+    pub fn next(&mut self) -> Bio {
+        let (offset, len) = match self.options.manner {
+            _ if self.flush_in == 0 => (0, 0),
+            Manner::Stream(bs) => (self.along(bs.into()), bs),
+            Manner::Files(_) => {
+                let places = (self.options.end - self.options.start) / PLACE;
+                let place = self.options.start + self.prng.below(places) * PLACE;
+                (place, 4096 * self.prng.between(3, 4) as u32)
+            }
+        };
+        self.flush_in = match (self.options.manner, self.flush_in) {
+            (Manner::Files(files), 0) => files,
+            (Manner::Files(_), left) => left - 1,
+            _ => self.flush_in,
+        };
+        self.issued += 1;
+        self.began = true;
+        let id = BioId {
+            connection: self.connection,
+            volume: VolumeId(self.options.volume),
+            export: ExportId(0),
+            sequence: self.issued,
+        };
+        let op = if len == 0 { Op::Flush } else { Op::Write };
+        let flags = if len == 0 { BioFlags::NONE } else { BioFlags::SYNC };
+        Bio { id, offset, len, op, flags, ioprio: Ioprio::default() }
+    }
+
+    fn along(&mut self, bs: u64) -> u64 {
+        let at =
+            if self.next_at + bs > self.options.end { self.options.start } else { self.next_at };
+        self.next_at = at + bs;
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dd_goes_on_and_starts_over_at_its_end() {
+        let mut writer = Writer::new(WriterOptions::dd(0, 4096, 8192, 16_384), 3, 1);
+        let places: Vec<u64> = (0..4).map(|_| writer.next().offset).collect();
+        assert_eq!(places, [8192, 12_288, 8192, 12_288]);
+    }
+
+    #[test]
+    fn files_are_small_scattered_and_flushed_every_so_often() {
+        let dd = WriterOptions::dd(0, 4096, 0, 1 << 30);
+        let mut writer = Writer::new(WriterOptions { manner: Manner::Files(3), ..dd }, 3, 1);
+        let bios: Vec<Bio> = (0..8).map(|_| writer.next()).collect();
+        let flushes: Vec<bool> = bios.iter().map(|bio| bio.op == Op::Flush).collect();
+        assert_eq!(flushes, [false, false, false, true, false, false, false, true]);
+        let (first, second) = (bios[0], bios[1]);
+        assert!([12_288, 16_384].contains(&first.len));
+        assert!(first.offset != second.offset && first.offset.is_multiple_of(PLACE));
+    }
+}

@@ -1,0 +1,258 @@
+//! Seed 003: folios of 4 KiB to 2 MiB, so that bookkeeping is done once for many blocks.
+//!
+//! The seed: fio, 252 threads, 64 KiB reads and writes through a block device's page cache, with folios of one page and with
+//! large ones: 2.9 times the bandwidth for reads and for 10 % writes, 1.4 for 30 %, 1.15 for 50 %. Bandwidth of a cache is locks
+//! and cache lines, which no model has. What a model has is **counts**: how often the index is asked, folios are made, blocks
+//! are filled and requests are sent for each MiB, by the identical code with `max_folio_order` 0 and 9. CPU time on real
+//! memory is measured by `headworks bench`.
+//!
+//! A job reads or writes 64 KiB at a time, one after the other, each in its own part. `hit`: all of it is in memory before
+//! the counting starts. `miss`: it is a hundred times the memory. `small`: 4 KiB overwrites at random places of what was
+//! read in large folios: they must not cost a large folio's work.
+
+use headworks_core::time::{SEC, US};
+use headworks_core::{CacheOptions, ConfigError, Op, PlugNesting, QueueOptions};
+use headworks_sim::disk::TwoPoint;
+
+use crate::experiment::Progress;
+use crate::report::{Goal, Report, Row, Verdict};
+use crate::rig::{Counts, JobOptions, Rig, RigOptions};
+
+/// The memory.
+const POOL: u64 = 1 << 30;
+/// What fits twice and more, also if all of it is dirty at once: the limit is a fifth of the pool.
+const HOT: u64 = 160 << 20;
+/// What does not fit.
+const COLD: u64 = 100 << 30;
+/// An NVMe disk's: 10 us a command, 3.2 GB/s.
+const DEVICE: (u64, u64) = (10 * US, 3_200_000_000);
+/// Between an answer and the next bio: 64 KiB at 10 GB/s, and a system call.
+const THINK_NS: u64 = 8 * US;
+/// Folios of a block, and as large as they get.
+const ORDERS: [u8; 2] = [0, 9];
+/// Blocks of a MiB: what the index is asked for one by one, and for 64 KiB at a time.
+const PER_MIB: [f64; 2] = [256.0, 16.0];
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    Hit,
+    Miss,
+    /// Hits, and so many writes in a hundred.
+    Mixed(u32),
+    Small,
+}
+
+const CASES: [Case; 6] =
+    [Case::Hit, Case::Miss, Case::Mixed(10), Case::Mixed(30), Case::Mixed(50), Case::Small];
+
+impl Case {
+    fn name(self) -> String {
+        match self {
+            Self::Hit => "hit".into(),
+            Self::Miss => "miss".into(),
+            Self::Mixed(percent) => format!("writes-{percent}"),
+            Self::Small => "small".into(),
+        }
+    }
+
+    fn job(self, number: u32, jobs: u32) -> JobOptions {
+        let all = if self == Self::Miss { COLD } else { HOT };
+        let part = all / u64::from(jobs) / (2 << 20) * (2 << 20);
+        let start = u64::from(number) * part;
+        let job = JobOptions {
+            random: false,
+            bs: 64 << 10,
+            start,
+            end: start + part,
+            think_ns: THINK_NS,
+            ..JobOptions::default()
+        };
+        match self {
+            Self::Hit | Self::Miss => job,
+            Self::Mixed(write_percent) => JobOptions { write_percent, ..job },
+            Self::Small => JobOptions { random: true, bs: 4096, op: Op::Write, ..job },
+        }
+    }
+}
+
+/// What to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Of the places.
+    pub seed: u64,
+    /// Numbers of connections.
+    pub jobs: Vec<u32>,
+    /// Virtual seconds that count.
+    pub seconds: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { seed: 1, jobs: vec![1, 16], seconds: 2 }
+    }
+}
+
+/// Runs it.
+///
+/// # Errors
+/// Options that cannot be.
+pub fn run(options: &Options) -> Result<Report, ConfigError> {
+    let mut progress = Progress::new("seed-003", CASES.len() * options.jobs.len() * ORDERS.len());
+    let mut rows = Vec::new();
+    for case in CASES {
+        for &jobs in &options.jobs {
+            for order in ORDERS {
+                rows.push(run_one(options, case, jobs, order)?);
+                progress.step();
+            }
+        }
+    }
+    drop(progress);
+    Ok(Report {
+        title: "seed-003: bookkeeping once for many blocks".into(),
+        notes: vec![
+            "fio: rw=read | rw=rw rwmixwrite=10,30,50, bs=64k, sequential, one bio at a time, each job in its own part".into(),
+            "the same code with max_folio_order 0 (a block each) and 9 (up to 2 MiB); counts, no times".into(),
+            "cache 1 GiB; hit: 160 MiB in all, read before; miss: 100 GiB; small: 4 KiB overwrites at random in the 160 MiB".into(),
+        ],
+        verdicts: judge(&rows),
+        rows,
+    })
+}
+
+fn run_one(options: &Options, case: Case, jobs: u32, order: u8) -> Result<Row, ConfigError> {
+    let mut list: Vec<JobOptions> = (0..jobs).map(|number| case.job(number, jobs)).collect();
+    if case == Case::Small {
+        // Somebody has read it all before, in large pieces, and is far away afterwards.
+        list.push(JobOptions { iodepth: 1, ..Case::Hit.job(0, 1) });
+    }
+    let rig = Rig::new(RigOptions {
+        seed: options.seed,
+        queue: QueueOptions { max_folio_order: order, ..QueueOptions::default() },
+        size: COLD,
+        device: Box::new(TwoPoint::new(DEVICE.0, DEVICE.1)),
+        jobs: list,
+        exports: Vec::new(),
+        plug_nesting: PlugNesting::default(),
+        cache: CacheOptions { units: (POOL / 4096) as u32, ..CacheOptions::default() },
+        // Once round what is hot takes 0.1 s.
+        ramp_ns: SEC,
+        runtime_ns: options.seconds * SEC,
+    })?;
+    Ok(row(case, jobs, order, options.seconds, &rig.run()))
+}
+
+fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &Counts) -> Row {
+    let cache = &counts.cache;
+    // Without the reader that is not one of them.
+    let bytes: u64 = counts.jobs[..jobs as usize].iter().map(|job| job.bytes).sum();
+    let mib = bytes as f64 / f64::from(1 << 20);
+    let per_mib = |count: u64| count as f64 / mib.max(1.0);
+    Row::new("runs")
+        .with("case", case.name())
+        .with("jobs", jobs)
+        .with("order", order)
+        .with("seconds", seconds)
+        .with("bios", counts.bios)
+        .with("bytes", bytes)
+        .with("index", cache.index_operations)
+        .with("probes", cache.index_probes)
+        .with("folios", counts.folios_made)
+        .with("fills", cache.fills)
+        .with("filled", cache.filled)
+        .with("writeouts", cache.writeouts)
+        .with("written", cache.written)
+        .with("shadowed", cache.shadowed)
+        .with("hits", cache.hits)
+        .with("misses", cache.misses)
+        .with("requests", counts.issued)
+        .with("failed", counts.errors + counts.notices + u64::from(counts.stuck))
+        .with_real("index_mib", per_mib(cache.index_operations), 2)
+        .with_real("folios_mib", per_mib(counts.folios_made), 2)
+        .with_real("fills_mib", per_mib(cache.fills), 2)
+        .with_real("requests_mib", per_mib(counts.issued), 2)
+        .with("hash", format!("{:016x}", counts.hash))
+}
+
+/// The verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    let mut beside = |what: String, of: &dyn Fn(&Row) -> f64, is: &dyn Fn(&Row) -> bool, goal| {
+        let worst = |order: u64| {
+            let found = rows.iter().filter(|row| row.int("order") == order && is(row));
+            found.map(of).reduce(f64::max)
+        };
+        if let (Some(ours), baseline) = (worst(9), worst(0)) {
+            verdicts.push(Verdict { what, seed: None, baseline, ours: Some(ours), goal });
+        }
+    };
+    let per_mib = |row: &Row, count: &str| {
+        row.int(count) as f64 / (row.int("bytes") as f64 / f64::from(1 << 20))
+    };
+    let index = |row: &Row| per_mib(row, "index");
+    for case in CASES.into_iter().filter(|case| *case != Case::Small) {
+        let name = case.name();
+        let what = format!("{name}: index operations for each MiB");
+        beside(what, &index, &|row| row.is("case", &name), Some(Goal::AtMost(PER_MIB[1])));
+    }
+    let miss = |row: &Row| row.is("case", "miss");
+    let made = |row: &Row| per_mib(row, "folios");
+    let what = "miss: folios made for each MiB".into();
+    beside(what, &made, &miss, Some(Goal::AtMost(PER_MIB[1])));
+    let what = "miss: requests for each MiB".into();
+    beside(what, &|row| per_mib(row, "requests"), &miss, Some(Goal::AtMost(2.0)));
+    let small = |row: &Row| row.is("case", "small");
+    let amplified = |row: &Row| row.int("written") as f64 * 4096.0 / row.int("bytes") as f64;
+    let what = "4 KiB overwrites: bytes written over bytes dirtied".into();
+    beside(what, &amplified, &small, Some(Goal::AtMost(1.05)));
+    let filled = |row: &Row| row.int("filled") as f64;
+    let what = "4 KiB overwrites: blocks that had to be read".into();
+    beside(what, &filled, &small, Some(Goal::Exactly(0.0)));
+    if !rows.is_empty() {
+        // Order 0 is the same code: it must ask for each block, or the counts are not what they seem.
+        let hits = rows.iter().filter(|row| row.is("case", "hit") && row.int("order") == 0);
+        let least = hits.map(index).reduce(f64::min);
+        let failed: u64 = rows.iter().map(|row| row.int("failed")).sum();
+        let verdict = |what: &str, ours, goal| Verdict {
+            what: what.into(),
+            seed: None,
+            baseline: None,
+            ours: Some(ours),
+            goal: Some(goal),
+        };
+        let found = least.map(|least| {
+            verdict("hit: index operations for each MiB, order 0", least, Goal::AtLeast(PER_MIB[0]))
+        });
+        verdicts.extend(found);
+        verdicts.push(verdict("bios that failed", failed as f64, Goal::Exactly(0.0)));
+    }
+    verdicts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goals_are_met_and_recomputed_from_the_rows() {
+        let report = run(&Options { jobs: vec![2], seconds: 1, ..Options::default() }).unwrap();
+        assert!(report.is_met(), "{}", report.to_text());
+        let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
+        assert_eq!(judge(&read), report.verdicts);
+        let missed = |case: &str, cell: &str, value: u64| {
+            let change = |row: &Row| match row.is("case", case) && row.int("order") == 9 {
+                true => row.clone().replaced(cell, value),
+                false => row.clone(),
+            };
+            let rows: Vec<Row> = read.iter().map(change).collect();
+            judge(&rows).iter().filter(|verdict| !verdict.is_met()).count()
+        };
+        assert_eq!(missed("hit", "index", 1 << 40), 1);
+        assert_eq!(missed("writes-50", "index", 1 << 40), 1);
+        assert_eq!(missed("miss", "requests", 1 << 40), 1);
+        assert_eq!(missed("small", "filled", 1), 1);
+        assert_eq!(missed("small", "written", 1 << 40), 1);
+    }
+}
