@@ -19,7 +19,7 @@ use headworks_sim::throughput::{Watch, run_null};
 use headworks_sim::{Failure, Smoke};
 use serde_json::json;
 
-use crate::{USAGE, complain, experiments};
+use crate::{USAGE, cached, complain, experiments};
 
 /// The same path in virtual time, over modelled disks.
 #[derive(Subcommand)]
@@ -46,11 +46,19 @@ pub enum Experiment {
     /// Batch dispatch: device order, merges, and how many requests are outside the elevator
     #[command(name = "seed-001")]
     Seed001(experiments::Options),
+    /// Dirty throttling for real: CPU of all threads for a MB written, writers that pause beside writers that write
+    #[command(name = "seed-002-cpu")]
+    Seed002Cpu(experiments::Options),
+    /// Large folios: what a hit of 64 KiB costs with small ones and with large ones
+    #[command(name = "seed-003")]
+    Seed003(experiments::Options),
     /// Plugs: how many of a batch's sequential reads become one request
     #[command(name = "seed-004")]
     Seed004(experiments::Options),
     /// Shares of a device: a light reader beside heavy ones, equals, weights
     Fairness(experiments::Options),
+    /// Cached blocks in process and, with --beside, in the kernel, in turn: what a call costs
+    Cached(cached::Options),
     /// Random worlds with every fault, checked by an oracle
     Smoke {
         /// The first scenario's seed; a fresh one without
@@ -90,8 +98,11 @@ pub fn run(lab: Lab) -> ExitCode {
         Lab::Run(Experiment::Null { seed, bios, json }) => run_speed(seed, bios, json),
         Lab::Run(Experiment::Seed000(options)) => return options.run(Name::Seed000),
         Lab::Run(Experiment::Seed001(options)) => return options.run(Name::Seed001),
+        Lab::Run(Experiment::Seed002Cpu(options)) => return options.run(Name::Seed002Cpu),
+        Lab::Run(Experiment::Seed003(options)) => return options.run(Name::Seed003),
         Lab::Run(Experiment::Seed004(options)) => return options.run(Name::Seed004),
         Lab::Run(Experiment::Fairness(options)) => return options.run(Name::Fairness),
+        Lab::Run(Experiment::Cached(options)) => return options.run(),
         Lab::Run(Experiment::Smoke { shards: Some(shards), .. })
             if ![1, 2, 4].contains(&shards) =>
         {
