@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Headworks, nbdkit and qemu-nbd side by side in one run, under one lean client (`headworks bench --uri`).
 #
-#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file]... [--cell RW-BS-DEPTH]... [--json FILE]
+#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file|cache]... [--cell RW-BS-DEPTH]... [--json FILE]
 #
 # A figure of another hour or another machine says nothing: ratios of one run do. So every round runs every server
 # once, in turn (A B C A B C), and the medians are compared. Where server and client run decides more than
@@ -26,7 +26,7 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-[ ${#groups[@]} -gt 0 ] || groups=(null mem file)
+[ ${#groups[@]} -gt 0 ] || groups=(null mem file cache)
 [ ${#cells[@]} -gt 0 ] || cells=(randread-4k-1 randwrite-4k-1 randread-4k-32 randwrite-4k-32
     randread-64k-16 randwrite-64k-16 randread-1M-4 randwrite-1M-4)
 placements=(same unpinned)
@@ -81,6 +81,22 @@ start_group() { # GROUP
         peer qemu-nbd-writeback qemu-nbd -t -e 16 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 4)"
         peer qemu-nbd-none-native qemu-nbd -t -e 16 -f raw --cache=none --aio=native -k "$(next_socket)" "$(image 5)"
         peer qemu-nbd-none-uring qemu-nbd -t -e 16 -f raw --cache=none --aio=io_uring -k "$(next_socket)" "$(image 6)"
+        ;;
+    cache)
+        # A cache that holds all of the export, over a file in memory, so that what is written out costs as little as with
+        # the peers. All of it is read once: what is measured is hits.
+        local cache=$((size * 5 / 4 + 64)) name
+        peer headworks "$HEADWORKS" serve --cache "${cache}M" -U "$(next_socket)" "file:path=$(image 0)"
+        peer headworks-poll-0 "$HEADWORKS" serve --cache "${cache}M" --poll-us 0 -U "$(next_socket)" "file:path=$(image 1)"
+        for name in "${servers[@]}"; do nbdcopy "${URI[$name]}" null: || exit 1; done
+        local filled
+        filled=$(image fill) || exit 1
+        peer nbdkit-memory nbdkit -f -U "$(next_socket)" memory "${size}M"
+        nbdcopy "$filled" "${URI[nbdkit-memory]}" || exit 1
+        peer nbdkit-memory-t1 nbdkit -f -t 1 -U "$(next_socket)" memory "${size}M"
+        nbdcopy "$filled" "${URI[nbdkit-memory-t1]}" || exit 1
+        peer nbdkit-file nbdkit -f -U "$(next_socket)" file "$filled"
+        peer qemu-nbd-writeback qemu-nbd -t -e 16 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 2)"
         ;;
     *)
         echo "nbd-peers: error: there is no group $1" >&2

@@ -20,7 +20,7 @@ use headworks_sim::throughput::{Watch, run_null};
 use headworks_sim::{Failure, Smoke};
 use serde_json::json;
 
-use crate::{USAGE, complain, experiments};
+use crate::{USAGE, cached, complain, experiments};
 
 /// The same path in virtual time, over modelled disks.
 #[derive(Subcommand)]
@@ -53,11 +53,19 @@ pub enum Experiment {
     /// Large folios: index operations, folios, fills and requests for each MiB, with and without
     #[command(name = "seed-003")]
     Seed003(crate::folios::Options),
+    /// Dirty throttling for real: CPU of all threads for a MB written, writers that pause beside writers that write
+    #[command(name = "seed-002-cpu")]
+    Seed002Cpu(experiments::Options),
+    /// Large folios: what a hit of 64 KiB costs with small ones and with large ones
+    #[command(name = "seed-003-cpu")]
+    Seed003Cpu(experiments::Options),
     /// Plugs: how many of a batch's sequential reads become one request
     #[command(name = "seed-004")]
     Seed004(experiments::Options),
     /// Shares of a device: a light reader beside heavy ones, equals, weights
     Fairness(experiments::Options),
+    /// Cached blocks in process and, with --beside, in the kernel, in turn: what a call costs
+    Cached(cached::Options),
     /// Random worlds with every fault, checked by an oracle
     Smoke {
         /// The first scenario's seed; a fresh one without
@@ -116,9 +124,12 @@ pub fn run(lab: Lab) -> ExitCode {
         Lab::Run(Experiment::Seed000(options)) => return options.run(Name::Seed000),
         Lab::Run(Experiment::Seed001(options)) => return options.run(Name::Seed001),
         Lab::Run(Experiment::Seed002(options)) => return options.run(),
+        Lab::Run(Experiment::Seed002Cpu(options)) => return options.run(Name::Seed002Cpu),
         Lab::Run(Experiment::Seed003(options)) => return options.run(),
+        Lab::Run(Experiment::Seed003Cpu(options)) => return options.run(Name::Seed003Cpu),
         Lab::Run(Experiment::Seed004(options)) => return options.run(Name::Seed004),
         Lab::Run(Experiment::Fairness(options)) => return options.run(Name::Fairness),
+        Lab::Run(Experiment::Cached(options)) => return options.run(),
         Lab::Run(
             Experiment::Smoke { shards: Some(shards), .. }
             | Experiment::Crash { shards: Some(shards), .. },

@@ -13,6 +13,10 @@ pub enum Name {
     Seed000,
     /// Seed 001: batch dispatch.
     Seed001,
+    /// Seed 002: what writers that wait cost, on real threads.
+    Seed002Cpu,
+    /// Seed 003: large folios.
+    Seed003Cpu,
     /// Seed 004: plugs.
     Seed004,
     /// Shares of a device.
@@ -90,6 +94,7 @@ pub fn run(name: Name, filter: &Filter) -> Result<Report, ConfigError> {
         (Kind::Live, _) => Report::default(),
         (_, Name::Seed000) => seed000::run(filter)?,
         (_, Name::Seed001) => seed001::run(filter)?,
+        (_, Name::Seed002Cpu | Name::Seed003Cpu) => Report::default(),
         (_, Name::Seed004) => seed004::run(filter)?,
         (_, Name::Fairness) => fairness::run(filter)?,
     };
@@ -98,6 +103,8 @@ pub fn run(name: Name, filter: &Filter) -> Result<Report, ConfigError> {
         Name::Seed000 => report.append(live::seed000::run_all(filter)?),
         Name::Fairness => report.append(live::fairness::run_all(filter)?),
         Name::Seed001 => report.append(seed001::threads::run_all(filter)?),
+        Name::Seed002Cpu => report.append(live::seed002_cpu::run_all(filter)?),
+        Name::Seed003Cpu => report.append(live::seed003::run_all(filter)?),
         Name::Seed004 => {}
     }
     Ok(report)

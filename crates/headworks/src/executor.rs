@@ -10,7 +10,7 @@ use headworks_core::{
 
 use crate::device::{Batch, Command, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
-use crate::memory::Span;
+use crate::memory::{Span, copy};
 
 /// Where actions go that are not for a device, and where buffers are found.
 pub trait Outlet {
@@ -44,6 +44,16 @@ fn part(span: Span, at: usize, len: usize) -> *mut u8 {
     unsafe { span.base.add(at) }
 }
 
+/// Where in the pool the next copy of a list begins, if that is near; null otherwise.
+fn next_copy(list: &[Action], frames: Span) -> *const u8 {
+    // An answer may be between two copies.
+    let copies = list.iter().take(2).find_map(|action| match *action {
+        Action::Copy { at, .. } => Some(at as usize),
+        _ => None,
+    });
+    copies.map_or(std::ptr::null(), |at| frames.base.wrapping_add(at))
+}
+
 /// The devices that a shard owns, and the scratch that turns actions into commands.
 pub struct Executor {
     devices: Vec<Option<Box<dyn Device>>>,
@@ -74,7 +84,7 @@ impl Executor {
         inputs: &mut Vec<Input>,
     ) {
         let mut batch_of = None;
-        for action in &actions.list {
+        for (index, action) in actions.list.iter().enumerate() {
             match *action {
                 Action::Submit(submit) => {
                     if batch_of != Some(submit.device) {
@@ -103,7 +113,9 @@ impl Executor {
                 }
                 Action::Copy { bio, offset, len, at, towards } => {
                     let len = len as usize;
-                    let pool = part(outlet.frames(), at as usize, len);
+                    let frames = outlet.frames();
+                    let pool = part(frames, at as usize, len);
+                    let next = next_copy(&actions.list[index + 1..], frames);
                     let buffer = part(outlet.buffer(bio), offset as usize, len);
                     let (from, to) = match towards {
                         Towards::Pool => (buffer, pool),
@@ -111,7 +123,7 @@ impl Executor {
                     };
                     // SAFETY: both ranges were checked, and buffers and pool are different memory. No device has either: the
                     // shard names only frames that are not on their way, and the bio's buffer is its own until its reply.
-                    unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+                    unsafe { copy(from, to, len, towards, next) };
                 }
                 Action::Zero { at, len } => {
                     let pool = part(outlet.frames(), at as usize, len as usize);

@@ -160,7 +160,8 @@ impl Queue {
                     .then(|| Box::new(VolumeQueue::new(volume.options.block_size)))
             })
             .collect();
-        let waiters_max = (config.bios_max + config.cache.bios() + u32::from(config.shards)) as usize;
+        let waiters_max =
+            (config.bios_max + config.cache.bios() + u32::from(config.shards)) as usize;
         let slots = config.slots_max();
         let elevator = elevator::make(&options);
         Self {

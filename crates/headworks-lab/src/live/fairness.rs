@@ -164,7 +164,7 @@ impl Point {
             |(name, weight)| (name, format!("{DELAY},weight={weight},of=file:path={image}"));
         let exports: Vec<(&str, String)> = names.into_iter().zip(WEIGHTS).map(export).collect();
         let queue = |queue| self.queue(queue);
-        let host = Host::start(&HostOptions { exports: &exports, queue: &queue, buffers: None })?;
+        let host = Host::start(&HostOptions::new(&exports, &queue))?;
         let reader =
             |(number, (block_bytes, iodepth, export)): (u64, (u32, u32, usize))| BenchOptions {
                 pattern: Pattern::RandRead,
@@ -338,7 +338,7 @@ mod tests {
         let image = folder.image("image", 1 << 20).unwrap().display().to_string();
         let exports = [("a", format!("{DELAY},of=file:path={image}")), ("b", image)];
         let queue = |queue| queue;
-        let host = HostOptions { exports: &exports, queue: &queue, buffers: None };
+        let host = HostOptions::new(&exports, &queue);
         let host = Host::start(&host).unwrap();
         let stats = host.stats().unwrap();
         assert_eq!(stats["devices"].as_object().unwrap().len(), 1, "one queue");

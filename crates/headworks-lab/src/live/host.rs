@@ -12,6 +12,7 @@ use headworks::device::Spec;
 use headworks::server::assemble::{Assembly, ExportSpec};
 use headworks::server::{Address, Server, ServerOptions};
 use headworks_core::prng::Prng;
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{ConfigError, QueueOptions};
 use serde_json::{Value, json};
 
@@ -71,6 +72,20 @@ pub struct HostOptions<'a> {
     pub queue: &'a dyn Fn(QueueOptions) -> QueueOptions,
     /// Bytes of buffers; none for the default.
     pub buffers: Option<usize>,
+    /// Bytes of the page cache; 0: none.
+    pub cache: u64,
+    /// How much of it may be dirty, and who waits.
+    pub dirty: DirtyOptions,
+}
+
+impl<'a> HostOptions<'a> {
+    /// Without a cache.
+    pub fn new(
+        exports: &'a [(&'a str, String)],
+        queue: &'a dyn Fn(QueueOptions) -> QueueOptions,
+    ) -> Self {
+        Self { exports, queue, buffers: None, cache: 0, dirty: DirtyOptions::default() }
+    }
 }
 
 /// A server that runs.
@@ -107,6 +122,8 @@ impl Host {
             listen: vec![Address::Unix { path: nbd.clone(), mode: 0o600 }],
             control: Some(control.clone()),
             buffers: options.buffers.unwrap_or(defaults.buffers),
+            cache: options.cache,
+            dirty: options.dirty,
             ..defaults
         };
         let server = Some(Server::start(assembly, &server, || {})?);

@@ -13,6 +13,8 @@
 pub mod fairness;
 mod host;
 pub mod seed000;
+pub mod seed002_cpu;
+pub mod seed003;
 
 use std::time::Duration;
 

@@ -88,7 +88,7 @@ fn run_one(
     };
     let exports = [("", SPEC.to_string())];
     let host =
-        Host::start(&HostOptions { exports: &exports, queue: &queue, buffers: Some(BUFFERS) })?;
+        Host::start(&HostOptions { buffers: Some(BUFFERS), ..HostOptions::new(&exports, &queue) })?;
     let writers = BenchOptions {
         pattern: Pattern::RandWrite,
         block_bytes: BS,

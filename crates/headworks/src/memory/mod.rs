@@ -3,11 +3,13 @@
 //! Every byte of data is in a [`Mapping`] made at start-up: the [`Pool`] cuts one into buffers for requests, the memory
 //! device keeps its disk in another. A [`Span`] names a piece of one for as long as a command needs it.
 
+mod copy;
 pub(crate) mod guarded;
 mod huge;
 mod mapping;
 mod pool;
 
+pub use copy::copy;
 pub use huge::{HUGE, Pages};
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};

@@ -1,0 +1,97 @@
+//! `headworks lab run cached`: what a call costs when its block is cached, here and in the kernel.
+//!
+//! Exit codes: 0 every goal met, 1 one missed or a call failed, 2 options that cannot be.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use headworks::units::parse_size;
+use headworks_lab::cached;
+
+use crate::{USAGE, complain};
+
+/// What to measure.
+#[derive(Args)]
+#[command(after_help = "\
+A file or block device that is named with --beside is OVERWRITTEN. Goals are known for the names xfs and loop;
+benches/cache-vs-kernel.sh makes both.
+
+Examples:
+  headworks lab run cached --size 1G --cpu 1
+  headworks lab run cached --beside xfs=/mnt/file --beside loop=/dev/loop0 --cpu 1")]
+pub struct Options {
+    /// Bytes of the set
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    size: u64,
+    /// Runs of each
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Calls in a run, of 4 KiB
+    #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(u64).range(1..))]
+    calls: u64,
+    /// The CPU to stay on
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// For random blocks
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A file or block device to do the same with through the kernel's cache; it is overwritten
+    #[arg(long, value_name = "NAME=PATH", value_parser = beside)]
+    beside: Vec<(String, PathBuf)>,
+    /// Only these jobs: read-4k, write-4k, read-64k, write-64k
+    #[arg(long, value_delimiter = ',')]
+    job: Vec<String>,
+    /// Only these batches: 1, 4, 32
+    #[arg(long, value_delimiter = ',')]
+    batch: Vec<u32>,
+    /// The largest folio of our cache, as a power of two of 4 KiB blocks
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u8).range(0..=9))]
+    max_folio_order: u8,
+    /// JSON objects, one a line
+    #[arg(long)]
+    json: bool,
+}
+
+fn beside(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok((name.into(), path.into()))
+        }
+        _ => Err("is not NAME=PATH".into()),
+    }
+}
+
+impl Options {
+    /// Measures and tells.
+    pub fn run(self) -> ExitCode {
+        let json = self.json;
+        let options = cached::Options {
+            size: self.size,
+            rounds: self.rounds,
+            calls: self.calls,
+            cpu: self.cpu,
+            seed: self.seed,
+            beside: self.beside,
+            jobs: self.job,
+            batches: self.batch,
+            max_folio_order: self.max_folio_order,
+        };
+        let report = match cached::run(&options) {
+            Ok(report) => report,
+            Err(error) => {
+                complain(error);
+                return ExitCode::FAILURE;
+            }
+        };
+        if report.rows.is_empty() {
+            complain("no row of the experiment is like that");
+            return ExitCode::from(USAGE);
+        }
+        match json {
+            true => print!("{}", report.to_json()),
+            false => print!("{}", report.to_text()),
+        }
+        if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+}

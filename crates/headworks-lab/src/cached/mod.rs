@@ -1,0 +1,397 @@
+//! Blocks that are cached, in process and in the kernel, in turn in one run.
+//!
+//! ```text
+//!   round 1: ours, batch 1 | ours, batch 32 | file | block device     round 2: the same again ...
+//!   each:    warm up, then so many calls at random blocks of the set, by one thread on one CPU
+//! ```
+//!
+//! Times are processor time of the calling thread, which is its elapsed time wherever nobody else wants the CPU: nobody sleeps in
+//! these jobs. Elapsed times stand beside. Before random overwrites everything is dirty, so that what a block's first write costs
+//! is on neither side; the kernel's cache is written out between runs, ours never fills up. One thread in the kernel is
+//! compared with one thread in the library: the library's cache has one owner.
+
+pub mod kernel;
+pub mod owner;
+
+use std::path::PathBuf;
+use std::time::Instant as WallClock;
+
+use headworks::core::prng::Prng;
+use headworks_core::cache::folio::BLOCK;
+use headworks_core::{ConfigError, Op};
+
+use crate::report::{Goal, Progress, Report, Row, Verdict};
+use kernel::Kernel;
+use owner::{BATCH_BYTES_MAX, Doing, Io, Owner, OwnerOptions};
+
+const TABLE: &str = "cached blocks";
+/// Share of a run that comes before it and is not counted.
+const WARM_UP: u64 = 10;
+/// Bytes of a call that fills or dirties the set.
+const FILL_BYTES: u32 = 1 << 20;
+
+/// Blocks whose content is looked at in the end.
+const CHECKS: u64 = 1000;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes of the set.
+    pub size: u64,
+    /// Runs of each.
+    pub rounds: u32,
+    /// Calls of 4 KiB in a run; larger ones move as many bytes, at most four times as many.
+    pub calls: u64,
+    /// The CPU to stay on; none leaves it to the kernel.
+    pub cpu: Option<usize>,
+    /// For random blocks.
+    pub seed: u64,
+    /// Files and block devices: what they are called, where they are. What they hold is lost.
+    pub beside: Vec<(String, PathBuf)>,
+    /// Only these jobs, as `read-4k`; all if empty.
+    pub jobs: Vec<String>,
+    /// Only these batches; all if empty.
+    pub batches: Vec<u32>,
+    /// The cache's `max_folio_order`.
+    pub max_folio_order: u8,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            size: 1 << 30,
+            rounds: 5,
+            calls: 400_000,
+            cpu: None,
+            seed: 1,
+            beside: Vec::new(),
+            jobs: Vec::new(),
+            batches: Vec::new(),
+            max_folio_order: 9,
+        }
+    }
+}
+
+/// A job: random blocks, read or overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Job {
+    op: Op,
+    bytes: u32,
+}
+
+const JOBS: [Job; 4] = [
+    Job { op: Op::Read, bytes: 4 << 10 },
+    Job { op: Op::Write, bytes: 4 << 10 },
+    Job { op: Op::Read, bytes: 64 << 10 },
+    Job { op: Op::Write, bytes: 64 << 10 },
+];
+
+impl Job {
+    fn name(self) -> String {
+        let word = if self.op == Op::Read { "read" } else { "write" };
+        format!("{word}-{}k", self.bytes >> 10)
+    }
+
+    /// Calls of a run.
+    fn calls(self, options: &Options) -> u64 {
+        (options.calls * 4 * 4096 / u64::from(self.bytes)).clamp(1, options.calls)
+    }
+}
+
+/// Who does the calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Ours { batch: u32 },
+    Kernel(usize),
+}
+
+/// One run's times for one call.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    cpu_ns: f64,
+    wall_ns: f64,
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    owner: Owner,
+    kernels: Vec<Kernel>,
+    prng: Prng,
+}
+
+/// Measures.
+///
+/// # Errors
+/// A file that cannot be used, or a call that failed.
+pub fn run(options: &Options) -> Result<Report, ConfigError> {
+    if !(u64::from(FILL_BYTES)..=1 << 40).contains(&options.size)
+        || !options.size.is_multiple_of(FILL_BYTES.into())
+    {
+        return Err(ConfigError::new("size", "is not within 1M..=1T, in whole MiB"));
+    }
+    if let Some(cpu) = options.cpu {
+        headworks::server::pin(cpu);
+    }
+    let mut bench = Bench::new(options)?;
+    let jobs: Vec<Job> = JOBS
+        .into_iter()
+        .filter(|job| options.jobs.is_empty() || options.jobs.contains(&job.name()))
+        .collect();
+    let mut cells = Vec::new();
+    for &job in &jobs {
+        for side in bench.sides(job) {
+            cells.push((job, side, Vec::new()));
+        }
+    }
+    let mut progress = Progress::new("cached", cells.len() * options.rounds as usize);
+    for &job in &jobs {
+        for _ in 0..options.rounds {
+            for (_, side, times) in cells.iter_mut().filter(|cell| cell.0 == job) {
+                times.push(bench.run(job, *side)?);
+                progress.step();
+            }
+        }
+    }
+    bench.check()?;
+    let rows = cells.iter().map(|(job, side, times)| bench.row(*job, *side, times)).collect();
+    Ok(bench.report(rows))
+}
+
+impl<'a> Bench<'a> {
+    fn new(options: &'a Options) -> Result<Self, ConfigError> {
+        let mut kernels = Vec::new();
+        for (name, path) in &options.beside {
+            kernels.push(Kernel::new(name, path, options.size)?);
+        }
+        // Dirty blocks up to a third of the pool make nobody write: the background threshold is at most half of the limit.
+        let mut owner = Owner::new(&OwnerOptions {
+            size: options.size,
+            pool: (options.size * 5 / 2).next_multiple_of(1 << 21),
+            max_folio_order: options.max_folio_order,
+        })?;
+        dirty_all(&mut owner, options.size)?;
+        Ok(Self { options, owner, kernels, prng: Prng::new(options.seed) })
+    }
+
+    fn sides(&self, job: Job) -> Vec<Side> {
+        let fits = |&batch: &u32| batch as usize * job.bytes as usize <= BATCH_BYTES_MAX;
+        let wanted =
+            |batch: &u32| self.options.batches.is_empty() || self.options.batches.contains(batch);
+        // 4 of 64 KiB are a turn of the server's.
+        let batches = if job.bytes > 4096 { [1, 4] } else { [1, 32] };
+        let ours = batches.into_iter().filter(fits).filter(wanted);
+        let ours = ours.map(|batch| Side::Ours { batch });
+        ours.chain((0..self.kernels.len()).map(Side::Kernel)).collect()
+    }
+
+    fn run(&mut self, job: Job, side: Side) -> Result<Times, ConfigError> {
+        let calls = job.calls(self.options);
+        if job.op == Op::Write {
+            match side {
+                Side::Ours { .. } => dirty_all(&mut self.owner, self.options.size)?,
+                Side::Kernel(index) => self.kernels[index].overwrite().map_err(broken)?,
+            }
+        }
+        self.calls(job, side, calls / WARM_UP)?;
+        let (cpu, wall) = (thread_cpu_ns(), WallClock::now());
+        let done = self.calls(job, side, calls)? as f64;
+        let (wall, cpu) = (wall.elapsed().as_nanos() as f64, thread_cpu_ns() - cpu);
+        if let (Side::Kernel(index), Op::Write) = (side, job.op) {
+            self.kernels[index].settle().map_err(broken)?;
+        }
+        Ok(Times { cpu_ns: cpu as f64 / done, wall_ns: wall / done })
+    }
+
+    /// So many calls at random blocks, or a few more; how many.
+    fn calls(&mut self, job: Job, side: Side, calls: u64) -> Result<u64, ConfigError> {
+        let Job { op, bytes: len } = job;
+        let blocks = self.options.size / u64::from(len);
+        let prng = &mut self.prng;
+        let mut offset = || prng.below(blocks) * u64::from(len);
+        match side {
+            Side::Ours { batch } => {
+                let batches = calls.div_ceil(batch.into());
+                for _ in 0..batches {
+                    let io = |_| Io { op, offset: offset(), len, connection: 0 };
+                    self.owner.call(Doing::Everything, (0..batch).map(io))?;
+                }
+                Ok(batches * u64::from(batch))
+            }
+            Side::Kernel(index) => {
+                let kernel = &mut self.kernels[index];
+                for _ in 0..calls {
+                    kernel.call(op, offset(), len).map_err(broken)?;
+                }
+                Ok(calls)
+            }
+        }
+    }
+
+    /// Our blocks hold what was written into them.
+    fn check(&mut self) -> Result<(), ConfigError> {
+        let blocks = self.options.size / u64::from(BLOCK);
+        (0..CHECKS).try_for_each(|_| {
+            let block = self.prng.below(blocks);
+            self.owner.check(block * u64::from(BLOCK))
+        })
+    }
+
+    fn row(&self, job: Job, side: Side, times: &[Times]) -> Row {
+        let (name, batch) = match side {
+            Side::Ours { batch } => ("headworks", batch),
+            Side::Kernel(index) => (self.kernels[index].name.as_str(), 1),
+        };
+        let [least, cpu, most] = spread(times.iter().map(|times| times.cpu_ns));
+        let [_, wall, _] = spread(times.iter().map(|times| times.wall_ns));
+        Row::new(TABLE)
+            .with("job", job.name())
+            .with("who", name)
+            .with("batch", batch)
+            .with("runs", times.len())
+            .with("calls", job.calls(self.options))
+            .with_real("cpu_ns_least", least, 1)
+            .with_real("cpu_ns", cpu, 1)
+            .with_real("cpu_ns_most", most, 1)
+            .with_real("wall_ns", wall, 1)
+    }
+
+    fn report(&self, rows: Vec<Row>) -> Report {
+        let mut notes = vec![format!(
+            "{TABLE}: {} MiB, random aligned blocks, {} runs of each in turn, medians; ns of one thread for each call{}",
+            self.options.size >> 20,
+            self.options.rounds,
+            self.options.cpu.map_or(String::new(), |cpu| format!(", on CPU {cpu}")),
+        )];
+        for kernel in &self.kernels {
+            let pages = kernel.pages_per_folio();
+            let pages = pages.map_or("unknown".into(), |pages| format!("{pages:.1}"));
+            notes.push(format!("{}: pages in a folio of the kernel's cache: {pages}", kernel.name));
+        }
+        notes.push(format!("headworks: bios that had to wait: {}", self.owner.waited));
+        Report { title: "cached".into(), notes, verdicts: judge(&rows), rows }
+    }
+}
+
+/// Writes all of the set in large pieces, so that it is cached in large folios, and dirty.
+pub(crate) fn dirty_all(owner: &mut Owner, size: u64) -> Result<(), ConfigError> {
+    for offset in (0..size).step_by(FILL_BYTES as usize) {
+        let io = Io { op: Op::Write, offset, len: FILL_BYTES, connection: 0 };
+        owner.call(Doing::Everything, std::iter::once(io))?;
+    }
+    Ok(())
+}
+
+/// How many times faster each job must be than whom.
+const GOALS: [(&str, &str, f64); 8] = [
+    ("read-4k", "xfs", 2.0),
+    ("read-4k", "loop", 2.0),
+    ("write-4k", "xfs", 2.5),
+    ("write-4k", "loop", 20.0),
+    ("read-64k", "xfs", 1.25),
+    ("read-64k", "loop", 1.25),
+    ("write-64k", "xfs", 1.25),
+    ("write-64k", "loop", 1.25),
+];
+
+/// The verdicts of the rows: for each job and batch, how many times the kernel's time is ours.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
+    let mut verdicts = Vec::new();
+    for ours in rows.iter().filter(|row| row.is("who", "headworks")) {
+        let job = ours.word("job");
+        for theirs in rows.iter().filter(|row| row.is("job", job) && !row.is("who", "headworks")) {
+            let who = theirs.word("who");
+            let goal = GOALS.iter().find(|goal| (goal.0, goal.1) == (job, who));
+            verdicts.push(Verdict {
+                what: format!("{job}, batch {}: times as fast as {who}", ours.int("batch")),
+                seed: None,
+                baseline: Some(theirs.real("cpu_ns")),
+                ours: Some(theirs.real("cpu_ns") / ours.real("cpu_ns").max(0.1)),
+                goal: goal.map(|goal| Goal::AtLeast(goal.2)),
+            });
+        }
+    }
+    verdicts
+}
+
+/// Least, median, most.
+pub(crate) fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => [f64::NAN; 3],
+        len => [values[0], values[len / 2], values[len - 1]],
+    }
+}
+
+fn broken(error: std::io::Error) -> ConfigError {
+    ConfigError::new("beside", error.to_string())
+}
+
+/// Processor time of this thread.
+pub(crate) fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call fills the struct it is given.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(who: &str, batch: u32, ns: f64) -> Row {
+        Row::new(TABLE)
+            .with("job", "write-4k")
+            .with("who", who)
+            .with("batch", batch)
+            .with_real("cpu_ns", ns, 1)
+    }
+
+    #[test]
+    fn a_verdict_is_theirs_over_ours_and_each_goal_counts_for_its_own_peer() {
+        let rows = [row("headworks", 32, 400.0), row("xfs", 1, 1000.0), row("loop", 1, 7000.0)];
+        let verdicts = judge(&rows);
+        assert_eq!(verdicts.len(), 2);
+        assert_eq!(verdicts[0].ours, Some(2.5));
+        assert!(verdicts[0].is_met());
+        assert_eq!(verdicts[1].ours, Some(17.5));
+        assert!(!verdicts[1].is_met(), "17.5 times is not 20 times");
+    }
+
+    #[test]
+    fn a_small_set_is_measured_on_both_sides() {
+        let folder = std::env::temp_dir().join(format!("headworks-cached.{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("a folder");
+        let options = Options {
+            size: 4 << 20,
+            rounds: 1,
+            calls: 64,
+            beside: vec![("file".into(), folder.join("file"))],
+            jobs: vec!["read-4k".into(), "write-64k".into()],
+            ..Options::default()
+        };
+        let report = run(&options);
+        std::fs::remove_dir_all(&folder).expect("it can go");
+        let report = report.expect("it runs");
+        let told: Vec<_> = report
+            .rows
+            .iter()
+            .map(|row| (row.word("job"), row.word("who"), row.int("batch")))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("read-4k", "headworks", 1),
+                ("read-4k", "headworks", 32),
+                ("read-4k", "file", 1),
+                ("write-64k", "headworks", 1),
+                ("write-64k", "headworks", 4),
+                ("write-64k", "file", 1),
+            ]
+        );
+        assert!(report.rows.iter().all(|row| row.real("wall_ns") > 0.0));
+        assert_eq!(report.verdicts.len(), 4);
+    }
+}

@@ -1,0 +1,336 @@
+//! Seed 002 for real: what it costs all threads to write a MB when too much is dirty, with writers that only pause (`ioless`) and
+//! with writers that write back themselves (`foreground`).
+//!
+//! ```text
+//!   1, 10, 100 connections --NBD--> cache (256 MiB, 20 % may be dirty) --> a real file, O_DIRECT where it can be
+//!                                                                          as fast as it is, and slowed down
+//! ```
+//!
+//! The connections write one after the other through their own parts of the file, as dd does, 64 KiB each. User and system time
+//! are those of this process: the server's threads and the clients', which are the same for both. What counts is divided by
+//! the bytes that reached the file in the same time. Policies take turns, and medians are judged: this machine has other
+//! things to do.
+//!
+//! The seed's gain (100 writers: 30 to 3 % system time) is that of writers that contend for locks and pages in many threads. One
+//! shard has no such locks in either policy; so the goal here is no more than the old way, at no less throughput.
+
+use std::thread;
+use std::time::{Duration, Instant as WallClock};
+
+use headworks::client::bench::{self, BenchOptions, Pattern};
+use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
+use headworks_core::{ConfigError, QueueOptions};
+use serde_json::Value;
+
+use super::host::{Folder, Host, HostOptions};
+use super::{Length, broken, job};
+use crate::cached::spread;
+use crate::experiment::{Filter, Progress};
+use crate::report::{Goal, Report, Row, Verdict};
+
+const TABLE: &str = "writers over NBD";
+const EXIT: &str = "half of the writers leave";
+const IMAGE: u64 = 2 << 30;
+const CACHE: u64 = 256 << 20;
+const BS: u32 = 64 << 10;
+const DEPTH: u32 = 4;
+const WRITERS: [u32; 3] = [1, 10, 100];
+const ROUNDS: u32 = 3;
+const POLICIES: [ThrottlePolicy; 2] = [ThrottlePolicy::Foreground, ThrottlePolicy::Ioless];
+/// The file as it is, and one of about 200 MB/s: 1 MiB out for 5 ms.
+const DEVICES: [(&str, &str, u32); 2] = [("file", "", 0), ("slow", "delay:write=5ms,of=", 1024)];
+const LENGTH: Length = Length { ramp: Duration::from_secs(2), runtime: Duration::from_secs(3) };
+/// CPU with writers that pause, as a part of that with writers that write: no more, with room for this machine's spread.
+const CPU: f64 = 1.05;
+/// Bytes written with writers that pause, as a part of those with writers that write.
+const RATE: f64 = 0.95;
+/// CPU for a MB after half have left, as a part of that before.
+const AFTER_EXIT: f64 = 1.2;
+
+/// One run.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    device: usize,
+    policy: ThrottlePolicy,
+    writers: u32,
+    round: u32,
+    exit: bool,
+}
+
+/// What was used and written up to a moment.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: WallClock,
+    user_us: u64,
+    system_us: u64,
+    switches: u64,
+    written: u64,
+}
+
+impl Sample {
+    fn take(host: &Host) -> Result<Self, ConfigError> {
+        let stats = host.stats()?;
+        // SAFETY: the call fills the struct it is given.
+        let usage = unsafe {
+            let mut usage = std::mem::zeroed::<libc::rusage>();
+            libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+            usage
+        };
+        let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
+        Ok(Self {
+            at: WallClock::now(),
+            user_us: us(usage.ru_utime),
+            system_us: us(usage.ru_stime),
+            switches: (usage.ru_nvcsw + usage.ru_nivcsw) as u64,
+            written: written(&stats),
+        })
+    }
+
+    /// The counts since `before`, as cells.
+    fn cells(self, before: Self, row: Row) -> Row {
+        let (user, system) = (self.user_us - before.user_us, self.system_us - before.system_us);
+        let (written, time) = (self.written - before.written, self.at - before.at);
+        let mb = written as f64 / 1e6;
+        row.with("user_us", user)
+            .with("system_us", system)
+            .with("switches", self.switches - before.switches)
+            .with("written", written)
+            .with_real("mb_s", mb / time.as_secs_f64(), 1)
+            .with_real("cpu_us_per_mb", (user + system) as f64 / mb.max(1e-3), 1)
+    }
+}
+
+/// Bytes that reached the devices.
+fn written(stats: &Value) -> u64 {
+    let exports = stats["exports"].as_object().into_iter().flatten();
+    exports.map(|(_, export)| export["ops"]["write"]["bytes"].as_u64().unwrap_or(0)).sum()
+}
+
+/// Runs it.
+///
+/// # Errors
+/// What cannot be started.
+pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+    let points: Vec<Point> = all(filter).collect();
+    if points.is_empty() {
+        return Ok(Report::default());
+    }
+    let folder = Folder::make()?;
+    let image = folder.image("image", IMAGE)?.display().to_string();
+    let mut progress = Progress::new("seed-002-cpu", points.len());
+    let mut rows = Vec::new();
+    for point in points {
+        rows.extend(point.run(filter.seed, &image, LENGTH)?);
+        progress.step();
+    }
+    let note = format!(
+        "{TABLE}: sequential writes of {} KiB, {DEPTH} out on each connection, cache of {} MiB, a file of {} MiB, {} s after a \
+         ramp of {} s, {ROUNDS} rounds in turn; CPU of server and clients",
+        BS >> 10,
+        CACHE >> 20,
+        IMAGE >> 20,
+        LENGTH.runtime.as_secs_f64(),
+        LENGTH.ramp.as_secs_f64(),
+    );
+    let title = "seed-002-cpu".into();
+    Ok(Report { title, verdicts: judge(&rows), notes: vec![note], rows })
+}
+
+fn all(filter: &Filter) -> impl Iterator<Item = Point> {
+    let mut points = Vec::new();
+    for (device, _) in DEVICES.iter().enumerate().filter(|(_, device)| filter.has_device(device.0))
+    {
+        for round in 1..=ROUNDS {
+            for writers in WRITERS.into_iter().filter(|&writers| filter.has_jobs(writers)) {
+                for policy in POLICIES {
+                    points.push(Point { device, policy, writers, round, exit: false });
+                    if writers == WRITERS[2] && policy == ThrottlePolicy::Ioless {
+                        points.push(Point { device, policy, writers, round, exit: true });
+                    }
+                }
+            }
+        }
+    }
+    points.into_iter()
+}
+
+impl Point {
+    fn run(self, seed: u64, image: &str, length: Length) -> Result<Vec<Row>, ConfigError> {
+        let (_, prefix, inflight_kb) = DEVICES[self.device];
+        let exports = [("", format!("{prefix}file:path={image}"))];
+        let queue = |queue| QueueOptions { hw_inflight_kb: inflight_kb, ..queue };
+        let host = Host::start(&HostOptions {
+            cache: CACHE,
+            dirty: DirtyOptions { policy: self.policy, ..DirtyOptions::default() },
+            ..HostOptions::new(&exports, &queue)
+        })?;
+        let samples = match self.exit {
+            false => self.steady(&host, seed, length)?,
+            true => self.leaving(&host, seed, length)?,
+        };
+        host.end()?;
+        let row = |(phase, pair): (usize, &[Sample; 2])| {
+            let table = if self.exit { EXIT } else { TABLE };
+            let row = Row::new(table)
+                .with("device", DEVICES[self.device].0)
+                .with("policy", self.policy.name())
+                .with("writers", self.writers >> phase)
+                .with("round", self.round)
+                .with("hw_inflight_kb", inflight_kb);
+            pair[1].cells(pair[0], row)
+        };
+        Ok(samples.iter().enumerate().map(row).collect())
+    }
+
+    fn writers(&self, host: &Host, seed: u64, writers: u32) -> BenchOptions {
+        BenchOptions {
+            pattern: Pattern::Write,
+            block_bytes: BS,
+            iodepth: DEPTH,
+            threads: writers,
+            seed,
+            ..job(host.uri(""))
+        }
+    }
+
+    /// All of them, all the time.
+    fn steady(
+        &self,
+        host: &Host,
+        seed: u64,
+        length: Length,
+    ) -> Result<Vec<[Sample; 2]>, ConfigError> {
+        let jobs = [self.writers(host, seed, self.writers)];
+        let watch = || {
+            thread::sleep(length.ramp);
+            let before = Sample::take(host)?;
+            thread::sleep(length.runtime);
+            Ok::<_, ConfigError>(vec![[before, Sample::take(host)?]])
+        };
+        let (_, samples) =
+            bench::run_together(&jobs, length.ramp, length.runtime, watch).map_err(broken)?;
+        samples
+    }
+
+    /// Half of them leave in the middle, one after the other within the ramp.
+    fn leaving(
+        &self,
+        host: &Host,
+        seed: u64,
+        length: Length,
+    ) -> Result<Vec<[Sample; 2]>, ConfigError> {
+        let Length { ramp, runtime } = length;
+        let half = self.writers / 2;
+        thread::scope(|scope| {
+            // In five groups, so that they do not leave in one moment.
+            let groups: Vec<_> = (0..5)
+                .map(|group| {
+                    let job = [self.writers(host, seed + 1 + u64::from(group), half / 5)];
+                    let stay = runtime + ramp * group / 5;
+                    scope.spawn(move || bench::run_together(&job, ramp, stay, || ()))
+                })
+                .collect();
+            let watch = || {
+                thread::sleep(ramp);
+                let before = [Sample::take(host)?, {
+                    thread::sleep(runtime);
+                    Sample::take(host)?
+                }];
+                thread::sleep(ramp * 2);
+                let after = [Sample::take(host)?, {
+                    thread::sleep(runtime);
+                    Sample::take(host)?
+                }];
+                Ok::<_, ConfigError>(vec![before, after])
+            };
+            let job = [self.writers(host, seed, self.writers - half)];
+            let stay = runtime * 2 + ramp * 2;
+            let (_, samples) = bench::run_together(&job, ramp, stay, watch).map_err(broken)?;
+            for group in groups {
+                group
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                    .map_err(broken)?;
+            }
+            samples
+        })
+    }
+}
+
+/// The verdicts of the rows.
+#[must_use]
+pub fn judge(rows: &[Row]) -> Vec<Verdict> {
+    let median = |wanted: &dyn Fn(&&Row) -> bool, cell: &str| {
+        let values: Vec<f64> = rows.iter().filter(wanted).map(|row| row.real(cell)).collect();
+        (!values.is_empty()).then(|| spread(values.into_iter())[1])
+    };
+    let mut verdicts = Vec::new();
+    for (device, ..) in DEVICES {
+        for writers in WRITERS.map(u64::from) {
+            let of = |policy: ThrottlePolicy, cell: &str| {
+                let wanted = |row: &&Row| {
+                    row.table == TABLE
+                        && row.is("device", device)
+                        && row.is("policy", policy.name())
+                        && row.int("writers") == writers
+                };
+                median(&wanted, cell)
+            };
+            let [old, new] = POLICIES.map(|policy| of(policy, "cpu_us_per_mb"));
+            if let (Some(old), Some(new)) = (old, new) {
+                let what =
+                    format!("{device}, {writers} writers: CPU for a MB, ioless by foreground");
+                verdicts.push(verdict(what, old, new / old, Goal::AtMost(CPU)));
+            }
+            let [old, new] = POLICIES.map(|policy| of(policy, "mb_s"));
+            if let (Some(old), Some(new)) = (old, new) {
+                let what = format!("{device}, {writers} writers: MB/s, ioless by foreground");
+                verdicts.push(verdict(what, old, new / old, Goal::AtLeast(RATE)));
+            }
+        }
+        let most = rows.iter().filter(|row| row.table == EXIT).map(|row| row.int("writers")).max();
+        let phase = |before: bool| {
+            let wanted = |row: &&Row| {
+                row.table == EXIT
+                    && row.is("device", device)
+                    && (Some(row.int("writers")) == most) == before
+            };
+            median(&wanted, "cpu_us_per_mb")
+        };
+        if let (Some(before), Some(after)) = (phase(true), phase(false)) {
+            let what = format!("{device}: CPU for a MB after half have left, by before");
+            verdicts.push(verdict(what, before, after / before, Goal::AtMost(AFTER_EXIT)));
+        }
+    }
+    verdicts
+}
+
+fn verdict(what: String, baseline: f64, ours: f64, goal: Goal) -> Verdict {
+    Verdict { what, seed: None, baseline: Some(baseline), ours: Some(ours), goal: Some(goal) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(table: &str, policy: ThrottlePolicy, writers: u32, cpu: f64) -> Row {
+        Row::new(table)
+            .with("device", "file")
+            .with("policy", policy.name())
+            .with("writers", writers)
+            .with_real("mb_s", 100.0, 1)
+            .with_real("cpu_us_per_mb", cpu, 1)
+    }
+
+    #[test]
+    fn medians_of_the_rounds_are_judged_and_phases_are_not_mixed() {
+        let cpus = |policy, cpus: [f64; 3]| cpus.map(|cpu| row(TABLE, policy, 10, cpu));
+        let mut rows = cpus(ThrottlePolicy::Foreground, [900.0, 1000.0, 5000.0]).to_vec();
+        rows.extend(cpus(ThrottlePolicy::Ioless, [10.0, 800.0, 900.0]));
+        rows.push(row(EXIT, ThrottlePolicy::Ioless, 100, 500.0));
+        rows.push(row(EXIT, ThrottlePolicy::Ioless, 50, 601.0));
+        let verdicts = judge(&rows);
+        let told: Vec<_> = verdicts.iter().map(|v| (v.ours, v.is_met())).collect();
+        assert_eq!(told, [(Some(0.8), true), (Some(1.0), true), (Some(601.0 / 500.0), false)]);
+    }
+}
