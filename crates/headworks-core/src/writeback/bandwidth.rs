@@ -232,7 +232,10 @@ mod tests {
         let mut bandwidth = started(Instant(0));
         let mut now = run(&mut bandwidth, Instant(0), 1600 * MS, 171, MS);
         for stall in 0..20 {
-            now = run(&mut bandwidth, now.after(400 * MS), 300 * MS, 171, MS);
+            now = run(&mut bandwidth, now.after(400 * MS), 5 * MS, 171, MS);
+            assert!(bandwidth.last() < 90_000, "the sample with the stall");
+            assert!(bandwidth.get() > 120_000, "{} right after {stall}", bandwidth.get());
+            now = run(&mut bandwidth, now, 295 * MS, 171, MS);
             let (after, mean) = (bandwidth.get(), 171_000 * 8 / 10);
             now = run(&mut bandwidth, now, 1300 * MS, 171, MS);
             let before = bandwidth.get();
