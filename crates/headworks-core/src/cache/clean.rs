@@ -72,7 +72,8 @@ impl Cache {
                 return Some(Park::Frames);
             }
             self.unhold(unit, from, run);
-            let sent = Sent { cookie: slot, flags, why: Why::Writer, most: run };
+            let connection = op.bio.id.connection;
+            let sent = Sent { cookie: slot, connection, flags, why: Why::Writer, most: run };
             let (bios, _) = self.send_dirty(turn, unit, from, run, sent);
             op.pending += bios;
             op.asked += run;

@@ -46,6 +46,8 @@ pub(super) enum Why {
 pub(super) struct Sent {
     /// The operation that waits for them, or `NIL`.
     pub cookie: u32,
+    /// In whose name: the flusher's account, or the writer that writes for itself.
+    pub connection: u32,
     pub flags: BioFlags,
     pub why: Why,
     /// Most blocks.
@@ -73,6 +75,9 @@ pub(super) struct Flusher {
     /// Blocks on their way, and how many may be.
     in_flight: u32,
     in_flight_max: u32,
+    /// It sends until the bound is reached, and then rests until a quarter came back: what is sent bit by bit, as answers
+    /// come, never becomes large requests again.
+    resting: bool,
     /// Frames are wanted.
     wanted: bool,
     /// Old data are to be looked for.
@@ -94,9 +99,20 @@ impl Flusher {
             cursor: NIL,
             in_flight: 0,
             in_flight_max: (units / 4).clamp(64, 8192),
+            resting: false,
             wanted: false,
             periodic: false,
         }
+    }
+
+    /// Whether it may send now.
+    fn may_send(&mut self) -> bool {
+        if self.in_flight >= self.in_flight_max {
+            self.resting = true;
+        } else if self.in_flight <= self.in_flight_max - self.in_flight_max / 4 {
+            self.resting = false;
+        }
+        !self.resting
     }
 
     /// Blocks came back.
@@ -147,8 +163,9 @@ impl Cache {
         // Groups in a row of which nothing could be sent: all of them is on its way already.
         let mut barren = 0;
         loop {
-            let flusher = &self.flushers[device];
-            if flusher.in_flight >= flusher.in_flight_max || !self.may_write_out() {
+            let room = self.may_write_out();
+            let flusher = &mut self.flushers[device];
+            if !room || !flusher.may_send() {
                 return;
             }
             if flusher.position < flusher.sorted.len() && flusher.left > 0 {
@@ -180,7 +197,9 @@ impl Cache {
             return;
         }
         let most = flusher.left.max(folio.blocks());
-        let sent = Sent { cookie: NIL, flags: BioFlags::NONE, why: flusher.why, most };
+        let connection = flusher.account;
+        let (flags, why) = (BioFlags::NONE, flusher.why);
+        let sent = Sent { cookie: NIL, connection, flags, why, most };
         let (_, blocks) = self.send_dirty(turn, unit, 0, folio.blocks(), sent);
         let flusher = &mut self.flushers[device];
         flusher.left = flusher.left.saturating_sub(blocks);
@@ -322,7 +341,7 @@ impl Cache {
     pub(super) fn write_for_itself(
         &mut self,
         turn: &mut Turn,
-        volume: VolumeId,
+        (volume, connection): (VolumeId, u32),
         quota: u32,
         slot: u32,
     ) -> u32 {
@@ -337,7 +356,8 @@ impl Cache {
                 break;
             }
             let count = self.folios[unit].blocks();
-            let sent = Sent { cookie: slot, flags: BioFlags::NONE, why: Why::Writer, most: left };
+            let (flags, why) = (BioFlags::NONE, Why::Writer);
+            let sent = Sent { cookie: slot, connection, flags, why, most: left };
             let (more, blocks) = self.send_dirty(turn, unit, 0, count, sent);
             bios += more;
             left = left.saturating_sub(blocks);
@@ -399,7 +419,7 @@ impl Cache {
         let device = entry.device;
         let flusher = &mut self.flushers[usize::from(device.0)];
         flusher.in_flight += run;
-        let cause = BioId { connection: flusher.account, volume, export, sequence: 0 };
+        let cause = BioId { connection: sent.connection, volume, export, sequence: 0 };
         let id = self.internal_id(&cause, unit + first, mark);
         let (offset, len) = self.bytes_of(volume, at, run);
         let (op, flags, ioprio) = (Op::Write, sent.flags, Ioprio::default());

@@ -231,7 +231,8 @@ impl Cache {
         if quota == 0 {
             return None;
         }
-        op.pending += self.write_for_itself(turn, op.bio.id.volume, quota, slot);
+        op.pending +=
+            self.write_for_itself(turn, (op.bio.id.volume, op.bio.id.connection), quota, slot);
         (op.pending > 0).then_some(Park::Own)
     }
 
