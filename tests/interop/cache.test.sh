@@ -147,7 +147,14 @@ check "flushes work again" client flushes "$(at bad)"
 check "and nothing is listed" says "bad: everything could be written out so far" failed bad
 stop_server
 
-# Unsafe promises nothing, and so its flushes never fail.
+# Unsafe promises nothing to crashes; a stop is none.
+pseudo_random 8 unsafe >"$DIR/source"
+serve --cache 64M "$(file cache=unsafe)"
+check "8 MiB are written to an unsafe export" nbdcopy --flush "$DIR/source" "$URI"
+stop_server
+check "a stop writes them out" cmp -n $((8 << 20)) "$IMAGE" "$DIR/source"
+
+# And so its flushes never fail.
 serve --cache 8M "error:rate=100%,op=flush,cache=unsafe,of=mem:size=16M"
 check "a flush of an unsafe export does not reach the device" client flushes "$URI"
 stop_with TERM
