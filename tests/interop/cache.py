@@ -67,6 +67,16 @@ def fill(uri, mib, seed, flush):
         h.flush()
 
 
+def rounds(uri, start_mib, mib, count):
+    """Writes a range and flushes it, some times over; prints the bytes flushed."""
+    h, data = connect(uri), random.Random(1).randbytes(1 << 20)
+    for _ in range(int(count)):
+        for index in range(int(mib)):
+            h.pwrite(data, int(start_mib) + index << 20)
+        h.flush()
+    print(int(count) * int(mib) << 20)
+
+
 def flushes(uri):
     """A write and a flush: exit 0 if both succeed."""
     h = connect(uri)
@@ -93,6 +103,9 @@ elif what == "seen":
     seen(uri)
 elif what == "fill":
     fill(uri, *rest)
+    sys.exit(0)
+elif what == "rounds":
+    rounds(uri, *rest)
     sys.exit(0)
 elif what == "flushes":
     flushes(uri)

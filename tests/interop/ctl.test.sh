@@ -39,8 +39,10 @@ serve --control "$CONTROL" "db=mem:size=64M,weight=400,ioprio=rt:0" "logs=null:s
 check "weight and class are shown at the start" grep -q '^export: db: .*, weight 400, class rt,0$' "$OUT"
 check "the ordinary ones are not" grep -q '^export: logs: null, 1 GiB$' "$OUT"
 check "a wrapped export has them, too" says 7 get exports/slow/weight
-check "get exports" says "exports/db/device = hw0
+check "get exports" says "exports/db/cache = none
+exports/db/device = hw0
 exports/db/ioprio = rt,0
+exports/db/on_error = hold
 exports/db/read_only = 0
 exports/db/weight = 400" get exports/db
 check "set a weight" says "exports/db/weight = 50" set exports/db/weight 50

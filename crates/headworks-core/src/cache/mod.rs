@@ -219,12 +219,14 @@ impl Cache {
         let volume = &self.volumes[usize::from(bio.id.volume.0)];
         let unsafe_mode = volume.mode == WriteMode::Unsafe;
         let aligned = (bio.offset | u64::from(bio.len)) & u64::from(volume.block_size - 1) == 0;
+        // A flush by FUA is the driver's own, at its end: even what nobody was promised is written then.
+        let ignored = unsafe_mode && !bio.flags.contains(BioFlags::FUA);
         let mut bio = bio;
-        if unsafe_mode {
+        if unsafe_mode || bio.op == Op::Flush {
             bio.flags = bio.flags.without(BioFlags::FUA);
         }
         match bio.op {
-            Op::Flush if unsafe_mode => reply(turn, &bio, Ok(()), ReplyStage::Final),
+            Op::Flush if ignored => reply(turn, &bio, Ok(()), ReplyStage::Final),
             Op::Flush => self.begin_sync(turn, bio),
             Op::Prefetch => self.prefetch(turn, bio),
             Op::Discard => self.begin(turn, Operation::new(bio, Doing::Range)),

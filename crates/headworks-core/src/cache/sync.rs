@@ -234,6 +234,7 @@ impl Cache {
             }
         }
         self.volume(volume).backoff_ns = 0;
+        self.volume(volume).errors.acknowledge();
         self.advance(volume);
     }
 

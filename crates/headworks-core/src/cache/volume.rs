@@ -43,6 +43,11 @@ impl ErrorSequence {
         if self.seen { self.count } else { self.count.saturating_sub(1) }
     }
 
+    /// The operator heard of it: connections that come later need not. Those that are there hear of it still.
+    pub fn acknowledge(&mut self) {
+        self.seen = true;
+    }
+
     /// What a connection that has heard up to `since` has not heard yet.
     pub fn check(&mut self, since: &mut u32) -> Option<IoError> {
         if *since == self.count {
@@ -270,5 +275,18 @@ mod tests {
         for since in [&mut a, &mut b, &mut seen, &mut unseen] {
             assert_eq!(errors.check(since), Some(IoError::Medium));
         }
+    }
+
+    #[test]
+    fn what_was_acknowledged_is_no_news_to_those_who_come_later() {
+        let mut errors = ErrorSequence::default();
+        let mut there = errors.sample();
+        errors.record(IoError::NoSpace);
+        errors.acknowledge();
+        let mut later = errors.sample();
+        assert_eq!(errors.check(&mut later), None);
+        assert_eq!(errors.check(&mut there), Some(IoError::NoSpace));
+        errors.record(IoError::Medium);
+        assert_eq!(errors.check(&mut later), Some(IoError::Medium));
     }
 }

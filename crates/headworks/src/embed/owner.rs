@@ -399,7 +399,8 @@ impl Driver {
         if self.flush == Some(Flush::Due) {
             self.flush = Some(Flush::UnderWay);
             let id = BioId { connection: OWN_FLUSH, ..BioId::default() };
-            let flags = BioFlags::SYNC;
+            // By FUA, so that it is obeyed where flushes promise nothing, too.
+            let flags = BioFlags::SYNC.with(BioFlags::FUA);
             self.inputs.push(Input::Bio(Bio { id, op: Op::Flush, flags, ..Bio::default() }));
         }
         self.flush.is_none() || self.desk.flushed.is_some()

@@ -141,7 +141,8 @@ mod tests {
         let all = divide(&two, &wish).unwrap();
         for (shard, (cache, dirty)) in (0..).map(ShardId).zip(all) {
             assert_eq!((dirty.dirty_bytes, dirty.dirty_background_ratio), (512 << 10, 10));
-            assert_eq!((cache.account, dirty.seed), (account(shard), 1 + u64::from(shard.0)));
+            let seed = wish.dirty.seed + u64::from(shard.0);
+            assert_eq!((cache.account, dirty.seed), (account(shard), seed));
         }
     }
 }

@@ -100,7 +100,8 @@ impl Reactor {
         let sequence = self.own_flushes;
         self.own_flushes += 1;
         let id = BioId { connection: OWN_FLUSHES, volume, sequence, ..BioId::default() };
-        let flags = BioFlags::SYNC;
+        // By FUA, so that it is obeyed where flushes promise nothing, too.
+        let flags = BioFlags::SYNC.with(BioFlags::FUA);
         self.inputs.push(Input::Bio(Bio { id, op: Op::Flush, flags, ..Bio::default() }));
     }
 
