@@ -31,7 +31,6 @@ impl Cache {
         op.writer = self.throttle.writer(bio.id.connection).0;
         op.deadline = turn.now.after(self.options.flush_timeout_ns);
         self.hear_from(op.writer, &bio);
-        // For when the connection closes meanwhile.
         op.asked = self.heard[op.writer as usize].1;
         if self.volume(bio.id.volume).held > 0 {
             self.unhold_volume(turn.now, bio.id.volume);
@@ -111,13 +110,13 @@ impl Cache {
 
     /// The device's flush was answered.
     pub(super) fn end_sync(&mut self, turn: &mut Turn, op: &mut Operation, below: Status) {
-        let missed = if op.writer == NIL {
-            self.volumes[usize::from(op.bio.id.volume.0)].errors.check(&mut op.asked)
-        } else {
+        // Whatever failed since it began, and was perhaps put among younger dirty blocks by another flush, was its own, too.
+        let errors = &mut self.volumes[usize::from(op.bio.id.volume.0)].errors;
+        let missed = errors.check(&mut op.asked);
+        if op.writer != NIL {
             self.hear_from(op.writer, &op.bio);
-            let since = &mut self.heard[op.writer as usize].1;
-            self.volumes[usize::from(op.bio.id.volume.0)].errors.check(since)
-        };
+            self.heard[op.writer as usize].1 = op.asked;
+        }
         let volume = &mut self.volumes[usize::from(op.bio.id.volume.0)];
         let held = (volume.held > 0).then_some(volume.last_error);
         let status = match (below, held.or(missed)) {
