@@ -180,9 +180,9 @@ impl Volume {
         (sector as u64, at, end - at)
     }
 
-    /// Whether an acknowledged write may be in memory only.
+    /// Whether a write may be in memory only: acknowledged or, with `writethrough`, on its way.
     fn writes_back(&self) -> bool {
-        matches!(self.mode, WriteMode::Writeback | WriteMode::Unsafe)
+        self.mode != WriteMode::None
     }
 }
 
@@ -848,7 +848,7 @@ mod tests {
         assert!(!game.may_see(&one) && !game.may_see(&two) && game.may_see(&three));
         game.flush();
         assert_eq!(game.survivors(&[&one, &two, &ZEROS, &three]), [false, false, false, true]);
-        let mut game = Game::of(WriteMode::Writethrough);
+        let mut game = Game::of(WriteMode::None);
         let (one, two) = (game.write(), game.write());
         game.run(Op::Discard, BioFlags::NONE);
         assert!(!game.may_see(&one) && game.may_see(&two));
