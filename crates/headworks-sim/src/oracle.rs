@@ -536,8 +536,10 @@ impl Oracle {
                 false => self.identify(cell, &bytes[start..start + len], bio.id.volume.0),
             };
             let Found::Version(version) = found else {
+                // A part of a sector does not tell a version that is no longer possible.
+                let old = self.recovering && len < SECTOR && found == Found::Garbage;
                 return Err(Violation {
-                    rule: "a read returns what was written there",
+                    rule: if old { CUT_RULE } else { "a read returns what was written there" },
                     detail: format!(
                         "{found:?} was read, which nobody wrote; {}",
                         self.describe(cell)
@@ -579,7 +581,9 @@ impl Oracle {
         let known = versions.chain((base < ANY).then_some(base));
         let mut known =
             known.filter(|&version| pattern::is_part(bytes, version, volume, sector, at));
-        match known.next() {
+        let named = (at == 0).then(|| pattern::named(bytes));
+        let named = named.filter(|&version| pattern::is_part(bytes, version, volume, sector, at));
+        match known.next().or(named) {
             Some(version) => Found::Version(version),
             None if bytes.iter().all(|&byte| byte == POISON) => Found::Poison,
             None => Found::Garbage,

@@ -330,7 +330,7 @@ impl World {
             return since <= LONGEST;
         }
         // Leases go home.
-        if comes || next.since(self.wire.moved) < SEC {
+        if comes || next.since(self.wire.moved.max(self.wire.told)) < SEC {
             return true;
         }
         self.idle_left = self.idle_left.saturating_sub(1);
