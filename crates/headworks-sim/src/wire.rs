@@ -97,7 +97,7 @@ pub struct Wire {
     pub flushed: Vec<Option<Status>>,
     /// When something was submitted or answered last.
     pub moved: Instant,
-    /// When a shard was told of a completion last.
+    /// When a shard was told of a completion, or by another, last.
     pub told: Instant,
     /// Who changes queues while they work.
     pub operator: Operator,
@@ -341,6 +341,7 @@ impl Wire {
 
     /// An input for `shard` comes off the heap.
     pub fn take_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
+        self.told = self.now;
         if let Message::Bio { bio, .. } = message {
             if bio.id.unit().is_some() {
                 return Input::Message { from, message };
