@@ -52,6 +52,9 @@ impl Cache {
         let volume = &mut self.volumes[usize::from(op.bio.id.volume.0)];
         if op.generation == 0 {
             let Some(target) = volume.end_generation() else {
+                // Flushes that were given up left something in every generation; nobody else may be waiting for it.
+                let ended = volume.generation - 1;
+                volume.target = Some(volume.target.map_or(ended, |other| other.max(ended)));
                 return Park::Sync;
             };
             // 0 says that there is none yet.
