@@ -218,7 +218,7 @@ impl Shard {
             cache.on_up(&mut turn, up);
         }
         cache.run(&mut turn);
-        let mut down = std::mem::take(&mut cache.down);
+        let mut down = cache.take_down();
         self.pools.ups = ups;
         for Down { bio, cookie } in down.drain(..) {
             self.start(now, bio, Origin::Cache { cookie });
@@ -545,8 +545,8 @@ impl Shard {
     fn clients(&self) -> u32 {
         let taken = self.pools.bios.taken();
         match &self.cache {
-            // One that was passed down counts twice: too careful by a few.
-            Some(cache) => cache.waiting() + taken.saturating_sub(cache.in_flight()),
+            // One that was passed down is among those that wait.
+            Some(cache) => cache.waiting() + taken.saturating_sub(cache.below()),
             None => taken,
         }
     }

@@ -14,9 +14,9 @@ use headworks::memory::Span;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{Action, DeviceId, Op, RequestId, Segment, Submit, Towards, VolumeId};
 
-use crate::pattern::POISON;
+use crate::pattern::{POISON, SECTOR};
 
-/// Who uses a frame.
+/// Who uses a sector of a frame: a device may get a block in several commands.
 #[derive(Clone, Copy, Debug, Default)]
 struct Uses {
     /// Reads of a device into it.
@@ -39,7 +39,7 @@ impl Pool {
     fn new(units: u32) -> Self {
         let bytes = units as usize * BLOCK as usize;
         let memory = vec![POISON; bytes].into_boxed_slice();
-        let uses = vec![Uses::default(); units as usize];
+        let uses = vec![Uses::default(); bytes / SECTOR];
         Self { base: Box::into_raw(memory).cast(), bytes, uses }
     }
 
@@ -170,14 +170,16 @@ impl Frames {
     /// # Errors
     /// A frame that may not be touched so now.
     pub fn touch(&self, shard: u16, action: &Action) -> Result<(), String> {
+        let check = |at, len, changes| {
+            let (at, len) = frames(at, len);
+            self.check(shard, at, len, changes)
+        };
         let checked = match *action {
-            Action::Copy { at, len, towards, .. } => {
-                self.check(shard, at as usize, len as usize, towards == Towards::Pool)
+            Action::Copy { at, len, towards, .. } => check(at, len, towards == Towards::Pool),
+            Action::Zero { at, len } => check(at, len, true),
+            Action::Move { from, to, len } => {
+                check(from, len, false).and_then(|()| check(to, len, true))
             }
-            Action::Zero { at, len } => self.check(shard, at as usize, len as usize, true),
-            Action::Move { from, to, len } => self
-                .check(shard, from as usize, len as usize, false)
-                .and_then(|()| self.check(shard, to as usize, len as usize, true)),
             _ => Ok(()),
         };
         checked.map_err(|wrong| format!("shard {shard}, {action:?}: {wrong}"))
@@ -189,7 +191,8 @@ impl Frames {
         if at > pool.bytes || len > pool.bytes - at {
             return Err(format!("{at}+{len} is not within the pool"));
         }
-        for (unit, uses) in units(at, len).zip(&pool.uses[units(at, len)]) {
+        for (sector, uses) in sectors(at, len).zip(&pool.uses[sectors(at, len)]) {
+            let unit = sector * SECTOR / BLOCK as usize;
             if uses.fills > 0 {
                 return Err(format!("frame {unit} is being filled"));
             }
@@ -246,13 +249,20 @@ impl Frames {
     }
 
     fn uses_mut(&mut self, pool: u16, at: usize, len: usize) -> &mut [Uses] {
-        &mut self.pools[usize::from(pool)].uses[units(at, len)]
+        &mut self.pools[usize::from(pool)].uses[sectors(at, len)]
     }
 }
 
-/// The frames that a range touches.
-fn units(at: usize, len: usize) -> std::ops::Range<usize> {
-    at / BLOCK as usize..(at + len).div_ceil(BLOCK as usize)
+/// The sectors that a range touches.
+fn sectors(at: usize, len: usize) -> std::ops::Range<usize> {
+    at / SECTOR..(at + len).div_ceil(SECTOR)
+}
+
+/// The whole frames that a range touches: the policy knows a block's state, not a sector's.
+fn frames(at: u64, len: u32) -> (usize, usize) {
+    let start = at & !u64::from(BLOCK - 1);
+    let end = (at + u64::from(len)).next_multiple_of(u64::from(BLOCK));
+    (start as usize, (end - start) as usize)
 }
 
 /// Differs wherever the bytes differ in one word.
@@ -271,10 +281,6 @@ mod tests {
     use super::*;
 
     const COPY: [Towards; 2] = [Towards::Pool, Towards::Buffer];
-
-    fn frames() -> Frames {
-        Frames::new(1, 8)
-    }
 
     fn start(frames: &mut Frames, op: Op, generation: u32, unit: u32) -> Result<(), String> {
         let submit = Submit {
@@ -309,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_frame_under_write_out_may_be_read_and_one_that_is_filled_may_not() {
-        let mut frames = frames();
+        let mut frames = Frames::new(1, 8);
         start(&mut frames, Op::Write, 1, 1).unwrap();
         start(&mut frames, Op::Read, 2, 4).unwrap();
         let all: Vec<_> = (0..8).map(|unit| may(&frames, unit)).collect();
@@ -324,7 +330,7 @@ mod tests {
 
     #[test]
     fn bytes_that_change_under_write_out_are_found() {
-        let mut frames = frames();
+        let mut frames = Frames::new(1, 8);
         start(&mut frames, Op::Write, 1, 1).unwrap();
         // SAFETY: within the pool, as a stray write would be.
         unsafe { *frames.span(0).base.add(4096 + 8191) = 1 };

@@ -180,9 +180,9 @@ impl Volume {
         (sector as u64, at, end - at)
     }
 
-    /// Whether an acknowledged write may be in memory only.
+    /// Whether a write may be in memory only: acknowledged or, with `writethrough`, on its way.
     fn writes_back(&self) -> bool {
-        matches!(self.mode, WriteMode::Writeback | WriteMode::Unsafe)
+        self.mode != WriteMode::None
     }
 }
 
@@ -536,8 +536,10 @@ impl Oracle {
                 false => self.identify(cell, &bytes[start..start + len], bio.id.volume.0),
             };
             let Found::Version(version) = found else {
+                // A part of a sector does not tell a version that is no longer possible.
+                let old = self.recovering && len < SECTOR && found == Found::Garbage;
                 return Err(Violation {
-                    rule: "a read returns what was written there",
+                    rule: if old { CUT_RULE } else { "a read returns what was written there" },
                     detail: format!(
                         "{found:?} was read, which nobody wrote; {}",
                         self.describe(cell)
@@ -579,7 +581,9 @@ impl Oracle {
         let known = versions.chain((base < ANY).then_some(base));
         let mut known =
             known.filter(|&version| pattern::is_part(bytes, version, volume, sector, at));
-        match known.next() {
+        let named = (at == 0).then(|| pattern::named(bytes));
+        let named = named.filter(|&version| pattern::is_part(bytes, version, volume, sector, at));
+        match known.next().or(named) {
             Some(version) => Found::Version(version),
             None if bytes.iter().all(|&byte| byte == POISON) => Found::Poison,
             None => Found::Garbage,
@@ -848,7 +852,7 @@ mod tests {
         assert!(!game.may_see(&one) && !game.may_see(&two) && game.may_see(&three));
         game.flush();
         assert_eq!(game.survivors(&[&one, &two, &ZEROS, &three]), [false, false, false, true]);
-        let mut game = Game::of(WriteMode::Writethrough);
+        let mut game = Game::of(WriteMode::None);
         let (one, two) = (game.write(), game.write());
         game.run(Op::Discard, BioFlags::NONE);
         assert!(!game.may_see(&one) && game.may_see(&two));

@@ -57,6 +57,12 @@ pub fn fill_part(bytes: &mut [u8], version: u64, volume: u16, sector: u64, at: u
     bytes.copy_from_slice(&whole[at..at + bytes.len()]);
 }
 
+/// The version that the start of a sector names.
+#[must_use]
+pub fn named(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
+}
+
 /// Whether `bytes` are what `version` of `sector` has from byte `at` on.
 #[must_use]
 pub fn is_part(bytes: &[u8], version: u64, volume: u16, sector: u64, at: usize) -> bool {

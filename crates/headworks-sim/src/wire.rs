@@ -97,6 +97,8 @@ pub struct Wire {
     pub flushed: Vec<Option<Status>>,
     /// When something was submitted or answered last.
     pub moved: Instant,
+    /// When a shard was told of a completion, or by another, last.
+    pub told: Instant,
     /// Who changes queues while they work.
     pub operator: Operator,
     /// What the run went through.
@@ -143,6 +145,7 @@ impl Wire {
             frames: Frames::new(scenario.shards, scenario.cache.units),
             flushed: vec![None; scenario.volumes.len()],
             moved: Instant(0),
+            told: Instant(0),
             operator: Operator::new(scenario.seed, scenario.devices.len()),
             coverage: Coverage::default(),
             broken: None,
@@ -338,6 +341,7 @@ impl Wire {
 
     /// An input for `shard` comes off the heap.
     pub fn take_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
+        self.told = self.now;
         if let Message::Bio { bio, .. } = message {
             if bio.id.unit().is_some() {
                 return Input::Message { from, message };
@@ -431,6 +435,7 @@ impl Wire {
 
     /// A shard is about to be told of a completion.
     pub fn complete(&mut self, device: DeviceId, id: RequestId, status: Status) {
+        self.told = self.now;
         if let Some((volume, offset, len)) = self.frames.place(device, id) {
             let id_of = BioId { volume, ..BioId::default() };
             let bio = Bio { id: id_of, offset, len, ..Bio::default() };

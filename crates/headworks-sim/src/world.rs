@@ -16,7 +16,8 @@ use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::time::SEC;
 use headworks_core::{
-    Control, DeviceId, Input, Instant, Op, Shard, ShardId, VolumeConfig, VolumeId, WriteMode,
+    Control, DeviceId, Input, Instant, IoError, Op, Shard, ShardId, VolumeConfig, VolumeId,
+    WriteMode,
 };
 
 use crate::check::{Failure, check_quiet, violation};
@@ -221,7 +222,12 @@ impl World {
                     break;
                 }
                 tries += 1;
-                if tries > 4 {
+                // Of the shortest time-out a slow disk needs many.
+                let most = match flushed {
+                    Some(Err(IoError::TimedOut)) => 1_000,
+                    _ => 4,
+                };
+                if tries > most {
                     let detail = format!("volume {}: {flushed:?}", volume.0);
                     return self.wire.fail(violation(FLUSH_AGAIN, detail));
                 }
@@ -329,8 +335,8 @@ impl World {
             }
             return since <= LONGEST;
         }
-        // Leases go home.
-        if comes || next.since(self.wire.moved) < SEC {
+        // Leases go home, and 5.18's lost wake-ups are made good for.
+        if comes || next.since(self.wire.moved.max(self.wire.told)) < 6 * SEC {
             return true;
         }
         self.idle_left = self.idle_left.saturating_sub(1);
@@ -547,6 +553,13 @@ impl World {
                 cell.inbox.len(),
                 self.wire.timers[index].map(|at| at.0),
             );
+            if let (Some(cache), Some(dirty)) = (cell.shard.cache_stats(), cell.shard.dirty_stats())
+            {
+                let headworks_core::cache::CacheStats { free, held, shadowed, waits, .. } = cache;
+                text += &format!("    cache: {free} free, {held} held, {shadowed} shadowed,");
+                text += &format!(" waits {waits:?}, {} dirty,", dirty.nr_dirty);
+                text += &format!(" {} under write-out\n", dirty.nr_writeback);
+            }
             for device in 0..self.wire.scenario.devices.len() as u16 {
                 let id = DeviceId(device);
                 if let Some(free) = cell.shard.tags_free(id) {

@@ -31,6 +31,7 @@ impl Cache {
     /// A bio that went down comes back.
     pub fn on_up(&mut self, turn: &mut Turn, up: Up) {
         let Some(unit) = up.bio.id.unit() else {
+            self.passed -= u32::from(up.stage != ReplyStage::Early);
             return self.on_below(turn, up);
         };
         let (volume, at) = (up.bio.id.volume, up.bio.offset >> BLOCK_SHIFT);

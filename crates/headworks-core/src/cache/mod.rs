@@ -136,6 +136,8 @@ pub(crate) struct Cache {
     pub down: Vec<Down>,
     /// Bios of the cache's own that are on their way.
     in_flight: u32,
+    /// Bios of clients that were passed down.
+    passed: u32,
     /// Tells bios over the same frames apart.
     count: u32,
     timer_base: u32,
@@ -178,6 +180,7 @@ impl Cache {
             ranges: Ranges::new(config.bios_max),
             down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
             in_flight: 0,
+            passed: 0,
             count: 0,
             timer_base,
             periodic_at: None,
@@ -209,9 +212,16 @@ impl Cache {
         self.ops.taken()
     }
 
-    /// Bios of the cache's own that are on their way.
-    pub fn in_flight(&self) -> u32 {
-        self.in_flight
+    /// Bios below the cache: its own that are on their way, and clients' that were passed down.
+    pub fn below(&self) -> u32 {
+        self.in_flight + self.passed
+    }
+
+    /// What is to go down now.
+    pub fn take_down(&mut self) -> Vec<Down> {
+        let down = std::mem::take(&mut self.down);
+        self.passed += down.iter().filter(|down| down.bio.id.unit().is_none()).count() as u32;
+        down
     }
 
     /// A bio that passed its volume.

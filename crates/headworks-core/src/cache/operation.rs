@@ -72,7 +72,7 @@ pub(super) struct Operation {
     pub done: u32,
     /// Where the part of the bio that is written now ends (an unaligned zeroing has three parts).
     pub until: u32,
-    /// Read: bytes of the bio for which fills were asked.
+    /// Read: bytes of the bio for which fills were asked. Sync: what its connection had heard of errors before.
     pub asked: u32,
     /// What it is doing.
     pub doing: Doing,

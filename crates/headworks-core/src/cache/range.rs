@@ -1,7 +1,7 @@
 //! Discard, write-zeroes and direct I/O: what goes past the cache.
 //!
-//! The range is locked: whoever comes for a part of it waits. What is dirty of it is cancelled (its content is not needed any
-//! longer), or, for direct I/O, written out. When nothing of it is on its way, it is forgotten, and the client's bio goes to the
+//! The range is locked: whoever comes for a part of it waits. What is dirty of it is cancelled by a discard (its content is not
+//! needed any longer); for direct I/O, and for a zeroing, which may fail, it is written out. When nothing of it is on its way, it is forgotten, and the client's bio goes to the
 //! device. So neither an older write-out nor a fill that began earlier can undo what the device is told.
 //!
 //! ```text
@@ -126,7 +126,8 @@ impl Cache {
             self.ranges.lock(slot, volume, range);
             op.locked = true;
         }
-        if op.direct {
+        // A device may refuse to zero: until it has, what was acknowledged must not be gone.
+        if op.direct || op.bio.op == Op::WriteZeroes {
             if let Some(park) = self.clean_range(turn, op, slot, BioFlags::SYNC) {
                 return park;
             }

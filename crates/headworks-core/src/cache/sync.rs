@@ -31,6 +31,7 @@ impl Cache {
         op.writer = self.throttle.writer(bio.id.connection).0;
         op.deadline = turn.now.after(self.options.flush_timeout_ns);
         self.hear_from(op.writer, &bio);
+        op.asked = self.heard[op.writer as usize].1;
         if self.volume(bio.id.volume).held > 0 {
             self.unhold_volume(turn.now, bio.id.volume);
         }
@@ -51,6 +52,9 @@ impl Cache {
         let volume = &mut self.volumes[usize::from(op.bio.id.volume.0)];
         if op.generation == 0 {
             let Some(target) = volume.end_generation() else {
+                // Flushes that were given up left something in every generation; nobody else may be waiting for it.
+                let ended = volume.generation - 1;
+                volume.target = Some(volume.target.map_or(ended, |other| other.max(ended)));
                 return Park::Sync;
             };
             // 0 says that there is none yet.
@@ -109,9 +113,14 @@ impl Cache {
 
     /// The device's flush was answered.
     pub(super) fn end_sync(&mut self, turn: &mut Turn, op: &mut Operation, below: Status) {
-        self.hear_from(op.writer, &op.bio);
+        // Whatever failed since it began, and was perhaps put among younger dirty blocks by another flush, was its own, too.
+        let errors = &mut self.volumes[usize::from(op.bio.id.volume.0)].errors;
+        let missed = errors.check(&mut op.asked);
+        if op.writer != NIL {
+            self.hear_from(op.writer, &op.bio);
+            self.heard[op.writer as usize].1 = op.asked;
+        }
         let volume = &mut self.volumes[usize::from(op.bio.id.volume.0)];
-        let missed = volume.errors.check(&mut self.heard[op.writer as usize].1);
         let held = (volume.held > 0).then_some(volume.last_error);
         let status = match (below, held.or(missed)) {
             (Err(error), _) | (Ok(()), Some(error)) => Err(error),
