@@ -160,6 +160,11 @@ impl Cache {
     }
 
     fn run_flusher(&mut self, turn: &mut Turn, device: usize) {
+        let flusher = &self.flushers[device];
+        // Topped up at every answer, each turn would send as little as came back, and neighbours would never meet in the plug.
+        if flusher.in_flight > flusher.in_flight_max - flusher.in_flight_max / 4 {
+            return;
+        }
         // Groups in a row of which nothing could be sent: all of them is on its way already.
         let mut barren = 0;
         loop {
