@@ -86,6 +86,7 @@ impl Cache {
         let marker = folio.is(Folio::MARKER);
         folio.marks &= !(Folio::MARKER | Folio::UNUSED);
         if marker {
+            self.stirred = true;
             let bio = op.bio;
             let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
             if let Some(window) = self.window(&bio, at, blocks, true) {

@@ -162,6 +162,7 @@ impl Cache {
     }
 
     fn take_credit(&mut self, op: &mut Operation) -> Option<Park> {
+        self.stirred = true;
         let volume = &self.volumes[usize::from(op.bio.id.volume.0)];
         let device = volume.device;
         let left =
@@ -312,6 +313,7 @@ impl Cache {
             }
             shadow
         };
+        self.stirred = true;
         self.stats.shadowed += 1;
         self.put_bytes(turn, op, shadow, 1);
         self.soil(turn, op, unit, first, 1, clean, slot)
