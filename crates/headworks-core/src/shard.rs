@@ -11,7 +11,7 @@ use crate::cache::{Cache, CacheDefect, CacheStats, Caching, Down, Turn};
 use crate::elevator::Elevator;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
-use crate::options::{QueueOptions, ShardConfig, Tunable, VolumeConfig, VolumeOptions};
+use crate::options::{QueueOptions, ShardConfig, Tunable, VolumeConfig};
 use crate::plug::Plug;
 use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
@@ -118,6 +118,11 @@ impl Shard {
     pub fn handle(&mut self, now: Instant, inputs: &[Input]) {
         self.plug.start();
         for input in inputs {
+            if !matches!(input, Input::Bio(_))
+                && let Some(cache) = &mut self.cache
+            {
+                cache.stir();
+            }
             match *input {
                 Input::Bio(bio) => self.on_bio(now, bio),
                 Input::Complete { device, completion } => {
@@ -160,14 +165,12 @@ impl Shard {
         };
         let mut bio = bio;
         let cached = self.cache.as_ref().is_some_and(|cache| cache.caches(bio.id.volume));
-        let checked = match cached {
-            // The cache reads before it writes a block in part; a discard forgets whole blocks of it.
-            true => {
-                let options = VolumeOptions { block_size: 1, ..config.options };
-                volume::check(&options, granularity.max(BLOCK), &mut bio)
-            }
-            false => volume::check(&config.options, granularity, &mut bio),
+        // The cache reads before it writes a block in part; a discard forgets whole blocks of it.
+        let (block_size, granularity) = match cached {
+            true => (1, granularity.max(BLOCK)),
+            false => (config.options.block_size, granularity),
         };
+        let checked = volume::check(&config.options, block_size, granularity, &mut bio);
         if let Some(status) = checked {
             self.pools.actions.list.push(reply(status));
             return;
@@ -209,7 +212,8 @@ impl Shard {
 
     /// What came back of the cache's bios goes up; what it wants goes down, until it wants nothing more.
     fn run_cache(&mut self, now: Instant) {
-        if self.cache.is_none() {
+        let stirred = self.cache.as_ref().is_some_and(|cache| cache.is_stirred());
+        if !stirred && self.pools.ups.is_empty() {
             return;
         }
         let mut ups = std::mem::take(&mut self.pools.ups);
@@ -327,6 +331,7 @@ impl Shard {
     fn on_timer(&mut self, now: Instant) {
         // The driver's timer is spent; if another time is due it is announced anew.
         self.timer = None;
+        self.pools.timers.set_changed();
         while let Some(timer) = self.pools.timers.expire(now) {
             let device = timer / TIMERS;
             if device as usize >= self.ways.len() {
@@ -486,6 +491,9 @@ impl Shard {
     }
 
     fn announce_timer(&mut self) {
+        if !self.pools.timers.take_changed() {
+            return;
+        }
         let next = self.pools.timers.next();
         if let Some(at) = next
             && self.timer.is_none_or(|announced| at < announced)

@@ -36,6 +36,8 @@ pub struct TimerWheel {
     filled: [u64; LEVELS],
     /// The tick up to which everything was fired or moved down.
     tick: u64,
+    /// A timer was set or unset since the flag was taken.
+    changed: bool,
 }
 
 impl TimerWheel {
@@ -48,6 +50,7 @@ impl TimerWheel {
             heads: [NIL; LEVELS * PLACES],
             filled: [0; LEVELS],
             tick: 0,
+            changed: false,
         }
     }
 
@@ -76,6 +79,16 @@ impl TimerWheel {
     #[must_use]
     pub fn is_set(&self, id: u32) -> bool {
         self.timers[id as usize].place != NIL
+    }
+
+    /// Whether [`TimerWheel::next`] is to be asked: it may answer otherwise than when this was asked last.
+    pub fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// What was announced is spent.
+    pub fn set_changed(&mut self) {
+        self.changed = true;
     }
 
     /// The earliest deadline of all.
@@ -168,6 +181,7 @@ impl TimerWheel {
     }
 
     fn hang(&mut self, id: u32) {
+        self.changed = true;
         // By distance; what is beyond the last level waits there for a round and is looked at again.
         let farthest = self.tick + (1 << (6 * LEVELS)) - 1;
         let due = (self.timers[id as usize].at.0 >> TICK_SHIFT).clamp(self.tick, farthest);
@@ -186,6 +200,7 @@ impl TimerWheel {
     }
 
     fn unhang(&mut self, id: u32) {
+        self.changed = true;
         let Timer { prev, next, place, .. } = self.timers[id as usize];
         match prev {
             NIL => self.heads[place as usize] = next,

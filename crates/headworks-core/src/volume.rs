@@ -7,9 +7,15 @@ use crate::bio::{Bio, Op};
 use crate::error::{IoError, Status};
 use crate::options::VolumeOptions;
 
-/// Checks `bio`, trims a discard; `granularity` is the device's for discards. Some: that is the answer, at once. (In place:
+/// Checks `bio`, trims a discard; `block_size` is what offsets and lengths must be multiples of, `granularity` the device's for
+/// discards. Some: that is the answer, at once. (In place:
 /// a verdict that carried the bio would be written narrow and read wide, which stalls.)
-pub(crate) fn check(options: &VolumeOptions, granularity: u32, bio: &mut Bio) -> Option<Status> {
+pub(crate) fn check(
+    options: &VolumeOptions,
+    block_size: u32,
+    granularity: u32,
+    bio: &mut Bio,
+) -> Option<Status> {
     if options.read_only && bio.op.is_write() {
         return Some(Err(IoError::ReadOnly));
     }
@@ -21,10 +27,10 @@ pub(crate) fn check(options: &VolumeOptions, granularity: u32, bio: &mut Bio) ->
         let error = if bio.op.is_write() { IoError::NoSpace } else { IoError::Invalid };
         return Some(Err(error));
     }
-    let misaligned = (bio.offset | u64::from(bio.len)) & (u64::from(options.block_size) - 1) != 0;
+    let misaligned = (bio.offset | u64::from(bio.len)) & (u64::from(block_size) - 1) != 0;
     match bio.op {
         // Advisory and rounded inward, so that what the client still needs is never touched.
-        Op::Discard => trim(bio, granularity.max(options.block_size)),
+        Op::Discard => trim(bio, granularity.max(block_size)),
         _ if misaligned || bio.len == 0 => Some(Err(IoError::Invalid)),
         _ => None,
     }
@@ -56,7 +62,7 @@ mod tests {
 
     fn check_one(op: Op, offset: u64, len: u32) -> Result<(u64, u32), Status> {
         let mut bio = Bio { op, offset, len, ..Bio::default() };
-        check(&OPTIONS, 4096, &mut bio).map_or(Ok((bio.offset, bio.len)), Err)
+        check(&OPTIONS, 512, 4096, &mut bio).map_or(Ok((bio.offset, bio.len)), Err)
     }
 
     #[test]
@@ -88,7 +94,7 @@ mod tests {
     fn read_only_refuses_what_writes_and_lets_the_rest_pass() {
         let options = VolumeOptions { read_only: true, ..OPTIONS };
         for op in Op::ALL {
-            let answer = check(&options, 4096, &mut Bio { op, len: 512, ..Bio::default() });
+            let answer = check(&options, 512, 4096, &mut Bio { op, len: 512, ..Bio::default() });
             assert_eq!(answer == Some(Err(IoError::ReadOnly)), op.is_write());
         }
     }

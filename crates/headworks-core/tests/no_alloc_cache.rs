@@ -182,6 +182,13 @@ fn none(change: impl Fn(&mut ShardConfig), path: impl Fn(&mut Desk, u64)) -> Des
 }
 
 #[test]
+fn the_allocator_is_watched() {
+    let before = ALLOCATIONS.with(Cell::get);
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(ALLOCATIONS.with(Cell::get), before + 1);
+}
+
+#[test]
 fn hits() {
     let desk = none(
         |_| (),

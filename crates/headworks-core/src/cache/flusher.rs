@@ -181,7 +181,12 @@ impl Cache {
                 barren = if flusher.sent_any { 0 } else { barren + 1 };
                 self.end_pass(turn.now, device);
             }
-            if barren > 2 * LOOK_AHEAD || !self.begin_pass(turn.now, device) {
+            if barren > 2 * LOOK_AHEAD {
+                // Enough for one turn; the next goes on.
+                self.stirred = true;
+                return;
+            }
+            if !self.begin_pass(turn.now, device) {
                 return;
             }
         }

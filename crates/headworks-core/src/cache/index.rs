@@ -10,6 +10,9 @@
 //!   line   | tag unit | tag unit | 0 (empty) | ...15 | passed: 2 |     two folios whose way leads on from here
 //! ```
 //!
+//! The home lines of order n are the first 1/2^n of the table: a pool has 1/2^n as many folios of it, so no line is fuller for
+//! it, and the lines of a few hundred large folios stay in the nearest cache instead of lying all over a table for small ones.
+//!
 //! So entries never move (a reader without locks could follow them) and a removal leaves nothing behind: the count goes down
 //! again. Rejected: one slot after the other with tombstones; in a full cache that turns over all the time they take the place
 //! of the empty slots at which a search ends.
@@ -121,13 +124,20 @@ impl Index {
     #[inline]
     #[must_use]
     pub fn find(&self, folios: &Folios, volume: VolumeId, block: u64) -> Option<u32> {
+        self.locate(folios, volume, block).map(|(unit, _)| unit)
+    }
+
+    /// The same, and which of the folio's blocks it is. (That comes from the order it was found under, not from its header: the
+    /// block's state is then fetched from memory beside the header and not after it.)
+    #[inline]
+    #[must_use]
+    pub fn locate(&self, folios: &Folios, volume: VolumeId, block: u64) -> Option<(u32, u32)> {
         self.lookups.set(self.lookups.get() + 1);
         let last = self.last.get();
-        if self.orders >> last & 1 != 0 {
-            let found = self.search(folios, Key::new(volume, block, last), last);
-            if found.is_some() {
-                return found;
-            }
+        if self.orders >> last & 1 != 0
+            && let Some(unit) = self.search(folios, Key::new(volume, block, last), last)
+        {
+            return Some((unit, within(block, last)));
         }
         self.find_other(folios, volume, block, self.orders & !(1 << last))
     }
@@ -139,14 +149,13 @@ impl Index {
         volume: VolumeId,
         block: u64,
         mut orders: u32,
-    ) -> Option<u32> {
+    ) -> Option<(u32, u32)> {
         while orders != 0 {
             let order = orders.ilog2() as u8;
             orders ^= 1 << order;
-            let found = self.search(folios, Key::new(volume, block, order), order);
-            if found.is_some() {
+            if let Some(unit) = self.search(folios, Key::new(volume, block, order), order) {
                 self.last.set(order);
-                return found;
+                return Some((unit, within(block, order)));
             }
         }
         None
@@ -316,7 +325,7 @@ impl Index {
         let tag = hash as u32 & self.tag_mask;
         let mask = self.lines.len() - 1;
         Way {
-            line: (hash >> 32) as usize & mask,
+            line: (hash >> 32) as usize & mask >> order,
             // Odd: it comes to every line before it comes home.
             step: hash as usize >> 3 | 1,
             mask,
@@ -348,6 +357,12 @@ impl Line {
         }
         hits
     }
+}
+
+/// Which block of a folio of `order`.
+#[inline]
+const fn within(block: u64, order: u8) -> u32 {
+    block as u32 & ((1 << order) - 1)
 }
 
 /// Multiply and fold, twice: neighbours in a volume spread over all lines and tags.

@@ -46,6 +46,7 @@ impl Lines {
 impl Cache {
     /// Puts an operation where what it waits for will find it.
     pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: Park) {
+        self.stirred = true;
         self.ops[slot].park = park;
         self.count_wait(park);
         match park {

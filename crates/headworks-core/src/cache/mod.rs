@@ -147,6 +147,8 @@ pub(crate) struct Cache {
     scratch: Vec<u32>,
     /// What each connection has heard of its volume's errors, by writer: (connection, errors heard of).
     heard: Vec<(u32, u32)>,
+    /// Something may follow from what happened since the last [`Cache::run`]: not so while bios only hit.
+    stirred: bool,
     stats: CacheStats,
     defect: CacheDefect,
 }
@@ -186,6 +188,7 @@ impl Cache {
             periodic_at: None,
             scratch: Vec::with_capacity(options.units.min(1 << 14) as usize),
             heard: vec![(NIL, 0); options.writers_max as usize + 1],
+            stirred: true,
             stats: CacheStats::default(),
             defect: CacheDefect::None,
             dirty: config.dirty,
@@ -235,13 +238,15 @@ impl Cache {
         if unsafe_mode || bio.op == Op::Flush {
             bio.flags = bio.flags.without(BioFlags::FUA);
         }
+        let direct = bio.flags.contains(BioFlags::DIRECT);
+        self.stirred |= direct || !matches!(bio.op, Op::Read | Op::Write);
         match bio.op {
             Op::Flush if ignored => reply(turn, &bio, Ok(()), ReplyStage::Final),
             Op::Flush => self.begin_sync(turn, bio),
             Op::Prefetch => self.prefetch(turn, bio),
             Op::Discard => self.begin(turn, Operation::new(bio, Doing::Range)),
             Op::WriteZeroes => self.begin_zeroes(turn, bio),
-            Op::Read | Op::Write if bio.flags.contains(BioFlags::DIRECT) && aligned => {
+            Op::Read | Op::Write if direct && aligned => {
                 let op = Operation { direct: true, ..Operation::new(bio, Doing::Range) };
                 self.begin(turn, op);
             }
@@ -253,8 +258,9 @@ impl Cache {
     /// Steps an operation that has no slot yet; most end here and never need one.
     fn begin(&mut self, turn: &mut Turn, mut op: Operation) {
         match self.step(turn, &mut op, NIL) {
-            Park::Nothing => {}
+            Park::Nothing => self.stirred |= op.asked > 0,
             park => {
+                self.stirred = true;
                 let Some(slot) = self.ops.try_take() else {
                     // The shard asks `room` before it takes a bio in.
                     self.drop_credit(&mut op);
@@ -343,8 +349,19 @@ impl Cache {
         }
     }
 
+    /// Something happened beside bios, or to one that is no hit.
+    pub fn stir(&mut self) {
+        self.stirred = true;
+    }
+
+    /// Whether [`Cache::run`] has anything to do.
+    pub fn is_stirred(&self) -> bool {
+        self.stirred || !self.down.is_empty()
+    }
+
     /// Ends a batch: hands on what fell free, steps who can go on, lets the flushers write.
     pub fn run(&mut self, turn: &mut Turn) {
+        self.stirred = false;
         loop {
             self.serve_credit();
             self.serve_frames(turn);

@@ -16,13 +16,12 @@ impl Cache {
         let volume = op.bio.id.volume;
         while op.done < op.bio.len {
             let at = op.at() >> BLOCK_SHIFT;
-            let Some(unit) = self.index.find(&self.folios, volume, at) else {
+            let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
                 match self.ask(turn, op) {
                     Ok(()) => continue,
                     Err(park) => return park,
                 }
             };
-            let first = (at - self.folios[unit].key.block()) as u32;
             if self.copy_run(turn, op, unit, first) {
                 self.touch(turn, op, unit, at);
                 continue;
@@ -87,6 +86,7 @@ impl Cache {
         let marker = folio.is(Folio::MARKER);
         folio.marks &= !(Folio::MARKER | Folio::UNUSED);
         if marker {
+            self.stirred = true;
             let bio = op.bio;
             let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
             if let Some(window) = self.window(&bio, at, blocks, true) {

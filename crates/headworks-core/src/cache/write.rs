@@ -88,10 +88,9 @@ impl Cache {
         }
         let volume = op.bio.id.volume;
         let at = op.at() >> BLOCK_SHIFT;
-        let Some(unit) = self.index.find(&self.folios, volume, at) else {
+        let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
             return self.place(turn, op, at);
         };
-        let first = (at - self.folios[unit].key.block()) as u32;
         let state = self.folios.states(unit + first, 1)[0];
         if state & block::FILLING != 0 {
             if self.folios[unit].is(Folio::LATE) {
@@ -163,6 +162,7 @@ impl Cache {
     }
 
     fn take_credit(&mut self, op: &mut Operation) -> Option<Park> {
+        self.stirred = true;
         let volume = &self.volumes[usize::from(op.bio.id.volume.0)];
         let device = volume.device;
         let left =
@@ -314,6 +314,7 @@ impl Cache {
             }
             shadow
         };
+        self.stirred = true;
         self.stats.shadowed += 1;
         self.put_bytes(turn, op, shadow, 1);
         self.soil(turn, op, unit, first, 1, clean, slot)
