@@ -82,18 +82,18 @@ stop_server
 
 # What cannot be.
 check "a mode without a cache: exit 2" refused 2 'cache: export .* --cache 0 is none' --cache 0 mem:size=1M,cache=writeback
-check "too small" refused 1 '1 MiB for each' --cache 100K mem:size=1M
+check "too small" refused 1 '1 MiB for each' --cache 100K mem:size=1M,cache=writeback
 check "no such mode: exit 2" refused 2 'writeback, writethrough, none, unsafe' mem:size=1M,cache=fast
 check "exports of one image that differ" refused 1 'cache: export `b` differs' --cache 8M "a=$(file cache=none)" "b=$(file cache=writeback)"
 check "no such option: exit 2" refused 2 'vm/dirty_bytes' --set vm/dirty=1 mem:size=1M
 
 # A server that nobody uses.
 resident() { awk '/^VmRSS/ { print $2 }' "/proc/$SERVER/status"; }
-serve --cache 256M mem:size=64M
+serve --cache 256M mem:size=64M,cache=writeback
 # Beyond the cache, whose tables are at most 2 % of it.
 check "idle, with the default cache, it has less than 20 MB: $(resident) kB" test "$(resident)" -lt $((20000 + 262144 / 50))
 stop_server
-serve --cache 4G mem:size=64M
+serve --cache 4G mem:size=64M,cache=writeback
 check "tables are at most 2 % of a cache: $(resident) kB with 4 GiB" test "$(resident)" -lt $((20000 + 4 * 1048576 / 50))
 stop_server
 

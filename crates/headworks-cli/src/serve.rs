@@ -43,7 +43,7 @@ device delay (read, write, flush, discard, all, jitter, of) and error (rate, err
 Of an export, among the keys of the outermost type: weight (1 to 10000, default 100), its share of the device beside other
 exports; ioprio (rt, be or idle, with a level of 0 to 7: be:0), the class of its clients' requests, default be:4; cache, when
 a write is acknowledged: writeback (in the page cache; durable after a flush or by FUA), writethrough (in the device), none
-(as without a cache) or unsafe (flushes promise nothing: for what may be lost), default writeback; on-error, what becomes of
+(as without a cache) or unsafe (flushes promise nothing: for what may be lost), default writeback (mem and null: none); on-error, what becomes of
 a block that could not be written out: hold (kept, flushes fail until it is acknowledged) or retry (also written again by
 itself), default hold.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]

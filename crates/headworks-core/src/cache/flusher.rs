@@ -75,9 +75,6 @@ pub(super) struct Flusher {
     /// Blocks on their way, and how many may be.
     in_flight: u32,
     in_flight_max: u32,
-    /// It sends until the bound is reached, and then rests until a quarter came back: what is sent bit by bit, as answers
-    /// come, never becomes large requests again.
-    resting: bool,
     /// Frames are wanted.
     wanted: bool,
     /// Old data are to be looked for.
@@ -99,20 +96,9 @@ impl Flusher {
             cursor: NIL,
             in_flight: 0,
             in_flight_max: (units / 4).clamp(64, 8192),
-            resting: false,
             wanted: false,
             periodic: false,
         }
-    }
-
-    /// Whether it may send now.
-    fn may_send(&mut self) -> bool {
-        if self.in_flight >= self.in_flight_max {
-            self.resting = true;
-        } else if self.in_flight <= self.in_flight_max - self.in_flight_max / 4 {
-            self.resting = false;
-        }
-        !self.resting
     }
 
     /// Blocks came back.
@@ -169,8 +155,8 @@ impl Cache {
         let mut barren = 0;
         loop {
             let room = self.may_write_out();
-            let flusher = &mut self.flushers[device];
-            if !room || !flusher.may_send() {
+            let flusher = &self.flushers[device];
+            if !room || flusher.in_flight >= flusher.in_flight_max {
                 return;
             }
             if flusher.position < flusher.sorted.len() && flusher.left > 0 {

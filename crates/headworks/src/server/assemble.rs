@@ -171,6 +171,14 @@ struct Caching {
     on_error: Option<ErrorPolicy>,
 }
 
+/// How what is served is cached if nobody says: what lies in memory anyway, not at all.
+fn usual_mode(spec: &Spec) -> WriteMode {
+    match spec.base {
+        Base::Null { .. } | Base::Mem { .. } if spec.wrappers.is_empty() => WriteMode::None,
+        _ => WriteMode::Writeback,
+    }
+}
+
 /// What two exports of an image want together, if they do not differ.
 fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option<T>, ()> {
     match (one, other) {
@@ -238,7 +246,7 @@ impl Builder {
         caching.mode = agree(caching.mode, mode).map_err(differs("cache"))?;
         caching.on_error = agree(caching.on_error, on_error).map_err(differs("on-error"))?;
         let options = &mut self.assembly.volumes[usize::from(volume.0)].1;
-        options.mode = caching.mode.unwrap_or_default();
+        options.mode = caching.mode.unwrap_or_else(|| usual_mode(&export.spec));
         options.on_error = caching.on_error.unwrap_or_default();
         Ok(())
     }
@@ -363,6 +371,19 @@ mod tests {
         let assembly = made.map_err(|error| error.to_string())?;
         let modes = assembly.volumes.iter().map(|(_, volume)| (volume.mode, volume.on_error));
         Ok(modes.collect())
+    }
+
+    #[test]
+    fn what_lies_in_memory_is_not_cached_unless_somebody_says_so() {
+        let mode = |text: &str| {
+            let (spec, share) = Spec::parse_export(text).unwrap();
+            let export = ExportSpec { share, ..ExportSpec::new("a".to_owned(), spec, false) };
+            Assembly::new(&[export]).unwrap().volumes[0].1.mode
+        };
+        assert_eq!(mode("mem:size=1M"), WriteMode::None);
+        assert_eq!(mode("null:size=1M"), WriteMode::None);
+        assert_eq!(mode("mem:size=1M,cache=writeback"), WriteMode::Writeback);
+        assert_eq!(mode("delay:all=1ms,of=mem:size=1M"), WriteMode::Writeback);
     }
 
     #[test]
