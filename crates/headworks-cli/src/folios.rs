@@ -19,7 +19,7 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: Vec<u32>,
     /// Virtual seconds that count
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=600))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
     /// JSON objects, one a line
     #[arg(long)]

@@ -30,8 +30,12 @@ const DEVICE: (u64, u64) = (10 * US, 3_200_000_000);
 const THINK_NS: u64 = 8 * US;
 /// Folios of a block, and as large as they get.
 const ORDERS: [u8; 2] = [0, 9];
-/// Blocks of a MiB: what the index is asked for one by one, and for 64 KiB at a time.
+/// Look-ups for each MiB: block by block, and 64 KiB at a time.
 const PER_MIB: [f64; 2] = [256.0, 16.0];
+/// A stream begins with small folios, so a hit costs a little more than one look-up on the average.
+const HIT_MAX: f64 = 1.25 * PER_MIB[1];
+/// How many times fewer index operations large folios cost, at least.
+const FEWER: f64 = 10.0;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +93,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, jobs: vec![1, 16], seconds: 2 }
+        Self { seed: 1, jobs: vec![1, 16], seconds: 1 }
     }
 }
 
@@ -137,7 +141,7 @@ fn run_one(options: &Options, case: Case, jobs: u32, order: u8) -> Result<Row, C
         plug_nesting: PlugNesting::default(),
         cache: CacheOptions { units: (POOL / 4096) as u32, ..CacheOptions::default() },
         // Once round what is hot takes 0.1 s.
-        ramp_ns: SEC,
+        ramp_ns: SEC / 2,
         runtime_ns: options.seconds * SEC,
     })?;
     Ok(row(case, jobs, order, options.seconds, &rig.run()))
@@ -175,6 +179,29 @@ fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &Counts) -> Row {
         .with("hash", format!("{:016x}", counts.hash))
 }
 
+/// How many times less of something there is with large folios, in the worst of a case's rows; `None` for small accesses.
+fn fewer(rows: &[Row], case: Case, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> {
+    let name = case.name();
+    let with = |jobs: u64, order: u64| {
+        let is = |row: &&Row| {
+            row.is("case", &name) && row.int("jobs") == jobs && row.int("order") == order
+        };
+        rows.iter().find(is).map(of)
+    };
+    let ratios = rows.iter().filter_map(|row| {
+        let jobs = row.int("jobs");
+        Some(with(jobs, 0)? / with(jobs, 9)?)
+    });
+    let ours = ratios.reduce(f64::min).filter(|_| case != Case::Small)?;
+    Some(Verdict {
+        what: format!("{name}: times fewer index operations"),
+        seed: None,
+        baseline: Some(1.0),
+        ours: Some(ours),
+        goal: Some(Goal::AtLeast(FEWER)),
+    })
+}
+
 /// The verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
@@ -192,11 +219,9 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         row.int(count) as f64 / (row.int("bytes") as f64 / f64::from(1 << 20))
     };
     let index = |row: &Row| per_mib(row, "index");
-    for case in CASES.into_iter().filter(|case| *case != Case::Small) {
-        let name = case.name();
-        let what = format!("{name}: index operations for each MiB");
-        beside(what, &index, &|row| row.is("case", &name), Some(Goal::AtMost(PER_MIB[1])));
-    }
+    let hit = |row: &Row| row.is("case", "hit");
+    let what = "hit: index operations for each MiB".into();
+    beside(what, &index, &hit, Some(Goal::AtMost(HIT_MAX)));
     let miss = |row: &Row| row.is("case", "miss");
     let made = |row: &Row| per_mib(row, "folios");
     let what = "miss: folios made for each MiB".into();
@@ -210,6 +235,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let filled = |row: &Row| row.int("filled") as f64;
     let what = "4 KiB overwrites: blocks that had to be read".into();
     beside(what, &filled, &small, Some(Goal::Exactly(0.0)));
+    verdicts.extend(CASES.into_iter().filter_map(|case| fewer(rows, case, &index)));
     if !rows.is_empty() {
         // Order 0 is the same code: it must ask for each block, or the counts are not what they seem.
         let hits = rows.iter().filter(|row| row.is("case", "hit") && row.int("order") == 0);
@@ -249,7 +275,7 @@ mod tests {
             let rows: Vec<Row> = read.iter().map(change).collect();
             judge(&rows).iter().filter(|verdict| !verdict.is_met()).count()
         };
-        assert_eq!(missed("hit", "index", 1 << 40), 1);
+        assert_eq!(missed("hit", "index", 1 << 40), 2);
         assert_eq!(missed("writes-50", "index", 1 << 40), 1);
         assert_eq!(missed("miss", "requests", 1 << 40), 1);
         assert_eq!(missed("small", "filled", 1), 1);

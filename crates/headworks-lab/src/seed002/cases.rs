@@ -9,13 +9,21 @@ use super::Options;
 use super::bed::BedOptions;
 use super::writer::{Manner, WriterOptions};
 
-/// Of a change of stream on the fast device. **A calibration**, solved so that writers that write for themselves lose what they
-/// lost in the seed (700 -> 600 MB/s with 1000): about a track-to-track move of a striped array with a write cache.
+/// Of a change of stream in the seed's table. **A calibration**, solved so that writers that write for themselves lose a tenth
+/// with 1000 of them. It is about what a striped array with a write cache pays for a place that it does not expect.
+pub const CALIBRATED_NS: u64 = 185_000;
+/// The cache there. A visit to a stream finds `2 * dirty / writers` bytes at most (what is dirty is as old as half a round), so
+/// the flusher changes streams `rate * writers / (2 * dirty)` times a second, whatever its order: 510 times with 4 GiB, which
+/// costs ours a tenth too, and 47 times with 48.
+const CALIBRATED_MIB: u64 = 48 << 10;
+/// Of a change of stream elsewhere: an SSD's.
 pub const SWITCH_NS: u64 = 20_000;
 /// Of a command there.
 const PER_COMMAND_NS: u64 = 10_000;
 /// Of a change of stream on a disk: a short seek and half a turn at 7200/min.
 const DISK_SWITCH_NS: u64 = 8_000_000;
+/// Files that a writer makes before it flushes: some GB in all, so the limit is met many times before.
+const FILES: u32 = 20_000;
 const MB: u64 = 1_000_000;
 const GIB: u64 = 1 << 30;
 /// Each writer's own part of a volume, at least.
@@ -30,7 +38,7 @@ pub enum Case {
     Grid,
     /// A disk of the 60 MB/s class.
     Disk,
-    /// Small files on it.
+    /// Small files on the fast device.
     Files,
     /// A device and one of a tenth of its bandwidth.
     Two,
@@ -91,10 +99,10 @@ impl Case {
     /// Numbers of writers, bandwidths in MB/s, and pools in MiB that are run without being asked for.
     fn usual(self) -> (&'static [u32], &'static [u64], &'static [u64]) {
         match self {
-            Self::Scaling => (&[1, 10, 100, 1000, 10_000], &[700], &[4096]),
+            Self::Scaling => (&[1, 10, 100, 1000, 10_000], &[700], &[4096, CALIBRATED_MIB]),
             Self::Grid => (&[1, 10, 100, 1000], &[10, 700, 3000], &[256, 4096]),
             Self::Disk => (&[1, 10, 100], &[60], &[4096]),
-            Self::Files => (&[12], &[60], &[4096]),
+            Self::Files => (&[12], &[700], &[4096]),
             Self::Two => (&[20], &[100], &[4096]),
             Self::Bandwidth => (&[10, 100, 1000], &[700], &[4096]),
             Self::Writers => (&[10, 100], &[700], &[4096]),
@@ -176,18 +184,21 @@ impl Point {
     ) -> Self {
         let (write_bytes, seconds) = (options.write_bytes, options.seconds);
         // Forty writes of each writer, so that shares are no matter of a write more or less.
-        let shares = 40 * u64::from(writers) * u64::from(write_bytes) / bandwidth;
+        let shares = 40 * u64::from(writers) * u64::from(write_bytes);
+        // And five hundred requests or so: a rate is no matter of a request more or less.
+        let enough = shares.max(600 * MB).div_ceil(bandwidth);
         let phase_ns = seconds.div_ceil(2).max(5) * SEC;
         let (ramp, runtime) = match case {
             Case::Cold => (0, seconds),
             Case::Bandwidth | Case::Writers => (0, 3 * phase_ns / SEC),
             // A share that follows the bandwidth takes its time to.
             Case::Two => (20, seconds),
-            _ => (5, seconds.max(shares)),
+            _ => (5, seconds.max(enough)),
         };
         let switch_ns = match case {
             Case::Grid => 0,
-            Case::Disk | Case::Files => options.switch_ns.unwrap_or(DISK_SWITCH_NS),
+            Case::Scaling => options.switch_ns.unwrap_or(CALIBRATED_NS),
+            Case::Disk => options.switch_ns.unwrap_or(DISK_SWITCH_NS),
             _ => options.switch_ns.unwrap_or(SWITCH_NS),
         };
         let (ramp_ns, runtime_ns, seed) = (ramp * SEC, runtime * SEC, options.seed);
@@ -249,7 +260,7 @@ impl Point {
         let as_told = |number| {
             let dd = dd(number);
             match self.case {
-                Case::Files => WriterOptions { manner: Manner::Files(100), ..dd },
+                Case::Files => WriterOptions { manner: Manner::Files(FILES), ..dd },
                 Case::Two => WriterOptions { volume: (number % 2) as u16, ..dd },
                 Case::Writers if number >= self.writers => {
                     let [_, more, fewer, _] = self.phases()[..] else { unreachable!("phases") };

@@ -23,8 +23,10 @@ impl<'a> Rows<'a> {
         self.0.iter().filter(is).copied().collect::<Vec<_>>().into_iter()
     }
 
+    /// Of several caches the largest.
     fn one(&self, case: &'a str, throttle: &'a str, writers: u64) -> Option<&'a Row> {
-        self.all(case, throttle).find(|row| row.int("writers") == writers)
+        let all = self.all(case, throttle).filter(|row| row.int("writers") == writers);
+        all.max_by_key(|row| row.int("pool_mib"))
     }
 }
 
@@ -64,9 +66,9 @@ fn scaling(rows: &Rows<'_>) -> Vec<Verdict> {
         let what = format!("{writers} writers' rate, part of one's");
         let found = verdict(&what, ours, Some(Goal::AtLeast(0.99)));
         verdicts.extend(found.map(|found| Verdict { seed: Some(seed), baseline: old, ..found }));
-        let what =
-            format!("the device: the old way's {writers} writers, part of one's (calibrated)");
-        let found = verdict(&what, old, Some(Goal::AtMost(0.9)));
+        let what = format!("the old way's {writers} writers, part of one's (calibrated)");
+        // Chunks of 6 MiB hardly feel the price; a thousand writers cut each other's short.
+        let found = verdict(&what, old, (writers == 1000).then_some(Goal::AtMost(0.9)));
         verdicts.extend(found.map(|found| Verdict { seed: Some(seed), ..found }));
     }
     let ours = rows.one("scaling", "ioless", 1000);
@@ -137,11 +139,16 @@ fn everywhere(rows: &Rows<'_>) -> Vec<Verdict> {
     let steady =
         || ours().filter(|row| ["scaling", "grid"].iter().any(|case| row.is("case", case)));
     let goals = || steady().filter(|row| row.int("writers") <= 1000);
-    // A write takes no longer than the longest pause, and everybody's part of the memory is a few writes.
+    // A write takes no longer than the longest pause.
+    let fit = |row: &Row| {
+        let part = row.real("mb_s") * 1e6 * PAUSE_MS / 1e3 / row.int("writers") as f64;
+        part / (row.int("write_kib") << 10) as f64
+    };
+    let is_short = |row: &&Row| fit(row) >= 1.0;
+    // Two of them do, for a writer sleeps after a whole number of writes. And what all of them dirty meanwhile is a quarter of the limit at most: free-run and limit are as far apart.
     let can_pause = |row: &&Row| {
-        let part = row.int("bw_mb") as f64 * 1e6 * PAUSE_MS / 1e3 / row.int("writers") as f64;
-        let room = (row.int("pool_mib") << 20) as f64 / 20.0 / row.int("writers") as f64;
-        part.min(room) >= (row.int("write_kib") << 10) as f64
+        let limit = (row.int("pool_mib") << 20) as f64 / 5.0;
+        fit(row) >= 2.0 && row.int("bw_mb") as f64 * 1e6 * PAUSE_MS / 1e3 <= limit / 4.0
     };
     let mut verdicts = Vec::new();
     let jain = least(goals().map(|row| row.real("jain")));
@@ -149,7 +156,9 @@ fn everywhere(rows: &Rows<'_>) -> Vec<Verdict> {
     let wakeups = most(goals().filter(can_pause).map(|row| row.real("wake_s")));
     let what = "the most wake-ups of writers a second, 1 to 1000, where a pause can be long enough";
     verdicts.extend(verdict(what, wakeups, Some(Goal::AtMost(WAKEUPS))));
-    let pauses = most(goals().filter(can_pause).map(|row| row.real("p99_ms")));
+    let wakeups = most(goals().filter(|row| !can_pause(row)).map(|row| row.real("wake_s")));
+    verdicts.extend(verdict("the same where it cannot", wakeups, None));
+    let pauses = most(goals().filter(is_short).map(|row| row.real("p99_ms")));
     let what = "the worst p99 of pauses, ms, 1 to 1000, where a write can be short enough";
     verdicts.extend(verdict(what, pauses, Some(Goal::AtMost(PAUSE_MS))));
     let grid = ours().filter(|row| row.is("case", "grid"));
@@ -226,7 +235,7 @@ mod tests {
         };
         // 100 and 1000 writers.
         assert_eq!(with("scaling", "ioless", "mb_s", 690.0), 2);
-        assert_eq!(with("scaling", "foreground", "mb_s", 690.0), 2);
+        assert_eq!(with("scaling", "foreground", "mb_s", 690.0), 1);
         // The seed's row, and the worst of all.
         assert_eq!(with("scaling", "ioless", "wake_s", 5600.0), 2);
         assert_eq!(with("scaling", "ioless", "p99_ms", 210.0), 2);

@@ -92,7 +92,7 @@ pub fn over_time(point: &Point, outcome: &Outcome) -> Page {
                 ],
             ),
             panel(
-                "rates, MB/s (over 100 ms)",
+                "rates, MB/s (over 100 ms; cut at 1.5 times the device)",
                 150.0,
                 vec![
                     rate("device", 3, |sample| sample.media),
@@ -115,11 +115,11 @@ pub fn over_time(point: &Point, outcome: &Outcome) -> Page {
 #[must_use]
 pub fn scaling(rows: &[Row]) -> Option<Page> {
     let of = |throttle: &str, cell: &str| {
-        let is = |row: &&Row| {
-            row.table == "runs" && row.is("case", "scaling") && row.is("throttle", throttle)
-        };
+        let all = || rows.iter().filter(|row| row.table == "runs" && row.is("case", "scaling"));
+        let pool = all().map(|row| row.int("pool_mib")).max();
+        let is = |row: &&Row| row.is("throttle", throttle) && Some(row.int("pool_mib")) == pool;
         let point = |row: &Row| (row.int("writers") as f64, row.real(cell));
-        rows.iter().filter(is).map(point).collect::<Vec<_>>()
+        all().filter(is).map(point).collect::<Vec<_>>()
     };
     let lines = |seed: Vec<(f64, f64)>, name, cell| {
         let seed = Line::new(name, COLOURS[3], seed).dashed();
@@ -134,7 +134,7 @@ pub fn scaling(rows: &[Row]) -> Option<Page> {
     let rate = SEED.iter().map(|&(writers, rate, _)| (writers, rate)).collect();
     let switches = SEED.iter().map(|&(writers, _, switches)| (writers, switches)).collect();
     Some(Page {
-        title: "seed-002: 700 MB/s that punish a change of stream, cache of 4 GiB".into(),
+        title: "seed-002: 700 MB/s that punish a change of stream, cache of 48 GiB".into(),
         across: "writers".into(),
         scale: Scale::Log,
         panels: vec![

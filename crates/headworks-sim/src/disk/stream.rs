@@ -143,7 +143,6 @@ impl Clockwork for Stream {
             start = start.after(self.profile.switch_ns);
             self.done.positionings += 1;
         }
-        self.done.media_bytes += u64::from(order.len);
         let start = start.after(self.profile.per_command_ns);
         self.free_at = self.profile.transferred(start, order.len.into());
         self.works.push_back((self.free_at, order.token, order.len.into()));
@@ -159,6 +158,7 @@ impl Clockwork for Stream {
                 return;
             }
             self.works.pop_front();
+            self.done.media_bytes += bytes;
             self.held.push(token);
             self.held_bytes += bytes;
             if self.held_bytes >= self.profile.burst_bytes || self.works.is_empty() {
