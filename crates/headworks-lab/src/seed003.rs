@@ -35,7 +35,7 @@ const PER_MIB: [f64; 2] = [256.0, 16.0];
 /// A stream begins with small folios, so a hit costs a little more than one look-up on the average.
 const HIT_MAX: f64 = 1.25 * PER_MIB[1];
 /// How many times fewer index operations large folios cost, at least.
-const FEWER: f64 = 10.0;
+const FEWER: f64 = 8.0;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -351,7 +351,7 @@ mod tests {
             ..Options::default()
         };
         let points = points(&options);
-        assert_eq!(points.len(), 1);
+        assert_eq!(points.len(), 2);
         assert_eq!((points[0].writers, points[0].throttle), (7, ThrottlePolicy::None));
         assert_eq!(points[0].bandwidth, 700 * MB);
     }

@@ -54,8 +54,13 @@ pub fn over_time(point: &Point, outcome: &Outcome) -> Page {
         scale: Scale::Linear,
         lines,
     };
-    let rate =
-        |name, colour: usize, of| Line::new(name, COLOURS[colour], rates(samples, AVERAGE_NS, of));
+    // Nobody is held while little is dirty: that takes a tenth of a second at the speed of memory, and is cut off.
+    let cut = 1.5 * point.bandwidth as f64 / 1e6;
+    let rate = |name, colour: usize, of| {
+        let rates = rates(samples, AVERAGE_NS, of);
+        let points = rates.into_iter().map(|(at, rate)| (at, rate.min(cut))).collect();
+        Line::new(name, COLOURS[colour], points)
+    };
     // The longest of each tenth of a second; a dot for each pause would be megabytes.
     let pauses: Vec<(f64, f64, f64)> = samples
         .chunks(10)
