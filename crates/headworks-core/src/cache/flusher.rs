@@ -15,7 +15,7 @@
 //! are found even when nothing else happens (a timer, as long as anything is dirty).
 
 use super::folio::{Folio, block};
-use super::{Cache, Down, Turn};
+use super::{Cache, Down, TimerKind, Turn};
 use crate::bio::{Bio, BioFlags, BioId, DeviceId, Ioprio, Op, VolumeId};
 use crate::slab::NIL;
 use crate::time::{Instant, MS};
@@ -168,8 +168,10 @@ impl Cache {
                 self.end_pass(turn.now, device);
             }
             if barren > 2 * LOOK_AHEAD {
-                // Enough for one turn; the next goes on.
-                self.stirred = true;
+                // Enough for one turn: the next goes on, which an answer brings, or nobody.
+                if self.flushers[device].in_flight == 0 {
+                    turn.timers.set(self.timer_base + TimerKind::Turn as u32, turn.now);
+                }
                 return;
             }
             if !self.begin_pass(turn.now, device) {
@@ -210,10 +212,14 @@ impl Cache {
         if !self.groups.exists(group) {
             return;
         }
-        let since = if flusher.sent_any { self.groups[group].since } else { now };
         if flusher.why == Why::Sync {
             flusher.cursor = self.groups.younger(group).unwrap_or(NIL);
+            if !flusher.sent_any {
+                // Nothing of it is what the flush waits for: it keeps its place and its age.
+                return;
+            }
         }
+        let since = if flusher.sent_any { self.groups[group].since } else { now };
         self.groups.requeue(since, group);
     }
 

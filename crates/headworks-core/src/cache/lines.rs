@@ -17,6 +17,8 @@ use crate::writeback::WriterId;
 pub(super) struct Lines {
     /// Can go on.
     pub ready: Fifo,
+    /// Have copied as much as one may in a turn.
+    pub later: Fifo,
     /// Wait for a frame, or for a bio of the cache's own.
     pub frames: Fifo,
     /// Wait for dirty credit, by device.
@@ -31,6 +33,7 @@ impl Lines {
     pub fn new(devices: usize, writers: u32) -> Self {
         Self {
             ready: Fifo::new(),
+            later: Fifo::new(),
             frames: Fifo::new(),
             credit: (0..devices).map(|_| Fifo::new()).collect(),
             refused: vec![false; devices],
@@ -53,6 +56,10 @@ impl Cache {
             Park::Nothing | Park::Slot => unreachable!("this is no place to wait"),
             Park::Folio(unit) => {
                 self.ops[slot].next = std::mem::replace(&mut self.folios[unit].waiters, slot);
+            }
+            Park::Turn => {
+                self.lines.later.push(&mut self.ops, slot);
+                turn.timers.set(self.timer_base + TimerKind::Turn as u32, turn.now);
             }
             Park::Frames => self.lines.frames.push(&mut self.ops, slot),
             Park::Credit(_) => {

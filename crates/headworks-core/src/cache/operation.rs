@@ -55,6 +55,8 @@ pub(super) enum Park {
     Range(u32),
     /// Write-outs of its own.
     Own,
+    /// Its next turn: it has copied as much as one may.
+    Turn,
     /// Its volume's write-out.
     Sync,
     /// The device's answer.

@@ -3,7 +3,7 @@
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Operation, Park};
 use super::reclaim::Reclaim;
-use super::{Cache, Turn};
+use super::{COPY_MAX, Cache, Turn};
 use crate::action::{Action, Towards};
 use crate::error::IoError;
 
@@ -14,7 +14,11 @@ impl Cache {
             return self.finish(turn, op, op.status);
         }
         let volume = op.bio.id.volume;
+        let enough = op.done.saturating_add(COPY_MAX);
         while op.done < op.bio.len {
+            if op.done >= enough {
+                return Park::Turn;
+            }
             let at = op.at() >> BLOCK_SHIFT;
             let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
                 match self.ask(turn, op) {

@@ -9,7 +9,7 @@ use super::fill::Reason;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Doing, Operation, Park};
 use super::reclaim::Reclaim;
-use super::{Cache, Turn};
+use super::{COPY_MAX, Cache, Turn};
 use crate::action::{Action, Towards};
 use crate::bio::{Bio, IoClass, Op};
 use crate::error::IoError;
@@ -52,8 +52,12 @@ impl Cache {
         if slot == NIL && self.dirty.policy == ThrottlePolicy::Foreground {
             return Park::Slot;
         }
+        let enough = op.done.saturating_add(COPY_MAX);
         loop {
             while op.done < op.until {
+                if op.done >= enough {
+                    return Park::Turn;
+                }
                 if let Some(park) = self.write_some(turn, op, slot) {
                     return park;
                 }
@@ -84,6 +88,8 @@ impl Cache {
     /// One run of blocks, or the reason to wait.
     fn write_some(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Option<Park> {
         if self.pause_of(turn, op.writer).is_some() {
+            // What it had reserved and does not dirty now is others'.
+            self.drop_credit(op);
             return Some(Park::Writer);
         }
         let volume = op.bio.id.volume;
@@ -106,17 +112,18 @@ impl Cache {
             return self.read_first(turn, op, unit, first);
         }
         let clean = state & block::DIRTY == 0;
-        if clean && op.credit == 0 {
-            if let Some(park) = self.take_credit(op) {
-                return Some(park);
-            }
+        if clean
+            && op.credit == 0
+            && let Some(park) = self.take_credit(op)
+        {
+            return Some(park);
         }
         let run = match part.whole {
             true => self.run_of(op, unit, first, part.blocks, clean),
             false => 1,
         };
         self.put_bytes(turn, op, unit + first, run);
-        self.soil(turn, op, unit, first, run, clean, slot)
+        self.soil(turn, op, (unit, first, run), clean, slot)
     }
 
     /// Makes a folio for a block that is in none.
@@ -197,9 +204,7 @@ impl Cache {
         &mut self,
         turn: &mut Turn,
         op: &mut Operation,
-        unit: u32,
-        first: u32,
-        run: u32,
+        (unit, first, run): (u32, u32, u32),
         clean: bool,
         slot: u32,
     ) -> Option<Park> {
@@ -317,7 +322,7 @@ impl Cache {
         self.stirred = true;
         self.stats.shadowed += 1;
         self.put_bytes(turn, op, shadow, 1);
-        self.soil(turn, op, unit, first, 1, clean, slot)
+        self.soil(turn, op, (unit, first, 1), clean, slot)
     }
 
     /// Zeroes of which the ends are not whole blocks: the next end, if there is one.
