@@ -12,6 +12,7 @@
 
 use headworks::device::Device;
 use headworks::executor::Executor;
+use headworks_core::cache::CacheStats;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::time::SEC;
@@ -487,6 +488,13 @@ impl World {
         self.check_commands();
         self.cuts += 1;
         self.wire.cover_cut();
+        for cell in &self.cells {
+            let held = cell.shard.cache_stats().is_some_and(|stats| stats.held > 0);
+            let dirty = cell.shard.dirty_stats().is_some_and(|stats| stats.nr_dirty > 0);
+            self.wire.coverage.add(Point::CutHeld, held.into());
+            self.wire.coverage.add(Point::CutDirty, dirty.into());
+        }
+        self.count_caches();
         let now = self.wire.now;
         for disk in &self.disks {
             disk.lock().cut(now);
@@ -505,6 +513,7 @@ impl World {
             self.wire.broken = first.or(self.wire.broken);
         }
         self.check_notices();
+        self.count_caches();
         self.count_coverage();
         let lies = self.disks.iter().map(|disk| disk.lock().counters().lies).sum();
         match self.wire.broken.take() {
@@ -583,6 +592,15 @@ impl World {
         text + &self.wire.state()
     }
 
+    /// What the caches did, before they are gone.
+    fn count_caches(&mut self) {
+        for cell in &self.cells {
+            if let Some(stats) = cell.shard.cache_stats() {
+                count_cache(&mut self.wire.coverage, &stats);
+            }
+        }
+    }
+
     fn count_coverage(&mut self) {
         let coverage = &mut self.wire.coverage;
         coverage.hit(match self.wire.scenario.shards {
@@ -621,6 +639,37 @@ fn give_up(wire: &mut Wire, shard: &Shard, volume: VolumeId) {
     for (offset, len, _) in ranges {
         wire.give_up(volume, offset, len);
     }
+}
+
+fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
+    let [frame, credit, pause, shadow, range, folio] = stats.waits;
+    let [background, age, flush, frames, writer] = stats.written_for;
+    let counts = [
+        (Point::Hit, stats.hits),
+        (Point::Miss, stats.misses),
+        (Point::ReadBeforeWrite, stats.read_before_write),
+        (Point::Shadow, stats.shadowed),
+        (Point::Evicted, stats.evicted_folios),
+        // Larger than a block each, at least one of them.
+        (Point::EvictedLarge, stats.evicted - stats.evicted_folios),
+        (Point::GhostHit, stats.ghost_hits),
+        (Point::WaitFrame, frame),
+        (Point::WaitCredit, credit),
+        (Point::WaitPause, pause),
+        (Point::WaitShadow, shadow),
+        (Point::WaitRange, range),
+        (Point::WaitFolio, folio),
+        (Point::ForBackground, background),
+        (Point::ForAge, age),
+        (Point::ForFlush, flush),
+        (Point::ForFrames, frames),
+        (Point::ForWriter, writer),
+        (Point::WriteOutFailed, stats.failed),
+        (Point::ReadAhead, stats.read_ahead),
+        (Point::ReadAheadWasted, stats.read_ahead_wasted),
+        (Point::FlushAnswered, stats.flushes),
+    ];
+    counts.into_iter().for_each(|(point, times)| coverage.add(point, times));
 }
 
 fn count_disk(coverage: &mut Coverage, disk: &Disk) {
