@@ -3,7 +3,7 @@
 //! Each connection has a region of its own and one bio on its way, so what a read must find is known exactly. The pool is much
 //! smaller than the volume.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
@@ -34,7 +34,7 @@ struct Bench {
     clients: Vec<Client>,
     prng: Prng,
     /// Bytes under a write at its submission: they must be the same at its completion.
-    given: HashMap<(u32, u32), Vec<u8>>,
+    given: BTreeMap<(u32, u32), Vec<u8>>,
     answered: u64,
 }
 
@@ -63,7 +63,7 @@ impl Bench {
             flying: Vec::new(),
             clients: (0..CLIENTS).map(client).collect(),
             prng: root.split("disk"),
-            given: HashMap::new(),
+            given: BTreeMap::new(),
             answered: 0,
         }
     }
