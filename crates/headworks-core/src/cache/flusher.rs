@@ -81,6 +81,11 @@ pub(super) struct Flusher {
     periodic: bool,
 }
 
+/// Blocks that may be on their way at once at most: 32 MiB, a quarter of a small pool.
+fn in_flight_most(units: u32) -> u32 {
+    (units / 4).clamp(64, 8192)
+}
+
 impl Flusher {
     pub fn new(units: u32, account: u32) -> Self {
         Self {
@@ -95,7 +100,7 @@ impl Flusher {
             last: (VolumeId(0), 0),
             cursor: NIL,
             in_flight: 0,
-            in_flight_max: (units / 4).clamp(64, 8192),
+            in_flight_max: in_flight_most(units),
             wanted: false,
             periodic: false,
         }
@@ -233,7 +238,11 @@ impl Cache {
             _ => self.throttle.chunk(DeviceId(device as u16)),
         };
         let Group { volume, index, .. } = self.groups[group];
+        let most = in_flight_most(self.folios.units());
+        // An eighth of a second's worth: more is a queue that every answer, and a reader, waits behind.
+        let worth = self.throttle.chunk(DeviceId(device as u16)) / 4;
         let flusher = &mut self.flushers[device];
+        flusher.in_flight_max = worth.clamp(most.min(512), most);
         (flusher.group, flusher.why, flusher.target) = (group, why, target);
         (flusher.left, flusher.sent_any, flusher.position) = (chunk, false, 0);
         flusher.last = (volume, index);
