@@ -98,7 +98,7 @@ impl Cache {
             return self.place(turn, op, at);
         };
         let state = self.folios.states(unit + first, 1)[0];
-        if state & block::FILLING != 0 {
+        if state & block::FILLING != 0 && self.defect != CacheDefect::FillOverwrites {
             if self.folios[unit].is(Folio::LATE) {
                 return Some(self.finish(turn, op, Err(IoError::TimedOut)));
             }
