@@ -98,7 +98,8 @@ impl Cache {
             return self.place(turn, op, at);
         };
         let state = self.folios.states(unit + first, 1)[0];
-        if state & block::FILLING != 0 && self.defect != CacheDefect::FillOverwrites {
+        let over = self.defect == CacheDefect::FillOverwrites && self.part(op).whole;
+        if state & block::FILLING != 0 && !over {
             if self.folios[unit].is(Folio::LATE) {
                 return Some(self.finish(turn, op, Err(IoError::TimedOut)));
             }
