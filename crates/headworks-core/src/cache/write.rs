@@ -120,7 +120,8 @@ impl Cache {
             return Some(park);
         }
         let run = match part.whole {
-            true => self.run_of(op, unit, first, part.blocks, clean),
+            // At least this block, which a defect may have let pass.
+            true => self.run_of(op, unit, first, part.blocks, clean).max(1),
             false => 1,
         };
         self.put_bytes(turn, op, unit + first, run);
