@@ -14,6 +14,7 @@
 //! - A read that finds one of several versions while nothing is pending fixes the order: that version now counts as the last.
 //! - An entry is *lost* when a discard came upon it before it was durable, or when the operator gave its block up after a
 //!   failed write-out: it may still be seen, and supersedes nothing.
+//! - Without a cache, or with `writethrough`, what was acknowledged is durable at once if the device has no volatile cache.
 //! - Where flushes promise nothing (`unsafe`), a power cut may leave any version that was ever written there.
 //!
 //! What has versions is a *cell*: a sector, or where bios may start at any byte, one of the parts that a sector is cut into,
@@ -136,6 +137,8 @@ pub struct Contract {
     pub cuts: Vec<u16>,
     /// `None` also where there is no cache.
     pub mode: WriteMode,
+    /// The device has no volatile cache.
+    pub lasting: bool,
 }
 
 /// Cuts for volumes where bios are aligned to sectors.
@@ -159,6 +162,8 @@ struct Volume {
     first_cell: usize,
     cuts: Vec<u16>,
     mode: WriteMode,
+    /// What was acknowledged is on a device that keeps it.
+    at_once: bool,
     /// Writes acknowledged before this tick are durable.
     flushed: u64,
 }
@@ -212,10 +217,11 @@ impl Oracle {
     pub fn new(contracts: &[Contract]) -> Self {
         let mut cells = 0;
         let volumes = contracts.iter().map(|contract| {
-            let Contract { size, cuts, mode } = contract.clone();
+            let Contract { size, cuts, mode, lasting } = contract.clone();
+            let at_once = lasting && matches!(mode, WriteMode::None | WriteMode::Writethrough);
             let first_cell = cells;
             cells += size as usize / SECTOR * cuts.len();
-            Volume { first_cell, cuts, mode, flushed: 0 }
+            Volume { first_cell, cuts, mode, at_once, flushed: 0 }
         });
         let volumes: Vec<_> = volumes.collect();
         Self {
@@ -466,7 +472,7 @@ impl Oracle {
         let volume = &self.volumes[usize::from(write.volume)];
         volume.mode != WriteMode::Unsafe
             && write.outcome == Outcome::Done
-            && (write.fua || write.ended < volume.flushed)
+            && (write.fua || volume.at_once || write.ended < volume.flushed)
     }
 
     /// Whether what `write` superseded may be forgotten, if no read wants it.
@@ -711,7 +717,8 @@ mod tests {
         }
 
         fn of(mode: WriteMode) -> Self {
-            let oracle = Oracle::new(&[Contract { size: 512, cuts: whole_sectors(), mode }]);
+            let oracle =
+                Oracle::new(&[Contract { size: 512, cuts: whole_sectors(), mode, lasting: false }]);
             Self { oracle }
         }
 
@@ -887,7 +894,7 @@ mod tests {
         for seed in 0..200 {
             let cuts = draw_cuts(&mut Prng::new(seed));
             let mode = WriteMode::Writeback;
-            let contract = Contract { size: 1024, cuts: cuts.to_vec(), mode };
+            let contract = Contract { size: 1024, cuts: cuts.to_vec(), mode, lasting: false };
             let mut oracle = Oracle::new(&[contract]);
             let (start, end) = (u64::from(cuts[2]), 512 + u64::from(cuts[1]));
             let bio =

@@ -184,7 +184,9 @@ impl Scenario {
             let id = VolumeId(index as u16);
             let cuts = cuts_of(self.seed, id, self.mode(id));
             let cuts = if cuts[1] == 0 { oracle::whole_sectors() } else { cuts.to_vec() };
-            Contract { size: volume.options.size, cuts, mode: self.mode(id) }
+            let device = &self.devices[usize::from(volume.device.0)];
+            let lasting = !device.config.queue.write_cache;
+            Contract { size: volume.options.size, cuts, mode: self.mode(id), lasting }
         });
         contracts.collect()
     }

@@ -4,6 +4,7 @@
 //! it. A newcomer takes none while somebody waits. What was not asked for by a client (read-ahead) never waits and takes none
 //! from the line.
 
+use super::defect::CacheDefect;
 use super::folio::{Folio, Key};
 use super::operation::Operation;
 use super::reclaim::Victim;
@@ -74,12 +75,25 @@ impl Cache {
                 self.unmake(unit);
                 Some(folio.blocks())
             }
+            Victim::Dirty if self.defect == CacheDefect::EvictsDirty => self.evict_dirty(),
             Victim::Dirty => {
                 self.want_clean(turn);
                 None
             }
             Victim::None => None,
         }
+    }
+
+    /// The defect: what is dirty goes like what is clean.
+    fn evict_dirty(&mut self) -> Option<u32> {
+        let unit = (0..self.folios.units()).find(|&unit| {
+            let folio = &self.folios[unit];
+            folio.is(Folio::PRESENT) && folio.dirty > 0 && folio.writeback + folio.filling == 0
+        })?;
+        let (key, blocks) = (self.folios[unit].key, self.folios[unit].blocks());
+        self.cancel(key.volume(), (key.block(), key.block() + u64::from(blocks)));
+        self.forget_folio(unit);
+        Some(blocks)
     }
 
     /// A folio ends: it is in no list and nothing of it is needed.

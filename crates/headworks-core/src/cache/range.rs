@@ -275,7 +275,7 @@ impl Cache {
     }
 
     /// Dirty blocks of a range need not be written any longer.
-    fn cancel(&mut self, volume: VolumeId, range: (u64, u64)) {
+    pub(super) fn cancel(&mut self, volume: VolumeId, range: (u64, u64)) {
         let mut at = 0;
         while let Some(unit) = self.next_folio(volume, range, &mut at) {
             let (first, count) = self.overlap(unit, range);

@@ -98,7 +98,8 @@ impl Cache {
             return self.place(turn, op, at);
         };
         let state = self.folios.states(unit + first, 1)[0];
-        if state & block::FILLING != 0 {
+        let over = self.defect == CacheDefect::FillOverwrites && self.part(op).whole;
+        if state & block::FILLING != 0 && !over {
             if self.folios[unit].is(Folio::LATE) {
                 return Some(self.finish(turn, op, Err(IoError::TimedOut)));
             }
@@ -119,7 +120,8 @@ impl Cache {
             return Some(park);
         }
         let run = match part.whole {
-            true => self.run_of(op, unit, first, part.blocks, clean),
+            // At least this block, which a defect may have let pass.
+            true => self.run_of(op, unit, first, part.blocks, clean).max(1),
             false => 1,
         };
         self.put_bytes(turn, op, unit + first, run);
