@@ -7,6 +7,7 @@ mod cache;
 mod queue;
 mod topology;
 mod tunable;
+mod values;
 
 pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler, TagPolicy, WakeOptions};
@@ -14,3 +15,4 @@ pub use topology::{
     DeviceConfig, ExportConfig, PlugNesting, ShardConfig, VolumeConfig, VolumeOptions,
 };
 pub use tunable::Tunable;
+pub(crate) use values::Values;

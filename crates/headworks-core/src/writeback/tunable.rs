@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 
 use super::{DirtyOptions, ThrottlePolicy};
 use crate::error::ConfigError;
+use crate::options::Values;
 
 /// One option of write-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,17 +96,16 @@ impl DirtyTunable {
         }
     }
 
+    fn values<'a>(self, words: Option<&'a [&'static str]>) -> Values<'a> {
+        Values { name: self.name(), range: self.range(), words }
+    }
+
     /// Whether `value` is one that it takes.
     ///
     /// # Errors
     /// The range that it takes.
     pub fn check(self, value: u64) -> Result<(), ConfigError> {
-        let range = self.range();
-        if range.contains(&value) {
-            return Ok(());
-        }
-        let (low, high) = (range.start(), range.end());
-        Err(ConfigError::new(self.name(), format!("{value} is not within {low}..={high}")))
+        self.values(None).check(value)
     }
 
     /// The value that `text` stands for: a number, or one of [`DirtyTunable::words`].
@@ -113,31 +113,13 @@ impl DirtyTunable {
     /// # Errors
     /// The range or the words that it takes.
     pub fn parse(self, text: &str) -> Result<u64, ConfigError> {
-        if let Some(words) = self.words() {
-            let found = words.iter().position(|word| *word == text);
-            return found.map(|index| index as u64).ok_or_else(|| {
-                let choice = words.join(", ");
-                ConfigError::new(self.name(), format!("`{text}` is not one of {choice}"))
-            });
-        }
-        let (low, high) = (*self.range().start(), *self.range().end());
-        let value = text.parse().map_err(|_| {
-            ConfigError::new(self.name(), format!("`{text}` is not a number within {low}..={high}"))
-        })?;
-        self.check(value).map(|()| value)
+        self.values(self.words().as_ref().map(|words| &words[..])).parse(text)
     }
 
     /// The value as users see it: a number, or for a choice all words with the chosen one in brackets, as sysfs shows it.
     #[must_use]
     pub fn show(self, value: u64) -> String {
-        let Some(words) = self.words() else {
-            return value.to_string();
-        };
-        let mark = |(index, word): (usize, &&str)| match index as u64 == value {
-            true => format!("[{word}]"),
-            false => (*word).to_owned(),
-        };
-        words.iter().enumerate().map(mark).collect::<Vec<_>>().join(" ")
+        self.values(self.words().as_ref().map(|words| &words[..])).show(value)
     }
 
     /// Its value in `options`. Of bytes and ratio, the one that does not count is 0.
