@@ -3,9 +3,12 @@
 //! A counting allocator watches this thread from the moment a shard is made. The pool is small, the set is not, and every test
 //! says by what was counted that its path was gone.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "support/counting.rs"]
+mod counting;
+
 use std::cell::Cell;
 
+use counting::ALLOCATIONS;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
@@ -13,36 +16,6 @@ use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Input, Instant, IoError, Op,
     QueueOptions, Shard, ShardConfig, Status, Submit, VolumeOptions,
 };
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counted per thread: tests run beside each other.
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; counting touches a const thread local without a destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
