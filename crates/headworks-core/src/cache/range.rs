@@ -357,6 +357,24 @@ impl Cache {
             if state & block::FAILED != 0 && state & (block::WRITEBACK | block::SHADOW) == 0 {
                 self.cancel_blocks(unit, index, 1);
                 self.folios.states_mut(unit + index, 1)[0] &= !block::UPTODATE;
+                let key = self.folios[unit].key;
+                self.fail_writes(key.volume(), key.block() + u64::from(index));
+            }
+        }
+    }
+
+    /// A block was given up with what others had put there: those that are not answered yet fail, too.
+    fn fail_writes(&mut self, volume: VolumeId, block: u64) {
+        let error = self.volume(volume).last_error;
+        for slot in 0..self.ops.capacity() {
+            if !self.ops.is_taken(slot) {
+                continue;
+            }
+            let op = &mut self.ops[slot];
+            let (first, end) = outward(&op.bio);
+            let writes = matches!(op.doing, Doing::Write | Doing::Clean);
+            if writes && op.bio.id.volume == volume && (first..end).contains(&block) {
+                op.status = op.status.and(Err(error));
             }
         }
     }
