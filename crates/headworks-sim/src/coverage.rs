@@ -98,7 +98,6 @@ points! {
     WaitFrame = "cache: wait for a frame",
     WaitCredit = "cache: wait for dirty credit",
     WaitPause = "cache: writer paused",
-    WaitShadow = "cache: wait for a shadow frame",
     WaitRange = "cache: wait for a locked range",
     WaitFolio = "cache: wait for a folio",
     ForBackground = "cache: write-out because much is dirty",

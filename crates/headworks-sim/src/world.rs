@@ -642,7 +642,8 @@ fn give_up(wire: &mut Wire, shard: &Shard, volume: VolumeId) {
 }
 
 fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
-    let [frame, credit, pause, shadow, range, folio] = stats.waits;
+    // Who finds no shadow frame waits for the folio.
+    let [frame, credit, pause, _, range, folio] = stats.waits;
     let [background, age, flush, frames, writer] = stats.written_for;
     let counts = [
         (Point::Hit, stats.hits),
@@ -656,7 +657,6 @@ fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
         (Point::WaitFrame, frame),
         (Point::WaitCredit, credit),
         (Point::WaitPause, pause),
-        (Point::WaitShadow, shadow),
         (Point::WaitRange, range),
         (Point::WaitFolio, folio),
         (Point::ForBackground, background),
