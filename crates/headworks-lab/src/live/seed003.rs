@@ -34,6 +34,8 @@ const ORDERS: [u8; 2] = [0, 9];
 const BOOKKEEPING: f64 = 8.0;
 /// A whole hit with small folios, as a multiple of that with large ones.
 const WHOLE: f64 = 1.6;
+/// Operations of the index for each MiB: one for each bio of 64 KiB.
+const INDEX: f64 = 16.0;
 /// What small folios may cost themselves, so that nobody gains by a slow baseline: times the copy, and ns for each folio.
 const SMALL: (f64, f64) = (1.5, 40.0);
 
@@ -116,6 +118,9 @@ struct Side {
     buffer: Vec<u8>,
     prng: Prng,
     load: Load,
+    /// Operations of the index and bytes of the whole hits that were counted.
+    looked_up: u64,
+    bytes: u64,
 }
 
 impl Side {
@@ -129,16 +134,35 @@ impl Side {
         // SAFETY: all of our own mapping.
         unsafe { plain.base().write_bytes(7, plain.len()) };
         let buffer = vec![0; BATCH as usize * BYTES as usize];
-        Ok(Self { order, owner, plain, buffer, prng: Prng::new(seed), load })
+        Ok(Self {
+            order,
+            owner,
+            plain,
+            buffer,
+            prng: Prng::new(seed),
+            load,
+            looked_up: 0,
+            bytes: 0,
+        })
     }
 
     /// ns of a bio.
     fn run(&mut self, part: Part, writes: u32) -> Result<f64, ConfigError> {
         let batches = self.load.batches;
         self.batches(part, writes, batches / 10)?;
+        let looked_up = self.index_operations();
         let before = thread_cpu_ns();
         self.batches(part, writes, batches)?;
-        Ok((thread_cpu_ns() - before) as f64 / (batches * BATCH) as f64)
+        let ns = (thread_cpu_ns() - before) as f64;
+        if part == Part::Hit(Doing::Everything) {
+            self.looked_up += self.index_operations() - looked_up;
+            self.bytes += batches * BATCH * u64::from(BYTES);
+        }
+        Ok(ns / (batches * BATCH) as f64)
+    }
+
+    fn index_operations(&self) -> u64 {
+        self.owner.shard().cache_stats().map_or(0, |stats| stats.index_operations)
     }
 
     fn batches(&mut self, part: Part, writes: u32, batches: u64) -> Result<(), ConfigError> {
@@ -169,7 +193,9 @@ impl Side {
             .with("writes_percent", writes)
             .with("runs", self.load.rounds)
             .with("bios", u64::from(self.load.rounds) * self.load.batches * BATCH)
-            .with("waited", self.owner.waited);
+            .with("waited", self.owner.waited)
+            .with("index_operations", std::mem::take(&mut self.looked_up))
+            .with("mib", std::mem::take(&mut self.bytes) >> 20);
         for ((name, _), times) in Part::ALL.into_iter().zip(times) {
             let [least, median, most] = spread(times.iter().copied());
             row = row.with_real(name, median, 1);
@@ -215,10 +241,13 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
         };
         let most = SMALL.0 * small.real("copy_ns") + SMALL.1 * f64::from(BYTES / 4096);
         let whole = small.real("whole_ns");
+        let per_mib = |row: &Row| row.int("index_operations") as f64 / row.int("mib").max(1) as f64;
         say("order 0, whole, ns", None, whole, Goal::AtMost(most));
         if let Some(large) = rows.iter().find(alike) {
             let (old, new) = (bookkeeping(small), bookkeeping(large));
             say("bookkeeping, times less", Some(old), old / new, Goal::AtLeast(BOOKKEEPING));
+            let (old, new) = (per_mib(small), per_mib(large));
+            say("index operations for each MiB", Some(old), new, Goal::AtMost(INDEX));
             let ratio = whole / large.real("whole_ns").max(0.1);
             say("whole hit, times less", Some(whole), ratio, Goal::AtLeast(WHOLE));
         }
@@ -245,6 +274,8 @@ mod tests {
             .with("max_folio_order", order)
             .with("writes_percent", 0)
             .with("waited", 0)
+            .with("index_operations", if order == 0 { 2560 } else { 160 })
+            .with("mib", 10)
             .with_real("whole_ns", whole, 1)
             .with_real("all_but_copies_ns", decided, 1)
             .with_real("nothing_ns", 20.0, 1)
@@ -255,7 +286,8 @@ mod tests {
     fn what_measuring_costs_is_no_bookkeeping_and_a_slow_baseline_is_no_gain() {
         let rows = [row(0, 2140.0, 520.0), row(9, 1200.0, 70.0)];
         let verdicts = judge(&rows);
-        assert_eq!(verdicts.len(), 4);
+        assert_eq!(verdicts.len(), 5);
+        assert_eq!((verdicts[2].baseline, verdicts[2].ours), (Some(256.0), Some(16.0)));
         assert!(verdicts[0].is_met(), "2140 is 1.5 times the copy and 16 times 40 ns");
         assert_eq!(verdicts[1].ours, Some(10.0));
         assert!(verdicts.iter().all(Verdict::is_met));
