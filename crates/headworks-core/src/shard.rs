@@ -682,6 +682,17 @@ impl Shard {
         }
     }
 
+    /// Checks the cache's tables against each other, between two batches. For tests: it looks at every block.
+    ///
+    /// # Panics
+    /// If something does not hold.
+    #[doc(hidden)]
+    pub fn check_cache(&self) {
+        if let Some(cache) = &self.cache {
+            cache.check();
+        }
+    }
+
     /// Breaks the cache's policy on purpose, for negative tests.
     #[doc(hidden)]
     pub fn set_cache_defect(&mut self, defect: CacheDefect) {

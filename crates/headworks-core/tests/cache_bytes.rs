@@ -136,6 +136,7 @@ impl Bench {
         let actions: Vec<Action> = self.shard.actions().list.clone();
         let segments = self.shard.actions().segments.clone();
         self.shard.clear_actions();
+        self.shard.check_cache();
         for action in actions {
             match action {
                 Action::Submit(submit) => {

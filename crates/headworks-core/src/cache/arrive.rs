@@ -6,7 +6,7 @@
 
 use super::defect::CacheDefect;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use super::operation::Park;
+use super::operation::{Doing, Park};
 use super::{Cache, Turn, Up};
 use crate::action::Action;
 use crate::bio::{Op, VolumeId};
@@ -55,6 +55,9 @@ impl Cache {
                 self.in_flight -= 1;
                 let status =
                     if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
+                if stage == ReplyStage::Released {
+                    self.count_late(volume, 0, 1);
+                }
                 self.on_written(turn, &run, &up, status);
             }
         }
@@ -71,6 +74,7 @@ impl Cache {
         let volume = self.volume(run.volume);
         volume.errors.record(IoError::TimedOut);
         volume.last_error = IoError::TimedOut;
+        self.count_late(run.volume, 1, 0);
         while let Some(slot) = self.volumes[usize::from(run.volume.0)].syncs.pop(&mut self.ops) {
             self.ops[slot].status = Err(IoError::TimedOut);
             self.ready(slot);
@@ -91,7 +95,8 @@ impl Cache {
             let at = u64::from(run.unit) << BLOCK_SHIFT;
             turn.actions.list.push(Action::Zero { at, len: run.count * BLOCK });
         }
-        let there = if status.is_ok() { block::UPTODATE } else { 0 };
+        let cut_off = run.block >= self.volume(run.volume).blocks();
+        let there = if status.is_ok() && !cut_off { block::UPTODATE } else { 0 };
         for state in self.folios.states_mut(run.unit, run.count) {
             *state = *state & !block::FILLING | there;
         }
@@ -122,7 +127,7 @@ impl Cache {
                 self.end_shadow(turn, unit);
                 clean += 1;
                 state & !block::SHADOW
-            } else if keep && state & block::DIRTY == 0 {
+            } else if keep && state & (block::DIRTY | block::UPTODATE) == block::UPTODATE {
                 held += 1;
                 state | block::DIRTY | block::FAILED
             } else {
@@ -154,9 +159,9 @@ impl Cache {
     fn on_failed(&mut self, turn: &mut Turn, volume: VolumeId, held: u32, error: IoError) {
         self.stats.failed += u64::from(held);
         let entry = self.volume(volume);
-        entry.held += held;
         entry.last_error = error;
         entry.errors.record(error);
+        self.count_held(volume, held, 0);
         self.plan_retry(turn, volume, error);
     }
 
@@ -167,7 +172,10 @@ impl Cache {
         }
         let op = &mut self.ops[up.cookie];
         op.pending -= 1;
-        op.status = op.status.and(status);
+        // A writer that writes out for itself sends anybody's blocks: their errors are the flushes' to tell.
+        if op.doing != Doing::Write {
+            op.status = op.status.and(status);
+        }
         if op.pending == 0 && op.park == Park::Own {
             self.ready(up.cookie);
         }

@@ -45,7 +45,9 @@ impl Cache {
         let window = self.window(&op.bio, first, (all - first) as u32, false);
         let order = window.as_ref().map_or(0, |window| window.order);
         let reason = Reason { bio: op.bio, ahead: false };
+        let filled = self.stats.filled;
         let reached = self.fill_range(turn, Some(op), reason, (volume, first, end), order);
+        self.stats.misses += self.stats.filled - filled;
         if reached == first {
             return Err(Park::Frames);
         }

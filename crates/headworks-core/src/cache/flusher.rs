@@ -17,6 +17,7 @@
 use super::folio::{Folio, block};
 use super::{Cache, Down, TimerKind, Turn};
 use crate::bio::{Bio, BioFlags, BioId, DeviceId, Ioprio, Op, VolumeId};
+use crate::error::IoError;
 use crate::slab::NIL;
 use crate::time::{Instant, MS};
 use crate::writeback::groups::{GROUP_SHIFT, Group};
@@ -79,6 +80,12 @@ pub(super) struct Flusher {
     wanted: bool,
     /// Old data are to be looked for.
     periodic: bool,
+    /// Blocks of the device that are held.
+    held: u32,
+    /// Write-outs that passed their time-out and were not answered yet.
+    late: u32,
+    /// So much is held, or so late, that writers are not kept waiting for room: the reason.
+    stuck: Option<IoError>,
 }
 
 /// Blocks that may be on their way at once at most: 32 MiB, a quarter of a small pool.
@@ -103,7 +110,25 @@ impl Flusher {
             in_flight_max: in_flight_most(units),
             wanted: false,
             periodic: false,
+            held: 0,
+            late: 0,
+            stuck: None,
         }
+    }
+
+    /// Why room for more dirty data is not to be waited for, if so.
+    pub fn stuck(&self) -> Option<IoError> {
+        self.stuck
+    }
+
+    /// Blocks that are held.
+    pub fn held(&self) -> u32 {
+        self.held
+    }
+
+    /// Blocks that are on their way.
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
     }
 
     /// Blocks came back.
@@ -113,6 +138,42 @@ impl Flusher {
 }
 
 impl Cache {
+    /// Whether writers of a volume are not to wait for room.
+    pub(super) fn is_stuck(&self, volume: VolumeId) -> bool {
+        let device = self.volumes[usize::from(volume.0)].device;
+        self.flushers[usize::from(device.0)].stuck.is_some()
+    }
+
+    /// Blocks of a volume are held, or no longer.
+    pub(super) fn count_held(&mut self, volume: VolumeId, more: u32, less: u32) {
+        let entry = &mut self.volumes[usize::from(volume.0)];
+        entry.held = entry.held + more - less;
+        let (device, error) = (usize::from(entry.device.0), entry.last_error);
+        let flusher = &mut self.flushers[device];
+        flusher.held = flusher.held + more - less;
+        self.judge_stuck(device, error);
+    }
+
+    /// A write-out passed its time-out, or one that had was answered.
+    pub(super) fn count_late(&mut self, volume: VolumeId, more: u32, less: u32) {
+        let device = usize::from(self.volumes[usize::from(volume.0)].device.0);
+        let flusher = &mut self.flushers[device];
+        flusher.late = flusher.late + more - less;
+        self.judge_stuck(device, IoError::TimedOut);
+    }
+
+    /// Half of what may be dirty is held, or the device does not answer: nobody knows when there will be room.
+    fn judge_stuck(&mut self, device: usize, error: IoError) {
+        let flusher = &mut self.flushers[device];
+        let most = (self.throttle.reserve_max(DeviceId(device as u16)) / 2).max(1);
+        let stuck = flusher.late > 0 || flusher.held >= most;
+        let was = flusher.stuck;
+        flusher.stuck = stuck.then(|| was.unwrap_or(error));
+        if stuck && was.is_none() {
+            self.free_writers(device);
+        }
+    }
+
     /// Clean folios are wanted: frames are short.
     pub(super) fn want_clean(&mut self, turn: &mut Turn) {
         let _ = turn;

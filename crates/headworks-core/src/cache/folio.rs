@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   header[u]:  key (volume, first block), order, links (eviction, dirty), waiters, counts of blocks
-//!   state[u + i]:  UPTODATE | DIRTY | WRITEBACK | FILLING | SHADOW | FAILED | NEWER     of block i
+//!   state[u + i]:  UPTODATE | DIRTY | WRITEBACK | FILLING | SHADOW | FAILED | NEWER | USED     of block i
 //! ```
 //!
 //! Invariants (checked by `Folios::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and
@@ -73,6 +73,8 @@ pub mod block {
     pub const FAILED: u8 = 32;
     /// Dirtied after its folio's generation had ended: a flush that waits for that generation does not wait for it.
     pub const NEWER: u8 = 64;
+    /// It was read or written since it came: the next time is a second one.
+    pub const USED: u8 = 128;
 }
 
 /// Which queue of the eviction policy a folio is in.

@@ -3,7 +3,7 @@
 //! Lines are first come, first served. Whoever leaves the line of credit or of frames has what it waited for: a wake-up that
 //! carries nothing would lose the race to a newcomer.
 
-use super::operation::{Operation, Park};
+use super::operation::{Doing, Operation, Park};
 use super::{Cache, TimerKind, Turn};
 use crate::bio::DeviceId;
 use crate::error::IoError;
@@ -114,8 +114,15 @@ impl Cache {
             let slot = oldest;
             oldest = self.ops[slot].next;
             if let Some((first, end, error)) = failed {
-                let block = self.ops[slot].at() >> super::folio::BLOCK_SHIFT;
-                if (first..end).contains(&block) {
+                let op = &self.ops[slot];
+                let block = op.at() >> super::folio::BLOCK_SHIFT;
+                // Who writes the whole block, or waits for a write-out, does not need what could not be read.
+                let needs = match op.doing {
+                    Doing::Read => true,
+                    Doing::Write => !self.part(op).whole,
+                    _ => false,
+                };
+                if needs && (first..end).contains(&block) {
                     self.ops[slot].status = Err(error);
                 }
             }
@@ -132,6 +139,13 @@ impl Cache {
                 };
                 let id = DeviceId(device as u16);
                 let class = self.ops[slot].bio.ioprio.class();
+                // The limit may have been lowered since it asked.
+                let most = self.credit_most(id);
+                if want > most {
+                    self.ops[slot].park = Park::Credit(most);
+                    self.lines.refused[device] = false;
+                    continue;
+                }
                 // Once refused, the throttle knows what it wants and says when that is there.
                 if self.lines.refused[device] && !self.throttle.freed(id) {
                     break;
@@ -143,6 +157,22 @@ impl Cache {
                 self.ops[slot].credit += want;
                 self.lines.credit[device].pop(&mut self.ops);
                 self.ready(slot);
+            }
+        }
+    }
+
+    /// Write-out of a device has come to a stop: whoever waits for credit, or pauses, asks again, and hears of the error if there
+    /// is no room.
+    pub(super) fn free_writers(&mut self, device: usize) {
+        let mut line = std::mem::replace(&mut self.lines.credit[device], Fifo::new());
+        self.lines.refused[device] = false;
+        self.throttle.forget_refused(DeviceId(device as u16));
+        self.lines.ready.append(&mut self.ops, &mut line);
+        for writer in 0..self.lines.paused.len() {
+            let head = self.lines.paused[writer].head();
+            if head.is_some_and(|slot| self.device_of(slot) == device) {
+                let mut line = std::mem::replace(&mut self.lines.paused[writer], Fifo::new());
+                self.lines.ready.append(&mut self.ops, &mut line);
             }
         }
     }

@@ -22,6 +22,7 @@
 //! `dirty + writeback + credit` never exceeds the limit; nothing here grows.
 
 mod arrive;
+mod check;
 mod clean;
 mod defect;
 mod fill;
@@ -301,6 +302,10 @@ impl Cache {
         {
             return Park::Range(other);
         }
+        if slot != NIL && self.is_cut_off(op) {
+            let error = if op.bio.op.is_write() { IoError::NoSpace } else { IoError::Invalid };
+            return self.finish(turn, op, Err(error));
+        }
         match op.doing {
             Doing::Read => self.step_read(turn, op),
             Doing::Write => self.step_write(turn, op, slot),
@@ -309,6 +314,12 @@ impl Cache {
             Doing::Sync => self.step_sync(turn, op, slot),
             Doing::Below => self.step_below(turn, op),
         }
+    }
+
+    /// The volume became smaller while it waited.
+    fn is_cut_off(&self, op: &Operation) -> bool {
+        let begun = matches!(op.doing, Doing::Read | Doing::Write | Doing::Range);
+        begun && !op.locked && op.bio.end() > self.volumes[usize::from(op.bio.id.volume.0)].size
     }
 
     /// The client gets its answer, and whatever the operation held is free.
@@ -434,6 +445,8 @@ impl Cache {
             resident: (0..10).map(|order| folios[order] << order).sum(),
             folios,
             held: self.volumes.iter().map(|volume| u64::from(volume.held)).sum(),
+            // Every block that a read copies counts there; one that it had to wait for is none that it found.
+            hits: self.stats.hits.saturating_sub(self.stats.misses),
             ghost_hits: reclaim.ghost_hits,
             index_operations: index.operations(),
             index_probes: index.probes,

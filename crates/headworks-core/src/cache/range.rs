@@ -305,9 +305,8 @@ impl Cache {
         }
         self.folios[unit].dirty -= cancelled;
         let device = self.volume(volume).device;
-        let entry = self.volume(volume);
-        entry.held -= held;
-        entry.unclean -= u32::from(cancelled);
+        self.volume(volume).unclean -= u32::from(cancelled);
+        self.count_held(volume, 0, held);
         self.throttle.on_cancelled(device, cancelled.into());
         self.settle_group(unit);
     }
@@ -331,10 +330,10 @@ impl Cache {
         while let Some(unit) = self.next_folio(volume, range, &mut at) {
             let (first, count) = self.overlap(unit, range);
             for state in self.folios.states_mut(unit + first, count) {
-                *state &= !block::UPTODATE;
+                *state &= !(block::UPTODATE | block::USED);
             }
             let blocks = self.folios[unit].blocks();
-            if self.folios.states(unit, blocks).iter().all(|&state| state == 0) {
+            if self.folios.states(unit, blocks).iter().all(|&state| state & !block::USED == 0) {
                 self.forget_folio(unit);
             }
         }
@@ -356,7 +355,7 @@ impl Cache {
             let state = self.folios.states(unit + index, 1)[0];
             if state & block::FAILED != 0 && state & (block::WRITEBACK | block::SHADOW) == 0 {
                 self.cancel_blocks(unit, index, 1);
-                self.folios.states_mut(unit + index, 1)[0] &= !block::UPTODATE;
+                self.folios.states_mut(unit + index, 1)[0] &= !(block::UPTODATE | block::USED);
                 let key = self.folios[unit].key;
                 self.fail_writes(key.volume(), key.block() + u64::from(index));
             }
@@ -385,6 +384,7 @@ impl Cache {
         if size < old {
             let beyond = (size.div_ceil(u64::from(BLOCK)), old.div_ceil(u64::from(BLOCK)));
             self.cancel(volume, beyond);
+            self.invalidate(volume, beyond);
             return;
         }
         let within = (old % u64::from(BLOCK)) as u32;
@@ -392,8 +392,12 @@ impl Cache {
             && let Some(unit) = self.index.find(&self.folios, volume, old >> BLOCK_SHIFT)
         {
             let unit = unit + ((old >> BLOCK_SHIFT) - self.folios[unit].key.block()) as u32;
-            let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
-            turn.actions.list.push(Action::Zero { at, len: BLOCK - within });
+            let shadowed = self.folios.states(unit, 1)[0] & block::SHADOW != 0;
+            let shadow = shadowed.then(|| self.shadows.of(unit));
+            for unit in [Some(unit), shadow].into_iter().flatten() {
+                let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
+                turn.actions.list.push(Action::Zero { at, len: BLOCK - within });
+            }
         }
     }
 }

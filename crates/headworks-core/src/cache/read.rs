@@ -26,8 +26,8 @@ impl Cache {
                     Err(park) => return park,
                 }
             };
-            if self.copy_run(turn, op, unit, first) {
-                self.touch(turn, op, unit, at);
+            if let Some(again) = self.copy_run(turn, op, unit, first) {
+                self.touch(turn, op, unit, at, again);
                 continue;
             }
             let state = self.folios.states(unit + first, 1)[0];
@@ -35,7 +35,12 @@ impl Cache {
                 if self.folios[unit].is(Folio::LATE) {
                     return self.finish(turn, op, Err(IoError::TimedOut));
                 }
-                self.stats.misses += 1;
+                let end = ((at + 1) << BLOCK_SHIFT) - op.bio.offset;
+                if op.done >= op.asked {
+                    // Somebody else asked for it.
+                    self.stats.misses += 1;
+                    op.asked = end.min(u64::from(op.bio.len)) as u32;
+                }
                 return Park::Folio(unit);
             }
             if let Err(park) = self.ask(turn, op) {
@@ -45,8 +50,15 @@ impl Cache {
         self.finish(turn, op, Ok(()))
     }
 
-    /// Copies what is there of a folio from its block `first` on, as far as the bio wants it; false if that block is not.
-    fn copy_run(&mut self, turn: &mut Turn, op: &mut Operation, unit: u32, first: u32) -> bool {
+    /// Copies what is there of a folio from its block `first` on, as far as the bio wants it: whether that block was used before.
+    /// `None` if it is not there.
+    fn copy_run(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        unit: u32,
+        first: u32,
+    ) -> Option<bool> {
         let within = (op.at() % u64::from(BLOCK)) as u32;
         let left = op.bio.len - op.done;
         let wanted = (within + left).div_ceil(BLOCK);
@@ -56,9 +68,13 @@ impl Cache {
         let run = states.iter().position(|state| !plain(state)).unwrap_or(states.len()) as u32;
         let (from, run) = match run {
             0 if states[0] & block::SHADOW != 0 => (self.shadows.of(unit + first), 1),
-            0 => return false,
+            0 => return None,
             run => (unit + first, run),
         };
+        let again = states[0] & block::USED != 0;
+        if !again {
+            self.folios.states_mut(unit + first, run).iter_mut().for_each(|s| *s |= block::USED);
+        }
         let len = left.min(run * BLOCK - within);
         turn.actions.list.push(Action::Copy {
             bio: op.bio.id,
@@ -69,15 +85,13 @@ impl Cache {
         });
         self.stats.hits += u64::from(run);
         op.done += len;
-        true
+        Some(again)
     }
 
     /// A read used a folio: eviction hears of it, and a marker starts the next window.
-    fn touch(&mut self, turn: &mut Turn, op: &Operation, unit: u32, at: u64) {
-        let folio = &mut self.folios[unit];
-        // Only what is asked for again is worth keeping: neither the first use of what was read ahead nor what this very
-        // read has fetched.
-        if !folio.is(Folio::UNUSED) && op.done > op.asked {
+    fn touch(&mut self, turn: &mut Turn, op: &Operation, unit: u32, at: u64, again: bool) {
+        // Only a block that is asked for again makes its folio worth keeping: a scan uses each block of a large folio once.
+        if again {
             Reclaim::touch(&mut self.folios, unit);
         }
         let folio = &mut self.folios[unit];

@@ -30,6 +30,16 @@ impl Shadows {
         Self { free, used }
     }
 
+    /// Shadows in use.
+    pub fn used(&self) -> u32 {
+        self.used.len() as u32
+    }
+
+    /// Frames of the reserve.
+    pub fn units(&self) -> u32 {
+        (self.free.len() + self.used.len()) as u32
+    }
+
     /// A shadow for the block at `unit`; `None` if all are in use.
     pub fn take(&mut self, unit: u32) -> Option<u32> {
         let shadow = self.free.pop()?;

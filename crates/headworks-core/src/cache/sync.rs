@@ -197,7 +197,7 @@ impl Cache {
         if held == 0 {
             return;
         }
-        self.volume(volume).held -= held;
+        self.count_held(volume, 0, held);
         if self.folios[unit].group == NIL {
             let current = self.volume(volume).current();
             let export = crate::bio::ExportId::default();

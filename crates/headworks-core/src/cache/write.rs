@@ -11,7 +11,7 @@ use super::operation::{Doing, Operation, Park};
 use super::reclaim::Reclaim;
 use super::{COPY_MAX, Cache, Turn};
 use crate::action::{Action, Towards};
-use crate::bio::{Bio, IoClass, Op};
+use crate::bio::{Bio, DeviceId, IoClass, Op};
 use crate::error::IoError;
 use crate::options::WriteMode;
 use crate::slab::NIL;
@@ -81,18 +81,19 @@ impl Cache {
 
     /// Too much of the volume is held because it could not be written: it takes no more.
     fn is_given_up(&self, op: &Operation) -> bool {
-        let held = self.volumes[usize::from(op.bio.id.volume.0)].held;
-        held > 0 && held >= (self.folios.units() / 100).max(16)
+        let volume = &self.volumes[usize::from(op.bio.id.volume.0)];
+        let half = (self.throttle.reserve_max(volume.device) / 2).max(1);
+        volume.held > 0 && volume.held >= (self.folios.units() / 100).max(16).min(half)
     }
 
     /// One run of blocks, or the reason to wait.
     fn write_some(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Option<Park> {
-        if self.pause_of(turn, op.writer).is_some() {
+        let volume = op.bio.id.volume;
+        if self.pause_of(turn, op.writer).is_some() && !self.is_stuck(volume) {
             // What it had reserved and does not dirty now is others'.
             self.drop_credit(op);
             return Some(Park::Writer);
         }
-        let volume = op.bio.id.volume;
         let at = op.at() >> BLOCK_SHIFT;
         let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
             return self.place(turn, op, at);
@@ -115,7 +116,7 @@ impl Cache {
         let clean = state & block::DIRTY == 0;
         if clean
             && op.credit == 0
-            && let Some(park) = self.take_credit(op)
+            && let Some(park) = self.take_credit(turn, op)
         {
             return Some(park);
         }
@@ -131,7 +132,7 @@ impl Cache {
     /// Makes a folio for a block that is in none.
     fn place(&mut self, turn: &mut Turn, op: &mut Operation, at: u64) -> Option<Park> {
         if op.credit == 0
-            && let Some(park) = self.take_credit(op)
+            && let Some(park) = self.take_credit(turn, op)
         {
             return Some(park);
         }
@@ -146,7 +147,7 @@ impl Cache {
     }
 
     /// How the cursor lies in its block.
-    fn part(&self, op: &Operation) -> Part {
+    pub(super) fn part(&self, op: &Operation) -> Part {
         let (at, left) = (op.at(), op.until - op.done);
         let within = (at % u64::from(BLOCK)) as u32;
         let size = self.volumes[usize::from(op.bio.id.volume.0)].size;
@@ -170,23 +171,29 @@ impl Cache {
         states.iter().position(|state| !same(state)).unwrap_or(states.len()) as u32
     }
 
-    fn take_credit(&mut self, op: &mut Operation) -> Option<Park> {
+    fn take_credit(&mut self, turn: &mut Turn, op: &mut Operation) -> Option<Park> {
         self.stirred = true;
-        let volume = &self.volumes[usize::from(op.bio.id.volume.0)];
-        let device = volume.device;
+        let device = self.volumes[usize::from(op.bio.id.volume.0)].device;
         let left =
             (op.at() % u64::from(BLOCK) + u64::from(op.until - op.done)).div_ceil(u64::from(BLOCK));
-        // A small part of what there is, so that several get some.
-        let most = (self.throttle.reserve_max(device) / 8).clamp(1, CREDIT_STEP);
-        let want = (left as u32).min(most);
+        let want = (left as u32).min(self.credit_most(device));
         let class = op.bio.ioprio.class();
         if self.waits_for_credit(usize::from(device.0))
             || !self.throttle.reserve_for(device, want, class)
         {
+            if let Some(error) = self.flushers[usize::from(device.0)].stuck() {
+                self.throttle.forget_refused(device);
+                return Some(self.finish(turn, op, Err(error)));
+            }
             return Some(Park::Credit(want));
         }
         op.credit = want;
         None
+    }
+
+    /// Blocks that one operation asks credit for at once: a small part of what there is, so that several get some.
+    pub(super) fn credit_most(&self, device: DeviceId) -> u32 {
+        (self.throttle.reserve_max(device) / 8).clamp(1, CREDIT_STEP)
     }
 
     /// The bytes of `run` blocks from the cursor on go to the frames from `unit` on.
@@ -211,12 +218,14 @@ impl Cache {
         slot: u32,
     ) -> Option<Park> {
         // What was there before is written again: worth keeping.
-        if self.folios.states(unit + first, 1)[0] & block::UPTODATE != 0 {
+        if self.folios.states(unit + first, 1)[0] & block::USED != 0 {
             Reclaim::touch(&mut self.folios, unit);
         }
         self.folios[unit].marks &= !Folio::UNUSED;
         let failed = self.mark_dirty(turn, &op.bio, unit, first, run);
-        self.volume(op.bio.id.volume).held -= failed;
+        if failed > 0 {
+            self.count_held(op.bio.id.volume, 0, failed);
+        }
         if !clean {
             return None;
         }
@@ -260,7 +269,8 @@ impl Cache {
             // One that waits for its write-out already goes with the older ones.
             let fresh = old & block::DIRTY == 0 || old & block::FAILED != 0;
             let newer = if fresh { newer } else { old & block::NEWER };
-            *state = old & !(block::FAILED | block::NEWER) | block::UPTODATE | block::DIRTY | newer;
+            let kept = old & !(block::FAILED | block::NEWER);
+            *state = kept | block::UPTODATE | block::USED | block::DIRTY | newer;
         }
         self.folios[unit].dirty += became;
         self.volumes[usize::from(bio.id.volume.0)].unclean += u32::from(became);
@@ -301,7 +311,7 @@ impl Cache {
         let clean = state & block::DIRTY == 0;
         if clean
             && op.credit == 0
-            && let Some(park) = self.take_credit(op)
+            && let Some(park) = self.take_credit(turn, op)
         {
             return Some(park);
         }
@@ -309,6 +319,10 @@ impl Cache {
             self.shadows.of(unit + first)
         } else {
             let Some(shadow) = self.shadows.take(unit + first) else {
+                if self.folios[unit].is(Folio::LATE) {
+                    return Some(self.finish(turn, op, Err(IoError::TimedOut)));
+                }
+                self.stats.waits[3] += 1;
                 return Some(Park::Folio(unit));
             };
             self.folios.states_mut(unit + first, 1)[0] |= block::SHADOW;
@@ -341,9 +355,9 @@ impl Cache {
 
 /// How a cursor lies in its block.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+pub(super) struct Part {
     /// The whole block is written.
-    whole: bool,
+    pub whole: bool,
     /// Whole blocks from here on.
     blocks: u32,
 }

@@ -1,0 +1,189 @@
+//! A shard with a cache, on a device that does what a test says, in virtual time. The tables are checked after every batch.
+#![allow(dead_code)]
+
+use headworks_core::{
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, Input, Instant,
+    IoError, Op, QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId,
+    VolumeOptions,
+};
+
+pub const BLOCK: u64 = 4096;
+pub const MIB: u64 = 1 << 20;
+
+/// An answer to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub id: BioId,
+    pub status: Status,
+    pub stage: ReplyStage,
+    pub at: u64,
+}
+
+pub struct Desk {
+    pub shard: Shard,
+    pub now: u64,
+    pub timer: Option<u64>,
+    pub flying: Vec<Submit>,
+    pub answers: Vec<Answer>,
+    /// Bytes written, and commands by operation, ever.
+    pub written: u64,
+    pub commands: [u64; 6],
+    sequence: u64,
+}
+
+pub fn config(units: u32) -> ShardConfig {
+    let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
+    let queue = QueueOptions { read_ahead_kb: 0, ..QueueOptions::default() };
+    let mut config = ShardConfig::single(queue, volume, 2048);
+    config.cache = CacheOptions { units, account: 1 << 20, ..CacheOptions::default() };
+    config
+}
+
+impl Desk {
+    pub fn new(units: u32, change: impl FnOnce(&mut ShardConfig)) -> Self {
+        let mut config = config(units);
+        change(&mut config);
+        Self {
+            shard: Shard::new(config).unwrap(),
+            now: 0,
+            timer: None,
+            flying: Vec::new(),
+            answers: Vec::new(),
+            written: 0,
+            commands: [0; 6],
+            sequence: 0,
+        }
+    }
+
+    pub fn turn(&mut self, inputs: &[Input]) {
+        self.shard.handle(Instant(self.now), inputs);
+        for action in &self.shard.actions().list {
+            match *action {
+                Action::Submit(submit) => {
+                    self.commands[submit.op as usize] += 1;
+                    assert!(
+                        submit.len > 0 || submit.op == Op::Flush,
+                        "{submit:?} asks for nothing"
+                    );
+                    if submit.op == Op::Write {
+                        self.written += u64::from(submit.len);
+                    }
+                    self.flying.push(submit);
+                }
+                Action::Reply { id, status, stage, .. } => {
+                    self.answers.push(Answer { id, status, stage, at: self.now });
+                }
+                Action::Timer { at } => self.timer = Some(at.0),
+                _ => {}
+            }
+        }
+        self.shard.clear_actions();
+        self.shard.check_cache();
+    }
+
+    pub fn bio(&mut self, connection: u32, op: Op, offset: u64, len: u64, flags: BioFlags) -> Bio {
+        self.sequence += 1;
+        let id = BioId { connection, sequence: self.sequence, ..BioId::default() };
+        Bio { id, op, offset, len: len as u32, flags: flags.with(BioFlags::SYNC), ..Bio::default() }
+    }
+
+    /// Submits a bio of connection `connection`.
+    pub fn send(&mut self, connection: u32, op: Op, offset: u64, len: u64) -> BioId {
+        self.send_flags(connection, op, offset, len, BioFlags::NONE)
+    }
+
+    pub fn send_flags(
+        &mut self,
+        connection: u32,
+        op: Op,
+        offset: u64,
+        len: u64,
+        flags: BioFlags,
+    ) -> BioId {
+        let bio = self.bio(connection, op, offset, len, flags);
+        self.turn(&[Input::Bio(bio)]);
+        bio.id
+    }
+
+    pub fn send_to(
+        &mut self,
+        volume: u16,
+        connection: u32,
+        op: Op,
+        offset: u64,
+        len: u64,
+    ) -> BioId {
+        let mut bio = self.bio(connection, op, offset, len, BioFlags::NONE);
+        bio.id.volume = VolumeId(volume);
+        self.turn(&[Input::Bio(bio)]);
+        bio.id
+    }
+
+    pub fn control(&mut self, control: Control) {
+        self.turn(&[Input::Control(control)]);
+    }
+
+    pub fn answer(&self, id: BioId) -> Option<Status> {
+        let mut of = self.answers.iter().filter(|answer| answer.id == id);
+        let first = of.next()?;
+        assert!(first.stage == ReplyStage::Early || of.next().is_none(), "answered twice: {id:?}");
+        Some(first.status)
+    }
+
+    /// The device answers its oldest command.
+    pub fn complete(&mut self, status: Status) {
+        let submit = self.flying.remove(0);
+        self.complete_this(submit, status);
+    }
+
+    pub fn complete_this(&mut self, submit: Submit, status: Status) {
+        let transferred = if status.is_ok() { submit.len } else { 0 };
+        let completion = Completion { id: submit.id, transferred, status, hole: false };
+        self.turn(&[Input::Complete { device: submit.device, completion }]);
+    }
+
+    /// The device answers everything, writes with `status`, until it has nothing more to do.
+    pub fn settle(&mut self, status: Status) {
+        for _ in 0..100_000 {
+            let Some(submit) = self.flying.first() else { return };
+            let status = if submit.op == Op::Write { status } else { Ok(()) };
+            self.complete(status);
+        }
+        panic!("the device is never done");
+    }
+
+    /// Time goes on; timers that come due meanwhile are served.
+    pub fn wait(&mut self, ns: u64) {
+        let end = self.now + ns;
+        while let Some(at) = self.timer.filter(|&at| at <= end) {
+            self.timer = None;
+            self.now = self.now.max(at);
+            self.turn(&[Input::Timer]);
+        }
+        self.now = end;
+    }
+
+    /// The same, with a device that answers at once.
+    pub fn wait_served(&mut self, ns: u64, status: Status) {
+        let end = self.now + ns;
+        self.settle(status);
+        while let Some(at) = self.timer.filter(|&at| at <= end) {
+            self.timer = None;
+            self.now = self.now.max(at);
+            self.turn(&[Input::Timer]);
+            self.settle(status);
+        }
+        self.now = end;
+    }
+
+    pub fn stats(&self) -> headworks_core::cache::CacheStats {
+        self.shard.cache_stats().unwrap()
+    }
+
+    pub fn dirty(&self) -> headworks_core::writeback::DirtyStats {
+        self.shard.dirty_stats().unwrap()
+    }
+}
+
+pub const DEVICE: DeviceId = DeviceId(0);
+pub const FAILS: Status = Err(IoError::Medium);

@@ -1,0 +1,150 @@
+//! The cache on a device that fails, is late or is gone; limits that change while somebody waits. Each test is a bug that was
+//! there once.
+
+mod cache_desk;
+
+use cache_desk::{BLOCK, Desk, FAILS, MIB};
+use headworks_core::time::{MS, SEC};
+use headworks_core::writeback::{DirtyTunable, ThrottlePolicy};
+use headworks_core::{BioFlags, Control, IoError, Op, Status, VolumeId, WriteMode};
+
+const LATE: Status = Err(IoError::TimedOut);
+
+fn in_blocks(desk: &mut Desk, blocks: u64) -> Vec<headworks_core::BioId> {
+    (0..blocks).map(|at| desk.send(at as u32, Op::Write, at * BLOCK, BLOCK)).collect()
+}
+
+#[test]
+fn who_writes_a_whole_block_does_not_need_what_could_not_be_read() {
+    let mut desk = Desk::new(1024, |_| {});
+    let read = desk.send(1, Op::Read, 5 * BLOCK, BLOCK);
+    let whole = desk.send(2, Op::Write, 5 * BLOCK, BLOCK);
+    let part = desk.send(3, Op::Read, 5 * BLOCK + 512, 512);
+    desk.complete(FAILS);
+    assert_eq!(desk.answer(read), Some(FAILS));
+    assert_eq!(desk.answer(part), Some(FAILS));
+    assert_eq!(desk.answer(whole), Some(Ok(())), "a bad block is repaired by writing it");
+}
+
+#[test]
+fn a_fill_that_failed_beside_a_fua_write_is_not_its_error() {
+    let mut desk = Desk::new(1024, |config| config.devices[0].queue.read_ahead_kb = 0);
+    // One folio of four blocks: 0 is dirty and on its way, 1 is being filled.
+    let read = desk.send(1, Op::Prefetch, 0, 4 * BLOCK);
+    assert_eq!(desk.answer(read), Some(Ok(())));
+    desk.complete(FAILS);
+    let first = desk.send_flags(1, Op::Write, 0, BLOCK, BioFlags::FUA);
+    let second = desk.send_flags(2, Op::Write, 0, BLOCK, BioFlags::FUA);
+    let other = desk.send(3, Op::Read, BLOCK, BLOCK);
+    let fill = desk.flying.iter().position(|submit| submit.op == Op::Read).unwrap();
+    let fill = desk.flying.remove(fill);
+    desk.complete_this(fill, FAILS);
+    desk.settle(Ok(()));
+    assert_eq!(desk.answer(other), Some(FAILS));
+    assert_eq!((desk.answer(first), desk.answer(second)), (Some(Ok(())), Some(Ok(()))));
+}
+
+#[test]
+fn writers_that_wait_for_room_hear_of_a_device_that_takes_nothing() {
+    let mut desk = Desk::new(1024, |config| config.dirty.dirty_bytes = 64 * BLOCK);
+    let ids = in_blocks(&mut desk, 100);
+    assert!(ids.iter().any(|&id| desk.answer(id).is_none()), "some wait");
+    desk.wait_served(10 * SEC, FAILS);
+    assert!(ids.iter().all(|&id| desk.answer(id).is_some()), "nobody waits for ever");
+    assert!(ids.iter().any(|&id| desk.answer(id) == Some(FAILS)));
+    // What is held is read, and is not lost: the device is well again.
+    let flush = desk.send(1, Op::Flush, 0, 0);
+    desk.wait_served(SEC, Ok(()));
+    assert_eq!((desk.answer(flush), desk.stats().held), (Some(FAILS), 0), "its error is told once");
+    let ok = ids.iter().filter(|&&id| desk.answer(id) == Some(Ok(()))).count() as u64;
+    assert_eq!(desk.dirty().nr_written, ok);
+    let again = desk.send(1, Op::Flush, 0, 0);
+    desk.wait_served(SEC, Ok(()));
+    assert_eq!(desk.answer(again), Some(Ok(())));
+    let write = desk.send(1, Op::Write, 0, BLOCK);
+    desk.wait_served(SEC, Ok(()));
+    assert_eq!(desk.answer(write), Some(Ok(())), "and takes writes again");
+}
+
+#[test]
+fn writers_that_wait_for_room_hear_of_a_device_that_does_not_answer() {
+    let mut desk = Desk::new(1024, |config| {
+        config.dirty.dirty_bytes = 64 * BLOCK;
+        config.devices[0].queue.io_timeout_ns = SEC;
+    });
+    let ids = in_blocks(&mut desk, 100);
+    desk.wait(3 * SEC);
+    assert!(ids.iter().all(|&id| desk.answer(id).is_some()), "nobody waits for ever");
+    assert!(ids.iter().any(|&id| desk.answer(id) == Some(LATE)));
+    // Reads of what is there go on.
+    let read = desk.send(7, Op::Read, 0, BLOCK);
+    assert_eq!(desk.answer(read), Some(Ok(())));
+    // It answers in the end: all is written, and there is room again.
+    desk.wait_served(40 * SEC, Ok(()));
+    assert_eq!((desk.dirty().nr_dirty, desk.dirty().nr_writeback), (0, 0));
+    let write = desk.send(1, Op::Write, 99 * BLOCK, BLOCK);
+    assert_eq!(desk.answer(write), Some(Ok(())));
+}
+
+#[test]
+fn a_limit_that_is_lowered_below_what_somebody_waits_for_holds_nobody_up() {
+    let mut desk = Desk::new(8192, |config| {
+        config.dirty.policy = ThrottlePolicy::None;
+        config.dirty.dirty_bytes = 2 * MIB;
+        config.devices[0].queue.max_sectors_kb = 4;
+        config.devices[0].queue.max_folio_order = 0;
+        config.devices[0].queue.io_timeout_ns = 3600 * SEC;
+    });
+    let big = desk.send(1, Op::Write, 0, 4 * MIB);
+    desk.wait(MS);
+    assert_eq!((desk.answer(big), desk.dirty().refused > 0), (None, true));
+    let bytes = 2 * BLOCK;
+    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 1 });
+    // So slow a device that the limit follows what is dirty closely, all the way down.
+    for _ in 0..4096 {
+        desk.wait(SEC);
+        if !desk.flying.is_empty() {
+            desk.complete(Ok(()));
+        }
+    }
+    assert!(desk.dirty().nr_dirty_threshold < 64, "{:?}", desk.dirty());
+    for _ in 0..600 {
+        desk.wait_served(SEC, Ok(()));
+    }
+    assert_eq!(desk.answer(big), Some(Ok(())));
+}
+
+#[test]
+fn what_waits_when_its_volume_shrinks_is_answered() {
+    let mut desk = Desk::new(1024, |config| config.dirty.dirty_bytes = 16 * BLOCK);
+    let volume = VolumeId(0);
+    let read = desk.send(1, Op::Read, 100 * BLOCK, BLOCK);
+    let behind = desk.send(2, Op::Read, 100 * BLOCK, 8 * BLOCK);
+    let write = desk.send(3, Op::Write, 60 * BLOCK, 40 * BLOCK);
+    assert_eq!((desk.answer(read), desk.answer(write)), (None, None));
+    desk.control(Control::Resize { volume, size: 64 * BLOCK });
+    desk.wait_served(60 * SEC, Ok(()));
+    for id in [read, behind, write] {
+        assert!(desk.answer(id).is_some_and(|status| status.is_err()), "{:?}", desk.answer(id));
+    }
+    let flush = desk.send(1, Op::Flush, 0, 0);
+    desk.wait_served(SEC, Ok(()));
+    assert_eq!(desk.answer(flush), Some(Ok(())));
+    // Grown again, what was beyond comes from the device.
+    desk.control(Control::Resize { volume, size: 128 * BLOCK });
+    let reads = desk.commands[Op::Read as usize];
+    desk.send(4, Op::Read, 100 * BLOCK, BLOCK);
+    assert_eq!(desk.commands[Op::Read as usize], reads + 1, "nothing old is in the cache");
+}
+
+#[test]
+fn writethrough_tells_of_an_error_and_forgets_the_block() {
+    let mut desk =
+        Desk::new(1024, |config| config.volumes[0].options.mode = WriteMode::Writethrough);
+    let write = desk.send(1, Op::Write, 0, BLOCK);
+    desk.settle(FAILS);
+    assert_eq!((desk.answer(write), desk.stats().held), (Some(FAILS), 0));
+    let read = desk.send(1, Op::Read, 0, BLOCK);
+    assert_eq!(desk.answer(read), None, "the device is asked what it has");
+    desk.wait(MS);
+}
