@@ -8,7 +8,7 @@ use cache_desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
-use headworks_core::{ErrorPolicy, IoError, Op, VolumeConfig, VolumeId};
+use headworks_core::{ErrorPolicy, IoError, Op, Scheduler, VolumeConfig, VolumeId};
 
 /// B1: nothing stays dirty for longer than `expire + interval`, on a device that has nothing else to do.
 #[test]
@@ -147,6 +147,33 @@ fn held_blocks_are_tried_again_after_one_second_then_two() {
     assert_eq!(times, [0, 1000, 3000]);
     desk.wait_served(10 * SEC, Ok(()));
     assert_eq!((desk.stats().held, desk.dirty().nr_dirty), (0, 0));
+}
+
+/// With `none` as elevator nothing else keeps write-out from taking every tag.
+#[test]
+fn write_out_has_a_quarter_of_the_tags_at_most() {
+    for scheduler in Scheduler::ALL {
+        let mut desk = Desk::new(16_384, |config| {
+            config.devices[0].queue.scheduler = scheduler;
+            config.devices[0].queue.nr_requests = 64;
+            config.devices[0].queue.queue_depth = 64;
+        });
+        for at in 0..500 {
+            desk.send(1, Op::Write, at * 2 * MIB, BLOCK);
+        }
+        desk.send(1, Op::Flush, 0, 0);
+        let writes = desk.flying.len();
+        match scheduler {
+            Scheduler::None => assert_eq!(writes, 16),
+            Scheduler::MqDeadline => assert!(writes > 16, "{writes}"),
+        }
+        // So a reader finds a tag at once.
+        desk.send(2, Op::Read, 1 << 39, BLOCK);
+        if scheduler == Scheduler::None {
+            assert_eq!(desk.flying.last().map(|submit| submit.op), Some(Op::Read));
+        }
+        desk.settle(Ok(()));
+    }
 }
 
 /// P3, D8: a device that stands still holds up nobody who finds his block in the cache, or a clean frame for it.
