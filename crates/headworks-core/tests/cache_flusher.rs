@@ -2,7 +2,7 @@
 
 mod cache_desk;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use cache_desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::prng::Prng;
@@ -15,7 +15,7 @@ use headworks_core::{ErrorPolicy, IoError, Op, Scheduler, VolumeConfig, VolumeId
 fn data_never_grow_older_than_expiry_and_interval() {
     let mut desk = Desk::new(4096, |_| {});
     let mut prng = Prng::new(1);
-    let mut dirtied: HashMap<u64, u64> = HashMap::new();
+    let mut dirtied: BTreeMap<u64, u64> = BTreeMap::new();
     let mut seen = 0;
     for _ in 0..2000 {
         // A few extents are written to all the time, others now and then.

@@ -88,7 +88,7 @@ impl Desk {
         // The look at everything takes as long as a thousand turns: of a large pool now and then.
         self.turns += 1;
         let units = self.stats().units;
-        if units <= 4096 || self.turns % 64 == 0 {
+        if units <= 4096 || self.turns.is_multiple_of(64) {
             self.shard.check_cache();
         }
     }
