@@ -138,6 +138,21 @@ fn what_waits_when_its_volume_shrinks_is_answered() {
 }
 
 #[test]
+fn who_waits_for_a_range_hears_that_the_device_does_not_answer() {
+    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);
+    let direct = desk.send_flags(1, Op::Write, 0, 4 * BLOCK, BioFlags::DIRECT);
+    let read = desk.send(2, Op::Read, BLOCK, BLOCK);
+    desk.wait(3 * SEC);
+    assert_eq!((desk.answer(direct), desk.answer(read)), (Some(LATE), Some(LATE)));
+    let later = desk.send(2, Op::Read, BLOCK, BLOCK);
+    assert_eq!(desk.answer(later), Some(LATE));
+    desk.complete(Ok(()));
+    let after = desk.send(2, Op::Read, BLOCK, BLOCK);
+    desk.settle(Ok(()));
+    assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
+}
+
+#[test]
 fn writethrough_tells_of_an_error_and_forgets_the_block() {
     let mut desk =
         Desk::new(1024, |config| config.volumes[0].options.mode = WriteMode::Writethrough);

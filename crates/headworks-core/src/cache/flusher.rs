@@ -66,13 +66,14 @@ pub(super) struct Flusher {
     why: Why,
     /// Only folios up to this generation.
     target: Option<u32>,
+    /// When the pass began, and whether nothing of the group was left out.
+    began: Instant,
+    all: bool,
     /// Blocks that the pass may still send.
     left: u32,
     sent_any: bool,
     /// Where the last pass was, for the order of addresses.
     last: (VolumeId, u64),
-    /// Where the next pass of a flush looks first.
-    cursor: u32,
     /// Blocks on their way, and how many may be.
     in_flight: u32,
     in_flight_max: u32,
@@ -102,10 +103,11 @@ impl Flusher {
             group: NIL,
             why: Why::Background,
             target: None,
+            began: Instant(0),
+            all: false,
             left: 0,
             sent_any: false,
             last: (VolumeId(0), 0),
-            cursor: NIL,
             in_flight: 0,
             in_flight_max: in_flight_most(units),
             wanted: false,
@@ -124,6 +126,11 @@ impl Flusher {
     /// Blocks that are held.
     pub fn held(&self) -> u32 {
         self.held
+    }
+
+    /// Something is to be written before the next time at which it would look.
+    pub fn look_at_once(&mut self) {
+        self.periodic = true;
     }
 
     /// Blocks that are on their way.
@@ -231,7 +238,7 @@ impl Cache {
             }
             if flusher.group != NIL {
                 barren = if flusher.sent_any { 0 } else { barren + 1 };
-                self.end_pass(turn.now, device);
+                self.end_pass(device);
             }
             if barren > 2 * LOOK_AHEAD {
                 // Enough for one turn: the next goes on, which an answer brings, or nobody.
@@ -258,6 +265,7 @@ impl Cache {
         }
         let volume = &self.volumes[usize::from(folio.key.volume().0)];
         if flusher.target.is_some_and(|target| volume.whole(folio.generation) > target) {
+            flusher.all = false;
             return;
         }
         let most = flusher.left.max(folio.blocks());
@@ -265,13 +273,16 @@ impl Cache {
         let (flags, why) = (BioFlags::NONE, flusher.why);
         let sent = Sent { cookie: NIL, connection, flags, why, most };
         let (_, blocks) = self.send_dirty(turn, unit, 0, folio.blocks(), sent);
+        let room = self.may_send();
         let flusher = &mut self.flushers[device];
+        flusher.all &= room;
         flusher.left = flusher.left.saturating_sub(blocks);
         flusher.sent_any |= blocks > 0;
     }
 
-    fn end_pass(&mut self, now: Instant, device: usize) {
+    fn end_pass(&mut self, device: usize) {
         let flusher = &mut self.flushers[device];
+        flusher.all &= flusher.position == flusher.sorted.len();
         let group = std::mem::replace(&mut flusher.group, NIL);
         flusher.sorted.clear();
         flusher.position = 0;
@@ -279,14 +290,14 @@ impl Cache {
             return;
         }
         if flusher.why == Why::Sync {
-            flusher.cursor = self.groups.younger(group).unwrap_or(NIL);
-            if !flusher.sent_any {
-                // Nothing of it is what the flush waits for: it keeps its place and its age.
-                return;
-            }
+            let volume = usize::from(self.groups[group].volume.0);
+            self.volumes[volume].cursor = self.groups.younger(group).unwrap_or(NIL);
         }
-        let since = if flusher.sent_any { self.groups[group].since } else { now };
-        self.groups.requeue(since, group);
+        // All that was dirty when the pass began was sent or is on its way: what is dirty now came since. If some of it was left,
+        // the group keeps its age, and with it its place.
+        if flusher.all {
+            self.groups.requeue(flusher.began, group);
+        }
     }
 
     /// Chooses the next group, if there is work; its dirty folios are sorted.
@@ -307,9 +318,12 @@ impl Cache {
         (flusher.group, flusher.why, flusher.target) = (group, why, target);
         (flusher.left, flusher.sent_any, flusher.position) = (chunk, false, 0);
         flusher.last = (volume, index);
+        flusher.began = now;
         let mut sorted = std::mem::take(&mut flusher.sorted);
         self.collect(group, &mut sorted);
-        self.flushers[device].sorted = sorted;
+        let flusher = &mut self.flushers[device];
+        flusher.all = sorted.len() as u32 == self.groups[group].folios;
+        flusher.sorted = sorted;
         true
     }
 
@@ -343,28 +357,23 @@ impl Cache {
         None
     }
 
+    /// A device's volumes, each its turn: the one behind that of the last pass first.
+    fn in_turn(&self, device: usize) -> impl Iterator<Item = usize> + use<'_> {
+        let start = usize::from(self.flushers[device].last.0.0) + 1;
+        let all = (start..self.volumes.len()).chain(0..start.min(self.volumes.len()));
+        all.filter(move |&index| usize::from(self.volumes[index].device.0) == device)
+    }
+
     /// A group of a volume for which a flush waits.
-    fn sync_work(&mut self, device: usize) -> Option<(u32, u32)> {
-        for index in 0..self.volumes.len() {
+    fn sync_work(&self, device: usize) -> Option<(u32, u32)> {
+        self.in_turn(device).find_map(|index| {
             let volume = &self.volumes[index];
-            let Some(target) = volume.target.filter(|&target| volume.has_dirty(target)) else {
-                continue;
-            };
-            if usize::from(volume.device.0) != device {
-                continue;
-            }
-            let cursor = self.flushers[device].cursor;
-            let id = VolumeId(index as u16);
-            let group = if self.groups.exists(cursor) && self.groups[cursor].volume == id {
-                Some(cursor)
-            } else {
-                self.groups.oldest(id)
-            };
-            if let Some(group) = group {
-                return Some((group, target));
-            }
-        }
-        None
+            let target = volume.target.filter(|&target| volume.has_dirty(target))?;
+            let (id, cursor) = (VolumeId(index as u16), volume.cursor);
+            let goes_on = self.groups.exists(cursor) && self.groups[cursor].volume == id;
+            let group = if goes_on { Some(cursor) } else { self.groups.oldest(id) };
+            Some((group?, target))
+        })
     }
 
     /// The next group in the order of addresses among the oldest of the volume that has the oldest; the oldest itself if its
@@ -390,23 +399,14 @@ impl Cache {
         Some(best.unwrap_or(oldest))
     }
 
-    /// A group whose data are too old.
+    /// A group whose data are too old, of each volume in turn: a large one does not keep a small one waiting.
     fn expired_group(&self, now: Instant, device: usize) -> Option<u32> {
         let expire = u64::from(self.dirty.dirty_expire_centisecs) * CENTISEC;
-        for index in 0..self.volumes.len() {
-            if usize::from(self.volumes[index].device.0) != device {
-                continue;
-            }
-            let mut at = self.groups.oldest(VolumeId(index as u16));
-            for _ in 0..4 * LOOK_AHEAD {
-                let Some(group) = at else { break };
-                if now.since(self.groups[group].since) >= expire {
-                    return Some(group);
-                }
-                at = self.groups.younger(group);
-            }
-        }
-        None
+        let oldest = |index: usize| self.groups.oldest(VolumeId(index as u16));
+        self.in_turn(device).filter_map(oldest).find(|&id| {
+            let group = &self.groups[id];
+            group.overdue || now.since(group.since) >= expire
+        })
     }
 
     /// A writer writes out for itself (the old way): up to `quota` blocks of the oldest group; bios that were sent.
@@ -436,7 +436,8 @@ impl Cache {
         }
         self.scratch = sorted;
         if self.groups.exists(group) {
-            let since = self.groups[group].since;
+            // If all of it is on its way, the next writer looks elsewhere.
+            let since = if bios == 0 { turn.now } else { self.groups[group].since };
             self.groups.requeue(since, group);
         }
         bios

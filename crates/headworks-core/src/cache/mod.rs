@@ -300,6 +300,9 @@ impl Cache {
             && matches!(op.doing, Doing::Read | Doing::Write | Doing::Range)
             && let Some(other) = self.ranges.conflict(&op.bio)
         {
+            if self.ops[other].answered {
+                return self.finish(turn, op, Err(IoError::TimedOut));
+            }
             return Park::Range(other);
         }
         if slot != NIL && self.is_cut_off(op) {

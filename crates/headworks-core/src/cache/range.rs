@@ -75,6 +75,12 @@ impl Ranges {
         lock.expect("it met a lock").waiting.push(ops, slot);
     }
 
+    /// Those that wait for the lock of an operation; it stays locked.
+    fn take_waiting(&mut self, slot: u32) -> Option<Fifo> {
+        let lock = self.locks.iter_mut().find(|lock| lock.slot == slot)?;
+        Some(std::mem::replace(&mut lock.waiting, Fifo::new()))
+    }
+
     fn unlock(&mut self, slot: u32) -> Option<Fifo> {
         let at = self.locks.iter().position(|lock| lock.slot == slot)?;
         Some(self.locks.swap_remove(at).waiting)
@@ -176,6 +182,10 @@ impl Cache {
             });
             op.answered = true;
             self.ops[slot] = op;
+            // Nobody knows when the device answers: who waits for the range hears of it, and who comes until then.
+            if let Some(mut waiting) = self.ranges.take_waiting(slot) {
+                self.lines.ready.append(&mut self.ops, &mut waiting);
+            }
             return;
         }
         if op.answered {

@@ -167,6 +167,20 @@ impl Cache {
         self.set_timer(turn, TimerKind::Sync, next);
     }
 
+    /// Every held block of a volume is written again now, though nobody waits for it.
+    fn hurry_volume(&mut self, now: Instant, volume: VolumeId) {
+        self.unhold_volume(now, volume);
+        let mut at = self.groups.oldest(volume);
+        while let Some(group) = at {
+            at = self.groups.younger(group);
+            if self.groups[group].unheld {
+                self.groups.hurry(group);
+            }
+        }
+        let device = usize::from(self.volume(volume).device.0);
+        self.flushers[device].look_at_once();
+    }
+
     /// Every held block of a volume is to be written again.
     pub(super) fn unhold_volume(&mut self, now: Instant, volume: VolumeId) {
         self.volume(volume).retry_at = None;
@@ -205,6 +219,8 @@ impl Cache {
             self.folios[unit].generation = current;
             self.volume(volume).add_dirty(current);
         }
+        let group = self.folios[unit].group;
+        self.groups.mark_unheld(group);
     }
 
     /// A block was held: it is tried again by itself if the volume wants that, or if the reason may pass.
@@ -226,7 +242,7 @@ impl Cache {
     pub(super) fn retry_failed(&mut self, turn: &mut Turn) {
         for index in 0..self.volumes.len() {
             if self.volumes[index].retry_at.is_some_and(|at| at <= turn.now) {
-                self.unhold_volume(turn.now, VolumeId(index as u16));
+                self.hurry_volume(turn.now, VolumeId(index as u16));
             }
         }
         let next = self.volumes.iter().filter_map(|volume| volume.retry_at).min();

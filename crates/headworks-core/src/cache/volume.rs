@@ -79,6 +79,8 @@ pub(super) struct CachedVolume {
     pub syncs: Fifo,
     /// Flushes that wait until a generation can be ended.
     pub sync_line: Fifo,
+    /// The group that a flush's next pass looks at first.
+    pub cursor: u32,
     /// The last generation that a flush waits for.
     pub target: Option<u32>,
     /// Blocks that are dirty or under write-out; one that is both counts twice.
@@ -107,6 +109,7 @@ impl CachedVolume {
             writing: [0; GENERATIONS as usize],
             syncs: Fifo::new(),
             sync_line: Fifo::new(),
+            cursor: crate::slab::NIL,
             target: None,
             unclean: 0,
             held: 0,

@@ -108,6 +108,8 @@ pub(crate) struct Queue {
     owner: ShardId,
     options: QueueOptions,
     limits: Limits,
+    /// A cache writes out through it.
+    cached: bool,
     tags: Box<dyn TagOwner>,
     elevator: Box<dyn Elevator>,
     index: MergeIndex,
@@ -169,7 +171,8 @@ impl Queue {
             owner: config.id,
             options,
             limits: Limits::new(&options),
-            tags: tags::make(&options, waiters_max),
+            cached: config.cache.is_on(),
+            tags: tags::make(&options, waiters_max, config.cache.is_on()),
             wants_done: elevator.wants_done(),
             armed: false,
             tracks: elevator.wants_done() || options.hw_inflight_kb > 0,

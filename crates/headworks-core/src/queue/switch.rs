@@ -149,13 +149,13 @@ impl Queue {
     fn apply(&mut self, pools: &mut Pools, next: QueueOptions) -> Status {
         let old = std::mem::replace(&mut self.options, next);
         let lessees_see = |options: &QueueOptions| (options.nr_requests, options.max_sectors_kb);
-        if tags_differ(&old, &next) {
+        if tags_differ(&old, &next, self.cached) {
             if self.tags.free() < self.tags.depth() {
                 self.options = old;
                 return Err(IoError::Busy);
             }
             self.make_room(pools);
-            self.tags = tags::make(&self.options, self.asks.capacity());
+            self.tags = tags::make(&self.options, self.asks.capacity(), self.cached);
         }
         // Of what was given up and is still in the device the elevator was told then; the new one hears nothing of it.
         self.done.clear();
@@ -196,8 +196,8 @@ impl Queue {
 }
 
 /// Whether the tag policy must be replaced.
-fn tags_differ(old: &QueueOptions, next: &QueueOptions) -> bool {
-    let made = |options: &QueueOptions| tags::TagOptions::new(options, 0);
+fn tags_differ(old: &QueueOptions, next: &QueueOptions, cached: bool) -> bool {
+    let made = |options: &QueueOptions| tags::TagOptions::new(options, 0, cached);
     old.tags != next.tags || old.wake != next.wake || made(old) != made(next)
 }
 

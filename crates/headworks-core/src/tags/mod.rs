@@ -159,21 +159,26 @@ pub struct TagOptions {
 }
 
 impl TagOptions {
-    /// What `options` say, with room for `waiters_max`.
+    /// What `options` say, with room for `waiters_max`. With a cache above (`cached`), write-out is asynchronous and nobody
+    /// waits for it; `none` has no `async_depth` to hold it back, so it may have a quarter of the tags.
     #[must_use]
-    pub fn new(options: &QueueOptions, waiters_max: usize) -> Self {
+    pub fn new(options: &QueueOptions, waiters_max: usize, cached: bool) -> Self {
         let depth = options.nr_requests;
-        let limited =
-            options.scheduler == Scheduler::MqDeadline && options.deadline.async_depth > 0;
-        let async_depth = if limited { options.deadline.async_depth.min(depth) } else { depth };
+        let async_depth = match options.scheduler {
+            Scheduler::MqDeadline if options.deadline.async_depth > 0 => {
+                options.deadline.async_depth.min(depth)
+            }
+            Scheduler::None if cached => (depth / 4).max(1),
+            _ => depth,
+        };
         Self { depth, async_depth, waiters_max }
     }
 }
 
 /// The tag policy that `options` name.
 #[must_use]
-pub fn make(options: &QueueOptions, waiters_max: usize) -> Box<dyn TagOwner> {
-    let made = TagOptions::new(options, waiters_max);
+pub fn make(options: &QueueOptions, waiters_max: usize, cached: bool) -> Box<dyn TagOwner> {
+    let made = TagOptions::new(options, waiters_max, cached);
     match options.tags {
         TagPolicy::Fair => Box::new(FairTags::new(made)),
         TagPolicy::Legacy518 => Box::new(Legacy518::new(made, options.wake)),

@@ -5,7 +5,7 @@
 //! not per block, and a write-out takes a whole neighbourhood in the order of addresses.
 //!
 //! ```text
-//!   volume 0:  oldest -> [group 7: folios 3-1-2] -> [group 0: folios 9] -> youngest      requeue: to the young end
+//!   volume 0:  oldest -> [group 7: folios 3-1-2] -> [group 0: folios 9] -> youngest      by that age
 //! ```
 //!
 //! The table is bounded. When it is full (dirty data scattered over more extents than there are entries), a folio joins the
@@ -31,6 +31,10 @@ pub(crate) struct Group {
     pub export: ExportId,
     /// When its oldest dirty data were dirtied.
     pub since: Instant,
+    /// It is to be written at once, whatever its age.
+    pub overdue: bool,
+    /// Blocks of it were held and are tried again.
+    pub unheld: bool,
     /// First of its dirty folios.
     pub head: u32,
     /// How many there are.
@@ -49,6 +53,8 @@ impl Default for Group {
             index: 0,
             export: ExportId(0),
             since: Instant(0),
+            overdue: false,
+            unheld: false,
             head: NIL,
             folios: 0,
             older: NIL,
@@ -135,7 +141,7 @@ impl Groups {
         let place = self.place(volume, index);
         let chain = std::mem::replace(&mut self.heads[place], id);
         self.pool[id] = Group { volume, index, export, since: now, chain, ..Group::default() };
-        self.link_youngest(id);
+        self.link(id);
         id
     }
 
@@ -177,15 +183,24 @@ impl Groups {
         self.pool[at].chain = next;
     }
 
-    fn link_youngest(&mut self, id: u32) {
-        let volume = usize::from(self.pool[id].volume.0);
-        let youngest = std::mem::replace(&mut self.volumes[volume].youngest, id);
-        let group = &mut self.pool[id];
-        (group.older, group.younger) = (youngest, NIL);
-        match youngest {
-            NIL => self.volumes[volume].oldest = id,
-            other => self.pool[other].younger = id,
+    /// Enters a group behind those that are as old, mostly at the young end.
+    fn link(&mut self, id: u32) {
+        let Group { volume, since, .. } = self.pool[id];
+        let mut older = self.volumes[usize::from(volume.0)].youngest;
+        while older != NIL && self.pool[older].since > since {
+            older = self.pool[older].older;
         }
+        let ends = &mut self.volumes[usize::from(volume.0)];
+        let younger = match older {
+            NIL => std::mem::replace(&mut ends.oldest, id),
+            other => std::mem::replace(&mut self.pool[other].younger, id),
+        };
+        match younger {
+            NIL => ends.youngest = id,
+            other => self.pool[other].older = id,
+        }
+        let group = &mut self.pool[id];
+        (group.older, group.younger) = (older, younger);
     }
 
     fn unlink(&mut self, id: u32) {
@@ -201,11 +216,23 @@ impl Groups {
         }
     }
 
-    /// A pass left some of it dirty: others go first, and its age counts from `since`.
+    /// What is dirty of it now was dirtied at `since` or later.
     pub fn requeue(&mut self, since: Instant, id: u32) {
-        self.pool[id].since = since;
         self.unlink(id);
-        self.link_youngest(id);
+        let group = &mut self.pool[id];
+        (group.since, group.overdue, group.unheld) = (since, false, false);
+        self.link(id);
+    }
+
+    /// Blocks of it were held and are to be written again.
+    pub fn mark_unheld(&mut self, id: u32) {
+        self.pool[id].unheld = true;
+    }
+
+    /// It is the next one to be written, whatever its age.
+    pub fn hurry(&mut self, id: u32) {
+        self.requeue(Instant(0), id);
+        self.pool[id].overdue = true;
     }
 
     /// The oldest group of a volume.

@@ -28,7 +28,10 @@ pub struct Desk {
     /// Bytes written, and commands by operation, ever.
     pub written: u64,
     pub commands: [u64; 6],
+    /// Every write that the device was given: when, volume, offset, bytes.
+    pub writes: Vec<(u64, u16, u64, u32)>,
     sequence: u64,
+    turns: u64,
 }
 
 pub fn config(units: u32) -> ShardConfig {
@@ -51,7 +54,9 @@ impl Desk {
             answers: Vec::new(),
             written: 0,
             commands: [0; 6],
+            writes: Vec::new(),
             sequence: 0,
+            turns: 0,
         }
     }
 
@@ -67,6 +72,8 @@ impl Desk {
                     );
                     if submit.op == Op::Write {
                         self.written += u64::from(submit.len);
+                        let (volume, offset) = (submit.volume.0, submit.offset);
+                        self.writes.push((self.now, volume, offset, submit.len));
                     }
                     self.flying.push(submit);
                 }
@@ -78,7 +85,12 @@ impl Desk {
             }
         }
         self.shard.clear_actions();
-        self.shard.check_cache();
+        // The look at everything takes as long as a thousand turns: of a large pool now and then.
+        self.turns += 1;
+        let units = self.stats().units;
+        if units <= 4096 || self.turns.is_multiple_of(64) {
+            self.shard.check_cache();
+        }
     }
 
     pub fn bio(&mut self, connection: u32, op: Op, offset: u64, len: u64, flags: BioFlags) -> Bio {
