@@ -18,7 +18,7 @@ use headworks::core::{
 use headworks::device::{Share, Spec};
 use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
 use headworks::executor::{Executor, Outlet, frames_of};
-use headworks::memory::{Mapping, NOTHING, Span};
+use headworks::memory::{Mapping, NOTHING, Span, tables_in_huge_pages};
 use headworks::server::assemble::{Assembly, ExportSpec};
 use headworks::server::{Clock, map_frames};
 use serde_json::json;
@@ -307,8 +307,10 @@ impl Driver {
         let mut generator = Generator::new(options, thread, volume.size)
             .map_err(|message| ConfigError::new("size", message))?;
         generator.frames = map_frames(&options.cache)?.map(|(frames, _)| frames);
+        let shard = Shard::new(config)?;
+        tables_in_huge_pages(shard.cache_tables());
         Ok(Self {
-            shard: Shard::new(config)?,
+            shard,
             executor: Executor::new(vec![Some(device)]),
             engine,
             generator,

@@ -4,6 +4,8 @@
 //! come; when the batch ends the plug is flushed into the queues and every queue that something happened to runs once. So
 //! each boundary is crossed once a batch.
 
+use std::ops::Range;
+
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::cache::folio::BLOCK;
@@ -631,6 +633,12 @@ impl Shard {
     #[must_use]
     pub fn cache_stats(&self) -> Option<CacheStats> {
         self.cache.as_ref().map(|cache| cache.stats())
+    }
+
+    /// Where the tables of the cache lie that every bio looks at, somewhere in each: large ones are worth huge pages. The driver
+    /// may ask its kernel for them; nothing else can be done with the addresses.
+    pub fn cache_tables(&self) -> impl Iterator<Item = Range<*const u8>> {
+        self.cache.iter().flat_map(|cache| cache.tables())
     }
 
     /// How much is dirty, in blocks; `None` without a cache.

@@ -13,6 +13,8 @@
 //! Invariants (checked by `Folios::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and
 //! `filling` are the numbers of blocks with that bit; a folio with any of them, or pinned, is never evicted.
 
+use std::ops::Range;
+
 use crate::bio::VolumeId;
 use crate::slab::NIL;
 
@@ -214,6 +216,13 @@ impl Folios {
     #[inline]
     pub fn states_mut(&mut self, unit: u32, count: u32) -> &mut [u8] {
         &mut self.state[unit as usize..(unit + count) as usize]
+    }
+
+    /// Where its tables lie.
+    #[must_use]
+    pub fn tables(&self) -> [Range<*const u8>; 2] {
+        let headers = self.headers.as_ptr_range();
+        [headers.start.cast()..headers.end.cast(), self.state.as_ptr_range()]
     }
 
     /// Units of the pool.

@@ -24,6 +24,7 @@
 //! hashed 2 MiB of a volume, the smaller folios in it. Only when the count is not 0 are the candidates searched one by one.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use super::folio::{Folio, Folios, Key, ORDER_MAX};
 use crate::bio::VolumeId;
@@ -288,6 +289,13 @@ impl Index {
             inserts: self.inserts,
             removes: self.removes,
         }
+    }
+
+    /// Where its table lies.
+    #[must_use]
+    pub fn table(&self) -> Range<*const u8> {
+        let lines = self.lines.as_ptr_range();
+        lines.start.cast()..lines.end.cast()
     }
 
     /// Bytes of its tables.

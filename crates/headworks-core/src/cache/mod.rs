@@ -46,6 +46,8 @@ mod write;
 pub use defect::CacheDefect;
 pub use stats::CacheStats;
 
+use std::ops::Range;
+
 use crate::action::{Action, Actions};
 use crate::bio::{Bio, BioFlags, Op, VolumeId};
 use crate::buddy::Buddy;
@@ -209,6 +211,11 @@ impl Cache {
         } else {
             0
         }
+    }
+
+    /// Where the tables lie that every bio looks at.
+    pub fn tables(&self) -> impl Iterator<Item = Range<*const u8>> {
+        self.folios.tables().into_iter().chain([self.index.table()])
     }
 
     /// Whether bios of `volume` are the cache's.

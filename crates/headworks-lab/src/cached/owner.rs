@@ -7,7 +7,7 @@
 use headworks::device::{Device, NullDevice};
 use headworks::engine::{DiskOp, DiskQueue};
 use headworks::executor::{Executor, Outlet, frames_of};
-use headworks::memory::{Mapping, Span};
+use headworks::memory::{Mapping, Span, tables_in_huge_pages};
 use headworks::server::{Clock, map_frames};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{
@@ -165,8 +165,10 @@ impl Owner {
             None => return Err(ConfigError::new("cache", "there is none")),
         };
         let device: Box<dyn Device> = Box::new(NullDevice);
+        let shard = Shard::new(config)?;
+        tables_in_huge_pages(shard.cache_tables());
         Ok(Self {
-            shard: Shard::new(config)?,
+            shard,
             executor: Executor::new(vec![Some(device)]),
             desk: Desk { frames, buffers, slot_bytes: 4096, answered: 0, errors: 0, timer: None },
             clock: Clock::start(),

@@ -25,7 +25,7 @@ use super::handle::{Answer, Counts, Handle, Parts};
 use super::{Buffers, Curfew, Ends, Options};
 use crate::engine::{self, Engine, Event, Wait, Waker};
 use crate::executor::{Executor, Outlet, frames_of};
-use crate::memory::{Mapping, NOTHING, Span};
+use crate::memory::{Mapping, NOTHING, Span, tables_in_huge_pages};
 use crate::ring::{Consumer, Producer, Sleeper, ring};
 use crate::server::polling::Polling;
 use crate::server::{Clock, map_frames, pin};
@@ -249,6 +249,7 @@ impl Driver {
             ShardConfig::single(options.queue, options.volume, bios_max.saturating_add(1));
         (config.cache, config.dirty) = (options.cache, options.dirty);
         let mut shard = Shard::new(config)?;
+        tables_in_huge_pages(shard.cache_tables());
         if let Some(elevator) = options.elevator {
             shard.set_elevator(DeviceId(0), elevator);
         }

@@ -10,7 +10,7 @@ mod mapping;
 mod pool;
 
 pub use copy::copy;
-pub use huge::{HUGE, Pages};
+pub use huge::{HUGE, Pages, tables_in_huge_pages};
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
 

@@ -32,7 +32,7 @@ use crate::engine::{self, EngineChoice, Waker};
 use crate::executor::Executor;
 use crate::frontend::nbd::connection::{ConnectionLimits, Door};
 use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
-use crate::memory::{Mapping, Pages, Pool};
+use crate::memory::{Mapping, Pages, Pool, tables_in_huge_pages};
 use crate::ring::{self, Sleeper};
 use crate::units::display_size;
 use assemble::{Assembly, WatchedFile};
@@ -663,10 +663,12 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
         handshake_ns: options.handshake_ns,
         stall_ns: options.stall_ns,
     };
+    let shard = Shard::new(config.clone())?;
+    tables_in_huge_pages(shard.cache_tables());
     let parts = Parts {
         id,
         clock: Clock::start(),
-        shard: Shard::new(config.clone())?,
+        shard,
         executor: Executor::new(devices),
         engine,
         desk: Desk::new(id, options.connections, pool, frames, peers),
