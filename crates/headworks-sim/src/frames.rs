@@ -220,6 +220,16 @@ impl Frames {
         Some((flight.volume, flight.offset, flight.bytes))
     }
 
+    /// Whether a command writes frames out, and nothing else.
+    #[must_use]
+    pub fn is_writeout(&self, device: DeviceId, id: RequestId) -> bool {
+        let flight = self.flights.get(&(device, id));
+        flight.is_some_and(|flight| {
+            let bytes: usize = flight.pieces.iter().map(|piece| piece.len).sum();
+            flight.pieces.iter().all(|piece| !piece.fill) && bytes == flight.bytes as usize
+        })
+    }
+
     /// The shard is told that a command is over. Names that are not in flight are a device's lies and change nothing.
     ///
     /// # Errors

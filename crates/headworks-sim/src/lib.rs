@@ -13,6 +13,7 @@ pub mod crash;
 pub mod disk;
 pub mod events;
 pub mod frames;
+pub mod hearing;
 pub mod operator;
 pub mod oracle;
 pub mod pattern;

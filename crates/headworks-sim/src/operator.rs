@@ -1,10 +1,11 @@
 //! The operator of the world: changes queues while they work, now and then to a value that is none.
 //!
-//! One change is under way per device; the next is planned when it is answered. Invariant, checked when all is quiet: every
+//! Where there are caches, one change in three is of a shard's write-back. One change is under way per device; the next is planned when it is answered. Invariant, checked when all is quiet: every
 //! change was answered, with the answer that it deserves.
 
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
+use headworks_core::writeback::DirtyTunable;
 use headworks_core::{
     Control, DeviceId, IoError, QueueOptions, Scheduler, Status, TagPolicy, Tunable,
 };
@@ -49,11 +50,29 @@ const CHANGED: [Tunable; 15] = [
     Tunable::MaxFolioOrder,
 ];
 
+/// Values of write-back, so that the pools of worlds are now far below the limit and now far above it.
+fn draw_dirty(tunable: DirtyTunable, prng: &mut Prng) -> u64 {
+    const BLOCK: u64 = 4096;
+    let values: &[u64] = match tunable {
+        DirtyTunable::Ratio => &[1, 5, 20, 90],
+        DirtyTunable::Bytes => &[2 * BLOCK, 16 * BLOCK, 40 * BLOCK, 1000 * BLOCK],
+        DirtyTunable::BackgroundRatio => &[0, 5, 50],
+        DirtyTunable::BackgroundBytes => &[BLOCK, 8 * BLOCK, 500 * BLOCK],
+        DirtyTunable::ExpireCentisecs => &[1, 2, 50],
+        DirtyTunable::WritebackCentisecs => &[0, 1, 50],
+        DirtyTunable::MaxPauseMs => &[10, 50, 200],
+        DirtyTunable::Throttle => &[0, 0, 1, 2],
+    };
+    values[prng.below(values.len() as u64) as usize]
+}
+
 /// A change that was asked for.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     token: u32,
     wrong: bool,
+    /// Whatever is not wrong succeeds.
+    sure: bool,
 }
 
 /// See the head of this file.
@@ -64,14 +83,15 @@ pub struct Operator {
     asked: Vec<Option<Asked>>,
     left: u32,
     tokens: u32,
+    cached: bool,
 }
 
 impl Operator {
-    /// An operator of so many devices, with nothing to do.
+    /// An operator of so many devices, and of caches if there are any, with nothing to do.
     #[must_use]
-    pub fn new(seed: u64, devices: usize) -> Self {
+    pub fn new(seed: u64, devices: usize, cached: bool) -> Self {
         let prng = Prng::new(seed).split("operator");
-        Self { prng, asked: vec![None; devices], left: 0, tokens: 0 }
+        Self { prng, asked: vec![None; devices], left: 0, tokens: 0, cached }
     }
 
     /// A new round: so many changes, on all devices together. Returns when each device gets its first.
@@ -89,6 +109,9 @@ impl Operator {
         }
         self.left -= 1;
         self.tokens += 1;
+        if self.cached && self.prng.below(3) == 0 {
+            return Some(self.change_dirty(device));
+        }
         let tunable = CHANGED[self.prng.below(CHANGED.len() as u64) as usize];
         let wrong = self.prng.below(10) == 0;
         let value = match wrong {
@@ -96,8 +119,21 @@ impl Operator {
             false => draw_value(tunable, most, &mut self.prng),
         };
         let token = self.tokens;
-        self.asked[usize::from(device.0)] = Some(Asked { token, wrong });
+        self.asked[usize::from(device.0)] = Some(Asked { token, wrong, sure: false });
         Some(Control::Set { device, tunable, value, token })
+    }
+
+    /// A change of a shard's write-back, instead of one of the device.
+    fn change_dirty(&mut self, device: DeviceId) -> Control {
+        let tunable = DirtyTunable::ALL[self.prng.below(8) as usize];
+        let wrong = self.prng.below(10) == 0;
+        let value = match wrong {
+            true => tunable.range().end() + 1,
+            false => draw_dirty(tunable, &mut self.prng),
+        };
+        let token = self.tokens;
+        self.asked[usize::from(device.0)] = Some(Asked { token, wrong, sure: true });
+        Control::SetDirty { tunable, value, token }
     }
 
     /// A change was answered: its device and when the next is due.
@@ -109,8 +145,10 @@ impl Operator {
         let Some(device) = found else {
             return Err(format!("an answer with token {token}, which nobody waits for"));
         };
-        let wrong = self.asked[device].take().is_some_and(|asked| asked.wrong);
+        let taken = self.asked[device].take();
+        let Asked { wrong, sure, .. } = taken.expect("its place was just found");
         let fits = match status {
+            status if sure => status == if wrong { Err(IoError::Invalid) } else { Ok(()) },
             // Smaller than a block, too.
             Err(IoError::Invalid) => true,
             // Tags that given-up commands hold are not replaced.

@@ -17,6 +17,7 @@ use crate::connection::{Connection, Stage};
 use crate::coverage::{Coverage, Point};
 use crate::events::Events;
 use crate::frames::Frames;
+use crate::hearing::Hearing;
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
 use crate::pattern::{POISON, SECTOR};
@@ -73,6 +74,9 @@ enum What {
 const HISTORY: usize = 1 << 14;
 const TOLD: usize = 60;
 
+/// What is broken when an error of write-out is kept from somebody.
+pub const HEARD: &str = "an error of write-out fails the next flush of every connection";
+
 const STABLE: &str = "bytes on their way do not change";
 
 /// See the head of this file.
@@ -91,6 +95,10 @@ pub struct Wire {
     pub ready: Vec<u32>,
     /// What each sector may hold.
     pub oracle: Oracle,
+    /// Who must hear of errors of write-out.
+    pub hearing: Hearing,
+    /// The turn of a shard that goes on, or was the last.
+    pub turn: u64,
     /// The caches' pools.
     pub frames: Frames,
     /// By volume: how its last flush was answered.
@@ -140,13 +148,15 @@ impl Wire {
             events: Events::with_capacity(4096),
             timers: vec![None; shards],
             ready: Vec::with_capacity(connections.len()),
+            hearing: Hearing::new(connections.len()),
+            turn: 0,
             connections,
             oracle: Oracle::new(&contracts),
             frames: Frames::new(scenario.shards, scenario.cache.units),
             flushed: vec![None; scenario.volumes.len()],
             moved: Instant(0),
             told: Instant(0),
-            operator: Operator::new(scenario.seed, scenario.devices.len()),
+            operator: Operator::new(scenario.seed, scenario.devices.len(), scenario.cache.is_on()),
             coverage: Coverage::default(),
             broken: None,
             faulty: true,
@@ -180,6 +190,7 @@ impl Wire {
         self.outstanding.fill(0);
         self.connections.iter_mut().for_each(Connection::reset);
         self.oracle.cut();
+        self.hearing.cut();
         self.operator.cut();
     }
 
@@ -249,6 +260,7 @@ impl Wire {
         self.note(Bio { id: BioId { volume, ..id }, ..Bio::default() }, What::Closed);
         let again = old + self.connections.len() as u32;
         self.connections[index].reopen(again);
+        self.hearing.on_close(index);
     }
 
     fn submit(&mut self, index: usize) -> Bio {
@@ -440,9 +452,54 @@ impl Wire {
             let id_of = BioId { volume, ..BioId::default() };
             let bio = Bio { id: id_of, offset, len, ..Bio::default() };
             self.note(bio, What::Came(id, status));
+            let failed = status.is_err_and(|error| error != IoError::Busy);
+            if failed && self.all_are_heard() && self.frames.is_writeout(device, id) {
+                self.hearing.on_failed(volume, offset, len.into());
+            }
         }
         if let Err(wrong) = self.frames.complete(device, id) {
             self.fail(violation(STABLE, wrong));
+        }
+    }
+
+    /// Whether each connection has a place of its own in the cache's table of writers: those that share one hear of an error
+    /// together.
+    fn all_are_heard(&self) -> bool {
+        self.scenario.cache.writers_max as usize >= self.connections.len()
+    }
+
+    /// A shard's turn is over, in which it noted the failures that `held` tells.
+    pub fn note_failures(&mut self, volume: VolumeId, held: &[(u64, u64, IoError)]) {
+        if !self.hearing.is_noted(volume, held) || self.scenario.promises_nothing(volume) {
+            return;
+        }
+        for (place, connection) in self.connections.iter().enumerate() {
+            if connection.job.options.volume == volume {
+                self.hearing.owe(place, self.turn);
+            }
+        }
+    }
+
+    /// Keeps account of who heard of errors.
+    fn check_hearing(&mut self, place: usize, bio: &Bio, status: Status) {
+        // What an old connection left is nobody's any longer.
+        if bio.id.connection != self.connections[place].id {
+            return;
+        }
+        match (bio.op, status) {
+            (Op::Flush, Err(_)) => {
+                let owed = self.hearing.on_failure(place, self.turn);
+                self.coverage.add(Point::ErrorHeard, owed.into());
+            }
+            (Op::Flush, Ok(())) if self.hearing.is_kept_from(place) => {
+                let detail = format!("{bio:?} succeeded, and its connection was told of none");
+                self.fail(violation(HEARD, detail));
+            }
+            (Op::Flush, Ok(())) => self.hearing.on_success(place, self.turn),
+            (Op::Write, Ok(())) if !bio.flags.contains(BioFlags::DIRECT) => {
+                self.hearing.on_success(place, self.turn);
+            }
+            _ => {}
         }
     }
 
@@ -491,6 +548,9 @@ impl Wire {
             self.cover_reply(status, hole, stage);
             if let Err(violation) = self.check_reply(index, slot, status, hole, stage) {
                 self.fail(violation);
+            }
+            if stage != ReplyStage::Released {
+                self.check_hearing(index, &flight.bio, status);
             }
             if flight.bio.op == Op::Flush && stage != ReplyStage::Released {
                 self.on_flushed(&flight.bio, status);

@@ -358,7 +358,15 @@ impl World {
                     let config = &self.wire.scenario.devices[usize::from(device.0)].config;
                     if let Some(control) = self.wire.operator.change(device, &config.queue) {
                         let owner = usize::from(config.owner.0);
-                        self.cells[owner].inbox.push(Input::Control(control));
+                        let shard = match control {
+                            // Any shard's: each has its own.
+                            Control::SetDirty { .. } => {
+                                self.wire.coverage.hit(Point::DirtySet);
+                                self.order.below(self.cells.len() as u64) as usize
+                            }
+                            _ => owner,
+                        };
+                        self.cells[shard].inbox.push(Input::Control(control));
                     }
                 }
                 Happening::Acknowledge { volume } => {
@@ -399,6 +407,7 @@ impl World {
     /// A shard takes a batch, and what it decides is carried out.
     fn turn(&mut self, index: usize) {
         self.turns += 1;
+        self.wire.turn = self.turns;
         let (now, shard) = (self.wire.now, ShardId(index as u16));
         let most = self.wire.scenario.turn_max as u64;
         let size = self.order.between(1, most) as usize;
@@ -424,6 +433,7 @@ impl World {
         }
         let mut port = Port { wire: &mut self.wire, shard };
         cell.executor.run(now, actions, &mut port, &mut NoDisk, &mut cell.inbox);
+        watch_failures(&mut self.wire, cell, shard);
         self.wire.frames.sum_up();
         if self.wire.scenario.defect == WorldDefect::ReusesBuffers {
             self.wire.reuse_buffers(actions);
@@ -489,9 +499,11 @@ impl World {
         self.cuts += 1;
         self.wire.cover_cut();
         for cell in &self.cells {
-            let held = cell.shard.cache_stats().is_some_and(|stats| stats.held > 0);
+            let stats = cell.shard.cache_stats().unwrap_or_default();
+            let (held, shadow) = (stats.held > 0, stats.shadows > 0);
             let dirty = cell.shard.dirty_stats().is_some_and(|stats| stats.nr_dirty > 0);
             self.wire.coverage.add(Point::CutHeld, held.into());
+            self.wire.coverage.add(Point::CutShadow, shadow.into());
             self.wire.coverage.add(Point::CutDirty, dirty.into());
         }
         self.count_caches();
@@ -632,6 +644,18 @@ fn watch_inputs(wire: &mut Wire, cell: &Cell) {
     }
 }
 
+/// What a shard noted of commands that failed.
+fn watch_failures(wire: &mut Wire, cell: &Cell, shard: ShardId) {
+    for index in 0..wire.scenario.volumes.len() {
+        let volume = VolumeId(index as u16);
+        if wire.scenario.volumes[index].home == shard && wire.hearing.expects(volume) {
+            let mut held = Vec::new();
+            cell.shard.failed_ranges(volume, &mut held);
+            wire.note_failures(volume, &held);
+        }
+    }
+}
+
 /// What failed on `volume` and is held by `shard` is lost from now on.
 fn give_up(wire: &mut Wire, shard: &Shard, volume: VolumeId) {
     let mut ranges = Vec::new();
@@ -648,6 +672,10 @@ fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
     let counts = [
         (Point::Hit, stats.hits),
         (Point::Miss, stats.misses),
+        (Point::FillPartial, stats.fills_partial),
+        (Point::DiscardDirty, stats.discarded_dirty),
+        (Point::DirectDirty, stats.direct_dirty),
+        (Point::ClosePaused, stats.closed_paused),
         (Point::ReadBeforeWrite, stats.read_before_write),
         (Point::Shadow, stats.shadowed),
         (Point::Evicted, stats.evicted_folios),

@@ -6,6 +6,7 @@ use headworks_core::ShardId;
 use headworks_core::cache::CacheDefect;
 use headworks_sim::oracle::CUT_RULE;
 use headworks_sim::scenario::Scenario;
+use headworks_sim::wire::HEARD;
 use headworks_sim::world::{Prepare, run_prepared};
 
 /// As many worlds as a defect may go unseen in.
@@ -56,6 +57,8 @@ defects! {
     writethrough_that_answers_early: WritethroughEarly => [CUT_RULE, SEEN];
     a_partial_write_that_does_not_read_the_rest: NoReadBeforeWrite => [SEEN, BYTES, CUT_RULE];
     a_discard_that_ignores_write_out: DiscardIgnoresWriteout => [STABLE, SEEN, CUT_RULE, PANIC];
+    folios_evicted_while_they_are_filled: EvictsFilling => [STABLE, SEEN, BYTES, PANIC];
+    an_error_of_write_out_told_to_one_connection_only: ErrorToldOnce => [HEARD];
     dirty_folios_evicted: EvictsDirty => [SEEN, CUT_RULE, PANIC];
 }
 

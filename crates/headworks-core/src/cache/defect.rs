@@ -25,4 +25,8 @@ pub enum CacheDefect {
     DiscardIgnoresWriteout,
     /// Dirty folios are evicted as if they were clean.
     EvictsDirty,
+    /// Folios that a device is filling are evicted.
+    EvictsFilling,
+    /// An error of write-out is told to the first connection that flushes, and to no other.
+    ErrorToldOnce,
 }

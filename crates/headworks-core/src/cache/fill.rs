@@ -173,6 +173,7 @@ impl Cache {
         let folio = &mut self.folios[unit];
         folio.filling += count as u16;
         let at = folio.key.block() + u64::from(first);
+        self.stats.fills_partial += u64::from(count < folio.blocks());
         self.stats.fills += 1;
         self.stats.filled += u64::from(count);
         let flags =

@@ -63,6 +63,11 @@ impl Cache {
 
     /// Evicts a clean folio; its units.
     fn evict_one(&mut self, turn: &mut Turn) -> Option<u32> {
+        if self.defect == CacheDefect::EvictsFilling
+            && let Some(units) = self.evict_filling()
+        {
+            return Some(units);
+        }
         match self.reclaim.victim(&mut self.folios, VICTIM_STEPS) {
             Victim::Clean(unit) => {
                 let folio = self.folios[unit];
@@ -92,6 +97,20 @@ impl Cache {
         })?;
         let (key, blocks) = (self.folios[unit].key, self.folios[unit].blocks());
         self.cancel(key.volume(), (key.block(), key.block() + u64::from(blocks)));
+        self.forget_folio(unit);
+        Some(blocks)
+    }
+
+    /// The defect: what is being filled goes like what is there.
+    fn evict_filling(&mut self) -> Option<u32> {
+        let unit = (0..self.folios.units()).find(|&unit| {
+            let folio = &self.folios[unit];
+            folio.is(Folio::PRESENT) && folio.filling > 0 && folio.dirty + folio.writeback == 0
+        })?;
+        self.wake_folio(unit, None);
+        let blocks = self.folios[unit].blocks();
+        self.folios.states_mut(unit, blocks).fill(0);
+        self.folios[unit].filling = 0;
         self.forget_folio(unit);
         Some(blocks)
     }

@@ -232,6 +232,7 @@ impl Cache {
             }
         }
         while let Some(slot) = self.lines.paused[writer.0 as usize].pop(&mut self.ops) {
+            self.stats.closed_paused += 1;
             self.ready(slot);
         }
     }

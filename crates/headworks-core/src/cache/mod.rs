@@ -458,6 +458,7 @@ impl Cache {
             // Every block that a read copies counts there; one that it had to wait for is none that it found.
             hits: self.stats.hits.saturating_sub(self.stats.misses),
             ghost_hits: reclaim.ghost_hits,
+            shadows: self.shadows.used().into(),
             index_operations: index.operations(),
             index_probes: index.probes,
             ..self.stats

@@ -134,7 +134,12 @@ impl Cache {
         }
         // A device may refuse to zero: until it has, what was acknowledged must not be gone.
         if op.direct || op.bio.op == Op::WriteZeroes {
-            if let Some(park) = self.clean_range(turn, op, slot, BioFlags::SYNC) {
+            let written = self.stats.written;
+            let park = self.clean_range(turn, op, slot, BioFlags::SYNC);
+            if op.direct {
+                self.stats.direct_dirty += self.stats.written - written;
+            }
+            if let Some(park) = park {
                 return park;
             }
             if op.status.is_err() {
@@ -142,7 +147,7 @@ impl Cache {
                 return self.finish(turn, op, op.status);
             }
         } else {
-            self.cancel(volume, range);
+            self.stats.discarded_dirty += u64::from(self.cancel(volume, range));
         }
         if let Some(unit) = self.busy_folio(volume, range)
             && self.defect != CacheDefect::DiscardIgnoresWriteout
@@ -284,19 +289,20 @@ impl Cache {
         (from as u32, (until - from) as u32)
     }
 
-    /// Dirty blocks of a range need not be written any longer.
-    pub(super) fn cancel(&mut self, volume: VolumeId, range: (u64, u64)) {
-        let mut at = 0;
+    /// Dirty blocks of a range need not be written any longer; how many.
+    pub(super) fn cancel(&mut self, volume: VolumeId, range: (u64, u64)) -> u32 {
+        let (mut at, mut cancelled) = (0, 0);
         while let Some(unit) = self.next_folio(volume, range, &mut at) {
             let (first, count) = self.overlap(unit, range);
-            self.cancel_blocks(unit, first, count);
+            cancelled += self.cancel_blocks(unit, first, count);
         }
+        cancelled
     }
 
     /// See [`Cache::cancel`].
-    pub(super) fn cancel_blocks(&mut self, unit: u32, first: u32, count: u32) {
+    pub(super) fn cancel_blocks(&mut self, unit: u32, first: u32, count: u32) -> u32 {
         if self.folios[unit].dirty == 0 {
-            return;
+            return 0;
         }
         let volume = self.folios[unit].key.volume();
         let (mut cancelled, mut held) = (0, 0);
@@ -319,6 +325,7 @@ impl Cache {
         self.count_held(volume, 0, held);
         self.throttle.on_cancelled(device, cancelled.into());
         self.settle_group(unit);
+        cancelled.into()
     }
 
     /// A folio of a range of which a block of it is on its way.

@@ -19,6 +19,8 @@ pub struct CacheStats {
     pub fills: u64,
     /// See `fills`.
     pub filled: u64,
+    /// Of those bios, the ones that read a part of a folio.
+    pub fills_partial: u64,
     /// Bios that wrote from the pool, and their blocks.
     pub writeouts: u64,
     /// See `writeouts`.
@@ -31,6 +33,12 @@ pub struct CacheStats {
     pub held: u64,
     /// Blocks written while they were on their way to the device.
     pub shadowed: u64,
+    /// Blocks that have a shadow frame now.
+    pub shadows: u64,
+    /// Dirty blocks that a discard made void.
+    pub discarded_dirty: u64,
+    /// Dirty blocks that were written out because direct I/O came upon them.
+    pub direct_dirty: u64,
     /// Blocks of which a part was written and the rest had to be read first.
     pub read_before_write: u64,
     /// Folios evicted, and their units.
@@ -45,6 +53,8 @@ pub struct CacheStats {
     pub read_ahead_wasted: u64,
     /// Operations that had to wait for a frame, for credit, for a pause, for a shadow frame, for a range, for a folio.
     pub waits: [u64; 6],
+    /// Bios that were waiting for the end of their writer's pause when its connection closed.
+    pub closed_paused: u64,
     /// Look-ups, entries and removals of the index, and the lines that were looked at.
     pub index_operations: u64,
     /// See `index_operations`.
@@ -67,17 +77,22 @@ impl CacheStats {
             (&mut self.misses, other.misses),
             (&mut self.fills, other.fills),
             (&mut self.filled, other.filled),
+            (&mut self.fills_partial, other.fills_partial),
             (&mut self.writeouts, other.writeouts),
             (&mut self.written, other.written),
             (&mut self.failed, other.failed),
             (&mut self.held, other.held),
             (&mut self.shadowed, other.shadowed),
+            (&mut self.shadows, other.shadows),
+            (&mut self.discarded_dirty, other.discarded_dirty),
+            (&mut self.direct_dirty, other.direct_dirty),
             (&mut self.read_before_write, other.read_before_write),
             (&mut self.evicted_folios, other.evicted_folios),
             (&mut self.evicted, other.evicted),
             (&mut self.ghost_hits, other.ghost_hits),
             (&mut self.read_ahead, other.read_ahead),
             (&mut self.read_ahead_wasted, other.read_ahead_wasted),
+            (&mut self.closed_paused, other.closed_paused),
             (&mut self.index_operations, other.index_operations),
             (&mut self.index_probes, other.index_probes),
             (&mut self.flushes, other.flushes),

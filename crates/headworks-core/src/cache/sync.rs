@@ -115,7 +115,8 @@ impl Cache {
     pub(super) fn end_sync(&mut self, turn: &mut Turn, op: &mut Operation, below: Status) {
         // Whatever failed since it began, and was perhaps put among younger dirty blocks by another flush, was its own, too.
         let errors = &mut self.volumes[usize::from(op.bio.id.volume.0)].errors;
-        let missed = errors.check(&mut op.asked);
+        let told_once = self.defect == CacheDefect::ErrorToldOnce && errors.is_seen();
+        let missed = errors.check(&mut op.asked).filter(|_| !told_once);
         if op.writer != NIL {
             self.hear_from(op.writer, &op.bio);
             self.heard[op.writer as usize].1 = op.asked;
