@@ -91,8 +91,7 @@ impl Hearing {
 
     /// What the volume's cache holds as failed after a turn; whether that says that an error was noted.
     pub fn is_noted(&mut self, volume: VolumeId, held: &[(u64, u64, IoError)]) -> bool {
-        let meets =
-            |f: &Failed| held.iter().any(|&(at, len, _)| at < f.end && f.offset < at + len);
+        let meets = |f: &Failed| held.iter().any(|&(at, len, _)| at < f.end && f.offset < at + len);
         let mut noted = false;
         self.failed.retain_mut(|failed| {
             if failed.volume != volume {
