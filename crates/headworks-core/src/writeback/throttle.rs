@@ -368,7 +368,7 @@ impl Throttle {
         self.refresh(now, device);
         let control = &self.devices[device].control;
         let entry = self.writers.get(writer);
-        let full = u64::from(entry.nr_dirtied) + u64::from(blocks) > control.batch;
+        let full = entry.is_full(blocks, control.batch);
         // One that did not pause yet in this crowd is settled at once: all batches of a cold start are too much together.
         let newcomer = !entry.spread && !control.freerun;
         if full || newcomer { self.settle(now, writer, device, class) } else { None }
@@ -420,6 +420,7 @@ impl Throttle {
         let key = u64::from(writer.0) << 32 | u64::from(entry.pauses);
         let mut random = Prng::new(self.options.seed ^ key.wrapping_mul(0xd6e8_feb8_6659_fd93));
         entry.pauses = entry.pauses.wrapping_add(1);
+        entry.dither = random.below(256) as u8;
         if spread > 0 {
             entry.clock = now.0 + 1 + random.below(spread);
         }
