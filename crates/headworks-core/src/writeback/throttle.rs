@@ -524,12 +524,16 @@ impl Throttle {
         let left = self.credit.ceiling(device, regions.limit);
         let part = self.shares.of(device, regions.limit);
         let share = device_limit(part, free, self.credit.floor(), regions.limit);
+        // While others write in earnest, nobody may take more than its share of what is free, however much that is: at the
+        // speed of memory a slow device would take in a tenth of a second what it drains in half a minute.
+        let others = self.weights - self.devices[device].weights;
+        let alone = others < u64::from(WEIGHT_ONE);
         let room = Room {
             used,
             share: regions.share(share),
             left: regions.share(left),
-            all_freerun: self.credit.total() <= regions.freerun,
-            all_calm: self.credit.total() <= regions.background,
+            all_freerun: alone && self.credit.total() <= regions.freerun,
+            all_calm: alone && self.credit.total() <= regions.background,
         };
         let pause_max_ns = self.pause_max_ns();
         self.devices[device].update(now, &room, pause_max_ns);
