@@ -429,7 +429,9 @@ impl Throttle {
         let (base, sliced) = if owed > longest { (longest, true) } else { (owed, false) };
         let jitter = base / 16;
         let early = if sliced { jitter } else { jitter / 2 };
-        entry.until = now.0 + (base - early + random.below(jitter + 1)).clamp(1, longest);
+        let until = base - early + random.below(jitter + 1);
+        // Who waits also waits for the thread: a 64th of the promise is left to it.
+        entry.until = now.0 + until.clamp(1, longest - longest / 64);
         Instant(entry.until)
     }
 
