@@ -1,5 +1,4 @@
 //! A shard with a cache, on a device that does what a test says, in virtual time. The tables are checked after every batch.
-#![allow(dead_code)]
 
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, Input, Instant,
@@ -197,5 +196,4 @@ impl Desk {
     }
 }
 
-pub const DEVICE: DeviceId = DeviceId(0);
 pub const FAILS: Status = Err(IoError::Medium);

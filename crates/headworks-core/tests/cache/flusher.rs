@@ -1,10 +1,8 @@
 //! What is written out when: age, flushes under load, small volumes beside large ones, shared flushes, exact blocks.
 
-mod cache_desk;
-
 use std::collections::BTreeMap;
 
-use cache_desk::{BLOCK, Desk, FAILS, MIB};
+use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
