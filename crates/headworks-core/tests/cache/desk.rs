@@ -1,9 +1,8 @@
 //! A shard with a cache, on a device that does what a test says, in virtual time. The tables are checked after every batch.
 
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, Input, Instant,
-    IoError, Op, QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId,
-    VolumeOptions,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, Input, Instant, IoError, Op,
+    QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
 };
 
 pub const BLOCK: u64 = 4096;
