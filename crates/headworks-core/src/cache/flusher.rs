@@ -342,7 +342,9 @@ impl Cache {
         if let Some((group, target)) = self.sync_work(device) {
             return Some((group, Why::Sync, Some(target)));
         }
-        if self.flushers[device].wanted {
+        // A folio with one dirty block stays whole: when such hold half the pool, reads would soon find nothing to evict.
+        let pinned = self.groups.units() > self.folios.units() / 2;
+        if self.flushers[device].wanted || pinned {
             return Some((self.oldest_group(device)?, Why::Frames, None));
         }
         if self.flushers[device].periodic {

@@ -76,6 +76,8 @@ pub(super) struct Operation {
     pub until: u32,
     /// Read: bytes of the bio for which fills were asked. Sync: what its connection had heard of errors before.
     pub asked: u32,
+    /// Range: how far nothing of it is on its way any longer, a place in a walk over its folios.
+    pub walk: u64,
     /// What it is doing.
     pub doing: Doing,
     /// What it waits for.
@@ -113,6 +115,7 @@ impl Default for Operation {
             done: 0,
             until: 0,
             asked: 0,
+            walk: 0,
             doing: Doing::Read,
             park: Park::Nothing,
             next: NIL,

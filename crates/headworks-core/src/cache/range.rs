@@ -146,10 +146,12 @@ impl Cache {
                 self.unlock(op, slot);
                 return self.finish(turn, op, op.status);
             }
-        } else {
+        } else if op.asked == 0 {
+            // Once: nothing under the lock becomes dirty again.
+            op.asked = 1;
             self.stats.discarded_dirty += u64::from(self.cancel(volume, range));
         }
-        if let Some(unit) = self.busy_folio(volume, range)
+        if let Some(unit) = self.busy_folio(volume, range, &mut op.walk)
             && self.defect != CacheDefect::DiscardIgnoresWriteout
         {
             if self.folios[unit].is(Folio::LATE) {
@@ -329,14 +331,16 @@ impl Cache {
     }
 
     /// A folio of a range of which a block of it is on its way.
-    fn busy_folio(&self, volume: VolumeId, range: (u64, u64)) -> Option<u32> {
-        let mut at = 0;
+    fn busy_folio(&self, volume: VolumeId, range: (u64, u64), walk: &mut u64) -> Option<u32> {
+        let mut at = *walk;
         while let Some(unit) = self.next_folio(volume, range, &mut at) {
             let (first, count) = self.overlap(unit, range);
             let states = self.folios.states(unit + first, count);
             if states.iter().any(|s| s & (block::WRITEBACK | block::FILLING) != 0) {
                 return Some(unit);
             }
+            // Under the lock it stays as it is: the next look goes on behind it.
+            *walk = at;
         }
         None
     }

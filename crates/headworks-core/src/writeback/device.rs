@@ -58,9 +58,9 @@ pub struct Room {
     pub share: Thresholds,
     /// Its regions if it had all that the others left.
     pub left: Thresholds,
-    /// Whether all devices together are in free-run.
+    /// Whether all devices together are in free-run, and no other one's writers are busy.
     pub all_freerun: bool,
-    /// Whether all together are below the background threshold.
+    /// Whether all together are below the background threshold, and no other one's writers are busy.
     pub all_calm: bool,
 }
 
@@ -213,14 +213,27 @@ impl Device {
     }
 
     /// Free-run ends above its threshold and begins again at the background threshold. In between writers may owe time: if
-    /// one that happens to be awake ran free there, it would take what the others are waiting for.
+    /// one that happens to be awake ran free there, it would take what the others are waiting for. And a round
+    /// of all must fit: else the herd that is let go fills the share at once, drains together, and is let go again.
     fn freerun(&self, now: Instant, room: &Room, regions: &Thresholds) -> bool {
         let all = |together: bool| together && !self.is_stalled(now);
         if self.control.freerun {
             room.used <= regions.freerun || all(room.all_freerun)
         } else {
-            room.used <= regions.background || all(room.all_calm)
+            let calm = room.used <= regions.background || all(room.all_calm);
+            calm && (self.is_left()
+                || u64::from(room.used) + self.round() <= u64::from(regions.freerun))
         }
+    }
+
+    /// What its writers dirty if each is let go once, by what they were charged lately.
+    fn round(&self) -> u64 {
+        (u128::from(self.bandwidth.get()) * u128::from(self.period_ns) / u128::from(SEC)) as u64
+    }
+
+    /// Nobody writes in earnest.
+    fn is_left(&self) -> bool {
+        self.weights < u64::from(WEIGHT_ONE)
     }
 
     fn is_stalled(&self, now: Instant) -> bool {

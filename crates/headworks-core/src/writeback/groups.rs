@@ -77,6 +77,8 @@ pub(crate) struct Groups {
     pool: Slab<Group>,
     heads: Vec<u32>,
     volumes: Vec<Ends>,
+    /// Frames of the folios in them: what a few dirty blocks keep from being evicted.
+    units: u32,
 }
 
 impl Groups {
@@ -88,6 +90,7 @@ impl Groups {
             pool: Slab::new(room),
             heads: vec![NIL; room.next_power_of_two() as usize / 2],
             volumes: vec![ends; volumes],
+            units: 0,
         }
     }
 
@@ -124,6 +127,7 @@ impl Groups {
         let head = std::mem::replace(&mut group.head, unit);
         group.folios += 1;
         let folio = &mut folios[unit];
+        self.units += folio.blocks();
         (folio.group, folio.dirty_prev, folio.dirty_next) = (id, NIL, head);
         if head != NIL {
             folios[head].dirty_prev = unit;
@@ -148,6 +152,7 @@ impl Groups {
     /// A folio is clean, held or gone. Its group ends with its last folio; true then.
     pub fn remove(&mut self, folios: &mut Folios, unit: u32) -> bool {
         let folio = &mut folios[unit];
+        self.units -= folio.blocks();
         let id = std::mem::replace(&mut folio.group, NIL);
         let (prev, next) = (folio.dirty_prev, folio.dirty_next);
         (folio.dirty_prev, folio.dirty_next) = (NIL, NIL);
@@ -245,6 +250,11 @@ impl Groups {
     pub fn younger(&self, id: u32) -> Option<u32> {
         let younger = self.pool[id].younger;
         (younger != NIL).then_some(younger)
+    }
+
+    /// Frames of the folios in them.
+    pub fn units(&self) -> u32 {
+        self.units
     }
 
     /// Nothing is to be written.

@@ -2,7 +2,8 @@
 //!
 //! Completions are counted per device and in sum, and all counts halve every [`PERIOD_NS`] (Linux's floating proportions,
 //! with 1 s for its 3: a device that starts beside a busy one has nine tenths of its part after 3 s, not 10). A device that
-//! wrote nothing lately has an eighth of what is free, so that it can build a queue and begin to earn.
+//! wrote nothing lately has an eighth of what is free, so that it can build a queue and begin to earn. So has each of several
+//! while nobody wrote anything: who is slow is known after the first completions only.
 
 use crate::time::{Instant, SEC};
 
@@ -54,7 +55,8 @@ impl Shares {
     #[must_use]
     pub fn of(&self, device: usize, whole: u32) -> u32 {
         let (part, total) = match self.total {
-            0 => (1, self.written.len() as u64),
+            // Nobody knows yet who is slow, and memory fills faster than anybody can show it.
+            0 => (1, if self.written.len() > 1 { self.written.len().max(8) as u64 } else { 1 }),
             total => (self.written[device], total),
         };
         (u128::from(whole) * u128::from(part) / u128::from(total)) as u32
@@ -74,7 +76,7 @@ mod tests {
     #[test]
     fn shares_follow_completions() {
         let mut shares = Shares::new(2);
-        assert_eq!(shares.of(0, 1000), 500);
+        assert_eq!(shares.of(0, 1000), 125);
         for second in 0..5 {
             shares.age(Instant(second * SEC));
             shares.on_written(0, 10_000);

@@ -368,7 +368,7 @@ impl Throttle {
         self.refresh(now, device);
         let control = &self.devices[device].control;
         let entry = self.writers.get(writer);
-        let full = u64::from(entry.nr_dirtied) + u64::from(blocks) > control.batch;
+        let full = entry.is_full(blocks, control.batch);
         // One that did not pause yet in this crowd is settled at once: all batches of a cold start are too much together.
         let newcomer = !entry.spread && !control.freerun;
         if full || newcomer { self.settle(now, writer, device, class) } else { None }
@@ -420,6 +420,7 @@ impl Throttle {
         let key = u64::from(writer.0) << 32 | u64::from(entry.pauses);
         let mut random = Prng::new(self.options.seed ^ key.wrapping_mul(0xd6e8_feb8_6659_fd93));
         entry.pauses = entry.pauses.wrapping_add(1);
+        entry.dither = random.below(256) as u8;
         if spread > 0 {
             entry.clock = now.0 + 1 + random.below(spread);
         }
@@ -428,7 +429,9 @@ impl Throttle {
         let (base, sliced) = if owed > longest { (longest, true) } else { (owed, false) };
         let jitter = base / 16;
         let early = if sliced { jitter } else { jitter / 2 };
-        entry.until = now.0 + (base - early + random.below(jitter + 1)).clamp(1, longest);
+        let until = base - early + random.below(jitter + 1);
+        // Who waits also waits for the thread: a 64th of the promise is left to it.
+        entry.until = now.0 + until.clamp(1, longest - longest / 64);
         Instant(entry.until)
     }
 
@@ -523,12 +526,16 @@ impl Throttle {
         let left = self.credit.ceiling(device, regions.limit);
         let part = self.shares.of(device, regions.limit);
         let share = device_limit(part, free, self.credit.floor(), regions.limit);
+        // While others write in earnest, nobody may take more than its share of what is free, however much that is: at the
+        // speed of memory a slow device would take in a tenth of a second what it drains in half a minute.
+        let others = self.weights - self.devices[device].weights;
+        let alone = others < u64::from(WEIGHT_ONE);
         let room = Room {
             used,
             share: regions.share(share),
             left: regions.share(left),
-            all_freerun: self.credit.total() <= regions.freerun,
-            all_calm: self.credit.total() <= regions.background,
+            all_freerun: alone && self.credit.total() <= regions.freerun,
+            all_calm: alone && self.credit.total() <= regions.background,
         };
         let pause_max_ns = self.pause_max_ns();
         self.devices[device].update(now, &room, pause_max_ns);

@@ -44,6 +44,8 @@ pub struct Writer {
     pub nr_dirtied: u32,
     /// `foreground`: blocks it must write out itself before it goes on.
     pub quota: u32,
+    /// How much of a bio its next batch is smaller, in 256ths: see [`Writer::is_full`].
+    pub dither: u8,
     /// Pauses so far; makes the next one's jitter.
     pub pauses: u32,
     /// The virtual time up to which it has paid for what it dirtied. Behind `now`: credit; before it: debt.
@@ -72,6 +74,7 @@ impl Writer {
             weight: 0,
             nr_dirtied: 0,
             quota: 0,
+            dither: 0,
             pauses: 0,
             clock: 0,
             settled: 0,
@@ -81,6 +84,19 @@ impl Writer {
             began: 0,
             pace: 1,
         }
+    }
+
+    /// Whether another bio of `blocks` would be more than a batch.
+    ///
+    /// A batch is whole bios. If all writers rounded it in one way, a pace near the border would make their periods jump
+    /// together: more is dirty, the batch loses a bio, the pause is *shorter*, and who is late catches up with who is early, until
+    /// all wake as one herd. So each rounds at a random place of its own, batch by batch: mean periods then follow the pace
+    /// smoothly, and phases mix. Batches of less than three bios are left alone: a third less would be a third more wake-ups.
+    #[must_use]
+    pub fn is_full(&self, blocks: u32, batch: u64) -> bool {
+        let blocks = u64::from(blocks);
+        let less = if batch >= 3 * blocks { blocks * u64::from(self.dither) / 256 } else { 0 };
+        u64::from(self.nr_dirtied) + blocks + less > batch
     }
 }
 
@@ -223,6 +239,29 @@ mod tests {
                 assert_eq!(gone, model.remove(&connection));
             }
         }
+    }
+
+    #[test]
+    fn a_batch_follows_the_pace_without_jumps() {
+        // Bios of 16 blocks until it is full, over all places to round at.
+        let bios = |batch: u64| -> u64 {
+            let of = |dither: u8| {
+                let mut writer = Writer { dither, ..Writer::new(1) };
+                writer.nr_dirtied = 16;
+                while !writer.is_full(16, batch) {
+                    writer.nr_dirtied += 16;
+                }
+                u64::from(writer.nr_dirtied / 16)
+            };
+            (0..=255).map(of).sum()
+        };
+        for batch in 48..400 {
+            let (less, more) = (bios(batch), bios(batch + 1));
+            // A block more is a 16th of a bio more, in 256ths.
+            assert!((less + 14..=less + 18).contains(&more), "{batch}: {less} {more}");
+            assert!(more <= (batch + 1) * 16, "never more than a batch");
+        }
+        assert_eq!([bios(1), bios(16), bios(31), bios(32), bios(47)], [256, 256, 256, 512, 512]);
     }
 
     #[test]

@@ -109,6 +109,20 @@ fn a_storm_of_failed_writes_does_not_derail_the_estimate() {
 }
 
 #[test]
+fn no_pause_uses_up_all_that_is_promised() {
+    for seed in 0..100 {
+        let options = DirtyOptions { seed, max_pause_ms: 10, ..DirtyOptions::default() };
+        let mut throttle = Throttle::new(&options, 4096, 1, 8);
+        let writer = throttle.writer(1);
+        // 27 ms of the device and more, so most are paused by slices.
+        let until = dirty(&mut throttle, Instant(SEC), writer, 700)
+            .or_else(|| dirty(&mut throttle, Instant(SEC), writer, 50));
+        let pause = until.expect("above the set point").since(Instant(SEC));
+        assert!(pause <= 10 * MS - 10 * MS / 64, "{seed}: {pause}");
+    }
+}
+
+#[test]
 fn an_idle_throttle_does_not_tick() {
     let (mut throttle, writer) = throttle(ThrottlePolicy::Ioless);
     assert_eq!(throttle.next_timeout(), None);

@@ -1,7 +1,7 @@
 //! Writers and devices that differ.
 
 use super::super::model::{BIO, Model, mb};
-use super::{FULL, report};
+use super::{FULL, report, second_percent};
 use crate::bio::{DeviceId, IoClass};
 use crate::time::{SEC, US};
 
@@ -125,4 +125,34 @@ fn a_device_that_starts_beside_a_busy_one_has_its_part_in_some_seconds() {
     model.run(5 * SEC);
     let part = model.throttle.device_stats(DeviceId(1)).dirty_thresh;
     assert!(part * 100 >= 203_162 / 2 * 90, "{part} {}", report(&model));
+}
+
+#[test]
+fn a_slow_device_that_starts_beside_a_fast_one_does_not_fill_the_pool() {
+    for (pool, writers) in [(256, 10), (4096, 1), (4096, 10), (4096, 100)] {
+        let mut model = Model::new(pool, &[mb(100), mb(10)]);
+        model.add(writers, 0);
+        model.add(writers, 1);
+        model.run(3 * SEC);
+        let slow = model.throttle.device_stats(DeviceId(1));
+        let used = slow.reclaimable + slow.writeback + slow.reserved;
+        let told = format!("{pool} MiB, {writers}: {}", report(&model));
+        // Its part is an eleventh; it may hold an eighth until that is known.
+        assert!(used * 8 <= model.throttle.stats().nr_dirty_threshold, "{told}");
+        for second in 3..10 {
+            let percent = second_percent(&mut model, 1);
+            assert!(percent >= 70.0, "{second}: {percent} {told}");
+        }
+    }
+}
+
+#[test]
+fn a_device_whose_neighbours_rest_has_all_that_is_free() {
+    let mut model = Model::new(4096, &[mb(100), mb(10)]);
+    model.add(1, 1);
+    model.add_one(0, SEC, IoClass::BestEffort);
+    model.run(SEC / 2);
+    // 640 MB at the speed of memory: a light writer elsewhere is no reason to stop a burst.
+    let threshold = model.throttle.stats().nr_dirty_threshold;
+    assert!(model.used() * 100 >= threshold * 74, "{}", report(&model));
 }

@@ -37,6 +37,30 @@ fn a_step_of_the_bandwidth_settles_in_a_second() {
 }
 
 #[test]
+fn a_lost_bandwidth_neither_fills_the_pool_nor_makes_a_herd() {
+    for (writers, settled) in [(10, 6), (100, 6), (1000, 10)] {
+        let mut model = Model::new(4096, &[mb(700)]);
+        model.add(writers, 0);
+        model.run(10 * SEC);
+        model.devices[0].bandwidth = mb(200);
+        model.reset();
+        let mut tenths = Vec::new();
+        for _ in 0..100 {
+            let before = model.dirtied;
+            model.run(100 * MS);
+            tenths.push(model.dirtied - before);
+        }
+        let told = format!("{writers}: {tenths:?} {}", report(&model));
+        let limit = model.throttle.stats().nr_dirty_threshold;
+        assert!(model.used_max * 100 < limit * 94, "{told}");
+        for second in tenths[settled..].windows(10) {
+            let dirtied: u64 = second.iter().sum();
+            assert!(dirtied.abs_diff(mb(200)) * 10 <= mb(200), "{dirtied} {told}");
+        }
+    }
+}
+
+#[test]
 fn a_step_of_the_writers_settles_in_a_second() {
     for pool in [256, 4096] {
         for (bandwidth, writers) in [(700, 10), (700, 100), (3000, 100)] {

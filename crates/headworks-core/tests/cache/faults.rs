@@ -1,9 +1,7 @@
 //! The cache on a device that fails, is late or is gone; limits that change while somebody waits. Each test is a bug that was
 //! there once.
 
-mod cache_desk;
-
-use cache_desk::{BLOCK, Desk, FAILS, MIB};
+use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::{DirtyTunable, ThrottlePolicy};
 use headworks_core::{BioFlags, Control, IoError, Op, Status, VolumeId, WriteMode};

@@ -1,10 +1,8 @@
 //! What is written out when: age, flushes under load, small volumes beside large ones, shared flushes, exact blocks.
 
-mod cache_desk;
-
 use std::collections::BTreeMap;
 
-use cache_desk::{BLOCK, Desk, FAILS, MIB};
+use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
@@ -200,4 +198,25 @@ fn reads_of_what_is_cached_go_on_while_the_device_stands_still() {
     // And the flush was given up in time.
     desk.wait(SEC);
     assert_eq!(desk.answer(flush), Some(Err(IoError::TimedOut)));
+}
+
+/// D6: few dirty blocks in many large folios are far below any limit of dirty data and still hold the pool.
+#[test]
+fn frames_that_a_few_dirty_blocks_hold_are_written_before_readers_need_them() {
+    let mut desk = Desk::new(4096, |config| {
+        config.devices[0].queue.max_folio_order = 6;
+        config.dirty.dirty_writeback_centisecs = 0;
+    });
+    // 60 folios of 256 KiB: 94 % of the pool; then a block of each is dirtied.
+    for at in 0..60 {
+        desk.send(1, Op::Prefetch, at * MIB, MIB / 4);
+        desk.settle(Ok(()));
+    }
+    for at in 0..60 {
+        desk.send(1, Op::Write, at * MIB, BLOCK);
+    }
+    desk.settle(Ok(()));
+    let stats = desk.shard.dirty_stats().unwrap();
+    assert!(stats.nr_dirty <= 32, "{} of 60 blocks still hold their folios", stats.nr_dirty);
+    assert!(stats.nr_dirty_background_threshold > 60, "no other work made it write");
 }

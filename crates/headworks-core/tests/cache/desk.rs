@@ -1,10 +1,8 @@
 //! A shard with a cache, on a device that does what a test says, in virtual time. The tables are checked after every batch.
-#![allow(dead_code)]
 
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, Input, Instant,
-    IoError, Op, QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId,
-    VolumeOptions,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, Input, Instant, IoError, Op,
+    QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
 };
 
 pub const BLOCK: u64 = 4096;
@@ -197,5 +195,4 @@ impl Desk {
     }
 }
 
-pub const DEVICE: DeviceId = DeviceId(0);
 pub const FAILS: Status = Err(IoError::Medium);

@@ -1,0 +1,5 @@
+//! The cache on a device that does what a test says, in virtual time: what fails, what waits, what is written when.
+
+mod desk;
+mod faults;
+mod flusher;
