@@ -73,6 +73,8 @@ pub(super) struct CachedVolume {
     pub oldest: u32,
     /// Folios that are dirty, by generation.
     dirty: [u32; GENERATIONS as usize],
+    /// Blocks were dirtied in the current generation whose folios still count for an older one.
+    newer: bool,
     /// Write-outs on their way, by generation.
     writing: [u32; GENERATIONS as usize],
     /// Flushes that wait for a generation, oldest target first.
@@ -106,6 +108,7 @@ impl CachedVolume {
             generation: 0,
             oldest: 0,
             dirty: [0; GENERATIONS as usize],
+            newer: false,
             writing: [0; GENERATIONS as usize],
             syncs: Fifo::new(),
             sync_line: Fifo::new(),
@@ -140,6 +143,11 @@ impl CachedVolume {
         self.dirty[usize::from(mark)] += 1;
     }
 
+    /// A block became dirty whose folio counts for an older generation until its older blocks are written.
+    pub fn add_newer(&mut self) {
+        self.newer = true;
+    }
+
     /// It is dirty no longer.
     pub fn sub_dirty(&mut self, mark: u8) {
         self.dirty[usize::from(mark)] -= 1;
@@ -170,7 +178,7 @@ impl CachedVolume {
     pub fn end_generation(&mut self) -> Option<u32> {
         self.advance();
         let mark = usize::from(self.current());
-        if self.dirty[mark] + self.writing[mark] == 0 {
+        if self.dirty[mark] + self.writing[mark] == 0 && !self.newer {
             // Nothing of the current one: what is left is older, if anything is.
             return Some(self.generation.wrapping_sub(1))
                 .filter(|_| self.generation > 0)
@@ -179,6 +187,7 @@ impl CachedVolume {
         if self.generation - self.oldest + 1 >= GENERATIONS {
             return None;
         }
+        self.newer = false;
         self.generation += 1;
         Some(self.generation - 1)
     }
@@ -258,6 +267,22 @@ mod tests {
             volume.add_dirty(volume.current());
             assert_eq!(volume.end_generation(), None);
         }
+    }
+
+    #[test]
+    fn a_flush_waits_for_what_was_dirtied_since_in_a_folio_that_counts_for_an_older_one() {
+        let mut volume = volume();
+        volume.add_dirty(0);
+        let first = volume.end_generation().unwrap();
+        // A block of the same folio: the folio goes over to the next generation when the older ones are written.
+        volume.add_newer();
+        let second = volume.end_generation().unwrap();
+        assert_eq!((first, second), (0, 1));
+        volume.sub_dirty(0);
+        volume.add_dirty(1);
+        assert!(!volume.is_left(first) && volume.is_left(second));
+        volume.sub_dirty(1);
+        assert!(!volume.is_left(second));
     }
 
     #[test]

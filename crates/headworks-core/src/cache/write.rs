@@ -272,6 +272,9 @@ impl Cache {
             let kept = old & !(block::FAILED | block::NEWER);
             *state = kept | block::UPTODATE | block::USED | block::DIRTY | newer;
         }
+        if newer != 0 {
+            self.volumes[usize::from(bio.id.volume.0)].add_newer();
+        }
         self.folios[unit].dirty += became;
         self.volumes[usize::from(bio.id.volume.0)].unclean += u32::from(became);
         failed
