@@ -34,8 +34,13 @@ enum Way {
 
 /// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
 /// later one, so a device is sent at most what it holds, and each of those may time out.
+/// Bios in a shard at once: its clients', and those of the caches of all shards, which may all send to a device of this one.
+fn bios_of(config: &ShardConfig) -> u32 {
+    config.bios_max + config.cache.bios() * u32::from(config.shards)
+}
+
 fn room_for_actions(config: &ShardConfig) -> Actions {
-    let bios = (config.bios_max + config.cache.bios()) as usize;
+    let bios = bios_of(config) as usize;
     let (mut list, mut segments) = (2 * bios + config.volumes.len() + 256, 0);
     for device in config.devices.iter().filter(|device| device.owner == config.id) {
         let queue = &device.queue;
@@ -99,8 +104,8 @@ impl Shard {
             bios_max: config.bios_max,
             plug: Plug::new(config.plug_nesting),
             pools: Pools {
-                bios: Bios::new(config.bios_max + config.cache.bios()),
-                ups: Vec::with_capacity((config.bios_max + config.cache.bios()) as usize),
+                bios: Bios::new(bios_of(&config)),
+                ups: Vec::with_capacity(bios_of(&config) as usize),
                 slots: Slots::new(slots),
                 actions: room_for_actions(&config),
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
@@ -404,7 +409,12 @@ impl Shard {
     fn on_remote_bio(&mut self, now: Instant, from: ShardId, bio: Bio, cookie: u32, tags: u16) {
         let device = self.volumes[usize::from(bio.id.volume.0)].device;
         let origin = Origin::Shard { shard: from, cookie };
-        let Some(slot) = self.pools.bios.try_take() else {
+        // What this shard's own cache was promised is not given away.
+        let kept = self.cache.as_ref().map_or(0, |cache| cache.kept());
+        let bios = &mut self.pools.bios;
+        let free = bios.capacity() - bios.taken();
+        let slot = if free > kept { bios.try_take() } else { None };
+        let Some(slot) = slot else {
             let (status, stage) = (Err(IoError::NoMemory), ReplyStage::Final);
             let message = Message::Done { cookie, id: bio.id, status, hole: false, stage };
             self.pools.actions.list.push(Action::Send { to: from, message });

@@ -12,7 +12,7 @@
 //! - An entry is superseded for good when that later write is also *durable*: acknowledged with FUA, or before a flush was
 //!   submitted that succeeded. What is not superseded for good may be what a power cut leaves.
 //! - A read that finds one of several versions while nothing is pending fixes the order: that version now counts as the last.
-//! - An entry is *lost* when a discard came upon it before it was durable, or when the operator gave its block up after a
+//! - An entry is *lost* when a discard came upon it before it was durable or was under way when it was submitted, or when the operator gave its block up after a
 //!   failed write-out: it may still be seen, and supersedes nothing.
 //! - Without a cache, or with `writethrough`, what was acknowledged is durable at once if the device has no volatile cache.
 //! - Where flushes promise nothing (`unsafe`), a power cut may leave any version that was ever written there.
@@ -100,6 +100,7 @@ struct WriteRecord {
     settled: u64,
     outcome: Outcome,
     fua: bool,
+    discards: bool,
     volume: u16,
     /// Entries that name it, and one for the bio while it is in flight.
     uses: u32,
@@ -349,6 +350,7 @@ impl Oracle {
             settled: NEVER,
             outcome: Outcome::Pending,
             fua: bio.flags.contains(BioFlags::FUA),
+            discards: bio.op == Op::Discard,
             volume: bio.id.volume.0,
             uses: 1,
         };
@@ -432,7 +434,13 @@ impl Oracle {
         if self.list_len(cell) > LIST_LONG {
             self.prune(cell);
         }
-        let entry = Entry { write, next: self.cells[cell].head, placed, lost: false };
+        // A discard that is under way may still catch it in memory, even if a flush comes between: nothing of it is written then.
+        let record = &self.writes[write as usize];
+        let volume = &self.volumes[usize::from(record.volume)];
+        let caught = volume.writes_back() && !volume.at_once && !record.fua;
+        let under_way = |other: &WriteRecord| other.discards && other.settled == NEVER;
+        let lost = caught && self.list(cell).any(|(_, other)| under_way(other));
+        let entry = Entry { write, next: self.cells[cell].head, placed, lost };
         let index = if self.free_entry == NIL {
             self.entries.push(entry);
             self.entries.len() as u32 - 1

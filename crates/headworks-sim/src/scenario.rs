@@ -363,7 +363,19 @@ fn draw_cache(prng: &mut Prng) -> (CacheOptions, DirtyOptions) {
         policy: ThrottlePolicy::ALL[pick(&[0, 0, 0, 1, 2]) as usize],
         seed: pick(&[1, 2, 3]),
     };
-    (cache, dirty)
+    if pick(&[0, 0, 0, 0, 0, 1]) == 0 {
+        return (cache, dirty);
+    }
+    // Nearly all of the pool is dirty: then frames are what is short.
+    let full = DirtyOptions {
+        dirty_ratio: 90,
+        dirty_bytes: 0,
+        dirty_background_ratio: 90,
+        dirty_background_bytes: 0,
+        policy: ThrottlePolicy::None,
+        ..dirty
+    };
+    (CacheOptions { units: 256, ..cache }, full)
 }
 
 fn draw_caching(prng: &mut Prng, queue: &mut QueueOptions) {

@@ -27,6 +27,6 @@ pub enum CacheDefect {
     EvictsDirty,
     /// Folios that a device is filling are evicted.
     EvictsFilling,
-    /// An error of write-out is told to the first connection that flushes, and to no other.
+    /// A flush tells no error of write-out that another connection was told before it began.
     ErrorToldOnce,
 }

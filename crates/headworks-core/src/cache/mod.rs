@@ -240,6 +240,11 @@ impl Cache {
         down
     }
 
+    /// Bios that the cache may still send down: its own, and those of clients that wait.
+    pub fn kept(&self) -> u32 {
+        (self.options.bios() + self.waiting()).saturating_sub(self.below())
+    }
+
     /// A bio that passed its volume.
     pub fn on_bio(&mut self, turn: &mut Turn, bio: Bio) {
         let volume = &self.volumes[usize::from(bio.id.volume.0)];

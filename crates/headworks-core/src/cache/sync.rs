@@ -32,6 +32,9 @@ impl Cache {
         op.deadline = turn.now.after(self.options.flush_timeout_ns);
         self.hear_from(op.writer, &bio);
         op.asked = self.heard[op.writer as usize].1;
+        if self.defect == CacheDefect::ErrorToldOnce {
+            op.asked = self.volume(bio.id.volume).errors.sample();
+        }
         if self.volume(bio.id.volume).held > 0 {
             self.unhold_volume(turn.now, bio.id.volume);
         }
@@ -115,8 +118,7 @@ impl Cache {
     pub(super) fn end_sync(&mut self, turn: &mut Turn, op: &mut Operation, below: Status) {
         // Whatever failed since it began, and was perhaps put among younger dirty blocks by another flush, was its own, too.
         let errors = &mut self.volumes[usize::from(op.bio.id.volume.0)].errors;
-        let told_once = self.defect == CacheDefect::ErrorToldOnce && errors.is_seen();
-        let missed = errors.check(&mut op.asked).filter(|_| !told_once);
+        let missed = errors.check(&mut op.asked);
         if op.writer != NIL {
             self.hear_from(op.writer, &op.bio);
             self.heard[op.writer as usize].1 = op.asked;

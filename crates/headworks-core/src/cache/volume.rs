@@ -48,11 +48,6 @@ impl ErrorSequence {
         self.seen = true;
     }
 
-    /// Whether somebody heard of the last error.
-    pub fn is_seen(&self) -> bool {
-        self.seen
-    }
-
     /// What a connection that has heard up to `since` has not heard yet.
     pub fn check(&mut self, since: &mut u32) -> Option<IoError> {
         if *since == self.count {
