@@ -147,11 +147,11 @@ impl Cache {
                 return self.finish(turn, op, op.status);
             }
         } else if op.asked == 0 {
-            // Once: nothing under the lock becomes dirty again.
+            // Once: under the lock nothing becomes dirty but by a write-out that fails, see `busy_folio`.
             op.asked = 1;
             self.stats.discarded_dirty += u64::from(self.cancel(volume, range));
         }
-        if let Some(unit) = self.busy_folio(volume, range, &mut op.walk)
+        if let Some(unit) = self.busy_folio(op, range)
             && self.defect != CacheDefect::DiscardIgnoresWriteout
         {
             if self.folios[unit].is(Folio::LATE) {
@@ -330,17 +330,22 @@ impl Cache {
         cancelled.into()
     }
 
-    /// A folio of a range of which a block of it is on its way.
-    fn busy_folio(&self, volume: VolumeId, range: (u64, u64), walk: &mut u64) -> Option<u32> {
-        let mut at = *walk;
+    /// A folio of a range of which a block of it is on its way. What a failed write-out made dirty again is cancelled as soon
+    /// as it has ended, so that nobody sends it anew.
+    fn busy_folio(&mut self, op: &mut Operation, range: (u64, u64)) -> Option<u32> {
+        let volume = op.bio.id.volume;
+        let mut at = op.walk;
         while let Some(unit) = self.next_folio(volume, range, &mut at) {
             let (first, count) = self.overlap(unit, range);
             let states = self.folios.states(unit + first, count);
             if states.iter().any(|s| s & (block::WRITEBACK | block::FILLING) != 0) {
                 return Some(unit);
             }
+            if op.bio.op == Op::Discard {
+                self.cancel_blocks(unit, first, count);
+            }
             // Under the lock it stays as it is: the next look goes on behind it.
-            *walk = at;
+            op.walk = at;
         }
         None
     }
