@@ -435,6 +435,9 @@ impl Cache {
     pub fn set_dirty(&mut self, now: Instant, dirty: DirtyOptions) {
         self.dirty = dirty;
         self.throttle.set_options(now, &dirty);
+        // Whoever waits asks again: what it waited for under the old limits may never come under the new ones.
+        (0..self.devices.len()).for_each(|device| self.free_writers(device));
+        self.stirred = true;
     }
 
     /// Bytes of a volume that are dirty or under write-out, in whole blocks.
