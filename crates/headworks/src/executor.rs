@@ -10,7 +10,7 @@ use headworks_core::{
 
 use crate::device::{Batch, Command, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
-use crate::memory::{Span, copy};
+use crate::memory::{STREAM, Span, copy};
 
 /// Where actions go that are not for a device, and where buffers are found.
 pub trait Outlet {
@@ -42,6 +42,20 @@ fn part(span: Span, at: usize, len: usize) -> *mut u8 {
     assert!(at <= span.len && len <= span.len - at, "a copy stays within its buffer and the pool");
     // SAFETY: just checked.
     unsafe { span.base.add(at) }
+}
+
+/// Bytes that the copies of a bio at the head of a list move, as far as it matters. (Small folios take a large write in pieces.)
+fn length(list: &[Action], bio: BioId) -> usize {
+    let mut sum = 0;
+    for action in list {
+        match *action {
+            Action::Copy { bio: other, len, .. } if other == bio && sum < STREAM => {
+                sum += len as usize;
+            }
+            _ => break,
+        }
+    }
+    sum
 }
 
 /// Where in the pool the next copy of a list begins, if that is near; null otherwise.
@@ -84,6 +98,8 @@ impl Executor {
         inputs: &mut Vec<Input>,
     ) {
         let mut batch_of = None;
+        // The bio whose copies began last, and how many bytes they are.
+        let mut whole = (BioId::default(), 0);
         for (index, action) in actions.list.iter().enumerate() {
             match *action {
                 Action::Submit(submit) => {
@@ -115,6 +131,10 @@ impl Executor {
                     let len = len as usize;
                     let frames = outlet.frames();
                     let pool = part(frames, at as usize, len);
+                    if offset == 0 {
+                        whole = (bio, length(&actions.list[index..], bio));
+                    }
+                    let all = if whole.0 == bio { whole.1 } else { len };
                     let next = next_copy(&actions.list[index + 1..], frames);
                     let buffer = part(outlet.buffer(bio), offset as usize, len);
                     let (from, to) = match towards {
@@ -123,7 +143,7 @@ impl Executor {
                     };
                     // SAFETY: both ranges were checked, and buffers and pool are different memory. No device has either: the
                     // shard names only frames that are not on their way, and the bio's buffer is its own until its reply.
-                    unsafe { copy(from, to, len, towards, next) };
+                    unsafe { copy(from, to, (len, all), towards, next) };
                 }
                 Action::Zero { at, len } => {
                     let pool = part(outlet.frames(), at as usize, len as usize);

@@ -4,9 +4,10 @@
 //! waited for and looked at again. It is done when all that it sent came back. A block that somebody else had written meanwhile
 //! is on the device but perhaps not durable: then a flush of the device follows, for FUA.
 
-use super::flusher::{Sent, Why};
+use super::flusher::Why;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Doing, Operation, Park};
+use super::writeout::Sent;
 use super::{Cache, Down, Turn};
 use crate::bio::{Bio, BioFlags, Op};
 use crate::error::IoError;

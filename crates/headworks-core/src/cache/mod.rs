@@ -13,7 +13,7 @@
 //!   flush --> sync.rs: generations; discard, zeroes, direct --> range.rs
 //! ```
 //!
-//! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `clean` (write-out on a writer's
+//! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `writeout`, `clean` (write-out on a writer's
 //! behalf), `range`, `sync`, `flusher`, `arrive` (answers of devices), `frames` (who gets memory), `volume` (what is known of a
 //! volume), over the tables `folio`, `index`, `reclaim`, `ghost`, `readahead`.
 //!
@@ -42,6 +42,7 @@ mod stats;
 mod sync;
 mod volume;
 mod write;
+mod writeout;
 
 pub use defect::CacheDefect;
 pub use stats::CacheStats;

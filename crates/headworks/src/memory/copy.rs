@@ -31,16 +31,23 @@ const PAGE: usize = 4096;
 const LINE: usize = 64;
 /// Lines that are fetched ahead: as many as the copy before them gives time for, and after which the processor goes on by itself.
 const AHEAD: usize = 8;
-/// Copies into the pool from this length on go past the caches. 32 KiB: what is read again soon is mostly written in less.
-const STREAM: usize = 32 << 10;
+/// Writes of this length and more go past the caches. 32 KiB: what is read again soon is mostly written in less.
+pub const STREAM: usize = 32 << 10;
 
-/// Copies `len` bytes and fetches the first lines of `next`, a place in the pool, or null. That is only a hint.
+/// Copies `len` bytes of a bio that copies `all`, and fetches the first lines of `next`, a place in the pool, or null. That is
+/// only a hint.
 ///
 /// # Safety
 /// As for `copy_nonoverlapping(from, to, len)`.
 #[inline]
-pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize, towards: Towards, next: *const u8) {
-    if towards == Towards::Pool && len >= STREAM {
+pub unsafe fn copy(
+    from: *const u8,
+    to: *mut u8,
+    (len, all): (usize, usize),
+    towards: Towards,
+    next: *const u8,
+) {
+    if towards == Towards::Pool && all >= STREAM {
         // SAFETY: passed on.
         return unsafe { stream(from, to, len) };
     }
@@ -120,7 +127,7 @@ mod tests {
                 let mut to = vec![0; from.len()];
                 let (source, target) = (from[at..].as_ptr(), to[at..].as_mut_ptr());
                 // SAFETY: both have `len` bytes from `at` on, and are different vectors.
-                unsafe { copy(source, target, len, towards, from.as_ptr()) };
+                unsafe { copy(source, target, (len, len), towards, from.as_ptr()) };
                 assert_eq!(to[at..at + len], from[at..at + len], "{at} {len}");
                 assert!(to[..at].iter().chain(&to[at + len..]).all(|&byte| byte == 0));
             }

@@ -9,7 +9,7 @@ mod huge;
 mod mapping;
 mod pool;
 
-pub use copy::copy;
+pub use copy::{STREAM, copy};
 pub use huge::{HUGE, Pages, tables_in_huge_pages};
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};

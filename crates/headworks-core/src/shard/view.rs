@@ -1,0 +1,212 @@
+//! What a driver, a user and a test see of a shard from outside, and what they may replace while it is quiet.
+
+use std::ops::Range;
+
+use super::{Shard, Way};
+use crate::action::Actions;
+use crate::bio::{DeviceId, VolumeId};
+use crate::cache::{CacheDefect, CacheStats};
+use crate::elevator::Elevator;
+use crate::error::IoError;
+use crate::options::QueueOptions;
+use crate::queue::Queue;
+use crate::stats::{QueueStats, TurnStats, VolumeStats};
+use crate::tags::{TagOwner, TagStats};
+use crate::writeback::{DirtyOptions, DirtyStats, TraceEvent, WbStats};
+
+impl Shard {
+    /// What is to be done.
+    #[must_use]
+    pub fn actions(&self) -> &Actions {
+        &self.pools.actions
+    }
+
+    /// All of it was done.
+    pub fn clear_actions(&mut self) {
+        self.pools.actions.clear();
+    }
+
+    /// How many more bios the shard takes; frontends stop reading at 0.
+    #[must_use]
+    pub fn room(&self) -> u32 {
+        self.bios_max.saturating_sub(self.clients())
+    }
+
+    /// Bios of clients (and of other shards) in this shard.
+    fn clients(&self) -> u32 {
+        let taken = self.pools.bios.taken();
+        match &self.cache {
+            // One that was passed down is among those that wait.
+            Some(cache) => cache.waiting() + taken.saturating_sub(cache.below()),
+            None => taken,
+        }
+    }
+
+    /// No bio of a client is on its way through this shard. The cache may be writing out.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.clients() == 0
+    }
+
+    /// Nothing is on its way through this shard and every tag is home or unused in a lease.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.pools.bios.taken() == 0
+            && self.cache.as_ref().is_none_or(|cache| cache.is_quiet())
+            && self.pools.slots.taken() == 0
+            && self.ways.iter().all(|way| match way {
+                Way::Own(queue) => queue.is_quiet(),
+                Way::Other(remote) => remote.is_quiet(),
+            })
+    }
+
+    /// Tags of an own device that nobody holds and that are not lent; `None` for another shard's device.
+    #[must_use]
+    pub fn tags_free(&self, device: DeviceId) -> Option<u32> {
+        self.queue(device).map(|queue| queue.tags().free())
+    }
+
+    /// Tags of another shard's device that this shard holds on lease; `None` for an own device.
+    #[must_use]
+    pub fn tags_leased(&self, device: DeviceId) -> Option<u32> {
+        match self.ways.get(usize::from(device.0)) {
+            Some(Way::Other(remote)) => Some(remote.lease().held()),
+            _ => None,
+        }
+    }
+
+    /// Statistics of a volume; they are kept on the shard that owns its device.
+    #[must_use]
+    pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
+        let config = self.volumes.get(usize::from(volume.0))?;
+        self.queue(config.device)?.volume(volume.0).map(|volume| &volume.stats)
+    }
+
+    /// What an own device's queue and its tags counted; `None` for another shard's device.
+    #[must_use]
+    pub fn queue_stats(&self, device: DeviceId) -> Option<(QueueStats, TagStats)> {
+        let queue = self.queue(device)?;
+        Some((queue.stats(&self.pools.slots), queue.tags().stats()))
+    }
+
+    /// The options that an own device's queue works with now; `None` for another shard's device.
+    #[must_use]
+    pub fn queue_options(&self, device: DeviceId) -> Option<&QueueOptions> {
+        self.queue(device).map(Queue::options)
+    }
+
+    /// What the plug made of this shard's turns.
+    #[must_use]
+    pub fn turn_stats(&self) -> &TurnStats {
+        &self.turns
+    }
+
+    /// Writes of a volume that finished since its last good flush was submitted, and whether a flush of it failed; known to
+    /// the shard that owns its device.
+    #[must_use]
+    pub fn unflushed(&self, volume: VolumeId) -> Option<(u64, bool)> {
+        let config = self.volumes.get(usize::from(volume.0))?;
+        let volume = self.queue(config.device)?.volume(volume.0)?;
+        Some((volume.unflushed(), volume.is_suspect()))
+    }
+
+    /// What the cache counted; `None` without one.
+    #[must_use]
+    pub fn cache_stats(&self) -> Option<CacheStats> {
+        self.cache.as_ref().map(|cache| cache.stats())
+    }
+
+    /// Where the tables of the cache lie that every bio looks at, somewhere in each: large ones are worth huge pages. The driver
+    /// may ask its kernel for them; nothing else can be done with the addresses.
+    pub fn cache_tables(&self) -> impl Iterator<Item = Range<*const u8>> {
+        self.cache.iter().flat_map(|cache| cache.tables())
+    }
+
+    /// How much is dirty, in blocks; `None` without a cache.
+    #[must_use]
+    pub fn dirty_stats(&self) -> Option<DirtyStats> {
+        self.cache.as_ref().map(|cache| cache.throttle().stats())
+    }
+
+    /// The same for a device.
+    #[must_use]
+    pub fn wb_stats(&self, device: DeviceId) -> Option<WbStats> {
+        self.cache.as_ref().map(|cache| cache.throttle().device_stats(device))
+    }
+
+    /// The tunables of write-back that hold now; `None` without a cache.
+    #[must_use]
+    pub fn dirty_options(&self) -> Option<DirtyOptions> {
+        self.cache.as_ref().map(|cache| cache.dirty_options())
+    }
+
+    /// Bytes of a volume that lives here that are dirty or under write-out; `None` if it is not cached here.
+    #[must_use]
+    pub fn dirty_bytes(&self, volume: VolumeId) -> Option<u64> {
+        let config = self.volumes.get(usize::from(volume.0))?;
+        let cache = self.cache.as_ref().filter(|cache| cache.caches(volume))?;
+        (config.home == self.id).then(|| cache.dirty_bytes(volume))
+    }
+
+    /// Whether the throttle keeps what it decides for [`Shard::take_dirty_traces`].
+    pub fn trace_dirty(&mut self, on: bool) {
+        if let Some(cache) = &mut self.cache {
+            cache.throttle_mut().trace(on);
+        }
+    }
+
+    /// The throttle's decisions since the last call.
+    pub fn take_dirty_traces(&mut self, into: &mut Vec<TraceEvent>) {
+        if let Some(cache) = &mut self.cache {
+            cache.throttle_mut().take_traces(into);
+        }
+    }
+
+    /// Parts of a volume whose write-out failed and that are held: offset, bytes, error. Only at its home.
+    pub fn failed_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
+        if let Some(cache) = &self.cache
+            && usize::from(volume.0) < self.volumes.len()
+        {
+            cache.failed_ranges(volume, into);
+        }
+    }
+
+    /// Checks the cache's tables against each other, between two batches. For tests: it looks at every block.
+    ///
+    /// # Panics
+    /// If something does not hold.
+    #[doc(hidden)]
+    pub fn check_cache(&self) {
+        if let Some(cache) = &self.cache {
+            cache.check();
+        }
+    }
+
+    /// Breaks the cache's policy on purpose, for negative tests.
+    #[doc(hidden)]
+    pub fn set_cache_defect(&mut self, defect: CacheDefect) {
+        if let Some(cache) = &mut self.cache {
+            cache.set_defect(defect);
+        }
+    }
+
+    /// Replaces the tag policy of an own device. The queue must be quiet.
+    ///
+    /// # Panics
+    /// If something holds or waits for a tag.
+    pub fn set_tags(&mut self, device: DeviceId, tags: Box<dyn TagOwner>) {
+        if let Some((queue, _)) = self.own(device) {
+            queue.set_tags(tags);
+        }
+    }
+
+    /// Replaces the elevator of an own device. The queue must be quiet.
+    ///
+    /// # Panics
+    /// If something is queued or in flight.
+    pub fn set_elevator(&mut self, device: DeviceId, elevator: Box<dyn Elevator>) {
+        if let Some((queue, _)) = self.own(device) {
+            queue.set_elevator(elevator);
+        }
+    }
+}
