@@ -580,6 +580,7 @@ impl World {
                 text += &format!("    cache: {free} free, {held} held, {shadowed} shadowed,");
                 text += &format!(" waits {waits:?}, {} dirty,", dirty.nr_dirty);
                 text += &format!(" {} under write-out\n", dirty.nr_writeback);
+                text += &format!("    {}\n", cell.shard.told_waits());
             }
             for device in 0..self.wire.scenario.devices.len() as u16 {
                 let id = DeviceId(device);

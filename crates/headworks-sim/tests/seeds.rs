@@ -12,6 +12,9 @@ const NOBODY_WOKEN: u64 = 920_340;
 /// A flush did not wait for blocks that were dirtied in a folio of which older ones were still on their way to be written.
 const FLUSHED_TOO_EARLY: u64 = 3_000_076;
 
+/// The old throttling was switched off under a writer that still had a chunk to write for itself.
+const QUOTA_OUTLIVED_ITS_POLICY: u64 = 169_490_432_799;
+
 #[test]
 fn what_broke_once_stays_whole() {
     let worlds = [
@@ -19,6 +22,7 @@ fn what_broke_once_stays_whole() {
         (FAILED_UNDER_DISCARD, None),
         (FLUSHED_TOO_EARLY, None),
         (NOBODY_WOKEN, Some(4)),
+        (QUOTA_OUTLIVED_ITS_POLICY, None),
     ];
     for (seed, shards) in worlds {
         let scenario = Scenario::draw_crash(seed, shards, false);

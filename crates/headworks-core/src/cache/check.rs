@@ -16,6 +16,21 @@ struct Counted {
 }
 
 impl Cache {
+    /// What every operation waits for, for whoever reads of a hang.
+    #[must_use]
+    pub fn told_waits(&self) -> String {
+        let taken = (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot));
+        let told = taken.map(|slot| {
+            let op = &self.ops[slot];
+            let (bio, done) = (&op.bio, op.done);
+            format!(
+                "[{slot}: {:?} of {:?} {}+{} at {done}, {} on their way, waits for {:?}]",
+                op.doing, bio.op, bio.offset, bio.len, op.pending, op.park
+            )
+        });
+        told.collect::<Vec<_>>().join(" ")
+    }
+
     /// Checks every table.
     ///
     /// # Panics

@@ -244,7 +244,8 @@ impl Cache {
         // A pause is for what comes next: of this bio or of this connection.
         let _ = self.throttle.on_dirtied(turn.now, writer, device, run, class);
         let quota = self.throttle.foreground_quota(writer, device);
-        if quota == 0 {
+        // The policy may have changed since the writer's quota was set: only who has a slot can wait for what it sends.
+        if quota == 0 || self.dirty.policy != ThrottlePolicy::Foreground {
             return None;
         }
         op.pending +=

@@ -182,6 +182,13 @@ impl Shard {
         }
     }
 
+    /// What the cache's operations wait for, for whoever reads of a hang.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn told_waits(&self) -> String {
+        self.cache.as_ref().map_or_else(String::new, |cache| cache.told_waits())
+    }
+
     /// Breaks the cache's policy on purpose, for negative tests.
     #[doc(hidden)]
     pub fn set_cache_defect(&mut self, defect: CacheDefect) {
