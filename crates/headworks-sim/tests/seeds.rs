@@ -15,6 +15,18 @@ const FLUSHED_TOO_EARLY: u64 = 3_000_076;
 /// The old throttling was switched off under a writer that still had a chunk to write for itself.
 const QUOTA_OUTLIVED_ITS_POLICY: u64 = 169_490_432_799;
 
+/// A discard cancelled what a FUA write was about to write out: that was answered Ok and never written.
+const DISCARDED_UNDER_FUA: u64 = 432_840_006_673;
+/// In a small pool blocks were evicted between their arrival and the step of who had waited for them. On four shards.
+const EVICTED_UNSEEN: u64 = 750_485_048_017;
+
+#[test]
+fn everybody_gets_on_in_a_pool_that_is_far_too_small() {
+    if let Err(failure) = headworks_sim::run(Scenario::draw(EVICTED_UNSEEN, Some(4))) {
+        panic!("{failure}");
+    }
+}
+
 #[test]
 fn what_broke_once_stays_whole() {
     let worlds = [
@@ -23,6 +35,7 @@ fn what_broke_once_stays_whole() {
         (FLUSHED_TOO_EARLY, None),
         (NOBODY_WOKEN, Some(4)),
         (QUOTA_OUTLIVED_ITS_POLICY, None),
+        (DISCARDED_UNDER_FUA, None),
     ];
     for (seed, shards) in worlds {
         let scenario = Scenario::draw_crash(seed, shards, false);

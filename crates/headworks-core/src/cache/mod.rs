@@ -399,12 +399,16 @@ impl Cache {
     pub fn run(&mut self, turn: &mut Turn) {
         self.stirred = false;
         loop {
+            // First those whose block has just come: a frame for somebody else would be had by evicting it unseen, and in a
+            // small pool nobody would get on.
+            while let Some(slot) = self.lines.next_ready(&mut self.ops) {
+                self.resume(turn, slot);
+            }
             self.serve_credit();
             self.serve_frames(turn);
-            let Some(slot) = self.lines.next_ready(&mut self.ops) else {
+            if self.lines.ready.head().is_none() {
                 break;
-            };
-            self.resume(turn, slot);
+            }
         }
         self.run_flushers(turn);
         self.arm_timers(turn);

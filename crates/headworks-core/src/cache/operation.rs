@@ -104,8 +104,10 @@ pub(super) struct Operation {
     pub wants_flush: bool,
     /// It was answered by time-out; the device still has its buffer.
     pub answered: bool,
-    /// A block of its range changed while it waited for the range to become quiet.
+    /// It goes past the cache as `O_DIRECT` does.
     pub direct: bool,
+    /// Range: what is dirty of it is written out, not cancelled.
+    pub cleans: bool,
 }
 
 impl Default for Operation {
@@ -130,6 +132,7 @@ impl Default for Operation {
             wants_flush: false,
             answered: false,
             direct: false,
+            cleans: false,
         }
     }
 }

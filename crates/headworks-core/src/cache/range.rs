@@ -132,8 +132,12 @@ impl Cache {
             self.ranges.lock(slot, volume, range);
             op.locked = true;
         }
-        // A device may refuse to zero: until it has, what was acknowledged must not be gone.
-        if op.direct || op.bio.op == Op::WriteZeroes {
+        // A device may refuse to zero: until it has, what was acknowledged must not be gone. And what a writer waits for (FUA,
+        // writethrough) is written before it is discarded, or he would be told that it is on the device when it never was.
+        if op.asked == 0 {
+            op.cleans = op.direct || op.bio.op == Op::WriteZeroes || self.is_cleaned(volume, range);
+        }
+        if op.cleans {
             let written = self.stats.written;
             let park = self.clean_range(turn, op, slot, BioFlags::SYNC);
             if op.direct {
@@ -164,6 +168,18 @@ impl Cache {
         let bio = self.range_bio(op, range);
         self.pass_down(op, slot, bio);
         Park::Below
+    }
+
+    /// Whether a writer waits for the write-out of a part of a range.
+    fn is_cleaned(&self, volume: VolumeId, range: (u64, u64)) -> bool {
+        (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot)).any(|slot| {
+            let op = &self.ops[slot];
+            let (start, end) = outward(&op.bio);
+            op.doing == Doing::Clean
+                && op.bio.id.volume == volume
+                && start < range.1
+                && range.0 < end
+        })
     }
 
     /// The bio that the device gets: of discards and zeroings the whole blocks.
