@@ -1,8 +1,8 @@
 //! Discard, write-zeroes and direct I/O: what goes past the cache.
 //!
 //! The range is locked: whoever comes for a part of it waits. What is dirty of it is cancelled by a discard (its content is not
-//! needed any longer); for direct I/O, and for a zeroing, which may fail, it is written out. When nothing of it is on its way, it is forgotten, and the client's bio goes to the
-//! device. So neither an older write-out nor a fill that began earlier can undo what the device is told.
+//! needed any longer); for direct I/O, for a zeroing, which may fail, and where a FUA or writethrough write waits for it, it is
+//! written out. When nothing of it is on its way, it is forgotten, and the client's bio goes to the device. So neither an older write-out nor a fill that began earlier can undo what the device is told.
 //!
 //! ```text
 //!   locked --> cancelled or clean --> nothing on its way --> forgotten --> Below --> unlocked --> answered
