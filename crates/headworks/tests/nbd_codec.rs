@@ -114,7 +114,7 @@ impl Connection {
     fn serve(&mut self) -> std::io::Result<()> {
         let (exports, mut out) = (exports(), Vec::new());
         let mut handshake = Handshake::new(&mut out);
-        let (export, structured, mut rest) = loop {
+        let (export, terms, mut rest) = loop {
             self.stream.write_all(&std::mem::take(&mut out))?;
             let received = self.receive()?;
             let mut at = 0;
@@ -126,19 +126,19 @@ impl Connection {
                 }
             };
             match outcome {
-                Outcome::Ready { export, structured } => {
+                Outcome::Ready { export, terms } => {
                     self.stream.write_all(&out)?;
-                    break (export, structured, self.input[at..received].to_vec());
+                    break (export, terms, self.input[at..received].to_vec());
                 }
                 Outcome::Closed | Outcome::Failed(_) => return self.stream.write_all(&out),
                 Outcome::NeedMore | Outcome::Reply => {}
             }
         };
-        let mut offered = exports[export].flags_for(structured);
+        let mut offered = exports[export].flags_for(terms);
         if self.manners.refuse_writes {
             offered = offered.with(TransmissionFlags::READ_ONLY);
         }
-        let mut parser = RequestParser::new(offered, structured);
+        let mut parser = RequestParser::new(offered, terms);
         let mut write: Option<(Request, Vec<u8>)> = None;
         loop {
             let mut replies = Vec::new();
@@ -152,7 +152,7 @@ impl Connection {
                         break;
                     }
                     let (request, data) = write.take().expect("it is there");
-                    replies.push(self.answer(request, data, structured));
+                    replies.push(self.answer(request, data, terms.structured));
                 }
                 let (used, parsed) = parser.parse(bytes);
                 bytes = &bytes[used..];
@@ -162,11 +162,11 @@ impl Connection {
                         write = Some((request, Vec::new()));
                     }
                     Parsed::Request(request) => {
-                        replies.push(self.answer(request, Vec::new(), structured));
+                        replies.push(self.answer(request, Vec::new(), terms.structured));
                     }
                     Parsed::Refused(refusal) => {
                         let mut reply = Vec::new();
-                        Replies { structured }.refused(&mut reply, refusal);
+                        Replies { structured: terms.structured }.refused(&mut reply, refusal);
                         replies.push(reply);
                     }
                     Parsed::Disconnect | Parsed::End(_) => return Ok(()),

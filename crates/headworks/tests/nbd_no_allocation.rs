@@ -5,7 +5,9 @@ use std::cell::Cell;
 
 use headworks::frontend::nbd::reply::REPLY_BYTES_MAX;
 use headworks::frontend::nbd::wire::RequestHeader;
-use headworks::frontend::nbd::{NbdError, Parsed, Replies, RequestParser, TransmissionFlags};
+use headworks::frontend::nbd::{
+    NbdError, Parsed, Replies, RequestParser, Terms, TransmissionFlags,
+};
 
 struct Counting;
 
@@ -52,7 +54,7 @@ fn requests_and_replies_allocate_nothing() {
     let mut answered = 0;
     for piece in [13, usize::MAX] {
         let offered = TransmissionFlags(0xfff & !2);
-        let mut parser = RequestParser::new(offered, true);
+        let mut parser = RequestParser::new(offered, Terms { structured: true });
         let replies = Replies { structured: true };
         for mut bytes in stream.chunks(piece) {
             loop {

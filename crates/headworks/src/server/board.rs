@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use headworks_core::{Control, ShardId};
 
 use crate::engine::Waker;
+use crate::frontend::nbd::Terms;
 use crate::frontend::nbd::connection::Connection;
 use crate::server::control::question::Question;
 
@@ -18,8 +19,8 @@ pub enum Mail {
         connection: Box<Connection>,
         /// The export it chose.
         export: usize,
-        /// Whether it wants structured replies.
-        structured: bool,
+        /// What was agreed on.
+        terms: Terms,
     },
     /// The operator speaks.
     Control(Control),

@@ -58,10 +58,17 @@ pub struct ExportInfo {
 impl ExportInfo {
     /// The flags as this client sees them; its [`RequestParser`](super::RequestParser) wants the same.
     #[must_use]
-    pub const fn flags_for(&self, structured: bool) -> TransmissionFlags {
+    pub const fn flags_for(&self, terms: Terms) -> TransmissionFlags {
         let flags = self.flags.with(TransmissionFlags::HAS_FLAGS);
-        if structured { flags } else { flags.without(TransmissionFlags::SEND_DF) }
+        if terms.structured { flags } else { flags.without(TransmissionFlags::SEND_DF) }
     }
+}
+
+/// What client and server agreed on before the client chose its export.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Reads get structured replies.
+    pub structured: bool,
 }
 
 /// Where a call left the handshake.
@@ -75,8 +82,8 @@ pub enum Outcome {
     Ready {
         /// Index of the export.
         export: usize,
-        /// Whether reads get structured replies.
-        structured: bool,
+        /// What was agreed on.
+        terms: Terms,
     },
     /// The client has said goodbye. Send the output and close.
     Closed,
@@ -101,7 +108,7 @@ pub struct Handshake {
     pending: Vec<u8>,
     options: u32,
     no_zeroes: bool,
-    structured: bool,
+    terms: Terms,
 }
 
 impl Handshake {
@@ -117,7 +124,7 @@ impl Handshake {
             pending: Vec::new(),
             options: 0,
             no_zeroes: false,
-            structured: false,
+            terms: Terms::default(),
         }
     }
 
@@ -254,7 +261,7 @@ impl Handshake {
                 reply(out, option, option_reply::ACK, &[])
             }
             option::STRUCTURED_REPLY => {
-                self.structured = true;
+                self.terms.structured = true;
                 reply(out, option, option_reply::ACK, &[])
             }
             _ => refuse(out, option, option_reply::ERR_UNSUP, "the option is not supported"),
@@ -268,7 +275,7 @@ impl Handshake {
         };
         let export = &exports[index];
         out.extend(export.size.to_be_bytes());
-        out.extend(export.flags_for(self.structured).0.to_be_bytes());
+        out.extend(export.flags_for(self.terms).0.to_be_bytes());
         if !self.no_zeroes {
             out.extend([0; EXPORT_NAME_PADDING_BYTES]);
         }
@@ -294,7 +301,7 @@ impl Handshake {
             let [a, b, c] = parts;
             reply(out, option, option_reply::INFO, &[&kind.to_be_bytes(), a, b, c]);
         };
-        let flags = export.flags_for(self.structured).0;
+        let flags = export.flags_for(self.terms).0;
         tell(info::EXPORT, [&export.size.to_be_bytes(), &flags.to_be_bytes(), &[]]);
         // Sent to everybody, asked or not, as qemu does: who does not know it ignores it.
         let BlockSizes { min, preferred, max } = export.block_sizes;
@@ -315,7 +322,7 @@ impl Handshake {
     }
 
     fn ready(&self, export: usize) -> Outcome {
-        Outcome::Ready { export, structured: self.structured }
+        Outcome::Ready { export, terms: self.terms }
     }
 }
 

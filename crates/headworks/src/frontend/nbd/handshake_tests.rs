@@ -104,7 +104,7 @@ fn a_transcript_is_answered_as_the_protocol_says() {
     use option_reply::*;
     let (out, left, outcome) = whole(&transcript());
     assert_eq!(left, 22);
-    let ready = Outcome::Ready { export: 0, structured: true };
+    let ready = Outcome::Ready { export: 0, terms: Terms { structured: true } };
     assert_eq!(outcome, ready);
     let info_replies = [INFO, INFO, INFO, INFO, ACK, INFO, INFO, INFO, ACK];
     let mut expected = vec![ERR_UNSUP, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, ERR_UNSUP];
@@ -136,7 +136,7 @@ fn any_cut_gives_the_same_answers() {
 
 #[test]
 fn the_old_way_pads_unless_told_not_to() {
-    let ready = Outcome::Ready { export: 1, structured: false };
+    let ready = Outcome::Ready { export: 1, terms: Terms { structured: false } };
     // Not structured, so DF is not offered.
     let head = b"\0\0\0\0\0\0\x10\x01\0\x05";
     let (out, left, outcome) = whole(&client(3, &[option(1, b"zweite")]));

@@ -6,7 +6,7 @@
 //! through here.
 //!
 //! ```text
-//!   accept --> Handshake::new --feed--> Reply, NeedMore, ... --> Ready { export, structured }
+//!   accept --> Handshake::new --feed--> Reply, NeedMore, ... --> Ready { export, terms }     
 //!                                 |                                 |
 //!                                 +--> Closed | Failed              v
 //!                                                   RequestParser::parse --> Request --> Op, BioFlags
@@ -25,7 +25,7 @@ pub mod transmission;
 pub mod window;
 pub mod wire;
 
-pub use handshake::{BlockSizes, ExportInfo, Handshake, Outcome};
+pub use handshake::{BlockSizes, ExportInfo, Handshake, Outcome, Terms};
 pub use reply::Replies;
 pub use transmission::{Parsed, ProtocolError, Refusal, Request, RequestParser};
 pub use wire::{Command, CommandFlags, NbdError, TransmissionFlags};

@@ -20,6 +20,7 @@ use std::fmt;
 
 use headworks_core::{BioFlags, Op};
 
+use super::handshake::Terms;
 use super::wire::{
     Command, CommandFlags, NbdError, PAYLOAD_BYTES_MAX, REQUEST_BYTES, RequestHeader,
     TransmissionFlags,
@@ -148,7 +149,7 @@ pub struct RequestParser {
     /// The first bytes of a header that came in pieces.
     partial: [u8; REQUEST_BYTES],
     have: u8,
-    structured: bool,
+    terms: Terms,
     offered: TransmissionFlags,
     /// Bytes of a refused write's payload still to come.
     skip: u32,
@@ -159,8 +160,8 @@ pub struct RequestParser {
 impl RequestParser {
     /// A parser for an export with these flags, as the handshake ended.
     #[must_use]
-    pub const fn new(offered: TransmissionFlags, structured: bool) -> Self {
-        Self { partial: [0; REQUEST_BYTES], have: 0, structured, offered, skip: 0, owed: None }
+    pub const fn new(offered: TransmissionFlags, terms: Terms) -> Self {
+        Self { partial: [0; REQUEST_BYTES], have: 0, terms, offered, skip: 0, owed: None }
     }
 
     /// Looks at the next bytes of the stream: how many it consumed, and what they mean.
@@ -314,7 +315,7 @@ impl RequestParser {
         };
         let offered = match command {
             Command::Read => {
-                if self.structured && offers(TransmissionFlags::SEND_DF) {
+                if self.terms.structured && offers(TransmissionFlags::SEND_DF) {
                     allowed = allowed.with(CommandFlags::DF);
                 }
                 true
@@ -340,6 +341,8 @@ mod tests {
     use super::*;
     use headworks_core::prng::Prng;
 
+    const STRUCTURED: Terms = Terms { structured: true };
+
     const ALL: TransmissionFlags = TransmissionFlags(0xfff & !2);
 
     fn header(command: u16, flags: u16, offset: u64, len: u32) -> [u8; REQUEST_BYTES] {
@@ -350,7 +353,7 @@ mod tests {
     fn one(offered: TransmissionFlags, command: u16, flags: u16, len: u32) -> Parsed {
         let offset = if command == 3 { 0 } else { 4096 };
         let bytes = header(command, flags, offset, len);
-        let mut parser = RequestParser::new(offered, true);
+        let mut parser = RequestParser::new(offered, STRUCTURED);
         let (consumed, parsed) = parser.parse(&bytes);
         assert_eq!(consumed, REQUEST_BYTES);
         if parsed != Parsed::NeedMore {
@@ -405,7 +408,7 @@ mod tests {
         }
         let slow = ALL.without(TransmissionFlags::SEND_FAST_ZERO);
         assert_eq!(refused(one(slow, 6, 16, 9)), Some(NbdError::Invalid));
-        let simple = RequestParser::new(ALL, false).parse(&header(0, 4, 0, 9)).1;
+        let simple = RequestParser::new(ALL, Terms::default()).parse(&header(0, 4, 0, 9)).1;
         assert_eq!(refused(simple), Some(NbdError::Invalid));
         let read_only = ALL.with(TransmissionFlags::READ_ONLY);
         for command in [1, 4, 6] {
@@ -431,17 +434,17 @@ mod tests {
             assert_eq!(refused(one(ALL, command, 2, len)), Some(NbdError::Invalid), "{command}");
         }
         assert_eq!(refused(one(ALL, 0, 1 << 15, 9)), Some(NbdError::Invalid));
-        let placed = RequestParser::new(ALL, false).parse(&header(3, 0, 512, 0)).1;
+        let placed = RequestParser::new(ALL, Terms::default()).parse(&header(3, 0, 512, 0)).1;
         assert_eq!(refused(placed), Some(NbdError::Invalid));
         let mut bytes = header(0, 0, 0, 9);
         bytes[0] = 0;
-        let (_, parsed) = RequestParser::new(ALL, false).parse(&bytes);
+        let (_, parsed) = RequestParser::new(ALL, Terms::default()).parse(&bytes);
         assert_eq!(parsed, Parsed::End(ProtocolError::BadMagic(0x0060_9513)));
     }
 
     /// Feeds `stream` in the pieces that `cut` chooses; payloads of accepted writes are taken as a connection would.
     fn run(stream: &[u8], mut cut: impl FnMut() -> usize) -> Vec<Parsed> {
-        let (mut parser, mut found) = (RequestParser::new(ALL, true), Vec::new());
+        let (mut parser, mut found) = (RequestParser::new(ALL, STRUCTURED), Vec::new());
         let (mut at, mut payload) = (0, 0);
         while at < stream.len() {
             let end = stream.len().min(at.saturating_add(cut().max(1)));

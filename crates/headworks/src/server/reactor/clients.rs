@@ -19,6 +19,7 @@ use tracing::{debug, error, warn};
 
 use super::{Hold, LISTENERS, Life, Reactor, Standing};
 use crate::engine::Interest;
+use crate::frontend::nbd::Terms;
 use crate::frontend::nbd::connection::{Connection, End, Intake, Received};
 use crate::frontend::nbd::outgoing::Sent;
 use crate::server::board::Mail;
@@ -100,8 +101,8 @@ impl Reactor {
                 self.standings[slot as usize].hold = Hold::NoBuffer;
                 self.line.join(slot);
             }
-            Received::Chosen { export, structured } => {
-                return self.place(now, slot, export, structured);
+            Received::Chosen { export, terms } => {
+                return self.place(now, slot, export, terms);
             }
             Received::End(end) => self.end(slot, &end),
         }
@@ -109,7 +110,7 @@ impl Reactor {
     }
 
     /// A client chose its export: the connection goes to the export's shard; true if that is this one.
-    fn place(&mut self, now: Instant, slot: u32, export: usize, structured: bool) -> bool {
+    fn place(&mut self, now: Instant, slot: u32, export: usize, terms: Terms) -> bool {
         let home = self.parts.exports[export].shard;
         let Some((connection, pool)) = self.parts.desk.connection(slot) else {
             return false;
@@ -120,7 +121,7 @@ impl Reactor {
             "client chose its export"
         );
         if home == self.parts.id {
-            connection.begin(now, self.doors[export], &self.infos[export], structured);
+            connection.begin(now, self.doors[export], &self.infos[export], terms);
             return true;
         }
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
@@ -133,7 +134,7 @@ impl Reactor {
             self.parts.engine.forget(slot, fd);
         }
         if let Some(connection) = self.parts.desk.remove(slot) {
-            let mail = Mail::Connection { connection, export, structured };
+            let mail = Mail::Connection { connection, export, terms };
             self.parts.board.send(home, mail);
         }
         false
@@ -145,7 +146,7 @@ impl Reactor {
         now: Instant,
         connection: Box<Connection>,
         export: usize,
-        structured: bool,
+        terms: Terms,
     ) {
         if self.life != Life::Running {
             // It came after the stop: nobody would flush what it writes.
@@ -155,7 +156,7 @@ impl Reactor {
             Ok(slot) => {
                 if let Some((connection, _)) = self.parts.desk.connection(slot) {
                     let door = self.doors[export];
-                    connection.begin(now, door, &self.infos[export], structured);
+                    connection.begin(now, door, &self.infos[export], terms);
                 }
                 self.newcomer(slot);
                 self.heat(slot);

@@ -342,8 +342,8 @@ impl Reactor {
         while let Ok(mail) = self.parts.mail.try_recv() {
             worked = true;
             match mail {
-                Mail::Connection { connection, export, structured } => {
-                    self.adopt(now, connection, export, structured);
+                Mail::Connection { connection, export, terms } => {
+                    self.adopt(now, connection, export, terms);
                 }
                 Mail::Control(control) => self.on_control(control),
                 Mail::Statistics => self.tell_statistics(),

@@ -133,7 +133,7 @@ impl Connection {
                 Outcome::Reply if self.outgoing.replies() < self.limits.requests => continue,
                 Outcome::Reply => Received::Full,
                 Outcome::NeedMore => Received::Some,
-                Outcome::Ready { export, structured } => Received::Chosen { export, structured },
+                Outcome::Ready { export, terms } => Received::Chosen { export, terms },
                 Outcome::Closed => Received::End(End::Goodbye),
                 Outcome::Failed(sentence) => Received::End(End::Fault(sentence)),
             };

@@ -21,7 +21,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use headworks_core::{ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId};
 
-use super::handshake::{ExportInfo, Handshake};
+use super::handshake::{ExportInfo, Handshake, Terms};
 use super::outgoing::{Outgoing, Sent};
 use super::reply::Replies;
 use super::transmission::{Request, RequestParser};
@@ -112,8 +112,8 @@ pub enum Received {
     Chosen {
         /// Index of the export.
         export: usize,
-        /// Whether reads get structured replies.
-        structured: bool,
+        /// What was agreed on.
+        terms: Terms,
     },
     /// No more will come. The connection ends when it is finished.
     End(End),
@@ -242,11 +242,11 @@ impl Connection {
     }
 
     /// The handshake is over: from now on requests for what is behind `door` are taken.
-    pub fn begin(&mut self, now: Instant, door: Door, export: &ExportInfo, structured: bool) {
+    pub fn begin(&mut self, now: Instant, door: Door, export: &ExportInfo, terms: Terms) {
         (self.last_received, self.last_sent) = (now, now);
-        self.form = Replies { structured };
+        self.form = Replies { structured: terms.structured };
         self.phase = Phase::Transmission(Transmission {
-            parser: RequestParser::new(export.flags_for(structured), structured),
+            parser: RequestParser::new(export.flags_for(terms), terms),
             replies: self.form,
             door,
             own_ioprio: false,
