@@ -1,0 +1,90 @@
+//! Where clients connect, and the URIs that say so.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use headworks::core::ConfigError;
+use headworks::server::Address;
+
+use super::Options;
+use super::plan::unix_mode;
+
+/// A directory of our own for a socket; it goes with us.
+pub(super) struct PrivateDirectory(pub PathBuf);
+
+impl Drop for PrivateDirectory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+pub(super) fn addresses(
+    options: &Options,
+) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
+    let mut listen = Vec::new();
+    let mut private = None;
+    if let Some(port) = options.port {
+        listen.push(Address::Tcp(SocketAddr::new(options.ip_addr, port)));
+    }
+    let path = match &options.unix {
+        Some(path) if path.as_os_str() != "-" => Some(path.clone()),
+        None if options.port.is_some() => None,
+        _ => {
+            let directory = private_directory()?;
+            let path = directory.0.join("headworks.sock");
+            private = Some(directory);
+            Some(path)
+        }
+    };
+    if let Some(path) = path {
+        let path = absolute(&path);
+        listen.push(Address::Unix { path, mode: unix_mode(options)? });
+    }
+    Ok((listen, private))
+}
+
+pub(super) fn absolute(path: &PathBuf) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.clone())
+}
+
+/// A new directory that only we may enter.
+fn private_directory() -> Result<PrivateDirectory, ConfigError> {
+    use std::os::unix::fs::DirBuilderExt;
+    let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    for attempt in 0..100 {
+        let path = base.join(format!("headworks-{}-{attempt}", std::process::id()));
+        match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(PrivateDirectory(path)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => {
+                let message =
+                    format!("cannot make {}: {error}; name a socket with -U", path.display());
+                return Err(ConfigError::new("unix", message));
+            }
+        }
+    }
+    Err(ConfigError::new("unix", "no private directory is free; name a socket with -U"))
+}
+pub(super) fn uri(
+    name: &str,
+    unix: Option<&std::path::Path>,
+    address: IpAddr,
+    port: Option<u16>,
+) -> String {
+    let encode = |text: &str| -> String {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+        let encoded = text.bytes().map(|byte| match plain(byte) {
+            true => char::from(byte).to_string(),
+            false => format!("%{byte:02X}"),
+        });
+        encoded.collect()
+    };
+    match (unix, port) {
+        (Some(path), _) => {
+            format!("nbd+unix:///{}?socket={}", encode(name), encode(&path.to_string_lossy()))
+        }
+        (None, Some(port)) => format!("nbd://{}/{}", SocketAddr::new(address, port), encode(name)),
+        (None, None) => String::new(),
+    }
+}

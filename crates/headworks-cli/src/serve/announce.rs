@@ -1,0 +1,152 @@
+//! What a user sees when the server is up: what is served, where, and what may be lost.
+
+use std::io::{self, Write};
+
+use headworks::core::{ErrorPolicy, Ioprio, WriteMode};
+use headworks::device::Share;
+use headworks::server::assemble::Assembly;
+
+use super::{Options, Running};
+use crate::modes::{self, Promise};
+
+/// An export as it is shown.
+pub(super) struct Shown {
+    pub name: String,
+    pub description: String,
+    pub size: u64,
+    pub uri: String,
+    pub volume: usize,
+    pub weight: u16,
+    pub ioprio: Ioprio,
+    /// Writes need a flush to outlive a power cut.
+    pub volatile: bool,
+    pub read_only: bool,
+    pub mode: WriteMode,
+    pub on_error: ErrorPolicy,
+    /// Its bytes outlive the process.
+    pub lasting: bool,
+}
+
+pub(super) fn shown(assembly: &Assembly, cache: bool) -> Vec<Shown> {
+    let exports = assembly.exports.iter().map(|export| {
+        let (device, volume) = &assembly.volumes[usize::from(export.volume.0)];
+        Shown {
+            name: export.name.clone(),
+            description: export.description.clone(),
+            size: volume.size,
+            uri: String::new(),
+            volume: export.volume.0.into(),
+            weight: export.weight,
+            ioprio: export.ioprio,
+            volatile: assembly.devices[usize::from(device.0)].0.write_cache && !volume.read_only,
+            read_only: export.read_only || volume.read_only,
+            mode: if cache { volume.mode } else { WriteMode::None },
+            on_error: volume.on_error,
+            lasting: export.lasting,
+        }
+    });
+    exports.collect()
+}
+pub(super) fn announce(options: &Options, running: &Running) -> Result<(), String> {
+    let text = if options.json { announcement_json(running) } else { announcement(running) };
+    let mut out = io::stdout().lock();
+    // Nobody may be reading.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match &options.pid_file {
+        Some(path) => std::fs::write(path, format!("{}\n", std::process::id()))
+            .map_err(|error| format!("cannot write {}: {error}", path.display())),
+        None => Ok(()),
+    }
+}
+
+fn announcement(running: &Running) -> String {
+    let mut text = String::new();
+    for note in &running.notes {
+        text += &format!("note: {note}\n");
+    }
+    for export in &running.exports {
+        let (name, share) = (export.shown_name(), export.share());
+        text += &format!("export: {name}: {}{share}\n", export.description);
+    }
+    let promises = promises(&running.exports);
+    for export in running.exports.iter().filter(|export| export.mode == WriteMode::Unsafe) {
+        let name = export.shown_name();
+        text +=
+            &format!("WARNING: export {name} is cache=unsafe: flushes and FUA promise nothing\n");
+    }
+    text += &format!("engine: {}\n", running.server.engine());
+    text += &format!("cache: {}\n", running.server.cache().unwrap_or("none"));
+    text += &format!("write mode: {}\n", modes::write_modes(&promises));
+    text += &format!("kill -9 loses: {}\n", modes::loss(&promises, running.dirty_limit));
+    for export in &running.exports {
+        text += &format!("uri: {}\n", export.uri);
+    }
+    if let Some(first) = running.exports.first() {
+        text += &format!("try: nbdinfo '{}'\n", first.uri);
+    }
+    if let Some(path) = &running.control {
+        text += &format!("control: headworks ctl '{}' get\n", path.display());
+    }
+    text
+}
+
+fn promises(exports: &[Shown]) -> Vec<Promise<'_>> {
+    exports.iter().map(Shown::promise).collect()
+}
+
+impl Shown {
+    pub fn shown_name(&self) -> &str {
+        if self.name.is_empty() { "(default)" } else { &self.name }
+    }
+
+    fn promise(&self) -> Promise<'_> {
+        let Self { lasting, read_only, mode, .. } = *self;
+        Promise { name: self.shown_name(), lasting, read_only, mode }
+    }
+
+    /// Its share and its class, if they are not the ordinary ones.
+    fn share(&self) -> String {
+        let ordinary = Share::default();
+        let mut text = String::new();
+        if self.weight != ordinary.weight {
+            text += &format!(", weight {}", self.weight);
+        }
+        if self.ioprio != ordinary.ioprio {
+            text += &format!(", class {}", self.ioprio);
+        }
+        text
+    }
+}
+
+fn announcement_json(running: &Running) -> String {
+    let exports: Vec<serde_json::Value> = running
+        .exports
+        .iter()
+        .map(|export| {
+            serde_json::json!({
+                "name": export.name,
+                "description": export.description,
+                "size": export.size,
+                "uri": export.uri,
+                "weight": export.weight,
+                "ioprio": export.ioprio.to_string(),
+                "cache": export.mode.name(),
+                "on_error": export.on_error.name(),
+            })
+        })
+        .collect();
+    let promises = promises(&running.exports);
+    let object = serde_json::json!({
+        "exports": exports,
+        "engine": running.server.engine(),
+        "cache": running.server.cache(),
+        "cache_bytes": running.cache_bytes,
+        "write_mode": modes::write_modes(&promises),
+        "kill_loses": modes::loss(&promises, running.dirty_limit),
+        "notes": running.notes,
+        "unix": running.unix,
+        "port": running.port,
+        "control": running.control,
+    });
+    format!("{object}\n")
+}

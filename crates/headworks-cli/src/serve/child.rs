@@ -1,0 +1,29 @@
+//! The command that is served while it runs (`--run`).
+
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+
+use super::Running;
+use crate::signals::Signals;
+
+pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {
+    let first = running.exports.first().map_or("", |export| export.uri.as_str());
+    let mut shell = Command::new("/bin/sh");
+    shell.arg("-c").arg(command).env("uri", first).env("nbd", first);
+    if let Some(path) = &running.unix {
+        shell.env("unixsocket", path);
+    }
+    if let Some(port) = running.port {
+        shell.env("port", port.to_string());
+    }
+    if let Some(path) = &running.control {
+        shell.env("control", path);
+    }
+    // SAFETY: between fork and exec only the signal mask is set back, by one system call.
+    unsafe { shell.pre_exec(Signals::unblock).spawn() }
+}
+pub(super) fn child_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    ExitCode::from(code.clamp(0, 255) as u8)
+}

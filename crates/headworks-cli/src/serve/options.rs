@@ -1,0 +1,120 @@
+//! The words of `headworks serve`.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+
+use clap::Args;
+use headworks::units::{parse_size, parse_time};
+
+use crate::tunables::Queue;
+
+/// Serves disk images over NBD.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  headworks serve disk.img                          one image on a private unix socket
+  headworks serve --size 10G new.img -U /run/d.sock  make a sparse image, choose the socket
+  headworks serve a=one.img b=two.img -p 10809      two exports on TCP, 127.0.0.1:10809
+  headworks serve mem:size=1G --run 'nbdinfo $uri'  serve while a command runs
+  headworks serve delay:read=5ms,of=file:path=disk.img
+  headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
+  headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
+  headworks serve --cache 0 disk.img                no page cache: every request goes to the device
+  headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
+
+SPEC is a path or type:key=value,...: file (path, size, direct, read-only), null (size), mem (size), and around another
+device delay (read, write, flush, discard, all, jitter, of) and error (rate, errno, op, range, after, count, of).
+Of an export, among the keys of the outermost type: weight (1 to 10000, default 100), its share of the device beside other
+exports; ioprio (rt, be or idle, with a level of 0 to 7: be:0), the class of its clients' requests, default be:4; cache, when
+a write is acknowledged: writeback (in the page cache; durable after a flush or by FUA), writethrough (in the device), none
+(as without a cache) or unsafe (flushes promise nothing: for what may be lost), default writeback (mem and null: none); on-error, what becomes of
+a block that could not be written out: hold (kept, flushes fail until it is acknowledged) or retry (also written again by
+itself), default hold.
+Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
+pub struct Options {
+    /// What to serve; the first is the default export
+    #[arg(value_name = "[NAME=]SPEC", required = true)]
+    pub(super) exports: Vec<String>,
+    /// Listen on this unix socket; `-` makes a private one
+    #[arg(short = 'U', long, value_name = "PATH")]
+    pub(super) unix: Option<PathBuf>,
+    /// Permissions of the unix socket, octal
+    #[arg(long, value_name = "MODE", default_value = "600")]
+    pub(super) unix_mode: String,
+    /// Listen on this TCP port; 0 takes a free one
+    #[arg(short, long)]
+    pub(super) port: Option<u16>,
+    /// Listen on this address (with --port)
+    #[arg(short = 'i', long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub(super) ip_addr: IpAddr,
+    /// Listen for `headworks ctl` on this unix socket, for the owner alone
+    #[arg(long, value_name = "PATH")]
+    pub(super) control: Option<PathBuf>,
+    /// Refuse all writes
+    #[arg(short, long)]
+    pub(super) read_only: bool,
+    /// Size of devices that name none; makes image files that are missing
+    #[arg(long, value_parser = size)]
+    pub(super) size: Option<u64>,
+    /// How to wait for disks and sockets: auto, uring or threads
+    #[arg(long, default_value = "auto", value_name = "ENGINE")]
+    pub(super) engine: String,
+    /// Look this many microseconds before sleeping; 0 never
+    #[arg(long, default_value_t = 50, value_name = "N")]
+    pub(super) poll_us: u64,
+    /// Threads; devices are shared out among them
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(super) shards: u16,
+    /// Share out volumes among the threads, too, even of one device
+    #[arg(long)]
+    pub(super) spread: bool,
+    /// CPUs for the threads, in order: 0,1
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(super) cpus: Vec<usize>,
+    /// Run a shell command with $uri, $unixsocket, $port, $nbd and $control; serve until it ends, end with its status
+    #[arg(long, value_name = "CMD")]
+    pub(super) run: Option<String>,
+    /// Write the process id here once clients may connect
+    #[arg(short = 'P', long, value_name = "FILE")]
+    pub(super) pid_file: Option<PathBuf>,
+    /// Record every input of the path, for `headworks lab replay`
+    #[arg(long, value_name = "FILE")]
+    pub(super) record: Option<PathBuf>,
+    /// The page cache, all threads together; 0: none
+    #[arg(long, value_parser = size, default_value = "256M", value_name = "SIZE")]
+    pub(super) cache: u64,
+    /// Memory for requests' data, for each thread
+    #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
+    pub(super) buffers: u64,
+    /// Clients at once, for each thread
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    pub(super) connections: usize,
+    /// Requests of one client in flight
+    #[arg(long, default_value_t = 128, value_name = "N")]
+    pub(super) requests: usize,
+    /// A handshake may take this long
+    #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
+    pub(super) handshake_timeout: u64,
+    /// A payload or reply that makes no progress for this long ends its connection
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
+    pub(super) stall_timeout: u64,
+    /// A stop may take this long to write everything out; 0: however long
+    #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
+    pub(super) stop_timeout: u64,
+    #[command(flatten)]
+    pub(super) queue: Queue,
+    /// One JSON object at the start instead of lines
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Say more: once for connections, twice for everything
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub(super) verbose: u8,
+}
+
+fn size(word: &str) -> Result<u64, String> {
+    parse_size(word)
+}
+
+fn time(word: &str) -> Result<u64, String> {
+    parse_time(word)
+}

@@ -1,0 +1,119 @@
+//! Waiting for the end, and the ways to it.
+
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use super::{Options, Running};
+use crate::complain;
+use crate::progress::{self, Progress};
+use crate::signals::{News, Signals};
+
+/// How often a stop is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A stop that is under way.
+struct Stop {
+    since: Instant,
+    told: Instant,
+    progress: Progress,
+}
+
+impl Stop {
+    fn new() -> Self {
+        let now = Instant::now();
+        Self { since: now, told: now, progress: Progress::new() }
+    }
+
+    /// Tells how far it is, once a second; true if its time is over.
+    fn look(&mut self, running: &Running) -> bool {
+        if self.told.elapsed() >= LOOK {
+            self.told = Instant::now();
+            let left = running.server.left().into_iter().flatten().sum();
+            let at = self.since.elapsed().as_nanos() as u64;
+            if let Some(line) = self.progress.line(at, left) {
+                tracing::info!("{line}");
+            }
+        }
+        running.stop.is_some_and(|stop| self.since.elapsed() >= stop)
+    }
+}
+
+pub(super) enum Waited {
+    /// The server has ended; the status of the child, if there was one.
+    Ended(Option<ExitStatus>),
+    /// The user does not want to wait any more.
+    AtOnce,
+    /// The time for a stop is over.
+    TooLong,
+}
+
+pub(super) fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waited {
+    let (mut stop, mut status): (Option<Stop>, _) = (None, None);
+    loop {
+        // Nobody is waited for in vain: the server says when it has ended.
+        let patience = stop.as_ref().map(|_| LOOK);
+        match signals.wait(patience) {
+            News::Stop if stop.is_some() => return Waited::AtOnce,
+            News::Stop => {
+                stop = Some(Stop::new());
+                if let Some(child) = &child {
+                    // SAFETY: the child has not been waited for, so the id is its own.
+                    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+                }
+                running.server.stop();
+            }
+            News::Child => {
+                let ended = child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+                if ended.is_some() {
+                    (status, child) = (ended, None);
+                    stop.get_or_insert_with(Stop::new);
+                    running.server.stop();
+                }
+            }
+            News::Statistics => running.server.tell_statistics(),
+            News::Reload => tracing::info!("there is no configuration file to load again"),
+            News::Ended => return Waited::Ended(status),
+            News::Silence => {}
+        }
+        if let Some(stop) = &mut stop
+            && stop.look(running)
+        {
+            return Waited::TooLong;
+        }
+    }
+}
+
+/// The second signal, or no time is left: say what is not written and not flushed, and go. Threads may be in a device that does not answer: nothing may wait for
+/// them, so nothing that they use is dropped.
+pub(super) fn end_at_once(running: &Running, options: &Options, reason: &str) -> ! {
+    let (unflushed, left) = (running.server.unflushed(), running.server.left());
+    let mut all_flushed = true;
+    for export in running.exports.iter().filter(|export| !export.read_only) {
+        let bytes = left.get(export.volume).copied().flatten().unwrap_or(0);
+        if bytes > 0 {
+            complain(progress::lost(export.shown_name(), bytes, reason));
+            all_flushed = false;
+        }
+    }
+    for export in running.exports.iter().filter(|export| export.volatile) {
+        let name = export.shown_name();
+        match unflushed.get(export.volume).copied().flatten() {
+            Some(0) => continue,
+            Some(writes) => {
+                complain(format!("export {name}: {writes} acknowledged writes were not flushed"));
+            }
+            None => complain(format!("export {name}: it is not known whether all was flushed")),
+        }
+        all_flushed = false;
+    }
+    if all_flushed {
+        complain("stopped at once; every acknowledged write was flushed");
+    }
+    if let Some(path) = &options.pid_file {
+        let _ = std::fs::remove_file(path);
+    }
+    if let Some(private) = &running.private {
+        let _ = std::fs::remove_dir_all(&private.0);
+    }
+    std::process::exit(1)
+}
