@@ -5,6 +5,7 @@
 //! other rules). `scenario` draws a world from a seed, `smoke` runs many. Nothing here reads a clock, starts a thread, or
 //! does real I/O; a run is a function of its seed.
 
+pub mod bed;
 pub mod buffers;
 pub mod check;
 pub mod connection;

@@ -124,7 +124,13 @@ impl Client {
             haggle.ask_structured()?;
         }
         let (socket, export) = haggle.go(&uri.export)?;
-        Ok(Self { socket, export, cookie: 0 })
+        Ok(Self::from_parts(socket, export))
+    }
+
+    /// A connection that is between two requests already.
+    #[must_use]
+    pub fn from_parts(socket: Socket, export: Export) -> Self {
+        Self { socket, export, cookie: 0 }
     }
 
     /// What the server said of the export.

@@ -1,0 +1,599 @@
+//! One shard with real bytes, a disk that answers in any order or badly, and a model of what every byte must be.
+//!
+//! Smaller than the world: no timing, no workloads, one device. Everything that happens is one draw from [`Choices`]: a seeded
+//! stream for tests, or the bytes that a fuzzer made ([`Tape`]), so that the fuzzer chooses every step.
+//!
+//! Each client has a region of its own and one bio on its way, so what a read must find is known exactly; regions share blocks,
+//! so clients still meet. What a failed write left behind is not known until it is written again, and is not checked.
+
+use std::collections::BTreeMap;
+
+use headworks_core::prng::Prng;
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, ErrorPolicy, Input,
+    Instant, IoError, NoMerges, Notice, Op, QueueOptions, ReplyStage, RequestId, Scheduler, Shard,
+    ShardConfig, Status, Submit, Towards, VolumeId, VolumeOptions, WriteMode,
+};
+
+/// Where decisions come from.
+pub trait Choices {
+    /// A number in `0..bound`; 0 is always the harmless one.
+    fn below(&mut self, bound: u64) -> u64;
+    /// Nothing is left to choose from: every further number is 0.
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+impl Choices for Prng {
+    fn below(&mut self, bound: u64) -> u64 {
+        Prng::below(self, bound)
+    }
+}
+
+/// Choices that somebody else made, as bytes.
+pub struct Tape<'a>(pub &'a [u8]);
+
+impl Choices for Tape<'_> {
+    fn below(&mut self, bound: u64) -> u64 {
+        let wanted = if bound <= 256 { 1 } else { 3 };
+        let count = wanted.min(self.0.len());
+        let (taken, rest) = self.0.split_at(count);
+        self.0 = rest;
+        taken.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) % bound.max(1)
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Longest bios, by choice: within a block, over some, and long ones.
+const LENGTHS: [u64; 3] = [600, 5000, 40_000];
+/// Bytes beyond the last client's region: the volume does not end with a block.
+const TAIL: u64 = 1088;
+/// Places above this in a list of spans are a client's buffer, not the pool.
+const BUFFERS: u64 = 1 << 40;
+/// Frames of the pool, as bytes.
+const FRAME: u64 = 4096;
+
+/// How large a bed is and how kind.
+#[derive(Clone, Copy, Debug)]
+pub struct BedOptions {
+    /// Clients, each with a region.
+    pub clients: u32,
+    /// Bytes of a region.
+    pub region: u64,
+    /// The disk fails, refuses, stops short and lies; the operator changes things.
+    pub faults: bool,
+}
+
+impl BedOptions {
+    /// The volume that holds every region.
+    #[must_use]
+    pub const fn volume_size(&self) -> u64 {
+        (self.region * self.clients as u64 + TAIL) / 512 * 512
+    }
+
+    /// A shard of one device and one volume for this bed, with `units` frames of cache; 0: none.
+    #[must_use]
+    pub fn config(&self, mode: WriteMode, units: u32) -> ShardConfig {
+        let block_size = if units > 0 { 512 } else { 1 };
+        let volume =
+            VolumeOptions { size: self.volume_size(), block_size, mode, ..Default::default() };
+        let queue = QueueOptions { queue_depth: 8, nr_requests: 16, ..QueueOptions::default() };
+        let mut config = ShardConfig::single(queue, volume, 64);
+        config.cache = CacheOptions { units, account: 1 << 20, ..CacheOptions::default() };
+        config.dirty = DirtyOptions { dirty_expire_centisecs: 5, ..DirtyOptions::default() };
+        config
+    }
+
+    /// A configuration drawn from `choices`.
+    #[must_use]
+    pub fn draw(&self, choices: &mut impl Choices) -> ShardConfig {
+        let mode = WriteMode::ALL[choices.below(4) as usize];
+        let units = [256, 256, 512, 0][choices.below(4) as usize];
+        let mut config = self.config(mode, units);
+        let queue = &mut config.devices[0].queue;
+        queue.scheduler = Scheduler::ALL[choices.below(2) as usize];
+        queue.nomerges = NoMerges::ALL[choices.below(3) as usize];
+        queue.queue_depth = [8, 1, 2, 32][choices.below(4) as usize];
+        queue.nr_requests = queue.queue_depth.max([16, 1, 4, 62][choices.below(4) as usize]);
+        queue.max_sectors_kb = [1280, 4, 16, 64][choices.below(4) as usize];
+        queue.max_folio_order = [9, 0, 2, 4][choices.below(4) as usize];
+        queue.read_ahead_kb = [4096, 0, 16, 128][choices.below(4) as usize];
+        queue.fua = choices.below(2) == 1;
+        config.volumes[0].options.on_error = ErrorPolicy::ALL[choices.below(2) as usize];
+        config.dirty.dirty_bytes = [0, 64 << 10, 128 << 10][choices.below(3) as usize];
+        config
+    }
+}
+
+struct Client {
+    buffer: Vec<u8>,
+    expected: Vec<u8>,
+    /// By byte: the expected one is what a read must find.
+    known: Vec<bool>,
+    bio: Option<Bio>,
+    /// It was told early; the path may still use its buffer.
+    told: bool,
+    sequence: u64,
+}
+
+impl Client {
+    fn note(&mut self, at: usize, bytes: impl ExactSizeIterator<Item = u8>) {
+        let end = at + bytes.len();
+        self.known[at..end].fill(true);
+        self.expected[at..end].iter_mut().zip(bytes).for_each(|(old, new)| *old = new);
+    }
+}
+
+/// A command in the disk, with the places of its bytes.
+struct Flying {
+    submit: Submit,
+    places: Vec<(u64, u32)>,
+    /// A write's bytes at its submission: they must be the same at its completion.
+    given: Vec<u8>,
+}
+
+/// See the head of this file. Every broken promise is a panic that says which.
+pub struct Bed<C> {
+    shard: Shard,
+    options: BedOptions,
+    config: ShardConfig,
+    choices: C,
+    now: u64,
+    timer: Option<u64>,
+    pool: Vec<u8>,
+    disk: Vec<u8>,
+    flying: Vec<Flying>,
+    clients: Vec<Client>,
+    flushes: BTreeMap<u32, Status>,
+    /// Blocks may have been given up: what is on the disk is not known as well.
+    gave_up: bool,
+    answered: u64,
+}
+
+impl<C: Choices> Bed<C> {
+    /// A bed over a new shard.
+    #[must_use]
+    pub fn new(options: BedOptions, config: ShardConfig, choices: C) -> Self {
+        let size = options.volume_size() as usize;
+        let region = options.region as usize;
+        let client = |_| Client {
+            buffer: vec![0; region],
+            expected: vec![0; region],
+            known: vec![true; region],
+            bio: None,
+            told: false,
+            sequence: 0,
+        };
+        Self {
+            shard: Shard::new(config.clone()).expect("a configuration that can be"),
+            pool: vec![0; config.cache.units as usize * FRAME as usize],
+            clients: (0..options.clients).map(client).collect(),
+            options,
+            config,
+            choices,
+            now: 0,
+            timer: None,
+            disk: vec![0; size],
+            flying: Vec::new(),
+            flushes: BTreeMap::new(),
+            gave_up: false,
+            answered: 0,
+        }
+    }
+
+    /// Bios that were answered.
+    #[must_use]
+    pub fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    /// Nothing is left to choose from.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.choices.is_over()
+    }
+
+    fn base(&self, id: u32) -> u64 {
+        self.options.region * u64::from(id)
+    }
+
+    fn is_cached(&self) -> bool {
+        self.config.cache.is_on() && self.config.volumes[0].options.mode != WriteMode::None
+    }
+
+    fn next_bio(&mut self, id: u32) -> Bio {
+        let ops = [Op::Read, Op::Read, Op::Write, Op::Write, Op::Write, Op::Flush, Op::Discard];
+        let ops = [&ops[..], &[Op::WriteZeroes, Op::Prefetch]].concat();
+        let (region, base) = (self.options.region, self.base(id));
+        let choices = &mut self.choices;
+        let op = ops[choices.below(ops.len() as u64) as usize];
+        let longest = LENGTHS[choices.below(3) as usize];
+        let mut offset = choices.below(region - 1);
+        let mut len = 1 + choices.below(longest.min(region - offset));
+        let mut flags = BioFlags::SYNC;
+        if choices.below(8) == 1 {
+            flags = flags.with(BioFlags::FUA);
+        }
+        if choices.below(6) == 1 && op.has_data() {
+            flags = flags.with(BioFlags::DIRECT);
+        }
+        let block = u64::from(self.config.volumes[0].options.block_size);
+        if flags.contains(BioFlags::DIRECT) || !self.is_cached() {
+            // What the device is given as it is, is aligned to its blocks.
+            let start = (base + offset).next_multiple_of(block);
+            let end = (start + len.next_multiple_of(block)).min((base + region) / block * block);
+            if start < end {
+                (offset, len) = (start - base, end - start);
+            } else {
+                flags = flags.without(BioFlags::DIRECT);
+            }
+        }
+        let client = &mut self.clients[id as usize];
+        client.sequence += 1;
+        let (offset, len) = if op == Op::Flush { (0, 0) } else { (base + offset, len) };
+        let id = BioId { connection: id, sequence: client.sequence, ..BioId::default() };
+        Bio { id, offset, len: len as u32, op, flags, ..Bio::default() }
+    }
+
+    fn submit_all(&mut self, only: Option<Op>) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        for id in 0..self.options.clients {
+            if self.clients[id as usize].bio.is_some() || self.choices.below(3) == 2 {
+                continue;
+            }
+            let mut bio = self.next_bio(id);
+            if let Some(op) = only {
+                let whole = (self.base(id), self.options.region as u32);
+                let (offset, len) = if op == Op::Flush { (0, 0) } else { whole };
+                bio = Bio { op, offset, len, flags: BioFlags::SYNC, ..bio };
+            }
+            let word = (self.choices.below(1 << 24) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let client = &mut self.clients[id as usize];
+            if bio.op == Op::Write {
+                let word = word.to_le_bytes();
+                for (index, byte) in client.buffer[..bio.len as usize].iter_mut().enumerate() {
+                    *byte = word[index % 8] ^ (index >> 3) as u8;
+                }
+            } else {
+                client.buffer[..bio.len as usize].fill(0xee);
+            }
+            client.bio = Some(bio);
+            inputs.push(Input::Bio(bio));
+        }
+        inputs
+    }
+
+    fn turn(&mut self, inputs: &[Input]) {
+        self.shard.handle(Instant(self.now), inputs);
+        let actions: Vec<Action> = self.shard.actions().list.clone();
+        let segments = self.shard.actions().segments.clone();
+        self.shard.clear_actions();
+        self.shard.check_cache();
+        for action in actions {
+            match action {
+                Action::Submit(submit) => {
+                    let first = submit.first_segment as usize;
+                    let list = &segments[first..first + usize::from(submit.segments)];
+                    let place = |segment: &headworks_core::Segment| match segment.bio.unit() {
+                        Some(unit) => u64::from(unit) * FRAME + u64::from(segment.offset),
+                        None => {
+                            let client = u64::from(segment.bio.connection);
+                            BUFFERS | client << 32 | u64::from(segment.offset)
+                        }
+                    };
+                    let places: Vec<(u64, u32)> =
+                        list.iter().map(|segment| (place(segment), segment.len)).collect();
+                    let given = match submit.op {
+                        Op::Write => self.bytes(&places),
+                        _ => Vec::new(),
+                    };
+                    self.flying.push(Flying { submit, places, given });
+                }
+                Action::Copy { bio, offset, len, at, towards } => {
+                    let (at, len, offset) = (at as usize, len as usize, offset as usize);
+                    let buffer = &mut self.clients[bio.connection as usize].buffer;
+                    let buffer = &mut buffer[offset..offset + len];
+                    match towards {
+                        Towards::Pool => self.pool[at..at + len].copy_from_slice(buffer),
+                        Towards::Buffer => buffer.copy_from_slice(&self.pool[at..at + len]),
+                    }
+                }
+                Action::Zero { at, len } => {
+                    self.pool[at as usize..at as usize + len as usize].fill(0);
+                }
+                Action::Move { from, to, len } => {
+                    self.pool.copy_within(from as usize..from as usize + len as usize, to as usize);
+                }
+                Action::Reply { id, status, hole, stage } => self.on_reply(id, status, hole, stage),
+                Action::Timer { at } => self.timer = Some(at.0),
+                Action::Notice(notice) => self.on_notice(notice),
+                Action::Send { .. } => panic!("there is one shard"),
+            }
+        }
+    }
+
+    fn on_notice(&self, notice: Notice) {
+        let expected = match notice {
+            Notice::Set { .. } => true,
+            Notice::ShortRead { .. } => false,
+            Notice::Suspect { .. } | Notice::TimedOut { .. } | Notice::UnknownCompletion { .. } => {
+                self.options.faults
+            }
+        };
+        assert!(expected, "{notice:?}");
+    }
+
+    fn bytes(&self, places: &[(u64, u32)]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for &(at, len) in places {
+            let from = match at & BUFFERS {
+                0 => &self.pool[at as usize..],
+                _ => &self.clients[(at >> 32 & 0xff) as usize].buffer[at as u32 as usize..],
+            };
+            bytes.extend_from_slice(&from[..len as usize]);
+        }
+        bytes
+    }
+
+    fn on_reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
+        let client = &mut self.clients[id.connection as usize];
+        let bio = client.bio.expect("only what is on its way is answered");
+        assert_eq!(bio.id, id);
+        if stage == ReplyStage::Released {
+            assert!(client.told, "released after an answer");
+            (client.bio, client.told) = (None, false);
+            return;
+        }
+        assert!(!client.told, "answered once");
+        assert!(status.is_ok() || self.options.faults, "{bio:?}: {status:?}");
+        self.answered += 1;
+        client.told = stage == ReplyStage::Early;
+        if stage == ReplyStage::Final {
+            client.bio = None;
+        }
+        if bio.op == Op::Flush {
+            self.flushes.insert(id.connection, status);
+            return;
+        }
+        match status {
+            Ok(()) => self.on_success(bio, hole),
+            Err(_) if bio.op.is_write() => {
+                let base = self.base(id.connection);
+                let range = (bio.offset - base) as usize..(bio.end() - base) as usize;
+                self.clients[id.connection as usize].known[range].fill(false);
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn on_success(&mut self, bio: Bio, hole: bool) {
+        let base = self.base(bio.id.connection);
+        let (from, len) = ((bio.offset - base) as usize, bio.len as usize);
+        let granularity = match self.is_cached() {
+            true => FRAME,
+            false => u64::from(self.config.volumes[0].options.block_size),
+        };
+        let granularity = granularity.max(self.config.devices[0].queue.discard_granularity.into());
+        let client = &mut self.clients[bio.id.connection as usize];
+        match bio.op {
+            Op::Read => {
+                let found = |at: usize| if hole { 0 } else { client.buffer[at] };
+                let wrong = (0..len)
+                    .find(|&at| client.known[from + at] && found(at) != client.expected[from + at]);
+                assert!(wrong.is_none(), "{bio:?} differs at {wrong:?}");
+            }
+            Op::Write => {
+                let written = client.buffer[..len].to_vec();
+                client.note(from, written.into_iter());
+            }
+            Op::WriteZeroes => client.note(from, vec![0; len].into_iter()),
+            Op::Discard => {
+                // Rounded inward to what the device or the cache can forget; the disk here reads zeros then.
+                let start = bio.offset.next_multiple_of(granularity);
+                let end = bio.end() / granularity * granularity;
+                if start < end {
+                    let at = (start - base) as usize;
+                    client.note(at, vec![0; (end - start) as usize].into_iter());
+                }
+            }
+            Op::Flush | Op::Prefetch => {}
+        }
+        let durable = bio.flags.contains(BioFlags::FUA)
+            && matches!(bio.op, Op::Write | Op::WriteZeroes)
+            && self.config.volumes[0].options.mode != WriteMode::Unsafe;
+        if durable {
+            self.compare(bio.id.connection, from..from + len, "acknowledged with FUA");
+        }
+    }
+
+    /// What is known of a client's range is on the disk.
+    fn compare(&self, id: u32, range: std::ops::Range<usize>, why: &str) {
+        let (client, base) = (&self.clients[id as usize], self.base(id) as usize);
+        let differs =
+            |at: &usize| client.known[*at] && self.disk[base + at] != client.expected[*at];
+        let wrong = range.clone().find(differs);
+        assert!(wrong.is_none(), "client {id}: {range:?} was {why}, {wrong:?} is not on the disk");
+    }
+
+    /// The disk finishes something, well or badly.
+    fn complete_one(&mut self) -> Option<Input> {
+        if self.flying.is_empty() {
+            return None;
+        }
+        let at = self.choices.below(self.flying.len() as u64) as usize;
+        let Flying { submit, places, given } = self.flying.swap_remove(at);
+        let mut completion =
+            Completion { id: submit.id, transferred: submit.len, status: Ok(()), hole: false };
+        let fault = if self.options.faults { self.choices.below(16) } else { 0 };
+        match fault {
+            15 => completion.status = Err(IoError::Medium),
+            14 => completion.status = Err(IoError::NoSpace),
+            13 => completion.status = Err(IoError::Busy),
+            // Something at least: nothing would say that the file ends there.
+            12 if submit.op.has_data() && submit.len >= 1024 => {
+                completion.transferred = submit.len / 1024 * 512;
+            }
+            _ => {}
+        }
+        if completion.status.is_err() {
+            completion.transferred = 0;
+        }
+        let moved = if submit.op.has_data() { completion.transferred } else { submit.len };
+        if submit.op == Op::Write && !places.is_empty() {
+            let bytes = self.bytes(&places);
+            assert!(bytes == given, "the bytes of a write changed under the device");
+        }
+        if completion.status.is_ok() {
+            self.carry_out(&submit, &places, moved as usize);
+        }
+        Some(Input::Complete { device: DeviceId(0), completion })
+    }
+
+    fn carry_out(&mut self, submit: &Submit, places: &[(u64, u32)], moved: usize) {
+        let start = submit.offset as usize;
+        match submit.op {
+            Op::Read => {
+                let mut done = 0;
+                for &(at, len) in places {
+                    let len = (len as usize).min(moved - done);
+                    let bytes = &self.disk[start + done..start + done + len];
+                    let into = match at & BUFFERS {
+                        0 => &mut self.pool[at as usize..],
+                        _ => {
+                            let client = &mut self.clients[(at >> 32 & 0xff) as usize];
+                            &mut client.buffer[at as u32 as usize..]
+                        }
+                    };
+                    into[..len].copy_from_slice(bytes);
+                    done += len;
+                }
+            }
+            Op::Write if submit.segments > 0 => {
+                let bytes = self.bytes(places);
+                self.disk[start..start + moved].copy_from_slice(&bytes[..moved]);
+            }
+            Op::Write | Op::WriteZeroes | Op::Discard => {
+                self.disk[start..start + moved].fill(0);
+            }
+            Op::Flush | Op::Prefetch => {}
+        }
+    }
+
+    /// What no device and no operator should do, or seldom does.
+    fn mischief(&mut self, inputs: &mut Vec<Input>) {
+        let volume = VolumeId(0);
+        match self.choices.below(64) {
+            63 => {
+                let slot = self.choices.below(256) as u32;
+                let id = RequestId { slot, generation: u32::MAX };
+                let completion = Completion { id, transferred: 0, status: Ok(()), hole: false };
+                inputs.push(Input::Complete { device: DeviceId(0), completion });
+            }
+            62 => inputs.push(Input::Timer),
+            61 => self.acknowledge(inputs),
+            60 => {
+                let tunable = headworks_core::writeback::DirtyTunable::ALL[0];
+                let value = self.choices.below(100);
+                inputs.push(Input::Control(Control::SetDirty { tunable, value, token: 7 }));
+            }
+            59 => {
+                let all = headworks_core::Tunable::ALL;
+                let tunable = all[self.choices.below(all.len() as u64) as usize];
+                let value = self.choices.below(1 << 10);
+                if tunable.is_live() {
+                    let control = Control::Set { device: DeviceId(0), tunable, value, token: 9 };
+                    inputs.push(Input::Control(control));
+                }
+            }
+            58 => {
+                // A client that has nothing on its way goes; another with its number comes.
+                let id = self.choices.below(self.options.clients.into()) as u32;
+                if self.clients[id as usize].bio.is_none() {
+                    inputs.push(Input::Close { connection: id });
+                }
+            }
+            57 => {
+                let size = self.options.volume_size();
+                inputs.push(Input::Control(Control::Resize { volume, size }));
+            }
+            _ => {}
+        }
+    }
+
+    /// The operator gives up what could not be written: nobody knows then what those blocks hold.
+    fn acknowledge(&mut self, inputs: &mut Vec<Input>) {
+        let mut failed = Vec::new();
+        self.shard.failed_ranges(VolumeId(0), &mut failed);
+        self.gave_up |= !failed.is_empty();
+        for (offset, len, _) in failed {
+            for id in 0..self.options.clients {
+                let (base, region) = (self.base(id), self.options.region);
+                let from = offset.clamp(base, base + region) - base;
+                let to = (offset + len).clamp(base, base + region) - base;
+                self.clients[id as usize].known[from as usize..to as usize].fill(false);
+            }
+        }
+        inputs.push(Input::Control(Control::Acknowledge { volume: VolumeId(0) }));
+    }
+
+    /// Steps with bios of any kind, or only of one over whole regions.
+    pub fn run(&mut self, steps: u64, only: Option<Op>) {
+        for _ in 0..steps {
+            self.now += self.choices.below(400_000);
+            let mut inputs = Vec::new();
+            if self.timer.is_some_and(|at| at <= self.now) {
+                self.timer = None;
+                inputs.push(Input::Timer);
+            }
+            for _ in 0..self.choices.below(4) {
+                inputs.extend(self.complete_one());
+            }
+            inputs.extend(self.submit_all(only));
+            if self.options.faults {
+                self.mischief(&mut inputs);
+            }
+            self.turn(&inputs);
+        }
+    }
+
+    /// Everything on its way ends.
+    pub fn drain(&mut self) {
+        let mut idle = 0;
+        while self.clients.iter().any(|client| client.bio.is_some()) {
+            let mut inputs: Vec<Input> = self.complete_one().into_iter().collect();
+            if inputs.is_empty() {
+                let at = self.timer.take().unwrap_or_else(|| {
+                    let waiting: Vec<_> = self.clients.iter().filter_map(|c| c.bio).collect();
+                    panic!("bios wait and nothing will end it: {waiting:?}")
+                });
+                self.now = self.now.max(at);
+                inputs.push(Input::Timer);
+                idle += 1;
+                assert!(idle < 100_000, "nothing ends: {:?}", self.shard.cache_stats());
+            }
+            self.turn(&inputs);
+        }
+    }
+
+    /// Flushes, and compares with the disk what is known, if every flush succeeded; then reads everything.
+    pub fn flush_and_compare(&mut self) {
+        self.drain();
+        self.flushes.clear();
+        self.run(20, Some(Op::Flush));
+        self.drain();
+        let promised = self.config.volumes[0].options.mode != WriteMode::Unsafe;
+        let all = self.flushes.len() == self.clients.len();
+        if promised && all && self.flushes.values().all(Result::is_ok) {
+            for id in 0..self.options.clients {
+                self.compare(id, 0..self.options.region as usize, "flushed");
+            }
+        }
+        self.run(20, Some(Op::Read));
+        self.drain();
+    }
+}
