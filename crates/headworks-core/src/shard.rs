@@ -21,6 +21,7 @@ use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::volume;
 
+mod change;
 mod view;
 
 /// A device as this shard sees it.

@@ -204,6 +204,7 @@ impl Scenario {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions { account: u32::MAX - u32::from(shard.0), ..self.cache },
             dirty: self.dirty,
+            spare: headworks_core::Spare::default(),
         }
     }
 }

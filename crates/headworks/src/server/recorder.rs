@@ -14,11 +14,13 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
 use headworks_core::record::{RunHash, Words, decode, encode};
-use headworks_core::{Actions, ConfigError, Input, Instant, Shard, ShardConfig};
+use headworks_core::{Actions, Change, ConfigError, Input, Instant, Shard, ShardConfig};
 
 const MAGIC: &str = "headworks-record 1\n";
 /// Stands where a batch's time would.
 const END: u64 = u64::MAX;
+/// Stands where a batch's time would, before a change.
+const CHANGE: u64 = u64::MAX - 1;
 /// Inputs of one batch; a larger number is a damaged record.
 const BATCH_MAX: u64 = 1 << 20;
 
@@ -48,6 +50,21 @@ impl Recorder {
         {
             self.broken = Some(error);
         }
+    }
+
+    /// A change that the shard was asked to make, whether it agreed or not.
+    pub fn note_change(&mut self, now: Instant, change: &Change) {
+        if self.broken.is_none()
+            && let Err(error) = self.write_change(now, change)
+        {
+            self.broken = Some(error);
+        }
+    }
+
+    fn write_change(&mut self, now: Instant, change: &Change) -> io::Result<()> {
+        let line = change.to_line();
+        put_words(&mut self.file, &[CHANGE, line.len() as u64, now.0])?;
+        self.file.write_all(line.as_bytes())
     }
 
     fn write(&mut self, now: Instant, inputs: &[Input]) -> io::Result<()> {
