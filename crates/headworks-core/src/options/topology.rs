@@ -147,23 +147,24 @@ impl ShardConfig {
             let message = format!("{} is not within 1..=10000", export.weight);
             return Err(ConfigError::new("weight", message));
         }
-        for device in &self.devices {
-            if device.owner.0 >= self.shards {
-                return Err(ConfigError::new(
-                    "owner",
-                    "a device is owned by a shard that is not there",
-                ));
-            }
-            device.queue.validate()?;
-        }
+        self.devices.iter().try_for_each(|device| self.validate_device(device))?;
         self.volumes.iter().try_for_each(|volume| self.validate_volume(volume))
     }
 
-    fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
+    pub(crate) fn validate_device(&self, device: &DeviceConfig) -> Result<(), ConfigError> {
+        if device.owner.0 >= self.shards {
+            let message = "a device is owned by a shard that is not there";
+            return Err(ConfigError::new("owner", message));
+        }
+        device.queue.validate()
+    }
+
+    pub(crate) fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
         if volume.home.0 >= self.shards {
             return Err(ConfigError::new("home", "a volume lives on a shard that is not there"));
         }
-        let Some(device) = self.devices.get(usize::from(volume.device.0)) else {
+        let device = self.devices.get(usize::from(volume.device.0));
+        let Some(device) = device.filter(|device| device.owner.0 < self.shards) else {
             return Err(ConfigError::new("device", "a volume names a device that is not there"));
         };
         let block = volume.options.block_size;
