@@ -175,6 +175,12 @@ impl Actions {
         Self { list: Vec::with_capacity(actions), segments: Vec::with_capacity(segments) }
     }
 
+    /// Makes room for so many before anything is allocated again.
+    pub fn make_room(&mut self, actions: usize, segments: usize) {
+        self.list.reserve_exact(actions.saturating_sub(self.list.len()));
+        self.segments.reserve_exact(segments.saturating_sub(self.segments.len()));
+    }
+
     /// The segments of one of the list's submits.
     #[must_use]
     pub fn segments_of(&self, submit: &Submit) -> &[Segment] {

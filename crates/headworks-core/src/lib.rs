@@ -37,9 +37,9 @@ pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, Sha
 pub use error::{ConfigError, IoError, Status};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
-    CacheOptions, DeadlineOptions, DeviceConfig, ErrorPolicy, ExportConfig, NoMerges, PlugNesting,
-    QueueOptions, Scheduler, ShardConfig, TagPolicy, Tunable, VolumeConfig, VolumeOptions,
-    WakeOptions, WriteMode,
+    CacheOptions, Change, ChangeError, DeadlineOptions, DeviceConfig, ErrorPolicy, ExportConfig,
+    NoMerges, PlugNesting, QueueOptions, Scheduler, ShardConfig, Spare, TagPolicy, Tunable,
+    VolumeConfig, VolumeOptions, WakeOptions, WriteMode,
 };
 pub use shard::Shard;
 pub use time::Instant;

@@ -14,7 +14,7 @@ use crate::error::Status;
 use crate::input::{Message, ReplyStage};
 use crate::merge::Limits;
 use crate::options::ShardConfig;
-use crate::queue::{Pools, TimerKind, Weights, answer, cost_bytes, pieces, timer_of};
+use crate::queue::{Pools, TimerKind, Weights, answer, clear_timers, cost_bytes, pieces, timer_of};
 use crate::tags::{Ask, Flows, Head, Lease, Who, want_max};
 use crate::time::{Instant, MS};
 
@@ -27,7 +27,6 @@ pub(crate) struct RemoteQueue {
     owner: ShardId,
     limits: Limits,
     nr_requests: u32,
-    discard_granularity: u32,
     lease: Lease,
     line: Flows,
     /// The head, if it needs several tags.
@@ -43,16 +42,11 @@ impl RemoteQueue {
             owner: options.owner,
             limits: Limits::new(&options.queue),
             nr_requests: options.queue.nr_requests,
-            discard_granularity: options.queue.discard_granularity,
             lease: Lease::default(),
             line: Flows::new((config.bios_max + config.cache.bios()) as usize),
             gathering: None,
             weights: Weights::new(config),
         }
-    }
-
-    pub fn discard_granularity(&self) -> u32 {
-        self.discard_granularity
     }
 
     pub fn lease(&self) -> &Lease {
@@ -62,6 +56,16 @@ impl RemoteQueue {
     /// Nothing waits and nothing of the lease is used.
     pub fn is_quiet(&self) -> bool {
         self.line.is_empty() && self.lease.used() == 0
+    }
+
+    /// Nobody would miss it: it is quiet, and the owner has all its tags.
+    pub fn may_leave(&self) -> bool {
+        self.is_quiet() && self.lease.is_over()
+    }
+
+    /// The device leaves.
+    pub fn leave(&self, pools: &mut Pools) {
+        clear_timers(pools, self.device);
     }
 
     /// An export's share changes; what waits already keeps the old one.

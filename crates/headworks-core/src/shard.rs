@@ -5,12 +5,12 @@
 //! each boundary is crossed once a batch.
 
 use crate::action::{Action, Actions, Notice};
-use crate::bio::{Bio, DeviceId, Op, ShardId};
+use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::cache::folio::BLOCK;
 use crate::cache::{Cache, Caching, Down, Turn};
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
-use crate::options::{ShardConfig, Tunable, VolumeConfig};
+use crate::options::{ExportConfig, ShardConfig, Tunable, VolumeConfig};
 use crate::plug::Plug;
 use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
@@ -21,13 +21,28 @@ use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::volume;
 
+mod change;
 mod view;
+
+use change::{Roll, way_to};
 
 /// A device as this shard sees it.
 enum Way {
     Own(Box<Queue>),
     Other(Box<RemoteQueue>),
+    Vacant,
 }
+
+/// A volume, and what its bios are checked against.
+struct Place {
+    /// Its home is [`NOBODY`] while there is no volume here: so no bio finds it, and none pays for the question.
+    config: VolumeConfig,
+    /// Its device's, which never changes.
+    discard_granularity: u32,
+}
+
+/// Owns vacant devices, and is the home of vacant volumes.
+const NOBODY: ShardId = ShardId(u16::MAX);
 
 /// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
 /// later one, so a device is sent at most what it holds, and each of those may time out.
@@ -36,9 +51,9 @@ fn bios_of(config: &ShardConfig) -> u32 {
     config.bios_max + config.cache.bios() * u32::from(config.shards)
 }
 
-fn room_for_actions(config: &ShardConfig) -> Actions {
+fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) {
     let bios = bios_of(config) as usize;
-    let (mut list, mut segments) = (2 * bios + config.volumes.len() + 256, 0);
+    let (mut list, mut segments) = (2 * bios + volumes_max + 256, 0);
     for device in config.devices.iter().filter(|device| device.owner == config.id) {
         let queue = &device.queue;
         let commands = queue.queue_depth as usize;
@@ -51,15 +66,16 @@ fn room_for_actions(config: &ShardConfig) -> Actions {
         // What a turn copies, even if block by block.
         list += 4 * config.cache.bios() as usize + 16_384;
     }
-    Actions::with_capacity(list, segments)
+    (list, segments)
 }
 
 /// One shard. Made once; steps by [`Shard::handle`].
 pub struct Shard {
     id: ShardId,
     shards: u16,
-    volumes: Vec<VolumeConfig>,
-    /// Indexed by device.
+    /// Up to the last that was ever there.
+    volumes: Vec<Place>,
+    /// Indexed by device; up to the last that was ever there.
     ways: Vec<Way>,
     /// Between the volumes that live here and the plug, if there is one.
     cache: Option<Box<Cache>>,
@@ -71,6 +87,9 @@ pub struct Shard {
     touched: u64,
     /// The time last asked for by `Action::Timer`.
     timer: Option<Instant>,
+    /// The first timer that is no device's.
+    timers_of_cache: u32,
+    roll: Roll,
     scratch: Vec<SlotId>,
     /// Bios of this turn, and those of them that merged in the plug.
     turn: (u32, u32),
@@ -84,14 +103,16 @@ impl Shard {
     /// What `config` says that cannot be.
     pub fn new(config: ShardConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        let ways: Vec<Way> = (0..config.devices.len() as u16)
-            .map(|device| match config.devices[usize::from(device)].owner == config.id {
-                true => Way::Own(Box::new(Queue::new(&config, DeviceId(device)))),
-                false => Way::Other(Box::new(RemoteQueue::new(&config, DeviceId(device)))),
-            })
-            .collect();
         let slots = config.slots_max();
-        let queue_timers = config.devices.len() * TIMERS as usize;
+        let queue_timers = config.devices_max() * TIMERS as usize;
+        let (volumes_max, exports_max) = (config.volumes_max(), config.exports_max());
+        let mut config = config;
+        // From here on what is spare looks like what is there.
+        config.exports.resize(exports_max, ExportConfig::default());
+        let ways: Vec<Way> = (0..config.devices.len() as u16)
+            .map(|device| way_to(&config, DeviceId(device), slots))
+            .collect();
+        let (list, segments) = room_for_actions(&config, volumes_max);
         let cache =
             config.cache.is_on().then(|| Box::new(Cache::new(&config, queue_timers as u32)));
         Ok(Self {
@@ -104,13 +125,16 @@ impl Shard {
                 bios: Bios::new(bios_of(&config)),
                 ups: Vec::with_capacity(bios_of(&config) as usize),
                 slots: Slots::new(slots),
-                actions: room_for_actions(&config),
+                actions: Actions::with_capacity(list, segments),
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
+                slots_left_over: 0,
             },
             ways,
-            volumes: config.volumes,
+            volumes: config.volumes.iter().map(|volume| Place::new(&config, *volume)).collect(),
             touched: 0,
             timer: None,
+            timers_of_cache: queue_timers as u32,
+            roll: Roll::new(config, volumes_max),
             scratch: Vec::with_capacity(2 * crate::plug::PLUG_MAX),
             turn: (0, 0),
             turns: TurnStats::default(),
@@ -129,11 +153,13 @@ impl Shard {
             }
             match *input {
                 Input::Bio(bio) => self.on_bio(now, bio),
-                Input::Complete { device, completion } => {
-                    if let Some((queue, pools)) = self.own(device) {
-                        queue.on_complete(now, pools, completion);
+                Input::Complete { device, completion } => match self.own(device) {
+                    Some((queue, pools)) => queue.on_complete(now, pools, completion),
+                    None => {
+                        let notice = Notice::UnknownCompletion { device, id: completion.id };
+                        self.pools.actions.list.push(Action::Notice(notice));
                     }
-                }
+                },
                 Input::Timer => self.on_timer(now),
                 Input::Message { from, message } => self.on_message(now, from, message),
                 Input::Control(control) => self.on_control(now, control),
@@ -159,14 +185,13 @@ impl Shard {
         let reply =
             |status| Action::Reply { id: bio.id, status, hole: false, stage: ReplyStage::Final };
         let volume = self.volumes.get(usize::from(bio.id.volume.0));
-        let Some(config) = volume.filter(|volume| volume.home == self.id) else {
+        let Some(Place { config, discard_granularity: granularity }) =
+            volume.filter(|volume| volume.config.home == self.id)
+        else {
             self.pools.actions.list.push(reply(Err(IoError::Invalid)));
             return;
         };
-        let granularity = match &self.ways[usize::from(config.device.0)] {
-            Way::Own(queue) => queue.discard_granularity(),
-            Way::Other(remote) => remote.discard_granularity(),
-        };
+        let granularity = *granularity;
         let mut bio = bio;
         let cached = self.cache.as_ref().is_some_and(|cache| cache.caches(bio.id.volume));
         // The cache reads before it writes a block in part; a discard forgets whole blocks of it.
@@ -197,15 +222,19 @@ impl Shard {
 
     /// A bio leaves for its device, which may be another shard's.
     fn start(&mut self, now: Instant, bio: Bio, origin: Origin) {
-        let config = &self.volumes[usize::from(bio.id.volume.0)];
+        let config = &self.volumes[usize::from(bio.id.volume.0)].config;
         let (device, block_size) = (config.device, config.options.block_size);
         let slot = self.pools.bios.try_take().expect("there was room, or the cache kept some");
         self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags: 0, answered: false };
         self.touched |= 1 << device.0;
-        match &mut self.ways[usize::from(device.0)] {
-            Way::Own(_) => self.enter(now, device, bio, slot, 0),
-            Way::Other(remote) => remote.submit(now, &mut self.pools, slot, block_size),
+        // Own ones first: the others cost a message anyway.
+        if let Way::Own(_) = &self.ways[usize::from(device.0)] {
+            return self.enter(now, device, bio, slot, 0);
         }
+        let Way::Other(remote) = &mut self.ways[usize::from(device.0)] else {
+            unreachable!("a volume's device stays while the volume is there")
+        };
+        remote.submit(now, &mut self.pools, slot, block_size);
     }
 
     /// The cache, and what it is lent for a call.
@@ -306,7 +335,7 @@ impl Shard {
                     remote.run(now, &mut self.pools);
                     false
                 }
-                None => false,
+                Some(Way::Vacant) | None => false,
             };
             if open {
                 self.thaw(now, DeviceId(device as u16));
@@ -338,7 +367,7 @@ impl Shard {
         self.pools.timers.set_changed();
         while let Some(timer) = self.pools.timers.expire(now) {
             let device = timer / TIMERS;
-            if device as usize >= self.ways.len() {
+            if timer >= self.timers_of_cache {
                 if let Some((cache, mut turn)) = self.cache(now) {
                     cache.on_timer(&mut turn, timer);
                 }
@@ -353,6 +382,7 @@ impl Shard {
                 Way::Own(queue) if kind == TimerKind::Retry as u32 => queue.on_retry(),
                 Way::Own(_) => {}
                 Way::Other(remote) => remote.on_idle(&mut self.pools),
+                Way::Vacant => {}
             }
         }
     }
@@ -361,8 +391,10 @@ impl Shard {
         match message {
             Message::Bio { bio, cookie, tags } => self.on_remote_bio(now, from, bio, cookie, tags),
             Message::Done { cookie, id, status, hole, stage } => {
-                let device = self.volumes[usize::from(id.volume.0)].device;
-                let Some((remote, pools)) = self.remote(device) else {
+                let Some(config) = self.volume(id.volume) else {
+                    return;
+                };
+                let Some((remote, pools)) = self.remote(config.device) else {
                     return;
                 };
                 let known = pools.bios.is_taken(cookie) && pools.bios[cookie].bio.id == id;
@@ -404,7 +436,15 @@ impl Shard {
     }
 
     fn on_remote_bio(&mut self, now: Instant, from: ShardId, bio: Bio, cookie: u32, tags: u16) {
-        let device = self.volumes[usize::from(bio.id.volume.0)].device;
+        let config = self.volume(bio.id.volume);
+        let Some(device) = config.map(|config| config.device).filter(|&d| self.queue(d).is_some())
+        else {
+            // Shards hear of changes at different times.
+            let (status, stage) = (Err(IoError::Invalid), ReplyStage::Final);
+            let message = Message::Done { cookie, id: bio.id, status, hole: false, stage };
+            self.pools.actions.list.push(Action::Send { to: from, message });
+            return;
+        };
         let origin = Origin::Shard { shard: from, cookie };
         // What this shard's own cache was promised is not given away.
         let kept = self.cache.as_ref().map_or(0, |cache| cache.kept());
@@ -428,23 +468,21 @@ impl Shard {
                 self.set_caching(device, tunable, value, token);
             }
             Control::Acknowledge { volume } => {
-                if let Some(cache) = &mut self.cache
-                    && usize::from(volume.0) < self.volumes.len()
-                {
-                    cache.on_acknowledge(volume);
-                }
-                let Some(config) = self.volumes.get(usize::from(volume.0)) else {
+                let Some(config) = self.volume(volume).copied() else {
                     return;
                 };
+                if let Some(cache) = &mut self.cache {
+                    cache.on_acknowledge(volume);
+                }
                 if let Some((queue, _)) = self.own(config.device) {
                     queue.acknowledge(volume);
                 }
             }
             Control::Resize { volume, size } => {
-                let Some(config) = self.volumes.get_mut(usize::from(volume.0)) else {
+                if self.volume(volume).is_none() {
                     return;
-                };
-                config.options.size = size;
+                }
+                self.volumes[usize::from(volume.0)].config.options.size = size;
                 if let Some((cache, mut turn)) = self.cache(now) {
                     cache.on_resize(&mut turn, volume, size);
                 }
@@ -471,10 +509,12 @@ impl Shard {
                 self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
             }
             Control::Weight { export, weight } => {
+                self.roll.set_weight(export, weight);
                 for way in &mut self.ways {
                     match way {
                         Way::Own(queue) => queue.set_weight(export, weight),
                         Way::Other(remote) => remote.set_weight(export, weight),
+                        Way::Vacant => {}
                     }
                 }
             }
@@ -532,6 +572,12 @@ impl Shard {
             }
             _ => None,
         }
+    }
+
+    /// A volume, if there is one of that name.
+    fn volume(&self, volume: VolumeId) -> Option<&VolumeConfig> {
+        let place = self.volumes.get(usize::from(volume.0))?;
+        (place.config.home != NOBODY).then_some(&place.config)
     }
 
     fn queue(&self, device: DeviceId) -> Option<&Queue> {

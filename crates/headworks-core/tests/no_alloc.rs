@@ -40,6 +40,7 @@ impl Desk {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
+            spare: headworks_core::Spare::default(),
         };
         let made = (0..shards).map(|id| Shard::new(config(id)).expect("a valid configuration"));
         let shards: Vec<Shard> = made.collect();

@@ -57,6 +57,8 @@ pub struct Connection {
     pub starved: bool,
     /// It will submit at a time already set, or is listed to.
     pub planned: bool,
+    /// It submits nothing: its volume is about to leave, or away.
+    pub held: bool,
     /// Bios until it closes; 0: it stays.
     pub until_close: u32,
     free: Vec<u8>,
@@ -79,6 +81,7 @@ impl Connection {
             flights: vec![Flight::default(); depth],
             starved: false,
             planned: false,
+            held: false,
             until_close: job_closes,
             free: (0..depth as u16).rev().map(|slot| slot as u8).collect(),
             count: 0,
@@ -88,7 +91,7 @@ impl Connection {
     /// Whether it has a bio to submit and a slot for it.
     #[must_use]
     pub fn can_submit(&self) -> bool {
-        self.job.left > 0 && !self.free.is_empty()
+        self.job.left > 0 && !self.free.is_empty() && !self.held
     }
 
     /// Bios that are not over.
@@ -173,7 +176,7 @@ impl Connection {
             }
         }
         self.job.left = 0;
-        (self.starved, self.planned) = (false, false);
+        (self.starved, self.planned, self.held) = (false, false, false);
     }
 
     /// Bytes of a bio's buffer that it uses.

@@ -111,6 +111,11 @@ impl Hearing {
         ear.owed |= ear.since < turn;
     }
 
+    /// Another volume is in the place of `volume`: of the old one nobody hears any more.
+    pub fn on_replaced(&mut self, volume: VolumeId) {
+        self.failed.retain(|failed| failed.volume != volume);
+    }
+
     /// The power failed.
     pub fn cut(&mut self) {
         self.ears.fill(DEAF);

@@ -297,6 +297,24 @@ impl Oracle {
         }
     }
 
+    /// Another volume, all zeros, takes the place of one of which nothing is on its way.
+    pub fn replace(&mut self, volume: u16) {
+        self.tick += 1;
+        let next = self.volumes.get(usize::from(volume) + 1);
+        let end = next.map_or(self.cells.len(), |volume| volume.first_cell);
+        for cell in self.volumes[usize::from(volume)].first_cell..end {
+            let mut at =
+                std::mem::replace(&mut self.cells[cell], CellState { base: 0, head: NIL }).head;
+            while at != NIL {
+                let Entry { write, next, .. } = self.entries[at as usize];
+                self.release(write);
+                self.entries[at as usize].next = std::mem::replace(&mut self.free_entry, at);
+                at = next;
+            }
+        }
+        self.volumes[usize::from(volume)].flushed = self.tick;
+    }
+
     /// The power failed: nothing in flight will be answered; what survived shows when it is read.
     pub fn cut(&mut self) {
         self.reads.clear();

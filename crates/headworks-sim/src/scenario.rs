@@ -73,6 +73,8 @@ pub struct Scenario {
     pub cut_after: Option<u64>,
     /// How many changes of options happen in a round.
     pub switches: u32,
+    /// How often in a round a volume leaves, mostly with its device, and another comes in its place.
+    pub moves: u32,
     /// How often the jobs run, each time with the power cut anew.
     pub rounds: u32,
     /// What is broken on purpose.
@@ -96,6 +98,8 @@ impl Scenario {
         let mut prng = Prng::new(seed).split("crash");
         scenario.rounds = prng.between(3, 8) as u32;
         scenario.cut_after = Some(prng.between(1 << 6, 1 << 15));
+        // They are about what a volume's own past leaves behind.
+        scenario.moves = 0;
         if lies {
             scenario.devices[0].defect = Defect::SkipsFlush;
             scenario.devices[0].config.queue.write_cache = true;
@@ -149,6 +153,7 @@ impl Scenario {
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
             switches: root.split("switches").below(12) as u32,
+            moves: draw_moves(&mut root.split("moves")),
             rounds,
             defect: WorldDefect::None,
             checked: true,
@@ -204,7 +209,16 @@ impl Scenario {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions { account: u32::MAX - u32::from(shard.0), ..self.cache },
             dirty: self.dirty,
+            spare: headworks_core::Spare::default(),
         }
+    }
+}
+
+/// In three worlds of ten.
+fn draw_moves(prng: &mut Prng) -> u32 {
+    match prng.below(10) {
+        0..3 => prng.between(1, 8) as u32,
+        _ => 0,
     }
 }
 

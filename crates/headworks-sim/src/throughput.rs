@@ -72,6 +72,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         message_delay_ns: 100,
         cut_after: None,
         switches: 0,
+        moves: 0,
         rounds: 1,
         defect: WorldDefect::None,
         checked: watch == Watch::Oracle,

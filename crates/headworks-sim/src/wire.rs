@@ -40,6 +40,8 @@ pub enum Happening {
         /// Which.
         connection: u32,
     },
+    /// A volume is to leave, or its leaving or coming goes on.
+    Move,
     /// The operator changes a queue.
     Switch {
         /// Whose.
@@ -248,7 +250,7 @@ impl Wire {
     }
 
     /// A connection goes, with all that it has on its way, and comes again.
-    fn close(&mut self, index: usize, inbox: &mut Vec<Input>) {
+    pub fn close(&mut self, index: usize, inbox: &mut Vec<Input>) {
         let old = self.connections[index].id;
         inbox.push(Input::Close { connection: old });
         self.coverage.hit(Point::Close);
@@ -318,8 +320,20 @@ impl Wire {
         self.coverage.hit(point);
     }
 
+    /// Another volume, all zeros, is in the place of `volume`.
+    pub fn replace(&mut self, volume: VolumeId) {
+        self.oracle.replace(volume.0);
+        self.suspect[usize::from(volume.0)] = None;
+        self.hearing.on_replaced(volume);
+        for index in 0..self.connections.len() {
+            if self.connections[index].job.options.volume == volume {
+                self.hearing.on_close(index);
+            }
+        }
+    }
+
     /// Lets a connection submit again, now or after its pause.
-    fn plan(&mut self, index: usize) {
+    pub fn plan(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         if connection.planned || connection.starved || !connection.can_submit() {
             return;

@@ -15,7 +15,7 @@ use headworks::executor::Executor;
 use headworks_core::cache::CacheStats;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
-use headworks_core::time::SEC;
+use headworks_core::time::{MS, SEC};
 use headworks_core::{
     Control, DeviceId, Input, Instant, IoError, Op, Shard, ShardId, VolumeConfig, VolumeId,
     WriteMode,
@@ -30,6 +30,10 @@ use crate::pattern::SECTOR;
 use crate::scenario::{Scenario, WorldDefect};
 use crate::wire::{Happening, NoDisk, Port, Wire};
 use crate::workload::{Job, JobOptions, Pattern};
+
+mod moves;
+
+use moves::Moves;
 
 /// A shard and what drives it.
 struct Cell {
@@ -62,6 +66,7 @@ pub struct World {
     disks: Vec<SharedDisk>,
     prepare: Prepare,
     order: Prng,
+    moves: Moves,
     hash: RunHash,
     turns: u64,
     turns_max: u64,
@@ -149,6 +154,7 @@ impl World {
             connections.push(Connection::new(id as u32, home, job));
         }
         let cells = make_cells(&scenario, &disks, prepare);
+        let moves = Moves::new(root.split("mover"));
         let wire = Wire::new(scenario, connections);
         Self {
             cells,
@@ -156,6 +162,7 @@ impl World {
             disks,
             prepare,
             order: root.split("order"),
+            moves,
             hash: RunHash::default(),
             turns: 0,
             turns_max: 0,
@@ -172,6 +179,7 @@ impl World {
             let device = DeviceId(device as u16);
             self.wire.events.push(self.wire.now.after(after), Happening::Switch { device });
         }
+        self.plan_moves();
         for connection in &mut self.wire.connections[..jobs] {
             connection.job.left = connection.job.options.bios;
         }
@@ -354,6 +362,11 @@ impl World {
                     self.cells[usize::from(to.0)].inbox.push(input);
                 }
                 Happening::Issue { connection } => self.wire.ready.push(connection),
+                Happening::Move => self.go_on_moving(),
+                Happening::Switch { device } if self.moves.concern(device) => {
+                    // Nobody changes what is not there, or not yet everywhere.
+                    self.wire.events.push(now.after(MS), Happening::Switch { device });
+                }
                 Happening::Switch { device } => {
                     let config = &self.wire.scenario.devices[usize::from(device.0)].config;
                     if let Some(control) = self.wire.operator.change(device, &config.queue) {
@@ -512,6 +525,7 @@ impl World {
             disk.lock().cut(now);
         }
         self.wire.cut();
+        self.stop_moving();
         self.cells = make_cells(&self.wire.scenario, &self.disks, self.prepare);
     }
 

@@ -68,6 +68,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         message_delay_ns: 5_000,
         cut_after: None,
         switches: 0,
+        moves: 0,
         rounds: 1,
         defect: WorldDefect::None,
         checked: true,

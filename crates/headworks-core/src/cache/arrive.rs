@@ -100,12 +100,23 @@ impl Cache {
         for state in self.folios.states_mut(run.unit, run.count) {
             *state = *state & !block::FILLING | there;
         }
+        if self.ends_short(run, up) {
+            let last = run.unit + run.count - 1;
+            self.folios.states_mut(last, 1)[0] &= !block::UPTODATE;
+        }
         let folio = &mut self.folios[run.folio];
         folio.filling -= run.count as u16;
         self.no_longer_late(run.folio);
         let error = status.err();
         let failed = error.map(|e| (run.block, run.block + u64::from(run.count), e));
         self.wake_folio(run.folio, failed);
+    }
+
+    /// The volume ended within the last block when this was sent, and goes on there now: of its rest nothing is known.
+    fn ends_short(&self, run: &Run, up: &Up) -> bool {
+        let end = up.bio.end();
+        let within = !end.is_multiple_of(u64::from(BLOCK));
+        within && end < self.volumes[usize::from(run.volume.0)].size
     }
 
     fn no_longer_late(&mut self, unit: u32) {
@@ -135,6 +146,10 @@ impl Cache {
                 state
             };
             self.folios.states_mut(unit, 1)[0] = state;
+        }
+        let last = run.unit + run.count - 1;
+        if self.ends_short(run, up) && self.folios.states(last, 1)[0] & block::DIRTY == 0 {
+            self.folios.states_mut(last, 1)[0] &= !(block::UPTODATE | block::USED);
         }
         let folio = &mut self.folios[run.folio];
         folio.writeback -= run.count as u16;

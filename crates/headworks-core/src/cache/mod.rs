@@ -15,13 +15,14 @@
 //!
 //! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `writeout`, `clean` (write-out on a writer's
 //! behalf), `range`, `sync`, `flusher`, `arrive` (answers of devices), `frames` (who gets memory), `volume` (what is known of a
-//! volume), over the tables `folio`, `index`, `reclaim`, `ghost`, `readahead`.
+//! volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`, `reclaim`, `ghost`, `readahead`.
 //!
 //! Invariants: every wait is ended by an answer of a device, a timer or what one of these frees; a frame that a device has is
 //! not written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
 //! `dirty + writeback + credit` never exceeds the limit; nothing here grows.
 
 mod arrive;
+mod change;
 mod check;
 mod clean;
 mod defect;
@@ -54,7 +55,7 @@ use crate::bio::{Bio, BioFlags, Op, VolumeId};
 use crate::buddy::Buddy;
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
-use crate::options::{CacheOptions, ShardConfig, WriteMode};
+use crate::options::{CacheOptions, QueueOptions, ShardConfig, WriteMode};
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
@@ -123,6 +124,12 @@ pub(crate) struct Caching {
     pub max_folio_order: u8,
 }
 
+impl Caching {
+    pub fn of(queue: &QueueOptions) -> Self {
+        Self { read_ahead_kb: queue.read_ahead_kb, max_folio_order: queue.max_folio_order }
+    }
+}
+
 /// See the head of this file.
 pub(crate) struct Cache {
     options: CacheOptions,
@@ -169,10 +176,7 @@ impl Cache {
         let mut frames = Buddy::new(options.units, usize::from(ORDER_MAX) + 1);
         let shadows = Shadows::new(&mut frames);
         let devices = config.devices.len();
-        let caching = |index: usize| {
-            let queue = &config.devices[index].queue;
-            Caching { read_ahead_kb: queue.read_ahead_kb, max_folio_order: queue.max_folio_order }
-        };
+        let caching = |index: usize| Caching::of(&config.devices[index].queue);
         let account = options.account;
         Self {
             folios: Folios::new(options.units),
@@ -180,7 +184,7 @@ impl Cache {
             reclaim: Reclaim::new(options.units),
             ahead: ReadAhead::new(options.writers_max),
             throttle: Throttle::new(&config.dirty, frames.free(), devices, options.writers_max),
-            groups: Groups::new(options.units, config.volumes.len()),
+            groups: Groups::new(options.units, config.volumes_max()),
             shadows,
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
@@ -432,14 +436,20 @@ impl Cache {
 
     /// A device's volumes are cached in another way from now on.
     pub fn set_caching(&mut self, device: usize, caching: Caching) {
-        self.devices[device] = caching;
+        if let Some(known) = self.devices.get_mut(device) {
+            *known = caching;
+        }
     }
 
     /// Other limits from now on.
     pub fn set_dirty(&mut self, now: Instant, dirty: DirtyOptions) {
         self.dirty = dirty;
         self.throttle.set_options(now, &dirty);
-        // Whoever waits asks again: what it waited for under the old limits may never come under the new ones.
+        self.ask_again();
+    }
+
+    /// Whoever waits asks again: what it waited for under the old limits may never come under the new ones.
+    fn ask_again(&mut self) {
         (0..self.devices.len()).for_each(|device| self.free_writers(device));
         self.stirred = true;
     }

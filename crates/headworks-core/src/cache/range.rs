@@ -420,7 +420,8 @@ impl Cache {
         }
     }
 
-    /// The volume is of another size: what is beyond it is forgotten, and a last block in part ends in zeros.
+    /// The volume is of another size: what is beyond it is forgotten. Of a block that was the last, in part, the device knows the
+    /// rest: it is read again when it is clean (see `ends_short`); what is dirty of it ends in zeros, as a file does that grew.
     pub fn on_resize(&mut self, turn: &mut Turn, volume: VolumeId, size: u64) {
         let old = std::mem::replace(&mut self.volume(volume).size, size);
         if size < old {
@@ -430,6 +431,14 @@ impl Cache {
             return;
         }
         let within = (old % u64::from(BLOCK)) as u32;
+        let last = old >> BLOCK_SHIFT;
+        let busy = block::DIRTY | block::WRITEBACK | block::FILLING;
+        if within > 0
+            && let Some((unit, first)) = self.index.locate(&self.folios, volume, last)
+            && self.folios.states(unit + first, 1)[0] & busy == 0
+        {
+            return self.invalidate(volume, (last, last + 1));
+        }
         if within > 0
             && let Some(unit) = self.index.find(&self.folios, volume, old >> BLOCK_SHIFT)
         {

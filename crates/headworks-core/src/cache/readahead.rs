@@ -193,6 +193,15 @@ impl ReadAhead {
         }
     }
 
+    /// The volume is gone, and with it its streams and what was found of it.
+    pub fn forget_volume(&mut self, volume: VolumeId) {
+        for record in &mut self.records {
+            let gone = |stream: &&mut Stream| stream.used != 0 && stream.volume == volume;
+            record.streams.iter_mut().filter(gone).for_each(|stream| *stream = Stream::default());
+        }
+        self.feedback[usize::from(volume.0) % VOLUMES] = Feedback::default();
+    }
+
     /// What it ordered, and what came of it.
     #[must_use]
     pub fn stats(&self) -> ReadAheadStats {

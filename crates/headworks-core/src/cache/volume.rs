@@ -14,9 +14,12 @@
 
 use crate::bio::DeviceId;
 use crate::error::IoError;
-use crate::options::{ErrorPolicy, VolumeConfig, WriteMode};
+use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
 use crate::queue::list::Fifo;
 use crate::time::Instant;
+
+/// Where a vacant place has its bytes.
+const NOBODYS_DEVICE: DeviceId = DeviceId(u16::MAX);
 
 /// Generations that are kept apart.
 const GENERATIONS: u32 = 16;
@@ -121,6 +124,19 @@ impl CachedVolume {
             retry_at: None,
             backoff_ns: 0,
         }
+    }
+
+    /// A place without a volume.
+    pub fn vacant() -> Self {
+        let options = VolumeOptions { mode: WriteMode::None, ..VolumeOptions::default() };
+        Self::new(&VolumeConfig { device: NOBODYS_DEVICE, options, ..VolumeConfig::default() })
+    }
+
+    /// Another volume takes the place of this one. Connections that have heard of this one's errors hear of the other's, too: the
+    /// count goes on.
+    pub fn replace(&mut self, other: Self) {
+        let errors = ErrorSequence { error: None, seen: true, ..self.errors };
+        *self = Self { errors, ..other };
     }
 
     /// Blocks of the volume, a last one in part included.
@@ -302,6 +318,25 @@ mod tests {
         errors.record(IoError::Medium);
         for since in [&mut a, &mut b, &mut seen, &mut unseen] {
             assert_eq!(errors.check(since), Some(IoError::Medium));
+        }
+    }
+
+    #[test]
+    fn a_connection_that_outlived_a_volume_hears_of_the_next_ones_errors_and_of_no_old_ones() {
+        let mut volume = volume();
+        let mut heard = volume.errors.sample();
+        let mut missed = volume.errors.sample();
+        volume.errors.record(IoError::Medium);
+        assert_eq!(volume.errors.check(&mut heard), Some(IoError::Medium));
+        volume.replace(CachedVolume::vacant());
+        volume.replace(CachedVolume::new(&VolumeConfig::default()));
+        let mut new = volume.errors.sample();
+        for since in [&mut heard, &mut missed, &mut new] {
+            assert_eq!(volume.errors.check(since), None);
+        }
+        volume.errors.record(IoError::NoSpace);
+        for since in [&mut heard, &mut missed, &mut new] {
+            assert_eq!(volume.errors.check(since), Some(IoError::NoSpace));
         }
     }
 

@@ -1,18 +1,20 @@
 //! Every number a user may set, with its default and its reason. Names are Linux's where Linux has the thing.
 //!
 //! `cache` is the cache of a shard, `queue` one device's queue, `tunable` the same options as a table of names, ranges and values (what a control socket,
-//! a record and a live switch work with), `topology` what a shard is made from.
+//! a record and a live switch work with), `topology` what a shard is made from, `change` what joins and leaves it.
 
 mod cache;
+mod change;
 mod queue;
 mod topology;
 mod tunable;
 mod values;
 
 pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
+pub use change::{Change, ChangeError};
 pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler, TagPolicy, WakeOptions};
 pub use topology::{
-    DeviceConfig, ExportConfig, PlugNesting, ShardConfig, VolumeConfig, VolumeOptions,
+    DeviceConfig, ExportConfig, PlugNesting, ShardConfig, Spare, VolumeConfig, VolumeOptions,
 };
 pub use tunable::Tunable;
 pub(crate) use values::Values;

@@ -59,6 +59,19 @@ impl ExportConfig {
     pub const WEIGHTS: std::ops::RangeInclusive<u16> = 1..=10_000;
 }
 
+/// Places that are free when a shard starts, for what [`crate::Change`] adds. Everything is sized for them at the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spare {
+    /// Devices; with those of the configuration at most 64.
+    pub devices: u16,
+    /// Volumes; with those of the configuration at most 4096.
+    pub volumes: u16,
+    /// Exports; with those of the configuration at most 4096. They have the default weight until another is set.
+    pub exports: u16,
+    /// Tags of all added devices together, at most 1M. What a removed device had can be used again.
+    pub tags: u32,
+}
+
 /// Which plug flushes when plugs nest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -92,6 +105,8 @@ pub struct ShardConfig {
     pub cache: CacheOptions,
     /// When its writers are made to wait.
     pub dirty: DirtyOptions,
+    /// Places for what joins later.
+    pub spare: Spare,
 }
 
 impl ShardConfig {
@@ -114,14 +129,17 @@ impl ShardConfig {
         }
         self.cache.validate()?;
         self.dirty.validate()?;
-        if self.devices.len() > 64 {
+        if self.devices_max() > 64 {
             return Err(ConfigError::new("devices", "more than 64 devices"));
         }
-        if self.volumes.len() > 4096 {
+        if self.volumes_max() > 4096 {
             return Err(ConfigError::new("volumes", "more than 4096 volumes"));
         }
-        if self.exports.len() > 4096 {
+        if self.exports_max() > 4096 {
             return Err(ConfigError::new("exports", "more than 4096 exports"));
+        }
+        if self.spare.tags > 1 << 20 {
+            return Err(ConfigError::new("tags", "more than 1048576 spare tags"));
         }
         if let Some(export) =
             self.exports.iter().find(|e| !ExportConfig::WEIGHTS.contains(&e.weight))
@@ -129,23 +147,24 @@ impl ShardConfig {
             let message = format!("{} is not within 1..=10000", export.weight);
             return Err(ConfigError::new("weight", message));
         }
-        for device in &self.devices {
-            if device.owner.0 >= self.shards {
-                return Err(ConfigError::new(
-                    "owner",
-                    "a device is owned by a shard that is not there",
-                ));
-            }
-            device.queue.validate()?;
-        }
+        self.devices.iter().try_for_each(|device| self.validate_device(device))?;
         self.volumes.iter().try_for_each(|volume| self.validate_volume(volume))
     }
 
-    fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
+    pub(crate) fn validate_device(&self, device: &DeviceConfig) -> Result<(), ConfigError> {
+        if device.owner.0 >= self.shards {
+            let message = "a device is owned by a shard that is not there";
+            return Err(ConfigError::new("owner", message));
+        }
+        device.queue.validate()
+    }
+
+    pub(crate) fn validate_volume(&self, volume: &VolumeConfig) -> Result<(), ConfigError> {
         if volume.home.0 >= self.shards {
             return Err(ConfigError::new("home", "a volume lives on a shard that is not there"));
         }
-        let Some(device) = self.devices.get(usize::from(volume.device.0)) else {
+        let device = self.devices.get(usize::from(volume.device.0));
+        let Some(device) = device.filter(|device| device.owner.0 < self.shards) else {
             return Err(ConfigError::new("device", "a volume names a device that is not there"));
         };
         let block = volume.options.block_size;
@@ -180,6 +199,7 @@ impl ShardConfig {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
+            spare: Spare::default(),
         }
     }
 
@@ -198,26 +218,16 @@ impl ShardConfig {
             text += &format!(" {number}");
         }
         text += "\n";
+        let spare = &self.spare;
+        if *spare != Spare::default() {
+            let Spare { devices, volumes, exports, tags } = spare;
+            text += &format!("spare {devices} {volumes} {exports} {tags}\n");
+        }
         for device in &self.devices {
-            text += &format!("device {}", device.owner.0);
-            for tunable in Tunable::ALL {
-                text += &format!(" {}", tunable.get(&device.queue));
-            }
-            text += "\n";
+            text += &format!("device {}\n", device.to_numbers());
         }
         for volume in &self.volumes {
-            let o = &volume.options;
-            let read_only = u8::from(o.read_only);
-            text += &format!(
-                "volume {} {} {} {} {} {} {}\n",
-                volume.home.0,
-                volume.device.0,
-                o.size,
-                read_only,
-                o.block_size,
-                o.mode as u8,
-                o.on_error as u8
-            );
+            text += &format!("volume {}\n", volume.to_numbers());
         }
         for export in &self.exports {
             text += &format!("export {}\n", export.weight);
@@ -240,6 +250,7 @@ impl ShardConfig {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
+            spare: Spare::default(),
         };
         for line in text.lines() {
             config.read_line(line).ok_or_else(|| {
@@ -265,19 +276,15 @@ impl ShardConfig {
                     _ => return None,
                 };
             }
-            ("volume", &[home, device, size, read_only, block_size, mode, on_error]) => {
-                self.volumes.push(VolumeConfig {
-                    home: ShardId(home.try_into().ok()?),
-                    device: DeviceId(device.try_into().ok()?),
-                    options: VolumeOptions {
-                        size,
-                        read_only: read_only != 0,
-                        block_size: block_size.try_into().ok()?,
-                        mode: *WriteMode::ALL.get(usize::try_from(mode).ok()?)?,
-                        on_error: *ErrorPolicy::ALL.get(usize::try_from(on_error).ok()?)?,
-                    },
-                });
+            ("spare", &[devices, volumes, exports, tags]) => {
+                self.spare = Spare {
+                    devices: devices.try_into().ok()?,
+                    volumes: volumes.try_into().ok()?,
+                    exports: exports.try_into().ok()?,
+                    tags: tags.try_into().ok()?,
+                };
             }
+            ("volume", numbers) => self.volumes.push(VolumeConfig::from_numbers(numbers)?),
             ("cache", &[units, writers_max, flush_timeout_ns, account]) => {
                 self.cache = CacheOptions {
                     units: units.try_into().ok()?,
@@ -290,7 +297,7 @@ impl ShardConfig {
             ("export", &[weight]) => {
                 self.exports.push(ExportConfig { weight: weight.try_into().ok()? });
             }
-            ("device", numbers) => self.devices.push(device_of(numbers)?),
+            ("device", numbers) => self.devices.push(DeviceConfig::from_numbers(numbers)?),
             _ => return None,
         }
         Some(())
@@ -301,7 +308,25 @@ impl ShardConfig {
     #[must_use]
     pub fn slots_max(&self) -> u32 {
         let tags: u32 = self.devices.iter().map(|device| device.queue.nr_requests).sum();
-        self.bios_max + self.cache.bios() + tags + self.volumes.len() as u32 + 1
+        self.bios_max + self.cache.bios() + tags + self.spare.tags + self.volumes_max() as u32 + 1
+    }
+
+    /// Places for devices, the spare ones included.
+    #[must_use]
+    pub fn devices_max(&self) -> usize {
+        self.devices.len() + usize::from(self.spare.devices)
+    }
+
+    /// Places for volumes, the spare ones included.
+    #[must_use]
+    pub fn volumes_max(&self) -> usize {
+        self.volumes.len() + usize::from(self.spare.volumes)
+    }
+
+    /// Places for exports, the spare ones included.
+    #[must_use]
+    pub fn exports_max(&self) -> usize {
+        self.exports.len() + usize::from(self.spare.exports)
     }
 
     /// The configuration of `volume`.
@@ -311,16 +336,52 @@ impl ShardConfig {
     }
 }
 
-fn device_of(numbers: &[u64]) -> Option<DeviceConfig> {
-    let (&owner, values) = numbers.split_first()?;
-    let mut queue = QueueOptions::default();
-    if values.len() != Tunable::ALL.len() {
-        return None;
+impl DeviceConfig {
+    pub(super) fn to_numbers(self) -> String {
+        let mut text = self.owner.0.to_string();
+        for tunable in Tunable::ALL {
+            text += &format!(" {}", tunable.get(&self.queue));
+        }
+        text
     }
-    for (tunable, &value) in Tunable::ALL.into_iter().zip(values) {
-        tunable.set(&mut queue, value).ok()?;
+
+    pub(super) fn from_numbers(numbers: &[u64]) -> Option<Self> {
+        let (&owner, values) = numbers.split_first()?;
+        let mut queue = QueueOptions::default();
+        if values.len() != Tunable::ALL.len() {
+            return None;
+        }
+        for (tunable, &value) in Tunable::ALL.into_iter().zip(values) {
+            tunable.set(&mut queue, value).ok()?;
+        }
+        Some(Self { owner: ShardId(owner.try_into().ok()?), queue })
     }
-    Some(DeviceConfig { owner: ShardId(owner.try_into().ok()?), queue })
+}
+
+impl VolumeConfig {
+    pub(super) fn to_numbers(self) -> String {
+        let o = &self.options;
+        let (read_only, mode, on_error) = (u8::from(o.read_only), o.mode as u8, o.on_error as u8);
+        let (home, device, size, block_size) = (self.home.0, self.device.0, o.size, o.block_size);
+        format!("{home} {device} {size} {read_only} {block_size} {mode} {on_error}")
+    }
+
+    pub(super) fn from_numbers(numbers: &[u64]) -> Option<Self> {
+        let &[home, device, size, read_only, block_size, mode, on_error] = numbers else {
+            return None;
+        };
+        Some(Self {
+            home: ShardId(home.try_into().ok()?),
+            device: DeviceId(device.try_into().ok()?),
+            options: VolumeOptions {
+                size,
+                read_only: read_only != 0,
+                block_size: block_size.try_into().ok()?,
+                mode: *WriteMode::ALL.get(usize::try_from(mode).ok()?)?,
+                on_error: *ErrorPolicy::ALL.get(usize::try_from(on_error).ok()?)?,
+            },
+        })
+    }
 }
 
 #[cfg(test)]
@@ -344,6 +405,7 @@ mod tests {
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
         config.dirty.dirty_ratio = 33;
+        config.spare = Spare { devices: 2, volumes: 9, exports: 11, tags: 512 };
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
         assert!(ShardConfig::from_lines("shard 0 1").is_err());
         assert!(ShardConfig::from_lines("device 1 2 3").is_err());

@@ -45,6 +45,11 @@ impl FlushSequence {
     pub const fn new() -> Self {
         Self { request: NIL, covers: 0, running: Fifo::new(), next: Fifo::new(), lost: false }
     }
+
+    /// The device has a flush of it.
+    pub fn is_running(&self) -> bool {
+        self.request != NIL
+    }
 }
 
 impl Queue {

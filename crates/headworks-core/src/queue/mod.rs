@@ -63,6 +63,8 @@ pub(crate) struct Pools {
     pub timers: TimerWheel,
     /// What came back of the cache's bios in this batch.
     pub ups: Vec<Up>,
+    /// Slots that were made for tags of devices that have left.
+    pub slots_left_over: u32,
 }
 
 /// A device's timers, `device * TIMERS + one of these` on the shard's wheel.
@@ -82,6 +84,11 @@ pub(crate) enum TimerKind {
 
 /// Timers per device.
 pub(crate) const TIMERS: u32 = 5;
+
+/// A device leaves, and its timers with it.
+pub(crate) fn clear_timers(pools: &mut Pools, device: DeviceId) {
+    (0..TIMERS).for_each(|kind| pools.timers.clear(u32::from(device.0) * TIMERS + kind));
+}
 
 /// The wheel's name for a device's timer.
 pub(crate) fn timer_of(device: DeviceId, kind: TimerKind) -> u32 {
@@ -152,7 +159,8 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub fn new(config: &ShardConfig, device: DeviceId) -> Self {
+    /// A queue for a device of `config`, on a shard with so many slots.
+    pub fn new(config: &ShardConfig, device: DeviceId, slots: u32) -> Self {
         let options = config.devices[usize::from(device.0)].queue;
         let volumes = config
             .volumes
@@ -164,7 +172,6 @@ impl Queue {
             .collect();
         let waiters_max =
             (config.bios_max + config.cache.bios() + u32::from(config.shards)) as usize;
-        let slots = config.slots_max();
         let elevator = elevator::make(&options);
         Self {
             device,
@@ -207,10 +214,6 @@ impl Queue {
 
     pub fn nomerges(&self) -> NoMerges {
         self.options.nomerges
-    }
-
-    pub fn discard_granularity(&self) -> u32 {
-        self.options.discard_granularity
     }
 
     /// What a bio is answered before anything is sent, if it is: a volume of which a flush failed cannot promise durability,
@@ -286,6 +289,11 @@ impl Queue {
         self.is_empty() && self.tags.free() + self.leases.lent() == self.tags.depth()
     }
 
+    /// Nobody would miss it: it is quiet, no shard has tags of it, and it is not about to change.
+    pub fn may_leave(&self) -> bool {
+        self.is_quiet() && self.leases.lent() == 0 && !self.is_draining()
+    }
+
     pub fn volume(&self, volume: u16) -> Option<&VolumeQueue> {
         self.volumes.get(usize::from(volume))?.as_deref()
     }
@@ -294,6 +302,42 @@ impl Queue {
         self.volumes[usize::from(volume)]
             .as_mut()
             .expect("a bio reaches the queue of its volume's device")
+    }
+
+    /// A volume joins.
+    pub fn add_volume(&mut self, volume: VolumeId, block_size: u32) {
+        let index = usize::from(volume.0);
+        if self.volumes.len() <= index {
+            self.volumes.resize_with(index + 1, || None);
+        }
+        self.volumes[index] = Some(Box::new(VolumeQueue::new(block_size)));
+    }
+
+    /// Whether a volume cannot leave yet, beside bios that are on their way: a flush that nobody waits for any longer is.
+    pub fn flushes(&self, volume: VolumeId) -> bool {
+        self.volume(volume.0).is_some_and(|volume| volume.flush.is_running())
+    }
+
+    /// A volume leaves of which nothing is on its way.
+    pub fn remove_volume(&mut self, volume: VolumeId) {
+        if let Some(place) = self.volumes.get_mut(usize::from(volume.0)) {
+            *place = None;
+        }
+        // What takes its place begins nowhere.
+        if self.last_end.0 == volume {
+            self.last_end = (volume, u64::MAX);
+        }
+    }
+
+    /// What other shards must know of it: those who hear of a device by a change may have older words of its place on their way
+    /// to them, and believe the last.
+    pub fn announce(&self, pools: &mut Pools) {
+        let QueueOptions { read_ahead_kb, max_folio_order, .. } = self.options;
+        self.tell_limits(pools);
+        self.tell_others(
+            pools,
+            Message::Caching { device: self.device, read_ahead_kb, max_folio_order },
+        );
     }
 
     /// Takes requests from the plug, in order.

@@ -17,7 +17,7 @@
 
 use super::admit::inflight_max;
 use super::list::Fifo;
-use super::{Pools, Queue, TimerKind, Wish, timer_of};
+use super::{Pools, Queue, TimerKind, Wish, clear_timers, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::ShardId;
 use crate::elevator;
@@ -173,9 +173,16 @@ impl Queue {
     }
 
     /// Other shards cut and count by these. Messages between two shards keep their order, so no tag overtakes this.
-    fn tell_limits(&self, pools: &mut Pools) {
+    pub(super) fn tell_limits(&self, pools: &mut Pools) {
         let QueueOptions { nr_requests, max_sectors_kb, .. } = self.options;
-        let message = Message::Limits { device: self.device, nr_requests, max_sectors_kb };
+        self.tell_others(
+            pools,
+            Message::Limits { device: self.device, nr_requests, max_sectors_kb },
+        );
+    }
+
+    /// Every other shard hears of it.
+    pub(super) fn tell_others(&self, pools: &mut Pools, message: Message) {
         for shard in (0..self.switch.wishes.len() as u16).map(ShardId) {
             if shard != self.owner {
                 pools.actions.list.push(Action::Send { to: shard, message });
@@ -183,10 +190,18 @@ impl Queue {
         }
     }
 
+    /// The device leaves. Slots that were made for more tags than it began with stay, for others.
+    pub fn leave(&self, pools: &mut Pools, began_with: u32) {
+        pools.slots_left_over += self.switch.slots_for - began_with;
+        clear_timers(pools, self.device);
+    }
+
     /// More tags need more slots for pieces, and room in the lists of a batch. Once a switch, never per request.
     fn make_room(&mut self, pools: &mut Pools) {
         let more = self.options.nr_requests.saturating_sub(self.switch.slots_for);
-        pools.slots.grow(more);
+        let left_over = more.min(pools.slots_left_over);
+        pools.slots_left_over -= left_over;
+        pools.slots.grow(more - left_over);
         self.switch.slots_for += more;
         let waiters_max = self.asks.capacity();
         self.ready.reserve_exact(waiters_max + self.options.nr_requests as usize);

@@ -57,6 +57,7 @@ impl Shard {
             && self.ways.iter().all(|way| match way {
                 Way::Own(queue) => queue.is_quiet(),
                 Way::Other(remote) => remote.is_quiet(),
+                Way::Vacant => true,
             })
     }
 
@@ -78,7 +79,7 @@ impl Shard {
     /// Statistics of a volume; they are kept on the shard that owns its device.
     #[must_use]
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
-        let config = self.volumes.get(usize::from(volume.0))?;
+        let config = self.volume(volume)?;
         self.queue(config.device)?.volume(volume.0).map(|volume| &volume.stats)
     }
 
@@ -105,7 +106,7 @@ impl Shard {
     /// the shard that owns its device.
     #[must_use]
     pub fn unflushed(&self, volume: VolumeId) -> Option<(u64, bool)> {
-        let config = self.volumes.get(usize::from(volume.0))?;
+        let config = self.volume(volume)?;
         let volume = self.queue(config.device)?.volume(volume.0)?;
         Some((volume.unflushed(), volume.is_suspect()))
     }
@@ -128,10 +129,12 @@ impl Shard {
         self.cache.as_ref().map(|cache| cache.throttle().stats())
     }
 
-    /// The same for a device.
+    /// The same for a device; `None` also if there is none.
     #[must_use]
     pub fn wb_stats(&self, device: DeviceId) -> Option<WbStats> {
-        self.cache.as_ref().map(|cache| cache.throttle().device_stats(device))
+        let there = !matches!(self.ways.get(usize::from(device.0)), None | Some(Way::Vacant));
+        let cache = self.cache.as_ref().filter(|_| there)?;
+        Some(cache.throttle().device_stats(device))
     }
 
     /// The tunables of write-back that hold now; `None` without a cache.
@@ -143,7 +146,7 @@ impl Shard {
     /// Bytes of a volume that lives here that are dirty or under write-out; `None` if it is not cached here.
     #[must_use]
     pub fn dirty_bytes(&self, volume: VolumeId) -> Option<u64> {
-        let config = self.volumes.get(usize::from(volume.0))?;
+        let config = self.volume(volume)?;
         let cache = self.cache.as_ref().filter(|cache| cache.caches(volume))?;
         (config.home == self.id).then(|| cache.dirty_bytes(volume))
     }
@@ -165,7 +168,7 @@ impl Shard {
     /// Parts of a volume whose write-out failed and that are held: offset, bytes, error. Only at its home.
     pub fn failed_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
         if let Some(cache) = &self.cache
-            && usize::from(volume.0) < self.volumes.len()
+            && self.volume(volume).is_some()
         {
             cache.failed_ranges(volume, into);
         }

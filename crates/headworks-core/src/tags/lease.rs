@@ -72,6 +72,12 @@ impl Lease {
         unused
     }
 
+    /// Nothing is held or wanted.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.held == 0 && !self.wanting
+    }
+
     /// Tags of the lease.
     #[must_use]
     pub fn held(&self) -> u32 {
@@ -113,10 +119,13 @@ mod tests {
         lease.on_grant(3);
         assert!(!lease.try_take(4) && lease.start_wanting());
         assert_eq!(lease.on_revoke(), 3);
+        assert!(!lease.is_over(), "a grant is on its way");
         lease.on_grant(4);
         assert!(lease.try_take(4));
         lease.put(4);
         assert_eq!(lease.settle(), 0, "a grant ends the revocation");
+        assert!(!lease.is_over());
         assert_eq!(lease.on_idle(), 4);
+        assert!(lease.is_over());
     }
 }

@@ -28,12 +28,23 @@ pub fn floor(limit: u32, devices: usize) -> u32 {
     if devices > 1 { limit / 8 / devices as u32 } else { 0 }
 }
 
+/// One device's.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    used: u32,
+    /// What the head of its queue was refused; 0: nobody waits.
+    wanted: u32,
+    /// What it finds free; of a vacant place nothing.
+    floor: u32,
+    present: bool,
+}
+
 /// Credit of all devices, in blocks.
 #[derive(Clone, Debug)]
 pub struct Credit {
-    used: Box<[u32]>,
-    /// What the head of each device's queue was refused; 0: nobody waits.
-    wanted: Box<[u32]>,
+    accounts: Vec<Account>,
+    /// How many of them are present.
+    devices: usize,
     total: u32,
     /// What is not used of the floors, in sum.
     unused: u32,
@@ -44,22 +55,41 @@ impl Credit {
     /// Credit for so many devices, under that limit.
     #[must_use]
     pub fn new(devices: usize, limit: u32) -> Self {
-        let zeros = || vec![0; devices].into_boxed_slice();
-        let mut credit = Self { used: zeros(), wanted: zeros(), total: 0, unused: 0, floor: 0 };
+        let accounts = vec![Account { present: true, ..Account::default() }; devices];
+        let mut credit = Self { accounts, devices, total: 0, unused: 0, floor: 0 };
         credit.set_limit(limit);
         credit
     }
 
     /// The floors that go with another limit.
     pub fn set_limit(&mut self, limit: u32) {
-        self.floor = floor(limit, self.used.len());
-        self.unused = (0..self.used.len()).map(|device| self.gap(device)).sum();
+        self.floor = floor(limit, self.devices());
+        for account in &mut self.accounts {
+            account.floor = if account.present { self.floor } else { 0 };
+        }
+        self.unused = (0..self.accounts.len()).map(|device| self.gap(device)).sum();
+    }
+
+    /// Devices that there are.
+    #[must_use]
+    pub fn devices(&self) -> usize {
+        self.devices
+    }
+
+    /// A device joins, or leaves with nothing in use; [`Credit::set_limit`] is to follow.
+    pub fn set_present(&mut self, device: usize, present: bool) {
+        if self.accounts.len() <= device {
+            self.accounts.resize(device + 1, Account::default());
+        }
+        assert!(self.accounts[device].used == 0, "a device that changes has no credit in use");
+        self.accounts[device] = Account { present, ..Account::default() };
+        self.devices = self.accounts.iter().filter(|account| account.present).count();
     }
 
     /// Takes `blocks` for the device if they fit under `limit`; else remembers that somebody waits for them.
     pub fn reserve(&mut self, device: usize, blocks: u32, limit: u32) -> bool {
         let fits = self.fits(device, blocks, limit);
-        self.wanted[device] = if fits { 0 } else { blocks };
+        self.accounts[device].wanted = if fits { 0 } else { blocks };
         if fits {
             self.add(device, blocks);
         }
@@ -69,18 +99,18 @@ impl Credit {
     /// Whether what the device's head was refused would be granted now.
     #[must_use]
     pub fn freed(&self, device: usize, limit: u32) -> bool {
-        self.wanted[device] > 0 && self.fits(device, self.wanted[device], limit)
+        self.accounts[device].wanted > 0 && self.fits(device, self.accounts[device].wanted, limit)
     }
 
     /// The refused head is gone, or somebody else heads the queue: nobody is known to wait.
     pub fn forget(&mut self, device: usize) {
-        self.wanted[device] = 0;
+        self.accounts[device].wanted = 0;
     }
 
     /// Takes `blocks` without asking: data that is dirty already and is to be counted again.
     pub fn add(&mut self, device: usize, blocks: u32) {
         let gap = self.gap(device);
-        self.used[device] += blocks;
+        self.accounts[device].used += blocks;
         self.total += blocks;
         self.unused = self.unused + self.gap(device) - gap;
     }
@@ -88,8 +118,8 @@ impl Credit {
     /// Gives `blocks` back.
     pub fn sub(&mut self, device: usize, blocks: u32) {
         let gap = self.gap(device);
-        assert!(self.used[device] >= blocks, "more credit given back than taken");
-        self.used[device] -= blocks;
+        assert!(self.accounts[device].used >= blocks, "more credit given back than taken");
+        self.accounts[device].used -= blocks;
         self.total -= blocks;
         self.unused = self.unused + self.gap(device) - gap;
     }
@@ -103,7 +133,7 @@ impl Credit {
     /// In use by one.
     #[must_use]
     pub fn used(&self, device: usize) -> u32 {
-        self.used[device]
+        self.accounts[device].used
     }
 
     /// What every device finds free, whatever the others do; 0 with one device.
@@ -115,16 +145,18 @@ impl Credit {
     /// The most the device may have in use, as things are.
     #[must_use]
     pub fn ceiling(&self, device: usize, limit: u32) -> u32 {
-        let others = self.total - self.used[device] + self.unused - self.gap(device);
+        let others = self.total - self.accounts[device].used + self.unused - self.gap(device);
         limit.saturating_sub(others)
     }
 
     fn fits(&self, device: usize, blocks: u32, limit: u32) -> bool {
-        u64::from(self.used[device]) + u64::from(blocks) <= u64::from(self.ceiling(device, limit))
+        u64::from(self.accounts[device].used) + u64::from(blocks)
+            <= u64::from(self.ceiling(device, limit))
     }
 
     fn gap(&self, device: usize) -> u32 {
-        self.floor.saturating_sub(self.used[device])
+        let account = &self.accounts[device];
+        account.floor.saturating_sub(account.used)
     }
 }
 
@@ -162,6 +194,21 @@ mod tests {
             }
         }
         assert!(refused > 100);
+    }
+
+    #[test]
+    fn a_vacant_place_has_no_floor_and_takes_none_of_the_others() {
+        let mut credit = Credit::new(1, 1000);
+        credit.set_present(3, true);
+        credit.set_limit(1000);
+        assert_eq!((credit.devices(), credit.floor()), (2, 62));
+        // The floor of device 3 stays free, those of the vacant places between are nobody's.
+        assert!(!credit.reserve(0, 939, 1000) && credit.reserve(0, 938, 1000));
+        assert!(credit.reserve(3, 62, 1000) && !credit.reserve(3, 1, 1000));
+        credit.sub(3, 62);
+        credit.set_present(3, false);
+        credit.set_limit(1000);
+        assert!(credit.reserve(0, 62, 1000), "one alone has everything again");
     }
 
     #[test]

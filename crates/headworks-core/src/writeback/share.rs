@@ -13,7 +13,9 @@ pub const PERIOD_NS: u64 = SEC;
 /// Who wrote how much lately.
 #[derive(Clone, Debug)]
 pub struct Shares {
-    written: Box<[u64]>,
+    written: Vec<u64>,
+    /// Devices that there are: places may be vacant.
+    devices: usize,
     total: u64,
     period: Instant,
 }
@@ -22,7 +24,16 @@ impl Shares {
     /// Counts for so many devices.
     #[must_use]
     pub fn new(devices: usize) -> Self {
-        Self { written: vec![0; devices].into_boxed_slice(), total: 0, period: Instant(0) }
+        Self { written: vec![0; devices], devices, total: 0, period: Instant(0) }
+    }
+
+    /// A place is used anew, or vacant: what was written there counts no more. So many devices there are then.
+    pub fn renew(&mut self, device: usize, devices: usize) {
+        if self.written.len() <= device {
+            self.written.resize(device + 1, 0);
+        }
+        self.total -= std::mem::take(&mut self.written[device]);
+        self.devices = devices;
     }
 
     /// `blocks` more were written to the device.
@@ -56,7 +67,7 @@ impl Shares {
     pub fn of(&self, device: usize, whole: u32) -> u32 {
         let (part, total) = match self.total {
             // Nobody knows yet who is slow, and memory fills faster than anybody can show it.
-            0 => (1, if self.written.len() > 1 { self.written.len().max(8) as u64 } else { 1 }),
+            0 => (1, if self.devices > 1 { self.devices.max(8) as u64 } else { 1 }),
             total => (self.written[device], total),
         };
         (u128::from(whole) * u128::from(part) / u128::from(total)) as u32
@@ -99,6 +110,17 @@ mod tests {
         }
         assert!(shares.of(0, 1000) <= 1, "{}", shares.of(0, 1000));
         assert!(shares.of(1, 1000) >= 998);
+    }
+
+    #[test]
+    fn who_leaves_takes_its_share_along() {
+        let mut shares = Shares::new(1);
+        shares.renew(2, 2);
+        shares.on_written(0, 100);
+        shares.on_written(2, 300);
+        assert_eq!(shares.of(0, 1000), 250);
+        shares.renew(2, 1);
+        assert_eq!((shares.of(0, 1000), shares.of(2, 1000)), (1000, 0));
     }
 
     #[test]

@@ -59,7 +59,8 @@ pub struct Throttle {
     pub(super) credit: Credit,
     shares: Shares,
     pub(super) writers: Writers,
-    pub(super) devices: Box<[Device]>,
+    /// Some may be vacant.
+    pub(super) devices: Vec<Device>,
     /// The sum of all weights: 0 while nobody writes, and then nothing ticks.
     pub(super) weights: u64,
     ticked: Instant,
@@ -84,7 +85,7 @@ impl Throttle {
             credit: Credit::new(devices, target.limit),
             shares: Shares::new(devices),
             writers: Writers::new(writers_max),
-            devices: vec![Device::default(); devices].into_boxed_slice(),
+            devices: vec![Device::default(); devices],
             weights: 0,
             ticked: Instant(0),
             ticks: 0,
@@ -104,6 +105,26 @@ impl Throttle {
     pub fn set_limit_units(&mut self, dirtyable: u32) {
         self.dirtyable = dirtyable;
         self.retarget();
+    }
+
+    /// A device joins or leaves, with nothing dirty, on its way or reserved: nothing is known of its place. Whoever was refused
+    /// is to ask again.
+    pub fn set_device(&mut self, device: DeviceId, present: bool) {
+        let index = at(device);
+        if self.devices.len() <= index {
+            self.devices.resize(index + 1, Device::default());
+        }
+        let was = std::mem::take(&mut self.devices[index]);
+        assert!(was.dirty + was.writeback + was.reserved == 0, "a device in use stays");
+        self.stats.nr_dirtied += was.nr_dirtied;
+        self.stats.nr_written += was.nr_written;
+        for writer in self.writers.iter_mut().filter(|writer| writer.device == device.0) {
+            self.weights -= u64::from(std::mem::take(&mut writer.weight));
+            writer.device = 0;
+        }
+        self.credit.set_present(index, present);
+        self.shares.renew(index, self.credit.devices());
+        self.hold(self.now_at);
     }
 
     /// The writer of a connection, made if it is new. When the table is full, all further ones are one.
@@ -202,7 +223,8 @@ impl Throttle {
     #[must_use]
     pub fn reserve_max(&self, _device: DeviceId) -> u32 {
         let limit = self.target.limit;
-        if self.devices.len() > 1 { floor(limit, self.devices.len()).max(1) } else { limit }
+        let devices = self.credit.devices();
+        if devices > 1 { floor(limit, devices).max(1) } else { limit }
     }
 
     /// Gives reserved credit back unused.

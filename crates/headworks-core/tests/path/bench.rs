@@ -256,6 +256,7 @@ impl Shards {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
+            spare: headworks_core::Spare::default(),
         };
         Self { at: (0..count).map(|id| Bench::of(config(id))).collect() }
     }

@@ -7,6 +7,7 @@ mod bench;
 
 mod baselines;
 mod busy;
+mod change;
 mod deadline;
 mod flush;
 mod inflight;

@@ -196,6 +196,7 @@ fn answers_for_what_is_not_in_flight_are_reported_and_change_nothing() {
     bench.turn(&[complete(DeviceId(1), first, Ok(()), 4096)]);
     assert_eq!(bench.notices(), "unknown", "another device's answer");
     bench.turn(&[complete(DeviceId(7), first, Ok(()), 4096)]);
+    assert_eq!(bench.notices(), "unknown", "the answer of a device that is not there");
     assert_eq!((bench.replies(), bench.sent()), (String::new(), "R0+4k".into()));
     let twice = bench.answer(0, Ok(()), 4096);
     bench.turn(&[twice, twice]);

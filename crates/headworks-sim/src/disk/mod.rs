@@ -231,6 +231,13 @@ impl Disk {
         self.held.len() - self.free.len()
     }
 
+    /// Another file, all zeros, is in the place of a volume's.
+    pub fn replace(&mut self, volume: VolumeId) {
+        if let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) {
+            *store = Store::new(store.size());
+        }
+    }
+
     /// Whether faults happen from now on.
     pub fn set_faulty(&mut self, faulty: bool) {
         self.faulty = faulty;

@@ -366,6 +366,7 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
         plug_nesting: options.plug_nesting,
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
+        spare: headworks_core::Spare::default(),
     }
 }
 

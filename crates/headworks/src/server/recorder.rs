@@ -3,6 +3,7 @@
 //! ```text
 //!   "headworks-record 1\n"  configuration lines  "\n"          text
 //!   [now, inputs] [input: 6 words] ...                          little-endian u64, per batch
+//!   [u64::MAX - 1, length, now] line                            a change, between two batches
 //!   [u64::MAX, hash of all actions]                             at a clean end
 //! ```
 //!
@@ -12,13 +13,18 @@
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
+use std::string::FromUtf8Error;
 
 use headworks_core::record::{RunHash, Words, decode, encode};
-use headworks_core::{Actions, ConfigError, Input, Instant, Shard, ShardConfig};
+use headworks_core::{Actions, Change, ConfigError, Input, Instant, Shard, ShardConfig};
 
 const MAGIC: &str = "headworks-record 1\n";
 /// Stands where a batch's time would.
 const END: u64 = u64::MAX;
+/// Stands where a batch's time would, before a change.
+const CHANGE: u64 = u64::MAX - 1;
+/// Bytes of its line; more are a damaged record.
+const LINE_MAX: u64 = 4096;
 /// Inputs of one batch; a larger number is a damaged record.
 const BATCH_MAX: u64 = 1 << 20;
 
@@ -48,6 +54,21 @@ impl Recorder {
         {
             self.broken = Some(error);
         }
+    }
+
+    /// A change that the shard was asked to make, whether it agreed or not.
+    pub fn note_change(&mut self, now: Instant, change: &Change) {
+        if self.broken.is_none()
+            && let Err(error) = self.write_change(now, change)
+        {
+            self.broken = Some(error);
+        }
+    }
+
+    fn write_change(&mut self, now: Instant, change: &Change) -> io::Result<()> {
+        let line = change.to_line();
+        put_words(&mut self.file, &[CHANGE, line.len() as u64, now.0])?;
+        self.file.write_all(line.as_bytes())
     }
 
     fn write(&mut self, now: Instant, inputs: &[Input]) -> io::Result<()> {
@@ -103,6 +124,19 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
             replayed.recorded = Some(count);
             break;
         }
+        if now == CHANGE {
+            if count > LINE_MAX {
+                return Err(damaged("a change is longer than any can be"));
+            }
+            let Some((now, line)) = read_change(&mut reader, count) else {
+                break;
+            };
+            let change = line.ok().and_then(|line| Change::from_line(&line).ok());
+            let change = change.ok_or_else(|| damaged("a change is none"))?;
+            // One that was refused then is refused now.
+            let _ = shard.change(now, &change);
+            continue;
+        }
         if count > BATCH_MAX {
             return Err(damaged("a batch is longer than any can be"));
         }
@@ -126,6 +160,17 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
     }
     replayed.hash = hash.0;
     Ok(replayed)
+}
+
+/// The rest of a change: its time and its line, unless the record was cut off there.
+fn read_change(
+    reader: &mut impl Read,
+    len: u64,
+) -> Option<(Instant, Result<String, FromUtf8Error>)> {
+    let [now] = read_words(reader)?;
+    let mut line = vec![0; len as usize];
+    reader.read_exact(&mut line).ok()?;
+    Some((Instant(now), String::from_utf8(line)))
 }
 
 /// The configuration lines: everything from the magic to the first empty line.
@@ -153,7 +198,9 @@ fn read_words<const N: usize>(reader: &mut impl Read) -> Option<[u64; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_core::{Bio, Op, QueueOptions, VolumeOptions};
+    use headworks_core::{
+        Bio, BioId, DeviceId, Op, QueueOptions, Spare, VolumeConfig, VolumeId, VolumeOptions,
+    };
 
     fn record(name: &str) -> (std::path::PathBuf, u64) {
         let path =
@@ -183,6 +230,49 @@ mod tests {
         let replayed = replay(&path).unwrap();
         assert_eq!((replayed.batches, replayed.inputs), (50, 100));
         assert_eq!((replayed.hash, replayed.recorded), (hash, Some(hash)));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    /// A device and a volume come, are written to and go; what was refused is in the record, too.
+    #[test]
+    fn a_replay_makes_the_same_changes() {
+        let path = std::env::temp_dir().join(format!("headworks-changes-{}", std::process::id()));
+        let volume = VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() };
+        let mut config = ShardConfig::single(QueueOptions::default(), volume, 64);
+        config.spare = Spare { devices: 1, volumes: 1, exports: 1, tags: 256 };
+        let device = Change::AddDevice { device: DeviceId(1), config: config.devices[0] };
+        let home = VolumeConfig { device: DeviceId(1), ..config.volumes[0] };
+        let volume = Change::AddVolume { volume: VolumeId(1), config: home };
+        let removal = Change::RemoveVolume { volume: VolumeId(1) };
+        let mut recorder = Recorder::create(&path, &config).unwrap();
+        let mut shard = Shard::new(config).unwrap();
+        let id = BioId { volume: VolumeId(1), ..BioId::default() };
+        let bio = Bio { id, len: 512, op: Op::Write, ..Bio::default() };
+        for (turn, change) in [None, Some(device), Some(volume), Some(removal)].iter().enumerate() {
+            let now = Instant(turn as u64);
+            if let Some(change) = change {
+                recorder.note_change(now, change);
+                assert_eq!(shard.change(now, change).is_err(), turn == 3, "it is written to");
+            }
+            shard.handle(now, &[Input::Bio(bio)]);
+            recorder.note(now, &[Input::Bio(bio)], shard.actions());
+            shard.clear_actions();
+        }
+        let hash = recorder.finish().unwrap();
+        let replayed = replay(&path).unwrap();
+        assert_eq!((replayed.batches, replayed.hash, replayed.recorded), (4, hash, Some(hash)));
+
+        let bytes = std::fs::read(&path).unwrap();
+        let at = bytes.windows(8).position(|word| word == CHANGE.to_le_bytes()).unwrap();
+        let mut damaged = bytes.clone();
+        damaged[at + 24] = b'x';
+        std::fs::write(&path, &damaged).unwrap();
+        assert!(replay(&path).unwrap_err().message.contains("a change is none"));
+        damaged[at + 12] = 1;
+        std::fs::write(&path, &damaged).unwrap();
+        assert!(replay(&path).unwrap_err().message.contains("longer than any"));
+        std::fs::write(&path, &bytes[..at + 30]).unwrap();
+        assert_eq!(replay(&path).unwrap().batches, 1, "cut off within a change");
         std::fs::remove_file(path).unwrap();
     }
 

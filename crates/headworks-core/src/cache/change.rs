@@ -1,0 +1,86 @@
+//! Devices and volumes that join and leave a cache.
+//!
+//! Tables by volume and by device reach to the last place that was ever used, so that spare places cost nothing. A place that is
+//! vacant has no folio, no operation and no list that leads to it; whoever takes it finds it as new.
+
+use super::flusher::Flusher;
+use super::folio::Folio;
+use super::volume::CachedVolume;
+use super::{Cache, Caching};
+use crate::bio::{DeviceId, VolumeId};
+use crate::options::{CacheOptions, VolumeConfig};
+use crate::queue::list::Fifo;
+use crate::slab::NIL;
+
+impl Cache {
+    /// A device takes a vacant place.
+    pub fn add_device(&mut self, device: DeviceId, caching: Caching) {
+        let index = usize::from(device.0);
+        let CacheOptions { units, account, .. } = self.options;
+        for _ in self.devices.len()..=index {
+            self.devices.push(caching);
+            self.flushers.push(Flusher::new(units, account));
+            self.lines.credit.push(Fifo::new());
+            self.lines.refused.push(false);
+        }
+        self.devices[index] = caching;
+        self.throttle.set_device(device, true);
+        self.ask_again();
+    }
+
+    /// A device without volumes leaves.
+    pub fn remove_device(&mut self, device: DeviceId) {
+        let index = usize::from(device.0);
+        assert!(self.lines.credit[index].head().is_none(), "nobody waits for it");
+        self.flushers[index] = Flusher::new(self.options.units, self.options.account);
+        self.lines.refused[index] = false;
+        self.throttle.set_device(device, false);
+        self.ask_again();
+    }
+
+    /// A volume takes a vacant place.
+    pub fn add_volume(&mut self, volume: VolumeId, config: &VolumeConfig) {
+        let index = usize::from(volume.0);
+        for _ in self.volumes.len()..=index {
+            self.volumes.push(CachedVolume::vacant());
+        }
+        self.volumes[index].replace(CachedVolume::new(config));
+    }
+
+    /// Why a volume cannot leave yet, beside bios that are on their way to or from a device.
+    pub fn keeps(&self, volume: VolumeId) -> Option<&'static str> {
+        let entry = &self.volumes[usize::from(volume.0)];
+        if entry.held > 0 {
+            return Some("blocks of the volume could not be written and are held");
+        }
+        if entry.unclean > 0 {
+            return Some("the volume has dirty data");
+        }
+        let ops = 0..self.ops.capacity();
+        let waits = ops
+            .filter(|&slot| self.ops.is_taken(slot))
+            .any(|slot| self.ops[slot].bio.id.volume == volume);
+        waits.then_some("requests of the volume are on their way")
+    }
+
+    /// A volume leaves of which nothing is dirty or on its way: its folios are free, and nothing is remembered of it.
+    pub fn remove_volume(&mut self, volume: VolumeId) {
+        let mut unit = 0;
+        while unit < self.folios.units() {
+            let folio = self.folios[unit];
+            if !folio.is(Folio::PRESENT) {
+                unit += 1;
+                continue;
+            }
+            if folio.key.volume() == volume {
+                assert!(folio.is_idle() && folio.waiters == NIL, "nothing of it is on its way");
+                self.forget_folio(unit);
+            }
+            unit += folio.blocks();
+        }
+        self.ahead.forget_volume(volume);
+        self.volumes[usize::from(volume.0)].replace(CachedVolume::vacant());
+        // Frames fell free.
+        self.stirred = true;
+    }
+}

@@ -1,0 +1,153 @@
+//! Devices and volumes that join and leave a running shard, as plain data.
+//!
+//! A change is for every shard of a server: the one that owns the device, the one where the volume lives and those that only
+//! know of both. It is applied by [`crate::Shard::change`] between two batches, and written into a record as a line of words,
+//! in the style of [`ShardConfig::to_lines`](crate::ShardConfig::to_lines).
+
+use std::fmt;
+
+use crate::bio::{DeviceId, VolumeId};
+use crate::error::ConfigError;
+
+use super::topology::{DeviceConfig, VolumeConfig};
+
+/// What joins or leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A device takes a vacant place.
+    AddDevice {
+        /// Its place.
+        device: DeviceId,
+        /// Its owner and its queue.
+        config: DeviceConfig,
+    },
+    /// A volume takes a vacant place, on a device that is there.
+    AddVolume {
+        /// Its place.
+        volume: VolumeId,
+        /// Where it lives, and its options.
+        config: VolumeConfig,
+    },
+    /// A volume of which nothing is on its way or dirty leaves; its place is vacant.
+    RemoveVolume {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// A device without volumes leaves; its place is vacant.
+    RemoveDevice {
+        /// Which.
+        device: DeviceId,
+    },
+}
+
+/// Why a change was not made; the shard is as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChangeError {
+    /// It cannot be: what was wrong and what would be right.
+    Invalid(ConfigError),
+    /// Something still uses it, in these words; it may be asked for again.
+    Busy(&'static str),
+}
+
+impl From<ConfigError> for ChangeError {
+    fn from(error: ConfigError) -> Self {
+        Self::Invalid(error)
+    }
+}
+
+impl fmt::Display for ChangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(error) => error.fmt(f),
+            Self::Busy(what) => write!(f, "busy: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for ChangeError {}
+
+impl Change {
+    /// The change as a line of numbers behind a word. [`Change::from_line`] reads it.
+    #[must_use]
+    pub fn to_line(&self) -> String {
+        match self {
+            Self::AddDevice { device, config } => {
+                format!("add-device {} {}", device.0, config.to_numbers())
+            }
+            Self::AddVolume { volume, config } => {
+                format!("add-volume {} {}", volume.0, config.to_numbers())
+            }
+            Self::RemoveVolume { volume } => format!("remove-volume {}", volume.0),
+            Self::RemoveDevice { device } => format!("remove-device {}", device.0),
+        }
+    }
+
+    /// Reads what [`Change::to_line`] wrote.
+    ///
+    /// # Errors
+    /// The line is damaged.
+    pub fn from_line(line: &str) -> Result<Self, ConfigError> {
+        Self::read(line).ok_or_else(|| {
+            ConfigError::new("record", format!("`{}` is no line of a change", line.escape_debug()))
+        })
+    }
+
+    fn read(line: &str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let kind = words.next()?;
+        let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+        let (&place, rest) = numbers.split_first()?;
+        let place = u16::try_from(place).ok()?;
+        let (device, volume) = (DeviceId(place), VolumeId(place));
+        match (kind, rest) {
+            ("add-device", numbers) => {
+                Some(Self::AddDevice { device, config: DeviceConfig::from_numbers(numbers)? })
+            }
+            ("add-volume", numbers) => {
+                Some(Self::AddVolume { volume, config: VolumeConfig::from_numbers(numbers)? })
+            }
+            ("remove-volume", []) => Some(Self::RemoveVolume { volume }),
+            ("remove-device", []) => Some(Self::RemoveDevice { device }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bio::ShardId;
+    use crate::options::{ErrorPolicy, QueueOptions, VolumeOptions, WriteMode};
+
+    #[test]
+    fn a_change_comes_back_from_its_line() {
+        let queue = QueueOptions { nr_requests: 62, fua: true, ..QueueOptions::default() };
+        let options = VolumeOptions {
+            size: 1 << 40,
+            read_only: true,
+            block_size: 4096,
+            mode: WriteMode::Unsafe,
+            on_error: ErrorPolicy::Retry,
+        };
+        let changes = [
+            Change::AddDevice {
+                device: DeviceId(63),
+                config: DeviceConfig { owner: ShardId(3), queue },
+            },
+            Change::AddVolume {
+                volume: VolumeId(4095),
+                config: VolumeConfig { home: ShardId(2), device: DeviceId(63), options },
+            },
+            Change::RemoveVolume { volume: VolumeId(7) },
+            Change::RemoveDevice { device: DeviceId(9) },
+        ];
+        for change in changes {
+            assert_eq!(Change::from_line(&change.to_line()), Ok(change));
+            assert!(Change::from_line(&format!("{} 1", change.to_line())).is_err());
+        }
+        for damaged in ["", "add-device", "remove-volume", "remove-volume 65536", "drop 1"] {
+            let error = Change::from_line(damaged).unwrap_err();
+            assert_eq!((error.option, error.message.contains(damaged)), ("record", true));
+        }
+    }
+}
