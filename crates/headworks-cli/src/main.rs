@@ -11,6 +11,7 @@ mod experiments;
 mod folios;
 mod info;
 mod lab;
+mod log;
 mod modes;
 mod progress;
 mod serve;
@@ -19,7 +20,6 @@ mod throttling;
 mod tunables;
 
 use clap::{Parser, Subcommand};
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -61,22 +61,6 @@ pub const USAGE: u8 = 2;
 /// Says an error the way all commands do.
 pub fn complain(error: impl std::fmt::Display) {
     eprintln!("headworks: error: {error}");
-}
-
-/// Messages go to standard error: what an operator should know, with `-v` what clients do, with `-vv` everything.
-pub fn log_to_stderr(verbose: u8) {
-    let level = match verbose {
-        0 => tracing::Level::INFO,
-        1 => tracing::Level::DEBUG,
-        _ => tracing::Level::TRACE,
-    };
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .with_target(false)
-        .init();
 }
 
 fn main() -> ExitCode {
