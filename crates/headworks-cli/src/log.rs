@@ -20,11 +20,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// Where messages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogTo {
-    /// Standard error, or the journal behind it
+    // No documentation on purpose: it would make the help of every option a paragraph.
     Stderr,
-    /// The system's log, as daemon.*
     Syslog,
-    /// Nowhere
     Null,
 }
 

@@ -6,12 +6,14 @@ mod bench_device;
 mod bench_feeders;
 mod bench_nbd;
 mod cached;
+mod completions;
 mod ctl;
 mod experiments;
 mod folios;
 mod info;
 mod lab;
 mod log;
+mod man;
 mod modes;
 mod progress;
 mod serve;
@@ -19,7 +21,7 @@ mod signals;
 mod throttling;
 mod tunables;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -50,6 +52,10 @@ enum Command {
     /// The same path in virtual time, over modelled disks.
     #[command(subcommand)]
     Lab(lab::Lab),
+    /// Prints what completes this command in a shell.
+    Completions(completions::Options),
+    /// Lists the manual pages, or writes them to a directory.
+    Man(man::Options),
 }
 
 /// How long `info` waits for a server that says nothing.
@@ -74,6 +80,8 @@ fn main() -> ExitCode {
         Command::Ctl(options) => ctl::run(&options),
         Command::Info { uri, json } => show(&uri, json),
         Command::Lab(lab) => lab::run(lab),
+        Command::Completions(options) => completions::run(&options, Cli::command()),
+        Command::Man(options) => man::run(&options, Cli::command()),
     }
 }
 

@@ -113,7 +113,7 @@ pub struct Options {
     /// One JSON object at the start instead of lines
     #[arg(long)]
     pub(super) json: bool,
-    /// Where messages go
+    /// Where messages go: standard error (or the journal behind it), the system's log, nowhere
     #[arg(long, value_enum, default_value = "stderr", value_name = "WHERE")]
     pub(super) log: LogTo,
     /// Say more: once for connections, twice for everything
@@ -124,9 +124,7 @@ pub struct Options {
 /// Whether system calls are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Sandbox {
-    /// As far as the kernel can
     On,
-    /// Nothing is refused
     Off,
 }
 
