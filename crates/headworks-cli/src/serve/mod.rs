@@ -113,6 +113,9 @@ fn start(
     Place { sockets, log_level, user }: Place,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
+    if let Some(user) = &user {
+        user.prepare()?;
+    }
     let mut assembly = Assembly::new(&specs)?;
     for (queue, _) in &mut assembly.devices {
         options.queue.apply(queue)?;
@@ -125,9 +128,6 @@ fn start(
         server_options.control_given = Some(given);
     }
     server_options.log_level = Some(log_level);
-    if user.is_some() {
-        user::no_new_privileges()?;
-    }
     let mut exports = shown(&assembly, server_options.cache > 0);
     let mut notes = std::mem::take(&mut assembly.notes);
     let ended = signals.ended()?;

@@ -38,9 +38,13 @@ fn error(message: impl Into<String>) -> ConfigError {
 impl Sockets {
     /// Takes them; to be called once, before anything else is opened.
     pub(super) fn take() -> Result<Self, ConfigError> {
-        let given = sd_notify::listen_fds_with_names()
-            .map_err(|reason| error(format!("cannot take the sockets: {reason}")))?;
+        let fail = |reason| error(format!("cannot take the sockets: {reason}"));
         let mut sockets = Self::default();
+        // Those of another process (`LISTEN_PID`) come with names, and only their number is none.
+        if sd_notify::listen_fds().map_err(fail)?.len() == 0 {
+            return Ok(sockets);
+        }
+        let given = sd_notify::listen_fds_with_names().map_err(fail)?;
         for (fd, name) in given {
             // SAFETY: the variables say that it is ours, and nothing was opened that it could be instead.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -64,6 +64,16 @@ pub(super) fn look_up(text: &str) -> Result<User, ConfigError> {
 }
 
 impl User {
+    /// What can be said and done before anything is opened and any thread started.
+    pub(super) fn prepare(&self) -> Result<(), ConfigError> {
+        // SAFETY: it cannot fail.
+        if unsafe { libc::geteuid() } != 0 && !self.is_us() {
+            let message = "only root may become somebody else; leave it out to stay who you are";
+            return Err(error(message));
+        }
+        no_new_privileges()
+    }
+
     /// Gives a file of ours to the user, so that it can be reached and removed as if the user had made it.
     pub(super) fn give(&self, path: &Path) -> Result<(), ConfigError> {
         std::os::unix::fs::lchown(path, Some(self.uid), Some(self.gid)).map_err(|reason| {
@@ -89,11 +99,7 @@ impl User {
             return self.verify();
         }
         self.change().map_err(|(what, reason)| {
-            let hint = match reason.raw_os_error() {
-                Some(libc::EPERM) => "; only root may become somebody else",
-                _ => "",
-            };
-            error(format!("cannot become user {} ({what}): {reason}{hint}", self.uid))
+            error(format!("cannot become user {} ({what}): {reason}", self.uid))
         })?;
         self.verify()
     }
@@ -178,8 +184,8 @@ fn judge(status: &str, user: &User) -> Result<(), String> {
 }
 
 /// A program that is run gains nothing by it: set-user-id programs and file capabilities count for nothing, here and in all
-/// that is started from here. To be called before other threads are there.
-pub(super) fn no_new_privileges() -> Result<(), ConfigError> {
+/// that is started from here.
+fn no_new_privileges() -> Result<(), ConfigError> {
     // SAFETY: nothing but numbers.
     match unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } {
         0 => Ok(()),
