@@ -286,14 +286,16 @@ def watched():
             ptrace(PTRACE_SEIZE, shard)
             ptrace(PTRACE_INTERRUPT, shard)
             os.waitpid(shard, WALL)
-            # One sign may be on its way, for the call that was answered before.
-            time.sleep(0.4)
-            manager.drain()
-            # Waiting longer than it takes makes this no less true.
-            time.sleep(0.4)
-            late = manager.drain()
+            try:
+                # One sign may be on its way, for the call that was answered before.
+                time.sleep(0.4)
+                manager.drain()
+                # Waiting longer than it takes makes this no less true.
+                time.sleep(0.4)
+                late = manager.drain()
+            finally:
+                ptrace(PTRACE_DETACH, shard)
             assert late == [], late
-            ptrace(PTRACE_DETACH, shard)
             manager.until("WATCHDOG=1")
             assert server.stop() == 0
         shutil.rmtree(at)
