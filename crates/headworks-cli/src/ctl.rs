@@ -35,6 +35,7 @@ Examples:
   headworks ctl /run/hw.ctl set hw0/queue/read_ahead_kb 512
   headworks ctl /run/hw.ctl failed db                   what was acknowledged and could not be written out
   headworks ctl /run/hw.ctl acknowledge db              a flush of db failed, and that is known now
+  headworks ctl /run/hw.ctl log-level debug             what clients do, too, until it is set back to info
   headworks ctl /run/hw.ctl diskstats                   lines as in /proc/diskstats
 
 Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; our own begin with hw_. hw0 is the first device: images on one filesystem are one
@@ -70,6 +71,11 @@ enum What {
     Diskstats,
     /// Who is connected
     Connections,
+    /// Shows how much is logged, or changes it while the server runs
+    LogLevel {
+        /// error, warn, info, debug or trace
+        level: Option<String>,
+    },
     /// Ranges of an export that were acknowledged and could not be written out
     Failed {
         /// The export; `default` is the one without a name
@@ -125,6 +131,8 @@ fn request(what: &What) -> Result<(&'static str, Value), String> {
         What::Stats => ("stats", json!({})),
         What::Diskstats => ("diskstats", json!({})),
         What::Connections => ("connections", json!({})),
+        What::LogLevel { level: None } => ("log-level", json!({})),
+        What::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
         What::Failed { export } => ("failed", json!({ "export": export })),
         What::Acknowledge { export } => ("acknowledge", json!({ "export": export })),
     })
@@ -176,6 +184,7 @@ fn show(what: &What, result: &Value) -> String {
         What::Stats => show_stats(result),
         What::Diskstats => list(result).iter().map(diskstats_line).collect(),
         What::Connections => show_connections(result),
+        What::LogLevel { .. } => plain(&result["level"]) + "\n",
         What::Failed { .. } => show_failed(result),
         What::Acknowledge { .. } => show_acknowledged(result),
     }

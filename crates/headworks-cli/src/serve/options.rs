@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use headworks::units::{parse_size, parse_time};
 
+use crate::log::LogTo;
 use crate::tunables::Queue;
 
 /// Serves disk images over NBD.
@@ -77,6 +78,12 @@ pub struct Options {
     /// Write the process id here once clients may connect
     #[arg(short = 'P', long, value_name = "FILE")]
     pub(super) pid_file: Option<PathBuf>,
+    /// Become this user, by name or id, once everything is open and before clients are served
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub(super) user: Option<String>,
+    /// Refuse ourselves the system calls that a server never needs: starting programs, mounting, tracing and the like
+    #[arg(long, value_enum, default_value = "on", value_name = "ON|OFF")]
+    pub(super) sandbox: Sandbox,
     /// Record every input of the path, for `headworks lab replay`
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
@@ -106,9 +113,19 @@ pub struct Options {
     /// One JSON object at the start instead of lines
     #[arg(long)]
     pub(super) json: bool,
+    /// Where messages go: standard error (or the journal behind it), the system's log, nowhere
+    #[arg(long, value_enum, default_value = "stderr", value_name = "WHERE")]
+    pub(super) log: LogTo,
     /// Say more: once for connections, twice for everything
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
+}
+
+/// Whether system calls are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Sandbox {
+    On,
+    Off,
 }
 
 fn size(word: &str) -> Result<u64, String> {

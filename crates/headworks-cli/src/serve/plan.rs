@@ -18,6 +18,8 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
     let server = ServerOptions {
         listen: Vec::new(),
         control: options.control.as_ref().map(absolute),
+        control_given: None,
+        log_level: None,
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),

@@ -28,6 +28,8 @@ pub enum Mail {
     Statistics,
     /// The control socket asks.
     Ask(Question),
+    /// Drop this, to show that you turn.
+    RollCall(Sender<std::convert::Infallible>),
     /// Answer what is in flight, flush, end.
     Stop,
     /// Look at the board.

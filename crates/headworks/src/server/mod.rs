@@ -10,6 +10,7 @@ mod board;
 mod caching;
 pub mod control;
 mod desk;
+mod given;
 mod listener;
 pub(crate) mod polling;
 mod reactor;
@@ -17,7 +18,7 @@ pub mod recorder;
 mod statistics;
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -45,6 +46,8 @@ use listener::Listener;
 use reactor::{Parts, Reactor};
 use recorder::Recorder;
 
+pub use control::log_level::{LOG_LEVELS, LogLevel};
+pub use given::{Given, Place};
 pub use listener::Address;
 
 /// Bios that a shard's own clients may have in flight at once.
@@ -77,6 +80,10 @@ pub struct ServerOptions {
     pub listen: Vec<Address>,
     /// Where the operator connects: a unix socket for its owner alone.
     pub control: Option<PathBuf>,
+    /// A socket that listens already, instead of `control`.
+    pub control_given: Option<Given>,
+    /// What shows and sets how much is logged.
+    pub log_level: Option<LogLevel>,
     /// Threads. 1: on few CPUs a second one only costs wake-ups.
     pub shards: u16,
     /// Spread volumes over all shards instead of keeping each with its device.
@@ -115,6 +122,8 @@ impl Default for ServerOptions {
         Self {
             listen: Vec::new(),
             control: None,
+            control_given: None,
+            log_level: None,
             shards: 1,
             spread: false,
             cpus: Vec::new(),
@@ -178,6 +187,20 @@ pub struct Server {
     control: Option<ControlSocket>,
 }
 
+/// Shards that were asked for a sign of life.
+///
+/// A shard answers by dropping what it was sent, which it does at its next turn, and for the last time when it ends. So the
+/// call is complete when nothing of it is left, and a shard that has ended is not missed.
+pub struct RollCall(Receiver<std::convert::Infallible>);
+
+impl RollCall {
+    /// Whether every shard has turned, or ended, since the call.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        matches!(self.0.try_recv(), Err(TryRecvError::Disconnected))
+    }
+}
+
 /// What a shard's thread is made from, before it runs.
 struct Seed {
     config: ShardConfig,
@@ -201,12 +224,29 @@ impl Server {
         options: &ServerOptions,
         ended: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, ConfigError> {
+        Self::start_after(assembly, options, ended, || Ok(()))
+    }
+
+    /// As [`Server::start`]; `opened` is called when every image, ring and socket is open and before any client is served:
+    /// the place to give up privileges. Its error ends the start.
+    ///
+    /// # Errors
+    /// What is in the way, in one sentence; nothing runs then.
+    pub fn start_after(
+        assembly: Assembly,
+        options: &ServerOptions,
+        ended: impl Fn() + Send + Sync + 'static,
+        opened: impl FnOnce() -> Result<(), ConfigError>,
+    ) -> Result<Self, ConfigError> {
         options.validate()?;
         let listeners: Vec<Listener> =
             options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         let ports = listeners.iter().map(Listener::port).collect();
         let owner_only = |path| Listener::bind_unix("control", path, 0o600);
-        let control = options.control.as_deref().map(owner_only).transpose()?;
+        let control = match &options.control_given {
+            Some(given) => Some(Listener::adopt("control", given)?),
+            None => options.control.as_deref().map(owner_only).transpose()?,
+        };
         let config = topology(&assembly, options);
         config.validate()?;
         let caches = caching::divide(&config, &options.cache_wish())?;
@@ -223,7 +263,7 @@ impl Server {
             board: Arc::clone(&board),
             broken: Arc::clone(&broken),
         };
-        let Launched { threads, engine, pages } = launch(seeds, &crew)?;
+        let Launched { threads, engine, pages } = launch(seeds, &crew, opened)?;
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
         let mut server = Self { board, threads, engine, cache, ports, broken, control: None };
         if let Some(listener) = control {
@@ -265,6 +305,14 @@ impl Server {
     /// Has every shard log the statistics of its volumes.
     pub fn tell_statistics(&self) {
         self.board.send_all(|| Mail::Statistics);
+    }
+
+    /// Asks every shard for a sign of life; the call's [`RollCall::is_complete`] says later whether all gave it.
+    #[must_use]
+    pub fn roll_call(&self) -> RollCall {
+        let (copy, answered) = channel();
+        self.board.send_all(|| Mail::RollCall(copy.clone()));
+        RollCall(answered)
     }
 
     /// Tells the shards that own the volume's device and the volume.
@@ -407,6 +455,7 @@ fn service(
         caching: caching::caching_shards(config, options.cache),
     };
     Service::new(Arc::clone(board), config.shards, tree, settings.collect(), options.dirty)
+        .with_log_level(options.log_level.clone())
 }
 
 fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {
@@ -560,8 +609,12 @@ struct Launched {
 
 type Opening = (usize, Result<Opened, ConfigError>);
 
-/// Starts the threads, waits until every engine is open, then lets them run.
-fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<Launched, ConfigError> {
+/// Starts the threads, waits until every engine is open, calls `before`, then lets them run.
+fn launch(
+    seeds: Vec<Seed>,
+    crew: &Crew,
+    before: impl FnOnce() -> Result<(), ConfigError>,
+) -> Result<Launched, ConfigError> {
     let (opened, openings) = channel::<Opening>();
     let (mut threads, mut starts) = (Vec::new(), Vec::new());
     for (shard, seed) in seeds.into_iter().enumerate() {
@@ -595,6 +648,12 @@ fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<Launched, ConfigError> {
     }
     let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
     crew.board.set_wakers(wakers.clone());
+    if let Err(error) = before() {
+        drop(starts);
+        // They end, with what they opened; one that has died has nothing to say.
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        return Err(error);
+    }
     for start in starts {
         // A thread that is gone shows in `join`.
         let _ = start.send(wakers.clone());

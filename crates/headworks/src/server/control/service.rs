@@ -13,6 +13,7 @@ use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
+use super::log_level::{LogLevel, log_level};
 use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
@@ -51,6 +52,7 @@ pub struct Service {
     changing: Mutex<()>,
     patience: Patience,
     started: std::time::Instant,
+    log_level: Option<LogLevel>,
 }
 
 /// How long shards are waited for.
@@ -61,7 +63,8 @@ struct Patience {
     switch: Duration,
 }
 
-type Answer = Result<Value, Fault>;
+/// What a method answers.
+pub type Answer = Result<Value, Fault>;
 
 impl Service {
     /// A service for the shards behind `board`.
@@ -81,7 +84,13 @@ impl Service {
             changing: Mutex::new(()),
             patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
             started: std::time::Instant::now(),
+            log_level: None,
         }
+    }
+
+    /// With what shows and sets how much is logged.
+    pub fn with_log_level(self, log_level: Option<LogLevel>) -> Self {
+        Self { log_level, ..self }
     }
 
     /// Carries a method out.
@@ -120,8 +129,12 @@ impl Service {
                 takes(&["export"])?;
                 self.failed(text(params, "export")?)
             }
+            "log-level" => {
+                takes(&["level"])?;
+                log_level(self.log_level.as_ref(), optional_text(params, "level")?)
+            }
             other => Err(Fault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, diskstats, connections, failed and acknowledge"
+                "there is no method `{other}`; there are get, set, stats, diskstats, connections, failed, acknowledge and log-level"
             ))),
         }
     }

@@ -349,7 +349,7 @@ impl Reactor {
                 Mail::Statistics => self.tell_statistics(),
                 Mail::Ask(question) => self.on_question(now, question),
                 Mail::Stop => self.stop(now),
-                Mail::Look => {}
+                Mail::Look | Mail::RollCall(_) => {}
             }
         }
         worked
