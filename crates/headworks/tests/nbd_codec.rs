@@ -130,7 +130,9 @@ impl Connection {
                     self.stream.write_all(&out)?;
                     break (export, terms, self.input[at..received].to_vec());
                 }
-                Outcome::Closed | Outcome::Failed(_) => return self.stream.write_all(&out),
+                Outcome::Closed | Outcome::Failed(_) | Outcome::Encrypt => {
+                    return self.stream.write_all(&out);
+                }
                 Outcome::NeedMore | Outcome::Reply => {}
             }
         };

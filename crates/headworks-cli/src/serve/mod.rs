@@ -5,7 +5,7 @@
 //! `--stop-timeout`, ends at once and says what was not written.
 //!
 //! `options` are the words, `plan` what they mean, `address` where clients connect, `announce` what users are told, `child` the
-//! command of `--run`, `stop` the way to the end.
+//! command of `--run`, `stop` the way to the end, `tls` what is encrypted.
 
 mod address;
 mod announce;
@@ -13,6 +13,7 @@ mod child;
 mod options;
 mod plan;
 mod stop;
+mod tls;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -91,12 +92,14 @@ fn start(
     });
     server_options.listen = listen;
     let mut exports = shown(&assembly, server_options.cache > 0);
-    let notes = std::mem::take(&mut assembly.notes);
+    let mut notes = std::mem::take(&mut assembly.notes);
+    notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
     let server = Server::start(assembly, &server_options, move || ended.tell())?;
     let port = server.ports().iter().copied().flatten().next();
     for export in &mut exports {
-        export.uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
+        let uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
+        export.uri = tls::encrypted(uri, &server_options.tls);
     }
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
     let dirty_limit = modes::dirty_limit(cache_bytes, &server_options.dirty);

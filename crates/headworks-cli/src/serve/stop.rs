@@ -3,7 +3,7 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-use super::{Options, Running};
+use super::{Options, Running, tls};
 use crate::complain;
 use crate::progress::{self, Progress};
 use crate::signals::{News, Signals};
@@ -71,7 +71,10 @@ pub(super) fn wait(running: &Running, signals: &Signals, mut child: Option<Child
                 }
             }
             News::Statistics => running.server.tell_statistics(),
-            News::Reload => tracing::info!("there is no configuration file to load again"),
+            News::Reload => {
+                tracing::info!("there is no configuration file to load again");
+                tls::reload(&running.server);
+            }
             News::Ended => return Waited::Ended(status),
             News::Silence => {}
         }

@@ -1,0 +1,312 @@
+//! The seam between a connection and its socket: bytes as they are, or through TLS.
+//!
+//! ```text
+//!             receive(direct, scratch)                 send(spans)
+//!    plain:   recvmsg into both                        sendmsg of all pieces
+//!    TLS:     recv into the scratch's second half,     records of 16 KiB gathered from the pieces,
+//!             opened into `direct` and the first       sealed, sent four at a time
+//! ```
+//!
+//! Which of the two is one branch per call, not per request. Work per call is bounded: a receive takes [`RECEIVE_BYTES`], a
+//! send seals [`TURN_BYTES`]. What is decrypted is handed over whole, so a socket with nothing to read means that nothing is
+//! left in here either. Ciphertext that the socket does not take is kept, a few records of it; the rest stays where it was.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use super::outgoing::Sent;
+use crate::memory::Span;
+use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
+use crate::tls::{ServerSession, TlsError};
+
+/// Ciphertext of one receive: a turn's worth of work even in the smallest of records.
+const RECEIVE_BYTES: usize = 64 << 10;
+/// Plaintext that one send seals: half a millisecond's work.
+const TURN_BYTES: usize = 1 << 20;
+
+/// How a connection's bytes travel.
+#[derive(Debug)]
+pub struct Transport {
+    socket: OwnedFd,
+    tls: Option<Box<Encrypted>>,
+}
+
+#[derive(Debug)]
+struct Encrypted {
+    session: ServerSession,
+    /// Small pieces on their way into one record.
+    record: Vec<u8>,
+}
+
+impl Transport {
+    /// Bytes as they are.
+    #[must_use]
+    pub fn plain(socket: OwnedFd) -> Self {
+        Self { socket, tls: None }
+    }
+
+    /// From now on everything is encrypted.
+    pub fn encrypt(&mut self, session: ServerSession) {
+        assert!(self.tls.is_none(), "a connection is encrypted once");
+        self.tls = Some(Box::new(Encrypted { session, record: Vec::new() }));
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Whether it is encrypted, or about to be.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Keys have still to be agreed on.
+    #[must_use]
+    pub fn is_handshaking(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.session.is_handshaking())
+    }
+
+    /// Version and cipher, if it is encrypted.
+    #[must_use]
+    pub fn terms(&self) -> Option<String> {
+        self.tls.as_ref()?.session.terms()
+    }
+
+    /// Bytes of our own that wait for the socket.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.tls.as_ref().map_or(0, |tls| tls.session.unsent().len())
+    }
+
+    /// Receives into `direct` first, then into the first bytes of `scratch`: `tail` of them if it is plain, up to half if it
+    /// is not, whose other half is used. Returns how many; 0: no more will come.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing has come. `Interrupted`: something has, but nothing that can be told yet. `InvalidData`: TLS has
+    /// failed.
+    #[inline]
+    pub fn receive(
+        &mut self,
+        direct: Option<Span>,
+        scratch: &mut [u8],
+        tail: usize,
+    ) -> io::Result<usize> {
+        match &mut self.tls {
+            None => receive_into(self.socket.as_raw_fd(), direct, &mut scratch[..tail]),
+            Some(tls) => tls.receive(self.socket.as_raw_fd(), direct, scratch),
+        }
+    }
+
+    /// Sends what the socket takes of the pieces, in order; how many bytes that was. Fewer than all: it takes no more now.
+    ///
+    /// # Errors
+    /// `WouldBlock`: it takes nothing now. Others: the connection is broken.
+    #[inline]
+    pub fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => send_spans(self.socket.as_raw_fd(), spans),
+            Some(tls) => tls.send(self.socket.as_raw_fd(), spans),
+        }
+    }
+
+    /// The end of a send that came to `sent`: whether ciphertext waits, too.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    #[inline]
+    pub fn settle(&mut self, sent: Sent) -> io::Result<Sent> {
+        let Some(tls) = &mut self.tls else {
+            return Ok(sent);
+        };
+        Ok(match (tls.flush(self.socket.as_raw_fd())?, sent) {
+            (false, _) => Sent::Full,
+            // The socket would take more, but it is somebody else's turn.
+            (true, Sent::Full) => Sent::Share,
+            (true, sent) => sent,
+        })
+    }
+
+    /// Tells the other side that nothing more comes, if that is said at all.
+    pub fn goodbye(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.session.goodbye();
+        }
+    }
+
+    /// Whether nothing is left to say.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.tls
+            .as_ref()
+            .is_none_or(|tls| tls.session.said_goodbye() && tls.session.unsent().is_empty())
+    }
+}
+
+impl Encrypted {
+    fn receive(
+        &mut self,
+        fd: RawFd,
+        direct: Option<Span>,
+        scratch: &mut [u8],
+    ) -> io::Result<usize> {
+        if self.session.is_ended() {
+            return Ok(0);
+        }
+        let (plain, cipher) = scratch.split_at_mut(scratch.len() / 2);
+        let held = self.session.partial().len();
+        let most = cipher.len().min(held + RECEIVE_BYTES);
+        if held == most {
+            // Only a handshake in tiny records comes here: rustls bounds its messages, but not what they are cut into.
+            return Err(broken(TlsError::too_long()));
+        }
+        cipher[..held].copy_from_slice(self.session.partial());
+        let count = receive_into(fd, None, &mut cipher[held..most])?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let mut target = Target { direct: direct.unwrap_or(crate::memory::NOTHING), plain, at: 0 };
+        let opened = self.session.open(&mut cipher[..held + count], |piece| target.put(piece));
+        opened.map_err(broken)?;
+        match (target.at, self.session.is_ended()) {
+            (0, false) => Err(io::ErrorKind::Interrupted.into()),
+            (count, _) => Ok(count),
+        }
+    }
+
+    fn send(&mut self, fd: RawFd, spans: &[Span]) -> io::Result<usize> {
+        let mut source = Source { spans, at: 0, taken: 0 };
+        loop {
+            if !self.flush(fd)? {
+                break;
+            }
+            if source.spans.is_empty() || source.taken >= TURN_BYTES {
+                break;
+            }
+            while self.session.unsent().len() < SEALED_BYTES - RECORD_BYTES
+                && !source.spans.is_empty()
+            {
+                let piece = source.next_record(&mut self.record);
+                self.session.seal(piece).map_err(broken)?;
+            }
+        }
+        if source.taken == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken) }
+    }
+
+    /// Sends ciphertext; true if none is left.
+    fn flush(&mut self, fd: RawFd) -> io::Result<bool> {
+        loop {
+            let unsent = self.session.unsent();
+            if unsent.is_empty() {
+                return Ok(true);
+            }
+            let span = Span { base: unsent.as_ptr().cast_mut(), len: unsent.len() };
+            match send_spans(fd, &[span]) {
+                Ok(count) => self.session.advance(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Where plaintext goes: a payload's own buffer first, then the scratch.
+struct Target<'a> {
+    direct: Span,
+    plain: &'a mut [u8],
+    at: usize,
+}
+
+impl Target<'_> {
+    fn put(&mut self, piece: &[u8]) {
+        let placed = piece.len().min(self.direct.len.saturating_sub(self.at));
+        if placed > 0 {
+            // SAFETY: `direct` is the rest of a private buffer, of which `at` bytes are filled and `placed` more fit.
+            unsafe {
+                let base = self.direct.base.add(self.at);
+                base.copy_from_nonoverlapping(piece.as_ptr(), placed);
+            }
+            self.at += placed;
+        }
+        let rest = &piece[placed..];
+        if !rest.is_empty() {
+            // Plaintext is shorter than what it came from, and that fits one half.
+            let at = self.at - self.direct.len;
+            self.plain[at..at + rest.len()].copy_from_slice(rest);
+            self.at += rest.len();
+        }
+    }
+}
+
+/// Where plaintext comes from.
+struct Source<'a> {
+    spans: &'a [Span],
+    /// Bytes of the first span that are taken.
+    at: usize,
+    taken: usize,
+}
+
+impl<'a> Source<'a> {
+    /// The next bytes, a full record of them if there are so many: where they lie if they lie in one piece, else gathered.
+    fn next_record<'b>(&mut self, record: &'b mut Vec<u8>) -> &'b [u8]
+    where
+        'a: 'b,
+    {
+        if self.rest().len() >= RECORD_BYTES {
+            return self.take(RECORD_BYTES);
+        }
+        record.clear();
+        while record.len() < RECORD_BYTES && !self.spans.is_empty() {
+            let count = self.rest().len().min(RECORD_BYTES - record.len());
+            let piece = self.take(count);
+            record.extend_from_slice(piece);
+        }
+        record
+    }
+
+    fn rest(&self) -> &'a [u8] {
+        let Some(span) = self.spans.first() else {
+            return &[];
+        };
+        // SAFETY: the spans name memory that stays, and that nobody writes, until the pieces are dropped.
+        unsafe { std::slice::from_raw_parts(span.base.add(self.at), span.len - self.at) }
+    }
+
+    fn take(&mut self, count: usize) -> &'a [u8] {
+        let rest = self.rest();
+        (self.at, self.taken) = (self.at + count, self.taken + count);
+        if count == rest.len() {
+            (self.spans, self.at) = (&self.spans[1..], 0);
+        }
+        &rest[..count]
+    }
+}
+
+fn broken(error: TlsError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Result<usize> {
+    let tail = Span { base: scratch.as_mut_ptr(), len: scratch.len() };
+    let spans = [direct.unwrap_or(tail), tail];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = spans.as_ptr().cast_mut().cast();
+    message.msg_iovlen = if direct.is_some() { 2 } else { 1 };
+    // SAFETY: the spans have iovec's layout; the first is a private buffer's rest, the second the scratch that we borrow.
+    let count = unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) };
+    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+}
+
+fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = spans.as_ptr().cast_mut().cast();
+    message.msg_iovlen = spans.len();
+    // SAFETY: the spans have iovec's layout and name memory that stays until the pieces are dropped.
+    let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+}
