@@ -27,7 +27,7 @@ use headworks_core::ConfigError;
 use rustls::crypto::CryptoProvider;
 
 pub use offer::Offer;
-pub use session::{ClientSession, ServerSession, Session, TlsError};
+pub use session::{Session, TlsError};
 pub use trust::Trust;
 
 /// Whether clients may or must encrypt.

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
 use headworks_core::ConfigError;
-use rustls::ServerConfig;
-use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ServerConfig, ServerConnection};
 
 use super::files;
-use super::{ServerSession, TlsError, TlsMode, TlsOptions, provider};
+use super::{Session, TlsError, TlsMode, TlsOptions, provider};
 
 /// A server's side of TLS.
 #[derive(Debug)]
@@ -65,9 +65,9 @@ impl Offer {
     ///
     /// # Errors
     /// The configuration is not usable after all.
-    pub fn session(&self) -> Result<ServerSession, TlsError> {
+    pub fn session(&self) -> Result<Session, TlsError> {
         let config = self.config.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        Ok(ServerSession::new(UnbufferedServerConnection::new(Arc::clone(&config))?))
+        Ok(Session::new(ServerConnection::new(Arc::clone(&config))?))
     }
 }
 

@@ -1,30 +1,27 @@
 //! One side of one TLS connection, as a machine over bytes: no socket, no clock.
 //!
 //! ```text
-//!    from the socket                                     to the socket
-//!   [ partial | new ] --open--> plaintext    plaintext --seal--> [ unsent ]
-//!       ^         |                                                 ^
-//!       '- the beginning of a record, kept      handshake, alerts --'
+//!    from the socket --open--> plaintext           plaintext --seal--> [ unsent ] --flush--> to the socket
+//!           |                                                              ^
+//!           '--> the beginning of a record, kept     handshake, alerts ----'
 //! ```
 //!
-//! Invariants: between calls no plaintext stays in here, so whoever has handled what `open` gave and sees an idle socket may
-//! sleep; what is unsent is at most [`UNSENT_MAX`] bytes, for a peer that makes us answer and reads nothing is cut off; what is
-//! partial is one record, or one message of the handshake; how long that may be is up to whoever owns the socket.
+//! Invariants: no plaintext stays in here between calls, so whoever has handled what `open` gave and sees an idle socket may
+//! sleep. What is unsent is what was sealed, [`SEALED_BYTES`] at most, and what rustls answers by itself: a flight of the
+//! handshake or an alert. What is kept of the peer's is a record, or a message of the handshake of 64 KiB. rustls keeps both
+//! bounds, and cuts off a peer that asks for new keys again and again.
 
 use std::fmt;
+use std::io::{self, BufRead, Write};
 
-use rustls::client::{ClientConnectionData, UnbufferedClientConnection};
-use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
-use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
+use rustls::Connection;
 
 /// Plaintext of one full record.
 pub const RECORD_BYTES: usize = 16 << 10;
-/// More than a record's header, its tag and what else a cipher adds.
-pub const RECORD_EXTRA: usize = 256;
-/// Ciphertext that is gathered before it is sent: four full records, what a unix socket takes at once without being grown.
-pub const SEALED_BYTES: usize = 4 * (RECORD_BYTES + RECORD_EXTRA);
-/// More unsent ciphertext than this no connection has: a full buffer, and the longest answer of a handshake.
-pub const UNSENT_MAX: usize = SEALED_BYTES + (128 << 10);
+/// Plaintext that is sealed before it is sent: four full records, what a unix socket takes at once.
+pub const SEALED_BYTES: usize = 4 * RECORD_BYTES;
+/// What sealing adds to that, and more.
+const SEALED_EXTRA: usize = 4 << 10;
 
 /// Why a session is over: one sentence for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,14 +35,6 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-impl TlsError {
-    /// What has come and is no whole message is longer than whoever owns the socket takes.
-    #[must_use]
-    pub fn too_long() -> Self {
-        Self("the other side sent a message that does not end".into())
-    }
-}
-
 impl From<rustls::Error> for TlsError {
     fn from(error: rustls::Error) -> Self {
         Self(match error {
@@ -56,82 +45,35 @@ impl From<rustls::Error> for TlsError {
     }
 }
 
-/// The two sides of rustls.
-pub trait Machine {
-    /// Which of them.
-    type Data;
-
-    /// Goes one step; see rustls.
-    fn step<'c, 'i>(&'c mut self, bytes: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data>;
-
-    /// What both sides have.
-    fn common(&self) -> &rustls::CommonState;
-}
-
-impl Machine for UnbufferedServerConnection {
-    type Data = ServerConnectionData;
-
-    fn step<'c, 'i>(&'c mut self, bytes: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
-        self.process_tls_records(bytes)
-    }
-
-    fn common(&self) -> &rustls::CommonState {
-        self
+impl From<io::Error> for TlsError {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
     }
 }
-
-impl Machine for UnbufferedClientConnection {
-    type Data = ClientConnectionData;
-
-    fn step<'c, 'i>(&'c mut self, bytes: &'i mut [u8]) -> UnbufferedStatus<'c, 'i, Self::Data> {
-        self.process_tls_records(bytes)
-    }
-
-    fn common(&self) -> &rustls::CommonState {
-        self
-    }
-}
-
-/// The server's side.
-pub type ServerSession = Session<UnbufferedServerConnection>;
-/// The client's side.
-pub type ClientSession = Session<UnbufferedClientConnection>;
 
 /// One side of a connection.
-pub struct Session<M> {
-    machine: M,
-    unsent: Unsent,
-    partial: Vec<u8>,
+pub struct Session {
+    connection: Connection,
     /// The other side has said that nothing more comes.
     is_ended: bool,
     said_goodbye: bool,
+    /// Ciphertext that was sent, ever.
+    sent: u64,
 }
 
-/// Ciphertext on its way to the socket: `bytes[sent..filled]`.
-#[derive(Default)]
-struct Unsent {
-    bytes: Vec<u8>,
-    sent: usize,
-    filled: usize,
-}
-
-impl<M: Machine> Session<M> {
+impl Session {
     /// A session that has yet to begin.
     #[must_use]
-    pub fn new(machine: M) -> Self {
-        Self {
-            machine,
-            unsent: Unsent::default(),
-            partial: Vec::new(),
-            is_ended: false,
-            said_goodbye: false,
-        }
+    pub fn new(connection: impl Into<Connection>) -> Self {
+        let mut connection = connection.into();
+        connection.set_buffer_limit(Some(SEALED_BYTES + SEALED_EXTRA));
+        Self { connection, is_ended: false, said_goodbye: false, sent: 0 }
     }
 
     /// Whether keys have still to be agreed on.
     #[must_use]
     pub fn is_handshaking(&self) -> bool {
-        self.machine.common().is_handshaking()
+        self.connection.is_handshaking()
     }
 
     /// The other side has said goodbye: nothing more comes.
@@ -143,106 +85,56 @@ impl<M: Machine> Session<M> {
     /// Version and cipher, for people; none before they are agreed on.
     #[must_use]
     pub fn terms(&self) -> Option<String> {
-        let common = self.machine.common();
-        let (version, suite) = (common.protocol_version()?, common.negotiated_cipher_suite()?);
+        let version = self.connection.protocol_version()?;
+        let suite = self.connection.negotiated_cipher_suite()?.suite();
         let version = version.as_str().unwrap_or("TLS").replace("TLSv1_", "TLS 1.");
-        Some(format!("{version}, {}", suite.suite().as_str().unwrap_or("an unnamed cipher")))
+        Some(format!("{version}, {}", suite.as_str().unwrap_or("an unnamed cipher")))
     }
 
-    /// What was received before and is no whole record yet: the next bytes belong behind it.
-    #[must_use]
-    pub fn partial(&self) -> &[u8] {
-        &self.partial
-    }
-
-    /// Takes apart what was received: [`Session::partial`] and the new bytes behind it. Plaintext is told piece by piece.
+    /// Takes apart what was received. Plaintext is told piece by piece.
     ///
     /// # Errors
     /// The session is over; what the other side should hear of it is unsent.
     pub fn open(
         &mut self,
-        bytes: &mut [u8],
+        mut bytes: &[u8],
         mut plaintext: impl FnMut(&[u8]),
     ) -> Result<(), TlsError> {
-        let mut start = 0;
-        loop {
-            let UnbufferedStatus { discard, state } = self.machine.step(&mut bytes[start..]);
-            let goes_on = match state {
-                Ok(ConnectionState::ReadTraffic(mut traffic)) => {
-                    while let Some(record) = traffic.next_record() {
-                        plaintext(record?.payload);
-                    }
-                    true
-                }
-                Ok(ConnectionState::PeerClosed) => {
-                    self.is_ended = true;
-                    true
-                }
-                Ok(state) => self.unsent.take(state)?,
-                Err(error) => {
-                    self.take_alerts();
-                    return Err(error.into());
-                }
-            };
-            start += discard;
-            if !goes_on {
-                break;
+        while !bytes.is_empty() && !self.is_ended {
+            self.connection.read_tls(&mut bytes)?;
+            let state = self.connection.process_new_packets()?;
+            let mut left = state.plaintext_bytes_to_read();
+            let mut reader = self.connection.reader();
+            while left > 0 {
+                let piece = reader.fill_buf()?;
+                let count = piece.len();
+                plaintext(piece);
+                reader.consume(count);
+                left -= count;
             }
-        }
-        self.partial.clear();
-        if !self.is_ended {
-            self.partial.extend_from_slice(&bytes[start..]);
+            self.is_ended = state.peer_has_closed();
         }
         Ok(())
     }
 
-    /// Encrypts; the ciphertext is unsent.
+    /// Encrypts up to [`SEALED_BYTES`] in all, to be sent before more is sealed.
     ///
     /// # Errors
-    /// There are no keys (yet, or any more), or too much is unsent.
+    /// There are no keys yet, or too much is unsent.
     pub fn seal(&mut self, plaintext: &[u8]) -> Result<(), TlsError> {
-        let records = plaintext.len().div_ceil(RECORD_BYTES).max(1);
-        loop {
-            match self.machine.step(&mut []).state? {
-                ConnectionState::WriteTraffic(mut traffic) => {
-                    let room = self.unsent.room(plaintext.len() + records * RECORD_EXTRA)?;
-                    let sealed = traffic.encrypt(plaintext, room);
-                    self.unsent.filled += sealed.map_err(|error| TlsError(error.to_string()))?;
-                    return Ok(());
-                }
-                other => {
-                    if !self.unsent.take(other)? {
-                        return Err(TlsError("there are no keys".into()));
-                    }
-                }
-            }
+        if self.is_handshaking() {
+            return Err(TlsError("there are no keys yet".into()));
         }
-    }
-
-    /// Begins: a client has something to say first.
-    ///
-    /// # Errors
-    /// As [`Session::open`].
-    pub fn begin(&mut self) -> Result<(), TlsError> {
-        self.open(&mut [], |_| {})
+        match self.connection.writer().write(plaintext)? {
+            count if count == plaintext.len() => Ok(()),
+            _ => Err(TlsError("more was sealed than is kept".into())),
+        }
     }
 
     /// Says that nothing more comes from us, once, if there are keys to say it with.
     pub fn goodbye(&mut self) {
-        if std::mem::replace(&mut self.said_goodbye, true) {
-            return;
-        }
-        // A connection that is broken needs no goodbye.
-        while let Ok(state) = self.machine.step(&mut []).state {
-            if let ConnectionState::WriteTraffic(mut traffic) = state {
-                if let Ok(room) = self.unsent.room(RECORD_EXTRA) {
-                    self.unsent.filled += traffic.queue_close_notify(room).unwrap_or(0);
-                }
-                return;
-            }
-            if !matches!(self.unsent.take(state), Ok(true)) {
-                return;
-            }
+        if !std::mem::replace(&mut self.said_goodbye, true) && !self.is_handshaking() {
+            self.connection.send_close_notify();
         }
     }
 
@@ -252,76 +144,176 @@ impl<M: Machine> Session<M> {
         self.said_goodbye
     }
 
-    /// Ciphertext for the socket.
+    /// Whether there is ciphertext for the socket.
     #[must_use]
-    pub fn unsent(&self) -> &[u8] {
-        &self.unsent.bytes[self.unsent.sent..self.unsent.filled]
+    pub fn has_unsent(&self) -> bool {
+        self.connection.wants_write()
     }
 
-    /// The socket took so much of it.
-    pub fn advance(&mut self, count: usize) {
-        self.unsent.sent += count;
-        assert!(self.unsent.sent <= self.unsent.filled, "no more than there was");
-        if self.unsent.sent == self.unsent.filled {
-            (self.unsent.sent, self.unsent.filled) = (0, 0);
-        }
+    /// Ciphertext that the socket took so far: grows while there is progress.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent
     }
 
-    /// What the other side should hear of an error.
-    fn take_alerts(&mut self) {
-        while let Ok(state) = self.machine.step(&mut []).state {
-            if !matches!(self.unsent.take(state), Ok(true)) {
-                return;
+    /// Writes ciphertext to the socket; true if none is left, false if the socket takes no more now.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn flush(&mut self, socket: &mut impl Write) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(socket) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.sent += count as u64,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
             }
         }
+        Ok(true)
     }
 }
 
-impl Unsent {
-    /// Takes what rustls wants to say by itself; false if that is nothing.
-    fn take<Data>(&mut self, state: ConnectionState<'_, '_, Data>) -> Result<bool, TlsError> {
-        match state {
-            ConnectionState::EncodeTlsData(mut data) => {
-                let mut wanted = RECORD_EXTRA;
-                loop {
-                    match data.encode(self.room(wanted)?) {
-                        Ok(count) => {
-                            self.filled += count;
-                            return Ok(true);
-                        }
-                        Err(EncodeError::InsufficientSize(size)) => wanted = size.required_size,
-                        Err(error) => return Err(TlsError(error.to_string())),
-                    }
-                }
-            }
-            // It is as good as sent: nothing overtakes it.
-            ConnectionState::TransmitTlsData(data) => {
-                data.done();
-                Ok(true)
-            }
-            _ => Ok(false),
-        }
-    }
-
-    /// At least `wanted` bytes behind what is filled.
-    fn room(&mut self, wanted: usize) -> Result<&mut [u8], TlsError> {
-        if self.sent > 0 && self.filled + wanted > self.bytes.len() {
-            self.bytes.copy_within(self.sent..self.filled, 0);
-            (self.sent, self.filled) = (0, self.filled - self.sent);
-        }
-        let needed = self.filled + wanted;
-        if needed > UNSENT_MAX {
-            return Err(TlsError("the other side asks for answers and reads none".into()));
-        }
-        if needed > self.bytes.len() {
-            self.bytes.resize(needed.max(SEALED_BYTES), 0);
-        }
-        Ok(&mut self.bytes[self.filled..])
-    }
-}
-
-impl<M> fmt::Debug for Session<M> {
+impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("is_ended", &self.is_ended).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::testing::Certificates;
+    use crate::tls::{TlsMode, Trust};
+
+    /// Carries what is unsent from one side to the other; what comes out there.
+    fn carry(from: &mut Session, to: &mut Session) -> Result<Vec<u8>, TlsError> {
+        let (bytes, mut plain) = (unsent(from), Vec::new());
+        to.open(&bytes, |piece| plain.extend_from_slice(piece)).map(|()| plain)
+    }
+
+    fn unsent(from: &mut Session) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        assert!(from.flush(&mut bytes).unwrap());
+        bytes
+    }
+
+    fn shake(client: &mut Session, server: &mut Session) -> Result<(), TlsError> {
+        while client.is_handshaking() || server.is_handshaking() {
+            carry(client, server)?;
+            carry(server, client)?;
+        }
+        Ok(())
+    }
+
+    fn pair(certificates: &Certificates) -> (Session, Session) {
+        let mut client = certificates.client();
+        let mut server = certificates.offer(TlsMode::On, false).session().unwrap();
+        shake(&mut client, &mut server).unwrap();
+        (client, server)
+    }
+
+    #[test]
+    fn what_is_sealed_on_one_side_is_opened_on_the_other() {
+        let (mut client, mut server) = pair(&Certificates::new("sealed"));
+        assert!(server.terms().unwrap().starts_with("TLS 1.3, "), "{:?}", server.terms());
+        for len in [1, 28, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, SEALED_BYTES] {
+            let data: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
+            client.seal(&data).unwrap();
+            assert!(carry(&mut client, &mut server).unwrap() == data, "{len}");
+            server.seal(&data).unwrap();
+            assert!(carry(&mut server, &mut client).unwrap() == data, "{len}");
+        }
+        client.goodbye();
+        client.goodbye();
+        assert!(carry(&mut client, &mut server).unwrap().is_empty());
+        assert!(server.is_ended() && !client.is_ended() && client.said_goodbye());
+    }
+
+    #[test]
+    fn nothing_is_sealed_before_there_are_keys() {
+        let certificates = Certificates::new("early");
+        let mut server = certificates.offer(TlsMode::On, false).session().unwrap();
+        assert!(server.seal(b"x").is_err());
+        server.goodbye();
+        assert!(!server.has_unsent() && server.said_goodbye());
+    }
+
+    #[test]
+    fn a_changed_byte_ends_the_session_and_the_other_side_hears_of_it() {
+        let (mut client, mut server) = pair(&Certificates::new("changed"));
+        client.seal(b"secret").unwrap();
+        let mut bytes = unsent(&mut client);
+        *bytes.last_mut().unwrap() ^= 1;
+        let error = server.open(&bytes, |_| panic!("nothing comes out")).unwrap_err();
+        assert!(error.to_string().starts_with("TLS failed: "), "{error}");
+        let error = carry(&mut server, &mut client).unwrap_err();
+        assert!(error.to_string().contains("refused (BadRecordMac)"), "{error}");
+    }
+
+    #[test]
+    fn new_keys_are_agreed_on_but_not_all_the_time() {
+        let (mut client, mut server) = pair(&Certificates::new("keys"));
+        let renew = |client: &mut Session| client.connection.refresh_traffic_keys().unwrap();
+        renew(&mut client);
+        carry(&mut client, &mut server).unwrap();
+        server.seal(b"with new keys").unwrap();
+        assert_eq!(carry(&mut server, &mut client).unwrap(), b"with new keys");
+        let mut turns = 0;
+        let error = loop {
+            renew(&mut client);
+            turns += 1;
+            if let Err(error) = carry(&mut client, &mut server) {
+                break error;
+            }
+            assert!(turns < 100, "somebody who does nothing else is cut off");
+            assert!(unsent(&mut server).len() < 100);
+        };
+        assert!(error.to_string().contains("TooManyKeyUpdateRequests"), "{error}");
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_makes_nothing_grow() {
+        let (_, mut server) = pair(&Certificates::new("grow"));
+        let sealed = (0..1000).take_while(|_| server.seal(&[0; RECORD_BYTES]).is_ok()).count();
+        assert_eq!(sealed, 4, "and the fifth is refused, not kept");
+        assert!(unsent(&mut server).len() <= SEALED_BYTES + SEALED_EXTRA + RECORD_BYTES);
+    }
+
+    /// Who is believed by whom: (what the client trusts, its host, whether clients are verified) and the complaint.
+    #[test]
+    fn each_side_believes_whom_it_was_told_to() {
+        let (ours, others) = (Certificates::new("ours"), Certificates::new("others"));
+        let nobody = Certificates::new("nobody");
+        std::fs::remove_file(nobody.directory().join("client-cert.pem")).unwrap();
+        std::fs::copy(ours.directory().join("ca-cert.pem"), nobody.directory().join("ca-cert.pem"))
+            .unwrap();
+        let named = |name: &str| Trust { hostname: Some(name.into()), ..ours.trust() };
+        let anybody = Trust { verify_peer: false, ..others.trust() };
+        let cases = [
+            (ours.trust(), Some("localhost"), true, None),
+            (ours.trust(), None, true, None),
+            (named("localhost"), Some("10.0.0.1"), false, None),
+            (named("elsewhere"), Some("localhost"), false, Some("not valid for name")),
+            (ours.trust(), Some("127.0.0.1"), false, Some("not valid for name")),
+            (others.trust(), Some("localhost"), false, Some("invalid peer certificate")),
+            (others.trust(), None, false, Some("invalid peer certificate")),
+            (anybody.clone(), Some("localhost"), false, None),
+            (anybody, Some("localhost"), true, Some("invalid peer certificate")),
+            (nobody.trust(), None, false, None),
+            (nobody.trust(), None, true, Some("the client showed no certificate")),
+        ];
+        for (index, (trust, host, verify_peer, complaint)) in cases.into_iter().enumerate() {
+            let mut client = trust.session(host).unwrap();
+            let mut server = ours.offer(TlsMode::On, verify_peer).session().unwrap();
+            let outcome = shake(&mut client, &mut server).err().map(|error| error.to_string());
+            match complaint {
+                None => assert_eq!(outcome, None, "case {index}"),
+                Some(part) => {
+                    let said = outcome.expect("it is refused");
+                    assert!(said.contains(part), "case {index}: {said}");
+                }
+            }
+        }
     }
 }

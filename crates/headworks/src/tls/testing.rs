@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use super::{ClientSession, Offer, TlsMode, TlsOptions, Trust};
+use super::{Offer, Session, TlsMode, TlsOptions, Trust};
 
 /// A directory with all files; it goes with this.
 pub struct Certificates(PathBuf);
@@ -49,7 +49,7 @@ impl Certificates {
     }
 
     /// A client's side.
-    pub fn client(&self) -> ClientSession {
+    pub fn client(&self) -> Session {
         self.trust().session(Some("localhost")).unwrap()
     }
 }

@@ -10,16 +10,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{
-    UnbufferedClientConnection, WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor,
-};
+use rustls::client::{WebPkiServerVerifier, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
 
 use super::files;
-use super::{ClientSession, provider};
+use super::{Session, provider};
 
 /// How a client meets a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Trust {
     ///
     /// # Errors
     /// What is missing or bad, in one sentence.
-    pub fn session(&self, host: Option<&str>) -> Result<ClientSession, String> {
+    pub fn session(&self, host: Option<&str>) -> Result<Session, String> {
         let name = self.hostname.as_deref().or(host);
         let builder = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
@@ -77,9 +77,9 @@ impl Trust {
         let name = name.unwrap_or(NO_NAME);
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| format!("{name:?} is neither a host name nor an address"))?;
-        let machine = UnbufferedClientConnection::new(Arc::new(config), name)
-            .map_err(|error| error.to_string())?;
-        Ok(ClientSession::new(machine))
+        let connection =
+            ClientConnection::new(Arc::new(config), name).map_err(|error| error.to_string())?;
+        Ok(Session::new(connection))
     }
 
     fn roots(&self) -> Result<Option<Arc<RootCertStore>>, String> {

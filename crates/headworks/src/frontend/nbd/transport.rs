@@ -9,15 +9,15 @@
 //!
 //! Which of the two is one branch per call, not per request. Work per call is bounded: a receive takes [`RECEIVE_BYTES`], a
 //! send seals [`TURN_BYTES`]. What is decrypted is handed over whole, so a socket with nothing to read means that nothing is
-//! left in here either. Ciphertext that the socket does not take is kept, a few records of it; the rest stays where it was.
+//! left in here either. Ciphertext that the socket does not take is kept, four records of it; the rest stays where it was.
 
-use std::io;
+use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::outgoing::Sent;
 use crate::memory::Span;
 use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
-use crate::tls::{ServerSession, TlsError};
+use crate::tls::{Session, TlsError};
 
 /// Ciphertext of one receive: a turn's worth of work even in the smallest of records.
 const RECEIVE_BYTES: usize = 64 << 10;
@@ -33,7 +33,7 @@ pub struct Transport {
 
 #[derive(Debug)]
 struct Encrypted {
-    session: ServerSession,
+    session: Session,
     /// Small pieces on their way into one record.
     record: Vec<u8>,
 }
@@ -46,7 +46,7 @@ impl Transport {
     }
 
     /// From now on everything is encrypted.
-    pub fn encrypt(&mut self, session: ServerSession) {
+    pub fn encrypt(&mut self, session: Session) {
         assert!(self.tls.is_none(), "a connection is encrypted once");
         self.tls = Some(Box::new(Encrypted { session, record: Vec::new() }));
     }
@@ -75,10 +75,16 @@ impl Transport {
         self.tls.as_ref()?.session.terms()
     }
 
-    /// Bytes of our own that wait for the socket.
+    /// Whether bytes of its own wait for the socket.
     #[must_use]
-    pub fn unsent(&self) -> usize {
-        self.tls.as_ref().map_or(0, |tls| tls.session.unsent().len())
+    pub fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.session.has_unsent())
+    }
+
+    /// Grows whenever the socket takes bytes that were kept in here.
+    #[must_use]
+    pub fn progress(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |tls| tls.session.sent())
     }
 
     /// Receives into `direct` first, then into the first bytes of `scratch`: `tail` of them if it is plain, up to half if it
@@ -139,9 +145,7 @@ impl Transport {
     /// Whether nothing is left to say.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.tls
-            .as_ref()
-            .is_none_or(|tls| tls.session.said_goodbye() && tls.session.unsent().is_empty())
+        self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.session.has_unsent())
     }
 }
 
@@ -156,19 +160,13 @@ impl Encrypted {
             return Ok(0);
         }
         let (plain, cipher) = scratch.split_at_mut(scratch.len() / 2);
-        let held = self.session.partial().len();
-        let most = cipher.len().min(held + RECEIVE_BYTES);
-        if held == most {
-            // Only a handshake in tiny records comes here: rustls bounds its messages, but not what they are cut into.
-            return Err(broken(TlsError::too_long()));
-        }
-        cipher[..held].copy_from_slice(self.session.partial());
-        let count = receive_into(fd, None, &mut cipher[held..most])?;
+        let most = cipher.len().min(RECEIVE_BYTES);
+        let count = receive_into(fd, None, &mut cipher[..most])?;
         if count == 0 {
             return Ok(0);
         }
         let mut target = Target { direct: direct.unwrap_or(crate::memory::NOTHING), plain, at: 0 };
-        let opened = self.session.open(&mut cipher[..held + count], |piece| target.put(piece));
+        let opened = self.session.open(&cipher[..count], |piece| target.put(piece));
         opened.map_err(broken)?;
         match (target.at, self.session.is_ended()) {
             (0, false) => Err(io::ErrorKind::Interrupted.into()),
@@ -185,11 +183,11 @@ impl Encrypted {
             if source.spans.is_empty() || source.taken >= TURN_BYTES {
                 break;
             }
-            while self.session.unsent().len() < SEALED_BYTES - RECORD_BYTES
-                && !source.spans.is_empty()
-            {
-                let piece = source.next_record(&mut self.record);
-                self.session.seal(piece).map_err(broken)?;
+            for _ in 0..SEALED_BYTES / RECORD_BYTES {
+                if !source.spans.is_empty() {
+                    let piece = source.next_record(&mut self.record);
+                    self.session.seal(piece).map_err(broken)?;
+                }
             }
         }
         if source.taken == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken) }
@@ -197,19 +195,24 @@ impl Encrypted {
 
     /// Sends ciphertext; true if none is left.
     fn flush(&mut self, fd: RawFd) -> io::Result<bool> {
-        loop {
-            let unsent = self.session.unsent();
-            if unsent.is_empty() {
-                return Ok(true);
-            }
-            let span = Span { base: unsent.as_ptr().cast_mut(), len: unsent.len() };
-            match send_spans(fd, &[span]) {
-                Ok(count) => self.session.advance(count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        self.session.flush(&mut Wire(fd))
+    }
+}
+
+/// A socket as rustls writes to it.
+struct Wire(RawFd);
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        send_iovecs(self.0, pieces.as_ptr().cast(), pieces.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -302,11 +305,17 @@ fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Resu
 }
 
 fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
+    // Spans have iovec's layout and name memory that stays until the pieces are dropped.
+    send_iovecs(fd, spans.as_ptr().cast(), spans.len())
+}
+
+/// The callers' pieces have iovec's layout and name memory that may be read.
+fn send_iovecs(fd: RawFd, pieces: *const libc::iovec, count: usize) -> io::Result<usize> {
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = spans.as_ptr().cast_mut().cast();
-    message.msg_iovlen = spans.len();
-    // SAFETY: the spans have iovec's layout and name memory that stays until the pieces are dropped.
+    message.msg_iov = pieces.cast_mut();
+    message.msg_iovlen = count;
+    // SAFETY: as the callers say.
     let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
 }

@@ -14,6 +14,8 @@
 //! Invariant: a buffer that the path may still touch stays with the connection, dead or not, until `Final` or `Released`.
 
 mod intake;
+#[cfg(test)]
+mod tls_tests;
 
 use std::fmt;
 use std::io;
@@ -407,7 +409,7 @@ impl Connection {
         if leaves && self.outgoing.is_empty() {
             transport.goodbye();
         }
-        if self.outgoing.is_empty() && transport.unsent() == 0 {
+        if self.outgoing.is_empty() && !transport.has_unsent() {
             self.was_silent = true;
             return Ok(Sent::All);
         }
@@ -415,10 +417,10 @@ impl Connection {
             // Patience begins with the first reply that waits.
             self.last_sent = now;
         }
-        let before = (self.outgoing.waiting(), transport.unsent());
+        let before = (self.outgoing.waiting(), transport.progress());
         let sent = self.outgoing.send(transport, pool, spans)?;
         let sent = transport.settle(sent)?;
-        if sent == Sent::All || (self.outgoing.waiting(), transport.unsent()) != before {
+        if sent == Sent::All || (self.outgoing.waiting(), transport.progress()) != before {
             self.last_sent = now;
         }
         Ok(sent)
@@ -427,8 +429,7 @@ impl Connection {
     /// Whether something waits to be sent.
     #[must_use]
     pub fn has_outgoing(&self) -> bool {
-        !self.outgoing.is_empty()
-            || self.transport.as_ref().is_some_and(|transport| transport.unsent() > 0)
+        !self.outgoing.is_empty() || self.transport.as_ref().is_some_and(Transport::has_unsent)
     }
 
     /// Reads no more. What is in flight is still answered; a payload in the middle is dropped.
