@@ -82,7 +82,10 @@ fn serve(manners: Manners) -> Server {
             std::thread::spawn(move || Connection::new(stream, disk, manners).run());
         }
     });
-    Server { uri: Uri { target: Target::Unix(socket), export: String::new() }, directory }
+    Server {
+        uri: Uri { target: Target::Unix(socket), export: String::new(), tls: None },
+        directory,
+    }
 }
 
 struct Connection {

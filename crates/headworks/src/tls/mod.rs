@@ -14,6 +14,7 @@
 
 pub mod files;
 pub mod offer;
+pub mod pieces;
 pub mod session;
 #[cfg(test)]
 pub mod testing;

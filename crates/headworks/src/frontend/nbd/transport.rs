@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::outgoing::Sent;
 use crate::memory::Span;
+use crate::tls::pieces::Pieces;
 use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
 use crate::tls::{Session, TlsError};
 
@@ -175,22 +176,23 @@ impl Encrypted {
     }
 
     fn send(&mut self, fd: RawFd, spans: &[Span]) -> io::Result<usize> {
-        let mut source = Source { spans, at: 0, taken: 0 };
+        // SAFETY: spans name memory that stays, and that nobody writes, until the pieces are dropped.
+        let mut source = unsafe { Pieces::new(spans) };
         loop {
             if !self.flush(fd)? {
                 break;
             }
-            if source.spans.is_empty() || source.taken >= TURN_BYTES {
+            if source.is_empty() || source.taken() >= TURN_BYTES {
                 break;
             }
             for _ in 0..SEALED_BYTES / RECORD_BYTES {
-                if !source.spans.is_empty() {
+                if !source.is_empty() {
                     let piece = source.next_record(&mut self.record);
                     self.session.seal(piece).map_err(broken)?;
                 }
             }
         }
-        if source.taken == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken) }
+        if source.taken() == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken()) }
     }
 
     /// Sends ciphertext; true if none is left.
@@ -241,50 +243,6 @@ impl Target<'_> {
             self.plain[at..at + rest.len()].copy_from_slice(rest);
             self.at += rest.len();
         }
-    }
-}
-
-/// Where plaintext comes from.
-struct Source<'a> {
-    spans: &'a [Span],
-    /// Bytes of the first span that are taken.
-    at: usize,
-    taken: usize,
-}
-
-impl<'a> Source<'a> {
-    /// The next bytes, a full record of them if there are so many: where they lie if they lie in one piece, else gathered.
-    fn next_record<'b>(&mut self, record: &'b mut Vec<u8>) -> &'b [u8]
-    where
-        'a: 'b,
-    {
-        if self.rest().len() >= RECORD_BYTES {
-            return self.take(RECORD_BYTES);
-        }
-        record.clear();
-        while record.len() < RECORD_BYTES && !self.spans.is_empty() {
-            let count = self.rest().len().min(RECORD_BYTES - record.len());
-            let piece = self.take(count);
-            record.extend_from_slice(piece);
-        }
-        record
-    }
-
-    fn rest(&self) -> &'a [u8] {
-        let Some(span) = self.spans.first() else {
-            return &[];
-        };
-        // SAFETY: the spans name memory that stays, and that nobody writes, until the pieces are dropped.
-        unsafe { std::slice::from_raw_parts(span.base.add(self.at), span.len - self.at) }
-    }
-
-    fn take(&mut self, count: usize) -> &'a [u8] {
-        let rest = self.rest();
-        (self.at, self.taken) = (self.at + count, self.taken + count);
-        if count == rest.len() {
-            (self.spans, self.at) = (&self.spans[1..], 0);
-        }
-        &rest[..count]
     }
 }
 
