@@ -2,7 +2,7 @@
 //!
 //! `frontend` parses protocols and knows nothing below a volume; `executor` carries out a shard's actions; `device` moves
 //! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data. `server` is the path behind a protocol,
-//! `embed` the path inside another program.
+//! `embed` the path inside another program; `tls` what both ends of an encrypted connection do.
 
 pub mod client;
 pub mod device;
@@ -17,6 +17,7 @@ pub mod primitive;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod server;
+pub mod tls;
 pub mod units;
 
 pub use headworks_core as core;

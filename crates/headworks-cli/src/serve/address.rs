@@ -95,14 +95,6 @@ pub(super) fn uri(
     address: IpAddr,
     port: Option<u16>,
 ) -> String {
-    let encode = |text: &str| -> String {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-        let encoded = text.bytes().map(|byte| match plain(byte) {
-            true => char::from(byte).to_string(),
-            false => format!("%{byte:02X}"),
-        });
-        encoded.collect()
-    };
     match (unix, port) {
         (Some(path), _) => {
             format!("nbd+unix:///{}?socket={}", encode(name), encode(&path.to_string_lossy()))
@@ -110,4 +102,14 @@ pub(super) fn uri(
         (None, Some(port)) => format!("nbd://{}/{}", SocketAddr::new(address, port), encode(name)),
         (None, None) => String::new(),
     }
+}
+
+/// A name or a path as it may stand in a URI.
+pub(super) fn encode(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let encoded = text.bytes().map(|byte| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    });
+    encoded.collect()
 }

@@ -5,8 +5,8 @@
 //! `--stop-timeout`, ends at once and says what was not written.
 //!
 //! `options` are the words, `plan` what they mean, `address` where clients connect, `announce` what users are told, `child` the
-//! command of `--run`, `stop` the way to the end; `systemd` whom a service manager talks to, `user` who we are once all is
-//! open, `sandbox` what we may not do from then on.
+//! command of `--run`, `stop` the way to the end; `tls` what is encrypted, `systemd` whom a service manager talks to, `user` who
+//! we are once all is open, `sandbox` what we may not do from then on.
 
 mod address;
 mod announce;
@@ -17,6 +17,7 @@ mod plan;
 mod sandbox;
 mod stop;
 mod systemd;
+mod tls;
 mod user;
 
 use std::path::PathBuf;
@@ -130,6 +131,7 @@ fn start(
     server_options.log_level = Some(log_level);
     let mut exports = shown(&assembly, server_options.cache > 0);
     let mut notes = std::mem::take(&mut assembly.notes);
+    notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
     let own = own_files(&server_options, private.as_ref());
     let mut pid_file = None;
@@ -143,7 +145,8 @@ fn start(
     notes.extend(user.and_then(|user| user.leftovers(&own)));
     let port = server.ports().iter().copied().flatten().next();
     for export in &mut exports {
-        export.uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);
+        let uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);
+        export.uri = tls::encrypted(uri, &server_options.tls);
     }
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
     let dirty_limit = modes::dirty_limit(cache_bytes, &server_options.dirty);

@@ -20,6 +20,7 @@ Examples:
   headworks serve delay:read=5ms,of=file:path=disk.img
   headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
   headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
+  headworks serve disk.img -p 10809 --tls require --tls-certificates /etc/headworks/pki   only encrypted clients
   headworks serve --cache 0 disk.img                no page cache: every request goes to the device
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
@@ -51,6 +52,18 @@ pub struct Options {
     /// Listen for `headworks ctl` on this unix socket, for the owner alone
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
+    /// Encrypted clients: off, on (who asks) or require (nobody gets anything without)
+    #[arg(long, value_name = "MODE", default_value = "off")]
+    pub(super) tls: String,
+    /// Directory of server-cert.pem and server-key.pem, and ca-cert.pem for --tls-verify-peer
+    #[arg(long, value_name = "DIR")]
+    pub(super) tls_certificates: Option<PathBuf>,
+    /// Clients must show a certificate signed by one of ca-cert.pem
+    #[arg(long)]
+    pub(super) tls_verify_peer: bool,
+    /// Pre-shared keys are not supported
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(super) tls_psk: Option<PathBuf>,
     /// Refuse all writes
     #[arg(short, long)]
     pub(super) read_only: bool,

@@ -7,6 +7,7 @@ use headworks::server::assemble::{self, ExportSpec};
 
 use super::Options;
 use super::address::absolute;
+use super::tls::tls_options;
 
 /// What the command line says, checked as far as that goes without opening anything.
 pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigError> {
@@ -35,6 +36,7 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
         cache: options.cache,
         dirty: options.queue.dirty()?,
         stop_ns: options.stop_timeout,
+        tls: tls_options(options)?,
     };
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
     if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {

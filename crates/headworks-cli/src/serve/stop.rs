@@ -3,8 +3,8 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-use super::Running;
 use super::systemd::Manager;
+use super::{Running, tls};
 use crate::complain;
 use crate::progress::{self, Progress};
 use crate::signals::{News, Signals};
@@ -86,6 +86,7 @@ pub(super) fn wait(
             News::Reload => {
                 manager.reloading();
                 tracing::info!("there is no configuration file to load again");
+                tls::reload(&running.server);
                 manager.unchanged();
             }
             News::Ended => return Waited::Ended(status),

@@ -35,6 +35,7 @@ use crate::frontend::nbd::connection::{ConnectionLimits, Door};
 use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 use crate::memory::{Mapping, Pages, Pool, tables_in_huge_pages};
 use crate::ring::{self, Sleeper};
+use crate::tls::{Offer, TlsOptions};
 use crate::units::display_size;
 use assemble::{Assembly, WatchedFile};
 use board::{Board, Mail};
@@ -115,6 +116,8 @@ pub struct ServerOptions {
     pub stop_ns: u64,
     /// Write all inputs there; shards beyond the first add `.N`.
     pub record: Option<PathBuf>,
+    /// Whether and how clients encrypt.
+    pub tls: TlsOptions,
 }
 
 impl Default for ServerOptions {
@@ -139,6 +142,7 @@ impl Default for ServerOptions {
             plug_nesting: PlugNesting::default(),
             stop_ns: 60_000_000_000,
             record: None,
+            tls: TlsOptions::default(),
         }
     }
 }
@@ -185,6 +189,7 @@ pub struct Server {
     ports: Vec<Option<u16>>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
+    offer: Option<Arc<Offer>>,
 }
 
 /// Shards that were asked for a sign of life.
@@ -239,6 +244,7 @@ impl Server {
         opened: impl FnOnce() -> Result<(), ConfigError>,
     ) -> Result<Self, ConfigError> {
         options.validate()?;
+        let offer = Offer::new(&options.tls)?.map(Arc::new);
         let listeners: Vec<Listener> =
             options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         let ports = listeners.iter().map(Listener::port).collect();
@@ -262,10 +268,12 @@ impl Server {
             exports,
             board: Arc::clone(&board),
             broken: Arc::clone(&broken),
+            offer: offer.clone(),
         };
         let Launched { threads, engine, pages } = launch(seeds, &crew, opened)?;
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
-        let mut server = Self { board, threads, engine, cache, ports, broken, control: None };
+        let mut server =
+            Self { board, threads, engine, cache, ports, broken, control: None, offer };
         if let Some(listener) = control {
             match ControlSocket::start(listener, service) {
                 Ok(control) => server.control = Some(control),
@@ -313,6 +321,14 @@ impl Server {
         let (copy, answered) = channel();
         self.board.send_all(|| Mail::RollCall(copy.clone()));
         RollCall(answered)
+    }
+
+    /// Reads the certificates again, for connections to come; false if there is no TLS.
+    ///
+    /// # Errors
+    /// What is missing or bad; then all stays as it was.
+    pub fn reload_certificates(&self) -> Result<bool, String> {
+        self.offer.as_ref().map_or(Ok(false), |offer| offer.reload().map(|()| true))
     }
 
     /// Tells the shards that own the volume's device and the volume.
@@ -590,6 +606,7 @@ struct Crew {
     exports: Arc<[ServedExport]>,
     board: Arc<Board>,
     broken: Arc<Mutex<Option<String>>>,
+    offer: Option<Arc<Offer>>,
 }
 
 /// What a shard's thread has when it is ready to run.
@@ -625,6 +642,7 @@ fn launch(
             exports: Arc::clone(&crew.exports),
             board: Arc::clone(&crew.board),
             broken: Arc::clone(&crew.broken),
+            offer: crew.offer.clone(),
         };
         let thread = std::thread::Builder::new()
             .name(format!("shard-{shard}"))
@@ -741,6 +759,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
         files,
         volumes,
         limits,
+        offer: crew.offer.clone(),
         poll_ns: options.poll_ns,
         reserve: options.foreign_bios(),
         stop_ns: options.stop_ns,

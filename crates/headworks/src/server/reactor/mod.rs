@@ -36,6 +36,7 @@ use crate::server::listener::Listener;
 use crate::server::polling::Polling;
 use crate::server::recorder::Recorder;
 use crate::server::{Clock, ServedExport, WatchedFile, statistics};
+use crate::tls::Offer;
 use line::Line;
 
 /// Tokens of listeners start here; below are connections' slots.
@@ -109,6 +110,8 @@ pub struct Parts {
     pub files: Vec<WatchedFile>,
     pub volumes: Vec<VolumeId>,
     pub limits: ConnectionLimits,
+    /// What clients that ask for TLS get.
+    pub offer: Option<Arc<Offer>>,
     pub poll_ns: u64,
     /// Room in the shard that is kept for bios of other shards.
     pub reserve: u32,

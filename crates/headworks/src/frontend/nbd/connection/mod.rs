@@ -14,20 +14,25 @@
 //! Invariant: a buffer that the path may still touch stays with the connection, dead or not, until `Final` or `Released`.
 
 mod intake;
+#[cfg(test)]
+mod tls_tests;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
 
 use headworks_core::{ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId};
 
-use super::handshake::{ExportInfo, Handshake, Terms};
+use super::handshake::{Encryption, ExportInfo, Handshake, Terms};
 use super::outgoing::{Outgoing, Sent};
 use super::reply::Replies;
 use super::transmission::{Request, RequestParser};
+use super::transport::Transport;
 use super::window::{Flying, Window};
 use super::wire::NbdError;
 use crate::memory::{Buffer, Pool, Span};
+use crate::tls::Offer;
 
 /// Requests that one connection brings in a turn, so that no client holds the shard.
 const TURN_BIOS: usize = 64;
@@ -132,7 +137,10 @@ pub enum End {
 
 /// One client.
 pub struct Connection {
-    socket: Option<OwnedFd>,
+    /// None when it is closed.
+    transport: Option<Transport>,
+    /// What STARTTLS gets; none when there is no TLS, or it was had.
+    offer: Option<Arc<Offer>>,
     id: u32,
     peer: String,
     limits: ConnectionLimits,
@@ -190,7 +198,8 @@ impl Connection {
         let handshake = Handshake::new(&mut greeting);
         outgoing.header(|out| out.extend_from_slice(&greeting));
         Self {
-            socket: Some(socket),
+            transport: Some(Transport::plain(socket)),
+            offer: None,
             id: 0,
             peer,
             limits,
@@ -204,6 +213,21 @@ impl Connection {
             last_sent: now,
             was_silent: false,
         }
+    }
+
+    /// Lets the client ask for TLS, or makes it. To be called before anything is received.
+    pub fn offer_tls(&mut self, offer: &Arc<Offer>) {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            let required = offer.is_required();
+            handshake.offer(if required { Encryption::Required } else { Encryption::Offered });
+            self.offer = Some(Arc::clone(offer));
+        }
+    }
+
+    /// Version and cipher of its TLS; none without.
+    #[must_use]
+    pub fn tls(&self) -> Option<String> {
+        self.transport.as_ref()?.terms()
     }
 
     /// Who it is for the log.
@@ -226,7 +250,7 @@ impl Connection {
     /// The socket, until it is closed.
     #[must_use]
     pub fn socket(&self) -> Option<RawFd> {
-        self.socket.as_ref().map(AsRawFd::as_raw_fd)
+        self.transport.as_ref().map(Transport::fd)
     }
 
     /// Whether it takes requests, now or later.
@@ -244,6 +268,7 @@ impl Connection {
     /// The handshake is over: from now on requests for what is behind `door` are taken.
     pub fn begin(&mut self, now: Instant, door: Door, export: &ExportInfo, terms: Terms) {
         (self.last_received, self.last_sent) = (now, now);
+        self.offer = None;
         self.form = Replies { structured: terms.structured };
         self.phase = Phase::Transmission(Transmission {
             parser: RequestParser::new(export.flags_for(terms), terms),
@@ -377,10 +402,14 @@ impl Connection {
         pool: &mut Pool,
         spans: &mut Vec<Span>,
     ) -> io::Result<Sent> {
-        let Some(fd) = self.socket() else {
+        let leaves = matches!(self.phase, Phase::Leaving) && self.window.used() == 0;
+        let Some(transport) = &mut self.transport else {
             return Ok(Sent::All);
         };
-        if self.outgoing.is_empty() {
+        if leaves && self.outgoing.is_empty() {
+            transport.goodbye();
+        }
+        if self.outgoing.is_empty() && !transport.has_unsent() {
             self.was_silent = true;
             return Ok(Sent::All);
         }
@@ -388,9 +417,10 @@ impl Connection {
             // Patience begins with the first reply that waits.
             self.last_sent = now;
         }
-        let before = self.outgoing.waiting();
-        let sent = self.outgoing.send(fd, pool, spans)?;
-        if sent == Sent::All || self.outgoing.waiting() != before {
+        let before = (self.outgoing.waiting(), transport.progress());
+        let sent = self.outgoing.send(transport, pool, spans)?;
+        let sent = transport.settle(sent)?;
+        if sent == Sent::All || (self.outgoing.waiting(), transport.progress()) != before {
             self.last_sent = now;
         }
         Ok(sent)
@@ -399,7 +429,7 @@ impl Connection {
     /// Whether something waits to be sent.
     #[must_use]
     pub fn has_outgoing(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outgoing.is_empty() || self.transport.as_ref().is_some_and(Transport::has_unsent)
     }
 
     /// Reads no more. What is in flight is still answered; a payload in the middle is dropped.
@@ -416,7 +446,7 @@ impl Connection {
     pub fn close(&mut self, pool: &mut Pool) {
         self.leave(pool);
         self.outgoing.abandon(pool);
-        self.socket = None;
+        self.transport = None;
         self.phase = Phase::Dead;
     }
 
@@ -437,7 +467,11 @@ impl Connection {
     pub fn is_finished(&self) -> bool {
         match self.phase {
             Phase::Handshake(_) | Phase::Transmission(_) => false,
-            Phase::Leaving => self.window.used() == 0 && self.outgoing.is_empty(),
+            Phase::Leaving => {
+                self.window.used() == 0
+                    && self.outgoing.is_empty()
+                    && self.transport.as_ref().is_none_or(Transport::is_finished)
+            }
             Phase::Dead => self.window.used() == 0,
         }
     }
@@ -476,6 +510,11 @@ impl Connection {
         match &self.phase {
             // Whoever only looks whether somebody listens says nothing and goes.
             Phase::Handshake(handshake) if handshake.is_untouched() => End::HungUp,
+            Phase::Handshake(_)
+                if self.transport.as_ref().is_some_and(Transport::is_handshaking) =>
+            {
+                End::Fault("the client hung up during the handshake of TLS".into())
+            }
             Phase::Handshake(_) => End::Fault("the client hung up during the handshake".into()),
             Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
                 End::Fault("the client hung up in the middle of a request".into())
