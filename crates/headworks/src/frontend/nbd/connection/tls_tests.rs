@@ -373,3 +373,35 @@ fn who_does_not_ask_for_tls_is_served_without_where_it_is_only_offered() {
     server.turn();
     assert!(server.connection.door().is_some() && server.connection.tls().is_none());
 }
+
+/// A payload in records of one byte: what a turn decrypts is bounded by what it receives, not by what the socket has.
+#[test]
+fn a_flood_of_tiny_records_is_worked_off_in_turns() {
+    let certificates = Certificates::new("flood");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+    let mut client = Client::chosen(&mut server, socket, &certificates);
+    let mut flood = Vec::new();
+    client.session.seal(&request(1, 1, 0, 6000)).unwrap();
+    for byte in 0..6000_u32 {
+        client.session.flush(&mut flood).unwrap();
+        client.session.seal(&[byte as u8]).unwrap();
+    }
+    let sent = client.socket.as_mut().unwrap().write(&flood).unwrap();
+    let waiting = |server: &Server| {
+        let mut count: libc::c_int = 0;
+        // SAFETY: FIONREAD writes one int.
+        unsafe { libc::ioctl(server.connection.socket().unwrap(), libc::FIONREAD, &mut count) };
+        count
+    };
+    let before = waiting(&server);
+    assert!(before > 100_000, "{before}");
+    server.turn();
+    let taken = before - waiting(&server);
+    assert!((1..=64 << 10).contains(&taken), "{taken}");
+    while waiting(&server) > 0 {
+        server.turn();
+    }
+    client.socket.as_mut().unwrap().write_all(&flood[sent..]).unwrap();
+    client.until(&mut server, |client| client.plain.len() == SIMPLE_REPLY_BYTES);
+    assert!((0..6000).all(|at| server.disk[at] == at as u8));
+}
