@@ -9,6 +9,7 @@ use crate::bio::DeviceId;
 use crate::error::IoError;
 use crate::queue::list::Fifo;
 use crate::slab::{NIL, Slab};
+use crate::spent::Spent;
 use crate::time::Instant;
 use crate::writeback::WriterId;
 
@@ -51,6 +52,8 @@ impl Cache {
     pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: Park) {
         self.stirred = true;
         self.ops[slot].park = park;
+        self.ops[slot].waits.begin(turn.now);
+        self.ops[slot].below = Spent::NONE;
         self.count_wait(park);
         match park {
             Park::Nothing | Park::Slot => unreachable!("this is no place to wait"),
@@ -102,7 +105,12 @@ impl Cache {
 
     /// Something of a folio ended: whoever waited for it goes on, in the order in which it came. Of a fill that failed, those
     /// whose cursor is within `failed` (blocks of the volume) are over.
-    pub(super) fn wake_folio(&mut self, unit: u32, failed: Option<(u64, u64, IoError)>) {
+    pub(super) fn wake_folio(
+        &mut self,
+        unit: u32,
+        failed: Option<(u64, u64, IoError)>,
+        below: Spent,
+    ) {
         let mut waiting = std::mem::replace(&mut self.folios[unit].waiters, NIL);
         // The list is the youngest first.
         let mut oldest = NIL;
@@ -113,6 +121,7 @@ impl Cache {
         while oldest != NIL {
             let slot = oldest;
             oldest = self.ops[slot].next;
+            self.ops[slot].below = below;
             if let Some((first, end, error)) = failed {
                 let op = &self.ops[slot];
                 let block = op.at() >> super::folio::BLOCK_SHIFT;

@@ -57,6 +57,7 @@ use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, QueueOptions, ShardConfig, WriteMode};
 use crate::slab::{NIL, Slab};
+use crate::spent::Spent;
 use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::writeback::groups::Groups;
@@ -94,6 +95,8 @@ pub(crate) struct Up {
     pub status: Status,
     pub hole: bool,
     pub stage: ReplyStage,
+    /// What it waited for.
+    pub spent: Spent,
 }
 
 /// Bytes that an operation copies in one turn: what 1 MiB takes (0.1 ms) others may wait.
@@ -302,7 +305,7 @@ impl Cache {
     /// Steps an operation that something happened to.
     fn resume(&mut self, turn: &mut Turn, slot: u32) {
         let mut op = std::mem::take(&mut self.ops[slot]);
-        op.park = Park::Nothing;
+        op.end_wait(turn.now);
         let park = self.step(turn, &mut op, slot);
         self.ops[slot] = op;
         match park {
@@ -345,8 +348,10 @@ impl Cache {
     /// The client gets its answer, and whatever the operation held is free.
     fn finish(&mut self, turn: &mut Turn, op: &mut Operation, status: Status) -> Park {
         self.give_back(op);
+        op.end_wait(turn.now);
+        let (id, spent) = (op.bio.id, op.waits.spent());
         let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
-        reply(turn, &op.bio, status, stage);
+        turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
         Park::Nothing
     }
 
@@ -517,7 +522,8 @@ impl Cache {
     }
 }
 
-/// Answers a client.
+/// Answers a client that has waited for nothing.
 fn reply(turn: &mut Turn, bio: &Bio, status: Status, stage: ReplyStage) {
-    turn.actions.list.push(Action::Reply { id: bio.id, status, hole: false, stage });
+    let (id, spent) = (bio.id, Spent::NONE);
+    turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
 }

@@ -78,7 +78,7 @@ impl Bench {
                 Action::Submit(submit) => self
                     .commands
                     .push(Command { submit, segments: actions.segments_of(&submit).to_vec() }),
-                Action::Reply { id, status, hole, stage } => {
+                Action::Reply { id, status, hole, stage, .. } => {
                     self.replies.push(reply_word(id, status, hole, stage))
                 }
                 Action::Send { to, message } => self.outbox.push((to, message)),

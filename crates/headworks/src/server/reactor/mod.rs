@@ -384,6 +384,7 @@ impl Reactor {
                 recorder.note(now, &self.batch, shard.actions());
             }
             self.batch.clear();
+            desk.now = now;
             executor.run(now, shard.actions(), desk, &mut **engine, &mut self.inputs);
             shard.clear_actions();
         }
