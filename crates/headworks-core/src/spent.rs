@@ -129,12 +129,14 @@ impl Spent {
 pub(crate) struct Waits {
     since: Instant,
     ns: [u64; Wait::COUNT],
+    /// What the bio waited for whose end is waited for, when that is known.
+    pub below: Spent,
 }
 
 impl Waits {
     /// It begins to wait.
     pub fn begin(&mut self, now: Instant) {
-        self.since = now;
+        (self.since, self.below) = (now, Spent::NONE);
     }
 
     /// It waited for `wait`.
@@ -142,11 +144,11 @@ impl Waits {
         self.ns[wait as usize] += now.since(self.since);
     }
 
-    /// It waited for the end of a bio that had spent its time so; perhaps not for all of it.
-    pub fn end_below(&mut self, now: Instant, below: Spent) {
+    /// It waited for the end of a bio that had spent its time as `below` says; perhaps not for all of it.
+    pub fn end_below(&mut self, now: Instant) {
         let mut left = now.since(self.since);
         for wait in [Wait::Device, Wait::Scheduler, Wait::Tag, Wait::Plug] {
-            let part = left.min(below.at_most(wait));
+            let part = left.min(self.below.at_most(wait));
             self.ns[wait as usize] += part;
             left -= part;
         }
@@ -196,7 +198,8 @@ mod tests {
         let waited = |ns: u64| {
             let mut waits = Waits::default();
             waits.begin(Instant(1));
-            waits.end_below(Instant(1 + ns), below);
+            waits.below = below;
+            waits.end_below(Instant(1 + ns));
             waits
         };
         let late = waited(3_000_000);

@@ -188,7 +188,7 @@ impl Cache {
         }
         let op = &mut self.ops[up.cookie];
         op.pending -= 1;
-        op.below = up.spent;
+        self.waits[up.cookie as usize].below = up.spent;
         // A writer that writes out for itself sends anybody's blocks: their errors are the flushes' to tell.
         if op.doing != Doing::Write {
             op.status = op.status.and(status);

@@ -9,7 +9,7 @@ use crate::bio::DeviceId;
 use crate::error::IoError;
 use crate::queue::list::Fifo;
 use crate::slab::{NIL, Slab};
-use crate::spent::Spent;
+use crate::spent::{Spent, Wait, Waits};
 use crate::time::Instant;
 use crate::writeback::WriterId;
 
@@ -52,8 +52,7 @@ impl Cache {
     pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: Park) {
         self.stirred = true;
         self.ops[slot].park = park;
-        self.ops[slot].waits.begin(turn.now);
-        self.ops[slot].below = Spent::NONE;
+        self.begin_wait(turn.now, slot);
         self.count_wait(park);
         match park {
             Park::Nothing | Park::Slot => unreachable!("this is no place to wait"),
@@ -79,6 +78,34 @@ impl Cache {
             // These are found by the answers of the device.
             Park::Own | Park::Below => {}
         }
+    }
+
+    fn begin_wait(&mut self, now: Instant, slot: u32) {
+        let waits = &mut self.waits[slot as usize];
+        if self.ops[slot].waits == NIL {
+            self.ops[slot].waits = slot;
+            *waits = Waits::default();
+        }
+        waits.begin(now);
+    }
+
+    /// An operation is parked no longer.
+    pub(super) fn end_wait(&mut self, now: Instant, op: &mut Operation) {
+        let park = std::mem::take(&mut op.park);
+        if op.waits == NIL {
+            return;
+        }
+        let waits = &mut self.waits[op.waits as usize];
+        match park {
+            Park::Nothing | Park::Slot => {}
+            Park::Writer | Park::Credit(_) => waits.end(now, Wait::Dirty),
+            _ => waits.end_below(now),
+        }
+    }
+
+    /// All that an operation waited for.
+    pub(super) fn spent(&self, op: &Operation) -> Spent {
+        if op.waits == NIL { Spent::NONE } else { self.waits[op.waits as usize].spent() }
     }
 
     fn count_wait(&mut self, park: Park) {
@@ -121,7 +148,7 @@ impl Cache {
         while oldest != NIL {
             let slot = oldest;
             oldest = self.ops[slot].next;
-            self.ops[slot].below = below;
+            self.waits[slot as usize].below = below;
             if let Some((first, end, error)) = failed {
                 let op = &self.ops[slot];
                 let block = op.at() >> super::folio::BLOCK_SHIFT;

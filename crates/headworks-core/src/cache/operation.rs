@@ -17,7 +17,6 @@ use crate::bio::{Bio, BioFlags};
 use crate::error::Status;
 use crate::queue::list::Linked;
 use crate::slab::NIL;
-use crate::spent::{Spent, Wait, Waits};
 use crate::time::Instant;
 
 /// What an operation is doing.
@@ -83,10 +82,8 @@ pub(super) struct Operation {
     pub doing: Doing,
     /// What it waits for.
     pub park: Park,
-    /// What it waited for until now.
-    pub waits: Waits,
-    /// What the bio of the cache waited for whose end it waited for.
-    pub below: Spent,
+    /// Where its waits are added up; `NIL`: it has not waited.
+    pub waits: u32,
     /// Next in the list that it is parked on.
     pub next: u32,
     /// Its connection, as the throttle knows it.
@@ -125,8 +122,7 @@ impl Default for Operation {
             walk: 0,
             doing: Doing::Read,
             park: Park::Nothing,
-            waits: Waits::default(),
-            below: Spent::NONE,
+            waits: NIL,
             next: NIL,
             writer: NIL,
             credit: 0,
@@ -148,15 +144,6 @@ impl Operation {
     /// The operation of a bio that nothing was done of.
     pub fn new(bio: Bio, doing: Doing) -> Self {
         Self { bio, doing, until: bio.len, ..Self::default() }
-    }
-
-    /// It is parked no longer.
-    pub fn end_wait(&mut self, now: Instant) {
-        match std::mem::take(&mut self.park) {
-            Park::Nothing | Park::Slot => {}
-            Park::Writer | Park::Credit(_) => self.waits.end(now, Wait::Dirty),
-            _ => self.waits.end_below(now, std::mem::take(&mut self.below)),
-        }
     }
 
     /// The byte of the volume at its cursor.

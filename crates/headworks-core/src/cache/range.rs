@@ -196,7 +196,7 @@ impl Cache {
     pub(super) fn on_below(&mut self, turn: &mut Turn, up: Up) {
         let slot = up.cookie;
         let mut op = std::mem::take(&mut self.ops[slot]);
-        op.below = up.spent;
+        self.waits[slot as usize].below = up.spent;
         if up.stage == ReplyStage::Early {
             turn.actions.list.push(Action::Reply {
                 id: op.bio.id,
@@ -231,9 +231,9 @@ impl Cache {
             self.finish(turn, &mut op, Ok(()));
         } else {
             self.unlock(&mut op, slot);
-            op.end_wait(turn.now);
+            self.end_wait(turn.now, &mut op);
             let (id, status, stage) = (op.bio.id, up.status, ReplyStage::Final);
-            let spent = op.waits.spent();
+            let spent = self.spent(&op);
             turn.actions.list.push(Action::Reply { id, status, hole: up.hole, stage, spent });
             self.give_back(&mut op);
         }

@@ -140,6 +140,14 @@ impl Default for Totals {
     }
 }
 
+impl From<&Table> for Totals {
+    fn from(table: &Table) -> Self {
+        let mut totals = Self::default();
+        totals.add(table);
+        totals
+    }
+}
+
 impl Totals {
     /// Adds what a connection counted.
     pub fn add(&mut self, table: &Table) {

@@ -15,6 +15,7 @@
 mod answers;
 mod clients;
 mod line;
+mod seeing;
 mod stop;
 
 use std::io;
