@@ -16,6 +16,7 @@ mod log;
 mod man;
 mod modes;
 mod progress;
+mod seeing;
 mod serve;
 mod signals;
 mod throttling;

@@ -12,6 +12,7 @@ pub mod embed;
 pub mod engine;
 pub mod executor;
 pub mod frontend;
+pub mod latency;
 pub mod memory;
 pub mod primitive;
 pub mod ring;

@@ -16,12 +16,14 @@
 
 mod client;
 mod credentials;
+mod latency;
 pub mod log_level;
 pub(super) mod question;
 mod report;
 mod rpc;
 pub(super) mod service;
 pub(super) mod tree;
+mod why;
 
 use std::io::{self, Read};
 use std::net::Shutdown;

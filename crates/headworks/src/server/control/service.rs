@@ -13,6 +13,7 @@ use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
+use super::latency;
 use super::log_level::{LogLevel, log_level};
 use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
 use super::report;
@@ -26,6 +27,8 @@ use crate::units::{parse_ioprio, parse_size, parse_weight};
 const ANSWER: Duration = Duration::from_secs(5);
 /// A switch ends when the commands in flight have ended or were given up, and this much later at most.
 const SWITCH_MARGIN: Duration = Duration::from_secs(5);
+
+mod seeing;
 
 /// Ways to write a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
@@ -125,6 +128,14 @@ impl Service {
                 takes(&["export"])?;
                 self.acknowledge(text(params, "export")?)
             }
+            "histograms" => {
+                takes(&["export"])?;
+                self.histograms(text(params, "export")?)
+            }
+            "why" => {
+                takes(&["export"])?;
+                self.why(text(params, "export")?)
+            }
             "failed" => {
                 takes(&["export"])?;
                 self.failed(text(params, "export")?)
@@ -134,7 +145,7 @@ impl Service {
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(Fault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, diskstats, connections, failed, acknowledge and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, acknowledge and log-level"
             ))),
         }
     }
@@ -379,6 +390,7 @@ impl Service {
         let devices = (0..self.tree.devices.len() as u16).map(DeviceId);
         let reports: Vec<DeviceReport> =
             devices.clone().map(|device| self.device(device)).collect::<Result<_, _>>()?;
+        let latencies = self.latencies()?;
         let mut exports = Params::new();
         for (index, entry) in self.tree.exports.iter().enumerate() {
             let export = ExportId(index as u16);
@@ -387,7 +399,8 @@ impl Service {
             let report: VolumeReport =
                 self.ask(owner, |answer| Question::Volume { volume, answer })?;
             let options = &reports[usize::from(entry.device.0)].options;
-            let value = report::export(entry, self.setting(export), options, &report);
+            let mut value = report::export(entry, self.setting(export), options, &report);
+            value["latency"] = latencies.get(&export).map_or(json!({}), latency::summary);
             exports.insert(self.tree.export_name(export).to_owned(), value);
         }
         let tables = devices.zip(&reports);
@@ -428,6 +441,7 @@ impl Service {
                 "export": connection.chosen.map(|(export, _)| name(export)),
                 "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
                 "in_flight": connection.in_flight,
+                "latency": connection.latency.as_ref().map(|table| latency::compact(&table.into())),
             })
         });
         Ok(shown.collect())

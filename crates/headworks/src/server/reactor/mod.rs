@@ -15,6 +15,7 @@
 mod answers;
 mod clients;
 mod line;
+mod seeing;
 mod stop;
 
 use std::io;
@@ -387,6 +388,7 @@ impl Reactor {
                 recorder.note(now, &self.batch, shard.actions());
             }
             self.batch.clear();
+            desk.now = now;
             executor.run(now, shard.actions(), desk, &mut **engine, &mut self.inputs);
             shard.clear_actions();
         }

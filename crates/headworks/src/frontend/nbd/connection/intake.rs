@@ -280,12 +280,13 @@ impl Connection {
         };
         let Door { volume, export, ioprio } = transmission.door;
         let op = request.op();
-        let sequence = self.window.insert(request.cookie, request.offset, request.len, op, buffer);
+        let Request { cookie, offset, len, .. } = *request;
+        let sequence = self.window.insert(cookie, offset, len, op, buffer, intake.now);
         *intake.room = intake.room.saturating_sub(1);
         intake.inputs.push(Input::Bio(Bio {
             id: BioId { connection: self.id, volume, export, sequence },
-            offset: request.offset,
-            len: request.len,
+            offset,
+            len,
             op,
             flags: request.bio_flags(),
             ioprio,

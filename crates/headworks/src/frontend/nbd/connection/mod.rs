@@ -22,7 +22,9 @@ use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
-use headworks_core::{ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId};
+use headworks_core::{
+    ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Spent, Status, VolumeId,
+};
 
 use super::handshake::{Encryption, ExportInfo, Handshake, Terms};
 use super::outgoing::{Outgoing, Sent};
@@ -31,6 +33,7 @@ use super::transmission::{Request, RequestParser};
 use super::transport::Transport;
 use super::window::{Flying, Window};
 use super::wire::NbdError;
+use crate::latency::{Kind, Table};
 use crate::memory::{Buffer, Pool, Span};
 use crate::tls::Offer;
 
@@ -102,6 +105,27 @@ struct Receiving {
     filled: usize,
 }
 
+/// A request that was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    /// What it was.
+    pub op: Op,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// From the turn in which it was complete to this one.
+    pub total_ns: u64,
+}
+
+impl Answered {
+    #[inline]
+    fn of(flying: &Flying, now: Instant) -> Self {
+        let Flying { op, offset, len, since, .. } = *flying;
+        Self { op, offset, len, total_ns: now.since(since) }
+    }
+}
+
 /// What a call of [`Connection::receive`] came to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
@@ -148,6 +172,10 @@ pub struct Connection {
     form: Replies,
     window: Window,
     outgoing: Outgoing,
+    /// What it waited for; from its first request on.
+    latency: Option<Table>,
+    /// Where it is counted, even when it is leaving.
+    export: ExportId,
     /// Bytes of buffers of requests in flight.
     buffer_bytes: usize,
     /// Bytes that were received and not looked at yet; at most one receive's worth.
@@ -207,6 +235,8 @@ impl Connection {
             form: Replies { structured: false },
             window: Window::new(limits.requests),
             outgoing,
+            latency: None,
+            export: ExportId::default(),
             buffer_bytes: 0,
             stash: Vec::new(),
             last_received: now,
@@ -270,6 +300,8 @@ impl Connection {
         (self.last_received, self.last_sent) = (now, now);
         self.offer = None;
         self.form = Replies { structured: terms.structured };
+        self.latency = Some(Table::default());
+        self.export = door.export;
         self.phase = Phase::Transmission(Transmission {
             parser: RequestParser::new(export.flags_for(terms), terms),
             replies: self.form,
@@ -309,6 +341,20 @@ impl Connection {
         }
     }
 
+    /// What it waited for, and by which export; none before it has chosen.
+    #[must_use]
+    pub fn latency(&self) -> Option<(ExportId, &Table)> {
+        self.latency.as_ref().map(|table| (self.export, table))
+    }
+
+    /// A request was answered: it counts, and the turn's time is known.
+    #[inline]
+    pub fn count(&mut self, answered: &Answered, spent: Spent) {
+        if let Some(table) = &mut self.latency {
+            table.record(Kind::of(answered.op), answered.len, answered.total_ns, spent);
+        }
+    }
+
     /// Requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -327,30 +373,27 @@ impl Connection {
         self.window.get(sequence)?.buffer.as_ref().map(|buffer| buffer.span())
     }
 
-    /// The shard answers, or frees a buffer.
+    /// The shard answers, or frees a buffer; what was answered, if that was it.
     pub fn reply(
         &mut self,
+        now: Instant,
         sequence: u64,
-        status: Status,
-        hole: bool,
-        stage: ReplyStage,
+        (status, hole, stage): (Status, bool, ReplyStage),
         pool: &mut Pool,
-    ) {
+    ) -> Option<Answered> {
         let dead = matches!(self.phase, Phase::Dead);
         if stage == ReplyStage::Early {
-            let Some(flying) = self.window.get(sequence) else {
-                return;
-            };
+            let flying = self.window.get(sequence)?;
             flying.answered = true;
             let (op, cookie) = (flying.op, flying.cookie);
+            let answered = Answered::of(flying, now);
             if !dead {
                 self.answer_failure(op, cookie, status.err().unwrap_or(IoError::TimedOut));
             }
-            return;
+            return Some(answered);
         }
-        let Some(flying) = self.window.remove(sequence) else {
-            return;
-        };
+        let flying = self.window.remove(sequence)?;
+        let counted = Answered::of(&flying, now);
         let Flying { op, cookie, offset, len, answered, buffer, .. } = flying;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
@@ -374,6 +417,7 @@ impl Connection {
         if let Some(buffer) = buffer {
             pool.put(buffer);
         }
+        (!answered).then_some(counted)
     }
 
     fn answer_hole(&mut self, cookie: u64, offset: u64, len: u32) {
