@@ -447,8 +447,9 @@ impl Shard {
         let Some(device) = config.map(|config| config.device).filter(|&d| self.queue(d).is_some())
         else {
             // Shards hear of changes at different times.
-            let (status, stage) = (Err(IoError::Invalid), ReplyStage::Final);
-            let message = Message::Done { cookie, id: bio.id, status, hole: false, stage };
+            let (status, stage, spent) = (Err(IoError::Invalid), ReplyStage::Final, Spent::NONE);
+            let id = bio.id;
+            let message = Message::Done { cookie, id, status, hole: false, stage, spent };
             self.pools.actions.list.push(Action::Send { to: from, message });
             return;
         };

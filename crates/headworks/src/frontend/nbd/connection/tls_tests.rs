@@ -68,7 +68,8 @@ impl Server {
                 Op::Write => disk.copy_from_slice(buffer),
                 _ => buffer.copy_from_slice(disk),
             }
-            self.connection.reply(sequence, Ok(()), false, ReplyStage::Final, &mut self.pool);
+            let answer = (Ok(()), false, ReplyStage::Final);
+            let _ = self.connection.reply(Instant(7), sequence, answer, &mut self.pool);
         }
         // A hang-up shows when it is received.
         let _ = self.connection.send(Instant(0), &mut self.pool, &mut self.spans);
