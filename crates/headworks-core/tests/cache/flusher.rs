@@ -147,6 +147,27 @@ fn held_blocks_are_tried_again_after_one_second_then_two() {
     assert_eq!((desk.stats().held, desk.dirty().nr_dirty), (0, 0));
 }
 
+/// Each of a client's flushes tries held blocks again, and none of them makes the volume's own next try later: a client that
+/// flushed ten times while a disk was full had to wait 30 s after there was space.
+#[test]
+fn flushes_that_fail_do_not_put_off_the_next_try() {
+    let mut desk =
+        Desk::new(1024, |config| config.volumes[0].options.on_error = ErrorPolicy::Retry);
+    desk.send(1, Op::Write, 0, BLOCK);
+    for _ in 0..10 {
+        desk.send(1, Op::Flush, 0, 0);
+        desk.wait_served(MS, FAILS);
+    }
+    assert_eq!(desk.writes.len(), 10, "each flush tried");
+    desk.wait_served(1100 * MS, Ok(()));
+    let last = desk.writes.last().map(|write| write.0 / MS);
+    assert_eq!((last, desk.writes.len()), (Some(1000), 11));
+    assert_eq!(desk.stats().held, 0);
+    // Nothing is left of it: what fails later begins with a second again.
+    desk.wait_served(10 * SEC, Ok(()));
+    assert_eq!(desk.writes.len(), 11);
+}
+
 /// With `none` as elevator nothing else keeps write-out from taking every tag.
 #[test]
 fn write_out_has_a_quarter_of_the_tags_at_most() {
