@@ -24,8 +24,9 @@ pub(crate) fn check(
     }
     let end = bio.offset.checked_add(u64::from(bio.len));
     if end.is_none_or(|end| end > options.size) {
-        let error = if bio.op.is_write() { IoError::NoSpace } else { IoError::Invalid };
-        return Some(Err(error));
+        // As NBD has it: who brings something finds no space for it, who takes something away is wrong as a reader is.
+        let brings = matches!(bio.op, Op::Write | Op::WriteZeroes);
+        return Some(Err(if brings { IoError::NoSpace } else { IoError::Invalid }));
     }
     let misaligned = (bio.offset | u64::from(bio.len)) & (u64::from(block_size) - 1) != 0;
     match bio.op {
@@ -72,7 +73,8 @@ mod tests {
         assert_eq!(check_one(Op::Read, last, 1024), Err(Err(IoError::Invalid)));
         assert_eq!(check_one(Op::Write, 1 << 20, 512), Err(Err(IoError::NoSpace)));
         assert_eq!(check_one(Op::Write, u64::MAX - 511, 512), Err(Err(IoError::NoSpace)));
-        assert_eq!(check_one(Op::Discard, u64::MAX, 2), Err(Err(IoError::NoSpace)));
+        assert_eq!(check_one(Op::WriteZeroes, u64::MAX, 2), Err(Err(IoError::NoSpace)));
+        assert_eq!(check_one(Op::Discard, u64::MAX, 2), Err(Err(IoError::Invalid)));
     }
 
     #[test]

@@ -184,9 +184,9 @@ impl Cache {
         self.flushers[device].look_at_once();
     }
 
-    /// Every held block of a volume is to be written again.
+    /// Every held block of a volume is to be written again. When they are tried again by themselves is another matter: clients
+    /// that flush all the time would put that off.
     pub(super) fn unhold_volume(&mut self, now: Instant, volume: VolumeId) {
-        self.volume(volume).retry_at = None;
         for unit in 0..self.folios.units() {
             let folio = &self.folios[unit];
             if folio.is(Folio::PRESENT) && folio.dirty > 0 && folio.key.volume() == volume {
@@ -244,7 +244,11 @@ impl Cache {
     /// The time to try held blocks again has come.
     pub(super) fn retry_failed(&mut self, turn: &mut Turn) {
         for index in 0..self.volumes.len() {
-            if self.volumes[index].retry_at.is_some_and(|at| at <= turn.now) {
+            if self.volumes[index].retry_at.is_none_or(|at| at > turn.now) {
+                continue;
+            }
+            self.volumes[index].retry_at = None;
+            if self.volumes[index].held > 0 {
                 self.hurry_volume(turn.now, VolumeId(index as u16));
             }
         }

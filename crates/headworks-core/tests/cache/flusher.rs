@@ -6,7 +6,7 @@ use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
-use headworks_core::{ErrorPolicy, IoError, Op, Scheduler, VolumeConfig, VolumeId};
+use headworks_core::{ErrorPolicy, Input, IoError, Op, Scheduler, VolumeConfig, VolumeId};
 
 /// B1: nothing stays dirty for longer than `expire + interval`, on a device that has nothing else to do.
 #[test]
@@ -145,6 +145,50 @@ fn held_blocks_are_tried_again_after_one_second_then_two() {
     assert_eq!(times, [0, 1000, 3000]);
     desk.wait_served(10 * SEC, Ok(()));
     assert_eq!((desk.stats().held, desk.dirty().nr_dirty), (0, 0));
+}
+
+/// Each of a client's flushes tries held blocks again, and none of them makes the volume's own next try later: a client that
+/// flushed ten times while a disk was full had to wait 30 s after there was space.
+#[test]
+fn flushes_that_fail_do_not_put_off_the_next_try() {
+    let mut desk =
+        Desk::new(1024, |config| config.volumes[0].options.on_error = ErrorPolicy::Retry);
+    desk.send(1, Op::Write, 0, BLOCK);
+    for _ in 0..10 {
+        desk.send(1, Op::Flush, 0, 0);
+        desk.wait_served(MS, FAILS);
+    }
+    assert_eq!(desk.writes.len(), 10, "each flush tried");
+    desk.wait_served(1100 * MS, Ok(()));
+    let last = desk.writes.last().map(|write| write.0 / MS);
+    assert_eq!((last, desk.writes.len()), (Some(1000), 11));
+    assert_eq!(desk.stats().held, 0);
+    // Nothing is left of it: what fails later begins with a second again.
+    desk.wait_served(10 * SEC, Ok(()));
+    assert_eq!(desk.writes.len(), 11);
+}
+
+/// What is dirty is written before a zeroing that the device may refuse, but who zeroes gigabytes does not look at every block
+/// of them: a terabyte in requests of 4 GiB took a minute of a debug build's CPU, and now a second.
+#[test]
+fn a_zeroing_of_gigabytes_looks_for_what_is_dirty_and_not_at_every_block() {
+    let mut desk = Desk::new(1024, |_| {});
+    for at in [0, 1 << 30, (3 << 30) + 5 * BLOCK] {
+        desk.send(1, Op::Write, at, BLOCK);
+    }
+    let zeroes = desk.send(2, Op::WriteZeroes, 0, (1 << 32) - BLOCK);
+    let mut turns = 1;
+    while desk.commands[Op::WriteZeroes as usize] == 0 {
+        match desk.flying.is_empty() {
+            false => desk.complete(Ok(())),
+            true => desk.turn(&[Input::Timer]),
+        }
+        turns += 1;
+        assert!(turns < 16, "{turns} turns, {:?}", desk.stats());
+    }
+    assert_eq!(desk.written, 3 * BLOCK, "written first");
+    desk.settle(Ok(()));
+    assert_eq!(desk.answer(zeroes), Some(Ok(())));
 }
 
 /// With `none` as elevator nothing else keeps write-out from taking every tag.

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# matrix: engine
+# A disk that fills up under each way of caching and of reaching the image: memory, O_DIRECT, the kernel's page cache.
+. "$(dirname "$0")/lib.sh"
+
+CONTROL=$DIR/ctl
+SMALL=$DIR/small
+mkdir -p "$SMALL"
+at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
+
+small_tmpfs() { mount -t tmpfs -o size=8m small "$SMALL"; }
+small_ext4() {
+    truncate -s 12M "$IMAGES/small.ext4" && mkfs.ext4 -q -m 0 -O ^has_journal -F "$IMAGES/small.ext4" && mount -o loop "$IMAGES/small.ext4" "$SMALL"
+}
+at_end() {
+    cleanup_status=$?
+    [ "$SERVER" -eq 0 ] || kill -9 "$SERVER" 2>/dev/null
+    SERVER=0
+    mountpoint -q "$SMALL" && umount -l "$SMALL"
+    (exit $cleanup_status)
+    cleanup
+}
+trap at_end EXIT
+
+try() { # MODE KEYS SERVER OPTIONS...
+    local mode=$1 keys=$2
+    shift 2
+    echo "# $mode ${keys:-(plain)} $*"
+    rm -f "$SMALL"/*.img "$IMAGES/b.img"
+    dd if=/dev/zero of="$SMALL/filler" bs=1M count=4 status=none conv=fsync
+    serve --control "$CONTROL" "$@" "a=file:path=$SMALL/a.img,size=64M$keys" "b=file:path=$IMAGES/b.img,size=16M"
+    script full_disk.py "$mode" "$(at a)" "$(at b)" "$CONTROL" "$SMALL/filler" "$SMALL/a.img"
+    stop_server
+}
+all_modes() { # KEYS
+    try writeback "$1" --cache 16M
+    try retry "$1,on-error=retry" --cache 16M
+    try through "$1,cache=writethrough" --cache 16M
+    try none "$1" --cache 0
+}
+
+if ! reason=$(small_tmpfs 2>&1); then
+    # Who is not root may be root of a namespace.
+    if [ -z "${UNSHARED:-}" ] && unshare -rm true 2>/dev/null; then
+        UNSHARED=1 exec unshare -rm bash "$0"
+    fi
+    skip "a full disk" "a small filesystem cannot be mounted: $reason"
+    exit 0
+fi
+all_modes ""
+umount "$SMALL"
+
+if ! reason=$(small_ext4 2>&1); then
+    skip "a full disk below the page cache" "ext4 cannot be mounted: $reason"
+    exit 0
+fi
+all_modes ""
+all_modes ",direct=off"
