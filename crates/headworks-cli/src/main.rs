@@ -37,7 +37,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Serves disk images over NBD.
-    Serve(serve::Options),
+    Serve(Box<serve::Options>),
     /// Measures a device in process, or an NBD server.
     Bench(bench::Options),
     /// Looks at a running server and changes it, by its control socket.
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
         Err(error) => return explain(&error),
     };
     match cli.command {
-        Command::Serve(options) => serve::run(options),
+        Command::Serve(options) => serve::run(*options),
         Command::Bench(options) => bench::run(options),
         Command::Ctl(options) => ctl::run(&options),
         Command::Info { uri, json } => show(&uri, json),
