@@ -447,11 +447,7 @@ impl Shard {
         let Some(device) = config.map(|config| config.device).filter(|&d| self.queue(d).is_some())
         else {
             // Shards hear of changes at different times.
-            let (status, stage, spent) = (Err(IoError::Invalid), ReplyStage::Final, Spent::NONE);
-            let id = bio.id;
-            let message = Message::Done { cookie, id, status, hole: false, stage, spent };
-            self.pools.actions.list.push(Action::Send { to: from, message });
-            return;
+            return self.refuse(from, &bio, cookie, IoError::Invalid);
         };
         let origin = Origin::Shard { shard: from, cookie };
         // What this shard's own cache was promised is not given away.
@@ -460,15 +456,18 @@ impl Shard {
         let free = bios.capacity() - bios.taken();
         let slot = if free > kept { bios.try_take() } else { None };
         let Some(slot) = slot else {
-            let (status, stage) = (Err(IoError::NoMemory), ReplyStage::Final);
-            let (id, spent) = (bio.id, Spent::NONE);
-            let message = Message::Done { cookie, id, status, hole: false, stage, spent };
-            self.pools.actions.list.push(Action::Send { to: from, message });
-            return;
+            return self.refuse(from, &bio, cookie, IoError::NoMemory);
         };
         self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags, ..BioSlot::default() };
         self.touched |= 1 << device.0;
         self.enter(now, device, bio, slot, tags);
+    }
+
+    /// Another shard's bio goes back as it came.
+    fn refuse(&mut self, to: ShardId, bio: &Bio, cookie: u32, error: IoError) {
+        let (id, status, stage, spent) = (bio.id, Err(error), ReplyStage::Final, Spent::NONE);
+        let message = Message::Done { cookie, id, status, hole: false, stage, spent };
+        self.pools.actions.list.push(Action::Send { to, message });
     }
 
     fn on_control(&mut self, now: Instant, control: Control) {

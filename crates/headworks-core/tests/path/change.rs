@@ -303,6 +303,7 @@ fn messages_for_what_is_not_there_are_answered_or_ignored() {
         status: Ok(()),
         hole: false,
         stage: headworks_core::ReplyStage::Final,
+        spent: headworks_core::Spent::NONE,
     };
     let messages = [
         Message::Bio { bio, cookie: 3, tags: 1 },
