@@ -15,6 +15,20 @@ else
     skip "the watchdog and other users" "only root may stop a thread of another process and become somebody else"
 fi
 
+# The service manager's own way, by its own tool: started by the first client.
+if command -v systemd-socket-activate >/dev/null; then
+    systemd-socket-activate -l "$SOCKET" --fdname=nbd "$HEADWORKS" serve --engine "$ENGINE" mem:size=64M >"$OUT" 2>"$LOG" &
+    SERVER=$!
+    wait_until 20 test -S "$SOCKET"
+    check "a client that systemd hands over is served" test "$(nbdinfo --size "$URI")" = 67108864
+    stop_with TERM
+    check "SIGTERM ends the server with 0" test "$STATUS" -eq 0
+    check "the socket is systemd's and stays" test -S "$SOCKET"
+    no_panic
+else
+    skip "a server that systemd starts for a client" "there is no systemd-socket-activate"
+fi
+
 check "an unknown user is the spelling's fault" bash -c '
     "$1" serve -u no-such-user mem:size=1M >/dev/null 2>"$2"
     [ $? -eq 2 ] && grep -qx "headworks: error: user: there is no user .no-such-user." "$2"' - "$HEADWORKS" "$DIR/err"
