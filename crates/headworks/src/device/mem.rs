@@ -12,7 +12,10 @@
 //! Discard and write-zeroes are the same thing here: chunks that are covered whole are given back to the kernel, what is left
 //! at the edges is overwritten with zeros if its chunk has a bit. NO_UNMAP changes nothing: memory is never reserved ahead.
 
-use headworks_core::{BioFlags, Completion, ConfigError, Instant, IoError, Op, QueueOptions};
+use headworks_core::extent::ExtentWriter;
+use headworks_core::{
+    BioFlags, Completion, ConfigError, ExtentState, Instant, IoError, Op, QueueOptions,
+};
 
 use super::{Batch, Command, Device, DeviceIo};
 use crate::memory::{Mapping, PAGE, Span};
@@ -69,6 +72,12 @@ impl MemDevice {
             // SAFETY: as above.
             Op::Write if !spans.is_empty() => unsafe { self.write(start, end, spans) },
             Op::Write | Op::Discard | Op::WriteZeroes => self.zero(start, end),
+            Op::BlockStatus => {
+                // SAFETY: as above.
+                return unsafe {
+                    super::tell_extents(command, spans, |list| self.tell(start, end, list))
+                };
+            }
         }
         Completion { hole, ..super::done(command) }
     }
@@ -139,6 +148,34 @@ impl MemDevice {
             let to = self.bytes.at(start, end - start);
             // SAFETY: inside our mapping, which nobody else touches.
             unsafe { to.write_bytes(0, end - start) };
+        }
+    }
+
+    /// Chunks that were never written, or given back, are holes. At most a look at the bits of 4 GiB.
+    fn tell(&self, start: usize, end: usize, list: &mut ExtentWriter<'_>) {
+        let mut at = start;
+        while at < end {
+            let written = self.any_written(at, at + 1);
+            let next = self.next_other(at / CHUNK, written) * CHUNK;
+            let state = if written { ExtentState::DATA } else { ExtentState::HOLE_ZERO };
+            if !list.push((next.min(end) - at) as u64, state) {
+                return;
+            }
+            at = next;
+        }
+    }
+
+    /// The first chunk behind `chunk`, which is `written` or not, that may be otherwise: a word at a time.
+    fn next_other(&self, chunk: usize, written: bool) -> usize {
+        let alike = if written { u64::MAX } else { 0 };
+        let mut at = chunk;
+        loop {
+            match self.written.get(at / 64) {
+                None => return at,
+                Some(&word) if at.is_multiple_of(64) && word == alike => at += 64,
+                Some(&word) if (word >> (at % 64) & 1 != 0) == written => at += 1,
+                Some(_) => return at,
+            }
         }
     }
 

@@ -1,9 +1,11 @@
 //! `null:` does nothing, at once: what is left is the cost of the path above.
 //!
 //! Writes, flushes, discards and write-zeroes succeed; the disk reads as zeros. A read that may be answered with a hole is;
-//! any other gets its zeros, since nobody may see what the buffer held before.
+//! any other gets its zeros, since nobody may see what the buffer held before. All of it is told to be data: a cache above may
+//! hold what was written, and is not wrong to.
 
-use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions};
+use headworks_core::extent::ExtentWriter;
+use headworks_core::{BioFlags, Completion, ExtentState, Instant, Op, QueueOptions};
 
 use super::{Batch, Device, DeviceIo};
 
@@ -22,6 +24,16 @@ impl NullDevice {
 impl Device for NullDevice {
     unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
+            if command.op == Op::BlockStatus {
+                let all_data = |list: &mut ExtentWriter<'_>| {
+                    list.push(command.len.into(), ExtentState::DATA);
+                };
+                // SAFETY: the caller's promise, passed on.
+                let told =
+                    unsafe { super::tell_extents(command, batch.spans_of(command), all_data) };
+                io.completions.push(told);
+                continue;
+            }
             let hole = command.op == Op::Read && command.flags.contains(BioFlags::HOLE_OK);
             if command.op == Op::Read && !hole {
                 for span in batch.spans_of(command) {
