@@ -78,6 +78,8 @@ impl<'a> ExtentWriter<'a> {
             self.count += 1;
             self.last = Extent { len, state };
         } else {
+            // Whatever comes now would not be told where it lies.
+            self.left = 0;
             return false;
         }
         self.left -= len;
@@ -152,6 +154,11 @@ mod tests {
         let many: Vec<_> = (0..300).map(|n| (8, [DATA, HOLE][n % 2])).collect();
         assert_eq!(list(4096, 1000, &many).len(), EXTENTS_MAX);
         assert_eq!(list(4096, 0, &many), []);
+        let mut bytes = [0; 16];
+        let mut writer = ExtentWriter::new(&mut bytes, 100, 1);
+        assert!(writer.push(10, DATA) && !writer.push(10, HOLE) && !writer.push(10, DATA));
+        writer.finish();
+        assert_eq!(extents(&bytes, 100).map(|extent| extent.len).collect::<Vec<_>>(), [10]);
     }
 
     #[test]

@@ -215,6 +215,26 @@ mod tests {
     use super::*;
     use crate::device::testing::{Bench, against_model};
 
+    #[test]
+    fn chunks_that_were_never_written_are_holes_of_any_length() {
+        let size = 1 << 40;
+        let mut bench = Bench::new(MemDevice::new(size).unwrap());
+        const C: u64 = CHUNK as u64;
+        for at in [0, 63, 64, 65, 700] {
+            bench.run(Op::Write, BioFlags::NONE, at * C + 9, 1);
+        }
+        let mut told = |offset: u64, len: u32| -> Vec<(u64, u32)> {
+            bench.run(Op::BlockStatus, BioFlags::NONE, offset, len);
+            let list = headworks_core::extent::extents(bench.buffer(), len);
+            list.map(|extent| (extent.len.into(), extent.state.0)).collect()
+        };
+        let rest = (u32::MAX as u64 - 701 * C, 3);
+        let all = [(C, 0), (62 * C, 3), (3 * C, 0), (634 * C, 3), (C, 0), rest];
+        assert_eq!(told(0, u32::MAX), all);
+        assert_eq!(told(63 * C + 1, 2 * C as u32), [(2 * C, 0)]);
+        assert_eq!(told(size - 5, 5), [(5, 3)]);
+    }
+
     /// Pages of the disk that have memory.
     fn resident(device: &MemDevice) -> usize {
         let mut pages = vec![0u8; device.bytes.len() / PAGE];

@@ -50,6 +50,7 @@ impl Device for NullDevice {
 mod tests {
     use super::*;
     use crate::device::testing::Bench;
+    use headworks_core::Extent;
 
     #[test]
     fn reads_zeros_or_a_hole_and_takes_everything() {
@@ -62,6 +63,9 @@ mod tests {
         assert_eq!((read.status, read.transferred, read.hole), (Ok(()), 8192, false));
         assert!(bench.buffer()[..8192].iter().all(|&byte| byte == 0));
         assert_eq!(bench.buffer()[8192], 0);
+        bench.run(Op::BlockStatus, BioFlags::NONE, 0, u32::MAX);
+        let told: Vec<_> = headworks_core::extent::extents(bench.buffer(), u32::MAX).collect();
+        assert_eq!(told, [Extent { len: u32::MAX, state: ExtentState::DATA }]);
         for op in [Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
             let len = if op == Op::Flush { 0 } else { 4096 };
             let done = bench.run(op, BioFlags::FUA, 0, len);

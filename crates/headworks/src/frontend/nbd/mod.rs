@@ -19,8 +19,10 @@
 
 pub mod connection;
 pub mod handshake;
+pub mod meta;
 pub mod outgoing;
 pub mod reply;
+pub mod status;
 pub mod transmission;
 pub mod transport;
 pub mod window;

@@ -21,6 +21,8 @@ pub struct Flying {
     pub len: u32,
     /// What.
     pub op: Op,
+    /// Of a block status: the first extent is enough.
+    pub one_extent: bool,
     /// The reply was sent when it timed out; only the buffer is out.
     pub answered: bool,
     /// Its data; none for what has none.
@@ -69,8 +71,16 @@ impl Window {
             self.next += 1;
         }
         let place = self.place(self.next);
-        self.places[place] =
-            Some(Flying { sequence: self.next, cookie, offset, len, op, answered: false, buffer });
+        self.places[place] = Some(Flying {
+            sequence: self.next,
+            cookie,
+            offset,
+            len,
+            op,
+            one_extent: false,
+            answered: false,
+            buffer,
+        });
         self.next += 1;
         self.used += 1;
         self.next - 1
