@@ -116,6 +116,12 @@ impl Haggle {
         Ok(self.structured)
     }
 
+    /// Whether the server sends structured replies.
+    #[must_use]
+    pub fn is_structured(&self) -> bool {
+        self.structured
+    }
+
     /// The contexts in which block status of an export can be asked; none if the server knows of no such thing.
     pub fn contexts(&mut self, name: &str) -> Result<Vec<String>, ClientError> {
         let contexts = self.ask_contexts(option::LIST_META_CONTEXT, name, &[])?;
