@@ -142,6 +142,10 @@ impl Haggle {
         name: &str,
         queries: &[&str],
     ) -> Result<Vec<(u32, String)>, ClientError> {
+        // Not to be asked before: what they are for is told in structured replies only.
+        if !self.structured {
+            return Ok(Vec::new());
+        }
         let mut data = (name.len() as u32).to_be_bytes().to_vec();
         data.extend(name.as_bytes());
         data.extend((queries.len() as u32).to_be_bytes());
