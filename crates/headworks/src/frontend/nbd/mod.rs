@@ -6,7 +6,7 @@
 //! through here.
 //!
 //! ```text
-//!   accept --> Handshake::new --feed--> Reply, NeedMore, ... --> Ready { export, terms }     
+//!   accept --> Handshake::new --feed--> Reply, NeedMore, ... --> Ready { export, terms }
 //!                                 |                                 |
 //!                                 +--> Closed | Failed              v
 //!                                                   RequestParser::parse --> Request --> Op, BioFlags
