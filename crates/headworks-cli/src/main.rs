@@ -24,7 +24,6 @@ mod tunables;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// The block I/O path as a user-space server, library and laboratory.
 #[derive(Parser)]
@@ -43,13 +42,7 @@ enum Command {
     /// Looks at a running server and changes it, by its control socket.
     Ctl(ctl::Options),
     /// Shows what an NBD server offers.
-    Info {
-        /// The server and the export
-        uri: String,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
+    Info(info::Options),
     /// The same path in virtual time, over modelled disks.
     #[command(subcommand)]
     Lab(lab::Lab),
@@ -58,9 +51,6 @@ enum Command {
     /// Lists the manual pages, or writes them to a directory.
     Man(man::Options),
 }
-
-/// How long `info` waits for a server that says nothing.
-const INFO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the user got wrong, and nothing was done.
 pub const USAGE: u8 = 2;
@@ -79,7 +69,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(*options),
         Command::Bench(options) => bench::run(options),
         Command::Ctl(options) => ctl::run(&options),
-        Command::Info { uri, json } => show(&uri, json),
+        Command::Info(options) => info::run(&options),
         Command::Lab(lab) => lab::run(lab),
         Command::Completions(options) => completions::run(&options, Cli::command()),
         Command::Man(options) => man::run(&options, Cli::command()),
@@ -102,21 +92,4 @@ fn explain(error: &clap::Error) -> ExitCode {
     }
     complain(text.trim_end());
     ExitCode::from(USAGE)
-}
-
-fn show(uri: &str, json: bool) -> ExitCode {
-    let uri = match uri.parse() {
-        Ok(uri) => uri,
-        Err(error) => {
-            complain(error);
-            return ExitCode::from(USAGE);
-        }
-    };
-    match info::run(&info::InfoOptions { uri, json, timeout: INFO_TIMEOUT }) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(error);
-            ExitCode::FAILURE
-        }
-    }
 }

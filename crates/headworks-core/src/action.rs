@@ -133,6 +133,13 @@ pub enum Action {
         /// Bytes.
         len: u32,
     },
+    /// Tell in the buffer of a bio that asks for block status: its first `len` bytes are data, and that is all that is told.
+    Data {
+        /// Whose buffer.
+        bio: BioId,
+        /// Bytes.
+        len: u32,
+    },
     /// Answer a bio, or free its buffer.
     Reply {
         /// Which bio.

@@ -4,6 +4,8 @@
 //! (bio, offset in its buffer, length). Offsets and lengths are in bytes everywhere; sectors of 512 bytes exist only in
 //! statistics, where users expect them.
 
+use crate::extent::EXTENTS_BYTES;
+
 /// A disk as users see it. Two exports of one file are one volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(pub u16);
@@ -172,14 +174,23 @@ pub enum Op {
     WriteZeroes = 4,
     /// The range is to be in the cache soon; nothing is promised, and without a cache nothing done. Never reaches a queue.
     Prefetch = 5,
+    /// What the range is made of: a list of extents into the buffer, see [`extent`](crate::extent). It may be short.
+    BlockStatus = 6,
 }
 
 impl Op {
     /// How many operations there are; statistics have one row each.
-    pub const COUNT: usize = 6;
+    pub const COUNT: usize = 7;
     /// Every operation, in the order of their codes.
-    pub const ALL: [Op; Op::COUNT] =
-        [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes, Op::Prefetch];
+    pub const ALL: [Op; Op::COUNT] = [
+        Op::Read,
+        Op::Write,
+        Op::Flush,
+        Op::Discard,
+        Op::WriteZeroes,
+        Op::Prefetch,
+        Op::BlockStatus,
+    ];
 
     /// Whether the operation changes what later reads see.
     #[must_use]
@@ -187,17 +198,27 @@ impl Op {
         matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
     }
 
-    /// Whether somebody waits for the operation: reads always, the rest if `flags` say so. The other kind is held to
+    /// Whether somebody waits for the operation: whoever asks always, the rest if `flags` say so. The other kind is held to
     /// `async_depth`.
     #[must_use]
     pub const fn is_sync(self, flags: BioFlags) -> bool {
-        matches!(self, Op::Read) || flags.contains(BioFlags::SYNC)
+        matches!(self, Op::Read | Op::BlockStatus) || flags.contains(BioFlags::SYNC)
     }
 
     /// Whether the operation moves bytes between a buffer and the device.
     #[must_use]
     pub const fn has_data(self) -> bool {
         matches!(self, Op::Read | Op::Write)
+    }
+
+    /// Bytes of the buffer of a bio about `len` bytes; 0 if it has none.
+    #[must_use]
+    pub const fn buffer_len(self, len: u32) -> u32 {
+        match self {
+            Op::Read | Op::Write => len,
+            Op::BlockStatus => EXTENTS_BYTES,
+            Op::Flush | Op::Discard | Op::WriteZeroes | Op::Prefetch => 0,
+        }
     }
 
     /// The word users know it by.
@@ -210,6 +231,7 @@ impl Op {
             Op::Discard => "discard",
             Op::WriteZeroes => "write_zeroes",
             Op::Prefetch => "prefetch",
+            Op::BlockStatus => "block_status",
         }
     }
 }
@@ -235,6 +257,8 @@ impl BioFlags {
     pub const HOLE_OK: Self = Self(32);
     /// Past the cache, as `O_DIRECT`: what is cached of the range is written first and forgotten.
     pub const DIRECT: Self = Self(64);
+    /// Block status: the first extent is enough.
+    pub const ONE_EXTENT: Self = Self(128);
 
     /// Whether all of `other`'s bits are set.
     #[must_use]

@@ -14,6 +14,7 @@ pub mod buddy;
 pub mod cache;
 pub mod elevator;
 pub mod error;
+pub mod extent;
 pub mod input;
 pub mod merge;
 pub mod options;
@@ -36,6 +37,7 @@ pub mod writeback;
 pub use action::{Action, Actions, Notice, Segment, Submit, Towards};
 pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, VolumeId};
 pub use error::{ConfigError, IoError, Status};
+pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
     CacheOptions, Change, ChangeError, DeadlineOptions, DeviceConfig, ErrorPolicy, ExportConfig,

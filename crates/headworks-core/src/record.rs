@@ -97,6 +97,11 @@ impl RunHash {
                 self.add(to);
                 self.add(len.into());
             }
+            Action::Data { bio, len } => {
+                self.add(13);
+                self.add_id(bio);
+                self.add(len.into());
+            }
         }
     }
 
@@ -347,7 +352,7 @@ mod tests {
             id,
             offset: prng.next(),
             len: prng.next() as u32,
-            op: Op::ALL[prng.below(6) as usize],
+            op: Op::ALL[prng.below(Op::COUNT as u64) as usize],
             flags: BioFlags(prng.next() as u8),
             ioprio: Ioprio::from_code(prng.between(8, 31) as u8).unwrap(),
         };

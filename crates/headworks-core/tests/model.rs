@@ -428,7 +428,10 @@ impl World {
                 }
                 Action::Notice(_) => {}
                 Action::Send { .. } => panic!("there is nobody else"),
-                Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {
+                Action::Data { .. }
+                | Action::Copy { .. }
+                | Action::Zero { .. }
+                | Action::Move { .. } => {
                     panic!("there is no cache")
                 }
             }

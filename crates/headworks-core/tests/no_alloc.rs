@@ -95,7 +95,10 @@ impl Desk {
                         Action::Timer { at } => self.timer = Some(at.0),
                         Action::Notice(_) => {}
                         // Nothing is cached here.
-                        Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {}
+                        Action::Data { .. }
+                        | Action::Copy { .. }
+                        | Action::Zero { .. }
+                        | Action::Move { .. } => {}
                         Action::Send { to, message } => {
                             let from = ShardId(shard as u16);
                             self.inputs[usize::from(to.0)].push(Input::Message { from, message });

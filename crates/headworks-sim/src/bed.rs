@@ -8,12 +8,14 @@
 
 use std::collections::BTreeMap;
 
+use headworks_core::extent::{EXTENTS_MAX, ExtentWriter, extents};
 use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, ErrorPolicy, Input,
-    Instant, IoError, NoMerges, Notice, Op, QueueOptions, ReplyStage, RequestId, Scheduler, Shard,
-    ShardConfig, Status, Submit, Towards, VolumeId, VolumeOptions, WriteMode,
+    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, ErrorPolicy, Extent,
+    ExtentState, Input, Instant, IoError, NoMerges, Notice, Op, QueueOptions, ReplyStage,
+    RequestId, Scheduler, Shard, ShardConfig, Status, Submit, Towards, VolumeId, VolumeOptions,
+    WriteMode,
 };
 
 /// Where decisions come from.
@@ -153,6 +155,25 @@ pub struct Bed<C> {
     /// Blocks may have been given up: what is on the disk is not known as well.
     gave_up: bool,
     answered: u64,
+    /// Extents of data and of zeros that clients were told of.
+    told: [u64; 2],
+}
+
+/// Tells what a range of a disk is made of, sector by sector.
+fn tell(disk: &[u8], submit: &Submit, list: &mut [u8]) {
+    let most = if submit.flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
+    let mut list = ExtentWriter::new(list, submit.len, most);
+    let (mut at, end) = (submit.offset as usize, submit.offset as usize + submit.len as usize);
+    while at < end {
+        let next = (at / 512 + 1) * 512;
+        let zeros = disk[at..next.min(end)].iter().all(|&byte| byte == 0);
+        let state = if zeros { ExtentState::HOLE_ZERO } else { ExtentState::DATA };
+        if !list.push((next - at) as u64, state) {
+            break;
+        }
+        at = next;
+    }
+    list.finish();
 }
 
 impl<C: Choices> Bed<C> {
@@ -183,6 +204,7 @@ impl<C: Choices> Bed<C> {
             flushes: BTreeMap::new(),
             gave_up: false,
             answered: 0,
+            told: [0; 2],
         }
     }
 
@@ -190,6 +212,12 @@ impl<C: Choices> Bed<C> {
     #[must_use]
     pub fn answered(&self) -> u64 {
         self.answered
+    }
+
+    /// Extents of data and of zeros that clients were told of.
+    #[must_use]
+    pub fn told(&self) -> [u64; 2] {
+        self.told
     }
 
     /// Nothing is left to choose from.
@@ -208,7 +236,7 @@ impl<C: Choices> Bed<C> {
 
     fn next_bio(&mut self, id: u32) -> Bio {
         let ops = [Op::Read, Op::Read, Op::Write, Op::Write, Op::Write, Op::Flush, Op::Discard];
-        let ops = [&ops[..], &[Op::WriteZeroes, Op::Prefetch]].concat();
+        let ops = [&ops[..], &[Op::WriteZeroes, Op::Prefetch, Op::BlockStatus]].concat();
         let (region, base) = (self.options.region, self.base(id));
         let choices = &mut self.choices;
         let op = ops[choices.below(ops.len() as u64) as usize];
@@ -218,6 +246,9 @@ impl<C: Choices> Bed<C> {
         let mut flags = BioFlags::SYNC;
         if choices.below(8) == 1 {
             flags = flags.with(BioFlags::FUA);
+        }
+        if op == Op::BlockStatus && choices.below(2) == 1 {
+            flags = flags.with(BioFlags::ONE_EXTENT);
         }
         if choices.below(6) == 1 && op.has_data() {
             flags = flags.with(BioFlags::DIRECT);
@@ -302,6 +333,12 @@ impl<C: Choices> Bed<C> {
                         Towards::Pool => self.pool[at..at + len].copy_from_slice(buffer),
                         Towards::Buffer => buffer.copy_from_slice(&self.pool[at..at + len]),
                     }
+                }
+                Action::Data { bio, len } => {
+                    let buffer = &mut self.clients[bio.connection as usize].buffer;
+                    let mut list = ExtentWriter::new(buffer, len, 1);
+                    list.push(len.into(), ExtentState::DATA);
+                    list.finish();
                 }
                 Action::Zero { at, len } => {
                     self.pool[at as usize..at as usize + len as usize].fill(0);
@@ -403,6 +440,18 @@ impl<C: Choices> Bed<C> {
                     client.note(at, vec![0; (end - start) as usize].into_iter());
                 }
             }
+            Op::BlockStatus => {
+                let mut at = from;
+                for Extent { len, state } in extents(&client.buffer, bio.len) {
+                    let end = at + len as usize;
+                    let wrong = (at..end).find(|&at| client.known[at] && client.expected[at] != 0);
+                    let zero = state.contains(ExtentState::ZERO);
+                    assert!(!zero || wrong.is_none(), "{bio:?} told of zeros at {wrong:?}");
+                    self.told[usize::from(zero)] += 1;
+                    at = end;
+                }
+                assert!(at > from, "{bio:?} told nothing");
+            }
             Op::Flush | Op::Prefetch => {}
         }
         let durable = bio.flags.contains(BioFlags::FUA)
@@ -481,6 +530,10 @@ impl<C: Choices> Bed<C> {
             }
             Op::Write | Op::WriteZeroes | Op::Discard => {
                 self.disk[start..start + moved].fill(0);
+            }
+            Op::BlockStatus => {
+                let client = (places[0].0 >> 32 & 0xff) as usize;
+                tell(&self.disk, submit, &mut self.clients[client].buffer);
             }
             Op::Flush | Op::Prefetch => {}
         }

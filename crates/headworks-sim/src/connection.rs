@@ -8,7 +8,7 @@
 //! A sequence is (count << 8 | slot), so it counts up and leads to its buffer without a search. Any answer that does not fit
 //! the picture is a violation.
 
-use headworks_core::{Bio, BioId, Op, ReplyStage, ShardId};
+use headworks_core::{Bio, BioId, EXTENTS_BYTES, ReplyStage, ShardId};
 
 use crate::buffers::Buffers;
 use crate::oracle::Ticket;
@@ -73,6 +73,7 @@ impl Connection {
         assert!((1..=256).contains(&depth), "a slot fits 8 bits");
         let job_closes = job.options.close_after;
         let largest = *job.options.sizes.iter().max().expect("four sizes");
+        let largest = largest.max(EXTENTS_BYTES);
         Self {
             id,
             home,
@@ -161,8 +162,9 @@ impl Connection {
     /// Poisons what nobody may use any longer.
     pub fn poison(&mut self, slot: usize) {
         let bio = self.flights[slot].bio;
-        if bio.op.has_data() {
-            self.buffers.poison(slot, bio.len);
+        let len = bio.op.buffer_len(bio.len);
+        if len > 0 {
+            self.buffers.poison(slot, len);
         }
     }
 
@@ -182,9 +184,6 @@ impl Connection {
     /// Bytes of a bio's buffer that it uses.
     #[must_use]
     pub fn data_len(bio: &Bio) -> usize {
-        match bio.op {
-            Op::Read | Op::Write => bio.len as usize,
-            _ => 0,
-        }
+        bio.op.buffer_len(bio.len) as usize
     }
 }

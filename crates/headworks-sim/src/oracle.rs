@@ -25,6 +25,8 @@
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, Op, ReplyStage, Status, WriteMode};
 
+mod status;
+
 use crate::pattern::{self, Found, POISON, SECTOR};
 use crate::workload::Cuts;
 
@@ -246,7 +248,7 @@ impl Oracle {
         self.tick += 1;
         let start = self.tick;
         let index = match bio.op {
-            Op::Read => self.start_read(start),
+            Op::Read | Op::BlockStatus => self.start_read(start),
             Op::Flush | Op::Prefetch => NIL,
             Op::Write | Op::Discard | Op::WriteZeroes => self.start_write(bio, start),
         };
@@ -271,8 +273,11 @@ impl Oracle {
     ) -> Result<(), Violation> {
         self.tick += 1;
         match bio.op {
-            Op::Read => {
+            Op::Read | Op::BlockStatus => {
                 let checked = match (status, stage) {
+                    (Ok(()), ReplyStage::Final) if bio.op == Op::BlockStatus => {
+                        self.check_status(bio, ticket, bytes)
+                    }
                     (Ok(()), ReplyStage::Final) => self.check_read(bio, ticket, hole, bytes),
                     _ => Ok(()),
                 };

@@ -479,6 +479,7 @@ fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
     if CACHED {
         weights[Op::Prefetch as usize] = prng.split("prefetch").below(3) as u32;
     }
+    weights[Op::BlockStatus as usize] = prng.split("block status").below(4) as u32;
     for (op, most) in
         [(Op::Read, 60), (Op::Write, 60), (Op::Flush, 8), (Op::Discard, 10), (Op::WriteZeroes, 10)]
     {

@@ -49,7 +49,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         batch: 32,
         bios: bios / 4,
         // A flush now and then, as a database would; it also lets the oracle forget.
-        weights: [1_000, 1_000, 2, 0, 0, 0],
+        weights: [1_000, 1_000, 2, 0, 0, 0, 0],
         sizes: [4096; 4],
         pattern: Pattern::Random,
         fua: 0,

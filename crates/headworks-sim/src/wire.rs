@@ -6,10 +6,12 @@
 use headworks::engine::{DiskOp, DiskQueue};
 use headworks::executor::{Outlet, frames_of};
 use headworks::memory::Span;
+use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{
-    Action, Actions, Bio, BioFlags, BioId, Control, DeviceId, Input, Instant, IoError, Message,
-    Notice, Op, ReplyStage, RequestId, Segment, ShardId, Spent, Status, Submit, Towards, VolumeId,
+    Action, Actions, Bio, BioFlags, BioId, Control, DeviceId, ExtentState, Input, Instant, IoError,
+    Message, Notice, Op, ReplyStage, RequestId, Segment, ShardId, Spent, Status, Submit, Towards,
+    VolumeId,
 };
 
 use crate::check::{check_status, violation};
@@ -279,7 +281,7 @@ impl Wire {
             self.coverage.hit(Point::RequestWaited);
         }
         let connection = &mut self.connections[index];
-        if bio.op.has_data() && !connection.buffers.take(slot) {
+        if bio.op.buffer_len(bio.len) > 0 && !connection.buffers.take(slot) {
             self.broken.get_or_insert(violation(
                 "a buffer that was given back is left alone",
                 format!("the buffer of {:?} was written to while it was free", bio.id),
@@ -288,7 +290,7 @@ impl Wire {
         let refused = malformed || self.is_read_only(&bio);
         let connection = &mut self.connections[index];
         let bytes = connection.buffers.bytes_mut(slot, Connection::data_len(&bio));
-        if bio.op == Op::Read {
+        if matches!(bio.op, Op::Read | Op::BlockStatus) {
             bytes.fill(POISON);
         }
         if !refused {
@@ -313,6 +315,7 @@ impl Wire {
             Op::Write => Point::Write,
             Op::Flush => Point::Flush,
             Op::Prefetch => Point::Prefetch,
+            Op::BlockStatus => Point::BlockStatus,
             Op::Discard => Point::Discard,
             Op::WriteZeroes if bio.flags.contains(BioFlags::FAST_ZERO) => Point::WriteZeroesFast,
             Op::WriteZeroes => Point::WriteZeroes,
@@ -409,7 +412,9 @@ impl Wire {
             }
             let connection = &self.connections[self.index(first.bio.connection)];
             let split = connection.slot(first.bio).is_some_and(|slot| {
-                first.offset == 0 && first.len < connection.flights[slot].bio.len
+                submit.op.has_data()
+                    && first.offset == 0
+                    && first.len < connection.flights[slot].bio.len
             });
             if split {
                 self.coverage.hit(Point::RequestSplit);
@@ -423,6 +428,7 @@ impl Wire {
             Action::Copy { towards: Towards::Pool, .. } => Point::CopyIn,
             Action::Copy { towards: Towards::Buffer, .. } => Point::CopyOut,
             Action::Zero { .. } => Point::ZeroFrames,
+            Action::Data { .. } => return self.coverage.hit(Point::NewerHere),
             Action::Move { .. } => Point::MoveFrames,
             Action::Submit(submit) => return self.cover_submit(submit, actions),
             _ => return,
@@ -630,6 +636,14 @@ impl Wire {
             return Ok(());
         }
         let bytes = connection.buffers.bytes(slot, Connection::data_len(&bio));
+        if bio.op == Op::BlockStatus && status.is_ok() && stage == ReplyStage::Final {
+            for extent in extents(bytes, bio.len) {
+                self.coverage.hit(match extent.state.contains(ExtentState::ZERO) {
+                    true => Point::ToldZeros,
+                    false => Point::ToldData,
+                });
+            }
+        }
         self.oracle.answer(&bio, flight.ticket, status, hole, stage, bytes)
     }
 

@@ -150,6 +150,7 @@ impl Job {
         add(op == Op::WriteZeroes, rate, BioFlags::NO_UNMAP);
         add(op == Op::WriteZeroes, rate, BioFlags::FAST_ZERO);
         add(op.has_data(), self.options.direct, BioFlags::DIRECT);
+        add(op == Op::BlockStatus, rate, BioFlags::ONE_EXTENT);
         flags
     }
 

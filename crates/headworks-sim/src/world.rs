@@ -98,7 +98,7 @@ pub struct Outcome {
     pub survived: [Survival; WriteMode::ALL.len()],
 }
 
-const FLUSHES: [u32; Op::COUNT] = [0, 0, 1, 0, 0, 0];
+const FLUSHES: [u32; Op::COUNT] = [0, 0, 1, 0, 0, 0, 0];
 
 const FLUSH_AGAIN: &str = "a flush works again when the fault is gone and the operator knows";
 
@@ -737,6 +737,7 @@ fn count_disk(coverage: &mut Coverage, disk: &Disk) {
     coverage.add(Point::DeviceFlush, counters.commands[2]);
     coverage.add(Point::DeviceDiscard, counters.commands[3]);
     coverage.add(Point::DeviceWriteZeroes, counters.commands[4]);
+    coverage.add(Point::DeviceBlockStatus, counters.commands[6]);
     coverage.add(Point::DeviceFua, counters.fua);
     coverage.add(Point::DeviceZerosAsData, counters.zeros_as_data);
 }
@@ -804,7 +805,7 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         depth: scenario.bios_max.min(8) as u16,
         batch: 8,
         bios: size.div_ceil(u64::from(STEP)) as u32,
-        weights: [1, 0, 0, 0, 0, 0],
+        weights: [1, 0, 0, 0, 0, 0, 0],
         sizes: [STEP; 4],
         pattern: Pattern::Once,
         ..JobOptions::default()

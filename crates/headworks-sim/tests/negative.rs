@@ -45,7 +45,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         depth: 16,
         batch: 4,
         bios: 300,
-        weights: [10, 30, 4, 0, 0, 0],
+        weights: [10, 30, 4, 0, 0, 0, 0],
         sizes: [4096, 8192, 4096, 32768],
         pattern: Pattern::Hot,
         fua: 200_000,

@@ -3,9 +3,10 @@
 //! Consecutive submits to one device reach it as one batch. What is not about devices goes to the [`Outlet`]: the reactor's
 //! sockets and rings, or the world's event heap. Invariant: when [`Executor::run`] returns, every action of the list was done.
 
+use headworks_core::extent::ExtentWriter;
 use headworks_core::{
-    Action, Actions, BioId, Completion, DeviceId, Input, Instant, Message, Notice, ReplyStage,
-    ShardId, Spent, Status, Towards, cache::folio::BLOCK,
+    Action, Actions, BioId, Completion, DeviceId, EXTENTS_BYTES, ExtentState, Input, Instant,
+    Message, Notice, ReplyStage, ShardId, Spent, Status, Towards, cache::folio::BLOCK,
 };
 
 use crate::device::{Batch, Command, Device, DeviceIo};
@@ -156,6 +157,15 @@ impl Executor {
                     let (from, to) = (part(pool, from as usize, len), part(pool, to as usize, len));
                     // SAFETY: as for a copy; the ranges do not overlap.
                     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+                }
+                Action::Data { bio, len } => {
+                    let list = part(outlet.buffer(bio), 0, EXTENTS_BYTES as usize);
+                    // SAFETY: just checked to be the bio's, which is its own until its reply.
+                    let bytes =
+                        unsafe { std::slice::from_raw_parts_mut(list, EXTENTS_BYTES as usize) };
+                    let mut list = ExtentWriter::new(bytes, len, 1);
+                    list.push(len.into(), ExtentState::DATA);
+                    list.finish();
                 }
                 Action::Reply { id, status, hole, stage, spent } => {
                     outlet.reply(id, status, hole, stage, spent);

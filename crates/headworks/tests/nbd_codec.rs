@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use headworks::client::bench::{self, BenchOptions, Pattern, Verify, Waiting};
 use headworks::client::{Client, ClientError, ClientOptions, Haggle, Socket, Target, Uri};
-use headworks::core::Op;
+use headworks::core::extent::ExtentWriter;
 use headworks::core::prng::Prng;
+use headworks::core::{EXTENTS_BYTES, Extent, ExtentState, Op};
+use headworks::frontend::nbd::status::Question;
 use headworks::frontend::nbd::{
     CommandFlags, ExportInfo, Handshake, NbdError, Outcome, Parsed, Replies, Request,
     RequestParser, TransmissionFlags,
@@ -208,7 +210,7 @@ impl Connection {
         let start = usize::try_from(request.offset).unwrap_or(usize::MAX);
         let Some(range) = disk.get_mut(start..start.saturating_add(len)) else {
             let error = NbdError::Invalid;
-            if request.op() == Op::Read {
+            if matches!(request.op(), Op::Read | Op::BlockStatus) {
                 replies.read_error(&mut out, cookie, error);
             } else {
                 replies.done(&mut out, cookie, Err(error));
@@ -236,6 +238,21 @@ impl Connection {
             }
             Op::Discard | Op::WriteZeroes => range.fill(0),
             Op::Flush | Op::Prefetch => {}
+            Op::BlockStatus => {
+                let mut list = [0; EXTENTS_BYTES as usize];
+                let mut writer = ExtentWriter::new(&mut list, request.len, 128);
+                for sector in range.chunks(512) {
+                    let zeros = sector.iter().all(|&byte| byte == 0);
+                    let state = if zeros { ExtentState::HOLE_ZERO } else { ExtentState::DATA };
+                    writer.push(sector.len() as u64, state);
+                }
+                writer.finish();
+                let one = request.flags.contains(CommandFlags::REQ_ONE);
+                let Request { offset, len, .. } = request;
+                let question = Question { cookie, offset, len, block: 1, one };
+                replies.block_status(&mut out, &question, &list);
+                return out;
+            }
         }
         replies.done(&mut out, cookie, Ok(()));
         out
@@ -243,7 +260,8 @@ impl Connection {
 }
 
 fn options(structured: bool) -> ClientOptions {
-    ClientOptions { structured, timeout: Duration::from_secs(20) }
+    let allocation = structured;
+    ClientOptions { structured, allocation, timeout: Duration::from_secs(20) }
 }
 
 fn connect(server: &Server, structured: bool) -> Client {
@@ -312,6 +330,52 @@ fn errors_reach_the_client_and_the_connection_goes_on() {
 }
 
 #[test]
+fn what_an_export_is_made_of_is_told_in_few_questions() {
+    const DATA: ExtentState = ExtentState::DATA;
+    const HOLE: ExtentState = ExtentState::HOLE_ZERO;
+    for manners in [Manners::default(), Manners { piece: Some(3), ..Manners::default() }] {
+        let server = serve(manners);
+        let mut client = connect(&server, true);
+        // More extents than an answer has.
+        for at in (0..400_u64).step_by(2) {
+            client.write(at * 4096, &[7; 4096], CommandFlags::NONE).expect("a write");
+        }
+        let (mut told, mut map) = (Vec::<(u64, Extent)>::new(), client.map());
+        while let Some((start, extents)) = map.next_extents().expect("an answer") {
+            assert!(extents.len() <= 128);
+            let mut at = start;
+            for extent in extents {
+                told.push((at, extent));
+                at += u64::from(extent.len);
+            }
+        }
+        assert_eq!(map.questions, 4);
+        let rest = (SIZE - 399 * 4096) as u32;
+        let expected = (0..400_u64).map(|block| {
+            let len = if block == 399 { rest } else { 4096 };
+            let state = if block % 2 == 0 { DATA } else { HOLE };
+            (block * 4096, Extent { len, state })
+        });
+        assert!(told.into_iter().eq(expected));
+        let one = client.block_status(4096, 65_536, CommandFlags::REQ_ONE).expect("an answer");
+        assert_eq!(one, [Extent { len: 4096, state: HOLE }]);
+        let beyond = client.block_status(SIZE as u64, 512, CommandFlags::NONE);
+        assert!(matches!(beyond, Err(ClientError::Request(NbdError::Invalid))), "{beyond:?}");
+        client.read(0, &mut [0; 512]).expect("the connection goes on");
+    }
+}
+
+#[test]
+fn block_status_is_refused_to_whoever_did_not_ask_for_its_context() {
+    let server = serve(Manners::default());
+    let without = ClientOptions { allocation: false, ..options(true) };
+    let mut client = Client::connect(&server.uri, without).expect("a connection");
+    assert_eq!(client.export().allocation, None);
+    let refused = client.block_status(0, 512, CommandFlags::NONE);
+    assert!(matches!(refused, Err(ClientError::Refused(_))), "{refused:?}");
+}
+
+#[test]
 fn the_server_tells_what_it_serves() {
     let server = serve(Manners { piece: Some(3), ..Manners::default() });
     let socket = Socket::connect(&server.uri.target, Duration::from_secs(20)).expect("a socket");
@@ -319,6 +383,8 @@ fn the_server_tells_what_it_serves() {
     let before = haggle.info("disk").expect("an export");
     assert!(!before.flags.contains(TransmissionFlags::SEND_DF));
     assert!(haggle.ask_structured().expect("an answer"));
+    assert_eq!(haggle.contexts("disk").expect("a list"), ["base:allocation"]);
+    assert!(haggle.contexts("nobody").expect("an answer").is_empty());
     let list = haggle.list().expect("a list");
     let names: Vec<_> = list.iter().map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["disk", "read only"]);

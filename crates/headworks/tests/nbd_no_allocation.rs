@@ -54,7 +54,8 @@ fn requests_and_replies_allocate_nothing() {
     let mut answered = 0;
     for piece in [13, usize::MAX] {
         let offered = TransmissionFlags(0xfff & !2);
-        let mut parser = RequestParser::new(offered, Terms { structured: true });
+        let mut parser =
+            RequestParser::new(offered, Terms { structured: true, base_allocation: false });
         let replies = Replies { structured: true };
         for mut bytes in stream.chunks(piece) {
             loop {

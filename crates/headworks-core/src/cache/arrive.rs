@@ -157,6 +157,7 @@ impl Cache {
         folio.dirty += held as u16;
         self.no_longer_late(run.folio);
         self.volume(run.volume).unclean -= clean;
+        self.newer.sub(self.folios[run.folio].key, clean);
         self.throttle.on_written(turn.now, device, clean);
         if held > 0 {
             self.throttle.on_write_failed(turn.now, device, held);

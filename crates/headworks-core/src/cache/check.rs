@@ -5,6 +5,7 @@
 
 use super::Cache;
 use super::folio::{Folio, Place, block};
+use super::newer::Newer;
 use super::operation::Park;
 use crate::slab::NIL;
 
@@ -37,6 +38,7 @@ impl Cache {
     /// If anything does not hold.
     pub fn check(&self) {
         let mut counted = vec![Counted::default(); self.volumes.len()];
+        let mut newer = Newer::new(self.folios.units());
         let mut dirty = vec![0_u64; self.flushers.len()];
         let mut writeback = vec![0_u64; self.flushers.len()];
         let (mut resident, mut shadowed, mut parked) = (0, 0, 0);
@@ -51,6 +53,7 @@ impl Cache {
                 |bits: u8| states.iter().filter(|&state| state & bits == bits).count() as u32;
             let entry = &mut counted[usize::from(folio.key.volume().0)];
             entry.unclean += u32::from(folio.dirty) + u32::from(folio.writeback);
+            newer.add(folio.key, u32::from(folio.dirty) + u32::from(folio.writeback));
             entry.held += count(block::FAILED);
             shadowed += count(block::SHADOW);
             dirty[usize::from(volume.device.0)] += u64::from(folio.dirty);
@@ -61,6 +64,7 @@ impl Cache {
             held: volume.held,
         };
         assert_eq!(self.volumes.iter().map(volume_of).collect::<Vec<_>>(), counted);
+        assert!(newer.counts() == self.newer.counts(), "what is newer is counted where it lies");
         assert_eq!(shadowed, self.shadows.used(), "every shadow is some block's");
         self.check_operations(resident, parked);
         let stats = self.throttle.stats();

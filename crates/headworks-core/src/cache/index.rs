@@ -244,6 +244,13 @@ impl Index {
         free.ilog2() as u8
     }
 
+    /// Whether it is known at a look that no folio lies in the 2 MiB of a key of the largest order: regions share places.
+    #[must_use]
+    pub fn is_empty_around(&self, folios: &Folios, key: Key) -> bool {
+        self.regions[self.region(key)] == 0
+            && (self.orders >> ORDER_MAX == 0 || self.search(folios, key, ORDER_MAX).is_none())
+    }
+
     /// The first block from `block` on at which a folio begins; `end` if there is none before it.
     #[must_use]
     pub fn next_boundary(&self, folios: &Folios, volume: VolumeId, block: u64, end: u64) -> u64 {

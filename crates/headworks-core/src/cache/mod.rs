@@ -13,9 +13,10 @@
 //!   flush --> sync.rs: generations; discard, zeroes, direct --> range.rs
 //! ```
 //!
-//! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `writeout`, `clean` (write-out on a writer's
-//! behalf), `range`, `sync`, `flusher`, `arrive` (answers of devices), `frames` (who gets memory), `volume` (what is known of a
-//! volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`, `reclaim`, `ghost`, `readahead`.
+//! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `newer`, `writeout`, `clean` (write-out on a
+//! writer's behalf), `range`, `sync`, `status` (what a range is made of), `flusher`, `arrive` (answers of devices), `frames` (who gets
+//! memory), `volume` (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
+//! `reclaim`, `ghost`, `readahead`.
 //!
 //! Invariants: every wait is ended by an answer of a device, a timer or what one of these frees; a frame that a device has is
 //! not written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
@@ -33,6 +34,7 @@ mod frames;
 pub mod ghost;
 pub mod index;
 mod lines;
+mod newer;
 mod operation;
 mod range;
 mod read;
@@ -40,6 +42,7 @@ pub mod readahead;
 pub mod reclaim;
 mod shadow;
 mod stats;
+mod status;
 mod sync;
 mod volume;
 mod write;
@@ -66,6 +69,7 @@ use flusher::Flusher;
 use folio::{Folios, ORDER_MAX};
 use index::Index;
 use lines::Lines;
+use newer::Newer;
 use operation::{Doing, Operation, Park};
 use range::Ranges;
 use readahead::ReadAhead;
@@ -145,6 +149,7 @@ pub(crate) struct Cache {
     throttle: Throttle,
     groups: Groups,
     shadows: Shadows,
+    newer: Newer,
     volumes: Vec<CachedVolume>,
     devices: Vec<Caching>,
     flushers: Vec<Flusher>,
@@ -191,6 +196,7 @@ impl Cache {
             throttle: Throttle::new(&config.dirty, frames.free(), devices, options.writers_max),
             groups: Groups::new(options.units, config.volumes_max()),
             shadows,
+            newer: Newer::new(options.units),
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
             devices: (0..devices).map(caching).collect(),
@@ -273,6 +279,7 @@ impl Cache {
             Op::Flush if ignored => reply(turn, &bio, Ok(()), ReplyStage::Final),
             Op::Flush => self.begin_sync(turn, bio),
             Op::Prefetch => self.prefetch(turn, bio),
+            Op::BlockStatus => self.begin(turn, Operation::new(bio, Doing::Status)),
             Op::Discard => self.begin(turn, Operation::new(bio, Doing::Range)),
             Op::WriteZeroes => self.begin_zeroes(turn, bio),
             Op::Read | Op::Write if direct && aligned => {
@@ -338,13 +345,14 @@ impl Cache {
             Doing::Clean => self.step_clean(turn, op, slot),
             Doing::Range => self.step_range(turn, op, slot),
             Doing::Sync => self.step_sync(turn, op, slot),
+            Doing::Status => self.step_status(turn, op, slot),
             Doing::Below => self.step_below(turn, op),
         }
     }
 
     /// The volume became smaller while it waited.
     fn is_cut_off(&self, op: &Operation) -> bool {
-        let begun = matches!(op.doing, Doing::Read | Doing::Write | Doing::Range);
+        let begun = matches!(op.doing, Doing::Read | Doing::Write | Doing::Range | Doing::Status);
         begun && !op.locked && op.bio.end() > self.volumes[usize::from(op.bio.id.volume.0)].size
     }
 

@@ -10,6 +10,7 @@
 //!   Write ---+--- applied ---> answered, or (FUA, writethrough) Clean ---> Below ---> answered
 //!      waits for: Writer (its connection pauses) -> Credit -> Frames -> Folio -> Range (somebody discards there)
 //!   Range ---> nothing of the range on its way ---> Below (the device has it) ---> answered
+//!   Status --> newer here than there: answered, else --> Below (the device knows) ----> answered
 //!   Sync ----> all that was dirty is written -----> Below (the device flushes) --> answered
 //! ```
 
@@ -33,6 +34,8 @@ pub(super) enum Doing {
     Range,
     /// Waits until all that was dirty at its start is written.
     Sync,
+    /// Tells what its range is made of, or asks the device.
+    Status,
     /// The device has its bio.
     Below,
 }

@@ -344,6 +344,7 @@ impl Cache {
         self.folios[unit].dirty -= cancelled;
         let device = self.volume(volume).device;
         self.volume(volume).unclean -= u32::from(cancelled);
+        self.newer.sub(self.folios[unit].key, cancelled.into());
         self.count_held(volume, 0, held);
         self.throttle.on_cancelled(device, cancelled.into());
         self.settle_group(unit);

@@ -278,6 +278,7 @@ impl Cache {
         }
         self.folios[unit].dirty += became;
         self.volumes[usize::from(bio.id.volume.0)].unclean += u32::from(became);
+        self.newer.add(self.folios[unit].key, became.into());
         failed
     }
 

@@ -195,7 +195,12 @@ impl Weights {
 /// What a wish counts for against the share of who has it. A discard or zeroing moves nothing: whatever its length it counts
 /// as one large read, and would else wait for thousands of turns.
 pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
-    if op.has_data() { len } else { len.min(128 << 10) }
+    match op {
+        Op::Read | Op::Write => len,
+        // However long the range: it costs the device about what the smallest read does.
+        Op::BlockStatus => 4096,
+        Op::Flush | Op::Discard | Op::WriteZeroes | Op::Prefetch => len.min(128 << 10),
+    }
 }
 
 /// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.

@@ -95,6 +95,8 @@ impl Queue {
                 request.done = request.len;
                 Verdict::Finish(Ok(()))
             }
+            // A list is told whole.
+            Ok(()) if request.op == Op::BlockStatus => Verdict::Finish(Err(IoError::Medium)),
             Ok(()) => {
                 // One answer cannot say "part data, part zeros without data": the rest, or all of it if the first part was
                 // such zeros, must come as data.

@@ -9,6 +9,7 @@ use crate::action::{Action, Segment, Submit};
 use crate::bio::{BioFlags, Op};
 use crate::elevator::Batch;
 use crate::error::{IoError, Status};
+use crate::extent::EXTENTS_BYTES;
 use crate::input::RequestId;
 use crate::merge::{self, Limits};
 use crate::request::{Bios, Request, SlotId, Slots, State};
@@ -119,6 +120,10 @@ impl Queue {
         let first_segment = pools.actions.segments.len();
         if request.op.has_data() {
             push_segments(request, &pools.bios, &self.limits, &mut pools.actions.segments);
+        } else if request.op == Op::BlockStatus {
+            // The list goes into the buffer of its one bio, whole.
+            let bio = pools.bios[request.bio_head].bio.id;
+            pools.actions.segments.push(Segment { bio, offset: 0, len: EXTENTS_BYTES });
         }
         let segments = (pools.actions.segments.len() - first_segment) as u16;
         let fua = request.op == Op::Write && self.options.fua;

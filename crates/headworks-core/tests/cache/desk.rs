@@ -27,9 +27,11 @@ pub struct Desk {
     pub answers: Vec<Answer>,
     /// Bytes written, and commands by operation, ever.
     pub written: u64,
-    pub commands: [u64; 6],
+    pub commands: [u64; Op::COUNT],
     /// Every write that the device was given: when, volume, offset, bytes.
     pub writes: Vec<(u64, u16, u64, u32)>,
+    /// What was told of ranges without asking the device: whose, bytes of data.
+    pub told: Vec<(BioId, u32)>,
     sequence: u64,
     turns: u64,
 }
@@ -53,8 +55,9 @@ impl Desk {
             flying: Vec::new(),
             answers: Vec::new(),
             written: 0,
-            commands: [0; 6],
+            commands: [0; Op::COUNT],
             writes: Vec::new(),
+            told: Vec::new(),
             sequence: 0,
             turns: 0,
         }
@@ -80,6 +83,7 @@ impl Desk {
                 Action::Reply { id, status, stage, spent, .. } => {
                     self.answers.push(Answer { id, status, stage, at: self.now, spent });
                 }
+                Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),
                 _ => {}
             }

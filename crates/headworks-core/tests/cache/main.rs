@@ -5,3 +5,4 @@ mod desk;
 mod faults;
 mod flusher;
 mod spent;
+mod status;

@@ -88,7 +88,10 @@ impl Bench {
                 Action::Send { to, message } => self.outbox.push((to, message)),
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Notice(notice) => self.notices.push(notice_word(notice)),
-                Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {}
+                Action::Data { .. }
+                | Action::Copy { .. }
+                | Action::Zero { .. }
+                | Action::Move { .. } => {}
             }
         }
         self.shard.clear_actions();

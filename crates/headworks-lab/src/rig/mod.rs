@@ -256,7 +256,10 @@ impl Rig {
                     self.answer(id.connection, id.sequence);
                 }
                 Action::Timer { at } => self.timer = Some(at),
-                Action::Copy { .. } | Action::Zero { .. } | Action::Move { .. } => {}
+                Action::Data { .. }
+                | Action::Copy { .. }
+                | Action::Zero { .. }
+                | Action::Move { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
                 Action::Send { .. } => unreachable!("there is one shard"),
             }

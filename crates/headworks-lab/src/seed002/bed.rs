@@ -376,6 +376,7 @@ impl Bed {
                 self.outcome.failed += 1;
                 0
             }
+            Action::Data { .. } => 0,
             Action::Send { .. } => unreachable!("there is one shard"),
         }
     }

@@ -2,7 +2,7 @@
 
 use headworks::device::Command;
 use headworks::memory::Span;
-use headworks_core::{BioFlags, Instant, Op};
+use headworks_core::{BioFlags, EXTENTS_BYTES, Instant, Op};
 
 use super::{Disk, DiskFile};
 
@@ -41,7 +41,9 @@ impl Disk {
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > size) {
             return Some(format!("not within the {size} bytes of the volume"));
         }
-        if offset % u64::from(block_size) != 0 || len % u64::from(block_size) != 0 {
+        // What asks only may begin and end anywhere: a cache takes such questions, and passes them on.
+        let moves = command.op != Op::BlockStatus;
+        if moves && (offset % u64::from(block_size) != 0 || len % u64::from(block_size) != 0) {
             return Some(format!("not aligned to {block_size}"));
         }
         (read_only && command.op.is_write()).then(|| "the volume is read-only".into())
@@ -74,6 +76,10 @@ impl Disk {
 
     fn check_data(&self, command: &Command, spans: &[Span]) -> Option<String> {
         let queue = &self.options.queue;
+        if command.op == Op::BlockStatus {
+            let whole = matches!(spans, [span] if span.len == EXTENTS_BYTES as usize);
+            return (!whole).then(|| "no place for a list of extents".into());
+        }
         if !command.op.has_data() {
             return (!spans.is_empty()).then(|| "data on what takes none".into());
         }

@@ -27,9 +27,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks::device::{Batch, Command, Device, DeviceIo};
 use headworks::memory::Span;
+use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::prng::Prng;
 use headworks_core::{
-    BioFlags, Completion, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
+    BioFlags, Completion, ExtentState, Instant, IoError, Op, QueueOptions, RequestId, Status,
+    VolumeId,
 };
 
 pub use clockwork::{Clockwork, Order, PerCommand, TwoPoint, Works};
@@ -181,6 +183,8 @@ struct Held {
     transferred: u32,
     /// Answers "all zeros" if so at the end; its bytes move only then.
     may_be_hole: bool,
+    /// Its list of extents is written.
+    told: bool,
     in_use: bool,
 }
 
@@ -369,6 +373,7 @@ impl Disk {
             status,
             transferred,
             may_be_hole: hole_ok && status.is_ok() && self.prng.below(2) == 0,
+            told: false,
             in_use: true,
         };
         held.spans.clear();
@@ -383,7 +388,8 @@ impl Disk {
 
     fn end_time(&mut self, now: Instant, command: &Command, fault: Option<Fault>) -> Instant {
         let place = self.places[usize::from(command.volume.0)] + command.offset / SECTOR as u64;
-        let sectors = u64::from(command.len) / SECTOR as u64;
+        let bytes = if command.op == Op::BlockStatus { 4096 } else { command.len };
+        let sectors = u64::from(bytes) / SECTOR as u64;
         let end = self.timing.finish(now, place, sectors, &mut self.prng);
         match fault {
             Some(Fault::Late) => {
@@ -399,7 +405,12 @@ impl Disk {
         let held = &self.held[slot as usize];
         let (len, op) = (held.transferred, held.command.op);
         let span = end.since(now);
-        if len > 0 && op != Op::Flush && !held.may_be_hole {
+        if op == Op::BlockStatus {
+            // A disk looks at its blocks at any time while it has the command.
+            if held.status.is_ok() && self.prng.below(2) == 0 {
+                self.tell(slot);
+            }
+        } else if len > 0 && op != Op::Flush && !held.may_be_hole {
             let most = if span == 0 { 1 } else { 4 };
             let sectors = len / SECTOR as u32;
             let pieces = self.prng.between(1, u64::from(sectors.clamp(1, most))) as u32;
@@ -435,6 +446,32 @@ impl Disk {
                 }
             }
         }
+    }
+
+    /// Tells what the range of a command is made of, in pieces of its own size; zeros may be called data, never the other way.
+    fn tell(&mut self, slot: u32) {
+        let held = &self.held[slot as usize];
+        let Command { volume, offset, len, flags, .. } = held.command;
+        let store =
+            self.files[usize::from(volume.0)].as_ref().expect("checked when it was started");
+        // SAFETY: the span is valid and ours until the command is answered, by the promise of `Device::submit`.
+        let list = unsafe { std::slice::from_raw_parts_mut(held.spans[0].base, held.spans[0].len) };
+        let most = if flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
+        let mut writer = ExtentWriter::new(list, len, most);
+        let piece = SECTOR as u64 * [1, 8, 8, 128][self.prng.below(4) as usize];
+        let (mut at, end) = (offset, offset + u64::from(len));
+        while at < end {
+            let next = ((at / piece + 1) * piece).min(end);
+            let zeros = store.read(at, (next - at) as usize).iter().all(|&byte| byte == 0);
+            let told = zeros && self.prng.below(8) > 0;
+            let state = if told { ExtentState::HOLE_ZERO } else { ExtentState::DATA };
+            if !writer.push(next - at, state) || self.prng.below(64) == 0 {
+                break;
+            }
+            at = next;
+        }
+        writer.finish();
+        self.held[slot as usize].told = true;
     }
 
     /// Moves the bytes `first..end` of a command.
@@ -479,6 +516,10 @@ impl Disk {
 
     fn end(&mut self, slot: u32) -> Option<Completion> {
         self.tick += 1;
+        let held = &self.held[slot as usize];
+        if held.command.op == Op::BlockStatus && held.status.is_ok() && !held.told {
+            self.tell(slot);
+        }
         let held = &mut self.held[slot as usize];
         let command = held.command;
         held.in_use = false;

@@ -15,7 +15,7 @@
 
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
-use headworks_core::{Change, ChangeError, Control, DeviceId, Input, ShardId, VolumeId};
+use headworks_core::{Change, ChangeError, Control, DeviceId, Input, Op, ShardId, VolumeId};
 
 use super::{FLUSHES, World};
 use crate::check::violation;
@@ -24,7 +24,7 @@ use crate::disk::SharedDisk;
 use crate::wire::Happening;
 
 /// What a volume's reader does when it does not flush.
-const READS: [u32; 6] = [1, 0, 0, 0, 0, 0];
+const READS: [u32; Op::COUNT] = [1, 0, 0, 0, 0, 0, 0];
 /// Refusals by the home after which a volume stays: its device may never take what is dirty.
 const TRIES_MAX: u32 = 12;
 /// Refusals by any other, after which nobody believes in its agreeing: with pauses of up to 50 ms, some hours.

@@ -11,6 +11,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use super::{ClientError, Socket, Uri, protocol};
+use crate::frontend::nbd::meta::BASE_ALLOCATION;
 use crate::frontend::nbd::wire::{
     GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC,
     TransmissionFlags, be16, be32, be64, handshake_flags, info, option, option_reply,
@@ -40,6 +41,10 @@ pub struct Export {
     pub structured: bool,
     /// Version and cipher of TLS; none without.
     pub tls: Option<String>,
+    /// The contexts in which block status can be asked, if the server was asked for them and tells.
+    pub contexts: Vec<String>,
+    /// The number of `base:allocation`, if that was chosen.
+    pub allocation: Option<u32>,
 }
 
 /// One line of a server's list.
@@ -57,6 +62,7 @@ pub struct Haggle {
     socket: Socket,
     structured: bool,
     no_zeroes: bool,
+    allocation: Option<u32>,
 }
 
 impl Haggle {
@@ -95,7 +101,8 @@ impl Haggle {
         }
         let ours = flags & (handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES);
         socket.write_all(&u32::from(ours).to_be_bytes())?;
-        Ok(Self { socket, structured: false, no_zeroes: ours & handshake_flags::NO_ZEROES != 0 })
+        let no_zeroes = ours & handshake_flags::NO_ZEROES != 0;
+        Ok(Self { socket, structured: false, no_zeroes, allocation: None })
     }
 
     /// Asks for structured replies: whether the server will send them.
@@ -107,6 +114,60 @@ impl Haggle {
             (kind, _) => return Err(unexpected(kind)),
         };
         Ok(self.structured)
+    }
+
+    /// Whether the server sends structured replies.
+    #[must_use]
+    pub fn is_structured(&self) -> bool {
+        self.structured
+    }
+
+    /// The contexts in which block status of an export can be asked; none if the server knows of no such thing.
+    pub fn contexts(&mut self, name: &str) -> Result<Vec<String>, ClientError> {
+        let contexts = self.ask_contexts(option::LIST_META_CONTEXT, name, &[])?;
+        Ok(contexts.into_iter().map(|(_, name)| name).collect())
+    }
+
+    /// Chooses `base:allocation` for an export that is to be chosen next: whether the server has it.
+    pub fn ask_allocation(&mut self, name: &str) -> Result<bool, ClientError> {
+        let chosen = self.ask_contexts(option::SET_META_CONTEXT, name, &[BASE_ALLOCATION])?;
+        let ours = chosen.into_iter().find(|(_, name)| name == BASE_ALLOCATION);
+        self.allocation = ours.map(|(id, _)| id);
+        Ok(self.allocation.is_some())
+    }
+
+    fn ask_contexts(
+        &mut self,
+        code: u32,
+        name: &str,
+        queries: &[&str],
+    ) -> Result<Vec<(u32, String)>, ClientError> {
+        // Not to be asked before: what they are for is told in structured replies only.
+        if !self.structured {
+            return Ok(Vec::new());
+        }
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend(name.as_bytes());
+        data.extend((queries.len() as u32).to_be_bytes());
+        for query in queries {
+            data.extend((query.len() as u32).to_be_bytes());
+            data.extend(query.as_bytes());
+        }
+        self.ask(code, &data)?;
+        let mut contexts = Vec::new();
+        loop {
+            let (kind, data) = self.answer(code)?;
+            match kind {
+                option_reply::ACK => return Ok(contexts),
+                option_reply::META_CONTEXT if data.len() >= 4 && contexts.len() < LIST_MAX => {
+                    let name = String::from_utf8_lossy(&data[4..]).into_owned();
+                    contexts.push((be32(&data, 0), name));
+                }
+                // An unknown export is told of when it is chosen.
+                _ if kind & option_reply::ERROR_BIT != 0 => return Ok(Vec::new()),
+                _ => return Err(unexpected(kind)),
+            }
+        }
     }
 
     /// The server's exports, if it tells.
@@ -131,7 +192,10 @@ impl Haggle {
     /// Chooses an export; the socket is in the transmission phase then.
     pub fn go(mut self, name: &str) -> Result<(Socket, Export), ClientError> {
         match self.ask_info(option::GO, name)? {
-            Ok(export) => Ok((self.socket, export)),
+            Ok(export) => {
+                let allocation = self.allocation;
+                Ok((self.socket, Export { allocation, ..export }))
+            }
             Err((option_reply::ERR_UNSUP, _)) => self.go_the_old_way(name),
             Err((kind, data)) => {
                 let error = refused(kind, &data);

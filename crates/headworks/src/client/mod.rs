@@ -22,6 +22,7 @@ mod pipeline;
 mod replies;
 mod socket;
 mod stamp;
+mod status;
 mod tls;
 mod uri;
 mod worker;
@@ -30,6 +31,8 @@ pub use handshake::{Export, Haggle, Listed};
 pub use histogram::Histogram;
 pub use socket::Socket;
 pub use uri::{Target, Uri};
+
+pub use status::Map;
 
 use replies::{Next, Reply};
 
@@ -103,6 +106,9 @@ fn protocol(message: impl Into<String>) -> ClientError {
 pub struct ClientOptions {
     /// Ask for structured replies; a server that does not know them is used without.
     pub structured: bool,
+    /// Choose the context `base:allocation`, for [`Client::block_status`]; needs structured replies. A server that does not
+    /// know it is used without.
+    pub allocation: bool,
     /// How long the server may be silent before the client gives up.
     pub timeout: Duration,
 }
@@ -110,7 +116,7 @@ pub struct ClientOptions {
 impl Default for ClientOptions {
     /// Simple replies, as Linux's own client; a minute, more than any disk's own time-out.
     fn default() -> Self {
-        Self { structured: false, timeout: Duration::from_secs(60) }
+        Self { structured: false, allocation: false, timeout: Duration::from_secs(60) }
     }
 }
 
@@ -128,6 +134,9 @@ impl Client {
         let mut haggle = Haggle::open(uri, options.timeout)?;
         if options.structured {
             haggle.ask_structured()?;
+        }
+        if options.allocation {
+            haggle.ask_allocation(&uri.export)?;
         }
         let (socket, export) = haggle.go(&uri.export)?;
         Ok(Self::from_parts(socket, export))
@@ -246,6 +255,7 @@ impl Client {
                 }
                 Reply::Failed { error, .. } => outcome = Err(ClientError::Request(error)),
                 Reply::Nothing { .. } => {}
+                Reply::Status { .. } => return Err(protocol("a status that nobody asked for")),
             }
             if reply.is_last() {
                 if outcome.is_ok() && got != buffer.len() as u64 {

@@ -349,6 +349,7 @@ impl Pipeline {
             Reply::Simple { error, .. } => slot.error = error,
             Reply::Failed { error, .. } => slot.error = Some(error),
             Reply::Nothing { .. } => {}
+            Reply::Status { .. } => return Err(protocol("a status that nobody asked for")),
             Reply::Data { offset, len, .. } | Reply::Hole { offset, len, .. } => {
                 let at = offset.wrapping_sub(slot.offset);
                 let inside =

@@ -7,6 +7,7 @@
 //!   16 bytes: simple reply          20 bytes + len: structured chunk
 //!     error                            NONE, ERROR, ERROR_OFFSET, OFFSET_HOLE: complete with their payload
 //!     success -> bytes of a read       OFFSET_DATA: 8 bytes of offset, then len - 8 bytes of the read
+//!                                      BLOCK_STATUS: 4 bytes of context, then len - 4 bytes of extents
 //! ```
 
 use super::{ClientError, protocol};
@@ -24,6 +25,8 @@ pub enum Reply {
     Data { cookie: u64, offset: u64, len: u32, last: bool },
     /// A part of a read is zeros.
     Hole { cookie: u64, offset: u64, len: u32, last: bool },
+    /// `len` bytes of extents in this context follow.
+    Status { cookie: u64, context: u32, len: u32, last: bool },
     /// The request failed.
     Failed { cookie: u64, error: NbdError, last: bool },
     /// That was all.
@@ -36,6 +39,7 @@ impl Reply {
             Reply::Simple { cookie, .. }
             | Reply::Data { cookie, .. }
             | Reply::Hole { cookie, .. }
+            | Reply::Status { cookie, .. }
             | Reply::Failed { cookie, .. }
             | Reply::Nothing { cookie } => cookie,
         }
@@ -44,9 +48,10 @@ impl Reply {
     pub fn is_last(&self) -> bool {
         match *self {
             Reply::Simple { .. } | Reply::Nothing { .. } => true,
-            Reply::Data { last, .. } | Reply::Hole { last, .. } | Reply::Failed { last, .. } => {
-                last
-            }
+            Reply::Data { last, .. }
+            | Reply::Hole { last, .. }
+            | Reply::Status { last, .. }
+            | Reply::Failed { last, .. } => last,
         }
     }
 }
@@ -62,6 +67,9 @@ pub enum Next {
 
 /// The most that [`Next::Needs`] asks for: an error chunk with the longest message and an offset.
 pub const REPLY_BYTES_MAX: usize = CHUNK_HEADER_BYTES + 6 + STRING_BYTES_MAX + 8;
+
+/// Longer lists of extents are not believed.
+const STATUS_BYTES_MAX: u32 = 1 << 20;
 
 /// Looks at the reply that `bytes` begin with.
 #[inline]
@@ -94,12 +102,17 @@ fn parse_chunk(bytes: &[u8]) -> Result<Next, ClientError> {
         chunk::NONE => len == 0 && last,
         chunk::OFFSET_DATA => len > 8,
         chunk::OFFSET_HOLE => len == 12,
+        chunk::BLOCK_STATUS => len >= 12 && (len - 4).is_multiple_of(8) && len <= STATUS_BYTES_MAX,
         _ => is_error && len >= 6 && len as usize <= REPLY_BYTES_MAX - CHUNK_HEADER_BYTES,
     };
     if !fits {
         return Err(protocol(format!("a chunk of kind {kind:#x} has {len} bytes")));
     }
-    let own = if kind == chunk::OFFSET_DATA { 8 } else { len as usize };
+    let own = match kind {
+        chunk::OFFSET_DATA => 8,
+        chunk::BLOCK_STATUS => 4,
+        _ => len as usize,
+    };
     let whole = CHUNK_HEADER_BYTES + own;
     if bytes.len() < whole {
         return Ok(Next::Needs(whole));
@@ -111,6 +124,7 @@ fn parse_chunk(bytes: &[u8]) -> Result<Next, ClientError> {
         chunk::OFFSET_HOLE => {
             Reply::Hole { cookie, offset: be64(body, 0), len: be32(body, 8), last }
         }
+        chunk::BLOCK_STATUS => Reply::Status { cookie, context: be32(body, 0), len: len - 4, last },
         _ => Reply::Failed { cookie, error: NbdError::from_code(be32(body, 0)), last },
     };
     Ok(Next::Reply(whole, reply))
@@ -169,6 +183,9 @@ mod tests {
         };
         assert!(chunk(0, 0, 0).is_err() && chunk(0, 1, 1).is_err());
         assert!(chunk(1, 1, 8).is_err() && chunk(2, 1, 13).is_err());
+        assert!(
+            chunk(5, 1, 8).is_err() && chunk(5, 1, 16).is_err() && chunk(5, 1, 2 << 20).is_err()
+        );
         assert!(chunk(7, 1, 20).is_err() && chunk(0x8001, 1, 5).is_err());
         assert!(chunk(0x8001, 1, 1 << 20).is_err());
         let nothing = Next::Reply(20, Reply::Nothing { cookie: 0 });

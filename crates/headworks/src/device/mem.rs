@@ -12,7 +12,10 @@
 //! Discard and write-zeroes are the same thing here: chunks that are covered whole are given back to the kernel, what is left
 //! at the edges is overwritten with zeros if its chunk has a bit. NO_UNMAP changes nothing: memory is never reserved ahead.
 
-use headworks_core::{BioFlags, Completion, ConfigError, Instant, IoError, Op, QueueOptions};
+use headworks_core::extent::ExtentWriter;
+use headworks_core::{
+    BioFlags, Completion, ConfigError, ExtentState, Instant, IoError, Op, QueueOptions,
+};
 
 use super::{Batch, Command, Device, DeviceIo};
 use crate::memory::{Mapping, PAGE, Span};
@@ -69,6 +72,12 @@ impl MemDevice {
             // SAFETY: as above.
             Op::Write if !spans.is_empty() => unsafe { self.write(start, end, spans) },
             Op::Write | Op::Discard | Op::WriteZeroes => self.zero(start, end),
+            Op::BlockStatus => {
+                // SAFETY: as above.
+                return unsafe {
+                    super::tell_extents(command, spans, |list| self.tell(start, end, list))
+                };
+            }
         }
         Completion { hole, ..super::done(command) }
     }
@@ -142,6 +151,34 @@ impl MemDevice {
         }
     }
 
+    /// Chunks that were never written, or given back, are holes. At most a look at the bits of 4 GiB.
+    fn tell(&self, start: usize, end: usize, list: &mut ExtentWriter<'_>) {
+        let mut at = start;
+        while at < end {
+            let written = self.any_written(at, at + 1);
+            let next = self.next_other(at / CHUNK, written) * CHUNK;
+            let state = if written { ExtentState::DATA } else { ExtentState::HOLE_ZERO };
+            if !list.push((next.min(end) - at) as u64, state) {
+                return;
+            }
+            at = next;
+        }
+    }
+
+    /// The first chunk behind `chunk`, which is `written` or not, that may be otherwise: a word at a time.
+    fn next_other(&self, chunk: usize, written: bool) -> usize {
+        let alike = if written { u64::MAX } else { 0 };
+        let mut at = chunk;
+        loop {
+            match self.written.get(at / 64) {
+                None => return at,
+                Some(&word) if at.is_multiple_of(64) && word == alike => at += 64,
+                Some(&word) if (word >> (at % 64) & 1 != 0) == written => at += 1,
+                Some(_) => return at,
+            }
+        }
+    }
+
     /// Whether a chunk of the range has its bit set. One test for most requests, a word at a time for the largest.
     #[inline]
     fn any_written(&self, start: usize, end: usize) -> bool {
@@ -177,6 +214,26 @@ impl Device for MemDevice {
 mod tests {
     use super::*;
     use crate::device::testing::{Bench, against_model};
+
+    #[test]
+    fn chunks_that_were_never_written_are_holes_of_any_length() {
+        let size = 1 << 40;
+        let mut bench = Bench::new(MemDevice::new(size).unwrap());
+        const C: u64 = CHUNK as u64;
+        for at in [0, 63, 64, 65, 700] {
+            bench.run(Op::Write, BioFlags::NONE, at * C + 9, 1);
+        }
+        let mut told = |offset: u64, len: u32| -> Vec<(u64, u32)> {
+            bench.run(Op::BlockStatus, BioFlags::NONE, offset, len);
+            let list = headworks_core::extent::extents(bench.buffer(), len);
+            list.map(|extent| (extent.len.into(), extent.state.0)).collect()
+        };
+        let rest = (u32::MAX as u64 - 701 * C, 3);
+        let all = [(C, 0), (62 * C, 3), (3 * C, 0), (634 * C, 3), (C, 0), rest];
+        assert_eq!(told(0, u32::MAX), all);
+        assert_eq!(told(63 * C + 1, 2 * C as u32), [(2 * C, 0)]);
+        assert_eq!(told(size - 5, 5), [(5, 3)]);
+    }
 
     /// Pages of the disk that have memory.
     fn resident(device: &MemDevice) -> usize {

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::{BioFlags, Completion, Instant, IoError, Op, RequestId, VolumeId};
 
 use crate::engine::{DiskDone, DiskQueue};
@@ -14,7 +15,7 @@ mod mem;
 mod null;
 mod spec;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorDevice, ErrorOptions};
@@ -32,7 +33,7 @@ pub struct Command {
     pub volume: VolumeId,
     /// What to do. A `Write` without spans writes `len` zeros.
     pub op: Op,
-    /// `FUA`, `NO_UNMAP` and `HOLE_OK` matter to devices.
+    /// `FUA`, `NO_UNMAP`, `HOLE_OK` and `ONE_EXTENT` matter to devices.
     pub flags: BioFlags,
     /// First byte on the volume.
     pub offset: u64,
@@ -98,6 +99,29 @@ fn done(command: &Command) -> Completion {
 /// The answer of a command that did nothing.
 fn failed(command: &Command, error: IoError) -> Completion {
     Completion { transferred: 0, status: Err(error), ..done(command) }
+}
+
+/// Tells the list of a `BlockStatus` command into its one span, by `tell`; it fails if that is too small for an extent.
+///
+/// # Safety
+/// The command's spans are valid and ours.
+unsafe fn tell_extents(
+    command: &Command,
+    spans: &[Span],
+    tell: impl FnOnce(&mut ExtentWriter<'_>),
+) -> Completion {
+    let [span] = spans else {
+        return failed(command, IoError::Invalid);
+    };
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(span.base, span.len) };
+    let one = command.flags.contains(BioFlags::ONE_EXTENT);
+    let mut writer = ExtentWriter::new(bytes, command.len, if one { 1 } else { EXTENTS_MAX });
+    tell(&mut writer);
+    match writer.finish() {
+        0 => failed(command, IoError::Invalid),
+        _ => done(command),
+    }
 }
 
 /// Gives some neighbouring commands of a batch to a device.

@@ -1,9 +1,11 @@
 //! `null:` does nothing, at once: what is left is the cost of the path above.
 //!
 //! Writes, flushes, discards and write-zeroes succeed; the disk reads as zeros. A read that may be answered with a hole is;
-//! any other gets its zeros, since nobody may see what the buffer held before.
+//! any other gets its zeros, since nobody may see what the buffer held before. All of it is told to be data: a cache above may
+//! hold what was written, and is not wrong to.
 
-use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions};
+use headworks_core::extent::ExtentWriter;
+use headworks_core::{BioFlags, Completion, ExtentState, Instant, Op, QueueOptions};
 
 use super::{Batch, Device, DeviceIo};
 
@@ -22,6 +24,16 @@ impl NullDevice {
 impl Device for NullDevice {
     unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
+            if command.op == Op::BlockStatus {
+                let all_data = |list: &mut ExtentWriter<'_>| {
+                    list.push(command.len.into(), ExtentState::DATA);
+                };
+                // SAFETY: the caller's promise, passed on.
+                let told =
+                    unsafe { super::tell_extents(command, batch.spans_of(command), all_data) };
+                io.completions.push(told);
+                continue;
+            }
             let hole = command.op == Op::Read && command.flags.contains(BioFlags::HOLE_OK);
             if command.op == Op::Read && !hole {
                 for span in batch.spans_of(command) {
@@ -38,6 +50,7 @@ impl Device for NullDevice {
 mod tests {
     use super::*;
     use crate::device::testing::Bench;
+    use headworks_core::Extent;
 
     #[test]
     fn reads_zeros_or_a_hole_and_takes_everything() {
@@ -50,6 +63,9 @@ mod tests {
         assert_eq!((read.status, read.transferred, read.hole), (Ok(()), 8192, false));
         assert!(bench.buffer()[..8192].iter().all(|&byte| byte == 0));
         assert_eq!(bench.buffer()[8192], 0);
+        bench.run(Op::BlockStatus, BioFlags::NONE, 0, u32::MAX);
+        let told: Vec<_> = headworks_core::extent::extents(bench.buffer(), u32::MAX).collect();
+        assert_eq!(told, [Extent { len: u32::MAX, state: ExtentState::DATA }]);
         for op in [Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
             let len = if op == Op::Flush { 0 } else { 4096 };
             let done = bench.run(op, BioFlags::FUA, 0, len);

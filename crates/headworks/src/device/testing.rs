@@ -4,8 +4,11 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
-use headworks_core::{BioFlags, Completion, Instant, Op, RequestId, Status, VolumeId};
+use headworks_core::{
+    BioFlags, Completion, Extent, ExtentState, Instant, Op, RequestId, Status, VolumeId,
+};
 
 use super::{Batch, Command, Device, DeviceIo, file};
 use crate::engine::{DiskDone, DiskOp, DiskQueue};
@@ -98,6 +101,10 @@ impl<D: Device> Bench<D> {
     /// A command on the first `len` bytes of the buffer, in up to three spans cut at multiples of 4096.
     pub fn submit(&mut self, op: Op, flags: BioFlags, offset: u64, len: u32) -> RequestId {
         let mut spans = Vec::new();
+        if op == Op::BlockStatus {
+            let len = op.buffer_len(len) as usize;
+            spans.push(Span { base: self.buffer.base(), len });
+        }
         if op.has_data() {
             let len = len as usize;
             let cuts = [0, (len / 3) & !4095, (len / 2) & !4095, len];
@@ -202,7 +209,7 @@ pub fn against_model<D: Device>(
     let mut prng = Prng::new(seed);
     let mut model = vec![0u8; size];
     for step in 0..steps {
-        let op = Op::ALL[prng.below(5) as usize];
+        let op = Op::ALL[prng.below(Op::COUNT as u64) as usize];
         let (offset, len) = random_range(&mut prng, size, block);
         let flags = BioFlags([0, 1, 2, 3][prng.below(4) as usize]);
         let range = offset..offset + len;
@@ -225,6 +232,16 @@ pub fn against_model<D: Device>(
                 }
                 model[range].copy_from_slice(&bench.buffer()[..len]);
                 continue_to_end(bench, Op::Write, flags, offset, len, &what);
+            }
+            Op::BlockStatus => {
+                assert_eq!(ok(bench.run(op, flags, offset as u64, len as u32)), Ok(()), "{what}");
+                let mut at = offset;
+                for Extent { len, state } in extents(bench.buffer(), len as u32) {
+                    let zeros = model[at..at + len as usize].iter().all(|&byte| byte == 0);
+                    assert!(zeros || !state.contains(ExtentState::ZERO), "{what}: {len} at {at}");
+                    at += len as usize;
+                }
+                assert!(at > offset, "{what}: told nothing");
             }
             Op::Flush | Op::Prefetch => {
                 assert_eq!(ok(bench.run(Op::Flush, flags, 0, 0)), Ok(()), "{what}");

@@ -132,8 +132,9 @@ impl Handle {
     pub fn put(&mut self, slot: u32, io: Io) {
         let known = &mut self.in_flight[slot as usize];
         assert!(!*known, "slot {slot} is in flight");
-        let fits = !io.op.has_data() || io.len as usize <= self.buffers.slot_bytes;
-        assert!(fits, "{} bytes in a slot of {}", io.len, self.buffers.slot_bytes);
+        let bytes = io.op.buffer_len(io.len);
+        let fits = bytes as usize <= self.buffers.slot_bytes;
+        assert!(fits, "{bytes} bytes in a slot of {}", self.buffers.slot_bytes);
         *known = true;
         self.batch.push(Bio {
             id: BioId { connection: self.index, sequence: slot.into(), ..BioId::default() },

@@ -21,6 +21,7 @@ use headworks_core::{ConfigError, DeviceId, RequestId};
 
 use crate::memory::Span;
 
+pub(crate) mod extents;
 mod ops;
 mod pool;
 #[cfg(test)]
@@ -52,6 +53,11 @@ pub enum DiskKind {
         /// FALLOC_FL_*.
         mode: i32,
     },
+    /// What `len` bytes from `offset` are made of, as a list of extents into the one span; see [`headworks_core::extent`].
+    Extents {
+        /// The first is enough.
+        one: bool,
+    },
 }
 
 /// One operation on a file.
@@ -67,7 +73,7 @@ pub struct DiskOp {
     pub kind: DiskKind,
     /// First byte of the file.
     pub offset: u64,
-    /// Bytes, for `Allocate`.
+    /// Bytes, for `Allocate` and `Extents`.
     pub len: u64,
 }
 
@@ -78,7 +84,7 @@ pub struct DiskDone {
     pub device: DeviceId,
     /// From the operation.
     pub id: RequestId,
-    /// Bytes moved or 0; a negative errno on failure.
+    /// Bytes moved, extents told or 0; a negative errno on failure.
     pub result: i32,
 }
 

@@ -1,4 +1,4 @@
-//! Threads that do what would block: the disk half of the `threads` engine.
+//! Threads that do what would block: the disk half of the `threads` engine, and what `uring` has no operation for.
 //!
 //! The shard hands over a turn's operations under one lock and wakes one thread; each thread that finds more to do than it
 //! takes wakes the next. Results gather in one list, and only the thread that finds it empty makes a noise. A thread puts
@@ -219,6 +219,14 @@ impl Job {
 fn execute(job: &Job) -> i32 {
     let Vectors { first, count } = job.vectors;
     let (fd, offset, count) = (job.fd, job.offset, count as i32);
+    if let DiskKind::Extents { one } = job.kind {
+        // SAFETY: one vector, valid as said below, and nobody else's until the result was collected.
+        let bytes = unsafe {
+            let place = *first;
+            std::slice::from_raw_parts_mut(place.iov_base.cast::<u8>(), place.iov_len)
+        };
+        return super::extents::tell(fd, offset as u64, job.len as u64, one, bytes);
+    }
     loop {
         // SAFETY: the vectors and what they point at stay valid until the result was collected, see `Job`.
         let result = unsafe {
@@ -229,6 +237,7 @@ fn execute(job: &Job) -> i32 {
                 }
                 DiskKind::Sync => libc::fdatasync(fd) as isize,
                 DiskKind::Allocate { mode } => libc::fallocate(fd, mode, offset, job.len) as isize,
+                DiskKind::Extents { .. } => unreachable!("done above"),
             }
         };
         if result >= 0 {

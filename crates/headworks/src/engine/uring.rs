@@ -5,6 +5,8 @@
 //! poll. Both need Linux 6.1. Disk operations are READ and WRITE for one span, READV and WRITEV for several; sockets are
 //! one-shot POLL_ADD; the eventfd of the [`Waker`] is one multishot POLL_ADD; the time-out is an argument of the entry.
 //!
+//! What a range of a file is made of a ring cannot ask: that goes to a small pool of threads, started when it is first asked.
+//!
 //! Buffers are not registered: measured at 4 KiB O_DIRECT, any depth, that gains nothing, and it would need locked memory,
 //! of which a user may have as little as 8 MiB. New kernels count the ring itself against that limit, with 84 KiB: 8 MiB are
 //! enough for all shards there can be (64), and a user who has none at all gets the other engine.
@@ -27,6 +29,7 @@ use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 
 use super::ops::{Ops, Vectors};
+use super::pool::{Job, Outcome, Pool};
 use super::watch::Watches;
 use super::{DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker};
 use crate::memory::Span;
@@ -36,6 +39,10 @@ const QUEUE_ENTRIES: u32 = 256;
 /// Room in the completion queue beside the disk operations: sockets, cancellations, wake-ups. 2048: with up to as many disk
 /// operations the queue takes 64 KiB.
 const COMPLETIONS_EXTRA: usize = 2048;
+
+/// Threads that ask files for their extents. 2: such a question takes microseconds, and one that waits for a disk should not
+/// keep all others waiting.
+const ASKING_THREADS: usize = 2;
 
 const DISK: u64 = 0 << 62;
 const POLL: u64 = 1 << 62;
@@ -58,6 +65,19 @@ pub(super) struct Uring {
     given_up: Vec<u64>,
     waker: Waker,
     bell_armed: bool,
+    /// Before `ops` in [`Drop`]: its threads use the vectors there.
+    asking: Option<Asking>,
+    disk_depth: usize,
+}
+
+/// What is done by threads.
+struct Asking {
+    pool: Pool,
+    /// Pushed since the last turn.
+    batch: Vec<Job>,
+    outcomes: Vec<Outcome>,
+    /// Not finished.
+    count: usize,
 }
 
 /// One sentence: why [`Uring::open`] failed.
@@ -95,6 +115,8 @@ impl Uring {
             given_up: Vec::with_capacity(64),
             waker: Waker::new()?,
             bell_armed: false,
+            asking: None,
+            disk_depth,
         };
         engine.probe()?;
         Ok(engine)
@@ -230,9 +252,22 @@ impl Uring {
                     if self.waker.answer() {
                         events.push(Event::Woken);
                     }
+                    if let Some(asking) = &mut self.asking {
+                        asking.collect(&mut self.ops, events);
+                    }
                 }
                 _ => {}
             }
+        }
+    }
+}
+
+impl Asking {
+    fn collect(&mut self, ops: &mut Ops, events: &mut Vec<Event>) {
+        self.pool.collect(&mut self.outcomes);
+        self.count -= self.outcomes.len();
+        for (slot, result) in self.outcomes.drain(..) {
+            events.push(Event::Disk(ops.finish(slot, result)));
         }
     }
 }
@@ -270,6 +305,7 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
         (DiskKind::Allocate { mode }, _) => {
             opcode::Fallocate::new(fd, op.len).offset(op.offset).mode(mode).build()
         }
+        (DiskKind::Extents { .. }, _) => unreachable!("a ring cannot ask that"),
     }
 }
 
@@ -278,6 +314,17 @@ impl DiskQueue for Uring {
         let Some((slot, vectors)) = self.ops.take(&op, spans) else {
             return false;
         };
+        if matches!(op.kind, DiskKind::Extents { .. }) {
+            let asking = self.asking.get_or_insert_with(|| Asking {
+                pool: Pool::new(ASKING_THREADS, self.disk_depth, self.waker.clone()),
+                batch: Vec::with_capacity(self.disk_depth),
+                outcomes: Vec::with_capacity(self.disk_depth),
+                count: 0,
+            });
+            asking.batch.push(Job::new(slot, &op, vectors));
+            asking.count += 1;
+            return true;
+        }
         let entry = disk_entry(&op, spans, vectors).user_data(DISK | u64::from(slot));
         let queued = self.queue(&entry);
         if !queued {
@@ -312,6 +359,9 @@ impl Engine for Uring {
     }
 
     fn turn(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        if let Some(asking) = &mut self.asking {
+            asking.pool.submit(&mut asking.batch);
+        }
         let told_all = self.arm();
         self.enter(if told_all { wait } else { Wait::Poll })?;
         self.reap(events);
@@ -327,7 +377,9 @@ impl Drop for Uring {
     /// Waits for the disk: the kernel writes into buffers until it has said that it no longer does.
     fn drop(&mut self) {
         let mut events = Vec::new();
-        while self.ops.in_flight() > 0 {
+        // The pool is dropped here: its threads finish and are joined.
+        let asked = self.asking.take().map_or(0, |asking| asking.count);
+        while self.ops.in_flight() > asked {
             if let Err(error) = self.enter(Wait::Forever) {
                 // Leaving now would hand memory back that the kernel still writes to.
                 panic!("io_uring failed with operations under way: {error}");

@@ -229,7 +229,7 @@ impl Outlet for Desk {
 
     fn send(&mut self, to: ShardId, message: Message) {
         let span = match message {
-            Message::Bio { bio, .. } if bio.op.has_data() => self.buffer(bio.id),
+            Message::Bio { bio, .. } if bio.op.buffer_len(bio.len) > 0 => self.buffer(bio.id),
             Message::Done { id, stage, .. } if stage != ReplyStage::Early => {
                 self.foreign.remove(&id);
                 NOTHING

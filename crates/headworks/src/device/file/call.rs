@@ -1,6 +1,6 @@
 //! One system call per operation: what an engine does with it, done in place.
 
-use crate::engine::{DiskKind, DiskOp};
+use crate::engine::{DiskKind, DiskOp, extents};
 use crate::memory::Span;
 
 /// Does an operation in place; its result as an engine gives it.
@@ -10,6 +10,11 @@ use crate::memory::Span;
 pub unsafe fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
     let (vector, count) = (spans.as_ptr().cast::<libc::iovec>(), spans.len() as i32);
     let (offset, len) = (op.offset as i64, op.len as i64);
+    if let (DiskKind::Extents { one }, [span]) = (op.kind, spans) {
+        // SAFETY: the span is valid and the caller's to write.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(span.base, span.len) };
+        return extents::tell(op.fd, op.offset, op.len, one, bytes);
+    }
     loop {
         // SAFETY: spans are laid out as iovecs, and theirs is the caller's promise.
         let result = unsafe {
@@ -21,6 +26,7 @@ pub unsafe fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
                 }
                 DiskKind::Sync => libc::fdatasync(op.fd) as isize,
                 DiskKind::Allocate { mode } => libc::fallocate(op.fd, mode, offset, len) as isize,
+                DiskKind::Extents { .. } => return -libc::EINVAL,
             }
         };
         if result >= 0 {

@@ -10,13 +10,15 @@
 //!                                  |        +-----------------'
 //!                     unsupported  v        |
 //!                               Unmap --> Allocate
+//!   BlockStatus ----------------------------------> Tell --------> completed (the list is in the buffer)
 //! ```
 //!
 //! A failed step ends the command with its error; "unsupported" reaches the queue, which then writes zeros as data. A full
 //! engine, at any step, is `Busy`: every step may be done twice, so the queue starts the command again.
 //!
 //! Images in memory (tmpfs) take the same steps in place, inside `submit`; their data is copied through a mapping (`mapped`)
-//! or moved by a system call (`call`).
+//! or moved by a system call (`call`). Only what they are made of is asked by a thread of the engine: a file in memory of which
+//! all pages are there is walked page by page.
 
 mod call;
 mod known;
@@ -76,6 +78,7 @@ enum Step {
     /// Punches for a NO_UNMAP that the filesystem cannot do in one step.
     Unmap,
     Allocate,
+    Tell,
 }
 
 enum Next {
@@ -131,9 +134,9 @@ impl FileDevice {
         let inline = file.mode() == FileMode::Inline;
         if !command.op.has_data() {
             let step = first_step(command);
-            match inline {
+            match inline && step != Step::Tell {
                 true => self.run_steps(command, step, io),
-                false => self.push_step(Stepped { command: *command, step }, io),
+                false => self.push_step(Stepped { command: *command, step }, spans, io),
             }
             return;
         }
@@ -186,9 +189,9 @@ impl FileDevice {
     }
 
     /// Sends the operation of a step; the command is in the table until its last one ends.
-    fn push_step(&mut self, stepped: Stepped, io: &mut DeviceIo<'_>) {
-        let op = self.operation(&stepped.command, stepped.step.kind());
-        if self.stepped.len() < STEPPED_MAX && io.disk.push(op, &[]) {
+    fn push_step(&mut self, stepped: Stepped, spans: &[Span], io: &mut DeviceIo<'_>) {
+        let op = self.operation(&stepped.command, stepped.step.kind(stepped.command.flags));
+        if self.stepped.len() < STEPPED_MAX && io.disk.push(op, spans) {
             self.stepped.push(stepped);
         } else {
             let busy = super::failed(&stepped.command, IoError::Busy);
@@ -200,7 +203,7 @@ impl FileDevice {
     fn run_steps(&mut self, command: &Command, first: Step, io: &mut DeviceIo<'_>) {
         let mut step = first;
         let status = loop {
-            let op = self.operation(command, step.kind());
+            let op = self.operation(command, step.kind(command.flags));
             let file = file_of(&mut self.files, command);
             // SAFETY: operations without data have no spans.
             let result = unsafe { file.execute(self.batches, &op, &[]) };
@@ -237,7 +240,7 @@ impl Device for FileDevice {
         };
         let Stepped { command, step } = self.stepped.swap_remove(row);
         match step.next(command.flags, done.result) {
-            Next::Step(step) => self.push_step(Stepped { command, step }, io),
+            Next::Step(step) => self.push_step(Stepped { command, step }, &[], io),
             Next::Completed(status) => io.completions.push(completed(&command, status)),
         }
     }
@@ -254,14 +257,16 @@ fn first_step(command: &Command) -> Step {
     match command.op {
         Op::WriteZeroes if command.flags.contains(BioFlags::NO_UNMAP) => Step::ZeroRange,
         Op::WriteZeroes | Op::Discard => Step::Punch,
+        Op::BlockStatus => Step::Tell,
         Op::Flush | Op::Read | Op::Write | Op::Prefetch => Step::Sync,
     }
 }
 
 impl Step {
-    fn kind(self) -> DiskKind {
+    fn kind(self, flags: BioFlags) -> DiskKind {
         let mode = match self {
             Step::Sync => return DiskKind::Sync,
+            Step::Tell => return DiskKind::Extents { one: flags.contains(BioFlags::ONE_EXTENT) },
             Step::Punch | Step::Unmap => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
             Step::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
             Step::Allocate => libc::FALLOC_FL_KEEP_SIZE,

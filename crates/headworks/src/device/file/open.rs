@@ -244,7 +244,7 @@ impl OpenFile {
             (Some(mapped), DiskKind::Allocate { .. }) => {
                 mapped.on_zeroed(op.offset, op.offset.saturating_add(op.len));
             }
-            (Some(_), DiskKind::Sync) | (None, _) => {}
+            (Some(_), DiskKind::Sync | DiskKind::Extents { .. }) | (None, _) => {}
         }
         // SAFETY: as above.
         unsafe { call::execute(op, spans) }

@@ -277,3 +277,36 @@ fn discards_free_blocks_and_no_unmap_keeps_them() {
         assert_eq!(byte, [0]);
     }
 }
+
+#[test]
+fn holes_are_told_by_the_engine_in_every_mode() {
+    let temporary = std::env::temp_dir();
+    let memory = memory_directory().unwrap_or_else(|| temporary.clone());
+    for directory in [temporary, memory] {
+        let file = TempFile::absent_in(&directory, "told");
+        let mut bench = bench(image(file.path(), Direct::Auto));
+        let written = bench.run(Op::Write, BioFlags::NONE, 512 << 10, 4096);
+        assert_eq!(written.status, Ok(()));
+        bench.disk.log.clear();
+        let done = bench.run(Op::BlockStatus, BioFlags::NONE, 0, SIZE as u32);
+        assert_eq!((done.status, done.transferred), (Ok(()), SIZE as u32));
+        // Also of a file in memory: the shard does not walk its pages.
+        assert_eq!(kinds(&bench), [DiskKind::Extents { one: false }]);
+        let told = |bench: &mut Bench<FileDevice>| -> Vec<_> {
+            let list = headworks_core::extent::extents(bench.buffer(), SIZE as u32);
+            list.map(|extent| (extent.len, extent.state.0)).collect()
+        };
+        let rest = SIZE as u32 - (516 << 10);
+        assert_eq!(told(&mut bench), [(512 << 10, 3), (4096, 0), (rest, 3)]);
+        assert_eq!(bench.run(Op::Discard, BioFlags::NONE, 512 << 10, 4096).status, Ok(()));
+        bench.run(Op::BlockStatus, BioFlags::ONE_EXTENT, 0, SIZE as u32);
+        assert_eq!(told(&mut bench), [(SIZE as u32, 3)]);
+        assert_eq!(kinds(&bench).last(), Some(&DiskKind::Extents { one: true }));
+        bench.disk.script = VecDeque::from([Some(-libc::EIO)]);
+        let failed = bench.run(Op::BlockStatus, BioFlags::NONE, 0, 4096);
+        assert_eq!((failed.status, failed.transferred), (Err(IoError::Medium), 0));
+        bench.disk.full = true;
+        let busy = bench.run(Op::BlockStatus, BioFlags::NONE, 0, 4096);
+        assert_eq!(busy.status, Err(IoError::Busy));
+    }
+}

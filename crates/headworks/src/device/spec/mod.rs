@@ -237,8 +237,18 @@ fn parse_direct(word: &str) -> Result<Direct, String> {
 }
 
 fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
-    let valid =
-        ["read", "write", "flush", "discard", "write_zeroes", "all", "jitter", "seed", "of"];
+    let valid = [
+        "read",
+        "write",
+        "flush",
+        "discard",
+        "write_zeroes",
+        "block_status",
+        "all",
+        "jitter",
+        "seed",
+        "of",
+    ];
     let keys = Keys::read("delay", &valid, text)?;
     let all = keys.parse("all", parse_time)?.unwrap_or(0);
     let mut wait_ns = [all; Op::COUNT];
@@ -369,7 +379,7 @@ mod tests {
                 seed: 5,
             }),
             Wrapper::Delay(DelayOptions {
-                wait_ns: [5 * ms, ms, ms, ms, ms, ms],
+                wait_ns: [5 * ms, ms, ms, ms, ms, ms, ms],
                 jitter_ns: 2000,
                 seed: 1,
             }),

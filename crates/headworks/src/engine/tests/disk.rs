@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 
+use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 
 use super::*;
@@ -140,6 +141,40 @@ fn a_full_engine_refuses_and_recovers() {
             assert_eq!(results(&done), [(0, 0), (1, 0), (2, 0), (3, 0)]);
         }
         assert_eq!(all_there_is(engine), []);
+    });
+}
+
+#[test]
+fn what_a_file_is_made_of_comes_between_other_results() {
+    on_both(64, |engine| {
+        let file = file("/dev/shm", false);
+        file.set_len(1 << 30).unwrap();
+        file.write_all_at(&[7; 8192], 65_536).unwrap();
+        let mut blocks = vec![Block([0xee; 4096]); 64];
+        for (slot, block) in (0..).zip(&mut blocks) {
+            let kind = match slot % 2 {
+                0 => DiskKind::Extents { one: slot % 4 == 2 },
+                _ => DiskKind::Read,
+            };
+            assert!(engine.push(op(slot, file.as_raw_fd(), kind, 0, 1 << 30), &[span(block)]));
+        }
+        let done = turn_until(engine, |events| results(events).len() == 64);
+        let expected = |slot| match slot % 4 {
+            0 => 3,
+            2 => 1,
+            _ => 4096,
+        };
+        let all: Vec<_> = (0..64).map(|slot| (slot, expected(slot))).collect();
+        assert_eq!(results(&done), all);
+        let told = |slot: usize| -> Vec<_> {
+            extents(&blocks[slot].0, 1 << 30).map(|extent| (extent.len, extent.state.0)).collect()
+        };
+        assert_eq!(told(0), [(65_536, 3), (8192, 0), ((1 << 30) - 73_728, 3)]);
+        assert_eq!(told(2), [(65_536, 3)]);
+        assert_eq!(all_there_is(engine), []);
+        // What is pushed and never turned for must not hang the end.
+        let kind = DiskKind::Extents { one: true };
+        assert!(engine.push(op(0, file.as_raw_fd(), kind, 0, 9), &[span(&mut blocks[0])]));
     });
 }
 

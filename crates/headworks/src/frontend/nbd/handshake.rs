@@ -16,6 +16,7 @@
 //! Invariants: at most one option is answered a call, so the output of a call is bounded by one list of all exports; at
 //! most 64 KiB are kept of what a client sent; after `Ready`, `Closed` or `Failed` nothing is consumed any more.
 
+use super::meta::MetaContexts;
 use super::wire::{
     EXPORT_NAME_PADDING_BYTES, INIT_MAGIC, OPTION_BYTES_MAX, OPTION_HEADER_BYTES, OPTION_MAGIC,
     OPTION_REPLY_MAGIC, STRING_BYTES_MAX, TransmissionFlags, be16, be32, be64, handshake_flags,
@@ -72,6 +73,8 @@ impl ExportInfo {
 pub struct Terms {
     /// Reads get structured replies.
     pub structured: bool,
+    /// Block status may be asked, in the context `base:allocation`.
+    pub base_allocation: bool,
 }
 
 /// Where a call left the handshake.
@@ -130,6 +133,7 @@ pub struct Handshake {
     no_zeroes: bool,
     terms: Terms,
     encryption: Encryption,
+    contexts: MetaContexts,
 }
 
 impl Handshake {
@@ -147,6 +151,7 @@ impl Handshake {
             no_zeroes: false,
             terms: Terms::default(),
             encryption: Encryption::Off,
+            contexts: MetaContexts::default(),
         }
     }
 
@@ -298,6 +303,9 @@ impl Handshake {
                 self.terms.structured = true;
                 reply(out, option, option_reply::ACK, &[])
             }
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                self.contexts.on_option(option, self.terms.structured, body, exports, out)
+            }
             _ => refuse(out, option, option_reply::ERR_UNSUP, "the option is not supported"),
         }
     }
@@ -310,6 +318,7 @@ impl Handshake {
             Encryption::Offered | Encryption::Required => {
                 self.encryption = Encryption::Done;
                 self.terms = Terms::default();
+                self.contexts = MetaContexts::default();
                 reply(out, option::STARTTLS, option_reply::ACK, &[]);
                 return Outcome::Encrypt;
             }
@@ -328,7 +337,7 @@ impl Handshake {
         if !self.no_zeroes {
             out.extend([0; EXPORT_NAME_PADDING_BYTES]);
         }
-        self.ready(index)
+        self.ready(index, export)
     }
 
     fn on_info(
@@ -365,13 +374,14 @@ impl Handshake {
         }
         let answered = reply(out, option, option_reply::ACK, &[]);
         if option == option::GO {
-            return self.ready(index);
+            return self.ready(index, export);
         }
         answered
     }
 
-    fn ready(&self, export: usize) -> Outcome {
-        Outcome::Ready { export, terms: self.terms }
+    fn ready(&self, index: usize, export: &ExportInfo) -> Outcome {
+        let base_allocation = self.contexts.is_set_for(export);
+        Outcome::Ready { export: index, terms: Terms { base_allocation, ..self.terms } }
     }
 }
 
@@ -385,23 +395,23 @@ fn parse_info(body: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// The export called `name`; the empty name means the first one, unless an export is called so.
-fn find(exports: &[ExportInfo], name: &[u8]) -> Option<usize> {
+pub(super) fn find(exports: &[ExportInfo], name: &[u8]) -> Option<usize> {
     let named = exports.iter().position(|export| export.name.as_bytes() == name);
     named.or_else(|| (name.is_empty() && !exports.is_empty()).then_some(0))
 }
 
 /// Says which export is missing; what the peer sent is quoted and cut, for it ends up in a log.
-fn no_export(name: &[u8]) -> String {
+pub(super) fn no_export(name: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&name[..name.len().min(64)]);
     format!("there is no export {shown:?}")
 }
 
-fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, message: &str) -> Outcome {
+pub(super) fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, message: &str) -> Outcome {
     reply(out, option, kind, &[message.as_bytes()])
 }
 
 /// Appends one answer to an option.
-fn reply(out: &mut Vec<u8>, option: u32, kind: u32, parts: &[&[u8]]) -> Outcome {
+pub(super) fn reply(out: &mut Vec<u8>, option: u32, kind: u32, parts: &[&[u8]]) -> Outcome {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     out.extend(OPTION_REPLY_MAGIC.to_be_bytes());
     out.extend(option.to_be_bytes());

@@ -31,6 +31,11 @@ fn info_data(name: &str, wanted: &[u16]) -> Vec<u8> {
     bytes
 }
 
+fn context_data(name: &str, query: &str) -> Vec<u8> {
+    let string = |text: &str| [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
+    [string(name), 1u32.to_be_bytes().to_vec(), string(query)].concat()
+}
+
 fn client(flags: u32, options: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = flags.to_be_bytes().to_vec();
     bytes.extend(options.concat());
@@ -90,7 +95,7 @@ fn transcript() -> Vec<u8> {
             option(8, &[]),
             option(3, &[]),
             option(6, &info_data("nobody", &[])),
-            option(10, &[1, 2, 3]),
+            option(10, &context_data("first", "base:allocation")),
             option(6, &info_data("zweite", &[1, 2, 3, 77])),
             option(7, &info_data("", &[1])),
         ],
@@ -104,21 +109,22 @@ fn a_transcript_is_answered_as_the_protocol_says() {
     use option_reply::*;
     let (out, left, outcome) = whole(&transcript());
     assert_eq!(left, 22);
-    let ready = Outcome::Ready { export: 0, terms: Terms { structured: true } };
-    assert_eq!(outcome, ready);
+    let terms = Terms { structured: true, base_allocation: true };
+    assert_eq!(outcome, Outcome::Ready { export: 0, terms });
     let info_replies = [INFO, INFO, INFO, INFO, ACK, INFO, INFO, INFO, ACK];
-    let mut expected = vec![ERR_POLICY, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, ERR_UNSUP];
+    let mut expected = vec![ERR_POLICY, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, META_CONTEXT, ACK];
     expected.extend(info_replies);
     assert_eq!(kinds(&out), expected);
     let answers = answers(&out);
     assert_eq!(answers[2].2, b"\0\0\0\x05firstthe disk first");
     assert_eq!(answers[5].2, b"there is no export \"nobody\"");
+    assert_eq!(answers[6].2, b"\0\0\0\x01base:allocation");
     // Size 4097, flags HAS_FLAGS | SEND_FLUSH | SEND_DF.
-    assert_eq!(answers[7].2, b"\0\0\0\0\0\0\0\0\x10\x01\0\x85");
-    assert_eq!(answers[8].2, b"\0\x03\0\0\0\x01\0\0\x10\0\x02\0\0\0");
-    assert_eq!(answers[9].2, b"\0\x01zweite");
-    assert_eq!(answers[10].2, b"\0\x02the disk zweite");
-    assert_eq!(answers[14].2, b"\0\x01first");
+    assert_eq!(answers[8].2, b"\0\0\0\0\0\0\0\0\x10\x01\0\x85");
+    assert_eq!(answers[9].2, b"\0\x03\0\0\0\x01\0\0\x10\0\x02\0\0\0");
+    assert_eq!(answers[10].2, b"\0\x01zweite");
+    assert_eq!(answers[11].2, b"\0\x02the disk zweite");
+    assert_eq!(answers[15].2, b"\0\x01first");
 }
 
 #[test]
@@ -136,7 +142,7 @@ fn any_cut_gives_the_same_answers() {
 
 #[test]
 fn the_old_way_pads_unless_told_not_to() {
-    let ready = Outcome::Ready { export: 1, terms: Terms { structured: false } };
+    let ready = Outcome::Ready { export: 1, terms: Terms::default() };
     // Not structured, so DF is not offered.
     let head = b"\0\0\0\0\0\0\x10\x01\0\x05";
     let (out, left, outcome) = whole(&client(3, &[option(1, b"zweite")]));
@@ -147,6 +153,22 @@ fn the_old_way_pads_unless_told_not_to() {
     let (out, _, outcome) = whole(&client(3, &[option(1, b"third\n")]));
     assert_eq!(out, b"");
     assert_eq!(outcome, Outcome::Failed("there is no export \"third\\n\"".into()));
+}
+
+#[test]
+fn a_context_is_of_the_export_that_it_was_set_for() {
+    let chosen = |set: &str, go: Vec<u8>| {
+        let set = option(option::SET_META_CONTEXT, &context_data(set, "base:allocation"));
+        match whole(&client(3, &[option(8, &[]), set, go])).2 {
+            Outcome::Ready { terms, .. } => terms.base_allocation,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(chosen("zweite", option(option::GO, &info_data("zweite", &[]))));
+    assert!(chosen("zweite", option(option::EXPORT_NAME, b"zweite")));
+    assert!(!chosen("zweite", option(option::GO, &info_data("first", &[]))));
+    assert!(!chosen("zweite", option(option::EXPORT_NAME, b"")));
+    assert!(chosen("first", option(option::GO, &info_data("", &[]))), "the default is an export");
 }
 
 #[test]

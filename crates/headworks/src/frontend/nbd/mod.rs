@@ -6,7 +6,7 @@
 //! through here.
 //!
 //! ```text
-//!   accept --> Handshake::new --feed--> Reply, NeedMore, ... --> Ready { export, terms }     
+//!   accept --> Handshake::new --feed--> Reply, NeedMore, ... --> Ready { export, terms }
 //!                                 |                                 |
 //!                                 +--> Closed | Failed              v
 //!                                                   RequestParser::parse --> Request --> Op, BioFlags
@@ -19,8 +19,10 @@
 
 pub mod connection;
 pub mod handshake;
+pub mod meta;
 pub mod outgoing;
 pub mod reply;
+pub mod status;
 pub mod transmission;
 pub mod transport;
 pub mod window;

@@ -9,10 +9,12 @@
 //!   read, data       reply(0) + bytes            OFFSET_DATA|DONE chunk + offset + bytes
 //!   read, hole       (caller sends zeros)        OFFSET_HOLE|DONE chunk
 //!   read, error      reply(error)                ERROR|DONE chunk with a message
+//!   status           -                           see `status`; its errors as a read's
 //!   others           reply(error or 0)           the same
 //! ```
 //!
-//! Invariant: a call appends at most [`REPLY_BYTES_MAX`] bytes, so a buffer with that much room per reply never grows.
+//! Invariant: a call appends at most [`REPLY_BYTES_MAX`] bytes, so a buffer with that much room per reply never grows; but for
+//! a block status, which takes up to 1 KiB more.
 
 use super::wire::{
     CHUNK_HEADER_BYTES, NbdError, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
@@ -77,7 +79,7 @@ impl Replies {
         out.extend_from_slice(message);
     }
 
-    /// Anything but a read has ended.
+    /// Anything but a read or a block status has ended.
     #[inline]
     pub fn done(self, out: &mut Vec<u8>, cookie: u64, outcome: Result<(), NbdError>) {
         simple(out, cookie, outcome.err().map_or(0, NbdError::code));
@@ -85,7 +87,7 @@ impl Replies {
 
     /// Answers what the parser refused.
     pub fn refused(self, out: &mut Vec<u8>, refusal: super::Refusal) {
-        if refusal.is_read {
+        if refusal.in_chunks {
             self.read_error(out, refusal.cookie, refusal.error);
         } else {
             self.done(out, refusal.cookie, Err(refusal.error));
@@ -104,7 +106,7 @@ fn simple(out: &mut Vec<u8>, cookie: u64, error: u32) {
 
 /// The header of a reply's only chunk.
 #[inline]
-fn put_chunk(bytes: &mut [u8], kind: u16, cookie: u64, len: u32) {
+pub(super) fn put_chunk(bytes: &mut [u8], kind: u16, cookie: u64, len: u32) {
     bytes[0..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
     bytes[4..6].copy_from_slice(&chunk::DONE.to_be_bytes());
     bytes[6..8].copy_from_slice(&kind.to_be_bytes());

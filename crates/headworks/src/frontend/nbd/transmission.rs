@@ -62,6 +62,7 @@ impl Request {
             Command::Trim => Op::Discard,
             Command::WriteZeroes => Op::WriteZeroes,
             Command::Cache => Op::Prefetch,
+            Command::BlockStatus => Op::BlockStatus,
             Command::Flush | Command::Disconnect => Op::Flush,
         }
     }
@@ -80,7 +81,10 @@ impl Request {
                 }
             }
             // A flush is durable by its nature; clients are known to set FUA on it.
-            Command::Flush | Command::Cache | Command::Disconnect => {}
+            Command::Flush | Command::Cache | Command::BlockStatus | Command::Disconnect => {}
+        }
+        if self.flags.contains(CommandFlags::REQ_ONE) {
+            flags = flags.with(BioFlags::ONE_EXTENT);
         }
         if self.flags.contains(CommandFlags::NO_HOLE) {
             flags = flags.with(BioFlags::NO_UNMAP);
@@ -97,8 +101,8 @@ impl Request {
 pub struct Refusal {
     /// Given back in the reply.
     pub cookie: u64,
-    /// Whether the answer is to a read: those need the structured form where it was negotiated.
-    pub is_read: bool,
+    /// Whether the answer is to a read or a block status: those need the structured form where it was negotiated.
+    pub in_chunks: bool,
     /// What to answer.
     pub error: NbdError,
 }
@@ -265,8 +269,8 @@ impl RequestParser {
         header: &RequestHeader,
         error: NbdError,
     ) -> Option<Parsed> {
-        let refusal =
-            Refusal { cookie: header.cookie, is_read: command == Some(Command::Read), error };
+        let in_chunks = matches!(command, Some(Command::Read | Command::BlockStatus));
+        let refusal = Refusal { cookie: header.cookie, in_chunks, error };
         if command != Some(Command::Write) || header.len == 0 {
             return Some(Parsed::Refused(refusal));
         }
@@ -324,6 +328,10 @@ impl RequestParser {
             Command::Flush => offers(TransmissionFlags::SEND_FLUSH),
             Command::Trim => offers(TransmissionFlags::SEND_TRIM),
             Command::Cache => offers(TransmissionFlags::SEND_CACHE),
+            Command::BlockStatus => {
+                allowed = allowed.with(CommandFlags::REQ_ONE);
+                self.terms.base_allocation
+            }
             Command::WriteZeroes => {
                 allowed = allowed.with(CommandFlags::NO_HOLE);
                 if offers(TransmissionFlags::SEND_FAST_ZERO) {
@@ -341,7 +349,7 @@ mod tests {
     use super::*;
     use headworks_core::prng::Prng;
 
-    const STRUCTURED: Terms = Terms { structured: true };
+    const STRUCTURED: Terms = Terms { structured: true, base_allocation: true };
 
     const ALL: TransmissionFlags = TransmissionFlags(0xfff & !2);
 
@@ -395,7 +403,19 @@ mod tests {
         assert_eq!(bio(6, 18, u32::MAX), (Op::WriteZeroes, zeroes));
         // Longer than any payload, and allowed to whoever may only read.
         assert_eq!(bio(5, 1, u32::MAX), (Op::Prefetch, sync));
+        assert_eq!(bio(7, 0, u32::MAX), (Op::BlockStatus, sync));
+        assert_eq!(bio(7, 9, 1), (Op::BlockStatus, sync.with(BioFlags::ONE_EXTENT)));
         assert_eq!(one(ALL, 2, 0, 0), Parsed::Disconnect);
+    }
+
+    #[test]
+    fn block_status_needs_its_context() {
+        let without = Terms { structured: true, base_allocation: false };
+        let (_, parsed) = RequestParser::new(ALL, without).parse(&header(7, 0, 0, 4096));
+        let error = NbdError::Invalid;
+        assert_eq!(parsed, Parsed::Refused(Refusal { cookie: 77, in_chunks: true, error }));
+        assert_eq!(refused(one(ALL, 7, 0, 0)), Some(NbdError::Invalid), "of nothing");
+        assert_eq!(refused(one(ALL, 7, 2, 512)), Some(NbdError::Invalid), "another's flag");
     }
 
     #[test]

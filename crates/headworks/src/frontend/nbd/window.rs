@@ -23,6 +23,8 @@ pub struct Flying {
     pub since: Instant,
     /// What.
     pub op: Op,
+    /// Of a block status: the first extent is enough.
+    pub one_extent: bool,
     /// The reply was sent when it timed out; only the buffer is out.
     pub answered: bool,
     /// Its data; none for what has none.
@@ -73,8 +75,17 @@ impl Window {
         }
         let place = self.place(self.next);
         let (sequence, answered) = (self.next, false);
-        self.places[place] =
-            Some(Flying { sequence, cookie, offset, len, since, op, answered, buffer });
+        self.places[place] = Some(Flying {
+            sequence,
+            cookie,
+            offset,
+            len,
+            since,
+            op,
+            one_extent: false,
+            answered,
+            buffer,
+        });
         self.next += 1;
         self.used += 1;
         self.next - 1

@@ -70,6 +70,10 @@ pub mod option {
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
+    /// Name the contexts that block status can be asked in.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Choose some of them.
+    pub const SET_META_CONTEXT: u32 = 10;
 }
 
 /// What answers an option. The error codes have bit 31 set.
@@ -80,6 +84,8 @@ pub mod option_reply {
     pub const SERVER: u32 = 2;
     /// One piece of information.
     pub const INFO: u32 = 3;
+    /// A context: its number and its name.
+    pub const META_CONTEXT: u32 = 4;
     /// Set in every error code.
     pub const ERROR_BIT: u32 = 1 << 31;
     /// The option is unknown here.
@@ -116,6 +122,8 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// An offset and a length that read as zeros.
     pub const OFFSET_HOLE: u16 = 2;
+    /// What a range is made of, in one context.
+    pub const BLOCK_STATUS: u16 = 5;
     /// Set in every error type.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// An error and its message.
@@ -144,6 +152,8 @@ pub enum Command {
     Cache = 5,
     /// The range becomes zeros.
     WriteZeroes = 6,
+    /// What the range is made of.
+    BlockStatus = 7,
 }
 
 impl Command {
@@ -158,6 +168,7 @@ impl Command {
             4 => Some(Command::Trim),
             5 => Some(Command::Cache),
             6 => Some(Command::WriteZeroes),
+            7 => Some(Command::BlockStatus),
             _ => None,
         }
     }
@@ -210,6 +221,8 @@ impl CommandFlags {
     pub const NO_HOLE: Self = Self(2);
     /// Reads: one chunk only.
     pub const DF: Self = Self(4);
+    /// Block status: the first extent is enough.
+    pub const REQ_ONE: Self = Self(8);
     /// Write-zeroes: fail at once rather than write zeros as data.
     pub const FAST_ZERO: Self = Self(16);
 }

@@ -380,7 +380,7 @@ mod tests {
             busy_ns: 5 * MS,
             tags: Default::default(),
             tags_free: 0,
-            ops: [counts(1), counts(2), counts(3), counts(4), counts(5), counts(6)],
+            ops: [counts(1), counts(2), counts(3), counts(4), counts(5), counts(6), counts(7)],
         };
         let line = diskstats(DeviceId(3), &report);
         let fields = line["fields"].as_object().unwrap();

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use headworks_core::{Bio, BioId, Input, Op};
+use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Op};
 
 use super::{
     Connection, Door, End, Intake, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received,
@@ -230,8 +230,8 @@ impl Connection {
         let op = request.op();
         let held = self.buffer_bytes + self.outgoing.held();
         let mut buffer = None;
-        if op.has_data() {
-            let len = request.len as usize;
+        let len = op.buffer_len(request.len) as usize;
+        if len > 0 {
             buffer =
                 if may_take(held + len, len, intake) { intake.pool.try_take(len) } else { None };
             if buffer.is_none() {
@@ -280,8 +280,17 @@ impl Connection {
         };
         let Door { volume, export, ioprio } = transmission.door;
         let op = request.op();
+        let status = op == Op::BlockStatus;
+        if let Some(buffer) = buffer.as_ref().filter(|_| status) {
+            // Until a device tells something nothing is told, whatever the buffer held before.
+            // SAFETY: the buffer is ours alone, and holds a list.
+            unsafe { buffer.base().write_bytes(0, EXTENTS_BYTES as usize) };
+        }
         let Request { cookie, offset, len, .. } = *request;
         let sequence = self.window.insert(cookie, offset, len, op, buffer, intake.now);
+        if let Some(flying) = self.window.get(sequence).filter(|_| status) {
+            flying.one_extent = request.bio_flags().contains(BioFlags::ONE_EXTENT);
+        }
         *intake.room = intake.room.saturating_sub(1);
         intake.inputs.push(Input::Bio(Bio {
             id: BioId { connection: self.id, volume, export, sequence },

@@ -23,12 +23,14 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use headworks_core::{
-    ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Spent, Status, VolumeId,
+    EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Spent, Status,
+    VolumeId,
 };
 
 use super::handshake::{Encryption, ExportInfo, Handshake, Terms};
 use super::outgoing::{Outgoing, Sent};
 use super::reply::Replies;
+use super::status::Question;
 use super::transmission::{Request, RequestParser};
 use super::transport::Transport;
 use super::window::{Flying, Window};
@@ -170,6 +172,8 @@ pub struct Connection {
     limits: ConnectionLimits,
     phase: Phase,
     form: Replies,
+    /// The smallest block of its export.
+    block: u32,
     window: Window,
     outgoing: Outgoing,
     /// What it waited for; from its first request on.
@@ -233,6 +237,7 @@ impl Connection {
             limits,
             phase: Phase::Handshake(Box::new(handshake)),
             form: Replies { structured: false },
+            block: 1,
             window: Window::new(limits.requests),
             outgoing,
             latency: None,
@@ -302,6 +307,7 @@ impl Connection {
         self.form = Replies { structured: terms.structured };
         self.latency = Some(Table::default());
         self.export = door.export;
+        self.block = export.block_sizes.min;
         self.phase = Phase::Transmission(Transmission {
             parser: RequestParser::new(export.flags_for(terms), terms),
             replies: self.form,
@@ -394,7 +400,7 @@ impl Connection {
         }
         let flying = self.window.remove(sequence)?;
         let counted = Answered::of(&flying, now);
-        let Flying { op, cookie, offset, len, answered, buffer, .. } = flying;
+        let Flying { op, cookie, offset, len, one_extent, answered, buffer, .. } = flying;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
         if !dead && !answered {
@@ -407,6 +413,12 @@ impl Connection {
                     if let Some(buffer) = buffer.take() {
                         self.outgoing.data(buffer, len as usize);
                     }
+                }
+                (Op::BlockStatus, Ok(())) => {
+                    let (form, block) = (self.form, self.block);
+                    let question = Question { cookie, offset, len, block, one: one_extent };
+                    let list = buffer.as_ref().map_or(&[][..], list_of);
+                    self.outgoing.header(|out| form.block_status(out, &question, list));
                 }
                 (_, Ok(())) => {
                     let form = self.form;
@@ -431,7 +443,7 @@ impl Connection {
     fn answer_failure(&mut self, op: Op, cookie: u64, error: IoError) {
         let (form, error) = (self.form, NbdError::from(error));
         self.outgoing.header(|out| match op {
-            Op::Read => form.read_error(out, cookie, error),
+            Op::Read | Op::BlockStatus => form.read_error(out, cookie, error),
             _ => form.done(out, cookie, Err(error)),
         });
     }
@@ -573,6 +585,13 @@ impl Transmission {
     fn is_in_the_middle(&self) -> bool {
         self.receiving.is_some() || !self.parser.is_between_requests()
     }
+}
+
+/// What a device told in the buffer of a block status.
+fn list_of(buffer: &Buffer) -> &[u8] {
+    assert!(buffer.len() >= EXTENTS_BYTES as usize, "it was taken for a list");
+    // SAFETY: the buffer is ours alone again, and holds a list's bytes.
+    unsafe { std::slice::from_raw_parts(buffer.base(), EXTENTS_BYTES as usize) }
 }
 
 impl fmt::Debug for Connection {

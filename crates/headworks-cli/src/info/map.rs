@@ -1,0 +1,117 @@
+//! What an export is made of, as `nbdinfo --map` shows it: neighbours of a kind are one line.
+
+use std::collections::BTreeMap;
+
+use headworks::core::Extent;
+use serde_json::{Value, json};
+
+/// Prints extents as they come.
+pub struct Printer {
+    totals: bool,
+    json: bool,
+    /// Where the last run began, how long it is, its type.
+    run: (u64, u64, u32),
+    printed: bool,
+    /// Bytes by type.
+    sums: BTreeMap<u32, u64>,
+}
+
+impl Printer {
+    /// Prints each run, or only how much there is of each type.
+    pub fn new(totals: bool, json: bool) -> Self {
+        Self { totals, json, run: (0, 0, 0), printed: false, sums: BTreeMap::new() }
+    }
+
+    /// The next extent.
+    pub fn push(&mut self, extent: &Extent) {
+        let (start, len, kind) = self.run;
+        if len > 0 && kind != extent.state.0 {
+            self.print_run();
+            self.run = (start + len, 0, kind);
+        }
+        self.run = (self.run.0, self.run.1 + u64::from(extent.len), extent.state.0);
+        *self.sums.entry(extent.state.0).or_default() += u64::from(extent.len);
+    }
+
+    /// That was all.
+    pub fn finish(mut self) {
+        if self.run.1 > 0 {
+            self.print_run();
+        }
+        match (self.totals, self.json) {
+            (true, true) => println!("{:#}", totals_as_json(&self.sums)),
+            (true, false) => print!("{}", totals_as_text(&self.sums)),
+            (false, true) if self.printed => println!("\n]"),
+            (false, true) => println!("[]"),
+            (false, false) => {}
+        }
+    }
+
+    fn print_run(&mut self) {
+        let (offset, length, kind) = self.run;
+        if self.totals {
+            return;
+        }
+        let first = !std::mem::replace(&mut self.printed, true);
+        if self.json {
+            let run = run_as_json(offset, length, kind);
+            print!("{}{run}", if first { "[\n" } else { ",\n" });
+        } else {
+            println!("{offset:>10}  {length:>10}  {kind:>3}  {}", describe(kind));
+        }
+    }
+}
+
+fn run_as_json(offset: u64, length: u64, kind: u32) -> Value {
+    json!({ "offset": offset, "length": length, "type": kind, "description": describe(kind) })
+}
+
+fn totals_as_json(sums: &BTreeMap<u32, u64>) -> Value {
+    let all: u64 = sums.values().sum();
+    let row = |(kind, size): (&u32, &u64)| {
+        let percent = 100.0 * *size as f64 / all.max(1) as f64;
+        json!({ "size": size, "percent": percent, "type": kind, "description": describe(*kind) })
+    };
+    sums.iter().map(row).collect()
+}
+
+fn totals_as_text(sums: &BTreeMap<u32, u64>) -> String {
+    let all: u64 = sums.values().sum();
+    let row = |(kind, size): (&u32, &u64)| {
+        let percent = 100.0 * *size as f64 / all.max(1) as f64;
+        format!("{size:>10} {percent:5.1}% {kind:>3} {}\n", describe(*kind))
+    };
+    sums.iter().map(row).collect()
+}
+
+fn describe(kind: u32) -> String {
+    match kind {
+        0 => "data".into(),
+        1 => "hole".into(),
+        2 => "zero".into(),
+        3 => "hole,zero".into(),
+        other => format!("{other:#x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks::core::ExtentState;
+
+    #[test]
+    fn neighbours_of_a_kind_are_one_run_over_answers_too() {
+        let mut printer = Printer::new(true, false);
+        for (len, state) in [(4096, 0), (4096, 0), (u32::MAX, 3), (u32::MAX, 3), (1, 0)] {
+            printer.push(&Extent { len, state: ExtentState(state) });
+        }
+        let holes = 2 * u64::from(u32::MAX);
+        assert_eq!(printer.run, (8192 + holes, 1, 0));
+        assert_eq!(printer.sums, BTreeMap::from([(0, 8193), (3, holes)]));
+        let sums = BTreeMap::from([(0, 1 << 20), (3, 3 << 20)]);
+        let text = "   1048576  25.0%   0 data\n   3145728  75.0%   3 hole,zero\n";
+        assert_eq!(totals_as_text(&sums), text);
+        assert_eq!(totals_as_json(&sums)[1]["percent"], 75.0);
+        assert_eq!(totals_as_json(&BTreeMap::new()), json!([]));
+    }
+}
