@@ -23,8 +23,8 @@ use std::thread::JoinHandle;
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    CacheOptions, ConfigError, Control, DeviceConfig, ExportConfig, ExportId, Instant, PlugNesting,
-    Shard, ShardConfig, ShardId, VolumeConfig, VolumeId, WriteMode,
+    CacheOptions, ConfigError, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Instant,
+    PlugNesting, Shard, ShardConfig, ShardId, VolumeConfig, VolumeId, WriteMode,
 };
 
 use crate::device::Device;
@@ -381,13 +381,15 @@ fn service(
         let volumes = config.volumes.iter().enumerate();
         let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
         DeviceEntry {
+            id: DeviceId(index as u16),
             owner: device.owner,
             volumes: own.map(|(volume, _)| VolumeId(volume as u16)).collect(),
         }
     });
-    let exports = assembly.exports.iter().map(|export| {
+    let exports = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
         ExportEntry {
+            id: ExportId(index as u16),
             name: export.name.clone(),
             volume: export.volume,
             device: volume.device,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
-use super::tree::{ExportEntry, Leaf, Tree, device_name, is_within};
+use super::tree::{DeviceEntry, ExportEntry, Leaf, Tree, device_name, is_within};
 use crate::server::board::{Board, Mail};
 use crate::server::caching::divided;
 use crate::units::{parse_ioprio, parse_size, parse_weight};
@@ -42,7 +42,7 @@ pub struct Setting {
 pub struct Service {
     board: Arc<Board>,
     shards: u16,
-    tree: Tree,
+    tree: Mutex<Arc<Tree>>,
     /// By [`ExportId`].
     settings: Mutex<Vec<Setting>>,
     /// Of the whole server; bytes are divided among the shards that cache.
@@ -75,7 +75,7 @@ impl Service {
         Self {
             board,
             shards,
-            tree,
+            tree: Mutex::new(Arc::new(tree)),
             settings: Mutex::new(settings),
             dirty: Mutex::new(dirty),
             changing: Mutex::new(()),
@@ -127,26 +127,31 @@ impl Service {
     }
 
     fn get(&self, path: &str) -> Answer {
-        let path = path.trim_matches('/');
+        let (path, tree) = (path.trim_matches('/'), self.tree());
         let mut values = Params::new();
         let mut device_before: Option<(DeviceId, DeviceReport)> = None;
-        for (name, leaf) in self.tree.leaves(path) {
+        let fact = |export, show: fn(&ExportEntry) -> Value| tree.entry(export).map(show);
+        for (name, leaf) in tree.leaves(path) {
             let value = match leaf {
                 Leaf::Tunable(device, tunable) => {
                     if device_before.as_ref().is_none_or(|(before, _)| *before != device) {
-                        device_before = Some((device, self.device(device)?));
+                        device_before = Some((device, self.device(&tree, device)?));
                     }
                     match &device_before {
                         Some((_, report)) => report::value(tunable, tunable.get(&report.options)),
                         None => Value::Null,
                     }
                 }
-                Leaf::Device(export) => device_name(self.entry(export).device).into(),
-                Leaf::ReadOnly(export) => u8::from(self.entry(export).read_only).into(),
+                Leaf::Device(export) => {
+                    fact(export, |entry| device_name(entry.device).into()).into()
+                }
+                Leaf::ReadOnly(export) => {
+                    fact(export, |entry| u8::from(entry.read_only).into()).into()
+                }
                 Leaf::Weight(export) => self.setting(export).weight.into(),
                 Leaf::Ioprio(export) => self.setting(export).ioprio.to_string().into(),
-                Leaf::Mode(export) => self.entry(export).mode.name().into(),
-                Leaf::OnError(export) => self.entry(export).on_error.name().into(),
+                Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
+                Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
                 Leaf::Dirty(tunable) => {
                     report::dirty_value(tunable, tunable.get(&lock(&self.dirty)))
                 }
@@ -166,37 +171,33 @@ impl Service {
             }
         }
         if values.is_empty() && path != root {
-            return Err(self.no_entry(path));
+            return Err(no_entry(&tree, path));
         }
         Ok(Value::Object(values))
     }
 
-    fn no_entry(&self, path: &str) -> Fault {
-        Fault::refused("ENOENT", format!("there is no {path}; {}", self.tree.advice(path)))
-    }
-
-    fn find(&self, path: &str) -> Result<Leaf, Fault> {
+    fn find(&self, tree: &Tree, path: &str) -> Result<Leaf, Fault> {
         if let Some(rest) = path.strip_prefix("connections/") {
             let id = rest.strip_suffix("/ioprio").and_then(|id| id.parse().ok());
-            return id.map(Leaf::Connection).ok_or_else(|| self.no_entry(path));
+            return id.map(Leaf::Connection).ok_or_else(|| no_entry(tree, path));
         }
-        let below = self.tree.leaves(path);
+        let below = tree.leaves(path);
         match below.first() {
             Some((name, leaf)) if name == path => Ok(*leaf),
             Some((name, _)) => {
                 let message = format!("{path} has names below it, such as {name}");
                 Err(Fault::refused("EISDIR", message))
             }
-            None => Err(self.no_entry(path)),
+            None => Err(no_entry(tree, path)),
         }
     }
 
     fn set(&self, path: &str, value: &str) -> Answer {
-        let path = path.trim_matches('/');
+        let (path, tree) = (path.trim_matches('/'), self.tree());
         let invalid = |message: String| Fault::refused("EINVAL", format!("{path}: {message}"));
-        match self.find(path)? {
+        match self.find(&tree, path)? {
             Leaf::Tunable(device, tunable) => {
-                let shown = self.set_tunable(path, device, tunable, value)?;
+                let shown = self.set_tunable(&tree, path, (device, tunable), value)?;
                 Ok(json!({ path: shown }))
             }
             Leaf::Device(_) | Leaf::ReadOnly(_) | Leaf::Mode(_) | Leaf::OnError(_) => {
@@ -229,9 +230,9 @@ impl Service {
 
     fn set_tunable(
         &self,
+        tree: &Tree,
         path: &str,
-        device: DeviceId,
-        tunable: Tunable,
+        (device, tunable): (DeviceId, Tunable),
         value: &str,
     ) -> Result<Value, Fault> {
         let accepted = report::accepted(tunable);
@@ -242,10 +243,10 @@ impl Service {
             let message = format!("{path}: {}", error.message);
             Fault::refused("EINVAL", message).accepts(accepted.clone())
         })?;
-        let before = self.device(device)?.options;
+        let before = self.device(tree, device)?.options;
         // What is in flight now may take as long as the option says, and a new option counts from the switch on.
         let longest = Duration::from_nanos(before.io_timeout_ns) + self.patience.switch;
-        let owner = self.tree.devices[usize::from(device.0)].owner;
+        let owner = tree.device(device).map_or(ShardId(0), |entry| entry.owner);
         let question = |answer| Question::Set { device, tunable, value, answer };
         match self.ask_for(owner, longest, question) {
             Ok(status) => switched(path, status, accepted)?,
@@ -258,7 +259,7 @@ impl Service {
                 return Err(Fault::refused("ETIMEDOUT", message));
             }
         }
-        let options = self.device(device)?.options;
+        let options = self.device(tree, device)?.options;
         Ok(report::value(tunable, tunable.get(&options)))
     }
 
@@ -274,7 +275,7 @@ impl Service {
         };
         let value = parsed.map_err(invalid)?;
         let _order = lock(&self.changing);
-        let caching = &self.tree.caching;
+        let caching = &self.tree().caching;
         let share = divided(tunable, value, caching.len());
         let mut options = *lock(&self.dirty);
         let whole = tunable.set(&mut options, value);
@@ -319,9 +320,10 @@ impl Service {
     }
 
     fn acknowledge(&self, name: &str) -> Answer {
-        let export = self.find_export(name)?;
-        let (volume, owner) = (self.entry(export).volume, self.owner(export));
-        let home = self.entry(export).home;
+        let tree = self.tree();
+        let entry = find_export(&tree, name)?;
+        let ExportEntry { volume, home, .. } = *entry;
+        let owner = tree.owner(entry);
         let report = self.ask(owner, |answer| Question::Volume { volume, answer })?;
         let failed = self.ask(home, |answer| Question::Failed { volume, answer })?;
         let control = Control::Acknowledge { volume };
@@ -330,7 +332,7 @@ impl Service {
         if owner != home {
             self.ask(owner, |answer| Question::Tell { control, answer })?;
         }
-        let name = self.tree.export_name(export);
+        let name = entry.shown_name();
         let bytes: u64 = failed.iter().map(|range| range.len).sum();
         if report.suspect || bytes > 0 {
             tracing::warn!(
@@ -346,40 +348,33 @@ impl Service {
     }
 
     fn failed(&self, name: &str) -> Answer {
-        let export = self.find_export(name)?;
-        let ExportEntry { volume, home, .. } = *self.entry(export);
-        let ranges = self.ask(home, |answer| Question::Failed { volume, answer })?;
-        Ok(json!({ "export": self.tree.export_name(export), "ranges": report::failed(&ranges) }))
-    }
-
-    fn find_export(&self, name: &str) -> Result<ExportId, Fault> {
-        self.tree.export(name).ok_or_else(|| {
-            let known = self.tree.exports.iter().take(16).enumerate();
-            let names = known.map(|(index, _)| self.tree.export_name(ExportId(index as u16)));
-            let names = names.collect::<Vec<_>>().join(", ");
-            let message = format!("there is no export `{name}`; there are {names}");
-            Fault::refused("ENOENT", message)
-        })
+        let tree = self.tree();
+        let entry = find_export(&tree, name)?;
+        let volume = entry.volume;
+        let ranges = self.ask(entry.home, |answer| Question::Failed { volume, answer })?;
+        Ok(json!({ "export": entry.shown_name(), "ranges": report::failed(&ranges) }))
     }
 
     fn stats(&self) -> Answer {
-        let devices = (0..self.tree.devices.len() as u16).map(DeviceId);
-        let reports: Vec<DeviceReport> =
-            devices.clone().map(|device| self.device(device)).collect::<Result<_, _>>()?;
-        let mut exports = Params::new();
-        for (index, entry) in self.tree.exports.iter().enumerate() {
-            let export = ExportId(index as u16);
-            let volume = entry.volume;
-            let owner = self.owner(export);
-            let report: VolumeReport =
-                self.ask(owner, |answer| Question::Volume { volume, answer })?;
-            let options = &reports[usize::from(entry.device.0)].options;
-            let value = report::export(entry, self.setting(export), options, &report);
-            exports.insert(self.tree.export_name(export).to_owned(), value);
+        let tree = self.tree();
+        let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
+        for DeviceEntry { id, .. } in &tree.devices {
+            reports.push((*id, self.device(&tree, *id)?));
         }
-        let tables = devices.zip(&reports);
-        let devices: Params =
-            tables.map(|(device, table)| (device_name(device), report::device(table))).collect();
+        let mut exports = Params::new();
+        for entry in &tree.exports {
+            let volume = entry.volume;
+            let report: VolumeReport =
+                self.ask(tree.owner(entry), |answer| Question::Volume { volume, answer })?;
+            let device = reports.iter().find(|(device, _)| *device == entry.device);
+            let Some((_, DeviceReport { options, .. })) = device else { continue };
+            let value = report::export(entry, self.setting(entry.id), options, &report);
+            exports.insert(entry.shown_name().to_owned(), value);
+        }
+        let devices: Params = reports
+            .iter()
+            .map(|(device, table)| (device_name(*device), report::device(table)))
+            .collect();
         let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
         let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
         let caches =
@@ -397,22 +392,22 @@ impl Service {
     }
 
     fn diskstats(&self) -> Answer {
-        let mut lines = Vec::new();
-        for device in (0..self.tree.devices.len() as u16).map(DeviceId) {
-            lines.push(report::diskstats(device, &self.device(device)?));
+        let (mut lines, tree) = (Vec::new(), self.tree());
+        for DeviceEntry { id, .. } in &tree.devices {
+            lines.push(report::diskstats(*id, &self.device(&tree, *id)?));
         }
         Ok(Value::Array(lines))
     }
 
     fn connections(&self) -> Answer {
-        let list = self.list_connections()?;
+        let (list, tree) = (self.list_connections()?, self.tree());
         let shown = list.iter().map(|(shard, connection)| {
-            let name = |export: ExportId| self.tree.export_name(export);
+            let name = |export| tree.entry(export).map(ExportEntry::shown_name);
             json!({
                 "id": connection.id,
                 "peer": connection.peer,
                 "shard": shard.0,
-                "export": connection.chosen.map(|(export, _)| name(export)),
+                "export": connection.chosen.and_then(|(export, _)| name(export)),
                 "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
                 "in_flight": connection.in_flight,
             })
@@ -429,8 +424,8 @@ impl Service {
         Ok(all)
     }
 
-    fn device(&self, device: DeviceId) -> Result<DeviceReport, Fault> {
-        let entry = &self.tree.devices[usize::from(device.0)];
+    fn device(&self, tree: &Tree, device: DeviceId) -> Result<DeviceReport, Fault> {
+        let entry = tree.device(device).ok_or_else(|| no_entry(tree, &device_name(device)))?;
         let volumes = Arc::clone(&entry.volumes);
         self.ask(entry.owner, |answer| Question::Device { device, volumes, answer })
     }
@@ -439,12 +434,9 @@ impl Service {
         (0..self.shards).map(ShardId)
     }
 
-    fn entry(&self, export: ExportId) -> &ExportEntry {
-        &self.tree.exports[usize::from(export.0)]
-    }
-
-    fn owner(&self, export: ExportId) -> ShardId {
-        self.tree.devices[usize::from(self.entry(export).device.0)].owner
+    /// What there is now.
+    fn tree(&self) -> Arc<Tree> {
+        Arc::clone(&lock(&self.tree))
     }
 
     fn setting(&self, export: ExportId) -> Setting {
@@ -486,6 +478,19 @@ enum NoAnswer {
     TooLong,
     /// It dropped the question.
     Stopping,
+}
+
+fn no_entry(tree: &Tree, path: &str) -> Fault {
+    Fault::refused("ENOENT", format!("there is no {path}; {}", tree.advice(path)))
+}
+
+fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportEntry, Fault> {
+    tree.export(name).ok_or_else(|| {
+        let names: Vec<&str> = tree.exports.iter().take(16).map(ExportEntry::shown_name).collect();
+        let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
+        let message = format!("there is no export `{name}`; there are {known}");
+        Fault::refused("ENOENT", message)
+    })
 }
 
 fn stopping() -> Fault {

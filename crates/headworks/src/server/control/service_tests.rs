@@ -225,7 +225,8 @@ fn a_change_of_write_back_that_a_shard_refuses_is_not_shown() {
 #[test]
 fn failed_ranges_come_from_the_volumes_home_and_both_shards_hear_of_their_end() {
     let mut bench = Bench::new(Manner::Switch(Ok(())));
-    bench.service.as_mut().unwrap().tree.exports[1].home = ShardId(1);
+    let service = bench.service.as_mut().unwrap();
+    Arc::get_mut(&mut lock(&service.tree)).unwrap().exports[1].home = ShardId(1);
     let range = json!({ "offset": 8192, "bytes": 4096, "error": IoError::Medium.to_string() });
     let expected = json!({ "export": "logs", "ranges": [range, range] });
     assert_eq!(bench.call("failed", json!({ "export": "logs" })), Ok(expected));
