@@ -11,6 +11,7 @@ mod caching;
 pub mod control;
 mod desk;
 mod listener;
+mod opening;
 pub(crate) mod polling;
 mod reactor;
 pub mod recorder;
