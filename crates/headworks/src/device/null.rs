@@ -3,7 +3,7 @@
 //! Writes, flushes, discards and write-zeroes succeed; the disk reads as zeros. A read that may be answered with a hole is;
 //! any other gets its zeros, since nobody may see what the buffer held before.
 
-use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions};
+use headworks_core::{BioFlags, Completion, Instant, IoError, Op, QueueOptions, VolumeId};
 
 use super::{Batch, Device, DeviceIo};
 
@@ -31,6 +31,10 @@ impl Device for NullDevice {
             }
             io.completions.push(Completion { hole, ..super::done(command) });
         }
+    }
+
+    fn grow(&mut self, _volume: VolumeId, _size: u64) -> Result<(), IoError> {
+        Ok(())
     }
 }
 
