@@ -43,6 +43,7 @@ use control::service::{Service, Setting};
 use control::tree::{DeviceEntry, ExportEntry, Tree};
 use desk::{Desk, Envelope, Peer};
 use listener::Listener;
+pub(crate) use reactor::ServedExport;
 use reactor::{Parts, Reactor};
 use recorder::Recorder;
 
@@ -154,18 +155,6 @@ impl ServerOptions {
         // Two of the largest requests: one and the reserve, and one connection's share is at least one.
         range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
     }
-}
-
-/// An export as the shards know it.
-pub struct ServedExport {
-    /// What clients are told.
-    pub info: ExportInfo,
-    /// What is behind it.
-    pub door: Door,
-    /// Where the volume lives.
-    pub shard: ShardId,
-    /// Its share beside other exports, when the server starts.
-    pub weight: u16,
 }
 
 /// A server that runs.
@@ -412,7 +401,7 @@ fn service(
     Service::new(Arc::clone(board), config.shards, tree, settings.collect(), options.dirty)
 }
 
-fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {
+fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
     let served = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
         let read_only = export.read_only || volume.options.read_only;
@@ -437,6 +426,7 @@ fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExpor
             },
             shard: volume.home,
             weight: export.weight,
+            serial: index as u64,
         }
     });
     served.collect()
@@ -541,7 +531,7 @@ fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
 /// What all threads share.
 struct Crew {
     options: ServerOptions,
-    exports: Arc<[ServedExport]>,
+    exports: Vec<ServedExport>,
     board: Arc<Board>,
     broken: Arc<Mutex<Option<String>>>,
 }
@@ -572,7 +562,7 @@ fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<Launched, ConfigError> {
         let opened = opened.clone();
         let crew = Crew {
             options: crew.options.clone(),
-            exports: Arc::clone(&crew.exports),
+            exports: crew.exports.clone(),
             board: Arc::clone(&crew.board),
             broken: Arc::clone(&crew.broken),
         };
@@ -680,7 +670,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
         wakers: Vec::new(),
         mail,
         board: Arc::clone(&crew.board),
-        exports: Arc::clone(&crew.exports),
+        exports: crew.exports.clone(),
         listeners,
         files,
         volumes,

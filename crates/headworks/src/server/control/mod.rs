@@ -14,6 +14,7 @@
 //! `tree` has the names, `service` the methods, `report` the tables, `question` what is asked of shards, `client` the lines.
 
 mod client;
+pub(super) mod order;
 pub(super) mod question;
 mod report;
 mod rpc;
