@@ -7,7 +7,7 @@
 
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
-use super::opening::{Opened, Origin, assembled, no_size};
+use super::opening::{Caching, Opened, Origin, assembled, no_size};
 use crate::device::{Base, Device, FileDevice, Identity, OpenFile, Share, SizeWatch, Spec};
 
 /// Where a client can go.
@@ -24,10 +24,36 @@ pub struct ExportSpec {
 }
 
 impl ExportSpec {
+    /// Reads `SPEC` or `NAME=SPEC`. An export that is not named has none if it is the `only` one, else that of its image.
+    ///
+    /// # Errors
+    /// What is wrong with the words.
+    pub fn parse(text: &str, only: bool) -> Result<Self, ConfigError> {
+        let (name, spec) = split_name(text);
+        let (spec, share) = Spec::parse_export(spec)?;
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None if only => String::new(),
+            None => spec.short_name(),
+        };
+        Ok(Self { share, ..Self::new(name, spec, false) })
+    }
+
     /// An export with an ordinary share and priority.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
         Self { name, spec, read_only, share: Share::default() }
+    }
+}
+
+/// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
+fn split_name(text: &str) -> (Option<&str>, &str) {
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    };
+    match text.split_once('=') {
+        Some((name, spec)) if is_name(name) => (Some(name), spec),
+        _ => (None, text),
     }
 }
 
@@ -53,6 +79,11 @@ impl ExportSpec {
             Base::File { path, .. } => Identity::of(path).ok(),
             _ => None,
         }
+    }
+
+    /// How it says that its volume is cached.
+    pub(super) fn caching(&self) -> Caching {
+        Caching { mode: self.share.mode, on_error: self.share.on_error }
     }
 
     /// Its clients may write.
@@ -116,6 +147,8 @@ pub struct AssembledExport {
     pub weight: u16,
     /// The priority of its clients' requests.
     pub ioprio: Ioprio,
+    /// What was asked for.
+    pub spec: ExportSpec,
     /// Its bytes outlive the process.
     pub lasting: bool,
     /// For people: what it is and how its bytes are reached.

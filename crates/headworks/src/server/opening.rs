@@ -17,8 +17,8 @@ use crate::units::display_size;
 /// How a volume is cached, as far as its exports say.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caching {
-    mode: Option<WriteMode>,
-    on_error: Option<ErrorPolicy>,
+    pub mode: Option<WriteMode>,
+    pub on_error: Option<ErrorPolicy>,
 }
 
 /// How what is served is cached if nobody says: what lies in memory anyway, not at all.
@@ -184,6 +184,11 @@ impl Opened {
             && u64::from(self.options.block_size) <= queue.max_bytes().into()
     }
 
+    /// What the queue of a device of its own works with.
+    pub fn device_options(&self, spec: &Spec) -> QueueOptions {
+        spec.wrap_queue_options(self.queue)
+    }
+
     /// The file itself, if it may join others.
     pub fn joins(self) -> Result<(u64, OpenFile), Self> {
         match self.body {
@@ -222,6 +227,7 @@ pub(super) fn assembled(
         read_only,
         weight: export.share.weight,
         ioprio: export.share.ioprio,
+        spec: export.clone(),
         lasting: matches!(export.spec.base, Base::File { .. }),
         description: format!("{what}, {}{access}", display_size(size)),
     }

@@ -14,6 +14,7 @@
 //! `tree` has the names, `service` the methods, `report` the tables, `question` what is asked of shards, `client` the lines.
 
 mod client;
+pub(super) mod live;
 pub(super) mod order;
 pub(super) mod question;
 mod report;
@@ -35,6 +36,7 @@ use headworks_core::ConfigError;
 use super::listener::Listener;
 use service::Service;
 
+pub use live::Reload;
 pub use report::DISKSTATS_FIELDS;
 
 /// Clients at once: some that look and some that set; more would be a mistake that runs in a loop.
@@ -61,7 +63,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// No thread or file descriptor is left.
-    pub fn start(listener: Listener, service: Service) -> Result<Self, ConfigError> {
+    pub fn start(listener: Listener, service: Arc<Service>) -> Result<Self, ConfigError> {
         let fail = |error: io::Error| ConfigError::new("control", format!("cannot start: {error}"));
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
         let thread = std::thread::Builder::new()
@@ -89,9 +91,9 @@ struct Reception {
 }
 
 impl Reception {
-    fn new(service: Service) -> Self {
+    fn new(service: Arc<Service>) -> Self {
         let (present, ended) = channel();
-        Self { service: Arc::new(service), clients: Vec::new(), present, ended }
+        Self { service, clients: Vec::new(), present, ended }
     }
 
     fn run(mut self, listener: Listener, stopped: &UnixStream) {

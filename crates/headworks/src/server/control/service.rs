@@ -13,6 +13,7 @@ use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
+use super::live::Live;
 use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
@@ -51,6 +52,7 @@ pub struct Service {
     changing: Mutex<()>,
     patience: Patience,
     started: std::time::Instant,
+    live: Live,
 }
 
 /// How long shards are waited for.
@@ -61,7 +63,7 @@ struct Patience {
     switch: Duration,
 }
 
-type Answer = Result<Value, Fault>;
+pub(super) type Answer = Result<Value, Fault>;
 
 impl Service {
     /// A service for the shards behind `board`.
@@ -71,6 +73,7 @@ impl Service {
         tree: Tree,
         settings: Vec<Setting>,
         dirty: DirtyOptions,
+        live: Live,
     ) -> Self {
         Self {
             board,
@@ -81,6 +84,7 @@ impl Service {
             changing: Mutex::new(()),
             patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
             started: std::time::Instant::now(),
+            live,
         }
     }
 
@@ -120,8 +124,13 @@ impl Service {
                 takes(&["export"])?;
                 self.failed(text(params, "export")?)
             }
+            "exports" => takes(&[]).and_then(|()| self.exports()),
+            "add" => takes(&["spec", "read_only", "cwd"]).and_then(|()| self.add_by_words(params)),
+            "remove" => takes(&["export", "force"]).and_then(|()| self.remove_by_words(params)),
+            "resize" => takes(&["export", "size"]).and_then(|()| self.resize_by_words(params)),
+            "drain" => takes(&["export"]).and_then(|()| self.drain(params)),
             other => Err(Fault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, diskstats, connections, failed and acknowledge"
+                "there is no method `{other}`; there are get, set, stats, diskstats, connections, failed, acknowledge, exports, add, remove, resize and drain"
             ))),
         }
     }
@@ -289,7 +298,7 @@ impl Service {
         Ok(report::dirty_value(tunable, tunable.get(&options)))
     }
 
-    fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), Fault> {
+    pub(super) fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), Fault> {
         let _order = lock(&self.changing);
         let control = Control::Weight { export, weight };
         for shard in self.shards() {
@@ -299,7 +308,7 @@ impl Service {
         Ok(())
     }
 
-    fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), Fault> {
+    pub(super) fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), Fault> {
         let _order = lock(&self.changing);
         for shard in self.shards() {
             self.ask(shard, |answer| Question::ExportIoprio { export, ioprio, answer })?;
@@ -430,20 +439,44 @@ impl Service {
         self.ask(entry.owner, |answer| Question::Device { device, volumes, answer })
     }
 
-    fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
+    pub(super) fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
         (0..self.shards).map(ShardId)
     }
 
     /// What there is now.
-    fn tree(&self) -> Arc<Tree> {
+    pub fn tree(&self) -> Arc<Tree> {
         Arc::clone(&lock(&self.tree))
     }
 
-    fn setting(&self, export: ExportId) -> Setting {
+    /// What comes later sees it.
+    pub(super) fn change_tree(&self, change: impl FnOnce(&mut Tree)) {
+        let mut current = lock(&self.tree);
+        let mut tree = Tree::clone(&current);
+        change(&mut tree);
+        *current = Arc::new(tree);
+    }
+
+    pub(super) fn live(&self) -> &Live {
+        &self.live
+    }
+
+    pub(super) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// A new export begins with this.
+    pub(super) fn put_setting(&self, export: ExportId, setting: Setting) {
+        let mut settings = lock(&self.settings);
+        let places = settings.len().max(usize::from(export.0) + 1);
+        settings.resize(places, setting);
+        settings[usize::from(export.0)] = setting;
+    }
+
+    pub(super) fn setting(&self, export: ExportId) -> Setting {
         lock(&self.settings)[usize::from(export.0)]
     }
 
-    fn ask<T>(
+    pub(super) fn ask<T>(
         &self,
         shard: ShardId,
         question: impl FnOnce(Sender<T>) -> Question,
@@ -484,7 +517,7 @@ fn no_entry(tree: &Tree, path: &str) -> Fault {
     Fault::refused("ENOENT", format!("there is no {path}; {}", tree.advice(path)))
 }
 
-fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportEntry, Fault> {
+pub(super) fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportEntry, Fault> {
     tree.export(name).ok_or_else(|| {
         let names: Vec<&str> = tree.exports.iter().take(16).map(ExportEntry::shown_name).collect();
         let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
@@ -493,7 +526,7 @@ fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportEntry, Fault>
     })
 }
 
-fn stopping() -> Fault {
+pub(super) fn stopping() -> Fault {
     Fault::refused("ESHUTDOWN", "the server is stopping")
 }
 
@@ -524,12 +557,12 @@ fn switched(path: &str, status: Status, accepted: String) -> Result<(), Fault> {
     })
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Whoever panicked left whole values.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, Fault> {
+pub(super) fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, Fault> {
     match params.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -537,7 +570,7 @@ fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, 
     }
 }
 
-fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, Fault> {
+pub(super) fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, Fault> {
     optional_text(params, name)?.ok_or_else(|| Fault::params(format!("{name} is missing")))
 }
 

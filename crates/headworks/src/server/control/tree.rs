@@ -46,6 +46,8 @@ pub struct ExportEntry {
     pub on_error: ErrorPolicy,
     /// Clients may only read.
     pub read_only: bool,
+    /// Writes need a flush to outlive a power cut.
+    pub volatile: bool,
 }
 
 /// What a name stands for.
@@ -231,6 +233,7 @@ pub(super) mod tests {
             mode: WriteMode::default(),
             on_error: ErrorPolicy::default(),
             read_only: false,
+            volatile: false,
         };
         Tree {
             devices: vec![device(0, &[0, 1]), device(1, &[2])],

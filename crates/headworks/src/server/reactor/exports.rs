@@ -11,6 +11,7 @@ use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
 
 use crate::frontend::nbd::connection::Door;
 use crate::frontend::nbd::handshake::ExportInfo;
+use crate::units::display_size;
 
 /// An export as the shards know it.
 #[derive(Clone)]
@@ -105,7 +106,7 @@ impl Exports {
         let places = self.places.iter_mut().flatten();
         places
             .filter(|place| place.export.door.volume == volume)
-            .for_each(|place| place.export.info.size = size);
+            .for_each(|place| resize(&mut place.export.info, size));
         self.list();
     }
 
@@ -128,6 +129,15 @@ impl Exports {
         serving.sort_by_key(|export| export.serial);
         self.ids = serving.iter().map(|export| export.door.export).collect();
         self.infos = serving.iter().map(|export| export.info.clone()).collect();
+    }
+}
+
+/// A description ends with the size, and maybe with what comes after it.
+fn resize(info: &mut ExportInfo, size: u64) {
+    let before = std::mem::replace(&mut info.size, size);
+    let [before, now] = [before, size].map(|size| format!(", {}", display_size(size)));
+    if let Some(at) = info.description.rfind(&before) {
+        info.description.replace_range(at..at + before.len(), &now);
     }
 }
 
@@ -182,11 +192,16 @@ mod tests {
     #[test]
     fn a_size_is_its_volumes_and_told_to_those_who_come() {
         let mut both = export("b", 1, 1);
+        both.info.description = "/x, 1 bytes, y, 1 bytes, read-only".to_owned();
         both.door.volume = VolumeId(0);
         let mut exports = Exports::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
         exports.resize(VolumeId(0), 7);
         let sizes: Vec<u64> = exports.infos().iter().map(|info| info.size).collect();
         assert_eq!(sizes, [7, 7, 1]);
-        assert_eq!(exports.open(ExportId(1)).unwrap().1.size, 7);
+        let (_, both) = exports.open(ExportId(1)).unwrap();
+        assert_eq!(
+            (both.size, both.description.as_str()),
+            (7, "/x, 1 bytes, y, 7 bytes, read-only")
+        );
     }
 }
