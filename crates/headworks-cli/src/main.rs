@@ -7,6 +7,7 @@ mod bench_feeders;
 mod bench_nbd;
 mod cached;
 mod ctl;
+mod ctl_live;
 mod experiments;
 mod folios;
 mod info;

@@ -16,8 +16,10 @@ use crate::units::display_size;
 
 /// How a volume is cached, as far as its exports say.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Caching {
+pub struct Caching {
+    /// When writes are acknowledged.
     pub mode: Option<WriteMode>,
+    /// What becomes of what could not be written.
     pub on_error: Option<ErrorPolicy>,
 }
 
@@ -61,7 +63,7 @@ impl Caching {
 
 /// Where a volume comes from, as far as later exports and sizes need it.
 #[derive(Clone, Debug)]
-pub(super) struct Origin {
+pub struct Origin {
     /// Which file it is.
     pub identity: Option<Identity>,
     /// For people.
@@ -73,7 +75,7 @@ pub(super) struct Origin {
 }
 
 /// What is behind an export, open.
-pub(super) struct Opened {
+pub struct Opened {
     body: Body,
     queue: QueueOptions,
     /// Its size and smallest block; how it is cached is for its exports to say.
@@ -175,13 +177,15 @@ impl Opened {
     pub fn fits(&self, queue: &QueueOptions) -> bool {
         let own = &self.queue;
         let can = |has: bool, used: bool| has || !used;
-        can(own.discard, queue.discard)
-            && can(own.write_zeroes, queue.write_zeroes)
-            && own.write_cache == queue.write_cache
-            && can(own.fua, queue.fua)
-            && own.discard_granularity <= queue.discard_granularity
-            && own.discard_max_bytes >= queue.discard_max_bytes
-            && u64::from(self.options.block_size) <= queue.max_bytes().into()
+        // Who only reads needs none of what writers do.
+        let writes = self.options.read_only
+            || can(own.discard, queue.discard)
+                && can(own.write_zeroes, queue.write_zeroes)
+                && own.write_cache == queue.write_cache
+                && can(own.fua, queue.fua)
+                && own.discard_granularity <= queue.discard_granularity
+                && own.discard_max_bytes >= queue.discard_max_bytes;
+        writes && self.options.block_size <= queue.max_bytes()
     }
 
     /// What the queue of a device of its own works with.

@@ -1,8 +1,6 @@
 //! What the control socket orders of a shard when exports come, go and grow, and what the shard says of its exports.
 
-use headworks_core::{
-    ChangeError, DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId,
-};
+use headworks_core::{ChangeError, DeviceConfig, DeviceId, ExportId, VolumeConfig, VolumeId};
 
 use crate::device::{Device, OpenFile};
 use crate::server::ServedExport;
@@ -130,6 +128,3 @@ impl ExportReport {
         self.suspect |= other.suspect;
     }
 }
-
-/// An order for every shard, made anew for each: what only one of them gets is given to the first that may have it.
-pub type EveryShard<'a> = dyn FnMut(ShardId) -> Order + 'a;

@@ -27,6 +27,9 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// A switch ends when the commands in flight have ended or were given up, and this much later at most.
 const SWITCH_MARGIN: Duration = Duration::from_secs(5);
 
+/// How often whoever looks begins again when exports came or went meanwhile.
+const RETRIES: u32 = 4;
+
 /// Ways to write a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
 
@@ -93,6 +96,20 @@ impl Service {
     /// # Errors
     /// What the client is told.
     pub fn call(&self, method: &str, params: &Params) -> Answer {
+        let only_looks = matches!(method, "get" | "stats" | "diskstats" | "exports");
+        for _ in 0..RETRIES {
+            let tree = self.tree();
+            let answer = self.call_once(method, params);
+            // Whom it asked may have gone while it asked.
+            let changed = !Arc::ptr_eq(&tree, &self.tree());
+            if answer.is_ok() || !only_looks || !changed {
+                return answer;
+            }
+        }
+        self.call_once(method, params)
+    }
+
+    fn call_once(&self, method: &str, params: &Params) -> Answer {
         let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
         {
             None => Ok(()),

@@ -3,11 +3,13 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
-use headworks_core::{QueueOptions, VolumeId};
+use headworks_core::{QueueOptions, ShardConfig, VolumeId, VolumeOptions};
 
 use super::super::question::{DeviceReport, FailedRange, Question, VolumeReport};
 use super::super::tree::tests::tree;
 use super::*;
+use crate::server::assemble::Assembly;
+use crate::server::estate::Estate;
 
 /// How the shards behave.
 #[derive(Clone, Copy)]
@@ -81,9 +83,17 @@ fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
             }
             (_, Question::Turns { answer }) => answer.send(Default::default()).unwrap(),
             (_, Question::Connections { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, Question::Exports { .. } | Question::Drain { .. }) => {}
         }
     }
     told
+}
+
+/// Nothing that may come or go.
+fn live() -> Live {
+    let volume = VolumeOptions { size: 512, block_size: 512, ..VolumeOptions::default() };
+    let config = ShardConfig::single(QueueOptions::default(), volume, 1);
+    Live::new(Estate::new(&Assembly::default(), &config, false, Vec::new(), Vec::new()))
 }
 
 impl Bench {
@@ -93,7 +103,8 @@ impl Bench {
         let shards = mails.into_iter().map(start).collect();
         let setting = Setting { weight: 100, ioprio: Ioprio::default() };
         let board = Arc::new(Board::new(boxes, 3, Box::new(|| ())));
-        let mut service = Service::new(board, 2, tree(), vec![setting; 3], DirtyOptions::default());
+        let mut service =
+            Service::new(board, 2, tree(), vec![setting; 3], DirtyOptions::default(), live());
         let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
         if matches!(manner, Manner::Silent | Manner::Stuck) {
             service.patience = Patience { answer, switch };

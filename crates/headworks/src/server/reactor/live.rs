@@ -7,8 +7,8 @@
 use std::sync::mpsc::Sender;
 
 use headworks_core::{
-    Bio, BioFlags, BioId, Change, ChangeError, Control, DeviceId, ExportId, Input, Instant,
-    IoError, Op, Status, VolumeId,
+    Bio, BioFlags, BioId, Change, ChangeError, Control, ExportId, Input, Instant, Op, Status,
+    VolumeId,
 };
 
 use super::{Life, Reactor};

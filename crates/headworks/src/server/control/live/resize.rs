@@ -49,6 +49,11 @@ impl Service {
             && wanted.is_some()
             && size > watch.current_size().unwrap_or(size)
         {
+            if config.options.read_only {
+                let name = entry.shown_name();
+                let message = format!("{name}: its image is open for reading alone");
+                return Err(Fault::refused("EROFS", message));
+            }
             self.lengthen(entry, watch, size)?;
         }
         if size > now {
