@@ -14,7 +14,7 @@ mod mem;
 mod null;
 mod spec;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorDevice, ErrorOptions};

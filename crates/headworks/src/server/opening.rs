@@ -144,6 +144,16 @@ impl Opened {
         Ok(opened)
     }
 
+    /// It finds no place: an image that was made for it goes again.
+    pub fn undo(self, spec: &Spec) {
+        if let (Body::File(file), Base::File { path, .. }) = (&self.body, &spec.base)
+            && file.created()
+        {
+            // What remains if this fails is an empty image.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
     /// What is remembered of it.
     pub fn origin(&self) -> Origin {
         let file = match &self.body {

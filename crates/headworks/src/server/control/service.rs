@@ -161,7 +161,8 @@ impl Service {
             let value = match leaf {
                 Leaf::Tunable(device, tunable) => {
                     if device_before.as_ref().is_none_or(|(before, _)| *before != device) {
-                        device_before = Some((device, self.device(&tree, device)?));
+                        device_before =
+                            self.device_if_there(&tree, device)?.map(|report| (device, report));
                     }
                     match &device_before {
                         Some((_, report)) => report::value(tunable, tunable.get(&report.options)),
@@ -385,13 +386,16 @@ impl Service {
         let tree = self.tree();
         let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
         for DeviceEntry { id, .. } in &tree.devices {
-            reports.push((*id, self.device(&tree, *id)?));
+            reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
         }
         let mut exports = Params::new();
         for entry in &tree.exports {
             let volume = entry.volume;
-            let report: VolumeReport =
-                self.ask(tree.owner(entry), |answer| Question::Volume { volume, answer })?;
+            let report = self.ask(tree.owner(entry), |answer| Question::Volume { volume, answer });
+            let Some(report) = self.if_there(report, |tree| tree.entry(entry.id).is_some())? else {
+                continue;
+            };
+            let report: VolumeReport = report;
             let device = reports.iter().find(|(device, _)| *device == entry.device);
             let Some((_, DeviceReport { options, .. })) = device else { continue };
             let value = report::export(entry, self.setting(entry.id), options, &report);
@@ -420,7 +424,8 @@ impl Service {
     fn diskstats(&self) -> Answer {
         let (mut lines, tree) = (Vec::new(), self.tree());
         for DeviceEntry { id, .. } in &tree.devices {
-            lines.push(report::diskstats(*id, &self.device(&tree, *id)?));
+            let report = self.device_if_there(&tree, *id)?;
+            lines.extend(report.map(|report| report::diskstats(*id, &report)));
         }
         Ok(Value::Array(lines))
     }
@@ -458,6 +463,27 @@ impl Service {
 
     pub(super) fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
         (0..self.shards).map(ShardId)
+    }
+
+    /// The same for whoever looks at all of them: none if it has gone meanwhile.
+    fn device_if_there(
+        &self,
+        tree: &Tree,
+        device: DeviceId,
+    ) -> Result<Option<DeviceReport>, Fault> {
+        self.if_there(self.device(tree, device), |tree| tree.device(device).is_some())
+    }
+
+    /// What is gone does not answer. It is out of the tree before a shard forgets it.
+    fn if_there<T>(
+        &self,
+        answer: Result<T, Fault>,
+        there: impl Fn(&Tree) -> bool,
+    ) -> Result<Option<T>, Fault> {
+        match answer {
+            Err(_) if !there(&self.tree()) => Ok(None),
+            answer => answer.map(Some),
+        }
     }
 
     /// What there is now.

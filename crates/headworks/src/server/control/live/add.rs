@@ -45,19 +45,14 @@ impl Service {
             return Err(Fault::refused("EEXIST", message));
         }
         let export = estate.free_export().map_err(|error| wrong(&error))?;
-        let (volume, mut notes) = match estate.find(&spec) {
+        let (volume, notes) = match estate.find(&spec) {
             Some(volume) => {
                 estate.may_share(volume, &spec).map_err(|error| wrong(&error))?;
                 (volume, Vec::new())
             }
             None => self.add_volume(&mut estate, &spec)?,
         };
-        let result = self.serve(&mut estate, export, volume, &spec);
-        if result.is_err() && !estate.exports.values().any(|other| other.volume == volume) {
-            // The server stops; nothing is served any more.
-            notes.clear();
-        }
-        let entry = result?;
+        let entry = self.serve(&mut estate, export, volume, &spec)?;
         tracing::info!("export {} was added", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "notes": notes }))
     }
@@ -69,8 +64,13 @@ impl Service {
     ) -> Result<(VolumeId, Vec<String>), Fault> {
         estate.may_open(spec).map_err(|error| wrong(&error))?;
         let opened = Opened::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
-        let Site { volume, config, device, owner } =
-            estate.site(spec, &opened).map_err(|error| wrong(&error))?;
+        let Site { volume, config, device, owner } = match estate.site(spec, &opened) {
+            Ok(site) => site,
+            Err(error) => {
+                opened.undo(&spec.spec);
+                return Err(wrong(&error));
+            }
+        };
         let (notes, mut origin) = (opened.notes.clone(), opened.origin());
         origin.caching = spec.caching();
         let mut watched = opened.watched(volume);

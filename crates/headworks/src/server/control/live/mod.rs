@@ -134,3 +134,6 @@ fn wrong(error: &ConfigError) -> Fault {
 fn close(remains: Vec<Remains>) {
     drop(remains);
 }
+
+#[cfg(test)]
+mod tests;
