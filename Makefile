@@ -6,7 +6,13 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 HEADWORKS := target/release/headworks
 DEMO      := target/demo.img
 
-.PHONY: help run build check test test-long bench
+# `make install` as a package has it: make install PREFIX=/usr DESTDIR=package/root
+PREFIX    ?= /usr/local
+DESTDIR   ?=
+SHARE      = $(DESTDIR)$(PREFIX)/share
+LIB        = $(DESTDIR)$(PREFIX)/lib
+
+.PHONY: help run build install check test test-long bench
 
 help:            ## what there is to make
 	@awk -F ' *## ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -18,6 +24,21 @@ run: build       ## serve a demo disk of 1 GiB over NBD, in the foreground
 build:           ## the release binary: target/release/headworks
 	@scripts/setup
 	@cargo build --release --locked
+
+install:         ## the release binary, man pages, completions, systemd units: PREFIX=/usr/local DESTDIR=
+	@test -x $(HEADWORKS) || { echo "install: error: there is no $(HEADWORKS): 'make build' first" >&2; exit 1; }
+	install -D -m 755 $(HEADWORKS) $(DESTDIR)$(PREFIX)/bin/headworks
+	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(HEADWORKS) man $(SHARE)/man/man1
+	for page in packaging/man/*.[57]; do install -D -m 644 $$page $(SHARE)/man/man$${page##*.}/$${page##*/}; done
+	$(HEADWORKS) completions bash >$(SHARE)/bash-completion/completions/headworks
+	$(HEADWORKS) completions zsh >$(SHARE)/zsh/site-functions/_headworks
+	$(HEADWORKS) completions fish >$(SHARE)/fish/vendor_completions.d/headworks.fish
+	install -d $(LIB)/systemd/system
+	for unit in packaging/systemd/*; do sed 's|/usr/bin/|$(PREFIX)/bin/|' $$unit >$(LIB)/systemd/system/$${unit##*/}; done
+	install -D -m 644 packaging/sysusers.d/headworks.conf $(LIB)/sysusers.d/headworks.conf
+	install -D -m 644 packaging/tmpfiles.d/headworks.conf $(LIB)/tmpfiles.d/headworks.conf
+	for example in packaging/*.toml; do test ! -e $$example || install -D -m 644 $$example $(SHARE)/doc/headworks/$${example##*/}; done
 
 check:           ## before a commit: format, clippy, unit tests, a minute of simulation
 	@scripts/setup test

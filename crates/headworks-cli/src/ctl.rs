@@ -14,7 +14,7 @@ use headworks::server::control::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
 use crate::ctl_live as live;
-use crate::{USAGE, complain};
+use crate::{USAGE, complain, seeing};
 
 /// Everything but a switch is answered at once; a shard that is stuck is given up by the server before this.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -36,6 +36,7 @@ Examples:
   headworks ctl /run/hw.ctl set hw0/queue/read_ahead_kb 512
   headworks ctl /run/hw.ctl failed db                   what was acknowledged and could not be written out
   headworks ctl /run/hw.ctl acknowledge db              a flush of db failed, and that is known now
+  headworks ctl /run/hw.ctl log-level debug             what clients do, too, until it is set back to info
   headworks ctl /run/hw.ctl diskstats                   lines as in /proc/diskstats
   headworks ctl /run/hw.ctl exports                     what is served, as a table
   headworks ctl /run/hw.ctl add logs=/srv/logs.img      one more export; words as for `headworks serve`
@@ -44,6 +45,8 @@ Examples:
   headworks ctl /run/hw.ctl remove logs --force         its clients are closed, its image is written out and unlocked
   headworks ctl /run/hw.ctl resize db 20G               its image grows; without a size: is it longer than it was?
   headworks ctl /run/hw.ctl drain                       everything is written out and flushed; clients go on
+  headworks ctl /run/hw.ctl latency                     what clients waited for; with an export: all buckets
+  headworks ctl /run/hw.ctl why db                      where the slow requests of the last minute spent their time
 
 Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; our own begin with hw_. hw0 is the first device: images on one filesystem are one
 device, and `get exports/NAME/device` says which. A value that is refused changes nothing.")]
@@ -78,8 +81,23 @@ enum What {
     Diskstats,
     #[command(flatten)]
     Live(live::Live),
+    /// What clients waited for: percentiles of all exports, or all buckets of one
+    Latency {
+        /// The export; `default` is the one without a name
+        export: Option<String>,
+    },
+    /// Where the slow requests of an export spent the last minute
+    Why {
+        /// The export; `default` is the one without a name
+        export: String,
+    },
     /// Who is connected
     Connections,
+    /// Shows how much is logged, or changes it while the server runs
+    LogLevel {
+        /// error, warn, info, debug or trace
+        level: Option<String>,
+    },
     /// Ranges of an export that were acknowledged and could not be written out
     Failed {
         /// The export; `default` is the one without a name
@@ -135,14 +153,19 @@ fn request(what: &What) -> Result<(&'static str, Value), String> {
         What::Stats => ("stats", json!({})),
         What::Diskstats => ("diskstats", json!({})),
         What::Live(live) => live.request(),
+        What::Latency { export: None } => ("stats", json!({})),
+        What::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
+        What::Why { export } => ("why", json!({ "export": export })),
         What::Connections => ("connections", json!({})),
+        What::LogLevel { level: None } => ("log-level", json!({})),
+        What::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
         What::Failed { export } => ("failed", json!({ "export": export })),
         What::Acknowledge { export } => ("acknowledge", json!({ "export": export })),
     })
 }
 
 /// Asks the server; the error is a sentence.
-fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String> {
+pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String> {
     let at = socket.display();
     let mut stream = UnixStream::connect(socket)
         .map_err(|error| format!("cannot connect to the control socket {at}: {error}"))?;
@@ -190,6 +213,10 @@ fn show(what: &What, result: &Value) -> String {
         What::Diskstats => list(result).iter().map(diskstats_line).collect(),
         What::Live(live) => live.show(result),
         What::Connections => show_connections(result),
+        What::LogLevel { .. } => plain(&result["level"]) + "\n",
+        What::Latency { export: None } => seeing::show_percentiles(result),
+        What::Latency { .. } => seeing::show_histograms(result),
+        What::Why { .. } => seeing::show_why(result),
         What::Failed { .. } => show_failed(result),
         What::Acknowledge { .. } => show_acknowledged(result),
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use headworks::client::{ClientError, Export, Haggle, Listed, Socket, Uri};
+use headworks::client::{ClientError, Export, Haggle, Listed, Uri};
 use headworks::frontend::nbd::TransmissionFlags;
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ pub fn run(options: &InfoOptions) -> Result<(), ClientError> {
 
 /// The export, and the list if the server gives one.
 fn ask(options: &InfoOptions) -> Result<(Export, Option<Vec<Listed>>), ClientError> {
-    let connect = || Haggle::start(Socket::connect(&options.uri.target, options.timeout)?);
+    let connect = || Haggle::open(&options.uri, options.timeout);
     let mut haggle = connect()?;
     haggle.ask_structured()?;
     let list = match haggle.list() {
@@ -73,6 +73,7 @@ fn as_json(uri: &Uri, export: &Export, list: Option<&[Listed]>) -> Value {
         "flags": flags,
         "block_sizes": sizes,
         "structured_replies": export.structured,
+        "tls": export.tls,
         "exports": list.map(|list| list.iter().map(listed).collect::<Vec<_>>()),
     })
 }
@@ -94,6 +95,9 @@ fn as_text(uri: &Uri, export: &Export, list: Option<&[Listed]>) -> String {
     };
     let structured = if export.structured { "yes" } else { "no" };
     text += &format!("structured replies: {structured}\n");
+    if let Some(tls) = &export.tls {
+        text += &format!("tls: {tls}\n");
+    }
     let Some(list) = list else {
         return text + "exports: not told\n";
     };

@@ -6,21 +6,24 @@ mod bench_device;
 mod bench_feeders;
 mod bench_nbd;
 mod cached;
+mod completions;
 mod ctl;
 mod ctl_live;
 mod experiments;
 mod folios;
 mod info;
 mod lab;
+mod log;
+mod man;
 mod modes;
 mod progress;
+mod seeing;
 mod serve;
 mod signals;
 mod throttling;
 mod tunables;
 
-use clap::{Parser, Subcommand};
-use std::io::IsTerminal;
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -51,6 +54,10 @@ enum Command {
     /// The same path in virtual time, over modelled disks.
     #[command(subcommand)]
     Lab(lab::Lab),
+    /// Prints what completes this command in a shell.
+    Completions(completions::Options),
+    /// Lists the manual pages, or writes them to a directory.
+    Man(man::Options),
 }
 
 /// How long `info` waits for a server that says nothing.
@@ -64,22 +71,6 @@ pub fn complain(error: impl std::fmt::Display) {
     eprintln!("headworks: error: {error}");
 }
 
-/// Messages go to standard error: what an operator should know, with `-v` what clients do, with `-vv` everything.
-pub fn log_to_stderr(verbose: u8) {
-    let level = match verbose {
-        0 => tracing::Level::INFO,
-        1 => tracing::Level::DEBUG,
-        _ => tracing::Level::TRACE,
-    };
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_ansi(colours)
-        .with_target(false)
-        .init();
-}
-
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -91,6 +82,8 @@ fn main() -> ExitCode {
         Command::Ctl(options) => ctl::run(&options),
         Command::Info { uri, json } => show(&uri, json),
         Command::Lab(lab) => lab::run(lab),
+        Command::Completions(options) => completions::run(&options, Cli::command()),
+        Command::Man(options) => man::run(&options, Cli::command()),
     }
 }
 

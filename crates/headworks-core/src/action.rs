@@ -6,6 +6,7 @@
 use crate::bio::{BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::error::Status;
 use crate::input::{Message, ReplyStage, RequestId};
+use crate::spent::Spent;
 use crate::time::Instant;
 
 /// A piece of a bio's buffer, in the order in which it lies on the device.
@@ -142,6 +143,8 @@ pub enum Action {
         hole: bool,
         /// What this says about the buffer.
         stage: ReplyStage,
+        /// What it waited for.
+        spent: Spent,
     },
     /// Tell another shard.
     Send {
@@ -158,6 +161,9 @@ pub enum Action {
     /// Tell the operator.
     Notice(Notice),
 }
+
+// A list of hundreds is written and read for each turn.
+const _: () = assert!(size_of::<Action>() <= 56);
 
 /// The list of a batch and the segments its submits point at.
 #[derive(Debug, Default)]

@@ -6,6 +6,7 @@
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
 use crate::error::Status;
 use crate::options::Tunable;
+use crate::spent::Spent;
 use crate::writeback::DirtyTunable;
 
 /// Names a command in flight: the request's slot and how often the slot was used before.
@@ -57,6 +58,8 @@ pub enum Message {
         hole: bool,
         /// What this says about the buffer.
         stage: ReplyStage,
+        /// What it waited for there.
+        spent: Spent,
     },
     /// To the owner: those who wait here need `want` tags of `device`, the first of them no more.
     TagWant {

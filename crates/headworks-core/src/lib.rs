@@ -25,6 +25,7 @@ mod remote;
 pub mod request;
 pub mod shard;
 pub mod slab;
+pub mod spent;
 pub mod stats;
 pub mod tags;
 pub mod time;
@@ -42,4 +43,5 @@ pub use options::{
     VolumeConfig, VolumeOptions, WakeOptions, WriteMode,
 };
 pub use shard::Shard;
+pub use spent::{Spent, Wait};
 pub use time::Instant;

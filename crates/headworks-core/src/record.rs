@@ -8,6 +8,7 @@ use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, 
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 use crate::options::Tunable;
+use crate::spent::Spent;
 use crate::writeback::DirtyTunable;
 
 /// An input in a record: six words.
@@ -64,10 +65,11 @@ impl RunHash {
                 self.add(u64::from(submit.op as u8) << 8 | u64::from(submit.flags.0));
                 self.add(submit.offset);
             }
-            Action::Reply { id, status, hole, stage } => {
+            Action::Reply { id, status, hole, stage, spent } => {
                 self.add(2);
                 self.add_id(id);
                 self.add(outcome(status, hole, stage));
+                self.add(spent.word());
             }
             Action::Send { to, message } => {
                 self.add(3);
@@ -218,8 +220,9 @@ fn encode_message(message: &Message) -> Words {
             let [a, b, c, d] = bio_words(&bio);
             [3, a, b, c, d, pair(cookie, tags.into())]
         }
-        Message::Done { cookie, id, status, hole, stage } => {
-            [4, who_word(id), id.sequence, outcome(status, hole, stage), cookie.into(), 0]
+        Message::Done { cookie, id, status, hole, stage, spent } => {
+            let outcome = outcome(status, hole, stage);
+            [4, who_word(id), id.sequence, outcome, cookie.into(), spent.word()]
         }
         Message::TagWant { device, want, bytes, weight } => {
             [5, device.0.into(), want.into(), bytes.into(), weight.into(), 0]
@@ -262,6 +265,7 @@ pub fn decode(words: &Words) -> Option<Input> {
             status: IoError::from_code((words[3] >> 16) as u8),
             hole: words[3] >> 8 & 1 != 0,
             stage: stage_of(words[3])?,
+            spent: Spent::from_word(words[5]),
         },
         5 => Message::TagWant {
             device,
@@ -364,7 +368,10 @@ mod tests {
                 return Input::Control(Control::Resize { volume: id.volume, size: bio.offset });
             }
             5 => Message::Bio { bio, cookie, tags: count },
-            6 => Message::Done { cookie, id, status, hole, stage: ReplyStage::Early },
+            6 => {
+                let spent = Spent::from_word(prng.next());
+                Message::Done { cookie, id, status, hole, stage: ReplyStage::Early, spent }
+            }
             7 => Message::TagWant { device, want: count, bytes: cookie, weight: id.volume.0 },
             8 => Message::TagGrant { device, count },
             9 => Message::TagRevoke { device },

@@ -15,6 +15,7 @@ use crate::input::{Message, ReplyStage};
 use crate::merge::Limits;
 use crate::options::ShardConfig;
 use crate::queue::{Pools, TimerKind, Weights, answer, clear_timers, cost_bytes, pieces, timer_of};
+use crate::spent::{Spent, Wait};
 use crate::tags::{Ask, Flows, Head, Lease, Who, want_max};
 use crate::time::{Instant, MS};
 
@@ -100,9 +101,9 @@ impl RemoteQueue {
 
     /// The owner grants. The line is served at once: a revocation may be next in the same batch, and a tag that went round
     /// without being used would go round for ever.
-    pub fn on_grant(&mut self, pools: &mut Pools, count: u16) {
+    pub fn on_grant(&mut self, now: Instant, pools: &mut Pools, count: u16) {
         self.lease.on_grant(count);
-        self.serve(pools);
+        self.serve(now, pools);
     }
 
     /// The owner's queue works with other limits now.
@@ -148,7 +149,7 @@ impl RemoteQueue {
 
     /// Ends a batch: sends what the lease allows, asks for more if that was not all, returns what is not ours any longer.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) {
-        self.serve(pools);
+        self.serve(now, pools);
         if let Some(head) = self.head()
             && self.lease.start_wanting()
         {
@@ -187,7 +188,7 @@ impl RemoteQueue {
     }
 
     /// Sends what the lease allows.
-    fn serve(&mut self, pools: &mut Pools) {
+    fn serve(&mut self, now: Instant, pools: &mut Pools) {
         if self.line.is_empty() {
             return;
         }
@@ -201,8 +202,10 @@ impl RemoteQueue {
             let Who::Request(slot) = self.line.ticket(head).ask.who else {
                 unreachable!("only bios wait here")
             };
+            let waited = now.since(self.line.ticket(head).since);
             self.line.pop(head);
             pools.bios[slot].tags = want;
+            pools.bios[slot].spent = Spent::NONE.plus(Wait::Tag, waited);
             self.send(pools, slot);
         }
         self.line.forget_all();

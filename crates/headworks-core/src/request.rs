@@ -5,6 +5,7 @@
 
 use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
 use crate::slab::{NIL, Slab};
+use crate::spent::Spent;
 use crate::time::Instant;
 
 /// The request pool of a shard.
@@ -247,4 +248,6 @@ pub struct BioSlot {
     pub tags: u16,
     /// It was answered by time-out; only its buffer is still out.
     pub answered: bool,
+    /// What it waited for so far.
+    pub spent: Spent,
 }

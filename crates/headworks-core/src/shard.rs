@@ -16,6 +16,7 @@ use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
 use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
 use crate::slab::NIL;
+use crate::spent::Spent;
 use crate::stats::TurnStats;
 use crate::time::Instant;
 use crate::timer::TimerWheel;
@@ -182,8 +183,13 @@ impl Shard {
     }
 
     fn on_bio(&mut self, now: Instant, bio: Bio) {
-        let reply =
-            |status| Action::Reply { id: bio.id, status, hole: false, stage: ReplyStage::Final };
+        let reply = |status| Action::Reply {
+            id: bio.id,
+            status,
+            hole: false,
+            stage: ReplyStage::Final,
+            spent: Spent::NONE,
+        };
         let volume = self.volumes.get(usize::from(bio.id.volume.0));
         let Some(Place { config, discard_granularity: granularity }) =
             volume.filter(|volume| volume.config.home == self.id)
@@ -225,7 +231,7 @@ impl Shard {
         let config = &self.volumes[usize::from(bio.id.volume.0)].config;
         let (device, block_size) = (config.device, config.options.block_size);
         let slot = self.pools.bios.try_take().expect("there was room, or the cache kept some");
-        self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags: 0, answered: false };
+        self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, ..BioSlot::default() };
         self.touched |= 1 << device.0;
         // Own ones first: the others cost a message anyway.
         if let Way::Own(_) = &self.ways[usize::from(device.0)] {
@@ -390,7 +396,7 @@ impl Shard {
     fn on_message(&mut self, now: Instant, from: ShardId, message: Message) {
         match message {
             Message::Bio { bio, cookie, tags } => self.on_remote_bio(now, from, bio, cookie, tags),
-            Message::Done { cookie, id, status, hole, stage } => {
+            Message::Done { cookie, id, status, hole, stage, spent } => {
                 let Some(config) = self.volume(id.volume) else {
                     return;
                 };
@@ -399,6 +405,7 @@ impl Shard {
                 };
                 let known = pools.bios.is_taken(cookie) && pools.bios[cookie].bio.id == id;
                 assert!(known, "an owner answers what it was given");
+                pools.bios[cookie].spent = pools.bios[cookie].spent.and(spent);
                 remote.on_done(pools, cookie, status, hole, stage);
             }
             Message::TagWant { device, want, bytes, weight } => {
@@ -413,7 +420,7 @@ impl Shard {
             }
             Message::TagGrant { device, count } => {
                 if let Some((remote, pools)) = self.remote(device) {
-                    remote.on_grant(pools, count);
+                    remote.on_grant(now, pools, count);
                 }
             }
             Message::Limits { device, nr_requests, max_sectors_kb } => {
@@ -441,7 +448,8 @@ impl Shard {
         else {
             // Shards hear of changes at different times.
             let (status, stage) = (Err(IoError::Invalid), ReplyStage::Final);
-            let message = Message::Done { cookie, id: bio.id, status, hole: false, stage };
+            let (id, spent) = (bio.id, Spent::NONE);
+            let message = Message::Done { cookie, id, status, hole: false, stage, spent };
             self.pools.actions.list.push(Action::Send { to: from, message });
             return;
         };
@@ -453,11 +461,12 @@ impl Shard {
         let slot = if free > kept { bios.try_take() } else { None };
         let Some(slot) = slot else {
             let (status, stage) = (Err(IoError::NoMemory), ReplyStage::Final);
-            let message = Message::Done { cookie, id: bio.id, status, hole: false, stage };
+            let (id, spent) = (bio.id, Spent::NONE);
+            let message = Message::Done { cookie, id, status, hole: false, stage, spent };
             self.pools.actions.list.push(Action::Send { to: from, message });
             return;
         };
-        self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags, answered: false };
+        self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, tags, ..BioSlot::default() };
         self.touched |= 1 << device.0;
         self.enter(now, device, bio, slot, tags);
     }

@@ -3,6 +3,7 @@
 //! A stage's time goes into a log-linear histogram: four buckets per doubling, so a percentile is at most 19 % too high.
 
 use crate::bio::Op;
+use crate::spent::Spent;
 use crate::time::Instant;
 
 /// Where a request spends time, in the order in which it passes.
@@ -38,7 +39,8 @@ impl Stage {
 }
 
 /// Buckets: 0..4 ns one each, then four per doubling up to 2^42 ns (73 minutes); more goes into the last.
-const BUCKETS: usize = 4 * 41;
+pub const BUCKETS: usize = 4 * 41;
+const _: () = assert!(BUCKETS <= 1 << 8, "a bucket fits a byte of `Spent`");
 
 /// Counts of durations.
 #[derive(Clone, Debug)]
@@ -53,10 +55,23 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Adds one duration.
+    /// Adds one duration; returns its bucket.
     #[inline]
-    pub fn record(&mut self, ns: u64) {
-        self.counts[bucket_of(ns)] += 1;
+    pub fn record(&mut self, ns: u64) -> usize {
+        let bucket = bucket_of(ns);
+        self.counts[bucket] += 1;
+        bucket
+    }
+
+    /// Counts by bucket; the times of a bucket end with [`upper_end`].
+    #[must_use]
+    pub fn counts(&self) -> &[u64; BUCKETS] {
+        &self.counts
+    }
+
+    /// Adds `count` durations of a bucket.
+    pub fn add(&mut self, bucket: usize, count: u64) {
+        self.counts[bucket] += count;
     }
 
     /// How many were added.
@@ -88,8 +103,10 @@ impl Histogram {
     }
 }
 
+/// The bucket of a duration.
 #[inline]
-fn bucket_of(ns: u64) -> usize {
+#[must_use]
+pub fn bucket_of(ns: u64) -> usize {
     if ns < 4 {
         return ns as usize;
     }
@@ -98,7 +115,9 @@ fn bucket_of(ns: u64) -> usize {
     ((exponent - 1) * 4 + quarter).min(BUCKETS - 1)
 }
 
-fn upper_end(bucket: usize) -> u64 {
+/// The longest duration of a bucket, in nanoseconds.
+#[must_use]
+pub fn upper_end(bucket: usize) -> u64 {
     if bucket < 4 {
         return bucket as u64;
     }
@@ -136,15 +155,22 @@ pub struct VolumeStats {
 impl VolumeStats {
     /// Accounts for a finished request.
     #[inline]
-    pub(crate) fn on_finish(&mut self, op: Op, bytes: u64, stamps: &[Instant; 4], now: Instant) {
+    pub(crate) fn on_finish(
+        &mut self,
+        op: Op,
+        bytes: u64,
+        stamps: &[Instant; 4],
+        now: Instant,
+    ) -> Spent {
         let row = &mut self.ops[op as usize];
         row.requests += 1;
         row.bytes += bytes;
         row.time_ns += now.since(stamps[0]);
-        row.stages[Stage::Plug as usize].record(stamps[1].since(stamps[0]));
-        row.stages[Stage::Tag as usize].record(stamps[2].since(stamps[1]));
-        row.stages[Stage::Scheduler as usize].record(stamps[3].since(stamps[2]));
-        row.stages[Stage::Device as usize].record(now.since(stamps[3]));
+        let plug = row.stages[Stage::Plug as usize].record(stamps[1].since(stamps[0]));
+        let tag = row.stages[Stage::Tag as usize].record(stamps[2].since(stamps[1]));
+        let scheduler = row.stages[Stage::Scheduler as usize].record(stamps[3].since(stamps[2]));
+        let device = row.stages[Stage::Device as usize].record(now.since(stamps[3]));
+        Spent::of_request([plug, tag, scheduler, device])
     }
 }
 
@@ -256,7 +282,9 @@ mod tests {
     #[test]
     fn percentiles_are_at_most_a_quarter_too_high() {
         let mut histogram = Histogram::default();
-        (1..=1000).for_each(|us| histogram.record(us * 1000));
+        for us in 1..=1000 {
+            histogram.record(us * 1000);
+        }
         for (per_mille, exact) in [(500, 500_000), (990, 990_000), (999, 999_000)] {
             let found = histogram.percentile(per_mille);
             assert!(found >= exact && found <= exact * 5 / 4, "{found} for {exact}");

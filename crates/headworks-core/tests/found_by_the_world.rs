@@ -53,7 +53,7 @@ fn submits(actions: &[Action]) -> Vec<Submit> {
 /// (sequence, status, hole, stage) of every reply.
 fn replies(actions: &[Action]) -> Vec<(u64, Status, bool, ReplyStage)> {
     let reply = |action: &Action| match *action {
-        Action::Reply { id, status, hole, stage } => Some((id.sequence, status, hole, stage)),
+        Action::Reply { id, status, hole, stage, .. } => Some((id.sequence, status, hole, stage)),
         _ => None,
     };
     actions.iter().filter_map(reply).collect()

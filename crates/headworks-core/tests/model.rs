@@ -419,7 +419,9 @@ impl World {
                     assert!(!held, "a refusing device was given {submit:?}");
                     self.submitted(submit, &segments);
                 }
-                Action::Reply { id, status, hole, stage } => self.replied(id, status, hole, stage),
+                Action::Reply { id, status, hole, stage, .. } => {
+                    self.replied(id, status, hole, stage)
+                }
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Notice(Notice::TimedOut { volume, op: Op::Flush, .. }) => {
                     self.volumes[usize::from(volume.0)].lost = true;

@@ -1,6 +1,6 @@
 //! Nothing is allocated after start-up: not in the first batch, not on the paths of waiting, failing and giving up.
 //!
-//! A counting allocator watches this thread from the moment a shard is made; every test then runs a path by hand with arrays.
+//! A counting allocator watches this thread from the moment a shard is made, or its device has joined; every test then runs a path by hand with arrays.
 
 #[path = "support/counting.rs"]
 mod counting;
@@ -11,9 +11,10 @@ use counting::ALLOCATIONS;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, DeviceConfig, DeviceId, ExportId,
-    Input, Instant, IoClass, IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler, Shard,
-    ShardConfig, ShardId, Status, Submit, TagPolicy, VolumeConfig, VolumeOptions,
+    Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, DeviceConfig, DeviceId,
+    ExportId, Input, Instant, IoClass, IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler,
+    Shard, ShardConfig, ShardId, Spare, Status, Submit, TagPolicy, VolumeConfig, VolumeId,
+    VolumeOptions,
 };
 
 /// Room for more than any test has in flight; made before counting starts.
@@ -28,22 +29,34 @@ struct Desk {
 }
 
 impl Desk {
-    fn new(shards: u16, bios_max: u32, queue: QueueOptions) -> Self {
+    /// Shards of one device with one volume, which are there from the start or have `joined` later.
+    fn new(shards: u16, bios_max: u32, queue: QueueOptions, joined: bool) -> Self {
         let options = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
+        let device = DeviceConfig { owner: ShardId(0), queue };
+        let volume = VolumeConfig { home: ShardId(shards - 1), device: DeviceId(0), options };
+        let spare = Spare { devices: 1, volumes: 1, exports: 0, tags: queue.nr_requests };
         let config = |id| ShardConfig {
             id: ShardId(id),
             shards,
             bios_max,
-            devices: vec![DeviceConfig { owner: ShardId(0), queue }],
-            volumes: vec![VolumeConfig { home: ShardId(shards - 1), device: DeviceId(0), options }],
+            devices: if joined { Vec::new() } else { vec![device] },
+            volumes: if joined { Vec::new() } else { vec![volume] },
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
-            spare: headworks_core::Spare::default(),
+            spare: if joined { spare } else { Spare::default() },
         };
         let made = (0..shards).map(|id| Shard::new(config(id)).expect("a valid configuration"));
-        let shards: Vec<Shard> = made.collect();
+        let mut shards: Vec<Shard> = made.collect();
+        for shard in shards.iter_mut().filter(|_| joined) {
+            let device = Change::AddDevice { device: DeviceId(0), config: device };
+            let volume = Change::AddVolume { volume: VolumeId(0), config: volume };
+            for change in [device, volume] {
+                shard.change(Instant(0), &change).expect("there are places");
+            }
+            shard.clear_actions();
+        }
         Self {
             inputs: shards.iter().map(|_| Vec::with_capacity(10_000)).collect(),
             shards,
@@ -139,10 +152,15 @@ impl Desk {
 fn none(shards: u16, bios_max: u32, change: impl Fn(&mut QueueOptions), path: impl Fn(&mut Desk)) {
     let mut queue = QueueOptions::default();
     change(&mut queue);
-    let mut desk = Desk::new(shards, bios_max, queue);
+    for joined in [false, true] {
+        count(&mut Desk::new(shards, bios_max, queue, joined), &path);
+    }
+}
+
+fn count(desk: &mut Desk, path: &impl Fn(&mut Desk)) {
     let before = ALLOCATIONS.with(Cell::get);
     for round in 0..10 {
-        path(&mut desk);
+        path(desk);
         desk.finish();
         let made = ALLOCATIONS.with(Cell::get) - before;
         assert_eq!(made, 0, "allocations up to round {round}");

@@ -309,7 +309,9 @@ impl<C: Choices> Bed<C> {
                 Action::Move { from, to, len } => {
                     self.pool.copy_within(from as usize..from as usize + len as usize, to as usize);
                 }
-                Action::Reply { id, status, hole, stage } => self.on_reply(id, status, hole, stage),
+                Action::Reply { id, status, hole, stage, .. } => {
+                    self.on_reply(id, status, hole, stage);
+                }
                 Action::Timer { at } => self.timer = Some(at.0),
                 Action::Notice(notice) => self.on_notice(notice),
                 Action::Send { .. } => panic!("there is one shard"),

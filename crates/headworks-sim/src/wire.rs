@@ -9,7 +9,7 @@ use headworks::memory::Span;
 use headworks_core::prng::Prng;
 use headworks_core::{
     Action, Actions, Bio, BioFlags, BioId, Control, DeviceId, Input, Instant, IoError, Message,
-    Notice, Op, ReplyStage, RequestId, Segment, ShardId, Status, Submit, Towards, VolumeId,
+    Notice, Op, ReplyStage, RequestId, Segment, ShardId, Spent, Status, Submit, Towards, VolumeId,
 };
 
 use crate::check::{check_status, violation};
@@ -538,7 +538,7 @@ impl Wire {
         }
     }
 
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: Spent) {
         const ONCE: &str = "every bio is answered exactly once";
         self.moved = self.now;
         let index = self.index(id.connection);
@@ -845,8 +845,8 @@ impl Outlet for Port<'_> {
         self.wire.frames.span(self.shard.0)
     }
 
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
-        self.wire.reply(id, status, hole, stage);
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, spent: Spent) {
+        self.wire.reply(id, status, hole, stage, spent);
     }
 
     fn send(&mut self, to: ShardId, message: Message) {

@@ -5,7 +5,7 @@
 
 use headworks_core::{
     Action, Actions, BioId, Completion, DeviceId, Input, Instant, Message, Notice, ReplyStage,
-    ShardId, Status, Towards, cache::folio::BLOCK,
+    ShardId, Spent, Status, Towards, cache::folio::BLOCK,
 };
 
 use crate::device::{Batch, Command, Device, DeviceIo};
@@ -19,8 +19,8 @@ pub trait Outlet {
     fn buffer(&mut self, bio: BioId) -> Span;
     /// The frames of this shard's cache.
     fn frames(&self) -> Span;
-    /// Answer a bio, or free its buffer.
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage);
+    /// Answer a bio, or free its buffer; what it waited for comes with it.
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, spent: Spent);
     /// Tell another shard. For a [`Message::Bio`] the buffer's span goes along.
     fn send(&mut self, to: ShardId, message: Message);
     /// Replace the time at which the shard gets `Input::Timer`.
@@ -177,7 +177,9 @@ impl Executor {
                     // SAFETY: as for a copy; the ranges do not overlap.
                     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
                 }
-                Action::Reply { id, status, hole, stage } => outlet.reply(id, status, hole, stage),
+                Action::Reply { id, status, hole, stage, spent } => {
+                    outlet.reply(id, status, hole, stage, spent);
+                }
                 Action::Send { to, message } => outlet.send(to, message),
                 Action::Timer { at } => outlet.timer(at),
                 Action::Notice(notice) => outlet.notice(notice),

@@ -2,7 +2,7 @@
 //!
 //! `frontend` parses protocols and knows nothing below a volume; `executor` carries out a shard's actions; `device` moves
 //! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data. `server` is the path behind a protocol,
-//! `embed` the path inside another program.
+//! `embed` the path inside another program; `tls` what both ends of an encrypted connection do.
 
 pub mod client;
 pub mod device;
@@ -12,11 +12,13 @@ pub mod embed;
 pub mod engine;
 pub mod executor;
 pub mod frontend;
+pub mod latency;
 pub mod memory;
 pub mod primitive;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod server;
+pub mod tls;
 pub mod units;
 
 pub use headworks_core as core;

@@ -82,7 +82,10 @@ fn serve(manners: Manners) -> Server {
             std::thread::spawn(move || Connection::new(stream, disk, manners).run());
         }
     });
-    Server { uri: Uri { target: Target::Unix(socket), export: String::new() }, directory }
+    Server {
+        uri: Uri { target: Target::Unix(socket), export: String::new(), tls: None },
+        directory,
+    }
 }
 
 struct Connection {
@@ -130,7 +133,9 @@ impl Connection {
                     self.stream.write_all(&out)?;
                     break (export, terms, self.input[at..received].to_vec());
                 }
-                Outcome::Closed | Outcome::Failed(_) => return self.stream.write_all(&out),
+                Outcome::Closed | Outcome::Failed(_) | Outcome::Encrypt => {
+                    return self.stream.write_all(&out);
+                }
                 Outcome::NeedMore | Outcome::Reply => {}
             }
         };

@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use headworks::core::ConfigError;
-use headworks::server::Address;
+use headworks::server::{Address, Place};
 
 use super::Options;
 use super::plan::unix_mode;
+use super::systemd::{Sockets, unix_path};
 
 /// A directory of our own for a socket; it goes with us.
 pub(super) struct PrivateDirectory(pub PathBuf);
@@ -21,15 +22,16 @@ impl Drop for PrivateDirectory {
 
 pub(super) fn addresses(
     options: &Options,
+    sockets: &Sockets,
 ) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
-    let mut listen = Vec::new();
+    let mut listen: Vec<Address> = sockets.listen.iter().cloned().map(Address::Given).collect();
     let mut private = None;
     if let Some(port) = options.port {
         listen.push(Address::Tcp(SocketAddr::new(options.ip_addr, port)));
     }
     let path = match &options.unix {
         Some(path) if path.as_os_str() != "-" => Some(path.clone()),
-        None if options.port.is_some() => None,
+        None if !listen.is_empty() => None,
         _ => {
             let directory = private_directory()?;
             let path = directory.0.join("headworks.sock");
@@ -39,9 +41,30 @@ pub(super) fn addresses(
     };
     if let Some(path) = path {
         let path = absolute(&path);
-        listen.push(Address::Unix { path, mode: unix_mode(options)? });
+        // A service manager may have made it already.
+        if !sockets.has(&path) {
+            listen.push(Address::Unix { path, mode: unix_mode(options)? });
+        }
     }
     Ok((listen, private))
+}
+
+/// The first unix socket's path, and the address of the first TCP socket.
+pub(super) fn places(listen: &[Address]) -> (Option<PathBuf>, Option<IpAddr>) {
+    let unix = listen.iter().find_map(|address| match address {
+        Address::Unix { path, .. } => Some(path.clone()),
+        Address::Tcp(_) => None,
+        Address::Given(given) => unix_path(given),
+    });
+    let tcp = listen.iter().find_map(|address| match address {
+        Address::Unix { .. } => None,
+        Address::Tcp(address) => Some(address.ip()),
+        Address::Given(given) => match given.place() {
+            Ok(Place::Tcp(address)) => Some(address.ip()),
+            _ => None,
+        },
+    });
+    (unix, tcp)
 }
 
 pub(super) fn absolute(path: &PathBuf) -> PathBuf {
@@ -72,14 +95,6 @@ pub(super) fn uri(
     address: IpAddr,
     port: Option<u16>,
 ) -> String {
-    let encode = |text: &str| -> String {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-        let encoded = text.bytes().map(|byte| match plain(byte) {
-            true => char::from(byte).to_string(),
-            false => format!("%{byte:02X}"),
-        });
-        encoded.collect()
-    };
     match (unix, port) {
         (Some(path), _) => {
             format!("nbd+unix:///{}?socket={}", encode(name), encode(&path.to_string_lossy()))
@@ -87,4 +102,14 @@ pub(super) fn uri(
         (None, Some(port)) => format!("nbd://{}/{}", SocketAddr::new(address, port), encode(name)),
         (None, None) => String::new(),
     }
+}
+
+/// A name or a path as it may stand in a URI.
+pub(super) fn encode(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let encoded = text.bytes().map(|byte| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    });
+    encoded.collect()
 }

@@ -42,16 +42,11 @@ pub(super) fn shown(assembly: &Assembly, cache: bool) -> Vec<Shown> {
     });
     exports.collect()
 }
-pub(super) fn announce(options: &Options, running: &Running) -> Result<(), String> {
+pub(super) fn announce(options: &Options, running: &Running) {
     let text = if options.json { announcement_json(running) } else { announcement(running) };
     let mut out = io::stdout().lock();
     // Nobody may be reading.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    match &options.pid_file {
-        Some(path) => std::fs::write(path, format!("{}\n", std::process::id()))
-            .map_err(|error| format!("cannot write {}: {error}", path.display())),
-        None => Ok(()),
-    }
 }
 
 fn announcement(running: &Running) -> String {

@@ -11,6 +11,10 @@ pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {
     let first = running.exports.first().map_or("", |export| export.uri.as_str());
     let mut shell = Command::new("/bin/sh");
     shell.arg("-c").arg(command).env("uri", first).env("nbd", first);
+    // They were meant for us.
+    for name in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC"] {
+        shell.env_remove(name);
+    }
     if let Some(path) = &running.unix {
         shell.env("unixsocket", path);
     }

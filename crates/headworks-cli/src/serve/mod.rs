@@ -5,14 +5,20 @@
 //! `--stop-timeout`, ends at once and says what was not written.
 //!
 //! `options` are the words, `plan` what they mean, `address` where clients connect, `announce` what users are told, `child` the
-//! command of `--run`, `stop` the way to the end.
+//! command of `--run`, `stop` the way to the end; `tls` what is encrypted, `systemd` whom a service manager talks to, `user` who
+//! we are once all is open, `sandbox` what we may not do from then on.
 
 mod address;
 mod announce;
 mod child;
 mod options;
+mod pid_file;
 mod plan;
+mod sandbox;
 mod stop;
+mod systemd;
+mod tls;
+mod user;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,36 +26,50 @@ use std::time::Duration;
 
 use headworks::core::ConfigError;
 use headworks::server::assemble::{Assembly, ExportSpec};
-use headworks::server::{Address, Server, ServerOptions};
+use headworks::server::{Address, LogLevel, Server, ServerOptions};
 
+use crate::log;
 use crate::modes;
 use crate::signals::Signals;
 use crate::{USAGE, complain};
-use address::{PrivateDirectory, addresses, uri};
+use address::{PrivateDirectory, addresses, places, uri};
 use announce::{Shown, announce, shown};
 use child::{child_code, spawn};
+use options::Sandbox;
+use pid_file::PidFile;
 use plan::plan;
 use stop::{Waited, end_at_once, wait};
+use systemd::{Manager, Sockets, unix_path};
+use user::User;
 
 pub use options::Options;
 
 /// Serves until it is told to stop.
 pub fn run(options: Options) -> ExitCode {
-    crate::log_to_stderr(options.verbose);
+    // Before anything is opened that could have their numbers.
+    let sockets = match Sockets::take() {
+        Ok(sockets) => sockets,
+        Err(error) => return fail(error),
+    };
+    let log_level = match log::install(options.log, options.verbose) {
+        Ok(log_level) => log_level,
+        Err(error) => return fail(error),
+    };
     // Before any thread starts, so that all inherit the mask.
     let signals = match Signals::block() {
         Ok(signals) => signals,
         Err(error) => return fail(format!("cannot wait for signals: {error}")),
     };
     // What is wrong with the words comes before anything is opened, and has a code of its own.
-    let planned = match plan(&options) {
+    let (planned, user) = match plan(&options).and_then(|planned| Ok((planned, user(&options)?))) {
         Ok(planned) => planned,
         Err(error) => {
             complain(error);
             return ExitCode::from(USAGE);
         }
     };
-    match start(&options, planned, &signals) {
+    let place = Place { sockets, log_level, user };
+    match start(&options, planned, place, &signals) {
         Ok(running) => serve(&options, running, &signals),
         Err(error) => fail(error),
     }
@@ -59,6 +79,18 @@ fn fail(error: impl std::fmt::Display) -> ExitCode {
     complain(error);
     ExitCode::FAILURE
 }
+
+/// What a server is given beside its words.
+struct Place {
+    sockets: Sockets,
+    log_level: LogLevel,
+    user: Option<User>,
+}
+
+fn user(options: &Options) -> Result<Option<User>, ConfigError> {
+    options.user.as_deref().map(user::look_up).transpose()
+}
+
 struct Running {
     server: Server,
     exports: Vec<Shown>,
@@ -73,30 +105,48 @@ struct Running {
     control: Option<PathBuf>,
     /// The directory of a private socket; it goes with us.
     private: Option<PrivateDirectory>,
+    pid_file: Option<PidFile>,
 }
 
 fn start(
     options: &Options,
     (specs, mut server_options): (Vec<ExportSpec>, ServerOptions),
+    Place { sockets, log_level, user }: Place,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
+    if let Some(user) = &user {
+        user.prepare()?;
+    }
     let mut assembly = Assembly::new(&specs)?;
     for (queue, _) in &mut assembly.devices {
         options.queue.apply(queue)?;
     }
-    let (listen, private) = addresses(options)?;
-    let unix = listen.iter().find_map(|address| match address {
-        Address::Unix { path, .. } => Some(path.clone()),
-        Address::Tcp(_) => None,
-    });
+    let (listen, private) = addresses(options, &sockets)?;
+    let (unix, tcp) = places(&listen);
     server_options.listen = listen;
+    if let Some(given) = sockets.control {
+        server_options.control = unix_path(&given);
+        server_options.control_given = Some(given);
+    }
+    server_options.log_level = Some(log_level);
     let mut exports = shown(&assembly, server_options.cache > 0);
-    let notes = std::mem::take(&mut assembly.notes);
+    let mut notes = std::mem::take(&mut assembly.notes);
+    notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
-    let server = Server::start(assembly, &server_options, move || ended.tell())?;
+    let own = own_files(&server_options, private.as_ref());
+    let mut pid_file = None;
+    let opened = || {
+        pid_file = options.pid_file.as_deref().map(PidFile::write).transpose()?;
+        let Some(user) = &user else { return Ok(()) };
+        own.iter().try_for_each(|path| user.give(path))?;
+        user.become_it()
+    };
+    let server = Server::start_after(assembly, &server_options, move || ended.tell(), opened)?;
+    notes.extend(user.and_then(|user| user.leftovers(&own)));
     let port = server.ports().iter().copied().flatten().next();
     for export in &mut exports {
-        export.uri = uri(&export.name, unix.as_deref(), options.ip_addr, port);
+        let uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);
+        export.uri = tls::encrypted(uri, &server_options.tls);
     }
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
     let dirty_limit = modes::dirty_limit(cache_bytes, &server_options.dirty);
@@ -112,14 +162,22 @@ fn start(
         port,
         control,
         private,
+        pid_file,
     })
 }
+
+/// Files that we make to be reached by, and that a user whom we become is to have.
+fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec<PathBuf> {
+    let unix = options.listen.iter().filter_map(|address| match address {
+        Address::Unix { path, .. } => Some(path.clone()),
+        Address::Tcp(_) | Address::Given(_) => None,
+    });
+    let control = options.control.iter().filter(|_| options.control_given.is_none()).cloned();
+    unix.chain(control).chain(private.map(|private| private.0.clone())).collect()
+}
+
 fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
-    if let Err(error) = announce(options, &running) {
-        running.server.stop();
-        let _ = running.server.join();
-        return fail(error);
-    }
+    announce(options, &running);
     let child = match options.run.as_ref().map(|command| spawn(command, &running)).transpose() {
         Ok(child) => child,
         Err(error) => {
@@ -128,19 +186,25 @@ fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
             return fail(format!("cannot run the command: {error}"));
         }
     };
-    let status = match wait(&running, signals, child) {
-        Waited::AtOnce => end_at_once(&running, options, "before the stop that was not waited for"),
+    // The command has to be started before; of what it starts nothing is ours.
+    if options.sandbox == Sandbox::On
+        && let Err(error) = sandbox::enter()
+    {
+        tracing::warn!("no system call is refused to the server (--sandbox): {error}");
+    }
+    let mut manager = Manager::new();
+    manager.ready(running.exports.len());
+    let status = match wait(&running, signals, &mut manager, child) {
+        Waited::AtOnce => end_at_once(&running, "before the stop that was not waited for"),
         Waited::TooLong => {
             let time =
                 format!("within the {} s of --stop-timeout", options.stop_timeout / 1_000_000_000);
-            end_at_once(&running, options, &time)
+            end_at_once(&running, &time)
         }
         Waited::Ended(status) => status,
     };
-    let Running { server, .. } = running;
-    if let Some(path) = &options.pid_file {
-        let _ = std::fs::remove_file(path);
-    }
+    let Running { server, pid_file, .. } = running;
+    drop(pid_file);
     match (server.join(), status) {
         (Err(error), _) => fail(error),
         (Ok(()), Some(status)) => child_code(status),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use headworks::units::{parse_size, parse_time};
 
+use crate::log::LogTo;
 use crate::tunables::Queue;
 
 /// Serves disk images over NBD.
@@ -19,6 +20,7 @@ Examples:
   headworks serve delay:read=5ms,of=file:path=disk.img
   headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
   headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
+  headworks serve disk.img -p 10809 --tls require --tls-certificates /etc/headworks/pki   only encrypted clients
   headworks serve --cache 0 disk.img                no page cache: every request goes to the device
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
@@ -50,6 +52,18 @@ pub struct Options {
     /// Listen for `headworks ctl` on this unix socket, for the owner alone
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
+    /// Encrypted clients: off, on (who asks) or require (nobody gets anything without)
+    #[arg(long, value_name = "MODE", default_value = "off")]
+    pub(super) tls: String,
+    /// Directory of server-cert.pem and server-key.pem, and ca-cert.pem for --tls-verify-peer
+    #[arg(long, value_name = "DIR")]
+    pub(super) tls_certificates: Option<PathBuf>,
+    /// Clients must show a certificate signed by one of ca-cert.pem
+    #[arg(long)]
+    pub(super) tls_verify_peer: bool,
+    /// Pre-shared keys are not supported
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(super) tls_psk: Option<PathBuf>,
     /// Refuse all writes
     #[arg(short, long)]
     pub(super) read_only: bool,
@@ -77,6 +91,12 @@ pub struct Options {
     /// Write the process id here once clients may connect
     #[arg(short = 'P', long, value_name = "FILE")]
     pub(super) pid_file: Option<PathBuf>,
+    /// Become this user, by name or id, once everything is open and before clients are served
+    #[arg(short, long, value_name = "USER[:GROUP]")]
+    pub(super) user: Option<String>,
+    /// Refuse ourselves the system calls that a server never needs: starting programs, mounting, tracing and the like
+    #[arg(long, value_enum, default_value = "on", value_name = "ON|OFF")]
+    pub(super) sandbox: Sandbox,
     /// Record every input of the path, for `headworks lab replay`
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
@@ -106,9 +126,19 @@ pub struct Options {
     /// One JSON object at the start instead of lines
     #[arg(long)]
     pub(super) json: bool,
+    /// Where messages go: standard error (or the journal behind it), the system's log, nowhere
+    #[arg(long, value_enum, default_value = "stderr", value_name = "WHERE")]
+    pub(super) log: LogTo,
     /// Say more: once for connections, twice for everything
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
+}
+
+/// Whether system calls are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Sandbox {
+    On,
+    Off,
 }
 
 fn size(word: &str) -> Result<u64, String> {

@@ -6,6 +6,7 @@ use headworks::server::assemble::{self, ExportSpec};
 
 use super::Options;
 use super::address::absolute;
+use super::tls::tls_options;
 
 /// What the command line says, checked as far as that goes without opening anything.
 pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigError> {
@@ -17,6 +18,8 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
     let server = ServerOptions {
         listen: Vec::new(),
         control: options.control.as_ref().map(absolute),
+        control_given: None,
+        log_level: None,
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),
@@ -35,6 +38,7 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
         // Whoever can reach the server can change what it serves.
         live: options.control.is_some(),
         queue: options.queue.named()?,
+        tls: tls_options(options)?,
     };
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
     if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {

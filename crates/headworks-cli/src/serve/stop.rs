@@ -3,7 +3,8 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-use super::{Options, Running};
+use super::systemd::Manager;
+use super::{Running, tls};
 use crate::complain;
 use crate::progress::{self, Progress};
 use crate::signals::{News, Signals};
@@ -25,14 +26,16 @@ impl Stop {
     }
 
     /// Tells how far it is, once a second; true if its time is over.
-    fn look(&mut self, running: &Running) -> bool {
+    fn look(&mut self, running: &Running, manager: &Manager) -> bool {
         if self.told.elapsed() >= LOOK {
             self.told = Instant::now();
             let left = running.server.left().into_iter().flatten().sum();
             let at = self.since.elapsed().as_nanos() as u64;
-            if let Some(line) = self.progress.line(at, left) {
+            let line = self.progress.line(at, left);
+            if let Some(line) = &line {
                 tracing::info!("{line}");
             }
+            manager.still_stopping(line.as_deref());
         }
         running.stop.is_some_and(|stop| self.since.elapsed() >= stop)
     }
@@ -47,15 +50,23 @@ pub(super) enum Waited {
     TooLong,
 }
 
-pub(super) fn wait(running: &Running, signals: &Signals, mut child: Option<Child>) -> Waited {
+pub(super) fn wait(
+    running: &Running,
+    signals: &Signals,
+    manager: &mut Manager,
+    mut child: Option<Child>,
+) -> Waited {
     let (mut stop, mut status): (Option<Stop>, _) = (None, None);
     loop {
         // Nobody is waited for in vain: the server says when it has ended.
-        let patience = stop.as_ref().map(|_| LOOK);
-        match signals.wait(patience) {
+        let patience = stop.as_ref().map(|_| LOOK).into_iter().chain(manager.patience()).min();
+        let news = signals.wait(patience);
+        manager.look(&running.server);
+        match news {
             News::Stop if stop.is_some() => return Waited::AtOnce,
             News::Stop => {
                 stop = Some(Stop::new());
+                manager.stopping();
                 if let Some(child) = &child {
                     // SAFETY: the child has not been waited for, so the id is its own.
                     unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
@@ -66,17 +77,23 @@ pub(super) fn wait(running: &Running, signals: &Signals, mut child: Option<Child
                 let ended = child.as_mut().and_then(|child| child.try_wait().ok().flatten());
                 if ended.is_some() {
                     (status, child) = (ended, None);
+                    manager.stopping();
                     stop.get_or_insert_with(Stop::new);
                     running.server.stop();
                 }
             }
             News::Statistics => running.server.tell_statistics(),
-            News::Reload => tracing::info!("there is no configuration file to load again"),
+            News::Reload => {
+                manager.reloading();
+                tracing::info!("there is no configuration file to load again");
+                tls::reload(&running.server);
+                manager.unchanged();
+            }
             News::Ended => return Waited::Ended(status),
             News::Silence => {}
         }
         if let Some(stop) = &mut stop
-            && stop.look(running)
+            && stop.look(running, manager)
         {
             return Waited::TooLong;
         }
@@ -85,7 +102,7 @@ pub(super) fn wait(running: &Running, signals: &Signals, mut child: Option<Child
 
 /// The second signal, or no time is left: say what is not written and not flushed, and go. Threads may be in a device that does not answer: nothing may wait for
 /// them, so nothing that they use is dropped.
-pub(super) fn end_at_once(running: &Running, options: &Options, reason: &str) -> ! {
+pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
     let (unflushed, left) = (running.server.unflushed(), running.server.left());
     let mut all_flushed = true;
     let exports = running.server.exports();
@@ -110,8 +127,8 @@ pub(super) fn end_at_once(running: &Running, options: &Options, reason: &str) ->
     if all_flushed {
         complain("stopped at once; every acknowledged write was flushed");
     }
-    if let Some(path) = &options.pid_file {
-        let _ = std::fs::remove_file(path);
+    if let Some(file) = &running.pid_file {
+        file.remove();
     }
     if let Some(private) = &running.private {
         let _ = std::fs::remove_dir_all(&private.0);

@@ -68,9 +68,9 @@ impl Cache {
         self.folios[run.folio].marks |= Folio::LATE;
         let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
         if up.bio.op == Op::Read {
-            return self.wake_folio(run.folio, Some(failed));
+            return self.wake_folio(run.folio, Some(failed), up.spent);
         }
-        self.wake_folio(run.folio, None);
+        self.wake_folio(run.folio, None, up.spent);
         let volume = self.volume(run.volume);
         volume.errors.record(IoError::TimedOut);
         volume.last_error = IoError::TimedOut;
@@ -85,7 +85,8 @@ impl Cache {
             op.status = Err(IoError::TimedOut);
             let (id, status) = (op.bio.id, op.status);
             let stage = ReplyStage::Early;
-            turn.actions.list.push(Action::Reply { id, status, hole: false, stage });
+            let spent = up.spent;
+            turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
         }
     }
 
@@ -109,7 +110,7 @@ impl Cache {
         self.no_longer_late(run.folio);
         let error = status.err();
         let failed = error.map(|e| (run.block, run.block + u64::from(run.count), e));
-        self.wake_folio(run.folio, failed);
+        self.wake_folio(run.folio, failed, up.spent);
     }
 
     /// The volume ended within the last block when this was sent, and goes on there now: of its rest nothing is known.
@@ -167,7 +168,7 @@ impl Cache {
         }
         self.volume(run.volume).sub_writing((up.bio.id.sequence >> 32 & 15) as u8);
         self.advance(run.volume);
-        self.wake_folio(run.folio, None);
+        self.wake_folio(run.folio, None, up.spent);
         self.end_own(up, status);
     }
 
@@ -187,6 +188,7 @@ impl Cache {
         }
         let op = &mut self.ops[up.cookie];
         op.pending -= 1;
+        self.waits[up.cookie as usize].below = up.spent;
         // A writer that writes out for itself sends anybody's blocks: their errors are the flushes' to tell.
         if op.doing != Doing::Write {
             op.status = op.status.and(status);

@@ -3,6 +3,7 @@
 //! Tables by volume and by device reach to the last place that was ever used, so that spare places cost nothing. A place that is
 //! vacant has no folio, no operation and no list that leads to it; whoever takes it finds it as new.
 
+use super::defect::CacheDefect;
 use super::flusher::Flusher;
 use super::folio::Folio;
 use super::volume::CachedVolume;
@@ -65,7 +66,7 @@ impl Cache {
 
     /// A volume leaves of which nothing is dirty or on its way: its folios are free, and nothing is remembered of it.
     pub fn remove_volume(&mut self, volume: VolumeId) {
-        let mut unit = 0;
+        let mut unit = if self.defect == CacheDefect::FoliosStay { self.folios.units() } else { 0 };
         while unit < self.folios.units() {
             let folio = self.folios[unit];
             if !folio.is(Folio::PRESENT) {

@@ -29,4 +29,6 @@ pub enum CacheDefect {
     EvictsFilling,
     /// A flush tells no error of write-out that another connection was told before it began.
     ErrorToldOnce,
+    /// What is cached of a volume stays when the volume leaves.
+    FoliosStay,
 }

@@ -9,6 +9,7 @@ use crate::bio::DeviceId;
 use crate::error::IoError;
 use crate::queue::list::Fifo;
 use crate::slab::{NIL, Slab};
+use crate::spent::{Spent, Wait, Waits};
 use crate::time::Instant;
 use crate::writeback::WriterId;
 
@@ -51,6 +52,7 @@ impl Cache {
     pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: Park) {
         self.stirred = true;
         self.ops[slot].park = park;
+        self.begin_wait(turn.now, slot);
         self.count_wait(park);
         match park {
             Park::Nothing | Park::Slot => unreachable!("this is no place to wait"),
@@ -78,6 +80,34 @@ impl Cache {
         }
     }
 
+    fn begin_wait(&mut self, now: Instant, slot: u32) {
+        let waits = &mut self.waits[slot as usize];
+        if self.ops[slot].waits == NIL {
+            self.ops[slot].waits = slot;
+            *waits = Waits::default();
+        }
+        waits.begin(now);
+    }
+
+    /// An operation is parked no longer.
+    pub(super) fn end_wait(&mut self, now: Instant, op: &mut Operation) {
+        let park = std::mem::take(&mut op.park);
+        if op.waits == NIL {
+            return;
+        }
+        let waits = &mut self.waits[op.waits as usize];
+        match park {
+            Park::Nothing | Park::Slot => {}
+            Park::Writer | Park::Credit(_) => waits.end(now, Wait::Dirty),
+            _ => waits.end_below(now),
+        }
+    }
+
+    /// All that an operation waited for.
+    pub(super) fn spent(&self, op: &Operation) -> Spent {
+        if op.waits == NIL { Spent::NONE } else { self.waits[op.waits as usize].spent() }
+    }
+
     fn count_wait(&mut self, park: Park) {
         let kind = match park {
             Park::Frames => 0,
@@ -102,7 +132,12 @@ impl Cache {
 
     /// Something of a folio ended: whoever waited for it goes on, in the order in which it came. Of a fill that failed, those
     /// whose cursor is within `failed` (blocks of the volume) are over.
-    pub(super) fn wake_folio(&mut self, unit: u32, failed: Option<(u64, u64, IoError)>) {
+    pub(super) fn wake_folio(
+        &mut self,
+        unit: u32,
+        failed: Option<(u64, u64, IoError)>,
+        below: Spent,
+    ) {
         let mut waiting = std::mem::replace(&mut self.folios[unit].waiters, NIL);
         // The list is the youngest first.
         let mut oldest = NIL;
@@ -113,6 +148,7 @@ impl Cache {
         while oldest != NIL {
             let slot = oldest;
             oldest = self.ops[slot].next;
+            self.waits[slot as usize].below = below;
             if let Some((first, end, error)) = failed {
                 let op = &self.ops[slot];
                 let block = op.at() >> super::folio::BLOCK_SHIFT;

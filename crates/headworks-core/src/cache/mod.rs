@@ -57,6 +57,7 @@ use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, QueueOptions, ShardConfig, WriteMode};
 use crate::slab::{NIL, Slab};
+use crate::spent::{Spent, Waits};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::writeback::groups::Groups;
@@ -94,6 +95,8 @@ pub(crate) struct Up {
     pub status: Status,
     pub hole: bool,
     pub stage: ReplyStage,
+    /// What it waited for.
+    pub spent: Spent,
 }
 
 /// Bytes that an operation copies in one turn: what 1 MiB takes (0.1 ms) others may wait.
@@ -146,6 +149,8 @@ pub(crate) struct Cache {
     devices: Vec<Caching>,
     flushers: Vec<Flusher>,
     ops: Slab<Operation>,
+    /// What they waited for, by slot.
+    waits: Vec<Waits>,
     lines: Lines,
     ranges: Ranges,
     /// For the queues; the shard takes them at the end of a batch.
@@ -191,6 +196,7 @@ impl Cache {
             devices: (0..devices).map(caching).collect(),
             flushers: (0..devices).map(|_| Flusher::new(options.units, account)).collect(),
             ops: Slab::new(config.bios_max),
+            waits: vec![Waits::default(); config.bios_max as usize],
             lines: Lines::new(devices, options.writers_max),
             ranges: Ranges::new(config.bios_max),
             down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
@@ -302,7 +308,7 @@ impl Cache {
     /// Steps an operation that something happened to.
     fn resume(&mut self, turn: &mut Turn, slot: u32) {
         let mut op = std::mem::take(&mut self.ops[slot]);
-        op.park = Park::Nothing;
+        self.end_wait(turn.now, &mut op);
         let park = self.step(turn, &mut op, slot);
         self.ops[slot] = op;
         match park {
@@ -345,8 +351,10 @@ impl Cache {
     /// The client gets its answer, and whatever the operation held is free.
     fn finish(&mut self, turn: &mut Turn, op: &mut Operation, status: Status) -> Park {
         self.give_back(op);
+        self.end_wait(turn.now, op);
+        let (id, spent) = (op.bio.id, self.spent(op));
         let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
-        reply(turn, &op.bio, status, stage);
+        turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
         Park::Nothing
     }
 
@@ -517,7 +525,8 @@ impl Cache {
     }
 }
 
-/// Answers a client.
+/// Answers a client that has waited for nothing.
 fn reply(turn: &mut Turn, bio: &Bio, status: Status, stage: ReplyStage) {
-    turn.actions.list.push(Action::Reply { id: bio.id, status, hole: false, stage });
+    let (id, spent) = (bio.id, Spent::NONE);
+    turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
 }

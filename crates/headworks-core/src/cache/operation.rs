@@ -82,6 +82,8 @@ pub(super) struct Operation {
     pub doing: Doing,
     /// What it waits for.
     pub park: Park,
+    /// Where its waits are added up; `NIL`: it has not waited.
+    pub waits: u32,
     /// Next in the list that it is parked on.
     pub next: u32,
     /// Its connection, as the throttle knows it.
@@ -120,6 +122,7 @@ impl Default for Operation {
             walk: 0,
             doing: Doing::Read,
             park: Park::Nothing,
+            waits: NIL,
             next: NIL,
             writer: NIL,
             credit: 0,

@@ -196,12 +196,14 @@ impl Cache {
     pub(super) fn on_below(&mut self, turn: &mut Turn, up: Up) {
         let slot = up.cookie;
         let mut op = std::mem::take(&mut self.ops[slot]);
+        self.waits[slot as usize].below = up.spent;
         if up.stage == ReplyStage::Early {
             turn.actions.list.push(Action::Reply {
                 id: op.bio.id,
                 status: up.status,
                 hole: false,
                 stage: ReplyStage::Early,
+                spent: up.spent,
             });
             op.answered = true;
             self.ops[slot] = op;
@@ -229,8 +231,10 @@ impl Cache {
             self.finish(turn, &mut op, Ok(()));
         } else {
             self.unlock(&mut op, slot);
+            self.end_wait(turn.now, &mut op);
             let (id, status, stage) = (op.bio.id, up.status, ReplyStage::Final);
-            turn.actions.list.push(Action::Reply { id, status, hole: up.hole, stage });
+            let spent = self.spent(&op);
+            turn.actions.list.push(Action::Reply { id, status, hole: up.hole, stage, spent });
             self.give_back(&mut op);
         }
         self.ops[slot] = op;

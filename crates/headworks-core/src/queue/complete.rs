@@ -21,6 +21,7 @@ use crate::error::{IoError, Status};
 use crate::input::{Completion, ReplyStage, RequestId};
 use crate::request::{Request, SlotId, State};
 use crate::slab::NIL;
+use crate::spent::Spent;
 use crate::time::Instant;
 
 /// What becomes of a request whose command was answered.
@@ -181,16 +182,17 @@ impl Queue {
         if request.is(Request::RETRY) && !request.is(Request::TIMED_OUT) && !last {
             let slot = request.bio_head;
             request.bio_head = pools.bios[slot].next;
-            self.account(now, pools, id, status);
+            pools.bios[slot].spent = self.account(now, pools, id, status);
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
             self.send(now, pools, id);
             return;
         }
-        self.account(now, pools, id, status);
+        let spent = self.account(now, pools, id, status);
         let (mut slot, tail) = (pools.slots[id].bio_head, pools.slots[id].bio_tail);
         loop {
             let next = pools.bios[slot].next;
+            pools.bios[slot].spent = spent;
             self.finish_bio(now, pools, slot, status, hole);
             if slot == tail {
                 break;
@@ -202,7 +204,9 @@ impl Queue {
 
     fn finish_piece(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status) {
         if pools.slots[id].state == State::InFlight {
-            self.account(now, pools, id, status);
+            // What the last piece waited for, the bio waited for: from the time that it came.
+            let slot = pools.slots[id].bio_head;
+            pools.bios[slot].spent = self.account(now, pools, id, status);
         }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = State::Free;
@@ -240,13 +244,13 @@ impl Queue {
         self.finish_bio(now, pools, slot, status, false);
     }
 
-    fn account(&mut self, now: Instant, pools: &Pools, id: SlotId, status: Status) {
+    fn account(&mut self, now: Instant, pools: &Pools, id: SlotId, status: Status) -> Spent {
         let request = &pools.slots[id];
         let (op, stamps) = (request.op, request.stamps);
         let (bytes, volume) = (u64::from(request.len), request.volume);
         let stats = &mut self.volume_mut(volume.0).stats;
-        stats.on_finish(op, bytes, &stamps, now);
         stats.ops[op as usize].errors += u64::from(status.is_err());
+        stats.on_finish(op, bytes, &stamps, now)
     }
 
     /// The device is done with a bio's data.

@@ -24,6 +24,7 @@ use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::request::{Request, SlotId};
 use crate::slab::NIL;
+use crate::spent::Spent;
 use crate::time::Instant;
 
 /// One volume's flushes.
@@ -132,7 +133,7 @@ impl Queue {
         let volume_id = pools.slots[id].volume;
         let stamps = pools.slots[id].stamps;
         let volume = self.volume_mut(volume_id.0);
-        volume.stats.on_finish(Op::Flush, 0, &stamps, now);
+        let spent = volume.stats.on_finish(Op::Flush, 0, &stamps, now);
         volume.stats.ops[Op::Flush as usize].errors += u64::from(status.is_err());
         volume.flush.lost = false;
         match status {
@@ -147,7 +148,7 @@ impl Queue {
                 pools.actions.list.push(Action::Notice(notice));
             }
         }
-        self.answer_running(pools, volume_id, status);
+        self.answer_running(pools, volume_id, status, spent);
         let sequence = &mut self.volume_mut(volume_id.0).flush;
         sequence.running.append(&mut pools.bios, &mut sequence.next);
         if sequence.running.head().is_some() {
@@ -160,15 +161,23 @@ impl Queue {
     }
 
     /// The device flush passed its time-out: nobody waits for it any longer.
-    pub(super) fn lose_flush(&mut self, pools: &mut Pools, volume: VolumeId) {
+    pub(super) fn lose_flush(&mut self, pools: &mut Pools, volume: VolumeId, spent: Spent) {
         let sequence = &mut self.volume_mut(volume.0).flush;
         sequence.lost = true;
         sequence.running.append(&mut pools.bios, &mut sequence.next);
-        self.answer_running(pools, volume, Err(IoError::TimedOut));
+        self.answer_running(pools, volume, Err(IoError::TimedOut), spent);
     }
 
-    fn answer_running(&mut self, pools: &mut Pools, volume: VolumeId, status: Status) {
+    fn answer_running(
+        &mut self,
+        pools: &mut Pools,
+        volume: VolumeId,
+        status: Status,
+        spent: Spent,
+    ) {
         while let Some(slot) = self.volume_mut(volume.0).flush.running.pop(&mut pools.bios) {
+            // After the data of a FUA write.
+            pools.bios[slot].spent = pools.bios[slot].spent.and(spent);
             answer(pools, slot, status, false, ReplyStage::Final);
         }
     }

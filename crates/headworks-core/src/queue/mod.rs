@@ -506,15 +506,15 @@ impl VolumeQueue {
 pub(crate) fn answer(pools: &mut Pools, slot: u32, status: Status, hole: bool, stage: ReplyStage) {
     debug_assert!(status != Err(IoError::Busy), "a refusal is the queue's business");
     let entry = &mut pools.bios[slot];
-    let id = entry.bio.id;
+    let (id, spent) = (entry.bio.id, entry.spent);
     match entry.origin {
-        Origin::Here => pools.actions.list.push(Action::Reply { id, status, hole, stage }),
+        Origin::Here => pools.actions.list.push(Action::Reply { id, status, hole, stage, spent }),
         Origin::Shard { shard, cookie } => {
-            let message = Message::Done { cookie, id, status, hole, stage };
+            let message = Message::Done { cookie, id, status, hole, stage, spent };
             pools.actions.list.push(Action::Send { to: shard, message });
         }
         Origin::Cache { cookie } => {
-            pools.ups.push(Up { bio: entry.bio, cookie, status, hole, stage });
+            pools.ups.push(Up { bio: entry.bio, cookie, status, hole, stage, spent });
         }
     }
     if stage == ReplyStage::Early {

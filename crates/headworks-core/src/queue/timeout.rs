@@ -11,6 +11,7 @@ use crate::error::IoError;
 use crate::input::ReplyStage;
 use crate::request::{Request, SlotId, Slots};
 use crate::slab::NIL;
+use crate::spent::Spent;
 use crate::time::Instant;
 
 impl Queue {
@@ -26,20 +27,21 @@ impl Queue {
                     pools.timers.set(timer_of(self.device, TimerKind::Timeout), deadline);
                     return;
                 }
-                self.time_out(pools, id);
+                self.time_out(now, pools, id);
             }
             id = next;
         }
     }
 
-    fn time_out(&mut self, pools: &mut Pools, id: SlotId) {
+    fn time_out(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         let request = &pools.slots[id];
         let Request { volume, op, offset, len, parent, .. } = *request;
+        let spent = Spent::until(&request.stamps, now);
         let (mut slot, tail) = (request.bio_head, request.bio_tail);
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
             pools.slots[id].marks |= Request::TIMED_OUT;
-            return self.lose_flush(pools, volume);
+            return self.lose_flush(pools, volume, spent);
         }
         self.give_up(pools, id);
         if parent != NIL {
@@ -53,6 +55,7 @@ impl Queue {
             let next = pools.bios[slot].next;
             if !pools.bios[slot].answered {
                 self.leases.given_up += u32::from(pools.bios[slot].tags);
+                pools.bios[slot].spent = spent;
                 answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Early);
             }
             if slot == tail {

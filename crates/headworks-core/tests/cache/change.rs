@@ -240,7 +240,8 @@ fn read_ahead_goes_on_beyond_an_old_end() {
 #[test]
 fn a_block_that_was_the_last_in_part_is_read_again() {
     let (short, long) = (10 * BLOCK + 512, 64 * BLOCK);
-    let cases: [(&str, fn(&mut Desk)); 3] = [
+    type Prepare = fn(&mut Desk);
+    let cases: [(&str, Prepare); 3] = [
         ("clean", |desk| {
             desk.send_to(1, 1, Op::Read, 8 * BLOCK, 2 * BLOCK + 512);
             desk.settle(Ok(()));

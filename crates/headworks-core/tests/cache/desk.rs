@@ -2,7 +2,7 @@
 
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, Input, Instant, IoError, Op,
-    QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
+    QueueOptions, ReplyStage, Shard, ShardConfig, Spent, Status, Submit, VolumeId, VolumeOptions,
 };
 
 pub const BLOCK: u64 = 4096;
@@ -15,6 +15,8 @@ pub struct Answer {
     pub status: Status,
     pub stage: ReplyStage,
     pub at: u64,
+    /// What it waited for.
+    pub spent: Spent,
 }
 
 pub struct Desk {
@@ -75,8 +77,8 @@ impl Desk {
                     }
                     self.flying.push(submit);
                 }
-                Action::Reply { id, status, stage, .. } => {
-                    self.answers.push(Answer { id, status, stage, at: self.now });
+                Action::Reply { id, status, stage, spent, .. } => {
+                    self.answers.push(Answer { id, status, stage, at: self.now, spent });
                 }
                 Action::Timer { at } => self.timer = Some(at.0),
                 _ => {}

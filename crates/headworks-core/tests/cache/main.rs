@@ -4,3 +4,4 @@ mod change;
 mod desk;
 mod faults;
 mod flusher;
+mod spent;

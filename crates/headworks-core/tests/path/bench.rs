@@ -13,7 +13,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId, Input,
     Instant, IoError, Ioprio, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage,
-    RequestId, Segment, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId,
+    RequestId, Segment, Shard, ShardConfig, ShardId, Spent, Status, Submit, VolumeConfig, VolumeId,
     VolumeOptions,
 };
 
@@ -38,6 +38,8 @@ pub struct Bench {
     commands: Vec<Command>,
     shown: usize,
     replies: Vec<String>,
+    /// What each reply says of its waits.
+    pub spent: Vec<Spent>,
     notices: Vec<String>,
     sequence: u64,
 }
@@ -64,6 +66,7 @@ impl Bench {
             commands: Vec::new(),
             shown: 0,
             replies: Vec::new(),
+            spent: Vec::new(),
             notices: Vec::new(),
             sequence: 0,
         }
@@ -78,8 +81,9 @@ impl Bench {
                 Action::Submit(submit) => self
                     .commands
                     .push(Command { submit, segments: actions.segments_of(&submit).to_vec() }),
-                Action::Reply { id, status, hole, stage } => {
-                    self.replies.push(reply_word(id, status, hole, stage))
+                Action::Reply { id, status, hole, stage, spent } => {
+                    self.replies.push(reply_word(id, status, hole, stage));
+                    self.spent.push(spent);
                 }
                 Action::Send { to, message } => self.outbox.push((to, message)),
                 Action::Timer { at } => self.timer = Some(at.0),

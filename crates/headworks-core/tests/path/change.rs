@@ -82,7 +82,7 @@ fn what_joins_under_load_works_leaves_and_its_places_are_as_new() {
         (None, true)
     );
     assert_eq!(bench.change(without_device(1)), "ok");
-    assert_eq!(bench.shard.queue_stats(DeviceId(1)).is_none(), true);
+    assert!(bench.shard.queue_stats(DeviceId(1)).is_none());
     let late = bench.command(1).submit.id;
     bench.turn(&[complete(DeviceId(1), late, Ok(()), 4096)]);
     assert_eq!(bench.notices(), "unknown");

@@ -16,6 +16,7 @@ mod partial;
 mod plug;
 mod queue;
 mod shares;
+mod spent;
 mod split;
 mod stats;
 mod switch;

@@ -12,7 +12,7 @@ use headworks::server::{Clock, map_frames};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,
-    ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeOptions,
+    ReplyStage, Shard, ShardConfig, ShardId, Spent, Status, VolumeOptions,
 };
 
 /// Bytes of the largest batch: a turn of the server.
@@ -126,7 +126,7 @@ impl Outlet for Desk {
     }
 
     #[inline]
-    fn reply(&mut self, _id: BioId, status: Status, _hole: bool, _stage: ReplyStage) {
+    fn reply(&mut self, _: BioId, status: Status, _: bool, _: ReplyStage, _: Spent) {
         self.answered += 1;
         self.errors += u64::from(status.is_err());
     }
@@ -281,7 +281,9 @@ fn all_but_copies(actions: &[Action], desk: &mut Desk) -> u64 {
                 std::hint::black_box((ends, len, towards));
                 copies += 1;
             }
-            Action::Reply { id, status, hole, stage } => desk.reply(id, status, hole, stage),
+            Action::Reply { id, status, hole, stage, spent } => {
+                desk.reply(id, status, hole, stage, spent);
+            }
             Action::Timer { at } => desk.timer(at),
             ref other => panic!("a hit makes no {other:?}"),
         }

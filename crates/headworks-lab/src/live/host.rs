@@ -132,7 +132,7 @@ impl Host {
 
     /// Where an export is.
     pub fn uri(&self, export: &str) -> Uri {
-        Uri { target: Target::Unix(self.nbd.clone()), export: export.into() }
+        Uri { target: Target::Unix(self.nbd.clone()), export: export.into(), tls: None }
     }
 
     /// What `headworks ctl SOCKET stats --json` says.

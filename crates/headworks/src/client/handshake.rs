@@ -1,20 +1,22 @@
 //! The client's side of the handshake: asking what there is, and choosing.
 //!
 //! ```text
-//!   Haggle::start --> ask_structured, list, info (any number, any order) --> go --> (socket, Export)
-//!                                                                       \--> abort
+//!   Haggle::open, start --> ask_structured, list, info (any number, any order) --> go --> (socket, Export)
+//!                                                                             \--> abort
 //! ```
 //!
 //! A server that does not know GO (older than 2017) is asked the old way, which tells size and flags only.
 
 use std::io::{Read, Write};
+use std::time::Duration;
 
-use super::{ClientError, Socket, protocol};
+use super::{ClientError, Socket, Uri, protocol};
 use crate::frontend::nbd::wire::{
     GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC,
     TransmissionFlags, be16, be32, be64, handshake_flags, info, option, option_reply,
 };
 use crate::frontend::nbd::{BlockSizes, wire};
+use crate::tls::Session;
 
 /// Longer answers to an option are not believed.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
@@ -36,6 +38,8 @@ pub struct Export {
     pub block_sizes: Option<BlockSizes>,
     /// Whether reads are answered in the structured form.
     pub structured: bool,
+    /// Version and cipher of TLS; none without.
+    pub tls: Option<String>,
 }
 
 /// One line of a server's list.
@@ -56,6 +60,28 @@ pub struct Haggle {
 }
 
 impl Haggle {
+    /// Connects to where `uri` says, through TLS if it says so.
+    pub fn open(uri: &Uri, timeout: Duration) -> Result<Self, ClientError> {
+        // What is wrong with the certificates is said before anybody is bothered.
+        let session = match &uri.tls {
+            Some(trust) => Some(trust.session(uri.host()).map_err(ClientError::Usage)?),
+            None => None,
+        };
+        let haggle = Self::start(Socket::connect(&uri.target, timeout)?)?;
+        match session {
+            Some(session) => haggle.start_tls(session),
+            None => Ok(haggle),
+        }
+    }
+
+    fn start_tls(mut self, session: Session) -> Result<Self, ClientError> {
+        self.ask(option::STARTTLS, &[])?;
+        match self.answer(option::STARTTLS)? {
+            (option_reply::ACK, _) => Ok(Self { socket: self.socket.encrypt(session)?, ..self }),
+            (kind, data) => Err(refused(kind, &data)),
+        }
+    }
+
     /// Reads the server's greeting and answers it.
     pub fn start(mut socket: Socket) -> Result<Self, ClientError> {
         let mut greeting = [0; GREETING_BYTES];
@@ -136,6 +162,7 @@ impl Haggle {
             size: be64(&head, 0),
             flags: TransmissionFlags(be16(&head, 8)),
             structured: self.structured,
+            tls: self.socket.tls(),
             ..Export::default()
         };
         Ok((self.socket, export))
@@ -154,8 +181,8 @@ impl Haggle {
         data.extend((wanted.len() as u16).to_be_bytes());
         data.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
         self.ask(code, &data)?;
-        let mut export =
-            Export { name: name.into(), structured: self.structured, ..Export::default() };
+        let (structured, tls) = (self.structured, self.socket.tls());
+        let mut export = Export { name: name.into(), structured, tls, ..Export::default() };
         let mut sized = false;
         loop {
             let (kind, data) = self.answer(code)?;
@@ -246,8 +273,9 @@ fn refused(kind: u32, data: &[u8]) -> ClientError {
     let said = String::from_utf8_lossy(data).replace(char::is_control, " ");
     let meaning = match kind {
         option_reply::ERR_UNSUP => "it does not know the option",
+        option_reply::ERR_POLICY => "it is set up not to do that",
         option_reply::ERR_INVALID => "it finds the option malformed",
-        option_reply::ERR_TLS_REQD => "it wants TLS, which is not supported",
+        option_reply::ERR_TLS_REQD => "it wants TLS: use nbds or nbds+unix",
         option_reply::ERR_UNKNOWN => "it has no such export",
         option_reply::ERR_TOO_BIG => "it finds the option too long",
         _ if kind & option_reply::ERROR_BIT != 0 => "it does not say why",

@@ -22,6 +22,7 @@ mod pipeline;
 mod replies;
 mod socket;
 mod stamp;
+mod tls;
 mod uri;
 mod worker;
 
@@ -51,6 +52,8 @@ pub enum ClientError {
     Refused(String),
     /// A request failed.
     Request(NbdError),
+    /// No encrypted connection came to be, or it broke: one sentence.
+    Tls(String),
     /// The server returned other bytes than were written.
     Verify(String),
 }
@@ -68,6 +71,7 @@ impl fmt::Display for ClientError {
             }
             ClientError::Refused(message) => write!(f, "the server refused: {message}"),
             ClientError::Request(error) => write!(f, "the request failed: {error}"),
+            ClientError::Tls(message) => f.write_str(message),
             ClientError::Verify(message) => write!(f, "verify failed: {message}"),
         }
     }
@@ -83,6 +87,8 @@ impl From<io::Error> for ClientError {
             BrokenPipe | ConnectionReset | UnexpectedEof => ClientError::Closed,
             // What a socket says after its SO_RCVTIMEO or SO_SNDTIMEO.
             WouldBlock | TimedOut => ClientError::TimedOut,
+            // What sockets never say, but what is encrypted does.
+            InvalidData => ClientError::Tls(error.to_string()),
             _ => ClientError::Io(error),
         }
     }
@@ -119,7 +125,7 @@ pub struct Client {
 impl Client {
     /// Connects and chooses the export that `uri` names.
     pub fn connect(uri: &Uri, options: ClientOptions) -> Result<Self, ClientError> {
-        let mut haggle = Haggle::start(Socket::connect(&uri.target, options.timeout)?)?;
+        let mut haggle = Haggle::open(uri, options.timeout)?;
         if options.structured {
             haggle.ask_structured()?;
         }

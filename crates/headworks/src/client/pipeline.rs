@@ -223,7 +223,7 @@ impl Pipeline {
                 self.sent += 1;
             }
         }
-        self.is_blocked = self.sent < self.spans.len();
+        self.is_blocked = self.sent < self.spans.len() || !self.socket.flush_some()?;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! The socket stays in blocking mode; who must not block says so with each call (`MSG_DONTWAIT`). So a client that only
 //! waits for replies makes one system call per batch of them, not two.
 
-use std::io::{self, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::linux::net::SocketAddrExt;
@@ -11,8 +11,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
 
+use super::tls::Encrypted;
 use super::{ClientError, Target};
 use crate::memory::Span;
+use crate::tls::Session;
 
 /// The most pieces that the kernel takes at once (UIO_MAXIOV).
 pub(super) const SPANS_MAX: usize = 1024;
@@ -24,6 +26,8 @@ pub enum Socket {
     Unix(UnixStream),
     /// Over TCP, without delay.
     Tcp(TcpStream),
+    /// Over either, encrypted.
+    Tls(Box<Encrypted>),
 }
 
 impl Socket {
@@ -51,39 +55,78 @@ impl Socket {
                         stream.set_write_timeout(limit)?;
                         stream.set_nodelay(true)?;
                     }
+                    Socket::Tls(_) => unreachable!("a socket is plain at first"),
                 }
                 Ok(socket)
             })
             .map_err(|error| ClientError::Connect(target.to_string(), error))
     }
 
+    /// Encrypts from now on; the server has agreed to it.
+    pub(super) fn encrypt(self, session: Session) -> Result<Self, ClientError> {
+        Ok(Socket::Tls(Box::new(Encrypted::start(self, session)?)))
+    }
+
+    /// Version and cipher, if it is encrypted.
+    pub(super) fn tls(&self) -> Option<String> {
+        match self {
+            Socket::Tls(stream) => stream.terms(),
+            _ => None,
+        }
+    }
+
     /// Sends as much of the pieces as fits without waiting; 0 if nothing does.
     ///
     /// # Safety
     /// The spans are valid for reads while this runs.
-    pub(super) unsafe fn send(&self, spans: &[Span]) -> io::Result<usize> {
+    pub(super) unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        let sent = match self {
+            // SAFETY: the caller promised it.
+            Socket::Tls(stream) => unsafe { stream.send(spans) },
+            _ => self.send_iovecs(spans.as_ptr().cast(), spans.len()),
+        };
+        sent.or_else(|error| match error.kind() {
+            io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Ok(0),
+            _ => Err(error),
+        })
+    }
+
+    /// Sends what an earlier `send` took and the socket did not; true if nothing is left.
+    pub(super) fn flush_some(&mut self) -> io::Result<bool> {
+        match self {
+            Socket::Tls(stream) => stream.flush_some(),
+            _ => Ok(true),
+        }
+    }
+
+    /// As [`Socket::send`], for who wants to know that it would wait.
+    pub(super) fn send_slices(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.send_iovecs(pieces.as_ptr().cast(), pieces.len())
+    }
+
+    /// The callers' pieces have iovec's layout and name memory that may be read.
+    fn send_iovecs(&self, pieces: *const libc::iovec, count: usize) -> io::Result<usize> {
         // SAFETY: a msghdr of zeros is one without address and control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = spans.as_ptr().cast_mut().cast();
-        message.msg_iovlen = spans.len().min(SPANS_MAX);
+        message.msg_iov = pieces.cast_mut();
+        message.msg_iovlen = count.min(SPANS_MAX);
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: the message names `spans`, which have iovec's layout and by contract point to readable memory.
+        // SAFETY: as the callers say.
         let sent = unsafe { libc::sendmsg(self.as_raw_fd(), &message, flags) };
-        usize::try_from(sent).or_else(|_| match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::Interrupted => Ok(0),
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-            error => Err(error),
-        })
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
     /// Receives into both buffers, one after the other: how much, or nothing if there is nothing yet, or
     /// not within the socket's time-out.
     pub(super) fn receive(
-        &self,
+        &mut self,
         first: &mut [u8],
         second: &mut [u8],
         wait: bool,
     ) -> io::Result<Option<usize>> {
+        if let Socket::Tls(stream) = self {
+            return stream.receive(first, second, wait);
+        }
         let mut slices = [IoSliceMut::new(first), IoSliceMut::new(second)];
         // SAFETY: a msghdr of zeros is one without address and control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -106,6 +149,9 @@ impl Socket {
 
     /// Waits until the socket can be read, or written. False after `timeout`.
     pub(super) fn wait_for_either(&self, timeout: Duration) -> io::Result<bool> {
+        if matches!(self, Socket::Tls(stream) if stream.has_plain()) {
+            return Ok(true);
+        }
         let mut poll =
             libc::pollfd { fd: self.as_raw_fd(), events: libc::POLLIN | libc::POLLOUT, revents: 0 };
         let millis = timeout.as_millis().min(i32::MAX as u128) as i32;
@@ -123,6 +169,7 @@ impl AsRawFd for Socket {
         match self {
             Socket::Unix(stream) => stream.as_raw_fd(),
             Socket::Tcp(stream) => stream.as_raw_fd(),
+            Socket::Tls(stream) => stream.as_raw_fd(),
         }
     }
 }
@@ -132,6 +179,7 @@ impl Read for Socket {
         match self {
             Socket::Unix(stream) => stream.read(buffer),
             Socket::Tcp(stream) => stream.read(buffer),
+            Socket::Tls(stream) => stream.read(buffer),
         }
     }
 }
@@ -141,6 +189,15 @@ impl Write for Socket {
         match self {
             Socket::Unix(stream) => stream.write(bytes),
             Socket::Tcp(stream) => stream.write(bytes),
+            Socket::Tls(stream) => stream.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Socket::Unix(stream) => stream.write_vectored(pieces),
+            Socket::Tcp(stream) => stream.write_vectored(pieces),
+            Socket::Tls(stream) => stream.write_vectored(pieces),
         }
     }
 

@@ -3,10 +3,14 @@
 //! ```text
 //!   nbd://HOST[:PORT]/EXPORT               TCP; the port is 10809 unless given; HOST may be [an IPv6 address]
 //!   nbd+unix:///EXPORT?socket=PATH         a unix socket; %00NAME is an abstract one
+//!   nbds://..., nbds+unix://...            the same through TLS, never without; with the parameters
+//!      tls-certificates=DIR                ca-cert.pem, and client-cert.pem and client-key.pem if the server wants them
+//!      tls-hostname=NAME                   the name that the server's certificate has, if it is not HOST
+//!      tls-verify-peer=0                   believe anybody
 //! ```
 //!
 //! Names and paths are percent-encoded. An unknown parameter is an error, for ignoring it could mean ignoring a wish for
-//! safety; TLS (`nbds:`) is said to be unsupported rather than tried in the clear.
+//! safety.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -15,6 +19,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use super::ClientError;
+use crate::tls::Trust;
 
 /// IANA's port for NBD.
 pub const PORT: u16 = 10809;
@@ -44,6 +49,18 @@ pub struct Uri {
     pub target: Target,
     /// Which; empty for the default one.
     pub export: String,
+    /// Whom to believe, if it is encrypted.
+    pub tls: Option<Trust>,
+}
+
+impl Uri {
+    /// The host, if the server is not on a unix socket.
+    pub(super) fn host(&self) -> Option<&str> {
+        match &self.target {
+            Target::Tcp(host, _) => Some(host),
+            Target::Unix(_) => None,
+        }
+    }
 }
 
 impl FromStr for Uri {
@@ -55,13 +72,19 @@ impl FromStr for Uri {
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let export = String::from_utf8(decode(text, path)?)
             .map_err(|_| no(text, "the export's name is not UTF-8"))?;
-        let target = match scheme {
-            "nbd" => tcp(text, authority, query)?,
-            "nbd+unix" => unix(text, authority, query)?,
-            "nbds" | "nbds+unix" => return Err(no(text, "TLS is not supported; use nbd")),
+        let (is_unix, is_encrypted) = match scheme {
+            "nbd" => (false, false),
+            "nbds" => (false, true),
+            "nbd+unix" => (true, false),
+            "nbds+unix" => (true, true),
             _ => return Err(no(text, HOW)),
         };
-        Ok(Self { target, export })
+        let (tls, rest) = trust(text, query, is_encrypted)?;
+        let target = match is_unix {
+            true => unix(text, authority, &rest)?,
+            false => tcp(text, authority, &rest)?,
+        };
+        Ok(Self { target, export, tls })
     }
 }
 
@@ -71,12 +94,12 @@ fn no(text: &str, why: &str) -> ClientError {
     ClientError::Usage(format!("cannot use URI {text:?}: {why}"))
 }
 
-fn tcp(text: &str, authority: &str, query: &str) -> Result<Target, ClientError> {
-    if let Some((key, _)) = parameters(query).next() {
+fn tcp(text: &str, authority: &str, query: &[(&str, &str)]) -> Result<Target, ClientError> {
+    if let Some((key, _)) = query.first() {
         return Err(no(text, &format!("the parameter {key:?} is not known")));
     }
     if authority.contains('@') {
-        return Err(no(text, "users belong to TLS, which is not supported"));
+        return Err(no(text, "users belong to pre-shared keys, which are not supported"));
     }
     // A colon inside brackets belongs to an IPv6 address.
     let (host, port) = match authority.rsplit_once(':') {
@@ -95,12 +118,12 @@ fn tcp(text: &str, authority: &str, query: &str) -> Result<Target, ClientError> 
     Ok(Target::Tcp(host, port))
 }
 
-fn unix(text: &str, authority: &str, query: &str) -> Result<Target, ClientError> {
+fn unix(text: &str, authority: &str, query: &[(&str, &str)]) -> Result<Target, ClientError> {
     if !authority.is_empty() {
         return Err(no(text, "a unix socket has no host; write three slashes"));
     }
     let mut socket = None;
-    for (key, value) in parameters(query) {
+    for &(key, value) in query {
         if key != "socket" {
             return Err(no(text, &format!("the parameter {key:?} is not known")));
         }
@@ -110,6 +133,41 @@ fn unix(text: &str, authority: &str, query: &str) -> Result<Target, ClientError>
         Some(path) if !path.is_empty() => Ok(Target::Unix(OsString::from_vec(path).into())),
         _ => Err(no(text, "the parameter socket=PATH is missing")),
     }
+}
+
+/// What the parameters say of TLS, and the other parameters.
+#[allow(clippy::type_complexity)] // Said once, here.
+fn trust<'a>(
+    text: &str,
+    query: &'a str,
+    is_encrypted: bool,
+) -> Result<(Option<Trust>, Vec<(&'a str, &'a str)>), ClientError> {
+    let (ours, rest): (Vec<_>, Vec<_>) =
+        parameters(query).partition(|(key, _)| key.starts_with("tls-"));
+    let mut trust = Trust::default();
+    for (key, value) in ours {
+        if !is_encrypted {
+            return Err(no(text, &format!("the parameter {key:?} needs nbds or nbds+unix")));
+        }
+        let value = decode(text, value)?;
+        match (key, value.as_slice()) {
+            ("tls-certificates", _) => trust.certificates = Some(OsString::from_vec(value).into()),
+            ("tls-hostname", _) => {
+                let name = String::from_utf8(value);
+                trust.hostname = Some(name.map_err(|_| no(text, "tls-hostname is not UTF-8"))?);
+            }
+            ("tls-verify-peer", b"0" | b"false") => trust.verify_peer = false,
+            ("tls-verify-peer", b"1" | b"true") => trust.verify_peer = true,
+            ("tls-verify-peer", _) => return Err(no(text, "tls-verify-peer must be 0 or 1")),
+            ("tls-type", b"x509") => {}
+            ("tls-type", _) => return Err(no(text, "of TLS only tls-type=x509 is supported")),
+            ("tls-psk-file", _) => {
+                return Err(no(text, "pre-shared keys are not supported; use tls-certificates"));
+            }
+            _ => return Err(no(text, &format!("the parameter {key:?} is not known"))),
+        }
+    }
+    Ok((is_encrypted.then_some(trust), rest))
 }
 
 /// The parameters of a query, without the private ones, which the rules for URIs tell others to leave alone.
@@ -156,16 +214,34 @@ impl fmt::Display for Encoded<'_> {
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = Encoded(self.export.as_bytes());
+        let scheme = if self.tls.is_some() { "nbds" } else { "nbd" };
+        let mut mark = '?';
         match &self.target {
             Target::Unix(path) => {
                 let socket = Encoded(path.as_os_str().as_bytes());
-                write!(f, "nbd+unix:///{export}?socket={socket}")
+                write!(f, "{scheme}+unix:///{export}?socket={socket}")?;
+                mark = '&';
             }
             Target::Tcp(host, port) if host.contains(':') => {
-                write!(f, "nbd://[{host}]:{port}/{export}")
+                write!(f, "{scheme}://[{host}]:{port}/{export}")?;
             }
-            Target::Tcp(host, port) => write!(f, "nbd://{host}:{port}/{export}"),
+            Target::Tcp(host, port) => write!(f, "{scheme}://{host}:{port}/{export}")?,
         }
+        let Some(trust) = &self.tls else {
+            return Ok(());
+        };
+        let certificates = trust.certificates.as_ref().map(|path| path.as_os_str().as_bytes());
+        let parameters = [
+            ("tls-certificates", certificates),
+            ("tls-hostname", trust.hostname.as_ref().map(String::as_bytes)),
+            ("tls-verify-peer", (!trust.verify_peer).then_some(b"0")),
+        ];
+        for (key, value) in parameters {
+            if let Some(value) = value {
+                write!(f, "{}{key}={}", std::mem::replace(&mut mark, '&'), Encoded(value))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -178,7 +254,7 @@ mod tests {
     }
 
     fn uri(target: Target, export: &str) -> Uri {
-        Uri { target, export: export.into() }
+        Uri { target, export: export.into(), tls: None }
     }
 
     #[test]
@@ -198,11 +274,26 @@ mod tests {
     }
 
     #[test]
+    fn nbds_says_whom_to_believe() {
+        let text = "nbds://[::1]/x?tls-certificates=/pki&tls-hostname=h&tls-verify-peer=1";
+        let trust = Trust {
+            certificates: Some("/pki".into()),
+            hostname: Some("h".into()),
+            verify_peer: true,
+        };
+        assert_eq!(parsed(text).tls, Some(trust));
+        assert_eq!(parsed("nbds+unix:///?socket=/s").tls, Some(Trust::default()));
+        assert!(!parsed("nbds://h/?tls-verify-peer=0&x-y=1").tls.unwrap().verify_peer);
+    }
+
+    #[test]
     fn what_is_printed_reads_back() {
         for text in [
             "nbd://localhost:10809/",
             "nbd://[fe80::1]:1/a%20b",
             "nbd+unix:///dir/%3F%25?socket=/tmp/%26x.sock",
+            "nbds://h:10809/x?tls-certificates=/etc/my%20pki&tls-hostname=other&tls-verify-peer=0",
+            "nbds+unix:///?socket=/s&tls-certificates=/pki",
         ] {
             assert_eq!(parsed(text).to_string(), text);
         }
@@ -213,15 +304,18 @@ mod tests {
         for (text, part) in [
             ("/dev/sda", "nbd+unix:///EXPORT?socket=PATH"),
             ("http://host/", "nbd://HOST:PORT/EXPORT"),
-            ("nbds://host/", "TLS is not supported"),
+            ("nbds://host/?tls-verify-peer=maybe", "must be 0 or 1"),
+            ("nbds://host/?tls-psk-file=/x", "pre-shared keys are not supported"),
+            ("nbds://host/?tls-type=psk", "only tls-type=x509"),
+            ("nbds://host/?tls-speed=9", "\"tls-speed\" is not known"),
             ("nbd+unix:///x", "socket=PATH is missing"),
             ("nbd+unix:///x?socket=", "socket=PATH is missing"),
             ("nbd+unix://tmp/x?socket=/s", "three slashes"),
-            ("nbd+unix:///?socket=/s&tls-type=x509", "\"tls-type\" is not known"),
+            ("nbd+unix:///?socket=/s&tls-type=x509", "\"tls-type\" needs nbds or nbds+unix"),
             ("nbd://h?socket=/s", "\"socket\" is not known"),
             ("nbd:///x", "host is missing"),
             ("nbd://h:70000/", "port must be"),
-            ("nbd://me@h/", "TLS"),
+            ("nbd://me@h/", "pre-shared keys"),
             ("nbd://h/%4", "two hexadecimal digits"),
             ("nbd://h/%ff", "not UTF-8"),
         ] {

@@ -38,6 +38,8 @@ pub enum Mail {
         /// Bytes.
         size: u64,
     },
+    /// Drop this, to show that you turn.
+    RollCall(Sender<std::convert::Infallible>),
     /// Answer what is in flight, flush, end.
     Stop,
     /// Look at the board.

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 
-use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status};
+use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Spent, Status};
 
 use crate::executor::{Outlet, frames_of};
 use crate::frontend::nbd::connection::Connection;
+use crate::latency::exports::Exports;
 use crate::memory::{Mapping, NOTHING, Pool, Span};
 use crate::ring::{Consumer, Producer};
 
@@ -57,6 +58,10 @@ pub struct Desk {
     /// Indexed by shard; none for ourselves.
     pub peers: Vec<Option<Peer>>,
     foreign: HashMap<BioId, Span>,
+    /// The time of this turn: when what is answered now is answered.
+    pub now: Instant,
+    /// What clients waited for.
+    pub latency: Exports,
     /// When the shard wants `Input::Timer`.
     pub timer: Option<Instant>,
     /// Connections that got replies and have not sent yet.
@@ -96,6 +101,8 @@ impl Desk {
             frames,
             foreign: HashMap::with_capacity(if peers.len() > 1 { 4096 } else { 0 }),
             peers,
+            now: Instant(0),
+            latency: Exports::default(),
             timer: None,
             to_send: Vec::with_capacity(connections),
             own_flushes: Vec::new(),
@@ -126,6 +133,9 @@ impl Desk {
     /// Takes a connection out.
     pub fn remove(&mut self, slot: u32) -> Option<Box<Connection>> {
         let connection = self.places[slot as usize].connection.take()?;
+        if let Some((export, table)) = connection.latency() {
+            self.latency.close(export, table);
+        }
         self.free.push(slot);
         Some(connection)
     }
@@ -198,14 +208,19 @@ impl Outlet for Desk {
         self.frames.as_ref().map_or(NOTHING, Mapping::span)
     }
 
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, spent: Spent) {
         if id.connection == OWN_FLUSHES {
             self.own_flushes.push((id, status));
             return;
         }
         let Some(slot) = self.slot_of(id) else { return };
+        let now = self.now;
         if let Some((connection, pool)) = self.connection(slot) {
-            connection.reply(id.sequence, status, hole, stage, pool);
+            let answered = connection.reply(now, id.sequence, (status, hole, stage), pool);
+            if let Some(answered) = answered {
+                connection.count(&answered, spent);
+                self.latency.offer(now, (id.export, id.connection), &answered, spent);
+            }
             self.list(slot);
         }
     }

@@ -1,7 +1,7 @@
 //! Where clients connect: unix sockets and TCP.
 //!
 //! A unix socket's file is taken over when nobody listens behind it (its server died), refused when somebody does, created
-//! with the mode that the user gave, and removed at the end, if it is still ours.
+//! with the mode that the user gave, and removed at the end, if it is still ours. A socket from outside (`given`) has no file of ours.
 
 use std::fs;
 use std::io;
@@ -12,6 +12,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
+
+use super::given::{Adopted, Given};
 
 /// `sun_path` less its NUL.
 const PATH_MAX: usize = 107;
@@ -32,11 +34,19 @@ pub enum Address {
     },
     /// TCP.
     Tcp(SocketAddr),
+    /// A socket that listens already.
+    Given(Given),
 }
 
 enum Socket {
-    Unix { listener: UnixListener, path: PathBuf, inode: u64 },
+    Unix { listener: UnixListener, file: Option<OwnFile> },
     Tcp(TcpListener),
+}
+
+/// The file of a unix socket that we made.
+struct OwnFile {
+    path: PathBuf,
+    inode: u64,
 }
 
 /// A listening socket.
@@ -51,6 +61,22 @@ impl Listener {
         match address {
             Address::Unix { path, mode } => Self::bind_unix("unix", path, *mode),
             Address::Tcp(address) => bind_tcp(*address),
+            Address::Given(given) => Self::adopt("listen", given),
+        }
+    }
+
+    /// Listens on a socket from outside, which `option` stands for.
+    ///
+    /// # Errors
+    /// No file descriptor is left.
+    pub fn adopt(option: &'static str, given: &Given) -> Result<Self, ConfigError> {
+        match given.adopt() {
+            Ok(Adopted::Unix(listener)) => Ok(Self(Socket::Unix { listener, file: None })),
+            Ok(Adopted::Tcp(listener)) => Ok(Self(Socket::Tcp(listener))),
+            Err(error) => {
+                let message = format!("cannot use the socket that was handed over: {error}");
+                Err(ConfigError::new(option, message))
+            }
         }
     }
 
@@ -108,7 +134,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Socket::Unix { path, inode, .. } = &self.0
+        if let Socket::Unix { file: Some(OwnFile { path, inode }), .. } = &self.0
             && fs::symlink_metadata(path).is_ok_and(|file| file.ino() == *inode)
         {
             let _ = fs::remove_file(path);
@@ -135,7 +161,8 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
     let _ = fs::remove_file(&hidden);
     placed.map_err(|error| fail("cannot create", error))?;
     let file = fs::symlink_metadata(path).map_err(|error| fail("cannot look at", error))?;
-    Ok(Listener(Socket::Unix { listener, path: path.to_owned(), inode: file.ino() }))
+    let file = OwnFile { path: path.to_owned(), inode: file.ino() };
+    Ok(Listener(Socket::Unix { listener, file: Some(file) }))
 }
 
 /// Whether somebody listens there. Of a server that was killed the kernel closes the listener some milliseconds after the

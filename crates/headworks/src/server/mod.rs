@@ -11,6 +11,7 @@ mod caching;
 pub mod control;
 mod desk;
 mod estate;
+mod given;
 mod listener;
 mod opening;
 pub(crate) mod polling;
@@ -19,7 +20,7 @@ pub mod recorder;
 mod statistics;
 
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -37,6 +38,7 @@ use crate::frontend::nbd::connection::{ConnectionLimits, Door};
 use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 use crate::memory::{Mapping, Pages, Pool, tables_in_huge_pages};
 use crate::ring::{self, Sleeper};
+use crate::tls::{Offer, TlsOptions};
 use crate::units::display_size;
 use assemble::{AssembledExport, Assembly, ExportSpec, WatchedFile};
 use board::{Board, Mail};
@@ -51,6 +53,8 @@ pub(crate) use reactor::ServedExport;
 use reactor::{Parts, Reactor};
 use recorder::Recorder;
 
+pub use control::log_level::{LOG_LEVELS, LogLevel};
+pub use given::{Given, Place};
 pub use listener::Address;
 
 /// Bios that a shard's own clients may have in flight at once.
@@ -90,6 +94,10 @@ pub struct ServerOptions {
     pub listen: Vec<Address>,
     /// Where the operator connects: a unix socket for its owner alone.
     pub control: Option<PathBuf>,
+    /// A socket that listens already, instead of `control`.
+    pub control_given: Option<Given>,
+    /// What shows and sets how much is logged.
+    pub log_level: Option<LogLevel>,
     /// Threads. 1: on few CPUs a second one only costs wake-ups.
     pub shards: u16,
     /// Spread volumes over all shards instead of keeping each with its device.
@@ -125,6 +133,8 @@ pub struct ServerOptions {
     pub live: bool,
     /// Options of every queue, also of those that come later.
     pub queue: Vec<(Tunable, u64)>,
+    /// Whether and how clients encrypt.
+    pub tls: TlsOptions,
 }
 
 impl Default for ServerOptions {
@@ -132,6 +142,8 @@ impl Default for ServerOptions {
         Self {
             listen: Vec::new(),
             control: None,
+            control_given: None,
+            log_level: None,
             shards: 1,
             spread: false,
             cpus: Vec::new(),
@@ -149,6 +161,7 @@ impl Default for ServerOptions {
             record: None,
             live: false,
             queue: Vec::new(),
+            tls: TlsOptions::default(),
         }
     }
 }
@@ -184,6 +197,7 @@ pub struct Server {
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
     service: Arc<Service>,
+    offer: Option<Arc<Offer>>,
 }
 
 /// An export that is served now.
@@ -197,6 +211,20 @@ pub struct ExportNow {
     pub read_only: bool,
     /// Writes need a flush to outlive a power cut.
     pub volatile: bool,
+}
+
+/// Shards that were asked for a sign of life.
+///
+/// A shard answers by dropping what it was sent, which it does at its next turn, and for the last time when it ends. So the
+/// call is complete when nothing of it is left, and a shard that has ended is not missed.
+pub struct RollCall(Receiver<std::convert::Infallible>);
+
+impl RollCall {
+    /// Whether every shard has turned, or ended, since the call.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        matches!(self.0.try_recv(), Err(TryRecvError::Disconnected))
+    }
 }
 
 /// What a shard's thread is made from, before it runs.
@@ -222,12 +250,30 @@ impl Server {
         options: &ServerOptions,
         ended: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, ConfigError> {
+        Self::start_after(assembly, options, ended, || Ok(()))
+    }
+
+    /// As [`Server::start`]; `opened` is called when every image, ring and socket is open and before any client is served:
+    /// the place to give up privileges. Its error ends the start.
+    ///
+    /// # Errors
+    /// What is in the way, in one sentence; nothing runs then.
+    pub fn start_after(
+        assembly: Assembly,
+        options: &ServerOptions,
+        ended: impl Fn() + Send + Sync + 'static,
+        opened: impl FnOnce() -> Result<(), ConfigError>,
+    ) -> Result<Self, ConfigError> {
         options.validate()?;
+        let offer = Offer::new(&options.tls)?.map(Arc::new);
         let listeners: Vec<Listener> =
             options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         let ports = listeners.iter().map(Listener::port).collect();
         let owner_only = |path| Listener::bind_unix("control", path, 0o600);
-        let control = options.control.as_deref().map(owner_only).transpose()?;
+        let control = match &options.control_given {
+            Some(given) => Some(Listener::adopt("control", given)?),
+            None => options.control.as_deref().map(owner_only).transpose()?,
+        };
         let config = topology(&assembly, options);
         config.validate()?;
         let caches = caching::divide(&config, &options.cache_wish())?;
@@ -243,8 +289,9 @@ impl Server {
             exports,
             board: Arc::clone(&board),
             broken: Arc::clone(&broken),
+            offer: offer.clone(),
         };
-        let Launched { threads, engine, pages } = launch(seeds, &crew)?;
+        let Launched { threads, engine, pages } = launch(seeds, &crew, opened)?;
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
         let mut server = Self {
             board,
@@ -255,6 +302,7 @@ impl Server {
             broken,
             control: None,
             service: Arc::clone(&service),
+            offer,
         };
         if let Some(listener) = control {
             match ControlSocket::start(listener, service) {
@@ -295,6 +343,22 @@ impl Server {
     /// Has every shard log the statistics of its volumes.
     pub fn tell_statistics(&self) {
         self.board.send_all(|| Mail::Statistics);
+    }
+
+    /// Asks every shard for a sign of life; the call's [`RollCall::is_complete`] says later whether all gave it.
+    #[must_use]
+    pub fn roll_call(&self) -> RollCall {
+        let (copy, answered) = channel();
+        self.board.send_all(|| Mail::RollCall(copy.clone()));
+        RollCall(answered)
+    }
+
+    /// Reads the certificates again, for connections to come; false if there is no TLS.
+    ///
+    /// # Errors
+    /// What is missing or bad; then all stays as it was.
+    pub fn reload_certificates(&self) -> Result<bool, String> {
+        self.offer.as_ref().map_or(Ok(false), |offer| offer.reload().map(|()| true))
     }
 
     /// Tells the shards that own the volume's device and the volume.
@@ -479,6 +543,7 @@ fn service(
         Estate::new(assembly, config, options.spread, tree.caching.clone(), options.queue.clone());
     let (board, live) = (Arc::clone(board), Live::new(estate));
     Service::new(board, config.shards, tree, settings.collect(), options.dirty, live)
+        .with_log_level(options.log_level.clone())
 }
 
 fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
@@ -621,6 +686,7 @@ struct Crew {
     exports: Vec<ServedExport>,
     board: Arc<Board>,
     broken: Arc<Mutex<Option<String>>>,
+    offer: Option<Arc<Offer>>,
 }
 
 /// What a shard's thread has when it is ready to run.
@@ -640,8 +706,12 @@ struct Launched {
 
 type Opening = (usize, Result<Opened, ConfigError>);
 
-/// Starts the threads, waits until every engine is open, then lets them run.
-fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<Launched, ConfigError> {
+/// Starts the threads, waits until every engine is open, calls `before`, then lets them run.
+fn launch(
+    seeds: Vec<Seed>,
+    crew: &Crew,
+    before: impl FnOnce() -> Result<(), ConfigError>,
+) -> Result<Launched, ConfigError> {
     let (opened, openings) = channel::<Opening>();
     let (mut threads, mut starts) = (Vec::new(), Vec::new());
     for (shard, seed) in seeds.into_iter().enumerate() {
@@ -652,6 +722,7 @@ fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<Launched, ConfigError> {
             exports: crew.exports.clone(),
             board: Arc::clone(&crew.board),
             broken: Arc::clone(&crew.broken),
+            offer: crew.offer.clone(),
         };
         let thread = std::thread::Builder::new()
             .name(format!("shard-{shard}"))
@@ -675,6 +746,12 @@ fn launch(seeds: Vec<Seed>, crew: &Crew) -> Result<Launched, ConfigError> {
     }
     let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
     crew.board.set_wakers(wakers.clone());
+    if let Err(error) = before() {
+        drop(starts);
+        // They end, with what they opened; one that has died has nothing to say.
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        return Err(error);
+    }
     for start in starts {
         // A thread that is gone shows in `join`.
         let _ = start.send(wakers.clone());
@@ -763,6 +840,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
         files,
         volumes,
         limits,
+        offer: crew.offer.clone(),
         poll_ns: options.poll_ns,
         reserve: options.foreign_bios(),
         stop_ns: options.stop_ns,

@@ -10,6 +10,9 @@
 //!   anything that cannot be answered: Failed, with one sentence for the log
 //! ```
 //!
+//! STARTTLS, where it is offered, leaves Header as if no option had come before: what was agreed on in the clear may have been
+//! agreed on with somebody else.
+//!
 //! Invariants: at most one option is answered a call, so the output of a call is bounded by one list of all exports; at
 //! most 64 KiB are kept of what a client sent; after `Ready`, `Closed` or `Failed` nothing is consumed any more.
 
@@ -78,6 +81,9 @@ pub enum Outcome {
     NeedMore,
     /// An option was answered. Send the output, then feed the rest.
     Reply,
+    /// The client asked for TLS and gets it: send the output, then encrypt. Nothing that has come behind the option may be
+    /// fed: it came in the clear.
+    Encrypt,
     /// The client has chosen. Send the output; what was not consumed belongs to the transmission phase.
     Ready {
         /// Index of the export.
@@ -89,6 +95,20 @@ pub enum Outcome {
     Closed,
     /// This client cannot be served: send the output, log the sentence, close.
     Failed(String),
+}
+
+/// What a connection may do without TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Encryption {
+    /// Everything; there is no TLS.
+    #[default]
+    Off,
+    /// Everything, or ask for TLS.
+    Offered,
+    /// Nothing but ask for TLS.
+    Required,
+    /// It is encrypted.
+    Done,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +129,7 @@ pub struct Handshake {
     options: u32,
     no_zeroes: bool,
     terms: Terms,
+    encryption: Encryption,
 }
 
 impl Handshake {
@@ -125,7 +146,13 @@ impl Handshake {
             options: 0,
             no_zeroes: false,
             terms: Terms::default(),
+            encryption: Encryption::Off,
         }
+    }
+
+    /// Offers TLS, or insists on it. To be called before the client has said anything.
+    pub fn offer(&mut self, encryption: Encryption) {
+        self.encryption = encryption;
     }
 
     /// Whether the client has said nothing yet.
@@ -242,6 +269,13 @@ impl Handshake {
     ) -> Outcome {
         let empty = body.is_empty();
         match option {
+            option::STARTTLS => self.on_start_tls(empty, out),
+            option::EXPORT_NAME if self.encryption == Encryption::Required => Outcome::Failed(
+                "the client chose an export without TLS, which is required".to_owned(),
+            ),
+            option if self.encryption == Encryption::Required && option != option::ABORT => {
+                refuse(out, option, option_reply::ERR_TLS_REQD, "start TLS first")
+            }
             option::EXPORT_NAME => self.on_export_name(body, exports, out),
             option::GO | option::INFO => self.on_info(option, body, exports, out),
             option::ABORT => {
@@ -266,6 +300,21 @@ impl Handshake {
             }
             _ => refuse(out, option, option_reply::ERR_UNSUP, "the option is not supported"),
         }
+    }
+
+    fn on_start_tls(&mut self, empty: bool, out: &mut Vec<u8>) -> Outcome {
+        let (kind, message) = match self.encryption {
+            Encryption::Off => (option_reply::ERR_POLICY, "the server was started without TLS"),
+            Encryption::Done => (option_reply::ERR_INVALID, "the connection is encrypted already"),
+            _ if !empty => (option_reply::ERR_INVALID, "the option takes no data"),
+            Encryption::Offered | Encryption::Required => {
+                self.encryption = Encryption::Done;
+                self.terms = Terms::default();
+                reply(out, option::STARTTLS, option_reply::ACK, &[]);
+                return Outcome::Encrypt;
+            }
+        };
+        refuse(out, option::STARTTLS, kind, message)
     }
 
     /// The old way to choose: the protocol has no error here, so what fails ends the session.

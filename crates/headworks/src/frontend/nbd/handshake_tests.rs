@@ -107,7 +107,7 @@ fn a_transcript_is_answered_as_the_protocol_says() {
     let ready = Outcome::Ready { export: 0, terms: Terms { structured: true } };
     assert_eq!(outcome, ready);
     let info_replies = [INFO, INFO, INFO, INFO, ACK, INFO, INFO, INFO, ACK];
-    let mut expected = vec![ERR_UNSUP, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, ERR_UNSUP];
+    let mut expected = vec![ERR_POLICY, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, ERR_UNSUP];
     expected.extend(info_replies);
     assert_eq!(kinds(&out), expected);
     let answers = answers(&out);
@@ -233,4 +233,64 @@ fn random_clients_neither_panic_nor_grow() {
         assert_eq!((&out, &outcome), (&expected.0, &expected.2));
         assert!(out.len() < 8192);
     }
+}
+
+/// Feeds `bytes` to a handshake that offers TLS or insists on it: the answers, what was left over, the last outcome.
+fn with_tls(encryption: Encryption, bytes: &[u8]) -> (Vec<u8>, usize, Outcome, Handshake) {
+    let (exports, mut out) = (exports(), Vec::new());
+    let mut handshake = Handshake::new(&mut out);
+    handshake.offer(encryption);
+    out.clear();
+    let mut at = 0;
+    loop {
+        let (consumed, outcome) = handshake.feed(&exports, &bytes[at..], &mut out);
+        at += consumed;
+        if outcome != Outcome::Reply {
+            return (out, bytes.len() - at, outcome, handshake);
+        }
+    }
+}
+
+#[test]
+fn tls_makes_everything_before_it_forgotten() {
+    use option_reply::*;
+    let asks = client(3, &[option(8, &[]), option(5, &[]), option(3, &[])]);
+    let (out, left, outcome, mut handshake) = with_tls(Encryption::Offered, &asks);
+    assert_eq!((kinds(&out), left, outcome), (vec![ACK, ACK], 16, Outcome::Encrypt));
+    // A new beginning: no second TLS, and no structured replies until they are asked for again.
+    let (mut out, exports) = (Vec::new(), exports());
+    let (_, outcome) = handshake.feed(&exports, &option(5, &[]), &mut out);
+    assert_eq!((kinds(&out), outcome), (vec![ERR_INVALID], Outcome::Reply));
+    let (_, outcome) = handshake.feed(&exports, &option(7, &info_data("", &[])), &mut out);
+    assert_eq!(outcome, Outcome::Ready { export: 0, terms: Terms::default() });
+}
+
+#[test]
+fn tls_takes_no_data_and_is_not_there_unless_offered() {
+    use option_reply::*;
+    let asks = client(3, &[option(5, b"x"), option(2, &[])]);
+    let (out, _, outcome, _) = with_tls(Encryption::Offered, &asks);
+    assert_eq!((kinds(&out), outcome), (vec![ERR_INVALID, ACK], Outcome::Closed));
+    let (out, _, outcome, _) = with_tls(Encryption::Off, &client(3, &[option(5, &[])]));
+    assert_eq!((kinds(&out), outcome), (vec![ERR_POLICY], Outcome::NeedMore));
+}
+
+#[test]
+fn where_tls_is_required_nothing_is_told_before_it() {
+    use option_reply::*;
+    let go = info_data("first", &[]);
+    let asks = [option(3, &[]), option(6, &go), option(7, &go), option(8, &[]), option(77, &[])];
+    let (out, _, outcome, _) = with_tls(Encryption::Required, &client(3, &asks));
+    assert_eq!((kinds(&out), outcome), (vec![ERR_TLS_REQD; 5], Outcome::NeedMore));
+    let (out, _, outcome, _) = with_tls(Encryption::Required, &client(3, &[option(1, b"first")]));
+    assert!(out.is_empty());
+    assert!(matches!(outcome, Outcome::Failed(sentence) if sentence.contains("without TLS")));
+    let (out, _, outcome, _) = with_tls(Encryption::Required, &client(3, &[option(2, &[])]));
+    assert_eq!((kinds(&out), outcome), (vec![ACK], Outcome::Closed));
+    // And after it everything, the old way too.
+    let (mut out, _, outcome, mut handshake) =
+        with_tls(Encryption::Required, &client(3, &[option(5, &[])]));
+    assert_eq!(outcome, Outcome::Encrypt);
+    let (_, outcome) = handshake.feed(&exports(), &option(1, b"first"), &mut out);
+    assert_eq!(outcome, Outcome::Ready { export: 0, terms: Terms::default() });
 }

@@ -22,10 +22,11 @@ pub mod handshake;
 pub mod outgoing;
 pub mod reply;
 pub mod transmission;
+pub mod transport;
 pub mod window;
 pub mod wire;
 
-pub use handshake::{BlockSizes, ExportInfo, Handshake, Outcome, Terms};
+pub use handshake::{BlockSizes, Encryption, ExportInfo, Handshake, Outcome, Terms};
 pub use reply::Replies;
 pub use transmission::{Parsed, ProtocolError, Refusal, Request, RequestParser};
 pub use wire::{Command, CommandFlags, NbdError, TransmissionFlags};

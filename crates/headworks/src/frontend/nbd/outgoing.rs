@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::RawFd;
 
+use super::transport::Transport;
 use crate::memory::{Buffer, Pool, Span};
 
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).
@@ -47,6 +47,8 @@ pub enum Sent {
     All,
     /// The socket is full; wait until it takes more.
     Full,
+    /// It would take more, but this turn has done enough for one connection.
+    Share,
 }
 
 impl Outgoing {
@@ -123,11 +125,16 @@ impl Outgoing {
     ///
     /// # Errors
     /// The connection is broken.
-    pub fn send(&mut self, fd: RawFd, pool: &mut Pool, spans: &mut Vec<Span>) -> io::Result<Sent> {
+    pub fn send(
+        &mut self,
+        transport: &mut Transport,
+        pool: &mut Pool,
+        spans: &mut Vec<Span>,
+    ) -> io::Result<Sent> {
         while !self.pieces.is_empty() {
             self.gather(spans);
             let wanted: usize = spans.iter().map(|span| span.len).sum();
-            match send_spans(fd, spans) {
+            match transport.send(spans) {
                 Ok(count) => {
                     self.advance(count, pool);
                     if count < wanted {
@@ -208,21 +215,10 @@ impl Outgoing {
     }
 }
 
-fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
-    // SAFETY: all-zero is a valid msghdr.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = spans.as_ptr().cast_mut().cast();
-    message.msg_iovlen = spans.len();
-    // SAFETY: the spans have iovec's layout and name memory that stays until the pieces are dropped.
-    let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Read;
-    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
     /// A slow reader: what is sent comes out whole and in order however often the socket is full, and buffers come back.
@@ -246,9 +242,10 @@ mod tests {
             }
         }
         assert_eq!(outgoing.replies(), 60);
+        let mut ours = Transport::plain(ours.into());
         let mut received = Vec::new();
         let mut times_full = 0;
-        while outgoing.send(ours.as_raw_fd(), &mut pool, &mut spans).unwrap() == Sent::Full {
+        while outgoing.send(&mut ours, &mut pool, &mut spans).unwrap() == Sent::Full {
             times_full += 1;
             let mut some = [0; 10_001];
             let count = theirs.read(&mut some).unwrap();
@@ -266,13 +263,14 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut pool = Pool::new(8 << 20).unwrap();
         let (mut outgoing, mut spans) = (Outgoing::new(8), Vec::new());
+        let mut ours = Transport::plain(ours.into());
         let mut some = vec![0; 60_000];
         for _ in 0..3_000 {
             while outgoing.replies() < 10 {
                 outgoing.header(|out| out.extend([7; 64]));
                 outgoing.zeros(50_000);
             }
-            outgoing.send(ours.as_raw_fd(), &mut pool, &mut spans).unwrap();
+            outgoing.send(&mut ours, &mut pool, &mut spans).unwrap();
             assert!(!outgoing.is_empty(), "the socket takes less than what waits");
             let _ = theirs.read(&mut some).unwrap();
         }
@@ -283,10 +281,11 @@ mod tests {
     fn a_broken_connection_is_an_error_and_gives_its_buffers_back() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(theirs);
+        let mut ours = Transport::plain(ours.into());
         let mut pool = Pool::new(1 << 20).unwrap();
         let mut outgoing = Outgoing::new(1);
         outgoing.data(pool.try_take(4096).unwrap(), 4096);
-        assert!(outgoing.send(ours.as_raw_fd(), &mut pool, &mut Vec::new()).is_err());
+        assert!(outgoing.send(&mut ours, &mut pool, &mut Vec::new()).is_err());
         outgoing.abandon(&mut pool);
         assert!(outgoing.is_empty() && pool.taken() == 0);
     }

@@ -4,7 +4,7 @@
 //! may be requests, and a sequence whose place is taken is skipped, so a slow request holds up nobody and a look-up is one
 //! index.
 
-use headworks_core::Op;
+use headworks_core::{Instant, Op};
 
 use crate::memory::Buffer;
 
@@ -19,6 +19,8 @@ pub struct Flying {
     pub offset: u64,
     /// Bytes.
     pub len: u32,
+    /// When it was complete.
+    pub since: Instant,
     /// What.
     pub op: Op,
     /// The reply was sent when it timed out; only the buffer is out.
@@ -63,14 +65,16 @@ impl Window {
         len: u32,
         op: Op,
         buffer: Option<Buffer>,
+        since: Instant,
     ) -> u64 {
         assert!(self.used < self.places.len() / 2, "a connection stays within its limit");
         while self.places[self.place(self.next)].is_some() {
             self.next += 1;
         }
         let place = self.place(self.next);
+        let (sequence, answered) = (self.next, false);
         self.places[place] =
-            Some(Flying { sequence: self.next, cookie, offset, len, op, answered: false, buffer });
+            Some(Flying { sequence, cookie, offset, len, since, op, answered, buffer });
         self.next += 1;
         self.used += 1;
         self.next - 1
@@ -99,7 +103,7 @@ mod tests {
     #[test]
     fn a_slow_request_keeps_its_place_while_others_come_and_go() {
         let mut window = Window::new(4);
-        let slow = window.insert(7, 0, 0, Op::Flush, None);
+        let slow = window.insert(7, 0, 0, Op::Flush, None, Instant(0));
         let mut others: Vec<(u64, u64)> = Vec::new();
         let mut prng = Prng::new(1);
         for cookie in 100..2_000 {
@@ -108,7 +112,7 @@ mod tests {
                 assert_eq!(window.remove(sequence).map(|flying| flying.cookie), Some(cookie));
                 assert!(window.remove(sequence).is_none(), "once");
             }
-            others.push((window.insert(cookie, 0, 0, Op::Flush, None), cookie));
+            others.push((window.insert(cookie, 0, 0, Op::Flush, None, Instant(0)), cookie));
         }
         assert_eq!(window.get(slow).map(|flying| flying.cookie), Some(7));
         assert_eq!(window.used(), 4);

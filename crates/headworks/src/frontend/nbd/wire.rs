@@ -84,6 +84,8 @@ pub mod option_reply {
     pub const ERROR_BIT: u32 = 1 << 31;
     /// The option is unknown here.
     pub const ERR_UNSUP: u32 = ERROR_BIT + 1;
+    /// The server is set up not to do this.
+    pub const ERR_POLICY: u32 = ERROR_BIT + 2;
     /// The option's data is malformed.
     pub const ERR_INVALID: u32 = ERROR_BIT + 3;
     /// The server wants TLS first.

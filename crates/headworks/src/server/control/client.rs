@@ -99,15 +99,15 @@ pub fn serve(stream: &UnixStream, service: &Service) {
             Incoming::Late => format!("nothing was asked for {} s", PATIENCE.as_secs()),
             Incoming::End => return,
         };
-        refuse(stream, last_word);
+        refuse(stream, &Fault::request(last_word));
         return;
     }
 }
 
 /// Tells a client why it is closed.
-pub fn refuse(stream: &UnixStream, why: String) {
+pub fn refuse(stream: &UnixStream, why: &Fault) {
     let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
-    say(stream, &rpc::failure(&Value::Null, &Fault::request(why)));
+    say(stream, &rpc::failure(&Value::Null, why));
 }
 
 fn say(mut stream: &UnixStream, answer: &Value) -> bool {

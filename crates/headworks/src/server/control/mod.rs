@@ -11,16 +11,21 @@
 //! The socket outlives SIGTERM until the last shard has ended, so that a stop that takes long can be looked at; then clients
 //! are given a second for their last answers. Invariant: every wait has a deadline, or an end that the server's end brings.
 //!
-//! `tree` has the names, `service` the methods, `report` the tables, `question` what is asked of shards, `client` the lines.
+//! `tree` has the names, `service` the methods, `report` the tables, `question` what is asked of shards, `client` the lines,
+//! `credentials` who may come in, `log_level` how much is logged.
 
 mod client;
+mod credentials;
+mod latency;
 pub(super) mod live;
+pub mod log_level;
 pub(super) mod order;
 pub(super) mod question;
 mod report;
 mod rpc;
 pub(super) mod service;
 pub(super) mod tree;
+mod why;
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -34,6 +39,7 @@ use std::time::Duration;
 use headworks_core::ConfigError;
 
 use super::listener::Listener;
+use rpc::Fault;
 use service::Service;
 
 pub use live::Reload;
@@ -116,6 +122,9 @@ impl Reception {
         if stream.set_nonblocking(false).is_err() {
             return;
         }
+        if let Err(fault) = credentials::check(&stream) {
+            return client::refuse(&stream, &fault);
+        }
         let (ended, present) = std::mem::take(&mut self.clients)
             .into_iter()
             .partition(|c: &Client| c.thread.is_finished());
@@ -126,7 +135,7 @@ impl Reception {
         }
         if self.clients.len() == CLIENTS_MAX {
             let why = format!("there are {CLIENTS_MAX} clients already; try again later");
-            return client::refuse(&stream, why);
+            return client::refuse(&stream, &Fault::request(why));
         }
         let stream = Arc::new(stream);
         let (service, present) = (Arc::clone(&self.service), self.present.clone());

@@ -12,10 +12,13 @@ use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
-use headworks_core::writeback::{DirtyStats, DirtyTunable};
+use headworks_core::writeback::{DirtyStats, DirtyTunable, WbStats};
 use headworks_core::{
-    Control, DeviceId, ExportId, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
+    Control, DeviceId, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
 };
+
+use crate::latency::slow::Slow;
+use crate::latency::{Table, Totals};
 
 /// A question for one shard.
 pub enum Question {
@@ -64,6 +67,20 @@ pub enum Question {
         volume: VolumeId,
         /// The way back.
         answer: Sender<(u64, Receiver<Status>)>,
+    },
+    /// What did the clients of your exports wait for?
+    Latency {
+        /// The way back.
+        answer: Sender<Vec<(ExportId, Totals)>>,
+    },
+    /// Which requests of this export, whose home you are, were the slowest?
+    Slow {
+        /// Which export.
+        export: ExportId,
+        /// Its device.
+        device: DeviceId,
+        /// The way back.
+        answer: Sender<SlowReport>,
     },
     /// Who is connected?
     Connections {
@@ -188,6 +205,18 @@ pub struct VolumeReport {
     pub suspect: bool,
 }
 
+/// The slowest requests of an export.
+pub struct SlowReport {
+    /// The shard's time.
+    pub now: Instant,
+    /// Requests of the last minute.
+    pub requests: u64,
+    /// The slowest of them, the slowest first.
+    pub slowest: Vec<Slow>,
+    /// How the write-out of its device is; none without a cache.
+    pub writeback: Option<WbStats>,
+}
+
 /// A connection.
 pub struct ConnectionReport {
     /// Its id.
@@ -198,4 +227,6 @@ pub struct ConnectionReport {
     pub chosen: Option<(ExportId, Ioprio)>,
     /// Requests in flight.
     pub in_flight: usize,
+    /// What they waited for; none before it has chosen.
+    pub latency: Option<Table>,
 }

@@ -13,7 +13,9 @@ use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
+use super::latency;
 use super::live::Live;
+use super::log_level::{LogLevel, log_level};
 use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
@@ -29,6 +31,7 @@ const SWITCH_MARGIN: Duration = Duration::from_secs(5);
 
 /// How often whoever looks begins again when exports came or went meanwhile.
 const RETRIES: u32 = 4;
+mod seeing;
 
 /// Ways to write a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
@@ -56,6 +59,7 @@ pub struct Service {
     patience: Patience,
     started: std::time::Instant,
     live: Live,
+    log_level: Option<LogLevel>,
 }
 
 /// How long shards are waited for.
@@ -66,7 +70,8 @@ struct Patience {
     switch: Duration,
 }
 
-pub(super) type Answer = Result<Value, Fault>;
+/// What a method answers.
+pub type Answer = Result<Value, Fault>;
 
 impl Service {
     /// A service for the shards behind `board`.
@@ -88,7 +93,13 @@ impl Service {
             patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
             started: std::time::Instant::now(),
             live,
+            log_level: None,
         }
+    }
+
+    /// With what shows and sets how much is logged.
+    pub fn with_log_level(self, log_level: Option<LogLevel>) -> Self {
+        Self { log_level, ..self }
     }
 
     /// Carries a method out.
@@ -137,6 +148,14 @@ impl Service {
                 takes(&["export"])?;
                 self.acknowledge(text(params, "export")?)
             }
+            "histograms" => {
+                takes(&["export"])?;
+                self.histograms(text(params, "export")?)
+            }
+            "why" => {
+                takes(&["export"])?;
+                self.why(text(params, "export")?)
+            }
             "failed" => {
                 takes(&["export"])?;
                 self.failed(text(params, "export")?)
@@ -146,8 +165,12 @@ impl Service {
             "remove" => takes(&["export", "force"]).and_then(|()| self.remove_by_words(params)),
             "resize" => takes(&["export", "size"]).and_then(|()| self.resize_by_words(params)),
             "drain" => takes(&["export"]).and_then(|()| self.drain(params)),
+            "log-level" => {
+                takes(&["level"])?;
+                log_level(self.log_level.as_ref(), optional_text(params, "level")?)
+            }
             other => Err(Fault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, diskstats, connections, failed, acknowledge, exports, add, remove, resize and drain"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, acknowledge, exports, add, remove, resize, drain and log-level"
             ))),
         }
     }
@@ -388,6 +411,7 @@ impl Service {
         for DeviceEntry { id, .. } in &tree.devices {
             reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
         }
+        let latencies = self.latencies()?;
         let mut exports = Params::new();
         for entry in &tree.exports {
             let volume = entry.volume;
@@ -398,7 +422,8 @@ impl Service {
             let report: VolumeReport = report;
             let device = reports.iter().find(|(device, _)| *device == entry.device);
             let Some((_, DeviceReport { options, .. })) = device else { continue };
-            let value = report::export(entry, self.setting(entry.id), options, &report);
+            let mut value = report::export(entry, self.setting(entry.id), options, &report);
+            value["latency"] = latencies.get(&entry.id).map_or(json!({}), latency::summary);
             exports.insert(entry.shown_name().to_owned(), value);
         }
         let devices: Params = reports
@@ -441,6 +466,7 @@ impl Service {
                 "export": connection.chosen.and_then(|(export, _)| name(export)),
                 "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
                 "in_flight": connection.in_flight,
+                "latency": connection.latency.as_ref().map(|table| latency::compact(&table.into())),
             })
         });
         Ok(shown.collect())

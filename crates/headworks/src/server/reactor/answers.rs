@@ -52,6 +52,12 @@ impl Reactor {
                 self.drain(volume, told);
                 let _ = answer.send((bytes, status));
             }
+            Question::Latency { answer } => {
+                let _ = answer.send(self.report_latency());
+            }
+            Question::Slow { export, device, answer } => {
+                let _ = answer.send(self.report_slow(now, export, device));
+            }
             Question::Connections { answer } => {
                 let _ = answer.send(self.report_connections());
             }
@@ -159,12 +165,13 @@ impl Reactor {
                 peer: connection.peer().to_owned(),
                 chosen: connection.door().map(|door| (door.export, door.ioprio)),
                 in_flight: connection.in_flight(),
+                latency: connection.latency().map(|(_, table)| table.clone()),
             });
         });
         all
     }
 
-    fn for_each_connection(&mut self, mut act: impl FnMut(&mut Connection)) {
+    pub(super) fn for_each_connection(&mut self, mut act: impl FnMut(&mut Connection)) {
         for slot in self.parts.desk.slots() {
             if let Some((connection, _)) = self.parts.desk.connection(slot) {
                 act(connection);

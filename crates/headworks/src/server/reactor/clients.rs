@@ -118,9 +118,15 @@ impl Reactor {
         let Some((export, home, (door, info))) =
             chosen.and_then(|(export, home)| Some((export, home, self.exports.open(export)?)))
         else {
+            self.end(slot, &End::Fault("the export was removed meanwhile".into()));
             return false;
         };
-        debug!(peer = connection.peer(), export = info.name, "client chose its export");
+        debug!(
+            peer = connection.peer(),
+            export = info.name,
+            tls = connection.tls(),
+            "client chose its export"
+        );
         if home == self.parts.id {
             connection.begin(now, door, info, terms);
             self.standings[slot as usize].export = Some(export);
@@ -242,7 +248,7 @@ impl Reactor {
     /// One send for every connection that has something. True if that, or buffers that came back, lets somebody go on who
     /// was held: another turn must follow before any sleep, because the held are not watched.
     pub(super) fn send(&mut self, now: Instant) -> bool {
-        let mut goes_on = false;
+        let (mut goes_on, mut again) = (false, Vec::new());
         while let Some(slot) = self.parts.desk.next_listed() {
             let Some((connection, pool)) = self.parts.desk.connection(slot) else {
                 continue;
@@ -252,6 +258,10 @@ impl Reactor {
             let standing = &mut self.standings[slot as usize];
             match sent {
                 Ok(Sent::All) => standing.blocked = false,
+                Ok(Sent::Share) => {
+                    standing.blocked = false;
+                    again.push(slot);
+                }
                 Ok(Sent::Full) => {
                     standing.blocked = true;
                     if !standing.hot {
@@ -272,6 +282,8 @@ impl Reactor {
                 goes_on = true;
             }
         }
+        goes_on |= !again.is_empty();
+        again.into_iter().for_each(|slot| self.parts.desk.list(slot));
         let taken = self.parts.desk.pool.taken();
         self.line.call();
         if let Some(first) = self.line.first() {
@@ -349,7 +361,10 @@ impl Reactor {
 
     fn welcome(&mut self, now: Instant, socket: OwnedFd, peer: String) {
         debug!(peer, "client connected");
-        let connection = Connection::new(socket, peer, self.parts.limits, now);
+        let mut connection = Connection::new(socket, peer, self.parts.limits, now);
+        if let Some(offer) = &self.parts.offer {
+            connection.offer_tls(offer);
+        }
         match self.parts.desk.insert(Box::new(connection)) {
             Ok(slot) => {
                 self.newcomer(slot);

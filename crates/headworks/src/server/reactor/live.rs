@@ -79,7 +79,10 @@ impl Reactor {
                 self.on_control(Control::Weight { export: id, weight });
             }
             Order::Hide { export, hidden } => self.exports.hide(export, hidden),
-            Order::Forget { export } => self.exports.take(export),
+            Order::Forget { export } => {
+                self.exports.take(export);
+                self.parts.desk.latency.forget(export);
+            }
             Order::Evict { export, unread } => self.evict(export, unread),
             Order::Expect { volume, size } => {
                 let files = self.parts.files.iter_mut();

@@ -17,6 +17,7 @@ mod clients;
 mod exports;
 mod line;
 mod live;
+mod seeing;
 mod stop;
 
 use std::io;
@@ -37,6 +38,7 @@ use crate::server::listener::Listener;
 use crate::server::polling::Polling;
 use crate::server::recorder::Recorder;
 use crate::server::{Clock, WatchedFile, statistics};
+use crate::tls::Offer;
 use exports::Exports;
 pub use exports::ServedExport;
 use line::Line;
@@ -114,6 +116,8 @@ pub struct Parts {
     pub files: Vec<WatchedFile>,
     pub volumes: Vec<VolumeId>,
     pub limits: ConnectionLimits,
+    /// What clients that ask for TLS get.
+    pub offer: Option<Arc<Offer>>,
     pub poll_ns: u64,
     /// Room in the shard that is kept for bios of other shards.
     pub reserve: u32,
@@ -358,7 +362,7 @@ impl Reactor {
                 Mail::Order(order, answer) => self.on_order(now, *order, &answer),
                 Mail::Resized { volume, size } => self.exports.resize(volume, size),
                 Mail::Stop => self.stop(now),
-                Mail::Look => {}
+                Mail::Look | Mail::RollCall(_) => {}
             }
         }
         worked
@@ -393,6 +397,7 @@ impl Reactor {
                 recorder.note(now, &self.batch, shard.actions());
             }
             self.batch.clear();
+            desk.now = now;
             executor.run(now, shard.actions(), desk, &mut **engine, &mut self.inputs);
             shard.clear_actions();
         }

@@ -5,7 +5,6 @@
 //! time.
 
 use std::io;
-use std::os::fd::RawFd;
 
 use headworks_core::{Bio, BioId, Input, Op};
 
@@ -14,6 +13,7 @@ use super::{
     Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES, Turn,
 };
 use crate::frontend::nbd::handshake::Outcome;
+use crate::frontend::nbd::outgoing::Sent;
 use crate::frontend::nbd::transmission::{Parsed, ProtocolError, Request};
 use crate::memory::{Buffer, Span};
 
@@ -34,16 +34,21 @@ impl Connection {
             self.stash = stash;
             return received;
         }
-        let (Some(fd), direct) = (self.socket(), self.payload_rest()) else {
+        let direct = self.payload_rest();
+        let tail = self.tail_len(direct, intake.scratch.len());
+        let Some(transport) = &mut self.transport else {
             return Received::Nothing;
         };
-        let tail = self.tail_len(direct, intake.scratch.len());
-        let count = match receive_into(fd, direct, &mut intake.scratch[..tail]) {
+        let count = match transport.receive(direct, intake.scratch, tail) {
             Ok(0) => return Received::End(self.hang_up()),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Nothing,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Received::Some,
             Err(error) if is_hang_up(&error) => return Received::End(self.hang_up()),
+            // The sentence is there already.
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Received::End(End::Fault(error.to_string()));
+            }
             Err(error) => return Received::End(End::Fault(format!("receiving failed: {error}"))),
         };
         // A handshake is timed as a whole: drop by drop is no progress.
@@ -133,12 +138,36 @@ impl Connection {
                 Outcome::Reply if self.outgoing.replies() < self.limits.requests => continue,
                 Outcome::Reply => Received::Full,
                 Outcome::NeedMore => Received::Some,
+                Outcome::Encrypt => self.encrypt(bytes.len() - used, intake),
                 Outcome::Ready { export, terms } => Received::Chosen { export, terms },
                 Outcome::Closed => Received::End(End::Goodbye),
                 Outcome::Failed(sentence) => Received::End(End::Fault(sentence)),
             };
             return (used, received);
         }
+    }
+
+    /// The client was promised TLS: the promise goes out in the clear, and everything after it does not. `early` bytes have
+    /// come behind the question, in the clear: from a client that cannot know the answer yet, or from somebody between.
+    fn encrypt(&mut self, early: usize, intake: &mut Intake<'_>) -> Received {
+        let fault = |sentence: String| Received::End(End::Fault(sentence));
+        if early > 0 {
+            return fault(format!("{early} bytes came in the clear behind the request for TLS"));
+        }
+        let (Some(transport), Some(offer)) = (&mut self.transport, self.offer.take()) else {
+            return fault("TLS was promised and is not there".to_owned());
+        };
+        // Short: a socket that does not take it belongs to a client that reads nothing.
+        match self.outgoing.send(transport, intake.pool, &mut Vec::new()) {
+            Ok(Sent::All) => {}
+            Ok(_) => return fault("the client does not read the handshake".to_owned()),
+            Err(error) => return fault(format!("sending failed: {error}")),
+        }
+        match offer.session() {
+            Ok(session) => transport.encrypt(session),
+            Err(error) => return fault(error.to_string()),
+        }
+        Received::Some
     }
 
     fn parse(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
@@ -251,12 +280,13 @@ impl Connection {
         };
         let Door { volume, export, ioprio } = transmission.door;
         let op = request.op();
-        let sequence = self.window.insert(request.cookie, request.offset, request.len, op, buffer);
+        let Request { cookie, offset, len, .. } = *request;
+        let sequence = self.window.insert(cookie, offset, len, op, buffer, intake.now);
         *intake.room = intake.room.saturating_sub(1);
         intake.inputs.push(Input::Bio(Bio {
             id: BioId { connection: self.id, volume, export, sequence },
-            offset: request.offset,
-            len: request.len,
+            offset,
+            len,
             op,
             flags: request.bio_flags(),
             ioprio,
@@ -299,16 +329,4 @@ fn fault(error: ProtocolError) -> End {
 
 fn is_hang_up(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
-}
-
-fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Result<usize> {
-    let tail = Span { base: scratch.as_mut_ptr(), len: scratch.len() };
-    let spans = [direct.unwrap_or(tail), tail];
-    // SAFETY: all-zero is a valid msghdr.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = spans.as_ptr().cast_mut().cast();
-    message.msg_iovlen = if direct.is_some() { 2 } else { 1 };
-    // SAFETY: the spans have iovec's layout; the first is a private buffer's rest, the second the scratch that we borrow.
-    let count = unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) };
-    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
 }

@@ -14,20 +14,28 @@
 //! Invariant: a buffer that the path may still touch stays with the connection, dead or not, until `Final` or `Released`.
 
 mod intake;
+#[cfg(test)]
+mod tls_tests;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
 
-use headworks_core::{ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId};
+use headworks_core::{
+    ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Spent, Status, VolumeId,
+};
 
-use super::handshake::{ExportInfo, Handshake, Terms};
+use super::handshake::{Encryption, ExportInfo, Handshake, Terms};
 use super::outgoing::{Outgoing, Sent};
 use super::reply::Replies;
 use super::transmission::{Request, RequestParser};
+use super::transport::Transport;
 use super::window::{Flying, Window};
 use super::wire::NbdError;
+use crate::latency::{Kind, Table};
 use crate::memory::{Buffer, Pool, Span};
+use crate::tls::Offer;
 
 /// Requests that one connection brings in a turn, so that no client holds the shard.
 const TURN_BIOS: usize = 64;
@@ -97,6 +105,27 @@ struct Receiving {
     filled: usize,
 }
 
+/// A request that was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    /// What it was.
+    pub op: Op,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u32,
+    /// From the turn in which it was complete to this one.
+    pub total_ns: u64,
+}
+
+impl Answered {
+    #[inline]
+    fn of(flying: &Flying, now: Instant) -> Self {
+        let Flying { op, offset, len, since, .. } = *flying;
+        Self { op, offset, len, total_ns: now.since(since) }
+    }
+}
+
 /// What a call of [`Connection::receive`] came to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
@@ -132,7 +161,10 @@ pub enum End {
 
 /// One client.
 pub struct Connection {
-    socket: Option<OwnedFd>,
+    /// None when it is closed.
+    transport: Option<Transport>,
+    /// What STARTTLS gets; none when there is no TLS, or it was had.
+    offer: Option<Arc<Offer>>,
     id: u32,
     peer: String,
     limits: ConnectionLimits,
@@ -140,6 +172,10 @@ pub struct Connection {
     form: Replies,
     window: Window,
     outgoing: Outgoing,
+    /// What it waited for; from its first request on.
+    latency: Option<Table>,
+    /// Where it is counted, even when it is leaving.
+    export: ExportId,
     /// Bytes of buffers of requests in flight.
     buffer_bytes: usize,
     /// Bytes that were received and not looked at yet; at most one receive's worth.
@@ -190,7 +226,8 @@ impl Connection {
         let handshake = Handshake::new(&mut greeting);
         outgoing.header(|out| out.extend_from_slice(&greeting));
         Self {
-            socket: Some(socket),
+            transport: Some(Transport::plain(socket)),
+            offer: None,
             id: 0,
             peer,
             limits,
@@ -198,12 +235,29 @@ impl Connection {
             form: Replies { structured: false },
             window: Window::new(limits.requests),
             outgoing,
+            latency: None,
+            export: ExportId::default(),
             buffer_bytes: 0,
             stash: Vec::new(),
             last_received: now,
             last_sent: now,
             was_silent: false,
         }
+    }
+
+    /// Lets the client ask for TLS, or makes it. To be called before anything is received.
+    pub fn offer_tls(&mut self, offer: &Arc<Offer>) {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            let required = offer.is_required();
+            handshake.offer(if required { Encryption::Required } else { Encryption::Offered });
+            self.offer = Some(Arc::clone(offer));
+        }
+    }
+
+    /// Version and cipher of its TLS; none without.
+    #[must_use]
+    pub fn tls(&self) -> Option<String> {
+        self.transport.as_ref()?.terms()
     }
 
     /// Who it is for the log.
@@ -226,7 +280,7 @@ impl Connection {
     /// The socket, until it is closed.
     #[must_use]
     pub fn socket(&self) -> Option<RawFd> {
-        self.socket.as_ref().map(AsRawFd::as_raw_fd)
+        self.transport.as_ref().map(Transport::fd)
     }
 
     /// Whether it takes requests, now or later.
@@ -244,7 +298,10 @@ impl Connection {
     /// The handshake is over: from now on requests for what is behind `door` are taken.
     pub fn begin(&mut self, now: Instant, door: Door, export: &ExportInfo, terms: Terms) {
         (self.last_received, self.last_sent) = (now, now);
+        self.offer = None;
         self.form = Replies { structured: terms.structured };
+        self.latency = Some(Table::default());
+        self.export = door.export;
         self.phase = Phase::Transmission(Transmission {
             parser: RequestParser::new(export.flags_for(terms), terms),
             replies: self.form,
@@ -284,6 +341,20 @@ impl Connection {
         }
     }
 
+    /// What it waited for, and by which export; none before it has chosen.
+    #[must_use]
+    pub fn latency(&self) -> Option<(ExportId, &Table)> {
+        self.latency.as_ref().map(|table| (self.export, table))
+    }
+
+    /// A request was answered: it counts, and the turn's time is known.
+    #[inline]
+    pub fn count(&mut self, answered: &Answered, spent: Spent) {
+        if let Some(table) = &mut self.latency {
+            table.record(Kind::of(answered.op), answered.len, answered.total_ns, spent);
+        }
+    }
+
     /// Requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -302,30 +373,27 @@ impl Connection {
         self.window.get(sequence)?.buffer.as_ref().map(|buffer| buffer.span())
     }
 
-    /// The shard answers, or frees a buffer.
+    /// The shard answers, or frees a buffer; what was answered, if that was it.
     pub fn reply(
         &mut self,
+        now: Instant,
         sequence: u64,
-        status: Status,
-        hole: bool,
-        stage: ReplyStage,
+        (status, hole, stage): (Status, bool, ReplyStage),
         pool: &mut Pool,
-    ) {
+    ) -> Option<Answered> {
         let dead = matches!(self.phase, Phase::Dead);
         if stage == ReplyStage::Early {
-            let Some(flying) = self.window.get(sequence) else {
-                return;
-            };
+            let flying = self.window.get(sequence)?;
             flying.answered = true;
             let (op, cookie) = (flying.op, flying.cookie);
+            let answered = Answered::of(flying, now);
             if !dead {
                 self.answer_failure(op, cookie, status.err().unwrap_or(IoError::TimedOut));
             }
-            return;
+            return Some(answered);
         }
-        let Some(flying) = self.window.remove(sequence) else {
-            return;
-        };
+        let flying = self.window.remove(sequence)?;
+        let counted = Answered::of(&flying, now);
         let Flying { op, cookie, offset, len, answered, buffer, .. } = flying;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
@@ -349,6 +417,7 @@ impl Connection {
         if let Some(buffer) = buffer {
             pool.put(buffer);
         }
+        (!answered).then_some(counted)
     }
 
     fn answer_hole(&mut self, cookie: u64, offset: u64, len: u32) {
@@ -377,10 +446,14 @@ impl Connection {
         pool: &mut Pool,
         spans: &mut Vec<Span>,
     ) -> io::Result<Sent> {
-        let Some(fd) = self.socket() else {
+        let leaves = matches!(self.phase, Phase::Leaving) && self.window.used() == 0;
+        let Some(transport) = &mut self.transport else {
             return Ok(Sent::All);
         };
-        if self.outgoing.is_empty() {
+        if leaves && self.outgoing.is_empty() {
+            transport.goodbye();
+        }
+        if self.outgoing.is_empty() && !transport.has_unsent() {
             self.was_silent = true;
             return Ok(Sent::All);
         }
@@ -388,9 +461,10 @@ impl Connection {
             // Patience begins with the first reply that waits.
             self.last_sent = now;
         }
-        let before = self.outgoing.waiting();
-        let sent = self.outgoing.send(fd, pool, spans)?;
-        if sent == Sent::All || self.outgoing.waiting() != before {
+        let before = (self.outgoing.waiting(), transport.progress());
+        let sent = self.outgoing.send(transport, pool, spans)?;
+        let sent = transport.settle(sent)?;
+        if sent == Sent::All || (self.outgoing.waiting(), transport.progress()) != before {
             self.last_sent = now;
         }
         Ok(sent)
@@ -399,7 +473,7 @@ impl Connection {
     /// Whether something waits to be sent.
     #[must_use]
     pub fn has_outgoing(&self) -> bool {
-        !self.outgoing.is_empty()
+        !self.outgoing.is_empty() || self.transport.as_ref().is_some_and(Transport::has_unsent)
     }
 
     /// Reads no more. What is in flight is still answered; a payload in the middle is dropped.
@@ -416,7 +490,7 @@ impl Connection {
     pub fn close(&mut self, pool: &mut Pool) {
         self.leave(pool);
         self.outgoing.abandon(pool);
-        self.socket = None;
+        self.transport = None;
         self.phase = Phase::Dead;
     }
 
@@ -437,7 +511,11 @@ impl Connection {
     pub fn is_finished(&self) -> bool {
         match self.phase {
             Phase::Handshake(_) | Phase::Transmission(_) => false,
-            Phase::Leaving => self.window.used() == 0 && self.outgoing.is_empty(),
+            Phase::Leaving => {
+                self.window.used() == 0
+                    && self.outgoing.is_empty()
+                    && self.transport.as_ref().is_none_or(Transport::is_finished)
+            }
             Phase::Dead => self.window.used() == 0,
         }
     }
@@ -476,6 +554,11 @@ impl Connection {
         match &self.phase {
             // Whoever only looks whether somebody listens says nothing and goes.
             Phase::Handshake(handshake) if handshake.is_untouched() => End::HungUp,
+            Phase::Handshake(_)
+                if self.transport.as_ref().is_some_and(Transport::is_handshaking) =>
+            {
+                End::Fault("the client hung up during the handshake of TLS".into())
+            }
             Phase::Handshake(_) => End::Fault("the client hung up during the handshake".into()),
             Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
                 End::Fault("the client hung up in the middle of a request".into())

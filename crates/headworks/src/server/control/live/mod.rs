@@ -28,6 +28,7 @@ use headworks_core::{ChangeError, ConfigError, ExportId, ShardId};
 use super::order::{Order, Outcome, Remains};
 use super::rpc::Fault;
 use super::service::{Service, lock, stopping};
+use crate::memory::give_back;
 use crate::server::board::Mail;
 use crate::server::estate::{Estate, PLACES};
 
@@ -130,9 +131,10 @@ fn wrong(error: &ConfigError) -> Fault {
     Fault::refused("EINVAL", error.to_string())
 }
 
-/// Closes what shards gave up.
+/// Closes what shards gave up. What the allocator keeps of a device would be that of the largest number there ever was.
 fn close(remains: Vec<Remains>) {
     drop(remains);
+    give_back();
 }
 
 #[cfg(test)]

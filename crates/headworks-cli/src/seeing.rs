@@ -1,0 +1,161 @@
+//! `ctl latency` and `ctl why` for people: tables of what clients waited for.
+
+use serde_json::Value;
+
+/// The columns: what a request waited for, in the order in which it does.
+pub const STAGES: [&str; 7] = ["total", "cache", "dirty", "plug", "tag", "sched", "device"];
+
+const OPS: [&str; 3] = ["read", "write", "other"];
+
+/// Microseconds as people say them.
+pub fn micros(us: f64) -> String {
+    match us {
+        us if us <= 0.0 => "0".into(),
+        us if us < 1.0 => format!("{:.0}ns", us * 1e3),
+        us if us < 1e3 => format!("{us:.1}us"),
+        us if us < 1e6 => format!("{:.1}ms", us / 1e3),
+        us => format!("{:.1}s", us / 1e6),
+    }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_default()
+}
+
+/// Percentiles of every export, from `stats`: p50/p99 of each stage.
+pub fn show_percentiles(stats: &Value) -> String {
+    let heads = STAGES.map(|stage| format!("{stage:>15}")).concat();
+    let mut text = format!("{:<12} {:<6} {:>12}{heads}   p50/p99\n", "export", "op", "requests");
+    for (name, export) in stats["exports"].as_object().into_iter().flatten() {
+        for op in OPS {
+            let Some(rows) = export["latency"].get(op) else { continue };
+            let cell = |stage: &str| {
+                let row = &rows[stage];
+                let both = [&row["p50_us"], &row["p99_us"]].map(|us| micros(number(us)));
+                format!("{:>15}", both.join("/"))
+            };
+            let count = &rows["total"]["count"];
+            text += &format!("{name:<12} {op:<6} {count:>12}{}\n", STAGES.map(cell).concat());
+        }
+    }
+    text
+}
+
+/// All buckets of an export, a line for each doubling, as `zpool iostat -w` has it.
+pub fn show_histograms(report: &Value) -> String {
+    let export = report["export"].as_str().unwrap_or_default();
+    let mut text = String::new();
+    for op in OPS {
+        let Some(table) = report["ops"].get(op) else { continue };
+        let columns = STAGES.map(|stage| doublings(&table["stages"][stage]));
+        let rows = |column: &Vec<u64>| column.iter().rposition(|count| *count > 0);
+        let last = columns.iter().filter_map(rows).max().unwrap_or(0);
+        let first = columns.iter().filter_map(|c| c.iter().position(|n| *n > 0)).min().unwrap_or(0);
+        text += &format!("{export} {op}: {} requests\n", table["count"]);
+        text +=
+            &format!("{:>12}{}\n", "up to", STAGES.map(|stage| format!("{stage:>12}")).concat());
+        for row in first..=last {
+            let counts = columns.each_ref().map(|column| column.get(row).copied().unwrap_or(0));
+            if counts.iter().any(|count| *count > 0) {
+                let cells = counts.map(|count| format!("{count:>12}")).concat();
+                text += &format!("{:>12}{cells}\n", micros(upper_us(row)));
+            }
+        }
+    }
+    if text.is_empty() { format!("{export}: no request was answered yet\n") } else { text }
+}
+
+/// Counts by doubling: the first has what took no time, the next what took up to 1 ns.
+fn doublings(buckets: &Value) -> Vec<u64> {
+    let mut counts = Vec::new();
+    for pair in buckets.as_array().into_iter().flatten() {
+        let ns = (number(&pair[0]) * 1e3).round() as u64;
+        let row = (u64::BITS - ns.leading_zeros()) as usize;
+        if counts.len() <= row {
+            counts.resize(row + 1, 0);
+        }
+        counts[row] += pair[1].as_u64().unwrap_or_default();
+    }
+    counts
+}
+
+fn upper_us(row: usize) -> f64 {
+    ((1_u64 << row) - 1) as f64 / 1e3
+}
+
+/// The sentence, the stages of the slow ones, the worst of them, and what may help.
+pub fn show_why(report: &Value) -> String {
+    let mut text = format!("{}\n", report["sentence"].as_str().unwrap_or_default());
+    if report["slow"] != true {
+        return text;
+    }
+    let considered = &report["considered"];
+    text +=
+        &format!("\n{:<10}{:>8}{:>14}{:>12}{:>12}\n", "stage", "share", "requests", "p50", "p99");
+    let share = |stage: &str| number(&report["shares"][stage]) * 100.0;
+    for stage in STAGES.iter().skip(1).chain(["total"].iter()) {
+        let row = &report["stages"][*stage];
+        let share = if *stage == "total" { 100.0 } else { share(stage) };
+        text += &format!(
+            "{stage:<10}{:>8}{:>14}{:>12}{:>12}\n",
+            format!("{share:.0} %"),
+            format!("{} of {considered}", row["requests"]),
+            micros(number(&row["p50_us"])),
+            micros(number(&row["p99_us"])),
+        );
+    }
+    text += "\nthe slowest of them:\n";
+    for one in report["worst"].as_array().into_iter().flatten() {
+        let stages = STAGES.iter().filter_map(|stage| {
+            let us = one["stages_us"].get(*stage)?;
+            Some(format!("{stage} {}", micros(number(us))))
+        });
+        let stages = stages.collect::<Vec<_>>().join(", ");
+        text += &format!(
+            "  {:>8} {} of {} bytes at {}, connection {}, {:.0} s ago: {stages}\n",
+            micros(number(&one["total_us"])),
+            one["op"].as_str().unwrap_or_default(),
+            one["len"],
+            one["offset"],
+            one["connection"],
+            number(&one["age_s"]),
+        );
+    }
+    for hint in report["hints"].as_array().into_iter().flatten() {
+        text += &format!("\nhint: {}\n", hint.as_str().unwrap_or_default());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn buckets_are_shown_by_doubling_and_every_request_in_each_column() {
+        let buckets = json!([[0.0, 5], [5.119, 2], [7.167, 3]]);
+        assert_eq!(doublings(&buckets).iter().sum::<u64>(), 10);
+        let rows = json!({ "total": [[6.143, 4], [8.191, 6]], "device": buckets });
+        let report = json!({ "export": "a", "ops": { "read": { "count": 10, "stages": rows } } });
+        let text = show_histograms(&report);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "a read: 10 requests");
+        assert_eq!(lines.len(), 4, "{text}");
+        let last: Vec<&str> = lines[3].split_whitespace().collect();
+        assert_eq!(last, ["8.2us", "10", "0", "0", "0", "0", "0", "5"]);
+        assert!(show_histograms(&json!({ "export": "b", "ops": {} })).contains("no request"));
+    }
+
+    #[test]
+    fn times_have_the_unit_that_suits_them() {
+        let shown = [0.0, 0.25, 12.34, 5242.8, 2_000_000.0].map(micros);
+        assert_eq!(shown, ["0", "250ns", "12.3us", "5.2ms", "2.0s"]);
+    }
+
+    #[test]
+    fn nothing_slow_is_one_line() {
+        let text = show_why(&json!({ "sentence": "a: nothing is slow", "slow": false }));
+        assert_eq!(text, "a: nothing is slow\n");
+    }
+}

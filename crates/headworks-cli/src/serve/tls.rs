@@ -1,0 +1,96 @@
+//! The words about TLS: whether clients encrypt, with which certificates, and what that makes of the URIs.
+
+use std::path::Path;
+
+use headworks::core::ConfigError;
+use headworks::server::Server;
+use headworks::tls::{TlsMode, TlsOptions, files};
+
+use super::Options;
+use super::address::{absolute, encode};
+use crate::complain;
+
+/// What the words say. Files are opened when the server starts.
+pub(super) fn tls_options(options: &Options) -> Result<TlsOptions, ConfigError> {
+    if options.tls_psk.is_some() {
+        let message = "pre-shared keys are not supported; use certificates (--tls-certificates)";
+        return Err(ConfigError::new("tls-psk", message));
+    }
+    let mode: TlsMode = options.tls.parse()?;
+    let certificates = options.tls_certificates.as_ref().map(absolute);
+    let without = |option, what| {
+        let message = format!("{what} does nothing without --tls on or --tls require");
+        Err(ConfigError::new(option, message))
+    };
+    match mode {
+        TlsMode::Off if certificates.is_some() => without("tls-certificates", "a directory"),
+        TlsMode::Off if options.tls_verify_peer => without("tls-verify-peer", "verifying clients"),
+        TlsMode::On | TlsMode::Require if certificates.is_none() => {
+            let message = "name the directory of server-cert.pem and server-key.pem";
+            Err(ConfigError::new("tls-certificates", message))
+        }
+        _ => Ok(TlsOptions { mode, certificates, verify_peer: options.tls_verify_peer }),
+    }
+}
+
+/// A URI as clients must write it: where TLS is required it says so, and where a client on this machine finds the CA.
+pub(super) fn encrypted(uri: String, tls: &TlsOptions) -> String {
+    if tls.mode != TlsMode::Require || uri.is_empty() {
+        return uri;
+    }
+    let uri = uri.replacen("nbd", "nbds", 1);
+    match tls.certificates.as_deref().filter(|at| files::authorities_path(at).exists()) {
+        Some(directory) => with_certificates(&uri, directory),
+        None => uri,
+    }
+}
+
+fn with_certificates(uri: &str, directory: &Path) -> String {
+    let mark = if uri.contains('?') { '&' } else { '?' };
+    format!("{uri}{mark}tls-certificates={}", encode(&directory.to_string_lossy()))
+}
+
+/// A line for the start.
+pub(super) fn note(tls: &TlsOptions) -> Option<String> {
+    let peers = if tls.verify_peer { ", clients with a certificate only" } else { "" };
+    match tls.mode {
+        TlsMode::Off => None,
+        TlsMode::On => Some(format!("TLS is there for clients that ask (nbds://){peers}")),
+        TlsMode::Require => Some(format!("TLS is required{peers}")),
+    }
+}
+
+/// SIGHUP: the certificates are read again.
+pub(super) fn reload(server: &Server) {
+    match server.reload_certificates() {
+        Ok(true) => tracing::info!("the certificates were read again, for connections to come"),
+        Ok(false) => {}
+        Err(error) => complain(format!("the certificates stay as they were: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uri_says_that_tls_is_required_and_where_the_ca_is() {
+        let directory = std::env::temp_dir().join(format!("headworks uri {}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mode = TlsMode::Require;
+        let tls = TlsOptions { mode, certificates: Some(directory.clone()), verify_peer: false };
+        let uri = |uri: &str| encrypted(uri.to_owned(), &tls);
+        assert_eq!(uri("nbd://127.0.0.1:10809/nbd"), "nbds://127.0.0.1:10809/nbd");
+        std::fs::write(directory.join("ca-cert.pem"), "").unwrap();
+        let encoded = encode(&directory.to_string_lossy());
+        assert!(encoded.contains("headworks%20uri"));
+        assert_eq!(
+            uri("nbd+unix:///?socket=/s"),
+            format!("nbds+unix:///?socket=/s&tls-certificates={encoded}")
+        );
+        assert_eq!(uri("nbd://h:1/"), format!("nbds://h:1/?tls-certificates={encoded}"));
+        let on = TlsOptions { mode: TlsMode::On, ..tls.clone() };
+        assert_eq!(encrypted("nbd://h:1/".into(), &on), "nbd://h:1/");
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

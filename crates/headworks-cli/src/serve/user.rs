@@ -1,0 +1,315 @@
+//! Who the server is once everything is open (`--user`): images, sockets and rings are opened as whoever started it, clients
+//! are served as somebody who may do little.
+//!
+//! ```text
+//!   root --look the user up--> open images, sockets, rings --> give up --> serve
+//!                                                                `-- checked: no way back, no capability of any thread left
+//! ```
+//!
+//! The C library's calls change all threads of the process, or none. What is opened later, by `ctl add` or a reload, is opened
+//! as the user.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use headworks::core::ConfigError;
+
+/// Room for an entry of the user database; a group with very many members wants more, and then it is doubled up to a limit.
+const ENTRY: usize = 16 << 10;
+const ENTRY_MAX: usize = 1 << 20;
+
+/// A user to become.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct User {
+    uid: libc::uid_t,
+    gid: libc::gid_t,
+    /// In the user database; what has no name there has no supplementary groups.
+    name: Option<CString>,
+}
+
+fn error(message: impl Into<String>) -> ConfigError {
+    ConfigError::new("user", message.into())
+}
+
+/// Looks up `USER[:GROUP]`, each a name or a number.
+pub(super) fn look_up(text: &str) -> Result<User, ConfigError> {
+    let (user, group) = match text.split_once(':') {
+        Some((user, group)) => (user, Some(group)),
+        None => (text, None),
+    };
+    let entry = passwd(user)?;
+    let uid = match &entry {
+        Some(entry) => entry.uid,
+        None => user.parse().map_err(|_| error(format!("there is no user `{user}`")))?,
+    };
+    let gid = match (group, &entry) {
+        (Some(group), _) => group_id(group)?,
+        (None, Some(entry)) => entry.gid,
+        (None, None) => {
+            let message = format!("user {uid} has no entry and so no group; say {uid}:GROUP");
+            return Err(error(message));
+        }
+    };
+    // The kernel takes this value for `leave as it is`.
+    if uid == libc::uid_t::MAX || gid == libc::gid_t::MAX {
+        return Err(error(format!("`{text}` is no user that there can be")));
+    }
+    if uid == 0 {
+        return Err(error("root gives up nothing; name another user or leave it out"));
+    }
+    Ok(User { uid, gid, name: entry.map(|entry| entry.name) })
+}
+
+impl User {
+    /// What can be said and done before anything is opened and any thread started.
+    pub(super) fn prepare(&self) -> Result<(), ConfigError> {
+        // SAFETY: it cannot fail.
+        if unsafe { libc::geteuid() } != 0 && !self.is_us() {
+            let message = "only root may become somebody else; leave it out to stay who you are";
+            return Err(error(message));
+        }
+        no_new_privileges()
+    }
+
+    /// Gives a file of ours to the user, so that it can be reached and removed as if the user had made it.
+    pub(super) fn give(&self, path: &Path) -> Result<(), ConfigError> {
+        std::os::unix::fs::lchown(path, Some(self.uid), Some(self.gid)).map_err(|reason| {
+            error(format!("cannot give {} to user {}: {reason}", path.display(), self.uid))
+        })
+    }
+
+    /// What is to be said of those of `files` that the user may not remove; asked when we are the user.
+    pub(super) fn leftovers(&self, files: &[PathBuf]) -> Option<String> {
+        let is_stuck = |path: &&PathBuf| !path.parent().is_some_and(may_change);
+        let stuck: Vec<String> =
+            files.iter().filter(is_stuck).map(|path| path.display().to_string()).collect();
+        (!stuck.is_empty()).then(|| {
+            let names = stuck.join(", ");
+            format!("user {} cannot remove {names} at the end; the next start will", self.uid)
+        })
+    }
+
+    /// Becomes the user in all threads, for good.
+    pub(super) fn become_it(&self) -> Result<(), ConfigError> {
+        if self.is_us() {
+            // A service manager did it already.
+            return self.verify();
+        }
+        self.change().map_err(|(what, reason)| {
+            error(format!("cannot become user {} ({what}): {reason}", self.uid))
+        })?;
+        self.verify()
+    }
+
+    fn is_us(&self) -> bool {
+        // SAFETY: they cannot fail.
+        unsafe { libc::geteuid() == self.uid && libc::getegid() == self.gid }
+    }
+
+    fn change(&self) -> Result<(), (&'static str, io::Error)> {
+        let checked = |what, status| match status {
+            0 => Ok(()),
+            _ => Err((what, io::Error::last_os_error())),
+        };
+        let Self { uid, gid, .. } = *self;
+        // SAFETY: no memory but a name that ends; the C library carries each change out in all threads.
+        unsafe {
+            match &self.name {
+                Some(name) => checked("initgroups", libc::initgroups(name.as_ptr(), gid))?,
+                None => checked("setgroups", libc::setgroups(1, &raw const gid))?,
+            }
+            checked("setresgid", libc::setresgid(gid, gid, gid))?;
+            checked("setresuid", libc::setresuid(uid, uid, uid))
+        }
+    }
+
+    /// Looks whether it is so, and whether there is a way back.
+    fn verify(&self) -> Result<(), ConfigError> {
+        // SAFETY: nothing but numbers.
+        let is_back = unsafe {
+            libc::setresuid(0, 0, 0) == 0
+                || libc::setuid(0) == 0
+                || libc::setresgid(0, 0, 0) == 0 && self.gid != 0
+        };
+        if is_back {
+            return Err(error("it could be taken back, so nothing is given up"));
+        }
+        let broken = |reason: io::Error| error(format!("cannot look at /proc/self/task: {reason}"));
+        for task in std::fs::read_dir("/proc/self/task").map_err(broken)? {
+            let path = task.map_err(broken)?.path().join("status");
+            let Ok(status) = std::fs::read_to_string(path) else {
+                // A worker of the kernel's that has just ended.
+                continue;
+            };
+            judge(&status, self).map_err(error)?;
+        }
+        Ok(())
+    }
+}
+
+fn may_change(directory: &Path) -> bool {
+    CString::new(directory.as_os_str().as_bytes()).is_ok_and(|name| {
+        // SAFETY: the name ends.
+        unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
+    })
+}
+
+/// Whether a thread, as /proc shows it, is the user and may do nothing that the user may not.
+fn judge(status: &str, user: &User) -> Result<(), String> {
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().split_whitespace()
+    };
+    let name = field("Name:").next().unwrap_or("?");
+    let is_all = |name: &str, wanted: u32| {
+        let mut fields = field(name).peekable();
+        fields.peek().is_some() && fields.all(|one| one == wanted.to_string())
+    };
+    if !is_all("Uid:", user.uid) || !is_all("Gid:", user.gid) {
+        return Err(format!("thread {name} is still somebody else"));
+    }
+    for set in ["CapPrm:", "CapEff:", "CapAmb:"] {
+        let left = field(set).next().and_then(|set| u64::from_str_radix(set, 16).ok());
+        if left != Some(0) {
+            let set = set.trim_end_matches(':');
+            return Err(format!(
+                "thread {name} keeps capabilities ({set}); start as root, or without capabilities"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A program that is run gains nothing by it: set-user-id programs and file capabilities count for nothing, here and in all
+/// that is started from here.
+fn no_new_privileges() -> Result<(), ConfigError> {
+    // SAFETY: nothing but numbers.
+    match unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => {
+            let reason = io::Error::last_os_error();
+            Err(error(format!("the kernel does not promise no new privileges: {reason}")))
+        }
+    }
+}
+
+struct Entry {
+    uid: libc::uid_t,
+    gid: libc::gid_t,
+    name: CString,
+}
+
+/// The entry of a user by name, or by number when the name is none.
+fn passwd(user: &str) -> Result<Option<Entry>, ConfigError> {
+    let name = CString::new(user).map_err(|_| error("a user's name has no NUL"))?;
+    let by_name = ask(|entry: *mut libc::passwd, buffer, len, found| {
+        // SAFETY: as `ask` promises; the name ends.
+        unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, len, found) }
+    });
+    // A name goes before a number, as in chown(1).
+    let found = match (by_name?, user.parse::<libc::uid_t>()) {
+        (Some(found), _) => Some(found),
+        (None, Ok(uid)) => ask(|entry: *mut libc::passwd, buffer, len, found| {
+            // SAFETY: as `ask` promises.
+            unsafe { libc::getpwuid_r(uid, entry, buffer, len, found) }
+        })?,
+        (None, Err(_)) => None,
+    };
+    Ok(found.map(|(entry, _buffer)| Entry {
+        uid: entry.pw_uid,
+        gid: entry.pw_gid,
+        // SAFETY: the entry's strings lie in the buffer, which lives until the end of this.
+        name: unsafe { CStr::from_ptr(entry.pw_name) }.to_owned(),
+    }))
+}
+
+fn group_id(group: &str) -> Result<libc::gid_t, ConfigError> {
+    let name = CString::new(group).map_err(|_| error("a group's name has no NUL"))?;
+    let found = ask(|entry: *mut libc::group, buffer, len, found| {
+        // SAFETY: as `ask` promises; the name ends.
+        unsafe { libc::getgrnam_r(name.as_ptr(), entry, buffer, len, found) }
+    })?;
+    match found {
+        Some((entry, _buffer)) => Ok(entry.gr_gid),
+        None => group.parse().map_err(|_| error(format!("there is no group `{group}`"))),
+    }
+}
+
+/// Asks the user database with room that grows: `call` gets an entry to fill, a buffer with its length, and where to say
+/// whether it found something. The entry's strings lie in the buffer that comes with it.
+fn ask<T>(
+    call: impl Fn(*mut T, *mut libc::c_char, usize, *mut *mut T) -> libc::c_int,
+) -> Result<Option<(T, Vec<libc::c_char>)>, ConfigError> {
+    let mut size = ENTRY;
+    loop {
+        let mut buffer: Vec<libc::c_char> = vec![0; size];
+        let mut entry = MaybeUninit::<T>::uninit();
+        let mut found = std::ptr::null_mut();
+        match call(entry.as_mut_ptr(), buffer.as_mut_ptr(), size, &raw mut found) {
+            0 if found.is_null() => return Ok(None),
+            // SAFETY: what was found was filled.
+            0 => return Ok(Some((unsafe { entry.assume_init() }, buffer))),
+            libc::ERANGE if size < ENTRY_MAX => size *= 2,
+            // What databases say of an unknown name, see getpwnam(3).
+            libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
+            number => {
+                let reason = io::Error::from_raw_os_error(number);
+                return Err(error(format!("cannot ask the user database: {reason}")));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_and_groups_are_found_by_name_and_by_number() {
+        // Every Unix has these.
+        let daemon = look_up("daemon").unwrap();
+        assert_eq!((daemon.uid, daemon.gid), (1, 1));
+        assert_eq!(look_up("1").unwrap(), daemon, "a number with an entry has its group and name");
+        let other = look_up("daemon:sys").unwrap();
+        assert_eq!(other.uid, 1);
+        assert_ne!(other.gid, 1);
+        let nameless = look_up("4000000001:4000000002").unwrap();
+        assert_eq!(nameless, User { uid: 4_000_000_001, gid: 4_000_000_002, name: None });
+    }
+
+    #[test]
+    fn what_cannot_be_says_what_is_wrong() {
+        for (text, expected) in [
+            ("no-such-user", "there is no user `no-such-user`"),
+            ("", "there is no user ``"),
+            ("-1", "there is no user `-1`"),
+            ("daemon:no-such-group", "there is no group `no-such-group`"),
+            ("4000000001", "user 4000000001 has no entry and so no group; say 4000000001:GROUP"),
+            ("4294967295:1", "`4294967295:1` is no user that there can be"),
+            ("root", "root gives up nothing; name another user or leave it out"),
+            ("0:daemon", "root gives up nothing; name another user or leave it out"),
+        ] {
+            assert_eq!(look_up(text).unwrap_err().message, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_somebody_else_or_may_more_is_seen() {
+        let user = User { uid: 7, gid: 8, name: None };
+        let status = |uid: &str, gid: &str, cap: &str| {
+            format!(
+                "Name:\tshard-0\nUid:\t{uid}\nGid:\t{gid}\nCapPrm:\t{cap}\nCapEff:\t0000000000000000\nCapAmb:\t0\n"
+            )
+        };
+        let none = "0000000000000000";
+        assert_eq!(judge(&status("7\t7\t7\t7", "8\t8\t8\t8", none), &user), Ok(()));
+        assert!(judge(&status("7\t7\t0\t7", "8\t8\t8\t8", none), &user).is_err(), "saved id");
+        assert!(judge(&status("7\t7\t7\t7", "0\t8\t8\t8", none), &user).is_err(), "real group");
+        let kept = judge(&status("7\t7\t7\t7", "8\t8\t8\t8", "0000000000000080"), &user);
+        assert!(kept.unwrap_err().contains("CapPrm"));
+        assert!(judge("", &user).is_err(), "what is not said is not believed");
+    }
+}

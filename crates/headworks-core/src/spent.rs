@@ -1,0 +1,221 @@
+//! Where a bio spent its time, small enough to travel with its answer.
+//!
+//! One byte a wait: the bucket of a histogram (`stats`), not nanoseconds. So whoever answers a client counts without computing
+//! again, and what crosses to another shard, into a record or into a hash is one word.
+//!
+//! ```text
+//!   client's bio:  [ dirty | cache ]* [ plug | tag | sched | device ]        all that is in front of a queue, then the queue
+//! ```
+//!
+//! Invariant: nothing is counted twice. A wait for another bio's end (a fill, a write-out) is told apart from its end on: first
+//! what that bio was in the device, then the elevator, and so on back; what is left was the cache's own.
+
+use crate::stats::{Stage, bucket_of, upper_end};
+use crate::time::Instant;
+
+/// What a client's bio waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The page cache: a frame, a range that is locked, a fill of somebody else's, an older flush.
+    Cache = 0,
+    /// A pause of the throttle, or dirty credit.
+    Dirty = 1,
+    /// See [`Stage::Plug`].
+    Plug = 2,
+    /// See [`Stage::Tag`]; also tags of another shard's device.
+    Tag = 3,
+    /// See [`Stage::Scheduler`].
+    Scheduler = 4,
+    /// See [`Stage::Device`].
+    Device = 5,
+}
+
+impl Wait {
+    /// How many there are.
+    pub const COUNT: usize = 6;
+    /// In order.
+    pub const ALL: [Wait; Wait::COUNT] =
+        [Wait::Cache, Wait::Dirty, Wait::Plug, Wait::Tag, Wait::Scheduler, Wait::Device];
+
+    /// The word users see.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Wait::Cache => "cache",
+            Wait::Dirty => "dirty",
+            Wait::Plug => Stage::Plug.name(),
+            Wait::Tag => Stage::Tag.name(),
+            Wait::Scheduler => Stage::Scheduler.name(),
+            Wait::Device => Stage::Device.name(),
+        }
+    }
+}
+
+/// The buckets of all waits of a bio; a byte each, the first one lowest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent(u64);
+
+impl Spent {
+    /// No wait at all: a hit.
+    pub const NONE: Self = Self(0);
+
+    /// The bucket of a wait.
+    #[inline]
+    #[must_use]
+    pub const fn bucket(self, wait: Wait) -> usize {
+        (self.0 >> (8 * wait as u32)) as usize & 0xff
+    }
+
+    /// The longest time that the wait may have been, in nanoseconds.
+    #[must_use]
+    pub fn at_most(self, wait: Wait) -> u64 {
+        upper_end(self.bucket(wait))
+    }
+
+    /// Whether nothing was waited for.
+    #[inline]
+    #[must_use]
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// What is recorded and hashed.
+    #[must_use]
+    pub const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// What that word stands for.
+    #[must_use]
+    pub const fn from_word(word: u64) -> Self {
+        Self(word & 0xffff_ffff_ffff)
+    }
+
+    /// The waits of a request that ends now.
+    #[inline]
+    pub(crate) fn of_request(buckets: [usize; Stage::COUNT]) -> Self {
+        let [plug, tag, scheduler, device] = buckets;
+        Self((plug << 16 | tag << 24 | scheduler << 32 | device << 40) as u64)
+    }
+
+    /// The waits of a request that is over its time.
+    pub(crate) fn until(stamps: &[Instant; 4], now: Instant) -> Self {
+        let ends = [stamps[1], stamps[2], stamps[3], now];
+        Self::of_request([0, 1, 2, 3].map(|stage| bucket_of(ends[stage].since(stamps[stage]))))
+    }
+
+    /// `ns` more for a wait.
+    #[must_use]
+    pub(crate) fn plus(self, wait: Wait, ns: u64) -> Self {
+        if ns == 0 {
+            return self;
+        }
+        let before = self.at_most(wait);
+        let shift = 8 * wait as u32;
+        Self(self.0 & !(0xff << shift) | (bucket_of(before + ns) as u64) << shift)
+    }
+
+    /// Another request's waits beside one's own: data, then a flush.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Wait::ALL
+            .into_iter()
+            .filter(|wait| other.bucket(*wait) > 0)
+            .fold(self, |sum, wait| sum.plus(wait, other.at_most(wait)))
+    }
+}
+
+/// The waits of somebody who waits more than once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Waits {
+    since: Instant,
+    ns: [u64; Wait::COUNT],
+    /// What the bio waited for whose end is waited for, when that is known.
+    pub below: Spent,
+}
+
+impl Waits {
+    /// It begins to wait.
+    pub fn begin(&mut self, now: Instant) {
+        (self.since, self.below) = (now, Spent::NONE);
+    }
+
+    /// It waited for `wait`.
+    pub fn end(&mut self, now: Instant, wait: Wait) {
+        self.ns[wait as usize] += now.since(self.since);
+    }
+
+    /// It waited for the end of a bio that had spent its time as `below` says; perhaps not for all of it.
+    pub fn end_below(&mut self, now: Instant) {
+        let mut left = now.since(self.since);
+        for wait in [Wait::Device, Wait::Scheduler, Wait::Tag, Wait::Plug] {
+            let part = left.min(self.below.at_most(wait));
+            self.ns[wait as usize] += part;
+            left -= part;
+        }
+        self.ns[Wait::Cache as usize] += left;
+    }
+
+    /// All of it.
+    pub fn spent(&self) -> Spent {
+        if self.ns == [0; Wait::COUNT] {
+            return Spent::NONE;
+        }
+        Wait::ALL.into_iter().fold(Spent::NONE, |spent, wait| {
+            Spent(spent.0 | (bucket_of(self.ns[wait as usize]) as u64) << (8 * wait as u32))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(spent: Spent) -> Vec<(&'static str, u64)> {
+        let waits = Wait::ALL.into_iter().filter(|wait| spent.bucket(*wait) > 0);
+        waits.map(|wait| (wait.name(), spent.at_most(wait) / 1000)).collect()
+    }
+
+    #[test]
+    fn waits_have_a_byte_each_and_come_back_from_their_word() {
+        let mut spent = Spent::NONE;
+        for (index, wait) in Wait::ALL.into_iter().enumerate() {
+            assert_eq!(wait as usize, index);
+            spent = spent.plus(wait, 1 << (10 + 4 * index));
+        }
+        for (index, wait) in Wait::ALL.into_iter().enumerate() {
+            assert_eq!(spent.bucket(wait), bucket_of(1 << (10 + 4 * index)));
+        }
+        assert_eq!(Spent::from_word(spent.word()), spent);
+        assert!(Spent::NONE.is_none() && !spent.is_none());
+        assert_eq!(Spent::NONE.plus(Wait::Device, u64::MAX).bucket(Wait::Device), 163);
+    }
+
+    #[test]
+    fn a_wait_for_another_bio_is_told_apart_from_its_end_on() {
+        let stamps = [0, 1_000_000, 3_000_000, 3_000_000].map(Instant);
+        let below = Spent::until(&stamps, Instant(8_000_000));
+        assert_eq!(told(below), [("plug", 1048), ("tag", 2097), ("device", 5242)]);
+        let waited = |ns: u64| {
+            let mut waits = Waits::default();
+            waits.begin(Instant(1));
+            waits.below = below;
+            waits.end_below(Instant(1 + ns));
+            waits
+        };
+        let late = waited(3_000_000);
+        assert_eq!(late.ns, [0, 0, 0, 0, 0, 3_000_000], "who came late saw only the device");
+        let long = waited(20_000_000);
+        assert_eq!(long.ns.iter().sum::<u64>(), 20_000_000, "nothing is counted twice");
+        let queue: u64 = long.ns[2..].iter().sum();
+        assert!((8_000_000..=10_000_000).contains(&queue) && long.ns[0] == 20_000_000 - queue);
+    }
+
+    #[test]
+    fn who_never_waited_has_spent_nothing() {
+        assert_eq!(Waits::default().spent(), Spent::NONE);
+        let mut waits = Waits::default();
+        waits.begin(Instant(5));
+        waits.end(Instant(5_000_005), Wait::Dirty);
+        assert_eq!(told(waits.spent()), [("dirty", 5242)]);
+    }
+}

@@ -1,0 +1,63 @@
+//! What a bio waited for between the plug and the device comes with its answer, whoever asked.
+
+use headworks_core::time::MS;
+use headworks_core::{Spent, Wait};
+
+use crate::bench::{Bench, EIO};
+
+/// The waits that were not nothing, in whole milliseconds of their bucket's end.
+fn words(spent: Spent) -> String {
+    let waits = Wait::ALL.into_iter().filter(|wait| spent.bucket(*wait) > 0);
+    let word = |wait| format!("{}:{}", Wait::name(wait), spent.at_most(wait) / MS);
+    waits.map(word).collect::<Vec<_>>().join(" ")
+}
+
+fn last(bench: &Bench) -> String {
+    words(*bench.spent.last().expect("something was answered"))
+}
+
+#[test]
+fn a_slow_device_is_the_device_and_no_tag_is_the_tag() {
+    let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (2, 1));
+    bench.bios("R0+4k R1m+4k R2m+4k");
+    bench.now += 5 * MS;
+    bench.done(0);
+    assert_eq!(last(&bench), "device:5");
+    bench.now += 20 * MS;
+    bench.done(1);
+    // 5 ms in the elevator, until the device had room.
+    assert_eq!(last(&bench), "sched:5 device:20");
+    bench.now += 10 * MS;
+    bench.done(2);
+    assert_eq!(last(&bench), "tag:5 sched:20 device:10");
+}
+
+#[test]
+fn every_bio_of_a_request_hears_the_same_and_the_last_piece_speaks_for_all() {
+    let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
+    bench.bios("R0+4k R4k+4k");
+    bench.now += 5 * MS;
+    bench.done(0);
+    assert_eq!(bench.spent.iter().map(|s| words(*s)).collect::<Vec<_>>(), ["device:5"; 2]);
+    bench.bios("W0+128k");
+    bench.now += 5 * MS;
+    bench.done(1);
+    bench.now += 15 * MS;
+    bench.done(2);
+    assert_eq!(last(&bench), "device:20");
+}
+
+#[test]
+fn a_fua_write_has_its_flush_and_a_failure_its_time() {
+    let mut bench = Bench::new(|q| (q.write_cache, q.fua) = (true, false));
+    bench.bios("W0+4k!fua");
+    bench.now += 5 * MS;
+    bench.done(0);
+    bench.now += 20 * MS;
+    bench.done(1);
+    assert_eq!(last(&bench), "device:29");
+    bench.bios("R0+4k");
+    bench.now += 10 * MS;
+    bench.failed(2, EIO);
+    assert_eq!(last(&bench), "device:10");
+}

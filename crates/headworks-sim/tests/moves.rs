@@ -1,0 +1,45 @@
+//! Worlds in which volumes and devices leave all the time, and others come in their places.
+
+use headworks_core::cache::CacheDefect;
+use headworks_sim::coverage::{Coverage, Point};
+use headworks_sim::scenario::Scenario;
+use headworks_sim::world::{Prepare, run_prepared};
+
+const WORLDS: u64 = 24;
+
+fn world(seed: u64) -> Scenario {
+    Scenario { moves: 12, ..Scenario::draw(seed, None) }
+}
+
+fn broken(prepare: Prepare) -> (Vec<&'static str>, Coverage) {
+    let (mut rules, mut coverage) = (Vec::new(), Coverage::default());
+    for seed in 1..=WORLDS {
+        match run_prepared(world(seed), prepare) {
+            Ok(outcome) => coverage.merge(&outcome.coverage),
+            Err(failure) => rules.push(failure.violation.rule),
+        }
+    }
+    (rules, coverage)
+}
+
+#[test]
+fn nothing_of_what_left_is_left() {
+    let (rules, coverage) = broken(|_, _, _| {});
+    assert!(rules.is_empty(), "{rules:?}");
+    let often = [Point::VolumeLeft, Point::DeviceLeft, Point::ChangeBusy];
+    for point in often {
+        assert!(coverage.count(point) > WORLDS, "{}", point.name());
+    }
+}
+
+#[test]
+fn blocks_that_outlive_their_volume_are_found() {
+    let (rules, _) = broken(|shard, _, _| shard.set_cache_defect(CacheDefect::FoliosStay));
+    assert!(rules.len() >= 3, "found in {} of {WORLDS} worlds", rules.len());
+    let about = [
+        "a completed write is seen by every later read",
+        "a read returns what was written there",
+        "a power cut loses nothing that was flushed",
+    ];
+    assert!(rules.iter().all(|rule| about.contains(rule)), "{rules:?}");
+}

@@ -1,0 +1,194 @@
+//! Our client's end of TLS: a stream whose bytes are encrypted, with the calls that [`Socket`](super::Socket) has.
+//!
+//! What is decrypted and was not asked for yet waits here; it comes before anything is received, and before anybody waits
+//! for the socket.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::{AsRawFd, RawFd};
+
+use super::ClientError;
+use super::socket::Socket;
+use crate::memory::Span;
+use crate::tls::pieces::Pieces;
+use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
+use crate::tls::{Session, TlsError};
+
+/// What one receive takes at most.
+const RECEIVE_BYTES: usize = 64 << 10;
+
+/// An encrypted stream.
+#[derive(Debug)]
+pub struct Encrypted {
+    socket: Socket,
+    session: Session,
+    cipher: Vec<u8>,
+    /// Small pieces on their way into one record.
+    record: Vec<u8>,
+    /// Plaintext that came and was not taken: from `at` on.
+    plain: Vec<u8>,
+    at: usize,
+}
+
+impl Encrypted {
+    /// Agrees with the server on keys and looks at its certificate. The server has just said yes to STARTTLS.
+    pub fn start(socket: Socket, session: Session) -> Result<Self, ClientError> {
+        let cipher = vec![0; RECEIVE_BYTES];
+        let mut stream =
+            Self { socket, session, cipher, record: Vec::new(), plain: Vec::new(), at: 0 };
+        while stream.session.is_handshaking() {
+            stream.session.flush(&mut stream.socket)?;
+            if stream.session.is_handshaking() {
+                match stream.fill(true)? {
+                    Some(0) => return Err(ClientError::Closed),
+                    Some(_) => {}
+                    None => return Err(ClientError::TimedOut),
+                }
+            }
+        }
+        stream.session.flush(&mut stream.socket)?;
+        Ok(stream)
+    }
+
+    /// Whether [`Encrypted::receive`] has something without the socket.
+    pub fn has_plain(&self) -> bool {
+        self.at < self.plain.len()
+    }
+
+    /// Version and cipher.
+    pub fn terms(&self) -> Option<String> {
+        self.session.terms()
+    }
+
+    /// As [`Socket::send`].
+    ///
+    /// # Safety
+    /// As [`Socket::send`].
+    pub unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        // SAFETY: the caller promised it.
+        let mut pieces = unsafe { Pieces::new(spans) };
+        while !pieces.is_empty() && self.flush_some()? {
+            for _ in 0..SEALED_BYTES / RECORD_BYTES {
+                if !pieces.is_empty() {
+                    let piece = pieces.next_record(&mut self.record);
+                    self.session.seal(piece).map_err(broken)?;
+                }
+            }
+        }
+        self.flush_some()?;
+        Ok(pieces.taken())
+    }
+
+    /// Sends ciphertext that did not fit before; true if nothing is left.
+    pub fn flush_some(&mut self) -> io::Result<bool> {
+        self.session.flush(&mut Impatient(&self.socket))
+    }
+
+    /// As [`Socket::receive`].
+    pub fn receive(
+        &mut self,
+        first: &mut [u8],
+        second: &mut [u8],
+        wait: bool,
+    ) -> io::Result<Option<usize>> {
+        while !self.has_plain() {
+            if self.session.is_ended() {
+                return Ok(Some(0));
+            }
+            match self.fill(wait)? {
+                None => return Ok(None),
+                Some(0) => return Ok(Some(0)),
+                Some(_) => {}
+            }
+        }
+        Ok(Some(self.take(first) + self.take(second)))
+    }
+
+    fn take(&mut self, target: &mut [u8]) -> usize {
+        let count = target.len().min(self.plain.len() - self.at);
+        target[..count].copy_from_slice(&self.plain[self.at..self.at + count]);
+        self.at += count;
+        count
+    }
+
+    /// Receives once. The count is of ciphertext.
+    fn fill(&mut self, wait: bool) -> io::Result<Option<usize>> {
+        self.plain.clear();
+        self.at = 0;
+        let received = self.socket.receive(&mut self.cipher, &mut [], wait)?;
+        if let Some(count) = received {
+            let plain = &mut self.plain;
+            let opened =
+                self.session.open(&self.cipher[..count], |piece| plain.extend_from_slice(piece));
+            if let Err(error) = opened {
+                // The server may want to know why; it has closed already if it does not.
+                let _ = self.session.flush(&mut self.socket);
+                return Err(broken(error));
+            }
+        }
+        Ok(received)
+    }
+}
+
+fn broken(error: TlsError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+impl Read for Encrypted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        self.receive(buffer, &mut [], true)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+}
+
+impl Write for Encrypted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Where others wait: what is unsent goes out first, so that there is room to seal.
+        let piece = &bytes[..bytes.len().min(SEALED_BYTES)];
+        for seals in [true, false] {
+            if !self.session.flush(&mut self.socket)? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            if seals {
+                self.session.seal(piece).map_err(broken)?;
+            }
+        }
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Encrypted {
+    fn drop(&mut self) {
+        self.session.goodbye();
+        // Whoever does not take it now does not miss it.
+        let _ = self.flush_some();
+    }
+}
+
+impl AsRawFd for Encrypted {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+/// The socket, for who must not wait.
+struct Impatient<'a>(&'a Socket);
+
+impl Write for Impatient<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.send_slices(pieces)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,407 @@
+//! A connection through TLS, with a client of rustls at the other end of a socket pair and a disk that is a `Vec`.
+//!
+//! The server here sleeps as the reactor does: after `Received::Nothing` it is called again only when its socket can be read.
+//! So what would stay behind in a session is a test that does not end, which the bound on rounds turns into a failure.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use super::*;
+use crate::frontend::nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
+use crate::tls::testing::Certificates;
+use crate::tls::{Session, TlsMode};
+
+const DISK: usize = 40 << 20;
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    requests: 8,
+    buffer_bytes: 64 << 20,
+    handshake_ns: 10_000_000_000,
+    stall_ns: 60_000_000_000,
+};
+
+struct Server {
+    connection: Connection,
+    pool: Pool,
+    scratch: Vec<u8>,
+    exports: Vec<ExportInfo>,
+    inputs: Vec<Input>,
+    spans: Vec<Span>,
+    disk: Vec<u8>,
+    end: Option<End>,
+    /// The last receive found nothing.
+    sleeps: bool,
+}
+
+impl Server {
+    fn new(certificates: &Certificates, mode: TlsMode) -> (Self, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut connection = Connection::new(ours.into(), "test".into(), LIMITS, Instant(0));
+        connection.offer_tls(&certificates.offer(mode, false));
+        let server = Self {
+            connection,
+            pool: Pool::new(128 << 20).unwrap(),
+            scratch: vec![0; 256 << 10],
+            exports: vec![ExportInfo { size: DISK as u64, ..ExportInfo::default() }],
+            inputs: Vec::new(),
+            spans: Vec::new(),
+            disk: vec![0; DISK],
+            end: None,
+            sleeps: false,
+        };
+        (server, theirs)
+    }
+
+    /// One turn of the reactor.
+    fn turn(&mut self) {
+        if self.end.is_none() && (!self.sleeps || self.is_readable()) {
+            self.receive();
+        }
+        for input in std::mem::take(&mut self.inputs) {
+            let Input::Bio(bio) = input else { panic!("only bios come") };
+            let (sequence, range) = (bio.id.sequence, bio.offset as usize..);
+            let span = self.connection.buffer(sequence).unwrap();
+            let disk = &mut self.disk[range][..bio.len as usize];
+            // SAFETY: the buffer is the request's, and it waits for us.
+            let buffer = unsafe { std::slice::from_raw_parts_mut(span.base, bio.len as usize) };
+            match bio.op {
+                Op::Write => disk.copy_from_slice(buffer),
+                _ => buffer.copy_from_slice(disk),
+            }
+            self.connection.reply(sequence, Ok(()), false, ReplyStage::Final, &mut self.pool);
+        }
+        // A hang-up shows when it is received.
+        let _ = self.connection.send(Instant(0), &mut self.pool, &mut self.spans);
+    }
+
+    fn receive(&mut self) {
+        let mut intake = Intake {
+            now: Instant(7),
+            scratch: &mut self.scratch,
+            pool: &mut self.pool,
+            turn: Turn::Free,
+            exports: &self.exports,
+            room: &mut 1000,
+            inputs: &mut self.inputs,
+        };
+        let received = self.connection.receive(&mut intake);
+        self.sleeps = received == Received::Nothing;
+        match received {
+            Received::Chosen { export, terms } => {
+                self.connection.begin(Instant(0), Door::default(), &self.exports[export], terms);
+            }
+            Received::End(end) => {
+                if end == End::Goodbye {
+                    self.connection.leave(&mut self.pool);
+                }
+                self.end = Some(end);
+            }
+            _ => {}
+        }
+    }
+
+    fn is_readable(&self) -> bool {
+        let Some(fd) = self.connection.socket() else { return false };
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, alive on the stack.
+        unsafe { libc::poll(&mut poll, 1, 0) > 0 }
+    }
+
+    fn fault(&self) -> &str {
+        match &self.end {
+            Some(End::Fault(sentence)) => sentence,
+            other => panic!("no fault but {other:?}"),
+        }
+    }
+}
+
+struct Client {
+    socket: Option<UnixStream>,
+    session: Session,
+    plain: Vec<u8>,
+    /// Bytes that one write or read of the socket moves.
+    step: usize,
+}
+
+/// A socket that takes so many bytes and no more.
+struct Takes<'a> {
+    socket: &'a mut UnixStream,
+    left: usize,
+}
+
+impl Write for Takes<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = self.socket.write(&bytes[..bytes.len().min(self.left)])?;
+        self.left -= count;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Rounds of both sides before something is said to hang.
+const ROUNDS: usize = 200_000;
+
+fn option(code: u32, data: &[u8]) -> Vec<u8> {
+    [b"IHAVEOPT".as_slice(), &code.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
+}
+
+fn request(command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+    RequestHeader { flags: 0, command, cookie, offset, len }.encode().to_vec()
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| ((at + seed).wrapping_mul(0x9e37_79b1) >> 13) as u8).collect()
+}
+
+impl Client {
+    /// Asks for TLS in the clear and gets the promise; not a byte of TLS has been sent then.
+    fn asking(server: &mut Server, socket: UnixStream, certificates: &Certificates) -> Self {
+        let session = certificates.client();
+        let mut client =
+            Self { socket: Some(socket), session, plain: Vec::new(), step: usize::MAX };
+        server.turn();
+        let socket = client.socket.as_mut().unwrap();
+        socket.write_all(&[&[0, 0, 0, 3], option(5, &[]).as_slice()].concat()).unwrap();
+        server.turn();
+        let mut said = [0; 18 + 20];
+        socket.read_exact(&mut said).unwrap();
+        assert_eq!(said[30..34], [0, 0, 0, 1], "the request for TLS is granted");
+        client
+    }
+
+    /// Through the handshakes into the transmission phase.
+    fn chosen(server: &mut Server, socket: UnixStream, certificates: &Certificates) -> Self {
+        let mut client = Self::asking(server, socket, certificates);
+        client.go(server);
+        client
+    }
+
+    fn go(&mut self, server: &mut Server) {
+        self.until(server, |client| !client.session.is_handshaking());
+        self.session.seal(&option(7, &[0; 6])).unwrap();
+        // Two INFOs and an ACK.
+        self.until(server, |client| client.plain.len() == 20 + 12 + 20 + 14 + 20);
+        self.plain.clear();
+    }
+
+    fn until(&mut self, server: &mut Server, done: impl Fn(&Self) -> bool) {
+        for _ in 0..ROUNDS {
+            if done(self) {
+                return;
+            }
+            self.exchange();
+            server.turn();
+        }
+        panic!("it hangs: {} bytes have come, {:?}", self.plain.len(), server.end);
+    }
+
+    /// Moves up to a step of bytes either way.
+    fn exchange(&mut self) {
+        let Some(socket) = &mut self.socket else { return };
+        let mut takes = Takes { socket, left: self.step };
+        self.session.flush(&mut takes).unwrap();
+        let mut bytes = vec![0; self.step.min(100_000)];
+        if let Ok(count) = socket.read(&mut bytes) {
+            let plain = &mut self.plain;
+            self.session.open(&bytes[..count], |piece| plain.extend_from_slice(piece)).unwrap();
+        }
+    }
+
+    fn write(&mut self, server: &mut Server, offset: u64, data: &[u8]) {
+        self.session.seal(&request(1, 1, offset, data.len() as u32)).unwrap();
+        for piece in data.chunks(16 << 10) {
+            self.session.seal(piece).unwrap();
+            while self.session.has_unsent() {
+                self.exchange();
+                server.turn();
+            }
+        }
+        self.until(server, |client| client.plain.len() == SIMPLE_REPLY_BYTES);
+        assert_eq!(self.plain[4..8], [0; 4]);
+        self.plain.clear();
+    }
+}
+
+#[test]
+fn byte_by_byte_it_is_the_same() {
+    let certificates = Certificates::new("bytes");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
+    let mut client = Client::asking(&mut server, socket, &certificates);
+    client.step = 1;
+    client.go(&mut server);
+    let data = pattern(300, 1);
+    client.write(&mut server, 5, &data);
+    assert_eq!(server.disk[5..305], data);
+    client.session.seal(&request(0, 2, 0, 400)).unwrap();
+    client.until(&mut server, |client| client.plain.len() == SIMPLE_REPLY_BYTES + 400);
+    assert_eq!(client.plain[SIMPLE_REPLY_BYTES..], server.disk[..400]);
+    client.session.seal(&request(2, 3, 0, 0)).unwrap();
+    client.until(&mut server, |client| client.session.is_ended());
+    assert!(server.end == Some(End::Goodbye) && server.connection.is_finished());
+}
+
+#[test]
+fn what_comes_in_the_clear_behind_the_request_for_tls_is_never_looked_at() {
+    let certificates = Certificates::new("glued");
+    // In one piece with it, as whoever sits between would add it.
+    for extra in [option(7, &[0; 6]), vec![0x16]] {
+        let (mut server, mut socket) = Server::new(&certificates, TlsMode::On);
+        server.turn();
+        socket.write_all(&[&[0, 0, 0, 3], option(5, &[]).as_slice(), &extra].concat()).unwrap();
+        server.turn();
+        let expected =
+            format!("{} bytes came in the clear behind the request for TLS", extra.len());
+        assert_eq!(server.fault(), expected);
+    }
+    // A moment later: it is no TLS.
+    let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+    let mut client = Client::asking(&mut server, socket, &certificates);
+    client.socket.as_mut().unwrap().write_all(&option(7, &[0; 6])).unwrap();
+    server.turn();
+    assert!(server.fault().starts_with("TLS failed: "), "{}", server.fault());
+}
+
+#[test]
+fn the_largest_payload_goes_both_ways_past_a_slow_reader() {
+    let certificates = Certificates::new("large");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+    let mut client = Client::chosen(&mut server, socket, &certificates);
+    let len = 32 << 20;
+    let data = pattern(len, 2);
+    client.write(&mut server, 4097, &data);
+    assert!(server.disk[4097..4097 + len] == data);
+    client.session.seal(&request(0, 9, 4097, len as u32)).unwrap();
+    client.step = 10_001;
+    client.until(&mut server, |client| client.plain.len() == SIMPLE_REPLY_BYTES + len);
+    assert!(client.plain[SIMPLE_REPLY_BYTES..] == data);
+    assert_eq!(server.pool.taken(), 0);
+}
+
+/// More requests in one record than a connection may have in flight: the rest is decrypted, the socket empty, and still they
+/// are all answered.
+#[test]
+fn nothing_stays_behind_when_the_socket_is_empty() {
+    let certificates = Certificates::new("behind");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+    let mut client = Client::chosen(&mut server, socket, &certificates);
+    let requests: Vec<u8> = (0..200).flat_map(|cookie| request(0, cookie, 0, 512)).collect();
+    client.session.seal(&requests).unwrap();
+    client.until(&mut server, |client| client.plain.len() == 200 * (SIMPLE_REPLY_BYTES + 512));
+}
+
+#[test]
+fn a_stream_that_is_cut_in_the_middle_is_a_hang_up() {
+    let certificates = Certificates::new("cut");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+    let mut client = Client::chosen(&mut server, socket, &certificates);
+    client.session.seal(&[request(1, 1, 0, 4096), vec![1; 4096]].concat()).unwrap();
+    client.step = 3000;
+    client.exchange();
+    client.socket = None;
+    for _ in 0..3 {
+        server.turn();
+    }
+    // Not even the header was whole: a record counts when all of it has come.
+    assert_eq!(server.end, Some(End::HungUp));
+    assert!(server.disk[..4096] == [0; 4096]);
+
+    let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+    let mut client = Client::chosen(&mut server, socket, &certificates);
+    client.session.seal(&[request(1, 1, 0, 4096), vec![1; 96]].concat()).unwrap();
+    client.exchange();
+    client.socket = None;
+    for _ in 0..3 {
+        server.turn();
+    }
+    assert_eq!(server.fault(), "the client hung up in the middle of a request");
+    server.connection.close(&mut server.pool);
+    assert!(server.disk[..4096] == [0; 4096] && server.pool.taken() == 0);
+}
+
+#[test]
+fn a_handshake_that_stops_half_way_ends_when_its_time_is_over() {
+    let certificates = Certificates::new("half");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
+    let mut client = Client::asking(&mut server, socket, &certificates);
+    client.step = 100;
+    for _ in 0..2 {
+        client.exchange();
+        server.turn();
+    }
+    assert_eq!(server.end, None);
+    assert_eq!(server.connection.deadline(), Some(Instant(LIMITS.handshake_ns)));
+    assert_eq!(server.connection.complaint(), "the handshake was not over after 10 s");
+    client.socket = None;
+    server.turn();
+    assert_eq!(server.fault(), "the client hung up during the handshake of TLS");
+}
+
+/// A message that is announced and comes in records of one byte each, for ever.
+#[test]
+fn a_message_that_does_not_end_is_cut_off() {
+    let certificates = Certificates::new("endless");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
+    let mut client = Client::asking(&mut server, socket, &certificates);
+    let socket = client.socket.as_mut().unwrap();
+    let (mut sent, tiny) = (0, [0x16, 3, 1, 0, 1, 1]);
+    while server.end.is_none() {
+        // A ClientHello of 65535 bytes, the longest that rustls waits for.
+        let piece: Vec<u8> = match sent {
+            0 => [[0x16, 3, 1, 0, 4].as_slice(), &[1, 0, 0xff, 0xff]].concat(),
+            _ => tiny.repeat(1000),
+        };
+        sent += piece.len();
+        assert!(sent < 1 << 20, "it is cut off");
+        let _ = socket.write_all(&piece);
+        server.turn();
+    }
+    assert!(server.fault().starts_with("TLS failed: "), "{}", server.fault());
+}
+
+#[test]
+fn who_does_not_ask_for_tls_is_served_without_where_it_is_only_offered() {
+    let certificates = Certificates::new("plain");
+    let (mut server, mut socket) = Server::new(&certificates, TlsMode::On);
+    server.turn();
+    socket.write_all(&[&[0, 0, 0, 3], option(7, &[0; 6]).as_slice()].concat()).unwrap();
+    server.turn();
+    assert!(server.connection.door().is_some() && server.connection.tls().is_none());
+}
+
+/// A payload in records of one byte: what a turn decrypts is bounded by what it receives, not by what the socket has.
+#[test]
+fn a_flood_of_tiny_records_is_worked_off_in_turns() {
+    let certificates = Certificates::new("flood");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::On);
+    let mut client = Client::chosen(&mut server, socket, &certificates);
+    let mut flood = Vec::new();
+    client.session.seal(&request(1, 1, 0, 6000)).unwrap();
+    for byte in 0..6000_u32 {
+        client.session.flush(&mut flood).unwrap();
+        client.session.seal(&[byte as u8]).unwrap();
+    }
+    let sent = client.socket.as_mut().unwrap().write(&flood).unwrap();
+    let waiting = |server: &Server| {
+        let mut count: libc::c_int = 0;
+        // SAFETY: FIONREAD writes one int.
+        unsafe { libc::ioctl(server.connection.socket().unwrap(), libc::FIONREAD, &mut count) };
+        count
+    };
+    let before = waiting(&server);
+    assert!(before > 100_000, "{before}");
+    server.turn();
+    let taken = before - waiting(&server);
+    assert!((1..=64 << 10).contains(&taken), "{taken}");
+    while waiting(&server) > 0 {
+        server.turn();
+    }
+    client.socket.as_mut().unwrap().write_all(&flood[sent..]).unwrap();
+    client.until(&mut server, |client| client.plain.len() == SIMPLE_REPLY_BYTES);
+    assert!((0..6000).all(|at| server.disk[at] == at as u8));
+}

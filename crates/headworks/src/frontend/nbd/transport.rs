@@ -1,0 +1,279 @@
+//! The seam between a connection and its socket: bytes as they are, or through TLS.
+//!
+//! ```text
+//!             receive(direct, scratch)                 send(spans)
+//!    plain:   recvmsg into both                        sendmsg of all pieces
+//!    TLS:     recv into the scratch's second half,     records of 16 KiB gathered from the pieces,
+//!             opened into `direct` and the first       sealed, sent four at a time
+//! ```
+//!
+//! Which of the two is one branch per call, not per request. Work per call is bounded: a receive takes [`RECEIVE_BYTES`], a
+//! send seals [`TURN_BYTES`]. What is decrypted is handed over whole, so a socket with nothing to read means that nothing is
+//! left in here either. Ciphertext that the socket does not take is kept, four records of it; the rest stays where it was.
+
+use std::io::{self, IoSlice, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use super::outgoing::Sent;
+use crate::memory::Span;
+use crate::tls::pieces::Pieces;
+use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
+use crate::tls::{Session, TlsError};
+
+/// Ciphertext of one receive: a turn's worth of work even in the smallest of records.
+const RECEIVE_BYTES: usize = 64 << 10;
+/// Plaintext that one send seals: half a millisecond's work.
+const TURN_BYTES: usize = 1 << 20;
+
+/// How a connection's bytes travel.
+#[derive(Debug)]
+pub struct Transport {
+    socket: OwnedFd,
+    tls: Option<Box<Encrypted>>,
+}
+
+#[derive(Debug)]
+struct Encrypted {
+    session: Session,
+    /// Small pieces on their way into one record.
+    record: Vec<u8>,
+}
+
+impl Transport {
+    /// Bytes as they are.
+    #[must_use]
+    pub fn plain(socket: OwnedFd) -> Self {
+        Self { socket, tls: None }
+    }
+
+    /// From now on everything is encrypted.
+    pub fn encrypt(&mut self, session: Session) {
+        assert!(self.tls.is_none(), "a connection is encrypted once");
+        self.tls = Some(Box::new(Encrypted { session, record: Vec::new() }));
+    }
+
+    /// The socket.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Whether it is encrypted, or about to be.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Keys have still to be agreed on.
+    #[must_use]
+    pub fn is_handshaking(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.session.is_handshaking())
+    }
+
+    /// Version and cipher, if it is encrypted.
+    #[must_use]
+    pub fn terms(&self) -> Option<String> {
+        self.tls.as_ref()?.session.terms()
+    }
+
+    /// Whether bytes of its own wait for the socket.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.session.has_unsent())
+    }
+
+    /// Grows whenever the socket takes bytes that were kept in here.
+    #[must_use]
+    pub fn progress(&self) -> u64 {
+        self.tls.as_ref().map_or(0, |tls| tls.session.sent())
+    }
+
+    /// Receives into `direct` first, then into the first bytes of `scratch`: `tail` of them if it is plain, up to half if it
+    /// is not, whose other half is used. Returns how many; 0: no more will come.
+    ///
+    /// # Errors
+    /// `WouldBlock`: nothing has come. `Interrupted`: something has, but nothing that can be told yet. `InvalidData`: TLS has
+    /// failed.
+    #[inline]
+    pub fn receive(
+        &mut self,
+        direct: Option<Span>,
+        scratch: &mut [u8],
+        tail: usize,
+    ) -> io::Result<usize> {
+        match &mut self.tls {
+            None => receive_into(self.socket.as_raw_fd(), direct, &mut scratch[..tail]),
+            Some(tls) => tls.receive(self.socket.as_raw_fd(), direct, scratch),
+        }
+    }
+
+    /// Sends what the socket takes of the pieces, in order; how many bytes that was. Fewer than all: it takes no more now.
+    ///
+    /// # Errors
+    /// `WouldBlock`: it takes nothing now. Others: the connection is broken.
+    #[inline]
+    pub fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
+        match &mut self.tls {
+            None => send_spans(self.socket.as_raw_fd(), spans),
+            Some(tls) => tls.send(self.socket.as_raw_fd(), spans),
+        }
+    }
+
+    /// The end of a send that came to `sent`: whether ciphertext waits, too.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    #[inline]
+    pub fn settle(&mut self, sent: Sent) -> io::Result<Sent> {
+        let Some(tls) = &mut self.tls else {
+            return Ok(sent);
+        };
+        Ok(match (tls.flush(self.socket.as_raw_fd())?, sent) {
+            (false, _) => Sent::Full,
+            // The socket would take more, but it is somebody else's turn.
+            (true, Sent::Full) => Sent::Share,
+            (true, sent) => sent,
+        })
+    }
+
+    /// Tells the other side that nothing more comes, if that is said at all.
+    pub fn goodbye(&mut self) {
+        if let Some(tls) = &mut self.tls {
+            tls.session.goodbye();
+        }
+    }
+
+    /// Whether nothing is left to say.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.tls.as_ref().is_none_or(|tls| tls.session.said_goodbye() && !tls.session.has_unsent())
+    }
+}
+
+impl Encrypted {
+    fn receive(
+        &mut self,
+        fd: RawFd,
+        direct: Option<Span>,
+        scratch: &mut [u8],
+    ) -> io::Result<usize> {
+        if self.session.is_ended() {
+            return Ok(0);
+        }
+        let (plain, cipher) = scratch.split_at_mut(scratch.len() / 2);
+        let most = cipher.len().min(RECEIVE_BYTES);
+        let count = receive_into(fd, None, &mut cipher[..most])?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let mut target = Target { direct: direct.unwrap_or(crate::memory::NOTHING), plain, at: 0 };
+        let opened = self.session.open(&cipher[..count], |piece| target.put(piece));
+        opened.map_err(broken)?;
+        match (target.at, self.session.is_ended()) {
+            (0, false) => Err(io::ErrorKind::Interrupted.into()),
+            (count, _) => Ok(count),
+        }
+    }
+
+    fn send(&mut self, fd: RawFd, spans: &[Span]) -> io::Result<usize> {
+        // SAFETY: spans name memory that stays, and that nobody writes, until the pieces are dropped.
+        let mut source = unsafe { Pieces::new(spans) };
+        loop {
+            if !self.flush(fd)? {
+                break;
+            }
+            if source.is_empty() || source.taken() >= TURN_BYTES {
+                break;
+            }
+            for _ in 0..SEALED_BYTES / RECORD_BYTES {
+                if !source.is_empty() {
+                    let piece = source.next_record(&mut self.record);
+                    self.session.seal(piece).map_err(broken)?;
+                }
+            }
+        }
+        if source.taken() == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(source.taken()) }
+    }
+
+    /// Sends ciphertext; true if none is left.
+    fn flush(&mut self, fd: RawFd) -> io::Result<bool> {
+        self.session.flush(&mut Wire(fd))
+    }
+}
+
+/// A socket as rustls writes to it.
+struct Wire(RawFd);
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        send_iovecs(self.0, pieces.as_ptr().cast(), pieces.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Where plaintext goes: a payload's own buffer first, then the scratch.
+struct Target<'a> {
+    direct: Span,
+    plain: &'a mut [u8],
+    at: usize,
+}
+
+impl Target<'_> {
+    fn put(&mut self, piece: &[u8]) {
+        let placed = piece.len().min(self.direct.len.saturating_sub(self.at));
+        if placed > 0 {
+            // SAFETY: `direct` is the rest of a private buffer, of which `at` bytes are filled and `placed` more fit.
+            unsafe {
+                let base = self.direct.base.add(self.at);
+                base.copy_from_nonoverlapping(piece.as_ptr(), placed);
+            }
+            self.at += placed;
+        }
+        let rest = &piece[placed..];
+        if !rest.is_empty() {
+            // Plaintext is shorter than what it came from, and that fits one half.
+            let at = self.at - self.direct.len;
+            self.plain[at..at + rest.len()].copy_from_slice(rest);
+            self.at += rest.len();
+        }
+    }
+}
+
+fn broken(error: TlsError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Result<usize> {
+    let tail = Span { base: scratch.as_mut_ptr(), len: scratch.len() };
+    let spans = [direct.unwrap_or(tail), tail];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = spans.as_ptr().cast_mut().cast();
+    message.msg_iovlen = if direct.is_some() { 2 } else { 1 };
+    // SAFETY: the spans have iovec's layout; the first is a private buffer's rest, the second the scratch that we borrow.
+    let count = unsafe { libc::recvmsg(fd, &mut message, libc::MSG_DONTWAIT) };
+    if count < 0 { Err(io::Error::last_os_error()) } else { Ok(count as usize) }
+}
+
+fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
+    // Spans have iovec's layout and name memory that stays until the pieces are dropped.
+    send_iovecs(fd, spans.as_ptr().cast(), spans.len())
+}
+
+/// The callers' pieces have iovec's layout and name memory that may be read.
+fn send_iovecs(fd: RawFd, pieces: *const libc::iovec, count: usize) -> io::Result<usize> {
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.cast_mut();
+    message.msg_iovlen = count;
+    // SAFETY: as the callers say.
+    let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+}

@@ -1,0 +1,84 @@
+//! The exports of a shard: what their clients waited for, those that are gone included, and the slowest of the last minute.
+//!
+//! An export takes memory (100 KiB and more) when its first client gets an answer.
+
+use headworks_core::{ExportId, Instant, Spent};
+
+use super::slow::{Slow, SlowRing};
+use super::{Table, Totals};
+use crate::frontend::nbd::connection::Answered;
+
+/// See the head of this file. Indexed by export.
+#[derive(Debug, Default)]
+pub struct Exports {
+    all: Vec<Option<Box<Entry>>>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// Of connections that are gone.
+    gone: Totals,
+    slow: SlowRing,
+}
+
+impl Exports {
+    /// A request of a connection was answered now.
+    #[inline]
+    pub fn offer(
+        &mut self,
+        now: Instant,
+        (export, connection): (ExportId, u32),
+        answered: &Answered,
+        spent: Spent,
+    ) {
+        let Answered { op, offset, len, total_ns } = *answered;
+        let slow = || Slow { total_ns, at: now, offset, spent, len, connection, op };
+        self.entry(export).slow.offer(slow, now, total_ns);
+    }
+
+    /// A connection is gone; its counts stay.
+    pub fn close(&mut self, export: ExportId, table: &Table) {
+        self.entry(export).gone.add(table);
+    }
+
+    /// The export is gone: another one may have its number.
+    pub fn forget(&mut self, export: ExportId) {
+        if let Some(entry) = self.all.get_mut(usize::from(export.0)) {
+            *entry = None;
+        }
+    }
+
+    /// What connections counted that are gone, for each export that had any client.
+    #[must_use]
+    pub fn gone(&self) -> Vec<(ExportId, Totals)> {
+        let all = self.all.iter().enumerate();
+        all.filter_map(|(index, entry)| {
+            entry.as_ref().map(|entry| (ExportId(index as u16), entry.gone.clone()))
+        })
+        .collect()
+    }
+
+    /// Requests of the last minute, and the slowest of them.
+    #[must_use]
+    pub fn slow(&self, export: ExportId, now: Instant) -> (u64, Vec<Slow>) {
+        let entry = self.all.get(usize::from(export.0)).and_then(Option::as_ref);
+        entry.map_or_else(Default::default, |entry| entry.slow.look(now))
+    }
+
+    #[inline]
+    fn entry(&mut self, export: ExportId) -> &mut Entry {
+        let index = usize::from(export.0);
+        if self.all.get(index).is_none_or(Option::is_none) {
+            self.make(index);
+        }
+        self.all[index].as_mut().expect("it was just made")
+    }
+
+    #[cold]
+    fn make(&mut self, index: usize) {
+        if self.all.len() <= index {
+            self.all.resize_with(index + 1, || None);
+        }
+        self.all[index] = Some(Box::default());
+    }
+}

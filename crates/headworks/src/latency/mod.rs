@@ -1,0 +1,316 @@
+//! What clients waited for: counts by operation, wait and duration.
+//!
+//! A connection has a [`Table`] of 32-bit counts, 14 KiB, which a reply touches at one place, and at one more for each wait
+//! that was not nothing; an export has a [`Totals`] of those that closed. A report is the sum. So a reply costs a few
+//! instructions, and nothing is counted twice.
+//!
+//! `total` is measured by whoever talks to the client: from the turn in which a request was complete to the turn in which its
+//! answer was ready. The waits come with the answer ([`Spent`]). What they leave of the total was neither: rings between
+//! shards, a queue that was being switched, a turn of this shard.
+
+pub mod exports;
+pub mod slow;
+
+use headworks_core::stats::{BUCKETS, bucket_of, upper_end};
+use headworks_core::{Op, Spent, Wait};
+
+/// What operations are told apart as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads.
+    Read = 0,
+    /// Writes.
+    Write = 1,
+    /// Flushes, discards, zeroing, prefetches.
+    Other = 2,
+}
+
+impl Kind {
+    /// How many there are.
+    pub const COUNT: usize = 3;
+    /// In order.
+    pub const ALL: [Self; Self::COUNT] = [Self::Read, Self::Write, Self::Other];
+
+    /// The kind of an operation.
+    #[inline]
+    #[must_use]
+    pub const fn of(op: Op) -> Self {
+        match op {
+            Op::Read => Self::Read,
+            Op::Write => Self::Write,
+            _ => Self::Other,
+        }
+    }
+
+    /// The word users see.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Rows of a kind: the total, then the waits in their order.
+pub const ROWS: usize = 1 + Wait::COUNT;
+
+/// The words that users see for the rows.
+#[must_use]
+pub fn row_name(row: usize) -> &'static str {
+    row.checked_sub(1).map_or("total", |wait| Wait::ALL[wait].name())
+}
+
+/// Waits that were nothing are not counted here: they are what the total has more.
+type Counts<T> = [[[T; BUCKETS]; ROWS]; Kind::COUNT];
+
+/// A connection's counts.
+#[derive(Clone, Debug)]
+pub struct Table {
+    counts: Box<Counts<u32>>,
+    /// Nanoseconds of all requests together.
+    sum_ns: [u64; Kind::COUNT],
+    bytes: [u64; Kind::COUNT],
+    /// Requests since `older` was added to; at 2^32 the counts go there.
+    recent: u32,
+    older: Option<Box<Totals>>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self {
+            counts: Box::new([[[0; BUCKETS]; ROWS]; Kind::COUNT]),
+            sum_ns: [0; Kind::COUNT],
+            bytes: [0; Kind::COUNT],
+            recent: 0,
+            older: None,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Counts<u32>>() <= 16 << 10, "a connection is small");
+
+impl Table {
+    /// A request was answered.
+    #[inline]
+    pub fn record(&mut self, kind: Kind, len: u32, total_ns: u64, spent: Spent) {
+        let rows = &mut self.counts[kind as usize];
+        rows[0][bucket_of(total_ns)] += 1;
+        if !spent.is_none() {
+            for wait in Wait::ALL {
+                let bucket = spent.bucket(wait);
+                if bucket > 0 {
+                    rows[1 + wait as usize][bucket.min(BUCKETS - 1)] += 1;
+                }
+            }
+        }
+        self.sum_ns[kind as usize] += total_ns;
+        self.bytes[kind as usize] += u64::from(len);
+        self.recent += 1;
+        if self.recent == u32::MAX {
+            self.put_aside();
+        }
+    }
+
+    /// Once in 2^32 requests: no count wraps.
+    #[cold]
+    fn put_aside(&mut self) {
+        let mut older = self.older.take().unwrap_or_default();
+        older.add(self);
+        *self = Self { older: Some(older), ..Self::default() };
+    }
+}
+
+/// Counts of any number of connections.
+#[derive(Clone, Debug)]
+pub struct Totals {
+    counts: Box<Counts<u64>>,
+    sum_ns: [u64; Kind::COUNT],
+    bytes: [u64; Kind::COUNT],
+}
+
+impl Default for Totals {
+    fn default() -> Self {
+        Self {
+            counts: Box::new([[[0; BUCKETS]; ROWS]; Kind::COUNT]),
+            sum_ns: [0; Kind::COUNT],
+            bytes: [0; Kind::COUNT],
+        }
+    }
+}
+
+impl From<&Table> for Totals {
+    fn from(table: &Table) -> Self {
+        let mut totals = Self::default();
+        totals.add(table);
+        totals
+    }
+}
+
+impl Totals {
+    /// Adds what a connection counted.
+    pub fn add(&mut self, table: &Table) {
+        self.add_up(&table.sum_ns, &table.bytes, |kind, row, bucket| {
+            table.counts[kind][row][bucket].into()
+        });
+        if let Some(older) = &table.older {
+            self.merge(older);
+        }
+    }
+
+    /// Adds others' counts.
+    pub fn merge(&mut self, other: &Self) {
+        self.add_up(&other.sum_ns, &other.bytes, |kind, row, bucket| {
+            other.counts[kind][row][bucket]
+        });
+    }
+
+    fn add_up(
+        &mut self,
+        sum_ns: &[u64; Kind::COUNT],
+        bytes: &[u64; Kind::COUNT],
+        count: impl Fn(usize, usize, usize) -> u64,
+    ) {
+        for kind in 0..Kind::COUNT {
+            self.sum_ns[kind] += sum_ns[kind];
+            self.bytes[kind] += bytes[kind];
+            for row in 0..ROWS {
+                for bucket in 0..BUCKETS {
+                    self.counts[kind][row][bucket] += count(kind, row, bucket);
+                }
+            }
+        }
+    }
+
+    /// Requests of a kind.
+    #[must_use]
+    pub fn requests(&self, kind: Kind) -> u64 {
+        self.counts[kind as usize][0].iter().sum()
+    }
+
+    /// Bytes that they were about.
+    #[must_use]
+    pub fn bytes(&self, kind: Kind) -> u64 {
+        self.bytes[kind as usize]
+    }
+
+    /// Nanoseconds of all of them together: measured, not from the buckets.
+    #[must_use]
+    pub fn sum_ns(&self, kind: Kind) -> u64 {
+        self.sum_ns[kind as usize]
+    }
+
+    /// The counts of a row, those that waited for nothing included.
+    #[must_use]
+    pub fn row(&self, kind: Kind, row: usize) -> Row {
+        let mut counts = self.counts[kind as usize][row];
+        if row > 0 {
+            counts[0] += self.requests(kind) - counts.iter().sum::<u64>();
+        }
+        Row { counts }
+    }
+}
+
+/// One histogram.
+#[derive(Clone, Debug)]
+pub struct Row {
+    counts: [u64; BUCKETS],
+}
+
+impl Row {
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// Whether none of them was longer than nothing.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        self.counts[1..].iter().all(|count| *count == 0)
+    }
+
+    /// What `per_mille` of 1000 do not exceed, in nanoseconds; 0 when there are none.
+    #[must_use]
+    pub fn percentile(&self, per_mille: u64) -> u64 {
+        let rank = (self.count() * per_mille).div_ceil(1000).max(1);
+        let mut seen = 0;
+        for (end, count) in self.buckets() {
+            seen += count;
+            if seen >= rank {
+                return end;
+            }
+        }
+        0
+    }
+
+    /// The upper end of the highest bucket that has any.
+    #[must_use]
+    pub fn max(&self) -> u64 {
+        self.buckets().last().map_or(0, |(end, _)| end)
+    }
+
+    /// Buckets that are not empty: their upper end in nanoseconds, and the count.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
+        let all = self.counts.iter().enumerate();
+        all.filter(|(_, count)| **count > 0).map(|(bucket, count)| (upper_end(bucket), *count))
+    }
+
+    /// The sum as far as buckets tell it: from their middles.
+    #[must_use]
+    pub fn about_ns(&self) -> u64 {
+        let mut before = 0;
+        let mut sum = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            let end = upper_end(bucket);
+            sum += count * ((before + end) / 2);
+            before = end;
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spent(device_ns: u64) -> Spent {
+        Spent::from_word((bucket_of(device_ns) as u64) << (8 * Wait::Device as u32))
+    }
+
+    #[test]
+    fn what_waited_for_nothing_is_counted_in_every_row() {
+        let mut table = Table::default();
+        (0..90).for_each(|_| table.record(Kind::Read, 4096, 1_000, Spent::NONE));
+        (0..10).for_each(|_| table.record(Kind::Read, 4096, 5_000_000, spent(5_000_000)));
+        table.record(Kind::Other, 0, 7, Spent::NONE);
+        let mut totals = Totals::default();
+        totals.add(&table);
+        for row in 0..ROWS {
+            let counts = totals.row(Kind::Read, row);
+            assert_eq!(counts.count(), 100, "{}", row_name(row));
+            assert_eq!(counts.is_zero(), !["total", "device"].contains(&row_name(row)));
+        }
+        let device = totals.row(Kind::Read, 1 + Wait::Device as usize);
+        assert_eq!((device.percentile(500), device.percentile(900)), (0, 0));
+        assert_eq!((device.percentile(910), device.max()), (5_242_879, 5_242_879));
+        assert_eq!(totals.row(Kind::Read, 0).percentile(500), 1023);
+        assert_eq!(totals.sum_ns(Kind::Read), 90 * 1_000 + 10 * 5_000_000);
+        assert_eq!((totals.bytes(Kind::Read), totals.requests(Kind::Write)), (409_600, 0));
+        assert_eq!(totals.requests(Kind::Other), 1);
+    }
+
+    #[test]
+    fn counts_of_a_connection_that_is_there_very_long_are_put_aside_and_not_lost() {
+        let mut table = Table::default();
+        table.record(Kind::Write, 1, 4, Spent::NONE);
+        table.recent = u32::MAX - 1;
+        table.record(Kind::Write, 1, 4, Spent::NONE);
+        assert_eq!((table.recent, table.counts[1][0][4]), (0, 0));
+        table.record(Kind::Write, 1, 4, Spent::NONE);
+        let mut totals = Totals::default();
+        totals.add(&table);
+        assert_eq!((totals.requests(Kind::Write), totals.bytes(Kind::Write)), (3, 3));
+    }
+}

@@ -1,0 +1,170 @@
+//! The slowest requests of an export: of each of the last 60 seconds the 32 that took longest.
+//!
+//! There is no threshold to be set: a second keeps what is slower than the fastest that it has. So a request is looked at
+//! by one comparison, and the few that are slow take the place of another.
+
+use headworks_core::{Instant, Op, Spent};
+
+/// Seconds that are remembered.
+pub const SECONDS: usize = 60;
+/// Requests of a second.
+pub const KEPT: usize = 32;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// A request that took long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slow {
+    /// From its arrival to its answer.
+    pub total_ns: u64,
+    /// When it was answered.
+    pub at: Instant,
+    /// First byte.
+    pub offset: u64,
+    /// What it waited for.
+    pub spent: Spent,
+    /// Bytes.
+    pub len: u32,
+    /// Whose it was.
+    pub connection: u32,
+    /// What it was.
+    pub op: Op,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Second {
+    /// Counted from the clock's zero; none has `u64::MAX`.
+    number: u64,
+    requests: u64,
+    used: usize,
+    slowest: [Slow; KEPT],
+}
+
+const EMPTY: Second = Second { number: u64::MAX, requests: 0, used: 0, slowest: [NOBODY; KEPT] };
+const NOBODY: Slow = Slow {
+    total_ns: 0,
+    at: Instant(0),
+    offset: 0,
+    spent: Spent::NONE,
+    len: 0,
+    connection: 0,
+    op: Op::Read,
+};
+
+/// See the head of this file; 110 KiB.
+#[derive(Debug)]
+pub struct SlowRing {
+    seconds: Box<[Second]>,
+    /// Where the current second is.
+    current: usize,
+    ends: Instant,
+    /// What is not slower than this is not kept.
+    floor_ns: u64,
+}
+
+impl Default for SlowRing {
+    fn default() -> Self {
+        Self {
+            seconds: vec![EMPTY; SECONDS].into_boxed_slice(),
+            current: 0,
+            ends: Instant(0),
+            floor_ns: 0,
+        }
+    }
+}
+
+impl SlowRing {
+    /// A request was answered now.
+    #[inline]
+    pub fn offer(&mut self, slow: impl FnOnce() -> Slow, now: Instant, total_ns: u64) {
+        if now >= self.ends {
+            self.begin_second(now);
+        }
+        let second = &mut self.seconds[self.current];
+        second.requests += 1;
+        if total_ns > self.floor_ns || second.used < KEPT {
+            self.keep(slow());
+        }
+    }
+
+    #[cold]
+    fn begin_second(&mut self, now: Instant) {
+        let number = now.0 / SECOND_NS;
+        self.current = number as usize % SECONDS;
+        self.seconds[self.current] = Second { number, ..EMPTY };
+        self.ends = Instant((number + 1) * SECOND_NS);
+        self.floor_ns = 0;
+    }
+
+    fn keep(&mut self, slow: Slow) {
+        let second = &mut self.seconds[self.current];
+        if second.used < KEPT {
+            second.slowest[second.used] = slow;
+            second.used += 1;
+        } else if let Some(fastest) = second.slowest.iter_mut().min_by_key(|kept| kept.total_ns) {
+            *fastest = slow;
+        }
+        if second.used == KEPT {
+            self.floor_ns = second.slowest.iter().map(|kept| kept.total_ns).min().unwrap_or(0);
+        }
+    }
+
+    /// What the last minute has: requests, and the slowest of them, the slowest first.
+    #[must_use]
+    pub fn look(&self, now: Instant) -> (u64, Vec<Slow>) {
+        let last = now.0 / SECOND_NS;
+        let recent =
+            |second: &&Second| second.number <= last && last - second.number < SECONDS as u64;
+        let mut requests = 0;
+        let mut slowest = Vec::new();
+        for second in self.seconds.iter().filter(recent) {
+            requests += second.requests;
+            slowest.extend_from_slice(&second.slowest[..second.used]);
+        }
+        slowest.sort_unstable_by_key(|slow| (u64::MAX - slow.total_ns, slow.at));
+        (requests, slowest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::prng::Prng;
+
+    fn offer(ring: &mut SlowRing, now: u64, total_ns: u64) {
+        let slow = || Slow { total_ns, at: Instant(now), ..Slow::default() };
+        ring.offer(slow, Instant(now), total_ns);
+    }
+
+    #[test]
+    fn each_second_keeps_its_slowest_whatever_their_order() {
+        let mut ring = SlowRing::default();
+        let mut prng = Prng::new(1);
+        let mut expected = Vec::new();
+        for second in 0..3_u64 {
+            let mut all: Vec<u64> = (0..500).map(|_| prng.below(1 << 30)).collect();
+            for total in &all {
+                offer(&mut ring, second * SECOND_NS + 5, *total);
+            }
+            all.sort_unstable();
+            expected.extend_from_slice(&all[500 - KEPT..]);
+        }
+        expected.sort_unstable_by(|a, b| b.cmp(a));
+        let (requests, slowest) = ring.look(Instant(3 * SECOND_NS));
+        let found: Vec<u64> = slowest.iter().map(|slow| slow.total_ns).collect();
+        assert_eq!((requests, found), (1500, expected));
+    }
+
+    #[test]
+    fn what_is_older_than_a_minute_is_forgotten() {
+        let mut ring = SlowRing::default();
+        offer(&mut ring, 0, 99);
+        offer(&mut ring, 30 * SECOND_NS, 1);
+        let count = |ring: &SlowRing, second: u64| ring.look(Instant(second * SECOND_NS)).0;
+        assert_eq!([30, 59, 60, 89, 90].map(|at| count(&ring, at)), [2, 2, 1, 1, 0]);
+        // The same place of the ring, a minute later.
+        offer(&mut ring, 90 * SECOND_NS, 7);
+        assert_eq!(ring.look(Instant(90 * SECOND_NS)).1[0].total_ns, 7);
+        assert_eq!(ring.look(Instant(90 * SECOND_NS)).0, 1);
+    }
+}

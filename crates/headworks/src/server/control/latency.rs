@@ -1,0 +1,94 @@
+//! Histograms of what clients waited for, as JSON: percentiles for `stats`, all buckets for `histograms`.
+//!
+//! Times are in microseconds, the upper end of their bucket: at most 19 % too high.
+
+use serde_json::{Map, Value, json};
+
+use crate::latency::{Kind, ROWS, Row, Totals, row_name};
+
+/// Nanoseconds as microseconds.
+pub fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+fn percentiles(row: &Row) -> Value {
+    json!({
+        "count": row.count(),
+        "p50_us": micros(row.percentile(500)),
+        "p90_us": micros(row.percentile(900)),
+        "p99_us": micros(row.percentile(990)),
+        "p999_us": micros(row.percentile(999)),
+        "max_us": micros(row.max()),
+    })
+}
+
+/// An object with what `of` makes of each kind of operation that happened.
+fn by_kind(totals: &Totals, of: impl Fn(Kind) -> Value) -> Value {
+    let happened = Kind::ALL.into_iter().filter(|kind| totals.requests(*kind) > 0);
+    let all: Map<String, Value> = happened.map(|kind| (kind.name().to_owned(), of(kind))).collect();
+    Value::Object(all)
+}
+
+/// An export's percentiles: every row of each kind of operation that happened.
+pub fn summary(totals: &Totals) -> Value {
+    by_kind(totals, |kind| {
+        let rows: Map<String, Value> = (0..ROWS)
+            .map(|row| (row_name(row).to_owned(), percentiles(&totals.row(kind, row))))
+            .collect();
+        Value::Object(rows)
+    })
+}
+
+/// A connection's: the total, and those waits that were ever longer than nothing.
+pub fn compact(totals: &Totals) -> Value {
+    by_kind(totals, |kind| {
+        let rows = (0..ROWS).map(|row| (row, totals.row(kind, row)));
+        let told = rows.filter(|(row, counts)| *row == 0 || !counts.is_zero());
+        let rows: Map<String, Value> =
+            told.map(|(row, counts)| (row_name(row).to_owned(), percentiles(&counts))).collect();
+        Value::Object(rows)
+    })
+}
+
+/// Everything that is known: `[upper end in us, count]` of each bucket that has any, ascending.
+pub fn histograms(totals: &Totals) -> Value {
+    by_kind(totals, |kind| {
+        let buckets = |row: usize| {
+            let counts = totals.row(kind, row);
+            let pair = |(end, count)| json!([micros(end), count]);
+            (row_name(row).to_owned(), counts.buckets().map(pair).collect::<Value>())
+        };
+        json!({
+            "count": totals.requests(kind),
+            "bytes": totals.bytes(kind),
+            "sum_us": micros(totals.sum_ns(kind)),
+            "stages": (0..ROWS).map(buckets).collect::<Map<_, _>>(),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::Table;
+    use headworks_core::Spent;
+
+    #[test]
+    fn an_operation_that_never_came_is_left_out_and_a_stage_that_was_not_passed_counts_nothing() {
+        let (mut table, mut totals) = (Table::default(), Totals::default());
+        (0..99).for_each(|_| table.record(Kind::Read, 4096, 1_000, Spent::NONE));
+        table.record(Kind::Read, 4096, 5_000_000, Spent::NONE);
+        totals.add(&table);
+        let summary = summary(&totals);
+        assert_eq!(summary.as_object().map(Map::len), Some(1));
+        let total = &summary["read"]["total"];
+        assert_eq!((&total["count"], &total["p99_us"]), (&json!(100), &json!(1.023)));
+        assert_eq!(total["max_us"], json!(5242.879));
+        assert_eq!(summary["read"]["device"]["count"], json!(100));
+        assert_eq!(compact(&totals)["read"].as_object().map(Map::len), Some(1));
+        let read = &histograms(&totals)["read"];
+        assert_eq!(read["stages"]["total"], json!([[1.023, 99], [5242.879, 1]]));
+        assert_eq!(read["stages"]["dirty"], json!([[0.0, 100]]));
+        assert_eq!((&read["sum_us"], &read["bytes"]), (&json!(5099.0), &json!(409_600)));
+    }
+}

@@ -1,0 +1,310 @@
+//! Why were the slow requests of the last minute slow: one sentence, the figures behind it, and what to turn.
+//!
+//! Looked at are the slowest hundredth (ten at least) of the requests of the last minute, as far as they were kept
+//! (`latency::slow`). What they waited for is added up; what their waits leave of the total is `elsewhere`.
+
+use headworks_core::{Instant, Wait};
+use serde_json::{Map, Value, json};
+
+use super::latency::micros;
+use crate::latency::slow::{SECONDS, Slow};
+
+/// What ended sooner than this is not slow. 1 ms: a disk that answers at once, and nobody waited.
+const SLOW_NS: u64 = 1_000_000;
+/// Requests that are looked at, if there are so many.
+const LEAST: usize = 10;
+/// Of which this many are listed.
+const WORST: usize = 5;
+/// A part of the time that is worth a word: 5 %.
+const WORTH: f64 = 0.05;
+
+/// What the sentence says of the state of things.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The export's device.
+    pub device: String,
+    /// The export, as paths have it.
+    pub export: String,
+    /// Its tags.
+    pub nr_requests: u32,
+    /// Its elevator.
+    pub scheduler: &'static str,
+    /// Bytes that are dirty, and that may be.
+    pub dirty: Option<(u64, u64)>,
+    /// Bytes a second that the device writes out.
+    pub write_bandwidth: u64,
+}
+
+/// Where the time of a request went: nanoseconds of each wait, then what they leave.
+fn parts(slow: &Slow) -> [f64; Wait::COUNT + 1] {
+    let waits = Wait::ALL.map(|wait| slow.spent.at_most(wait) as f64);
+    let (sum, total) = (waits.iter().sum::<f64>(), slow.total_ns as f64);
+    // A bucket's end may be beyond the total, and who joined a request that waited already hears of all its waits.
+    let scale = if sum > total { total / sum } else { 1.0 };
+    let mut all = [0.0; Wait::COUNT + 1];
+    for (part, wait) in all.iter_mut().zip(waits) {
+        *part = wait * scale;
+    }
+    all[Wait::COUNT] = (total - sum * scale).max(0.0);
+    all
+}
+
+fn name(part: usize) -> &'static str {
+    Wait::ALL.get(part).map_or("elsewhere", |wait| wait.name())
+}
+
+/// The report. `slowest` is sorted, the slowest first.
+pub fn why(facts: &Facts, now: Instant, requests: u64, slowest: &[Slow]) -> Value {
+    let hundredth = requests.div_ceil(100) as usize;
+    let count = hundredth.max(LEAST).min(slowest.len());
+    let looked_at = &slowest[..count];
+    let above_ns = looked_at.last().map_or(0, |slow| slow.total_ns);
+    let total: f64 = looked_at.iter().map(|slow| slow.total_ns as f64).sum();
+    let mut sums = [0.0; Wait::COUNT + 1];
+    for slow in looked_at {
+        sums.iter_mut().zip(parts(slow)).for_each(|(sum, part)| *sum += part);
+    }
+    let mut shares: Vec<(usize, f64)> =
+        sums.iter().map(|sum| if total > 0.0 { sum / total } else { 0.0 }).enumerate().collect();
+    shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let told: Vec<(usize, f64)> =
+        shares.iter().copied().filter(|(_, part)| *part >= WORTH).collect();
+    let slow = looked_at.first().is_some_and(|slow| slow.total_ns >= SLOW_NS);
+    let which = match count == hundredth {
+        true => format!("slowest 1 % of {}", grouped(requests)),
+        false => format!("slowest {} of {}", grouped(count as u64), grouped(requests)),
+    };
+    let export = &facts.export;
+    let sentence = if requests == 0 {
+        format!("{export}: no request was answered in the last minute")
+    } else if !slow {
+        let longest = looked_at.first().map_or(0, |slow| slow.total_ns);
+        format!(
+            "{export}: nothing is slow: none of the {} requests of the last minute took longer than {}",
+            grouped(requests),
+            time(longest)
+        )
+    } else {
+        format!(
+            "{export}: the {which} requests of the last minute ({} and more) spent {}",
+            time(above_ns),
+            words(facts, &told)
+        )
+    };
+    let hints: Vec<String> = if slow {
+        told.iter().filter_map(|(part, _)| hint(facts, *part)).collect()
+    } else {
+        Vec::new()
+    };
+    let share = |(part, share): &(usize, f64)| (name(*part).to_owned(), json!(share));
+    json!({
+        "export": export,
+        "sentence": sentence,
+        "slow": slow,
+        "seconds": SECONDS,
+        "requests": requests,
+        "considered": count,
+        "above_us": micros(above_ns),
+        "shares": shares.iter().map(share).collect::<Map<_, _>>(),
+        "stages": stages(looked_at),
+        "worst": looked_at.iter().take(WORST).map(|slow| one(now, slow)).collect::<Value>(),
+        "hints": hints,
+    })
+}
+
+/// `86 % of their time in dirty (the reason), 9 % in device`.
+fn words(facts: &Facts, told: &[(usize, f64)]) -> String {
+    let one = |(index, (part, share)): (usize, &(usize, f64))| {
+        let percent = format!("{:.0} %", share * 100.0);
+        match index {
+            0 => format!("{percent} of their time in {} ({})", name(*part), reason(facts, *part)),
+            _ => format!("{percent} in {}", name(*part)),
+        }
+    };
+    told.iter().enumerate().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn reason(facts: &Facts, part: usize) -> String {
+    let device = &facts.device;
+    match Wait::ALL.get(part) {
+        Some(Wait::Dirty) => {
+            let of = facts.dirty.map_or_else(String::new, |(dirty, limit)| {
+                format!("{} of at most {} are dirty, ", size(dirty), size(limit))
+            });
+            let rate = size(facts.write_bandwidth);
+            format!("the writer was paused: {of}device {device} writes {rate}/s")
+        }
+        Some(Wait::Cache) => {
+            "they waited in the page cache for a frame, a locked range or older data".into()
+        }
+        Some(Wait::Plug) => "they waited for their turn's batch".into(),
+        Some(Wait::Tag) => {
+            format!("{device} has {} tags, and all were in use", facts.nr_requests)
+        }
+        Some(Wait::Scheduler) => {
+            format!("the elevator {} held them back: {device} took no more", facts.scheduler)
+        }
+        Some(Wait::Device) => format!("device {device} took that long"),
+        None => "on the way between shards, or behind other work of their shard".into(),
+    }
+}
+
+/// What to turn.
+fn hint(facts: &Facts, part: usize) -> Option<String> {
+    let (device, export) = (&facts.device, &facts.export);
+    Some(match Wait::ALL.get(part)? {
+        Wait::Dirty => format!(
+            "dirty: writers make more dirty than {device} writes; vm/dirty_bytes and vm/dirty_background_bytes say how much may wait, exports/{export}/weight whose goes first"
+        ),
+        Wait::Cache => format!(
+            "cache: a larger --cache has more frames; {device}/queue/read_ahead_kb fills before somebody asks; fewer flushes and discards wait less for each other"
+        ),
+        Wait::Plug => return None,
+        Wait::Tag => format!(
+            "tag: {device}/queue/nr_requests ({} now) is how many requests it has at once; exports/{export}/weight is the share of them beside other exports",
+            facts.nr_requests
+        ),
+        Wait::Scheduler => format!(
+            "sched: {device}/queue/scheduler and {device}/queue/iosched/read_expire say who waits; that somebody waits, the device decides"
+        ),
+        Wait::Device => format!(
+            "device: {device} itself: fewer requests at once ({device}/queue/nr_requests, {} now), or a faster disk",
+            facts.nr_requests
+        ),
+    })
+}
+
+fn stages(slowest: &[Slow]) -> Value {
+    let row = |name: &str, mut times: Vec<u64>| {
+        times.sort_unstable();
+        let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(0);
+        let waited = times.iter().filter(|ns| **ns > 0).count();
+        let value =
+            json!({ "requests": waited, "p50_us": micros(at(50)), "p99_us": micros(at(99)) });
+        (name.to_owned(), value)
+    };
+    let total = row("total", slowest.iter().map(|slow| slow.total_ns).collect());
+    let waits = Wait::ALL.into_iter().map(|wait| {
+        row(
+            wait.name(),
+            slowest.iter().map(|slow| slow.spent.at_most(wait).min(slow.total_ns)).collect(),
+        )
+    });
+    Value::Object(std::iter::once(total).chain(waits).collect())
+}
+
+fn one(now: Instant, slow: &Slow) -> Value {
+    let waits: Map<String, Value> = Wait::ALL
+        .into_iter()
+        .filter(|wait| slow.spent.bucket(*wait) > 0)
+        .map(|wait| (wait.name().to_owned(), json!(micros(slow.spent.at_most(wait)))))
+        .collect();
+    json!({
+        "op": slow.op.name(),
+        "offset": slow.offset,
+        "len": slow.len,
+        "connection": slow.connection,
+        "age_s": now.since(slow.at) as f64 / 1e9,
+        "total_us": micros(slow.total_ns),
+        "stages_us": waits,
+    })
+}
+
+/// 12,345.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn time(ns: u64) -> String {
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1_048_576 => format!("{:.0} KiB", bytes as f64 / 1024.0),
+        _ => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::Spent;
+    use headworks_core::stats::bucket_of;
+
+    fn facts() -> Facts {
+        Facts {
+            device: "hw0".into(),
+            export: "db".into(),
+            nr_requests: 64,
+            scheduler: "none",
+            dirty: Some((60 << 20, 64 << 20)),
+            write_bandwidth: 43 << 20,
+        }
+    }
+
+    fn slow(total_ns: u64, waits: &[(Wait, u64)]) -> Slow {
+        let word = waits
+            .iter()
+            .fold(0, |word, (wait, ns)| word | (bucket_of(*ns) as u64) << (8 * *wait as u32));
+        Slow { total_ns, spent: Spent::from_word(word), ..Slow::default() }
+    }
+
+    fn sentence(requests: u64, slowest: &[Slow]) -> String {
+        let report = why(&facts(), Instant(0), requests, slowest);
+        report["sentence"].as_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_largest_part_is_named_first_with_its_reason() {
+        let ms = 1_000_000;
+        let one = slow(10 * ms, &[(Wait::Dirty, 8 * ms), (Wait::Device, ms)]);
+        let all = [one; 200];
+        let text = sentence(12_345, &all);
+        let begin = "db: the slowest 1 % of 12,345 requests of the last minute (10.0 ms and more) spent 84 % of their time in dirty (the writer was paused: 60.0 MiB of at most 64.0 MiB are dirty, device hw0 writes 43.0 MiB/s), 10 % in device";
+        assert!(text.starts_with(begin), "{text}");
+        let report = why(&facts(), Instant(0), 12_345, &all);
+        assert_eq!((&report["considered"], &report["requests"]), (&json!(124), &json!(12_345)));
+        assert_eq!(report["stages"]["dirty"]["requests"], json!(124));
+        assert_eq!(report["worst"].as_array().map(Vec::len), Some(5));
+        let hints = report["hints"].to_string();
+        assert!(hints.contains("vm/dirty_bytes") && !hints.contains("read_ahead"), "{hints}");
+    }
+
+    #[test]
+    fn what_was_not_kept_is_not_claimed() {
+        let all = [slow(2_000_000, &[(Wait::Tag, 2_000_000)]); 50];
+        let text = sentence(1_000_000, &all);
+        assert!(text.contains("the slowest 50 of 1,000,000 requests"), "{text}");
+        assert!(text.contains("100 % of their time in tag (hw0 has 64 tags"), "{text}");
+    }
+
+    #[test]
+    fn a_quiet_export_and_a_fast_one_are_told_so() {
+        assert!(sentence(0, &[]).contains("no request"));
+        let text = sentence(500, &[slow(90_000, &[(Wait::Device, 90_000)]); 9]);
+        assert!(text.contains("nothing is slow: none of the 500 requests"), "{text}");
+        assert!(text.ends_with("took longer than 90.0 us"), "{text}");
+    }
+
+    #[test]
+    fn waits_never_come_to_more_than_the_total_and_the_rest_is_elsewhere() {
+        let parts = parts(&slow(1_000, &[(Wait::Device, 3_000), (Wait::Tag, 900)]));
+        assert!((parts.iter().sum::<f64>() - 1_000.0).abs() < 1e-6 && parts[Wait::COUNT] < 1e-6);
+        let text = sentence(20, &[slow(4_000_000, &[])]);
+        assert!(text.contains("100 % of their time in elsewhere (on the way"), "{text}");
+    }
+}

@@ -1,0 +1,149 @@
+//! A listening socket that somebody else made and handed over: a service manager that starts us for the first client.
+//!
+//! Only a stream socket that listens is taken. Its file, if it has one, is the maker's: it is neither given a mode nor removed
+//! at the end, so that clients may connect while nobody serves and whoever comes next serves them.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A listening socket from outside.
+#[derive(Clone, Debug)]
+pub struct Given(Arc<OwnedFd>);
+
+/// Where clients of a [`Given`] socket connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A unix socket; one without a name in a filesystem has none.
+    Unix(Option<PathBuf>),
+    /// TCP.
+    Tcp(SocketAddr),
+}
+
+/// A socket as its listener needs it.
+pub(super) enum Adopted {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+impl PartialEq for Given {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Given {}
+
+impl Given {
+    /// Takes the socket.
+    ///
+    /// # Errors
+    /// A sentence, if it is no listening stream socket of unix or TCP.
+    pub fn new(fd: OwnedFd) -> Result<Self, String> {
+        let number = fd.as_raw_fd();
+        let ask =
+            |what| option(&fd, what).map_err(|error| format!("file descriptor {number}: {error}"));
+        if ask(libc::SO_TYPE)? != libc::SOCK_STREAM || ask(libc::SO_ACCEPTCONN)? != 1 {
+            return Err(format!("file descriptor {number} is no stream socket that listens"));
+        }
+        match ask(libc::SO_DOMAIN)? {
+            libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => Ok(Self(Arc::new(fd))),
+            other => Err(format!("file descriptor {number} is of family {other}, not unix or TCP")),
+        }
+    }
+
+    /// Where clients connect.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn place(&self) -> io::Result<Place> {
+        Ok(match self.adopt()? {
+            Adopted::Unix(listener) => {
+                Place::Unix(listener.local_addr()?.as_pathname().map(PathBuf::from))
+            }
+            Adopted::Tcp(listener) => Place::Tcp(listener.local_addr()?),
+        })
+    }
+
+    /// A descriptor of our own for the same socket; it does not block.
+    pub(super) fn adopt(&self) -> io::Result<Adopted> {
+        let fd = self.0.try_clone()?;
+        if option(&fd, libc::SO_DOMAIN)? == libc::AF_UNIX {
+            let listener = UnixListener::from(fd);
+            listener.set_nonblocking(true)?;
+            return Ok(Adopted::Unix(listener));
+        }
+        let listener = TcpListener::from(fd);
+        listener.set_nonblocking(true)?;
+        Ok(Adopted::Tcp(listener))
+    }
+}
+
+fn option(fd: &OwnedFd, what: libc::c_int) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the value has the size that is said.
+    let status = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            what,
+            (&raw mut value).cast(),
+            &raw mut size,
+        )
+    };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::Address;
+    use crate::server::listener::Listener;
+    use std::net::TcpStream;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn what_listens_is_taken_with_its_place() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let given = Given::new(listener.into()).unwrap();
+        assert_eq!(given.place().unwrap(), Place::Tcp(address));
+        let ours = Listener::bind(&Address::Given(given)).unwrap();
+        assert_eq!(ours.port(), Some(address.port()));
+        assert!(ours.accept().unwrap().is_none(), "it does not block");
+        let _client = TcpStream::connect(address).unwrap();
+        assert!(ours.accept().unwrap().is_some());
+    }
+
+    #[test]
+    fn its_file_stays_when_we_go() {
+        let path = std::env::temp_dir().join(format!("headworks-given-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let given = Given::new(UnixListener::bind(&path).unwrap().into()).unwrap();
+        assert_eq!(given.place().unwrap(), Place::Unix(Some(path.clone())));
+        drop(Listener::bind(&Address::Given(given.clone())).unwrap());
+        let again = Listener::bind(&Address::Given(given)).unwrap();
+        let _client = UnixStream::connect(&path).expect("the maker's file, and it still listens");
+        assert!(again.accept().unwrap().is_some());
+        drop(again);
+        assert!(path.exists());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn what_does_not_listen_is_refused_with_its_number() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let number = one.as_raw_fd();
+        let refused = Given::new(one.into()).unwrap_err();
+        assert_eq!(refused, format!("file descriptor {number} is no stream socket that listens"));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(Given::new(file.into()).unwrap_err().contains("non-socket"));
+    }
+}

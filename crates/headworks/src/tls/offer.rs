@@ -1,0 +1,96 @@
+//! What a server shows its clients: read from files at the start and again when it is told to.
+//!
+//! Invariant: a reload takes all or nothing. Connections that are open keep what they began with.
+
+use std::path::PathBuf;
+use std::sync::{Arc, RwLock};
+
+use headworks_core::ConfigError;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{ServerConfig, ServerConnection};
+
+use super::files;
+use super::{Session, TlsError, TlsMode, TlsOptions, provider};
+
+/// A server's side of TLS.
+#[derive(Debug)]
+pub struct Offer {
+    directory: PathBuf,
+    verify_peer: bool,
+    is_required: bool,
+    /// Locked once a connection, at STARTTLS.
+    config: RwLock<Arc<ServerConfig>>,
+}
+
+impl Offer {
+    /// Reads the files; none if TLS is off.
+    ///
+    /// # Errors
+    /// What is missing or bad, in one sentence.
+    pub fn new(options: &TlsOptions) -> Result<Option<Self>, ConfigError> {
+        if options.mode == TlsMode::Off {
+            return Ok(None);
+        }
+        let Some(directory) = options.certificates.clone() else {
+            let message = "name the directory of server-cert.pem and server-key.pem";
+            return Err(ConfigError::new("tls-certificates", message));
+        };
+        let config = read(&directory, options.verify_peer)
+            .map_err(|message| ConfigError::new("tls-certificates", message))?;
+        Ok(Some(Self {
+            directory,
+            verify_peer: options.verify_peer,
+            is_required: options.mode == TlsMode::Require,
+            config: RwLock::new(Arc::new(config)),
+        }))
+    }
+
+    /// Whether nobody is served without.
+    #[must_use]
+    pub fn is_required(&self) -> bool {
+        self.is_required
+    }
+
+    /// Reads the files again, for connections to come.
+    ///
+    /// # Errors
+    /// What is missing or bad; then all stays as it was.
+    pub fn reload(&self) -> Result<(), String> {
+        let config = Arc::new(read(&self.directory, self.verify_peer)?);
+        *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = config;
+        Ok(())
+    }
+
+    /// A session for a client that asked for one.
+    ///
+    /// # Errors
+    /// The configuration is not usable after all.
+    pub fn session(&self) -> Result<Session, TlsError> {
+        let config = self.config.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        Ok(Session::new(ServerConnection::new(Arc::clone(&config))?))
+    }
+}
+
+fn read(directory: &std::path::Path, verify_peer: bool) -> Result<ServerConfig, String> {
+    let files::Identity { chain, key } = files::identity(directory, "server")?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let builder = if verify_peer {
+        let roots = Arc::new(files::authorities(directory)?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+        builder.with_client_cert_verifier(verifier.map_err(|error| error.to_string())?)
+    } else {
+        builder.with_no_client_auth()
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| {
+        format!(
+            "server-cert.pem and server-key.pem in {} do not work: {error}",
+            directory.display()
+        )
+    })?;
+    // Connections of a block device live long: to resume one is worth nothing, to keep its secrets would cost.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(config)
+}

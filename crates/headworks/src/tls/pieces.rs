@@ -1,0 +1,106 @@
+//! Plaintext that lies in many pieces, as records want it: 16 KiB at a time.
+//!
+//! Small pieces (headers, payloads of 4 KiB) are gathered by copy, so that each record is full and its price is paid once;
+//! large ones are taken where they lie.
+
+use super::session::RECORD_BYTES;
+use crate::memory::Span;
+
+/// Pieces that are taken from the front.
+pub struct Pieces<'a> {
+    spans: &'a [Span],
+    /// Bytes of the first span that are taken.
+    at: usize,
+    taken: usize,
+}
+
+impl<'a> Pieces<'a> {
+    /// All of them.
+    ///
+    /// # Safety
+    /// The spans name memory that stays, and that nobody writes, for `'a`.
+    #[must_use]
+    pub unsafe fn new(spans: &'a [Span]) -> Self {
+        let mut pieces = Self { spans, at: 0, taken: 0 };
+        pieces.skip_empty();
+        pieces
+    }
+
+    /// Whether all is taken.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.spans.is_empty()
+    }
+
+    /// Bytes that were taken.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// The next bytes, a full record of them if there are so many: where they lie if they lie in one piece, else gathered in
+    /// `record`.
+    pub fn next_record<'b>(&mut self, record: &'b mut Vec<u8>) -> &'b [u8]
+    where
+        'a: 'b,
+    {
+        if self.rest().len() >= RECORD_BYTES {
+            return self.take(RECORD_BYTES);
+        }
+        record.clear();
+        while record.len() < RECORD_BYTES && !self.spans.is_empty() {
+            let count = self.rest().len().min(RECORD_BYTES - record.len());
+            record.extend_from_slice(self.take(count));
+        }
+        record
+    }
+
+    fn rest(&self) -> &'a [u8] {
+        let Some(span) = self.spans.first() else {
+            return &[];
+        };
+        // SAFETY: `new`'s caller promised it.
+        unsafe { std::slice::from_raw_parts(span.base.add(self.at), span.len - self.at) }
+    }
+
+    fn take(&mut self, count: usize) -> &'a [u8] {
+        let bytes = &self.rest()[..count];
+        (self.at, self.taken) = (self.at + count, self.taken + count);
+        self.skip_empty();
+        bytes
+    }
+
+    fn skip_empty(&mut self) {
+        while let Some(span) = self.spans.first()
+            && span.len == self.at
+        {
+            (self.spans, self.at) = (&self.spans[1..], 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_pieces_fill_a_record_and_large_ones_stay_where_they_are() {
+        let sizes = [28, 0, 4096, 3 * RECORD_BYTES, 5, 0];
+        let all: Vec<Vec<u8>> = sizes.iter().map(|&len| vec![len as u8; len]).collect();
+        let base = |piece: &Vec<u8>| piece.as_ptr().cast_mut();
+        let spans: Vec<Span> =
+            all.iter().map(|piece| Span { base: base(piece), len: piece.len() }).collect();
+        // SAFETY: `all` stays.
+        let mut pieces = unsafe { Pieces::new(&spans) };
+        let (mut record, mut got, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+        while !pieces.is_empty() {
+            let next = pieces.next_record(&mut record);
+            lengths.push(next.len());
+            got.extend_from_slice(next);
+        }
+        assert_eq!(got, all.concat());
+        assert_eq!(pieces.taken(), got.len());
+        // The large piece gives two records of its own after filling the first.
+        assert_eq!(lengths, [RECORD_BYTES, RECORD_BYTES, RECORD_BYTES, 28 + 4096 + 5]);
+    }
+}

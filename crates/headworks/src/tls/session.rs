@@ -1,0 +1,319 @@
+//! One side of one TLS connection, as a machine over bytes: no socket, no clock.
+//!
+//! ```text
+//!    from the socket --open--> plaintext           plaintext --seal--> [ unsent ] --flush--> to the socket
+//!           |                                                              ^
+//!           '--> the beginning of a record, kept     handshake, alerts ----'
+//! ```
+//!
+//! Invariants: no plaintext stays in here between calls, so whoever has handled what `open` gave and sees an idle socket may
+//! sleep. What is unsent is what was sealed, [`SEALED_BYTES`] at most, and what rustls answers by itself: a flight of the
+//! handshake or an alert. What is kept of the peer's is a record, or a message of the handshake of 64 KiB. rustls keeps both
+//! bounds, and cuts off a peer that asks for new keys again and again.
+
+use std::fmt;
+use std::io::{self, BufRead, Write};
+
+use rustls::Connection;
+
+/// Plaintext of one full record.
+pub const RECORD_BYTES: usize = 16 << 10;
+/// Plaintext that is sealed before it is sent: four full records, what a unix socket takes at once.
+pub const SEALED_BYTES: usize = 4 * RECORD_BYTES;
+/// What sealing adds to that, and more.
+const SEALED_EXTRA: usize = 4 << 10;
+
+/// Why a session is over: one sentence for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsError(String);
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TLS failed: {}", self.0)
+    }
+}
+
+impl std::error::Error for TlsError {}
+
+impl From<rustls::Error> for TlsError {
+    fn from(error: rustls::Error) -> Self {
+        Self(match error {
+            rustls::Error::AlertReceived(alert) => format!("the other side refused ({alert:?})"),
+            rustls::Error::NoCertificatesPresented => "the client showed no certificate".into(),
+            other => other.to_string(),
+        })
+    }
+}
+
+impl From<io::Error> for TlsError {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// One side of a connection.
+pub struct Session {
+    connection: Connection,
+    /// The other side has said that nothing more comes.
+    is_ended: bool,
+    said_goodbye: bool,
+    /// Ciphertext that was sent, ever.
+    sent: u64,
+}
+
+impl Session {
+    /// A session that has yet to begin.
+    #[must_use]
+    pub fn new(connection: impl Into<Connection>) -> Self {
+        let mut connection = connection.into();
+        connection.set_buffer_limit(Some(SEALED_BYTES + SEALED_EXTRA));
+        Self { connection, is_ended: false, said_goodbye: false, sent: 0 }
+    }
+
+    /// Whether keys have still to be agreed on.
+    #[must_use]
+    pub fn is_handshaking(&self) -> bool {
+        self.connection.is_handshaking()
+    }
+
+    /// The other side has said goodbye: nothing more comes.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    /// Version and cipher, for people; none before they are agreed on.
+    #[must_use]
+    pub fn terms(&self) -> Option<String> {
+        let version = self.connection.protocol_version()?;
+        let suite = self.connection.negotiated_cipher_suite()?.suite();
+        let version = version.as_str().unwrap_or("TLS").replace("TLSv1_", "TLS 1.");
+        Some(format!("{version}, {}", suite.as_str().unwrap_or("an unnamed cipher")))
+    }
+
+    /// Takes apart what was received. Plaintext is told piece by piece.
+    ///
+    /// # Errors
+    /// The session is over; what the other side should hear of it is unsent.
+    pub fn open(
+        &mut self,
+        mut bytes: &[u8],
+        mut plaintext: impl FnMut(&[u8]),
+    ) -> Result<(), TlsError> {
+        while !bytes.is_empty() && !self.is_ended {
+            self.connection.read_tls(&mut bytes)?;
+            let state = self.connection.process_new_packets()?;
+            let mut left = state.plaintext_bytes_to_read();
+            let mut reader = self.connection.reader();
+            while left > 0 {
+                let piece = reader.fill_buf()?;
+                let count = piece.len();
+                plaintext(piece);
+                reader.consume(count);
+                left -= count;
+            }
+            self.is_ended = state.peer_has_closed();
+        }
+        Ok(())
+    }
+
+    /// Encrypts up to [`SEALED_BYTES`] in all, to be sent before more is sealed.
+    ///
+    /// # Errors
+    /// There are no keys yet, or too much is unsent.
+    pub fn seal(&mut self, plaintext: &[u8]) -> Result<(), TlsError> {
+        if self.is_handshaking() {
+            return Err(TlsError("there are no keys yet".into()));
+        }
+        match self.connection.writer().write(plaintext)? {
+            count if count == plaintext.len() => Ok(()),
+            _ => Err(TlsError("more was sealed than is kept".into())),
+        }
+    }
+
+    /// Says that nothing more comes from us, once, if there are keys to say it with.
+    pub fn goodbye(&mut self) {
+        if !std::mem::replace(&mut self.said_goodbye, true) && !self.is_handshaking() {
+            self.connection.send_close_notify();
+        }
+    }
+
+    /// Whether goodbye was said, or could not be.
+    #[must_use]
+    pub fn said_goodbye(&self) -> bool {
+        self.said_goodbye
+    }
+
+    /// Whether there is ciphertext for the socket.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        self.connection.wants_write()
+    }
+
+    /// Ciphertext that the socket took so far: grows while there is progress.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Writes ciphertext to the socket; true if none is left, false if the socket takes no more now.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn flush(&mut self, socket: &mut impl Write) -> io::Result<bool> {
+        while self.connection.wants_write() {
+            match self.connection.write_tls(socket) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.sent += count as u64,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").field("is_ended", &self.is_ended).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::testing::Certificates;
+    use crate::tls::{TlsMode, Trust};
+
+    /// Carries what is unsent from one side to the other; what comes out there.
+    fn carry(from: &mut Session, to: &mut Session) -> Result<Vec<u8>, TlsError> {
+        let (bytes, mut plain) = (unsent(from), Vec::new());
+        to.open(&bytes, |piece| plain.extend_from_slice(piece)).map(|()| plain)
+    }
+
+    fn unsent(from: &mut Session) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        assert!(from.flush(&mut bytes).unwrap());
+        bytes
+    }
+
+    fn shake(client: &mut Session, server: &mut Session) -> Result<(), TlsError> {
+        while client.is_handshaking() || server.is_handshaking() {
+            carry(client, server)?;
+            carry(server, client)?;
+        }
+        Ok(())
+    }
+
+    fn pair(certificates: &Certificates) -> (Session, Session) {
+        let mut client = certificates.client();
+        let mut server = certificates.offer(TlsMode::On, false).session().unwrap();
+        shake(&mut client, &mut server).unwrap();
+        (client, server)
+    }
+
+    #[test]
+    fn what_is_sealed_on_one_side_is_opened_on_the_other() {
+        let (mut client, mut server) = pair(&Certificates::new("sealed"));
+        assert!(server.terms().unwrap().starts_with("TLS 1.3, "), "{:?}", server.terms());
+        for len in [1, 28, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, SEALED_BYTES] {
+            let data: Vec<u8> = (0..len).map(|at| (at * 7) as u8).collect();
+            client.seal(&data).unwrap();
+            assert!(carry(&mut client, &mut server).unwrap() == data, "{len}");
+            server.seal(&data).unwrap();
+            assert!(carry(&mut server, &mut client).unwrap() == data, "{len}");
+        }
+        client.goodbye();
+        client.goodbye();
+        assert!(carry(&mut client, &mut server).unwrap().is_empty());
+        assert!(server.is_ended() && !client.is_ended() && client.said_goodbye());
+    }
+
+    #[test]
+    fn nothing_is_sealed_before_there_are_keys() {
+        let certificates = Certificates::new("early");
+        let mut server = certificates.offer(TlsMode::On, false).session().unwrap();
+        assert!(server.seal(b"x").is_err());
+        server.goodbye();
+        assert!(!server.has_unsent() && server.said_goodbye());
+    }
+
+    #[test]
+    fn a_changed_byte_ends_the_session_and_the_other_side_hears_of_it() {
+        let (mut client, mut server) = pair(&Certificates::new("changed"));
+        client.seal(b"secret").unwrap();
+        let mut bytes = unsent(&mut client);
+        *bytes.last_mut().unwrap() ^= 1;
+        let error = server.open(&bytes, |_| panic!("nothing comes out")).unwrap_err();
+        assert!(error.to_string().starts_with("TLS failed: "), "{error}");
+        let error = carry(&mut server, &mut client).unwrap_err();
+        assert!(error.to_string().contains("refused (BadRecordMac)"), "{error}");
+    }
+
+    #[test]
+    fn new_keys_are_agreed_on_but_not_all_the_time() {
+        let (mut client, mut server) = pair(&Certificates::new("keys"));
+        let renew = |client: &mut Session| client.connection.refresh_traffic_keys().unwrap();
+        renew(&mut client);
+        carry(&mut client, &mut server).unwrap();
+        server.seal(b"with new keys").unwrap();
+        assert_eq!(carry(&mut server, &mut client).unwrap(), b"with new keys");
+        let mut turns = 0;
+        let error = loop {
+            renew(&mut client);
+            turns += 1;
+            if let Err(error) = carry(&mut client, &mut server) {
+                break error;
+            }
+            assert!(turns < 100, "somebody who does nothing else is cut off");
+            assert!(unsent(&mut server).len() < 100);
+        };
+        assert!(error.to_string().contains("TooManyKeyUpdateRequests"), "{error}");
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_makes_nothing_grow() {
+        let (_, mut server) = pair(&Certificates::new("grow"));
+        let sealed = (0..1000).take_while(|_| server.seal(&[0; RECORD_BYTES]).is_ok()).count();
+        assert_eq!(sealed, 4, "and the fifth is refused, not kept");
+        assert!(unsent(&mut server).len() <= SEALED_BYTES + SEALED_EXTRA + RECORD_BYTES);
+    }
+
+    /// Who is believed by whom: (what the client trusts, its host, whether clients are verified) and the complaint.
+    #[test]
+    fn each_side_believes_whom_it_was_told_to() {
+        let (ours, others) = (Certificates::new("ours"), Certificates::new("others"));
+        let nobody = Certificates::new("nobody");
+        std::fs::remove_file(nobody.directory().join("client-cert.pem")).unwrap();
+        std::fs::copy(ours.directory().join("ca-cert.pem"), nobody.directory().join("ca-cert.pem"))
+            .unwrap();
+        let named = |name: &str| Trust { hostname: Some(name.into()), ..ours.trust() };
+        let anybody = Trust { verify_peer: false, ..others.trust() };
+        let cases = [
+            (ours.trust(), Some("localhost"), true, None),
+            (ours.trust(), None, true, None),
+            (named("localhost"), Some("10.0.0.1"), false, None),
+            (named("elsewhere"), Some("localhost"), false, Some("not valid for name")),
+            (ours.trust(), Some("127.0.0.1"), false, Some("not valid for name")),
+            (others.trust(), Some("localhost"), false, Some("invalid peer certificate")),
+            (others.trust(), None, false, Some("invalid peer certificate")),
+            (anybody.clone(), Some("localhost"), false, None),
+            (anybody, Some("localhost"), true, Some("invalid peer certificate")),
+            (nobody.trust(), None, false, None),
+            (nobody.trust(), None, true, Some("the client showed no certificate")),
+        ];
+        for (index, (trust, host, verify_peer, complaint)) in cases.into_iter().enumerate() {
+            let mut client = trust.session(host).unwrap();
+            let mut server = ours.offer(TlsMode::On, verify_peer).session().unwrap();
+            let outcome = shake(&mut client, &mut server).err().map(|error| error.to_string());
+            match complaint {
+                None => assert_eq!(outcome, None, "case {index}"),
+                Some(part) => {
+                    let said = outcome.expect("it is refused");
+                    assert!(said.contains(part), "case {index}: {said}");
+                }
+            }
+        }
+    }
+}

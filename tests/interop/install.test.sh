@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# matrix: once
+# What `make install` lays down: pages that man(1) shows without complaint, completions that complete, units that systemd takes.
+. "$(dirname "$0")/lib.sh"
+
+ROOT=$DIR/root
+SOURCES=$(cd "$HERE/../.." && pwd)
+# The binary's own path, in units, too.
+check "make install" make -s -C "$SOURCES" install HEADWORKS="$(realpath "$HEADWORKS")" PREFIX=/opt/hw DESTDIR="$ROOT"
+INSTALLED=$ROOT/opt/hw
+check "the installed binary runs" "$INSTALLED/bin/headworks" --version
+
+# Every command, from the help alone, has a page.
+commands() { # WORDS...: the commands below them
+    "$HEADWORKS" "$@" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z0-9-]*\) .*/\1/p' | grep -vx help
+}
+every_page() {
+    local one page
+    for one in $(commands); do
+        [ -s "$INSTALLED/share/man/man1/headworks-$one.1" ] || { echo "no page of $one"; return 1; }
+    done
+    for page in headworks-{serve,ctl,ctl-log-level,bench,info,lab-run}.1; do
+        [ -s "$INSTALLED/share/man/man1/$page" ] || { echo "no $page"; return 1; }
+    done
+    [ "$("$HEADWORKS" man | wc -l)" -eq "$(find "$INSTALLED/share/man/man1" -type f | wc -l)" ]
+}
+check "every command has a page" every_page
+pages_named() { # SECTION: pages that are referred to are there
+    local name
+    for name in $(cat "$INSTALLED"/share/man/man*/* | sed 's/\\-/-/g; s/\\f[BRIP]//g' | grep -oE "headworks[a-z.-]*\([157]\)" | sort -u); do
+        [ -s "$INSTALLED/share/man/man${name: -2:1}/${name%(*}.${name: -2:1}" ] || { echo "no page for $name"; return 1; }
+    done
+}
+check "every page that a page refers to is there" pages_named
+if command -v groff >/dev/null; then
+    formats() {
+        local page said
+        for page in "$INSTALLED"/share/man/man*/*; do
+            said=$(groff -t -man -Tutf8 -ww "$page" 2>&1 >"$DIR/page.txt")
+            [ -z "$said" ] || { echo "$page: $said"; return 1; }
+            # A table that tbl did not see is a heap of words.
+            ! grep -q '^\.[A-Z]' "$DIR/page.txt" || { echo "$page shows a request"; return 1; }
+        done
+    }
+    check "groff formats every page and warns of nothing" formats
+else
+    skip "the pages are formatted" "there is no groff"
+fi
+
+completes() { # WORDS: what bash offers for the last of them
+    COMP_WORDS=("$@")
+    COMP_CWORD=$(($# - 1))
+    COMPREPLY=()
+    _headworks headworks "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}" >/dev/null
+    echo "${COMPREPLY[*]}"
+}
+(
+    # shellcheck disable=SC1091 # it was just written
+    . "$INSTALLED/share/bash-completion/completions/headworks"
+    check "headworks ser<TAB>" test "$(completes headworks ser)" = serve
+    check "headworks ctl sock log<TAB>" test "$(completes headworks ctl sock log)" = log-level
+    check "headworks serve --sand<TAB>" test "$(completes headworks serve --sand)" = --sandbox
+    exit $BAD
+) || BAD=1
+for shell in zsh fish; do
+    check "$shell hears of every command" bash -c '
+        for one in $("$1" man | sed -n "s/^headworks-\([a-z]*\)\.1$/\1/p"); do
+            "$1" completions "$2" | grep -q "$one" || { echo "no $one"; exit 1; }
+        done' - "$HEADWORKS" $shell
+done
+
+UNITS=$INSTALLED/lib/systemd/system
+check "units name the installed binary" grep -q '^ExecStart=/opt/hw/bin/headworks serve --config /etc/headworks/%i.toml$' "$UNITS/headworks@.service"
+if command -v systemd-analyze >/dev/null; then
+    # It wants a binary where the unit says.
+    takes() {
+        local said
+        mkdir -p "$DIR/units"
+        for unit in "$UNITS"/*; do
+            sed "s|/opt/hw/|$INSTALLED/|" "$unit" >"$DIR/units/${unit##*/}"
+        done
+        said=$(systemd-analyze verify --man=no "$DIR"/units/* 2>&1) && [ -z "$said" ] || { echo "$said"; return 1; }
+    }
+    check "systemd takes the units and warns of nothing" takes
+    check "the service is closed: exposure 3.5 at most" systemd-analyze security --offline=yes --threshold=35 "$UNITS/headworks@.service"
+    check "sysusers.d is taken" bash -c '! systemd-sysusers --dry-run "$1" 2>&1 | tee /dev/stderr | grep -qi fail' - "$INSTALLED/lib/sysusers.d/headworks.conf"
+else
+    skip "systemd takes the units" "there is no systemd-analyze"
+fi
+check "the control socket has its name, and no other has it" bash -c '
+    grep -qx "FileDescriptorName=control" "$1/headworks-control@.socket" && ! grep -q "FileDescriptorName=control" "$1/headworks@.socket"' - "$UNITS"

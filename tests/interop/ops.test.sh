@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# matrix: engine
+# What a service manager and an operator rely on: sockets handed over, word of how far we are, another user, the sandbox, the log.
+. "$(dirname "$0")/lib.sh"
+
+ops() { script ops.py "$1" "$HEADWORKS" "$ENGINE" "$IMAGES"; }
+ops activated
+ops draining
+ops sandbox
+ops logs
+if [ "$(id -u)" -eq 0 ]; then
+    ops watched
+    ops privileges
+else
+    skip "the watchdog and other users" "only root may stop a thread of another process and become somebody else"
+fi
+
+check "an unknown user is the spelling's fault" bash -c '
+    "$1" serve -u no-such-user mem:size=1M >/dev/null 2>"$2"
+    [ $? -eq 2 ] && grep -qx "headworks: error: user: there is no user .no-such-user." "$2"' - "$HEADWORKS" "$DIR/err"
+check "root is nobody to become" bash -c '
+    "$1" serve -u root mem:size=1M >/dev/null 2>"$2"
+    [ $? -eq 2 ] && grep -q "root gives up nothing" "$2"' - "$HEADWORKS" "$DIR/err"
