@@ -13,6 +13,7 @@ use clap::{Args, Subcommand};
 use headworks::server::control::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
+use crate::ctl_live as live;
 use crate::{USAGE, complain, seeing};
 
 /// Everything but a switch is answered at once; a shard that is stuck is given up by the server before this.
@@ -37,6 +38,13 @@ Examples:
   headworks ctl /run/hw.ctl acknowledge db              a flush of db failed, and that is known now
   headworks ctl /run/hw.ctl log-level debug             what clients do, too, until it is set back to info
   headworks ctl /run/hw.ctl diskstats                   lines as in /proc/diskstats
+  headworks ctl /run/hw.ctl exports                     what is served, as a table
+  headworks ctl /run/hw.ctl add logs=/srv/logs.img      one more export; words as for `headworks serve`
+  headworks ctl /run/hw.ctl add tmp=mem:size=1G,weight=50
+  headworks ctl /run/hw.ctl add --read-only /srv/base.img
+  headworks ctl /run/hw.ctl remove logs --force         its clients are closed, its image is written out and unlocked
+  headworks ctl /run/hw.ctl resize db 20G               its image grows; without a size: is it longer than it was?
+  headworks ctl /run/hw.ctl drain                       everything is written out and flushed; clients go on
   headworks ctl /run/hw.ctl latency                     what clients waited for; with an export: all buckets
   headworks ctl /run/hw.ctl why db                      where the slow requests of the last minute spent their time
 
@@ -71,6 +79,8 @@ enum What {
     Stats,
     /// Lines as in /proc/diskstats, one for each device
     Diskstats,
+    #[command(flatten)]
+    Live(live::Live),
     /// What clients waited for: percentiles of all exports, or all buckets of one
     Latency {
         /// The export; `default` is the one without a name
@@ -142,6 +152,7 @@ fn request(what: &What) -> Result<(&'static str, Value), String> {
         }
         What::Stats => ("stats", json!({})),
         What::Diskstats => ("diskstats", json!({})),
+        What::Live(live) => live.request(),
         What::Latency { export: None } => ("stats", json!({})),
         What::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
         What::Why { export } => ("why", json!({ "export": export })),
@@ -158,8 +169,10 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
     let at = socket.display();
     let mut stream = UnixStream::connect(socket)
         .map_err(|error| format!("cannot connect to the control socket {at}: {error}"))?;
-    // A switch may wait for commands as long as the server's io_timeout allows; the server says when that is over.
-    let patience = (method != "set").then_some(PATIENCE);
+    // A switch may wait for commands as long as the server's io_timeout allows, a write-out as long as the device takes; the
+    // server says when that is over.
+    let waits = ["set", "add", "remove", "resize", "drain"].contains(&method);
+    let patience = (!waits).then_some(PATIENCE);
     let broken = |error: std::io::Error| format!("the control socket {at} is broken: {error}");
     stream.set_read_timeout(patience).map_err(broken)?;
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
@@ -198,6 +211,7 @@ fn show(what: &What, result: &Value) -> String {
         What::Set { .. } => show_values("", result),
         What::Stats => show_stats(result),
         What::Diskstats => list(result).iter().map(diskstats_line).collect(),
+        What::Live(live) => live.show(result),
         What::Connections => show_connections(result),
         What::LogLevel { .. } => plain(&result["level"]) + "\n",
         What::Latency { export: None } => seeing::show_percentiles(result),
@@ -209,11 +223,11 @@ fn show(what: &What, result: &Value) -> String {
 }
 
 /// A string without its quotes, anything else as JSON has it.
-fn plain(value: &Value) -> String {
+pub fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn list(value: &Value) -> &[Value] {
+pub fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 

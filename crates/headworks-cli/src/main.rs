@@ -8,6 +8,7 @@ mod bench_nbd;
 mod cached;
 mod completions;
 mod ctl;
+mod ctl_live;
 mod experiments;
 mod folios;
 mod info;

@@ -46,6 +46,15 @@ impl Queue {
     /// # Errors
     /// What is out of range.
     pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
+        self.named()?.into_iter().try_for_each(|(tunable, value)| tunable.set(options, value))?;
+        options.validate()
+    }
+
+    /// What the user named, in the order in which it counts.
+    ///
+    /// # Errors
+    /// What is no word of an option.
+    pub fn named(&self) -> Result<Vec<(Tunable, u64)>, ConfigError> {
         let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
         let Self { io_timeout, scheduler, tags, set, .. } = self;
         let numbers = [
@@ -57,22 +66,19 @@ impl Queue {
             // In whole milliseconds, as it is recorded and shown.
             (Tunable::IoTimeout, io_timeout.map(|ns| ns.div_ceil(MS))),
         ];
-        for (tunable, number) in numbers {
-            if let Some(number) = number {
-                tunable.set(options, number)?;
-            }
-        }
+        let mut named: Vec<(Tunable, u64)> = Vec::new();
+        named.extend(numbers.into_iter().filter_map(|(tunable, number)| Some((tunable, number?))));
         for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
             if let Some(word) = word {
-                tunable.set(options, tunable.parse(word)?)?;
+                named.push((tunable, tunable.parse(word)?));
             }
         }
         for word in set {
             if let Setting::Queue(tunable, value) = setting(word)? {
-                tunable.set(options, value)?;
+                named.push((tunable, value));
             }
         }
-        options.validate()
+        Ok(named)
     }
 
     /// What the user named of write-back, over the defaults.

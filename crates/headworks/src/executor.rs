@@ -89,6 +89,26 @@ impl Executor {
         }
     }
 
+    /// One more device, in a place that is vacant.
+    pub fn put(&mut self, device: DeviceId, body: Box<dyn Device>) {
+        let place = usize::from(device.0);
+        if self.devices.len() <= place {
+            self.devices.resize_with(place + 1, || None);
+        }
+        assert!(self.devices[place].is_none(), "the shard gives out a vacant place");
+        self.devices[place] = Some(body);
+    }
+
+    /// A device leaves; nothing of it is on its way.
+    pub fn take(&mut self, device: DeviceId) -> Option<Box<dyn Device>> {
+        self.devices.get_mut(usize::from(device.0))?.take()
+    }
+
+    /// A device of this shard.
+    pub fn device(&mut self, device: DeviceId) -> Option<&mut dyn Device> {
+        self.devices.get_mut(usize::from(device.0))?.as_deref_mut().map(|body| body as _)
+    }
+
     /// Does everything on the list. Answers that devices gave at once are appended to `inputs`.
     pub fn run(
         &mut self,

@@ -15,11 +15,8 @@ pub(super) struct Shown {
     pub description: String,
     pub size: u64,
     pub uri: String,
-    pub volume: usize,
     pub weight: u16,
     pub ioprio: Ioprio,
-    /// Writes need a flush to outlive a power cut.
-    pub volatile: bool,
     pub read_only: bool,
     pub mode: WriteMode,
     pub on_error: ErrorPolicy,
@@ -29,16 +26,14 @@ pub(super) struct Shown {
 
 pub(super) fn shown(assembly: &Assembly, cache: bool) -> Vec<Shown> {
     let exports = assembly.exports.iter().map(|export| {
-        let (device, volume) = &assembly.volumes[usize::from(export.volume.0)];
+        let (_, volume) = &assembly.volumes[usize::from(export.volume.0)];
         Shown {
             name: export.name.clone(),
             description: export.description.clone(),
             size: volume.size,
             uri: String::new(),
-            volume: export.volume.0.into(),
             weight: export.weight,
             ioprio: export.ioprio,
-            volatile: assembly.devices[usize::from(device.0)].0.write_cache && !volume.read_only,
             read_only: export.read_only || volume.read_only,
             mode: if cache { volume.mode } else { WriteMode::None },
             on_error: volume.on_error,

@@ -1,7 +1,6 @@
 //! From the words to what is to be served and how, without opening anything.
 
 use headworks::core::{ConfigError, PlugNesting, QueueOptions, WriteMode};
-use headworks::device::Spec;
 use headworks::server::ServerOptions;
 use headworks::server::assemble::{self, ExportSpec};
 
@@ -36,6 +35,9 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
         cache: options.cache,
         dirty: options.queue.dirty()?,
         stop_ns: options.stop_timeout,
+        // Whoever can reach the server can change what it serves.
+        live: options.control.is_some(),
+        queue: options.queue.named()?,
         tls: tls_options(options)?,
     };
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
@@ -55,26 +57,9 @@ pub(super) fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
 }
 
 fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError> {
-    let (name, spec) = split_name(text);
-    let (mut parsed, share) = Spec::parse_export(spec)?;
+    let mut spec = ExportSpec::parse(text, options.exports.len() == 1)?;
     if let Some(size) = options.size {
-        parsed.set_default_size(size);
+        spec.spec.set_default_size(size);
     }
-    let name = match name {
-        Some(name) => name.to_owned(),
-        None if options.exports.len() == 1 => String::new(),
-        None => parsed.short_name(),
-    };
-    Ok(ExportSpec { share, ..ExportSpec::new(name, parsed, options.read_only) })
-}
-
-/// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
-fn split_name(text: &str) -> (Option<&str>, &str) {
-    let is_name = |name: &str| {
-        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
-    };
-    match text.split_once('=') {
-        Some((name, spec)) if is_name(name) => (Some(name), spec),
-        _ => (None, text),
-    }
+    Ok(ExportSpec { read_only: options.read_only, ..spec })
 }

@@ -105,15 +105,16 @@ pub(super) fn wait(
 pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
     let (unflushed, left) = (running.server.unflushed(), running.server.left());
     let mut all_flushed = true;
-    for export in running.exports.iter().filter(|export| !export.read_only) {
+    let exports = running.server.exports();
+    for export in exports.iter().filter(|export| !export.read_only) {
         let bytes = left.get(export.volume).copied().flatten().unwrap_or(0);
         if bytes > 0 {
-            complain(progress::lost(export.shown_name(), bytes, reason));
+            complain(progress::lost(&export.name, bytes, reason));
             all_flushed = false;
         }
     }
-    for export in running.exports.iter().filter(|export| export.volatile) {
-        let name = export.shown_name();
+    for export in exports.iter().filter(|export| export.volatile) {
+        let name = &export.name;
         match unflushed.get(export.volume).copied().flatten() {
             Some(0) => continue,
             Some(writes) => {

@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use headworks_core::prng::Prng;
-use headworks_core::{Instant, IoError, Op};
+use headworks_core::{Instant, IoError, Op, VolumeId};
 
 use super::{Batch, Command, Device, DeviceIo};
 use crate::engine::DiskDone;
@@ -159,6 +159,10 @@ impl Device for DelayDevice {
     fn next_timeout(&self) -> Option<Instant> {
         let due = self.due.peek().map(|&Reverse((at, ..))| at);
         due.into_iter().chain(self.below.next_timeout()).min()
+    }
+
+    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
+        self.below.grow(volume, size)
     }
 }
 

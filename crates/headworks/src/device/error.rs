@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use headworks_core::prng::Prng;
-use headworks_core::{Instant, IoError, Op};
+use headworks_core::{Instant, IoError, Op, VolumeId};
 
 use super::{Batch, Command, Device, DeviceIo};
 use crate::engine::DiskDone;
@@ -130,6 +130,10 @@ impl Device for ErrorDevice {
     fn next_timeout(&self) -> Option<Instant> {
         self.below.next_timeout()
     }
+
+    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
+        self.below.grow(volume, size)
+    }
 }
 
 #[cfg(test)]
@@ -138,7 +142,7 @@ mod tests {
     use crate::device::testing::Bench;
     use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
     use crate::units::parse_probability;
-    use headworks_core::{BioFlags, RequestId, VolumeId};
+    use headworks_core::{BioFlags, RequestId};
 
     fn bench(options: ErrorOptions) -> Bench<ErrorDevice> {
         Bench::new(ErrorDevice::new(options, Box::new(NullDevice)))

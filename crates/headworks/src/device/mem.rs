@@ -14,7 +14,7 @@
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
-    BioFlags, Completion, ConfigError, ExtentState, Instant, IoError, Op, QueueOptions,
+    BioFlags, Completion, ConfigError, ExtentState, Instant, IoError, Op, QueueOptions, VolumeId,
 };
 
 use super::{Batch, Command, Device, DeviceIo};
@@ -208,6 +208,15 @@ impl Device for MemDevice {
             io.completions.push(completion);
         }
     }
+
+    fn grow(&mut self, _volume: VolumeId, size: u64) -> Result<(), IoError> {
+        let len = usize::try_from(size).ok().and_then(|len| len.checked_next_multiple_of(CHUNK));
+        let len = len.ok_or(IoError::NoMemory)?;
+        self.bytes.grow(len).map_err(|_| IoError::NoMemory)?;
+        self.size = size.max(self.size);
+        self.written.resize((len / CHUNK).div_ceil(64).max(self.written.len()), 0);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -243,6 +252,23 @@ mod tests {
         let failed = unsafe { libc::mincore(base, device.bytes.len(), pages.as_mut_ptr()) };
         assert_eq!(failed, 0);
         pages.iter().filter(|&&page| page & 1 == 1).count()
+    }
+
+    #[test]
+    fn a_disk_that_grew_has_its_bytes_and_zeros_behind_them() {
+        let mut bench = Bench::new(MemDevice::new(100_000).unwrap());
+        bench.buffer()[..4096].fill(7);
+        assert_eq!(bench.run(Op::Write, BioFlags::NONE, 90_000, 4096).status, Ok(()));
+        bench.device_mut().grow(VolumeId(0), 10 << 20).unwrap();
+        assert_eq!(bench.run(Op::Write, BioFlags::NONE, (10 << 20) - 4096, 4096).status, Ok(()));
+        bench.buffer().fill(9);
+        assert_eq!(bench.run(Op::Read, BioFlags::NONE, 90_000, 100_000).status, Ok(()));
+        assert_eq!(bench.buffer()[..4096], [7; 4096]);
+        assert!(bench.buffer()[4096..100_000].iter().all(|&byte| byte == 0));
+        let error = bench.device_mut().grow(VolumeId(0), u64::MAX);
+        assert_eq!(error, Err(IoError::NoMemory));
+        assert_eq!(bench.run(Op::Read, BioFlags::NONE, (10 << 20) - 4096, 4096).status, Ok(()));
+        assert_eq!(bench.buffer()[..4096], [7; 4096]);
     }
 
     #[test]

@@ -89,6 +89,27 @@ pub trait Device: Send {
     fn next_timeout(&self) -> Option<Instant> {
         None
     }
+
+    /// Holds one more image from now on, for a volume that it does not have; gives it back if it holds none.
+    ///
+    /// # Errors
+    /// The image.
+    fn take_in(&mut self, _volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
+        Err(Box::new(file))
+    }
+
+    /// Gives up the image of a volume of which nothing is on its way. Whoever drops it closes and unlocks it.
+    fn let_go(&mut self, _volume: VolumeId) -> Option<OpenFile> {
+        None
+    }
+
+    /// The volume has `size` bytes from now on, not fewer than before; of a file that is the file's size already.
+    ///
+    /// # Errors
+    /// It cannot have them.
+    fn grow(&mut self, _volume: VolumeId, _size: u64) -> Result<(), IoError> {
+        Err(IoError::Unsupported)
+    }
 }
 
 /// The answer of a command that did all it was asked.

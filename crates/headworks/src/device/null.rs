@@ -5,7 +5,9 @@
 //! hold what was written, and is not wrong to.
 
 use headworks_core::extent::ExtentWriter;
-use headworks_core::{BioFlags, Completion, ExtentState, Instant, Op, QueueOptions};
+use headworks_core::{
+    BioFlags, Completion, ExtentState, Instant, IoError, Op, QueueOptions, VolumeId,
+};
 
 use super::{Batch, Device, DeviceIo};
 
@@ -43,6 +45,10 @@ impl Device for NullDevice {
             }
             io.completions.push(Completion { hole, ..super::done(command) });
         }
+    }
+
+    fn grow(&mut self, _volume: VolumeId, _size: u64) -> Result<(), IoError> {
+        Ok(())
     }
 }
 

@@ -48,6 +48,24 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
+    /// Makes it longer, maybe at another address; what is new reads as zeros.
+    ///
+    /// # Errors
+    /// The kernel has no address space for it; the mapping is as it was.
+    pub fn grow(&mut self, len: usize) -> io::Result<()> {
+        if len <= self.len {
+            return Ok(());
+        }
+        // SAFETY: our own mapping, whose address nobody keeps between calls: whoever has a pointer into it has borrowed it.
+        let base = unsafe { libc::mremap(self.base().cast(), self.len, len, libc::MREMAP_MAYMOVE) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        self.base = NonNull::new(base.cast()).expect("mremap answers no null");
+        self.len = len;
+        Ok(())
+    }
+
     /// First byte.
     #[inline]
     #[must_use]
@@ -108,6 +126,19 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_grows_keeps_its_bytes_and_what_is_new_is_zeros() {
+        let mut mapping = Mapping::new(2 * PAGE).unwrap();
+        // SAFETY: our own memory, inside the mapping.
+        unsafe { mapping.at(2 * PAGE - 1, 1).write(7) };
+        mapping.grow(1 << 20).unwrap();
+        // SAFETY: as above.
+        let seen = unsafe { (*mapping.at(2 * PAGE - 1, 1), *mapping.at((1 << 20) - 1, 1)) };
+        assert_eq!((seen, mapping.len()), ((7, 0), 1 << 20));
+        assert!(mapping.grow(usize::MAX / 2).is_err());
+        assert_eq!(mapping.len(), 1 << 20);
+    }
 
     #[test]
     fn reads_as_zeros_until_written_and_after_forget() {

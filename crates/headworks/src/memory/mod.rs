@@ -14,6 +14,15 @@ pub use huge::{HUGE, Pages, tables_in_huge_pages};
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
 
+/// Gives memory back to the kernel that was freed in large parts: when a device has gone, whose tables are a megabyte or more.
+pub fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: only memory that nobody has is given back.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// The place of what has no bytes.
 pub const NOTHING: Span = Span { base: std::ptr::null_mut(), len: 0 };
 

@@ -5,15 +5,10 @@
 //! that another export may write is refused writes at its own door. How a volume is cached is the volume's: exports of one file
 //! that say it must say the same.
 
-use headworks_core::{
-    ConfigError, DeviceId, ErrorPolicy, Ioprio, QueueOptions, VolumeId, VolumeOptions, WriteMode,
-};
+use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
-use crate::device::{
-    Base, Device, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
-    Share, SizeWatch, Spec,
-};
-use crate::units::display_size;
+use super::opening::{Caching, Opened, Origin, assembled, no_size};
+use crate::device::{Base, Device, FileDevice, Identity, OpenFile, Share, SizeWatch, Spec};
 
 /// Where a client can go.
 #[derive(Clone, Debug)]
@@ -29,10 +24,36 @@ pub struct ExportSpec {
 }
 
 impl ExportSpec {
+    /// Reads `SPEC` or `NAME=SPEC`. An export that is not named has none if it is the `only` one, else that of its image.
+    ///
+    /// # Errors
+    /// What is wrong with the words.
+    pub fn parse(text: &str, only: bool) -> Result<Self, ConfigError> {
+        let (name, spec) = split_name(text);
+        let (spec, share) = Spec::parse_export(spec)?;
+        let name = match name {
+            Some(name) => name.to_owned(),
+            None if only => String::new(),
+            None => spec.short_name(),
+        };
+        Ok(Self { share, ..Self::new(name, spec, false) })
+    }
+
     /// An export with an ordinary share and priority.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
         Self { name, spec, read_only, share: Share::default() }
+    }
+}
+
+/// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
+fn split_name(text: &str) -> (Option<&str>, &str) {
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    };
+    match text.split_once('=') {
+        Some((name, spec)) if is_name(name) => (Some(name), spec),
+        _ => (None, text),
     }
 }
 
@@ -52,7 +73,26 @@ pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
 }
 
 impl ExportSpec {
-    fn check(&self) -> Result<(), ConfigError> {
+    /// Which file it is, if it is one and is there.
+    pub(super) fn identity(&self) -> Option<Identity> {
+        match &self.spec.base {
+            Base::File { path, .. } => Identity::of(path).ok(),
+            _ => None,
+        }
+    }
+
+    /// How it says that its volume is cached.
+    pub(super) fn caching(&self) -> Caching {
+        Caching { mode: self.share.mode, on_error: self.share.on_error }
+    }
+
+    /// Its clients may write.
+    pub(super) fn writes(&self) -> bool {
+        !self.read_only
+            && !matches!(&self.spec.base, Base::File { options, .. } if options.read_only)
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
         match (&self.spec.base, self.spec.size()) {
             (_, Some(0)) => {
                 Err(ConfigError::new("size", "0 bytes are nothing to serve; try size=1G"))
@@ -71,13 +111,26 @@ pub struct WatchedFile {
     watch: SizeWatch,
     size: u64,
     block_size: u64,
+    /// The size that we are about to give it ourselves.
+    expected: Option<u64>,
 }
 
 impl WatchedFile {
-    /// The new size, rounded down to whole blocks, if it differs from the last look's.
+    /// A file that was opened with `size` bytes.
+    pub(super) fn new(volume: VolumeId, watch: SizeWatch, size: u64, block_size: u64) -> Self {
+        Self { volume, watch, size, block_size, expected: None }
+    }
+
+    /// The new size, rounded down to whole blocks, if it differs from the last look's and is not the one that is expected.
     pub fn changed_size(&mut self) -> Option<u64> {
         let size = self.watch.current_size().ok()? / self.block_size * self.block_size;
-        (size != std::mem::replace(&mut self.size, size)).then_some(size)
+        let changed = size != std::mem::replace(&mut self.size, size);
+        (changed && self.expected != Some(size)).then_some(size)
+    }
+
+    /// It is no news if the file has this size.
+    pub(super) fn expect(&mut self, size: u64) {
+        self.expected = Some(size);
     }
 }
 
@@ -94,6 +147,8 @@ pub struct AssembledExport {
     pub weight: u16,
     /// The priority of its clients' requests.
     pub ioprio: Ioprio,
+    /// What was asked for.
+    pub spec: ExportSpec,
     /// Its bytes outlive the process.
     pub lasting: bool,
     /// For people: what it is and how its bytes are reached.
@@ -113,6 +168,10 @@ pub struct Assembly {
     pub files: Vec<WatchedFile>,
     /// What a user should know, a sentence each.
     pub notes: Vec<String>,
+    /// Where volumes come from, by volume.
+    pub(super) origins: Vec<Origin>,
+    /// The filesystem whose images share a device, by device; none for one that stays alone.
+    pub(super) filesystems: Vec<Option<u64>>,
 }
 
 /// A group of images that share a queue.
@@ -139,18 +198,9 @@ impl Assembly {
 
 /// Whether any export of the same file may write it.
 fn wants_write(exports: &[ExportSpec], export: &ExportSpec) -> bool {
-    let identity = |export: &ExportSpec| match &export.spec.base {
-        Base::File { path, .. } => Identity::of(path).ok(),
-        _ => None,
-    };
-    let writes = |export: &ExportSpec| !export.read_only && !read_only_spec(&export.spec);
-    let own = identity(export);
-    writes(export)
-        || own.is_some() && exports.iter().any(|other| writes(other) && identity(other) == own)
-}
-
-fn read_only_spec(spec: &Spec) -> bool {
-    matches!(&spec.base, Base::File { options, .. } if options.read_only)
+    let own = export.identity();
+    export.writes()
+        || own.is_some() && exports.iter().any(|other| other.writes() && other.identity() == own)
 }
 
 #[derive(Default)]
@@ -159,167 +209,64 @@ struct Builder {
     /// Devices in the making: those that are no group are there already.
     devices: Vec<Option<(QueueOptions, Box<dyn Device>)>>,
     groups: Vec<Group>,
-    known: Vec<(Identity, VolumeId, String)>,
-    /// What exports said of their volumes, by volume.
-    caching: Vec<Caching>,
-}
-
-/// How a volume is cached, as far as its exports say.
-#[derive(Clone, Copy, Default)]
-struct Caching {
-    mode: Option<WriteMode>,
-    on_error: Option<ErrorPolicy>,
-}
-
-/// How what is served is cached if nobody says: what lies in memory anyway, not at all.
-fn usual_mode(spec: &Spec) -> WriteMode {
-    match spec.base {
-        Base::Null { .. } | Base::Mem { .. } if spec.wrappers.is_empty() => WriteMode::None,
-        _ => WriteMode::Writeback,
-    }
-}
-
-/// What two exports of an image want together, if they do not differ.
-fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option<T>, ()> {
-    match (one, other) {
-        (Some(one), Some(other)) if one != other => Err(()),
-        _ => Ok(one.or(other)),
-    }
 }
 
 impl Builder {
     fn add(&mut self, export: &ExportSpec, write: bool) -> Result<(), ConfigError> {
-        let spec = &export.spec;
-        let (volume, what) = match &spec.base {
-            Base::File { .. } => self.add_file(spec, write)?,
-            Base::Null { size } => {
-                let size = size.ok_or_else(|| no_size("null"))?;
-                self.add_alone(
-                    spec,
-                    NullDevice::queue_options(),
-                    Box::new(NullDevice),
-                    size,
-                    "null",
-                )
-            }
-            Base::Mem { size } => {
-                let size = size.ok_or_else(|| no_size("mem"))?;
-                self.add_alone(
-                    spec,
-                    MemDevice::queue_options(),
-                    Box::new(MemDevice::new(size)?),
-                    size,
-                    "memory",
-                )
-            }
+        let volume = match self.find(export) {
+            Some(volume) => volume,
+            None => self.open(export, write)?,
         };
-        let size = self.assembly.volumes[usize::from(volume.0)].1.size;
-        if size == 0 {
-            let message = format!("{what} has no bytes to serve; give it a size, as in size=1G");
-            return Err(ConfigError::new("size", message));
-        }
-        self.settle(volume, export)?;
-        let read_only = export.read_only || read_only_spec(spec);
-        let access = if read_only { ", read-only" } else { "" };
-        self.assembly.exports.push(AssembledExport {
-            name: export.name.clone(),
-            volume,
-            read_only,
-            weight: export.share.weight,
-            ioprio: export.share.ioprio,
-            lasting: matches!(spec.base, Base::File { .. }),
-            description: format!("{what}, {}{access}", display_size(size)),
-        });
-        Ok(())
-    }
-
-    /// An export says how its volume is cached, or leaves it open.
-    fn settle(&mut self, volume: VolumeId, export: &ExportSpec) -> Result<(), ConfigError> {
-        self.caching.resize(self.assembly.volumes.len(), Caching::default());
-        let Share { mode, on_error, .. } = export.share;
-        let caching = &mut self.caching[usize::from(volume.0)];
-        let differs = |key| {
-            let name = &export.name;
-            let message = format!("export `{name}` differs from another export of the same image");
-            move |()| ConfigError::new(key, message)
-        };
-        caching.mode = agree(caching.mode, mode).map_err(differs("cache"))?;
-        caching.on_error = agree(caching.on_error, on_error).map_err(differs("on-error"))?;
+        let origin = &mut self.assembly.origins[usize::from(volume.0)];
         let options = &mut self.assembly.volumes[usize::from(volume.0)].1;
-        options.mode = caching.mode.unwrap_or_else(|| usual_mode(&export.spec));
-        options.on_error = caching.on_error.unwrap_or_default();
+        origin.caching = origin.caching.agree(export)?;
+        origin.caching.apply(&export.spec, options);
+        let export = assembled(export, volume, &origin.what, options.size);
+        self.assembly.exports.push(export);
         Ok(())
     }
 
-    fn add_volume(&mut self, device: DeviceId, options: VolumeOptions) -> VolumeId {
-        self.assembly.volumes.push((device, options));
-        VolumeId(self.assembly.volumes.len() as u16 - 1)
+    /// The volume of a file that is open already.
+    fn find(&self, export: &ExportSpec) -> Option<VolumeId> {
+        let identity = export.identity()?;
+        let found = self.assembly.origins.iter().position(|o| o.identity == Some(identity));
+        found.map(|volume| VolumeId(volume as u16))
     }
 
-    fn add_device(&mut self, device: Option<(QueueOptions, Box<dyn Device>)>) -> DeviceId {
+    fn open(&mut self, export: &ExportSpec, write: bool) -> Result<VolumeId, ConfigError> {
+        let opened = Opened::new(&export.spec, write)?;
+        let volume = VolumeId(self.assembly.volumes.len() as u16);
+        let options = opened.options;
+        self.assembly.notes.extend(opened.notes.iter().cloned());
+        self.assembly.origins.push(opened.origin());
+        self.assembly.files.extend(opened.watched(volume));
+        let device = match opened.joins() {
+            Ok((filesystem, file)) => self.join_group(filesystem, volume, file),
+            Err(opened) => {
+                let id = DeviceId(self.devices.len() as u16);
+                self.add_device(None, Some(opened.into_device(&export.spec, id, volume)))
+            }
+        };
+        self.assembly.volumes.push((device, options));
+        Ok(volume)
+    }
+
+    fn add_device(
+        &mut self,
+        filesystem: Option<u64>,
+        device: Option<(QueueOptions, Box<dyn Device>)>,
+    ) -> DeviceId {
         self.devices.push(device);
+        self.assembly.filesystems.push(filesystem);
         DeviceId(self.devices.len() as u16 - 1)
     }
 
-    fn add_alone(
-        &mut self,
-        spec: &Spec,
-        queue: QueueOptions,
-        device: Box<dyn Device>,
-        size: u64,
-        what: &str,
-    ) -> (VolumeId, String) {
-        let device = self.add_device(Some((spec.wrap_queue_options(queue), spec.wrap(device))));
-        let options = VolumeOptions { size, block_size: 1, ..VolumeOptions::default() };
-        (self.add_volume(device, options), wrapped(spec, what))
-    }
-
-    fn add_file(&mut self, spec: &Spec, write: bool) -> Result<(VolumeId, String), ConfigError> {
-        let Base::File { path, options } = &spec.base else { unreachable!("only files come here") };
-        if let Ok(identity) = Identity::of(path)
-            && let Some((_, volume, what)) = self.known.iter().find(|known| known.0 == identity)
-        {
-            return Ok((*volume, what.clone()));
-        }
-        let options = FileOptions { read_only: !write, ..*options };
-        let file = OpenFile::open(path, &options)?;
-        let shown = path.display();
-        if !file.locked() {
-            self.assembly.notes.push(format!("{shown} is not locked: its filesystem has no locks"));
-        }
-        if file.created() {
-            let size = display_size(file.volume_options().size);
-            self.assembly.notes.push(format!("created {shown}, sparse, {size}"));
-        }
-        let what = wrapped(spec, &format!("{shown} ({})", reach(file.mode())));
-        let volume = VolumeId(self.assembly.volumes.len() as u16);
-        self.known.push((file.identity(), volume, what.clone()));
-        let volume_options = file.volume_options();
-        self.assembly.files.push(WatchedFile {
-            volume,
-            watch: file.size_watch(),
-            size: volume_options.size,
-            block_size: volume_options.block_size.into(),
-        });
-        let device = if spec.wrappers.is_empty() {
-            self.join_group(volume, file)
-        } else {
-            let id = DeviceId(self.devices.len() as u16);
-            let queue = spec.wrap_queue_options(file.queue_options());
-            let device = spec.wrap(Box::new(FileDevice::new(id, vec![(volume, file)])));
-            self.add_device(Some((queue, device)))
-        };
-        self.add_volume(device, volume_options);
-        Ok((volume, what))
-    }
-
-    fn join_group(&mut self, volume: VolumeId, file: OpenFile) -> DeviceId {
-        let filesystem = file.identity().filesystem;
+    fn join_group(&mut self, filesystem: u64, volume: VolumeId, file: OpenFile) -> DeviceId {
         if let Some(group) = self.groups.iter_mut().find(|group| group.filesystem == filesystem) {
             group.images.push((volume, file));
             return group.device;
         }
-        let device = self.add_device(None);
+        let device = self.add_device(Some(filesystem), None);
         self.groups.push(Group { filesystem, device, images: vec![(volume, file)] });
         device
     }
@@ -334,29 +281,10 @@ impl Builder {
     }
 }
 
-fn no_size(kind: &str) -> ConfigError {
-    ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
-}
-
-fn reach(mode: FileMode) -> &'static str {
-    match mode {
-        FileMode::Direct => "direct I/O",
-        FileMode::Buffered => "through the kernel's page cache",
-        FileMode::Inline => "in the kernel's page cache",
-    }
-}
-
-fn wrapped(spec: &Spec, what: &str) -> String {
-    match spec.wrappers.len() {
-        0 => what.to_owned(),
-        1 => format!("{what} behind a wrapper"),
-        n => format!("{what} behind {n} wrappers"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use headworks_core::{ErrorPolicy, WriteMode};
 
     /// The modes and policies of the volumes behind two exports of one image.
     fn cached(one: &str, other: &str) -> Result<Vec<(WriteMode, ErrorPolicy)>, String> {

@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, OnceLock};
 
-use headworks_core::{Control, ShardId};
+use headworks_core::{Control, ExportId, ShardId, VolumeId};
 
 use crate::engine::Waker;
 use crate::frontend::nbd::Terms;
 use crate::frontend::nbd::connection::Connection;
+use crate::server::control::order::{Order, Outcome};
 use crate::server::control::question::Question;
 
 /// Something for a shard's thread that is not data.
@@ -18,7 +19,7 @@ pub enum Mail {
         /// The connection, with nothing in flight.
         connection: Box<Connection>,
         /// The export it chose.
-        export: usize,
+        export: ExportId,
         /// What was agreed on.
         terms: Terms,
     },
@@ -28,6 +29,15 @@ pub enum Mail {
     Statistics,
     /// The control socket asks.
     Ask(Question),
+    /// Something joins, leaves or grows; the answer goes back at once.
+    Order(Box<Order>, Sender<Outcome>),
+    /// The image behind a volume of another shard has another size.
+    Resized {
+        /// Which.
+        volume: VolumeId,
+        /// Bytes.
+        size: u64,
+    },
     /// Drop this, to show that you turn.
     RollCall(Sender<std::convert::Infallible>),
     /// Answer what is in flight, flush, end.

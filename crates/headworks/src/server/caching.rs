@@ -27,14 +27,19 @@ pub struct Wish {
     pub connections: usize,
 }
 
-/// The shards that cache: those where a cached volume lives.
+/// The shards that cache: those where a cached volume lives. If there is none yet but may be one later, the first does.
 #[must_use]
 pub fn caching_shards(config: &ShardConfig, bytes: u64) -> Vec<ShardId> {
     let cached = |shard: ShardId| {
         let mut volumes = config.volumes.iter();
         volumes.any(|volume| volume.home == shard && volume.options.mode != WriteMode::None)
     };
-    (0..config.shards).map(ShardId).filter(|shard| bytes > 0 && cached(*shard)).collect()
+    let shards: Vec<ShardId> =
+        (0..config.shards).map(ShardId).filter(|shard| bytes > 0 && cached(*shard)).collect();
+    match shards.is_empty() && bytes > 0 && config.spare.volumes > 0 {
+        true => vec![ShardId(0)],
+        false => shards,
+    }
 }
 
 /// A value of the whole server as one of `shards` that cache has it.
@@ -120,7 +125,11 @@ mod tests {
         assert_eq!(units(&both, 0), [0, 0, 0]);
         let one = config(2, &[(1, Writeback)]);
         assert_eq!(units(&one, 1 << 20), [0, 256]);
-        assert_eq!(units(&config(2, &[(0, None)]), 1), [0, 0]);
+        let mut none = config(2, &[(0, None)]);
+        assert_eq!(units(&none, 1), [0, 0]);
+        none.spare.volumes = 1;
+        assert_eq!(units(&none, 1 << 20), [256, 0]);
+        assert_eq!(units(&none, 0), [0, 0]);
     }
 
     #[test]

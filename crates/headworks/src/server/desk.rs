@@ -6,9 +6,7 @@
 
 use std::collections::HashMap;
 
-use headworks_core::{
-    BioId, Instant, Message, Notice, ReplyStage, ShardId, Spent, Status, VolumeId,
-};
+use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Spent, Status};
 
 use crate::executor::{Outlet, frames_of};
 use crate::frontend::nbd::connection::Connection;
@@ -69,7 +67,7 @@ pub struct Desk {
     /// Connections that got replies and have not sent yet.
     pub to_send: Vec<u32>,
     /// Answers to our own flushes.
-    pub own_flushes: Vec<(VolumeId, Status)>,
+    pub own_flushes: Vec<(BioId, Status)>,
     /// Answers to switches, by token; as many as were asked for, so none is left out.
     pub sets: Vec<(u32, Status)>,
     /// What to tell the operator, bounded: a device that lies all the time does not fill the log.
@@ -212,7 +210,7 @@ impl Outlet for Desk {
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, spent: Spent) {
         if id.connection == OWN_FLUSHES {
-            self.own_flushes.push((id.volume, status));
+            self.own_flushes.push((id, status));
             return;
         }
         let Some(slot) = self.slot_of(id) else { return };

@@ -10,8 +10,10 @@ mod board;
 mod caching;
 pub mod control;
 mod desk;
+mod estate;
 mod given;
 mod listener;
+mod opening;
 pub(crate) mod polling;
 mod reactor;
 pub mod recorder;
@@ -24,8 +26,9 @@ use std::thread::JoinHandle;
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    CacheOptions, ConfigError, Control, DeviceConfig, ExportConfig, ExportId, Instant, PlugNesting,
-    Shard, ShardConfig, ShardId, VolumeConfig, VolumeId, WriteMode,
+    CacheOptions, ConfigError, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Instant,
+    PlugNesting, QueueOptions, Shard, ShardConfig, ShardId, Spare, Tunable, VolumeConfig, VolumeId,
+    WriteMode,
 };
 
 use crate::device::Device;
@@ -37,13 +40,16 @@ use crate::memory::{Mapping, Pages, Pool, tables_in_huge_pages};
 use crate::ring::{self, Sleeper};
 use crate::tls::{Offer, TlsOptions};
 use crate::units::display_size;
-use assemble::{Assembly, WatchedFile};
+use assemble::{AssembledExport, Assembly, ExportSpec, WatchedFile};
 use board::{Board, Mail};
-use control::ControlSocket;
+use control::live::Live;
 use control::service::{Service, Setting};
 use control::tree::{DeviceEntry, ExportEntry, Tree};
+use control::{ControlSocket, Reload};
 use desk::{Desk, Envelope, Peer};
+use estate::Estate;
 use listener::Listener;
+pub(crate) use reactor::ServedExport;
 use reactor::{Parts, Reactor};
 use recorder::Recorder;
 
@@ -55,6 +61,13 @@ pub use listener::Address;
 const BIOS_MAX: u32 = 8192;
 /// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.
 const RING_EXTRA: usize = 1024;
+
+/// Devices that there can be: what a shard's mask has bits for.
+const DEVICES_MAX: usize = 64;
+/// Exports that there can be if they come and go.
+const EXPORTS_MAX: usize = 1024;
+/// Operations on files of devices that come later, all together; beyond that they wait in turn.
+const DEPTH_SPARE: usize = 1024;
 
 /// Nanoseconds since the server started, on the monotonic clock.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +129,10 @@ pub struct ServerOptions {
     pub stop_ns: u64,
     /// Write all inputs there; shards beyond the first add `.N`.
     pub record: Option<PathBuf>,
+    /// Exports may come and go while it runs: places are kept for 64 devices and 1024 exports in all.
+    pub live: bool,
+    /// Options of every queue, also of those that come later.
+    pub queue: Vec<(Tunable, u64)>,
     /// Whether and how clients encrypt.
     pub tls: TlsOptions,
 }
@@ -142,6 +159,8 @@ impl Default for ServerOptions {
             plug_nesting: PlugNesting::default(),
             stop_ns: 60_000_000_000,
             record: None,
+            live: false,
+            queue: Vec::new(),
             tls: TlsOptions::default(),
         }
     }
@@ -168,18 +187,6 @@ impl ServerOptions {
     }
 }
 
-/// An export as the shards know it.
-pub struct ServedExport {
-    /// What clients are told.
-    pub info: ExportInfo,
-    /// What is behind it.
-    pub door: Door,
-    /// Where the volume lives.
-    pub shard: ShardId,
-    /// Its share beside other exports, when the server starts.
-    pub weight: u16,
-}
-
 /// A server that runs.
 pub struct Server {
     board: Arc<Board>,
@@ -189,7 +196,21 @@ pub struct Server {
     ports: Vec<Option<u16>>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
+    service: Arc<Service>,
     offer: Option<Arc<Offer>>,
+}
+
+/// An export that is served now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportNow {
+    /// Its name; `default` if it has none.
+    pub name: String,
+    /// Its volume, as an index of what [`Server::left`] and [`Server::unflushed`] tell.
+    pub volume: usize,
+    /// Clients may only read.
+    pub read_only: bool,
+    /// Writes need a flush to outlive a power cut.
+    pub volatile: bool,
 }
 
 /// Shards that were asked for a sign of life.
@@ -259,8 +280,8 @@ impl Server {
         let exports = served_exports(&assembly, &config);
         let (boxes, mails): (Vec<Sender<Mail>>, Vec<Receiver<Mail>>) =
             (0..options.shards).map(|_| channel()).unzip();
-        let board = Arc::new(Board::new(boxes, config.volumes.len(), Box::new(ended)));
-        let service = service(&assembly, &config, options, &board);
+        let board = Arc::new(Board::new(boxes, config.volumes_max(), Box::new(ended)));
+        let service = Arc::new(service(&assembly, &config, options, &board));
         let seeds = seeds(assembly, &config, caches, options, mails, listeners);
         let broken = Arc::new(Mutex::new(None));
         let crew = Crew {
@@ -272,8 +293,17 @@ impl Server {
         };
         let Launched { threads, engine, pages } = launch(seeds, &crew, opened)?;
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
-        let mut server =
-            Self { board, threads, engine, cache, ports, broken, control: None, offer };
+        let mut server = Self {
+            board,
+            threads,
+            engine,
+            cache,
+            ports,
+            broken,
+            control: None,
+            service: Arc::clone(&service),
+            offer,
+        };
         if let Some(listener) = control {
             match ControlSocket::start(listener, service) {
                 Ok(control) => server.control = Some(control),
@@ -334,6 +364,29 @@ impl Server {
     /// Tells the shards that own the volume's device and the volume.
     pub fn control(&self, control: Control) {
         self.board.send_all(|| Mail::Control(control));
+    }
+
+    /// Makes what is served what a configuration says that was read again: by name, exports that are missing in `wanted` are
+    /// removed (those that have clients are kept), new ones are added, another weight or class is set. Waits for what is
+    /// written out meanwhile.
+    ///
+    /// # Errors
+    /// What is wrong with `wanted`; nothing was changed.
+    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
+        self.service.reconcile(wanted)
+    }
+
+    /// What is served now.
+    #[must_use]
+    pub fn exports(&self) -> Vec<ExportNow> {
+        let tree = self.service.tree();
+        let now = |entry: &ExportEntry| ExportNow {
+            name: entry.shown_name().to_owned(),
+            volume: entry.volume.0.into(),
+            read_only: entry.read_only,
+            volatile: entry.volatile,
+        };
+        tree.exports.iter().map(now).collect()
     }
 
     /// Writes by volume that finished and that no flush covers, as of a stop that is under way; none where that is not known.
@@ -430,7 +483,19 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
         plug_nesting: options.plug_nesting,
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
-        spare: headworks_core::Spare::default(),
+        spare: if options.live { spare(assembly) } else { Spare::default() },
+    }
+}
+
+/// Places for 64 devices and 1024 exports in all, and tags for as many devices as are likely to be large.
+fn spare(assembly: &Assembly) -> Spare {
+    let left = |most: usize, there: usize| most.saturating_sub(there) as u16;
+    let devices = left(DEVICES_MAX, assembly.devices.len());
+    Spare {
+        devices,
+        volumes: left(EXPORTS_MAX, assembly.volumes.len()),
+        exports: left(EXPORTS_MAX, assembly.exports.len()),
+        tags: u32::from(devices) * QueueOptions::default().nr_requests,
     }
 }
 
@@ -445,13 +510,15 @@ fn service(
         let volumes = config.volumes.iter().enumerate();
         let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
         DeviceEntry {
+            id: DeviceId(index as u16),
             owner: device.owner,
             volumes: own.map(|(volume, _)| VolumeId(volume as u16)).collect(),
         }
     });
-    let exports = assembly.exports.iter().map(|export| {
+    let exports = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
         ExportEntry {
+            id: ExportId(index as u16),
             name: export.name.clone(),
             volume: export.volume,
             device: volume.device,
@@ -459,6 +526,8 @@ fn service(
             mode: volume.options.mode,
             on_error: volume.options.on_error,
             read_only: export.read_only || volume.options.read_only,
+            volatile: config.devices[usize::from(volume.device.0)].queue.write_cache
+                && !volume.options.read_only,
         }
     });
     let settings = assembly
@@ -470,38 +539,49 @@ fn service(
         exports: exports.collect(),
         caching: caching::caching_shards(config, options.cache),
     };
-    Service::new(Arc::clone(board), config.shards, tree, settings.collect(), options.dirty)
+    let estate =
+        Estate::new(assembly, config, options.spread, tree.caching.clone(), options.queue.clone());
+    let (board, live) = (Arc::clone(board), Live::new(estate));
+    Service::new(board, config.shards, tree, settings.collect(), options.dirty, live)
         .with_log_level(options.log_level.clone())
 }
 
-fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Arc<[ServedExport]> {
+fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
     let served = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
-        let read_only = export.read_only || volume.options.read_only;
-        let is_cached = volume.options.mode != WriteMode::None;
-        ServedExport {
-            info: ExportInfo {
-                name: export.name.clone(),
-                description: description(&export.description, volume.options.mode),
-                size: volume.options.size,
-                flags: transmission_flags(read_only, volume.options.mode),
-                block_sizes: BlockSizes {
-                    // A cache reads what is missing around a part of a block.
-                    min: if is_cached { 1 } else { volume.options.block_size },
-                    preferred: volume.options.block_size.max(4096),
-                    ..BlockSizes::default()
-                },
-            },
-            door: Door {
-                volume: export.volume,
-                export: ExportId(index as u16),
-                ioprio: export.ioprio,
-            },
-            shard: volume.home,
-            weight: export.weight,
-        }
+        served(export, ExportId(index as u16), volume, volume.options.size, index as u64)
     });
     served.collect()
+}
+
+/// An export as the shards know it; its volume may have grown to `size` since it was made.
+fn served(
+    export: &AssembledExport,
+    id: ExportId,
+    volume: &VolumeConfig,
+    size: u64,
+    serial: u64,
+) -> ServedExport {
+    let read_only = export.read_only || volume.options.read_only;
+    let is_cached = volume.options.mode != WriteMode::None;
+    ServedExport {
+        info: ExportInfo {
+            name: export.name.clone(),
+            description: description(&export.description, volume.options.mode),
+            size,
+            flags: transmission_flags(read_only, volume.options.mode),
+            block_sizes: BlockSizes {
+                // A cache reads what is missing around a part of a block.
+                min: if is_cached { 1 } else { volume.options.block_size },
+                preferred: volume.options.block_size.max(4096),
+                ..BlockSizes::default()
+            },
+        },
+        door: Door { volume: export.volume, export: id, ioprio: export.ioprio },
+        shard: volume.home,
+        weight: export.weight,
+        serial,
+    }
 }
 
 /// Clients that show an export's description show what it does not promise.
@@ -603,7 +683,7 @@ fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
 /// What all threads share.
 struct Crew {
     options: ServerOptions,
-    exports: Arc<[ServedExport]>,
+    exports: Vec<ServedExport>,
     board: Arc<Board>,
     broken: Arc<Mutex<Option<String>>>,
     offer: Option<Arc<Offer>>,
@@ -639,7 +719,7 @@ fn launch(
         let opened = opened.clone();
         let crew = Crew {
             options: crew.options.clone(),
-            exports: Arc::clone(&crew.exports),
+            exports: crew.exports.clone(),
             board: Arc::clone(&crew.board),
             broken: Arc::clone(&crew.broken),
             offer: crew.offer.clone(),
@@ -725,6 +805,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
         .filter(|device| device.owner == id)
         .map(|device| device.queue.queue_depth as usize + 64)
         .sum();
+    let disk_depth = disk_depth + if options.live { DEPTH_SPARE } else { 0 };
     let (engine, line) = engine::open(options.engine, disk_depth.max(1))?;
     let pool = Pool::new(options.buffers).map_err(|error| {
         ConfigError::new("buffers", format!("cannot map {}: {error}", options.buffers))
@@ -754,7 +835,7 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
         wakers: Vec::new(),
         mail,
         board: Arc::clone(&crew.board),
-        exports: Arc::clone(&crew.exports),
+        exports: crew.exports.clone(),
         listeners,
         files,
         volumes,

@@ -244,6 +244,34 @@ impl Device for FileDevice {
             Next::Completed(status) => io.completions.push(completed(&command, status)),
         }
     }
+
+    fn take_in(&mut self, volume: VolumeId, file: OpenFile) -> Result<(), Box<OpenFile>> {
+        let place = usize::from(volume.0);
+        if self.files.len() <= place {
+            self.files.resize_with(place + 1, || None);
+        }
+        match &mut self.files[place] {
+            Some(_) => Err(Box::new(file)),
+            vacant => {
+                *vacant = Some(file);
+                Ok(())
+            }
+        }
+    }
+
+    fn let_go(&mut self, volume: VolumeId) -> Option<OpenFile> {
+        let steps = self.stepped.iter().any(|row| row.command.volume == volume);
+        if steps {
+            return None;
+        }
+        self.files.get_mut(usize::from(volume.0))?.take()
+    }
+
+    fn grow(&mut self, volume: VolumeId, size: u64) -> Result<(), IoError> {
+        let file = self.files.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
+        file.ok_or(IoError::Invalid)?.grow(size);
+        Ok(())
+    }
 }
 
 const CHECKED: &str = "a command's volume was checked when it started";

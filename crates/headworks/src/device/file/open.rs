@@ -225,6 +225,14 @@ impl OpenFile {
         size_of_file(&self.file)
     }
 
+    /// It has `size` bytes now; what is mapped of it follows.
+    pub(super) fn grow(&mut self, size: u64) {
+        self.size = size;
+        if self.mode == FileMode::Inline {
+            self.mapped = MappedImage::new(&self.file, size, self.read_only);
+        }
+    }
+
     /// A handle to ask for [`OpenFile::current_size`] while a device has the image. It keeps image and lock open.
     #[must_use]
     pub fn size_watch(&self) -> SizeWatch {
@@ -276,6 +284,24 @@ impl SizeWatch {
     /// When the file cannot be asked any more.
     pub fn current_size(&self) -> io::Result<u64> {
         size_of_file(&self.file)
+    }
+
+    /// Makes a file longer; what is new is a hole. Only regular files can be.
+    ///
+    /// # Errors
+    /// The filesystem's reason.
+    pub fn lengthen(&self, size: u64) -> io::Result<()> {
+        // A race with somebody else who makes it longer still is lost by whoever is first.
+        if size < self.current_size()? {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        self.file.set_len(size)
+    }
+
+    /// Whether it is a file that can be made longer, and not a disk.
+    #[must_use]
+    pub fn is_regular(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| metadata.is_file())
     }
 }
 

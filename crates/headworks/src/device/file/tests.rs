@@ -310,3 +310,55 @@ fn holes_are_told_by_the_engine_in_every_mode() {
         assert_eq!(busy.status, Err(IoError::Busy));
     }
 }
+
+#[test]
+fn images_come_and_go_and_their_files_with_them() {
+    let mut bench = Bench::new(FileDevice::new(DeviceId(3), Vec::new()));
+    bench.volume = VolumeId(5);
+    assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
+    let (first, second) = (TempFile::absent("come"), TempFile::absent("go"));
+    let device = bench.device_mut();
+    device.take_in(VolumeId(5), image(first.path(), Direct::Auto)).unwrap();
+    let refused = device.take_in(VolumeId(5), image(second.path(), Direct::Auto));
+    assert!(refused.is_err(), "a volume has one image");
+    drop(refused);
+    bench.buffer()[..4096].fill(7);
+    assert_eq!(bench.run(Op::Write, BioFlags::NONE, 4096, 4096).status, Ok(()));
+    let options = FileOptions::default();
+    assert!(OpenFile::open(first.path(), &options).is_err(), "it is locked while it is served");
+    assert!(bench.device_mut().let_go(VolumeId(5)).is_some());
+    assert!(bench.device_mut().let_go(VolumeId(5)).is_none());
+    assert!(OpenFile::open(first.path(), &options).is_ok());
+    assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
+    // The same place for another image: its bytes, not those of the one before.
+    let device = bench.device_mut();
+    device.take_in(VolumeId(5), image(second.path(), Direct::Auto)).unwrap();
+    assert_eq!(bench.run(Op::Read, BioFlags::NONE, 4096, 4096).status, Ok(()));
+    assert_eq!(bench.buffer()[..4096], [0; 4096]);
+}
+
+#[test]
+fn what_grew_is_read_and_written_up_to_its_new_end() {
+    let temporary = std::env::temp_dir();
+    let memory = memory_directory().unwrap_or_else(|| temporary.clone());
+    for directory in [&temporary, &memory] {
+        let file = TempFile::absent_in(directory, "grow");
+        let opened = image(file.path(), Direct::Auto);
+        let (watch, inline) = (opened.size_watch(), opened.mode() == FileMode::Inline);
+        let mut bench = bench(opened);
+        bench.buffer()[..4096].fill(7);
+        assert_eq!(bench.run(Op::Write, BioFlags::NONE, 0, 4096).status, Ok(()));
+        assert!(watch.lengthen(SIZE / 2).is_err(), "never shorter");
+        watch.lengthen(2 * SIZE).unwrap();
+        bench.device_mut().grow(VolumeId(2), 2 * SIZE).unwrap();
+        assert_eq!(bench.run(Op::Write, BioFlags::NONE, 2 * SIZE - 4096, 4096).status, Ok(()));
+        for at in [0, 2 * SIZE - 4096] {
+            bench.buffer()[..4096].fill(0);
+            assert_eq!(bench.run(Op::Read, BioFlags::NONE, at, 4096).status, Ok(()));
+            assert_eq!(bench.buffer()[..4096], [7; 4096], "at {at}");
+        }
+        let mapped = bench.device().files[2].as_ref().unwrap().mapped();
+        assert!(!inline || mapped || cfg!(not(target_arch = "x86_64")));
+        assert!(watch.is_regular());
+    }
+}

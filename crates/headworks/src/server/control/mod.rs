@@ -17,7 +17,9 @@
 mod client;
 mod credentials;
 mod latency;
+pub(super) mod live;
 pub mod log_level;
+pub(super) mod order;
 pub(super) mod question;
 mod report;
 mod rpc;
@@ -40,6 +42,7 @@ use super::listener::Listener;
 use rpc::Fault;
 use service::Service;
 
+pub use live::Reload;
 pub use report::DISKSTATS_FIELDS;
 
 /// Clients at once: some that look and some that set; more would be a mistake that runs in a loop.
@@ -66,7 +69,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// No thread or file descriptor is left.
-    pub fn start(listener: Listener, service: Service) -> Result<Self, ConfigError> {
+    pub fn start(listener: Listener, service: Arc<Service>) -> Result<Self, ConfigError> {
         let fail = |error: io::Error| ConfigError::new("control", format!("cannot start: {error}"));
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
         let thread = std::thread::Builder::new()
@@ -94,9 +97,9 @@ struct Reception {
 }
 
 impl Reception {
-    fn new(service: Service) -> Self {
+    fn new(service: Arc<Service>) -> Self {
         let (present, ended) = channel();
-        Self { service: Arc::new(service), clients: Vec::new(), present, ended }
+        Self { service, clients: Vec::new(), present, ended }
     }
 
     fn run(mut self, listener: Listener, stopped: &UnixStream) {

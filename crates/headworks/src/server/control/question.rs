@@ -5,8 +5,9 @@
 //! list per question, never all of them, so that no client of the data path waits for a long report.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender};
 
+use super::order::ExportReport;
 use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
@@ -53,6 +54,19 @@ pub enum Question {
         volume: VolumeId,
         /// The way back.
         answer: Sender<Vec<FailedRange>>,
+    },
+    /// What are the exports like, as far as you know?
+    Exports {
+        /// The way back.
+        answer: Sender<Vec<ExportReport>>,
+    },
+    /// Write out what is dirty of this volume of yours, and flush its device; the answer is how many bytes that is, and where the
+    /// end will be told.
+    Drain {
+        /// Which volume.
+        volume: VolumeId,
+        /// The way back.
+        answer: Sender<(u64, Receiver<Status>)>,
     },
     /// What did the clients of your exports wait for?
     Latency {

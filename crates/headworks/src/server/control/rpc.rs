@@ -58,6 +58,11 @@ impl Fault {
         Self { accepted: Some(accepted.into()), ..self }
     }
 
+    /// The sentence.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     fn to_json(&self) -> Value {
         let mut error = json!({ "code": self.code, "message": self.message });
         if let Some(errno) = self.errno {

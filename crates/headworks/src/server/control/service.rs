@@ -14,11 +14,12 @@ use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio,
 use serde_json::{Value, json};
 
 use super::latency;
+use super::live::Live;
 use super::log_level::{LogLevel, log_level};
 use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
-use super::tree::{ExportEntry, Leaf, Tree, device_name, is_within};
+use super::tree::{DeviceEntry, ExportEntry, Leaf, Tree, device_name, is_within};
 use crate::server::board::{Board, Mail};
 use crate::server::caching::divided;
 use crate::units::{parse_ioprio, parse_size, parse_weight};
@@ -28,6 +29,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// A switch ends when the commands in flight have ended or were given up, and this much later at most.
 const SWITCH_MARGIN: Duration = Duration::from_secs(5);
 
+/// How often whoever looks begins again when exports came or went meanwhile.
+const RETRIES: u32 = 4;
 mod seeing;
 
 /// Ways to write a class, for errors.
@@ -46,7 +49,7 @@ pub struct Setting {
 pub struct Service {
     board: Arc<Board>,
     shards: u16,
-    tree: Tree,
+    tree: Mutex<Arc<Tree>>,
     /// By [`ExportId`].
     settings: Mutex<Vec<Setting>>,
     /// Of the whole server; bytes are divided among the shards that cache.
@@ -55,6 +58,7 @@ pub struct Service {
     changing: Mutex<()>,
     patience: Patience,
     started: std::time::Instant,
+    live: Live,
     log_level: Option<LogLevel>,
 }
 
@@ -77,16 +81,18 @@ impl Service {
         tree: Tree,
         settings: Vec<Setting>,
         dirty: DirtyOptions,
+        live: Live,
     ) -> Self {
         Self {
             board,
             shards,
-            tree,
+            tree: Mutex::new(Arc::new(tree)),
             settings: Mutex::new(settings),
             dirty: Mutex::new(dirty),
             changing: Mutex::new(()),
             patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
             started: std::time::Instant::now(),
+            live,
             log_level: None,
         }
     }
@@ -101,6 +107,20 @@ impl Service {
     /// # Errors
     /// What the client is told.
     pub fn call(&self, method: &str, params: &Params) -> Answer {
+        let only_looks = matches!(method, "get" | "stats" | "diskstats" | "exports");
+        for _ in 0..RETRIES {
+            let tree = self.tree();
+            let answer = self.call_once(method, params);
+            // Whom it asked may have gone while it asked.
+            let changed = !Arc::ptr_eq(&tree, &self.tree());
+            if answer.is_ok() || !only_looks || !changed {
+                return answer;
+            }
+        }
+        self.call_once(method, params)
+    }
+
+    fn call_once(&self, method: &str, params: &Params) -> Answer {
         let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
         {
             None => Ok(()),
@@ -140,37 +160,48 @@ impl Service {
                 takes(&["export"])?;
                 self.failed(text(params, "export")?)
             }
+            "exports" => takes(&[]).and_then(|()| self.exports()),
+            "add" => takes(&["spec", "read_only", "cwd"]).and_then(|()| self.add_by_words(params)),
+            "remove" => takes(&["export", "force"]).and_then(|()| self.remove_by_words(params)),
+            "resize" => takes(&["export", "size"]).and_then(|()| self.resize_by_words(params)),
+            "drain" => takes(&["export"]).and_then(|()| self.drain(params)),
             "log-level" => {
                 takes(&["level"])?;
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(Fault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, acknowledge and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, acknowledge, exports, add, remove, resize, drain and log-level"
             ))),
         }
     }
 
     fn get(&self, path: &str) -> Answer {
-        let path = path.trim_matches('/');
+        let (path, tree) = (path.trim_matches('/'), self.tree());
         let mut values = Params::new();
         let mut device_before: Option<(DeviceId, DeviceReport)> = None;
-        for (name, leaf) in self.tree.leaves(path) {
+        let fact = |export, show: fn(&ExportEntry) -> Value| tree.entry(export).map(show);
+        for (name, leaf) in tree.leaves(path) {
             let value = match leaf {
                 Leaf::Tunable(device, tunable) => {
                     if device_before.as_ref().is_none_or(|(before, _)| *before != device) {
-                        device_before = Some((device, self.device(device)?));
+                        device_before =
+                            self.device_if_there(&tree, device)?.map(|report| (device, report));
                     }
                     match &device_before {
                         Some((_, report)) => report::value(tunable, tunable.get(&report.options)),
                         None => Value::Null,
                     }
                 }
-                Leaf::Device(export) => device_name(self.entry(export).device).into(),
-                Leaf::ReadOnly(export) => u8::from(self.entry(export).read_only).into(),
+                Leaf::Device(export) => {
+                    fact(export, |entry| device_name(entry.device).into()).into()
+                }
+                Leaf::ReadOnly(export) => {
+                    fact(export, |entry| u8::from(entry.read_only).into()).into()
+                }
                 Leaf::Weight(export) => self.setting(export).weight.into(),
                 Leaf::Ioprio(export) => self.setting(export).ioprio.to_string().into(),
-                Leaf::Mode(export) => self.entry(export).mode.name().into(),
-                Leaf::OnError(export) => self.entry(export).on_error.name().into(),
+                Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
+                Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
                 Leaf::Dirty(tunable) => {
                     report::dirty_value(tunable, tunable.get(&lock(&self.dirty)))
                 }
@@ -190,37 +221,33 @@ impl Service {
             }
         }
         if values.is_empty() && path != root {
-            return Err(self.no_entry(path));
+            return Err(no_entry(&tree, path));
         }
         Ok(Value::Object(values))
     }
 
-    fn no_entry(&self, path: &str) -> Fault {
-        Fault::refused("ENOENT", format!("there is no {path}; {}", self.tree.advice(path)))
-    }
-
-    fn find(&self, path: &str) -> Result<Leaf, Fault> {
+    fn find(&self, tree: &Tree, path: &str) -> Result<Leaf, Fault> {
         if let Some(rest) = path.strip_prefix("connections/") {
             let id = rest.strip_suffix("/ioprio").and_then(|id| id.parse().ok());
-            return id.map(Leaf::Connection).ok_or_else(|| self.no_entry(path));
+            return id.map(Leaf::Connection).ok_or_else(|| no_entry(tree, path));
         }
-        let below = self.tree.leaves(path);
+        let below = tree.leaves(path);
         match below.first() {
             Some((name, leaf)) if name == path => Ok(*leaf),
             Some((name, _)) => {
                 let message = format!("{path} has names below it, such as {name}");
                 Err(Fault::refused("EISDIR", message))
             }
-            None => Err(self.no_entry(path)),
+            None => Err(no_entry(tree, path)),
         }
     }
 
     fn set(&self, path: &str, value: &str) -> Answer {
-        let path = path.trim_matches('/');
+        let (path, tree) = (path.trim_matches('/'), self.tree());
         let invalid = |message: String| Fault::refused("EINVAL", format!("{path}: {message}"));
-        match self.find(path)? {
+        match self.find(&tree, path)? {
             Leaf::Tunable(device, tunable) => {
-                let shown = self.set_tunable(path, device, tunable, value)?;
+                let shown = self.set_tunable(&tree, path, (device, tunable), value)?;
                 Ok(json!({ path: shown }))
             }
             Leaf::Device(_) | Leaf::ReadOnly(_) | Leaf::Mode(_) | Leaf::OnError(_) => {
@@ -253,9 +280,9 @@ impl Service {
 
     fn set_tunable(
         &self,
+        tree: &Tree,
         path: &str,
-        device: DeviceId,
-        tunable: Tunable,
+        (device, tunable): (DeviceId, Tunable),
         value: &str,
     ) -> Result<Value, Fault> {
         let accepted = report::accepted(tunable);
@@ -266,10 +293,10 @@ impl Service {
             let message = format!("{path}: {}", error.message);
             Fault::refused("EINVAL", message).accepts(accepted.clone())
         })?;
-        let before = self.device(device)?.options;
+        let before = self.device(tree, device)?.options;
         // What is in flight now may take as long as the option says, and a new option counts from the switch on.
         let longest = Duration::from_nanos(before.io_timeout_ns) + self.patience.switch;
-        let owner = self.tree.devices[usize::from(device.0)].owner;
+        let owner = tree.device(device).map_or(ShardId(0), |entry| entry.owner);
         let question = |answer| Question::Set { device, tunable, value, answer };
         match self.ask_for(owner, longest, question) {
             Ok(status) => switched(path, status, accepted)?,
@@ -282,7 +309,7 @@ impl Service {
                 return Err(Fault::refused("ETIMEDOUT", message));
             }
         }
-        let options = self.device(device)?.options;
+        let options = self.device(tree, device)?.options;
         Ok(report::value(tunable, tunable.get(&options)))
     }
 
@@ -298,7 +325,7 @@ impl Service {
         };
         let value = parsed.map_err(invalid)?;
         let _order = lock(&self.changing);
-        let caching = &self.tree.caching;
+        let caching = &self.tree().caching;
         let share = divided(tunable, value, caching.len());
         let mut options = *lock(&self.dirty);
         let whole = tunable.set(&mut options, value);
@@ -312,7 +339,7 @@ impl Service {
         Ok(report::dirty_value(tunable, tunable.get(&options)))
     }
 
-    fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), Fault> {
+    pub(super) fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), Fault> {
         let _order = lock(&self.changing);
         let control = Control::Weight { export, weight };
         for shard in self.shards() {
@@ -322,7 +349,7 @@ impl Service {
         Ok(())
     }
 
-    fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), Fault> {
+    pub(super) fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), Fault> {
         let _order = lock(&self.changing);
         for shard in self.shards() {
             self.ask(shard, |answer| Question::ExportIoprio { export, ioprio, answer })?;
@@ -343,9 +370,10 @@ impl Service {
     }
 
     fn acknowledge(&self, name: &str) -> Answer {
-        let export = self.find_export(name)?;
-        let (volume, owner) = (self.entry(export).volume, self.owner(export));
-        let home = self.entry(export).home;
+        let tree = self.tree();
+        let entry = find_export(&tree, name)?;
+        let ExportEntry { volume, home, .. } = *entry;
+        let owner = tree.owner(entry);
         let report = self.ask(owner, |answer| Question::Volume { volume, answer })?;
         let failed = self.ask(home, |answer| Question::Failed { volume, answer })?;
         let control = Control::Acknowledge { volume };
@@ -354,7 +382,7 @@ impl Service {
         if owner != home {
             self.ask(owner, |answer| Question::Tell { control, answer })?;
         }
-        let name = self.tree.export_name(export);
+        let name = entry.shown_name();
         let bytes: u64 = failed.iter().map(|range| range.len).sum();
         if report.suspect || bytes > 0 {
             tracing::warn!(
@@ -370,42 +398,38 @@ impl Service {
     }
 
     fn failed(&self, name: &str) -> Answer {
-        let export = self.find_export(name)?;
-        let ExportEntry { volume, home, .. } = *self.entry(export);
-        let ranges = self.ask(home, |answer| Question::Failed { volume, answer })?;
-        Ok(json!({ "export": self.tree.export_name(export), "ranges": report::failed(&ranges) }))
-    }
-
-    fn find_export(&self, name: &str) -> Result<ExportId, Fault> {
-        self.tree.export(name).ok_or_else(|| {
-            let known = self.tree.exports.iter().take(16).enumerate();
-            let names = known.map(|(index, _)| self.tree.export_name(ExportId(index as u16)));
-            let names = names.collect::<Vec<_>>().join(", ");
-            let message = format!("there is no export `{name}`; there are {names}");
-            Fault::refused("ENOENT", message)
-        })
+        let tree = self.tree();
+        let entry = find_export(&tree, name)?;
+        let volume = entry.volume;
+        let ranges = self.ask(entry.home, |answer| Question::Failed { volume, answer })?;
+        Ok(json!({ "export": entry.shown_name(), "ranges": report::failed(&ranges) }))
     }
 
     fn stats(&self) -> Answer {
-        let devices = (0..self.tree.devices.len() as u16).map(DeviceId);
-        let reports: Vec<DeviceReport> =
-            devices.clone().map(|device| self.device(device)).collect::<Result<_, _>>()?;
+        let tree = self.tree();
+        let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
+        for DeviceEntry { id, .. } in &tree.devices {
+            reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
+        }
         let latencies = self.latencies()?;
         let mut exports = Params::new();
-        for (index, entry) in self.tree.exports.iter().enumerate() {
-            let export = ExportId(index as u16);
+        for entry in &tree.exports {
             let volume = entry.volume;
-            let owner = self.owner(export);
-            let report: VolumeReport =
-                self.ask(owner, |answer| Question::Volume { volume, answer })?;
-            let options = &reports[usize::from(entry.device.0)].options;
-            let mut value = report::export(entry, self.setting(export), options, &report);
-            value["latency"] = latencies.get(&export).map_or(json!({}), latency::summary);
-            exports.insert(self.tree.export_name(export).to_owned(), value);
+            let report = self.ask(tree.owner(entry), |answer| Question::Volume { volume, answer });
+            let Some(report) = self.if_there(report, |tree| tree.entry(entry.id).is_some())? else {
+                continue;
+            };
+            let report: VolumeReport = report;
+            let device = reports.iter().find(|(device, _)| *device == entry.device);
+            let Some((_, DeviceReport { options, .. })) = device else { continue };
+            let mut value = report::export(entry, self.setting(entry.id), options, &report);
+            value["latency"] = latencies.get(&entry.id).map_or(json!({}), latency::summary);
+            exports.insert(entry.shown_name().to_owned(), value);
         }
-        let tables = devices.zip(&reports);
-        let devices: Params =
-            tables.map(|(device, table)| (device_name(device), report::device(table))).collect();
+        let devices: Params = reports
+            .iter()
+            .map(|(device, table)| (device_name(*device), report::device(table)))
+            .collect();
         let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
         let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
         let caches =
@@ -423,22 +447,23 @@ impl Service {
     }
 
     fn diskstats(&self) -> Answer {
-        let mut lines = Vec::new();
-        for device in (0..self.tree.devices.len() as u16).map(DeviceId) {
-            lines.push(report::diskstats(device, &self.device(device)?));
+        let (mut lines, tree) = (Vec::new(), self.tree());
+        for DeviceEntry { id, .. } in &tree.devices {
+            let report = self.device_if_there(&tree, *id)?;
+            lines.extend(report.map(|report| report::diskstats(*id, &report)));
         }
         Ok(Value::Array(lines))
     }
 
     fn connections(&self) -> Answer {
-        let list = self.list_connections()?;
+        let (list, tree) = (self.list_connections()?, self.tree());
         let shown = list.iter().map(|(shard, connection)| {
-            let name = |export: ExportId| self.tree.export_name(export);
+            let name = |export| tree.entry(export).map(ExportEntry::shown_name);
             json!({
                 "id": connection.id,
                 "peer": connection.peer,
                 "shard": shard.0,
-                "export": connection.chosen.map(|(export, _)| name(export)),
+                "export": connection.chosen.and_then(|(export, _)| name(export)),
                 "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
                 "in_flight": connection.in_flight,
                 "latency": connection.latency.as_ref().map(|table| latency::compact(&table.into())),
@@ -456,29 +481,71 @@ impl Service {
         Ok(all)
     }
 
-    fn device(&self, device: DeviceId) -> Result<DeviceReport, Fault> {
-        let entry = &self.tree.devices[usize::from(device.0)];
+    fn device(&self, tree: &Tree, device: DeviceId) -> Result<DeviceReport, Fault> {
+        let entry = tree.device(device).ok_or_else(|| no_entry(tree, &device_name(device)))?;
         let volumes = Arc::clone(&entry.volumes);
         self.ask(entry.owner, |answer| Question::Device { device, volumes, answer })
     }
 
-    fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
+    pub(super) fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
         (0..self.shards).map(ShardId)
     }
 
-    fn entry(&self, export: ExportId) -> &ExportEntry {
-        &self.tree.exports[usize::from(export.0)]
+    /// The same for whoever looks at all of them: none if it has gone meanwhile.
+    fn device_if_there(
+        &self,
+        tree: &Tree,
+        device: DeviceId,
+    ) -> Result<Option<DeviceReport>, Fault> {
+        self.if_there(self.device(tree, device), |tree| tree.device(device).is_some())
     }
 
-    fn owner(&self, export: ExportId) -> ShardId {
-        self.tree.devices[usize::from(self.entry(export).device.0)].owner
+    /// What is gone does not answer. It is out of the tree before a shard forgets it.
+    fn if_there<T>(
+        &self,
+        answer: Result<T, Fault>,
+        there: impl Fn(&Tree) -> bool,
+    ) -> Result<Option<T>, Fault> {
+        match answer {
+            Err(_) if !there(&self.tree()) => Ok(None),
+            answer => answer.map(Some),
+        }
     }
 
-    fn setting(&self, export: ExportId) -> Setting {
+    /// What there is now.
+    pub fn tree(&self) -> Arc<Tree> {
+        Arc::clone(&lock(&self.tree))
+    }
+
+    /// What comes later sees it.
+    pub(super) fn change_tree(&self, change: impl FnOnce(&mut Tree)) {
+        let mut current = lock(&self.tree);
+        let mut tree = Tree::clone(&current);
+        change(&mut tree);
+        *current = Arc::new(tree);
+    }
+
+    pub(super) fn live(&self) -> &Live {
+        &self.live
+    }
+
+    pub(super) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// A new export begins with this.
+    pub(super) fn put_setting(&self, export: ExportId, setting: Setting) {
+        let mut settings = lock(&self.settings);
+        let places = settings.len().max(usize::from(export.0) + 1);
+        settings.resize(places, setting);
+        settings[usize::from(export.0)] = setting;
+    }
+
+    pub(super) fn setting(&self, export: ExportId) -> Setting {
         lock(&self.settings)[usize::from(export.0)]
     }
 
-    fn ask<T>(
+    pub(super) fn ask<T>(
         &self,
         shard: ShardId,
         question: impl FnOnce(Sender<T>) -> Question,
@@ -515,7 +582,20 @@ enum NoAnswer {
     Stopping,
 }
 
-fn stopping() -> Fault {
+fn no_entry(tree: &Tree, path: &str) -> Fault {
+    Fault::refused("ENOENT", format!("there is no {path}; {}", tree.advice(path)))
+}
+
+pub(super) fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportEntry, Fault> {
+    tree.export(name).ok_or_else(|| {
+        let names: Vec<&str> = tree.exports.iter().take(16).map(ExportEntry::shown_name).collect();
+        let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
+        let message = format!("there is no export `{name}`; there are {known}");
+        Fault::refused("ENOENT", message)
+    })
+}
+
+pub(super) fn stopping() -> Fault {
     Fault::refused("ESHUTDOWN", "the server is stopping")
 }
 
@@ -546,12 +626,12 @@ fn switched(path: &str, status: Status, accepted: String) -> Result<(), Fault> {
     })
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Whoever panicked left whole values.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, Fault> {
+pub(super) fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, Fault> {
     match params.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
@@ -559,7 +639,7 @@ fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, 
     }
 }
 
-fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, Fault> {
+pub(super) fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, Fault> {
     optional_text(params, name)?.ok_or_else(|| Fault::params(format!("{name} is missing")))
 }
 

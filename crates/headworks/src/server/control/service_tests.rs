@@ -3,11 +3,13 @@
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
-use headworks_core::{QueueOptions, VolumeId};
+use headworks_core::{QueueOptions, ShardConfig, VolumeId, VolumeOptions};
 
 use super::super::question::{DeviceReport, FailedRange, Question, SlowReport, VolumeReport};
 use super::super::tree::tests::tree;
 use super::*;
+use crate::server::assemble::Assembly;
+use crate::server::estate::Estate;
 
 /// How the shards behave.
 #[derive(Clone, Copy)]
@@ -86,9 +88,17 @@ fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
                 answer.send(SlowReport { now, requests: 0, slowest, writeback: None }).unwrap();
             }
             (_, Question::Connections { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, Question::Exports { .. } | Question::Drain { .. }) => {}
         }
     }
     told
+}
+
+/// Nothing that may come or go.
+fn live() -> Live {
+    let volume = VolumeOptions { size: 512, block_size: 512, ..VolumeOptions::default() };
+    let config = ShardConfig::single(QueueOptions::default(), volume, 1);
+    Live::new(Estate::new(&Assembly::default(), &config, false, Vec::new(), Vec::new()))
 }
 
 impl Bench {
@@ -98,7 +108,8 @@ impl Bench {
         let shards = mails.into_iter().map(start).collect();
         let setting = Setting { weight: 100, ioprio: Ioprio::default() };
         let board = Arc::new(Board::new(boxes, 3, Box::new(|| ())));
-        let mut service = Service::new(board, 2, tree(), vec![setting; 3], DirtyOptions::default());
+        let mut service =
+            Service::new(board, 2, tree(), vec![setting; 3], DirtyOptions::default(), live());
         let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
         if matches!(manner, Manner::Silent | Manner::Stuck) {
             service.patience = Patience { answer, switch };
@@ -230,7 +241,8 @@ fn a_change_of_write_back_that_a_shard_refuses_is_not_shown() {
 #[test]
 fn failed_ranges_come_from_the_volumes_home_and_both_shards_hear_of_their_end() {
     let mut bench = Bench::new(Manner::Switch(Ok(())));
-    bench.service.as_mut().unwrap().tree.exports[1].home = ShardId(1);
+    let service = bench.service.as_mut().unwrap();
+    Arc::get_mut(&mut lock(&service.tree)).unwrap().exports[1].home = ShardId(1);
     let range = json!({ "offset": 8192, "bytes": 4096, "error": IoError::Medium.to_string() });
     let expected = json!({ "export": "logs", "ranges": [range, range] });
     assert_eq!(bench.call("failed", json!({ "export": "logs" })), Ok(expected));

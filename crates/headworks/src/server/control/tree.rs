@@ -8,7 +8,7 @@
 //!   vm/dirty_bytes, vm/dirty_expire_centisecs ...               write-back of the whole server, if it has a cache
 //! ```
 //!
-//! The export without a name is called `default` here. Everything but connections stays as it was at the start.
+//! The export without a name is called `default` here.
 
 use std::sync::Arc;
 
@@ -19,6 +19,8 @@ use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMo
 /// A device: a queue and its volumes.
 #[derive(Clone, Debug)]
 pub struct DeviceEntry {
+    /// Its place.
+    pub id: DeviceId,
     /// The shard that owns it.
     pub owner: ShardId,
     /// Its volumes.
@@ -28,6 +30,8 @@ pub struct DeviceEntry {
 /// An export.
 #[derive(Clone, Debug)]
 pub struct ExportEntry {
+    /// Its place.
+    pub id: ExportId,
     /// Its name; may be empty.
     pub name: String,
     /// Its volume.
@@ -42,6 +46,8 @@ pub struct ExportEntry {
     pub on_error: ErrorPolicy,
     /// Clients may only read.
     pub read_only: bool,
+    /// Writes need a flush to outlive a power cut.
+    pub volatile: bool,
 }
 
 /// What a name stands for.
@@ -67,12 +73,12 @@ pub enum Leaf {
     Dirty(DirtyTunable),
 }
 
-/// Everything that has a name and stays.
+/// Everything that has a name. What is added or removed makes a new one; whoever looks has one that stays as it is.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    /// By [`DeviceId`].
+    /// Those that there are, by place.
     pub devices: Vec<DeviceEntry>,
-    /// By [`ExportId`].
+    /// Those that there are, in the order in which they were added.
     pub exports: Vec<ExportEntry>,
     /// The shards that cache.
     pub caching: Vec<ShardId>,
@@ -86,39 +92,49 @@ pub fn device_name(device: DeviceId) -> String {
     format!("hw{}", device.0)
 }
 
+impl ExportEntry {
+    /// Its name in paths and in tables.
+    pub fn shown_name(&self) -> &str {
+        if self.name.is_empty() { DEFAULT } else { &self.name }
+    }
+}
+
 /// Names that a user may have meant, at most.
 const NEAREST: usize = 3;
 /// What is longer is no slip of the finger, and would take long to compare.
 const SLIP_MAX: usize = 200;
 
 impl Tree {
-    /// An export's name in paths and in tables.
-    pub fn export_name(&self, export: ExportId) -> &str {
-        match self.exports[usize::from(export.0)].name.as_str() {
-            "" => DEFAULT,
-            name => name,
-        }
+    /// An export; none when it was removed.
+    pub fn entry(&self, export: ExportId) -> Option<&ExportEntry> {
+        self.exports.iter().find(|entry| entry.id == export)
+    }
+
+    /// A device; none when it was removed.
+    pub fn device(&self, device: DeviceId) -> Option<&DeviceEntry> {
+        self.devices.iter().find(|entry| entry.id == device)
+    }
+
+    /// The shard that owns an export's device.
+    pub fn owner(&self, entry: &ExportEntry) -> ShardId {
+        self.device(entry.device).map_or(entry.home, |device| device.owner)
     }
 
     /// The export of that name; `default` is also the one without a name.
-    pub fn export(&self, name: &str) -> Option<ExportId> {
-        let by = |name: &str| self.exports.iter().position(|export| export.name == name);
+    pub fn export(&self, name: &str) -> Option<&ExportEntry> {
+        let by = |name: &str| self.exports.iter().find(|export| export.name == name);
         let unnamed = || (name == DEFAULT).then(|| by("")).flatten();
-        by(name).or_else(unnamed).map(|index| ExportId(index as u16))
-    }
-
-    fn ids(&self) -> impl Iterator<Item = ExportId> {
-        (0..self.exports.len() as u16).map(ExportId)
+        by(name).or_else(unnamed)
     }
 
     /// Every name at or below `path` that is not a connection's, in order; an empty path has all but the second ways.
     pub fn leaves(&self, path: &str) -> Vec<(String, Leaf)> {
         let mut all = Vec::new();
-        for device in (0..self.devices.len() as u16).map(DeviceId) {
-            queue(&device_name(device), device, &mut all);
+        for DeviceEntry { id, .. } in &self.devices {
+            queue(&device_name(*id), *id, &mut all);
         }
-        for export in self.ids() {
-            let base = format!("exports/{}", self.export_name(export));
+        for entry in &self.exports {
+            let (export, base) = (entry.id, format!("exports/{}", entry.shown_name()));
             let own = [
                 ("device", Leaf::Device(export)),
                 ("read_only", Leaf::ReadOnly(export)),
@@ -129,7 +145,7 @@ impl Tree {
             ];
             all.extend(own.map(|(name, leaf)| (format!("{base}/{name}"), leaf)));
             if is_within(path, &format!("{base}/queue")) {
-                queue(&base, self.exports[usize::from(export.0)].device, &mut all);
+                queue(&base, entry.device, &mut all);
             }
         }
         if !self.caching.is_empty() {
@@ -148,7 +164,7 @@ impl Tree {
         let slip = path.len() <= SLIP_MAX;
         let mut known = self.leaves(if queue_of_export { "exports" } else { "" });
         if let Some(export) = below.strip_prefix("exports/").and_then(|name| self.export(name)) {
-            known.extend(self.leaves(&format!("exports/{}/queue", self.export_name(export))));
+            known.extend(self.leaves(&format!("exports/{}/queue", export.shown_name())));
         }
         let mut near: Vec<(usize, String)> = known
             .into_iter()
@@ -162,10 +178,11 @@ impl Tree {
             let names: Vec<String> = near.into_iter().map(|(_, name)| name).collect();
             return format!("the nearest are {}", names.join(", "));
         }
-        let devices = (0..self.devices.len() as u16).map(|device| device_name(DeviceId(device)));
-        let names: Vec<String> = devices.take(8).collect();
-        let vm = if self.caching.is_empty() { "" } else { ", vm" };
-        format!("names begin with {}{vm}, exports and connections", names.join(", "))
+        let mut names: Vec<String> =
+            self.devices.iter().take(8).map(|device| device_name(device.id)).collect();
+        names.extend((!self.caching.is_empty()).then(|| "vm".to_owned()));
+        names.push("exports".to_owned());
+        format!("names begin with {} and connections", names.join(", "))
     }
 }
 
@@ -202,11 +219,13 @@ pub(super) mod tests {
 
     /// Two devices; `db` and `logs` on the first, the export without a name on the second.
     pub fn tree() -> Tree {
-        let device = |volumes: &[u16]| DeviceEntry {
+        let device = |id, volumes: &[u16]| DeviceEntry {
+            id: DeviceId(id),
             owner: ShardId(0),
             volumes: volumes.iter().copied().map(VolumeId).collect(),
         };
         let export = |name: &str, volume, device| ExportEntry {
+            id: ExportId(volume),
             name: name.to_owned(),
             volume: VolumeId(volume),
             device: DeviceId(device),
@@ -214,9 +233,10 @@ pub(super) mod tests {
             mode: WriteMode::default(),
             on_error: ErrorPolicy::default(),
             read_only: false,
+            volatile: false,
         };
         Tree {
-            devices: vec![device(&[0, 1]), device(&[2])],
+            devices: vec![device(0, &[0, 1]), device(1, &[2])],
             exports: vec![export("db", 0, 0), export("logs", 1, 0), export("", 2, 1)],
             caching: vec![ShardId(0), ShardId(1)],
         }
@@ -265,11 +285,12 @@ pub(super) mod tests {
     #[test]
     fn default_is_a_name_if_an_export_has_it() {
         let mut tree = tree();
-        assert_eq!(tree.export("default"), Some(ExportId(2)));
-        assert_eq!(tree.export(""), Some(ExportId(2)));
+        let id = |tree: &Tree, name: &str| tree.export(name).map(|entry| entry.id);
+        assert_eq!(id(&tree, "default"), Some(ExportId(2)));
+        assert_eq!(id(&tree, ""), Some(ExportId(2)));
         tree.exports[1].name = "default".into();
-        assert_eq!(tree.export("default"), Some(ExportId(1)));
-        assert_eq!((tree.export("logs"), tree.export("")), (None, Some(ExportId(2))));
+        assert_eq!(id(&tree, "default"), Some(ExportId(1)));
+        assert_eq!((id(&tree, "logs"), id(&tree, "")), (None, Some(ExportId(2))));
     }
 
     #[test]

@@ -43,6 +43,15 @@ impl Reactor {
             Question::Turns { answer } => {
                 let _ = answer.send(*self.parts.shard.turn_stats());
             }
+            Question::Exports { answer } => {
+                let _ = answer.send(self.report_exports());
+            }
+            Question::Drain { volume, answer } => {
+                let bytes = self.parts.shard.dirty_bytes(volume).unwrap_or(0);
+                let (told, status) = std::sync::mpsc::channel();
+                self.drain(volume, told);
+                let _ = answer.send((bytes, status));
+            }
             Question::Latency { answer } => {
                 let _ = answer.send(self.report_latency());
             }
@@ -75,7 +84,7 @@ impl Reactor {
                 let _ = answer.send(());
             }
             Question::ExportIoprio { export, ioprio, answer } => {
-                self.doors[usize::from(export.0)].ioprio = ioprio;
+                self.exports.set_ioprio(export, ioprio);
                 self.for_each_connection(|connection| connection.follow(export, ioprio));
                 let _ = answer.send(());
             }

@@ -14,7 +14,7 @@
 
 use std::os::fd::OwnedFd;
 
-use headworks_core::{Input, Instant};
+use headworks_core::{ExportId, Input, Instant};
 use tracing::{debug, error, warn};
 
 use super::{Hold, LISTENERS, Life, Reactor, Standing};
@@ -66,7 +66,7 @@ impl Reactor {
             scratch: &mut self.scratch,
             pool,
             turn,
-            exports: &self.infos,
+            exports: self.exports.infos(),
             room,
             inputs: &mut self.inputs,
         };
@@ -111,18 +111,25 @@ impl Reactor {
 
     /// A client chose its export: the connection goes to the export's shard; true if that is this one.
     fn place(&mut self, now: Instant, slot: u32, export: usize, terms: Terms) -> bool {
-        let home = self.parts.exports[export].shard;
         let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+            return false;
+        };
+        let chosen = self.exports.chosen(export);
+        let Some((export, home, (door, info))) =
+            chosen.and_then(|(export, home)| Some((export, home, self.exports.open(export)?)))
+        else {
+            self.end(slot, &End::Fault("the export was removed meanwhile".into()));
             return false;
         };
         debug!(
             peer = connection.peer(),
-            export = self.infos[export].name,
+            export = info.name,
             tls = connection.tls(),
             "client chose its export"
         );
         if home == self.parts.id {
-            connection.begin(now, self.doors[export], &self.infos[export], terms);
+            connection.begin(now, door, info, terms);
+            self.standings[slot as usize].export = Some(export);
             return true;
         }
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
@@ -146,20 +153,24 @@ impl Reactor {
         &mut self,
         now: Instant,
         connection: Box<Connection>,
-        export: usize,
+        export: ExportId,
         terms: Terms,
     ) {
         if self.life != Life::Running {
             // It came after the stop: nobody would flush what it writes.
             return;
         }
+        let Some((door, info)) = self.exports.open(export) else {
+            warn!(peer = connection.peer(), "the export was removed meanwhile; closed");
+            return;
+        };
         match self.parts.desk.insert(connection) {
             Ok(slot) => {
                 if let Some((connection, _)) = self.parts.desk.connection(slot) {
-                    let door = self.doors[export];
-                    connection.begin(now, door, &self.infos[export], terms);
+                    connection.begin(now, door, info, terms);
                 }
                 self.newcomer(slot);
+                self.standings[slot as usize].export = Some(export);
                 self.heat(slot);
             }
             Err(connection) => warn!(peer = connection.peer(), "too many connections; closed"),
@@ -230,7 +241,8 @@ impl Reactor {
             }
             debug!(peer = connection.peer(), "connection closed");
         }
-        self.standings[slot as usize].hold = Hold::No;
+        let standing = &mut self.standings[slot as usize];
+        (standing.hold, standing.export) = (Hold::No, None);
     }
 
     /// One send for every connection that has something. True if that, or buffers that came back, lets somebody go on who

@@ -56,10 +56,11 @@ impl Line {
         }
     }
 
+    /// An export has this weight from now on, also one that was not there before.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        if let Some(account) = self.exports.get_mut(usize::from(export.0)) {
-            account.weight = weight;
-        }
+        let places = self.exports.len().max(usize::from(export.0) + 1);
+        self.exports.resize(places, Account { weight, held: 0 });
+        self.exports[usize::from(export.0)].weight = weight;
     }
 
     /// What a connection holds from now on. The first one that holds more has had its turn.

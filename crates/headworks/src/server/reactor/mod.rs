@@ -14,7 +14,9 @@
 
 mod answers;
 mod clients;
+mod exports;
 mod line;
+mod live;
 mod seeing;
 mod stop;
 
@@ -22,13 +24,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use headworks_core::{Control, Input, Instant, Notice, Shard, ShardId, VolumeId};
+use headworks_core::{Control, ExportId, Input, Instant, Notice, Shard, ShardId, VolumeId};
 use tracing::{error, info, warn};
 
 use crate::engine::{DiskQueue, Engine, Event, Wait, Waker};
 use crate::executor::Executor;
-use crate::frontend::nbd::connection::{ConnectionLimits, Door, End};
-use crate::frontend::nbd::handshake::ExportInfo;
+use crate::frontend::nbd::connection::{ConnectionLimits, End};
 use crate::memory::Span;
 use crate::ring::Sleeper;
 use crate::server::board::{Board, Mail};
@@ -36,8 +37,10 @@ use crate::server::desk::{Desk, Envelope};
 use crate::server::listener::Listener;
 use crate::server::polling::Polling;
 use crate::server::recorder::Recorder;
-use crate::server::{Clock, ServedExport, WatchedFile, statistics};
+use crate::server::{Clock, WatchedFile, statistics};
 use crate::tls::Offer;
+use exports::Exports;
+pub use exports::ServedExport;
 use line::Line;
 
 /// Tokens of listeners start here; below are connections' slots.
@@ -70,6 +73,8 @@ struct Standing {
     hold: Hold,
     /// The last send filled the socket.
     blocked: bool,
+    /// The export that it is a client of, until it is gone.
+    export: Option<ExportId>,
 }
 
 /// The way to the end.
@@ -106,7 +111,7 @@ pub struct Parts {
     pub wakers: Vec<Waker>,
     pub mail: Receiver<Mail>,
     pub board: Arc<Board>,
-    pub exports: Arc<[ServedExport]>,
+    pub exports: Vec<ServedExport>,
     pub listeners: Vec<Listener>,
     pub files: Vec<WatchedFile>,
     pub volumes: Vec<VolumeId>,
@@ -124,11 +129,11 @@ pub struct Parts {
 /// One shard's thread.
 pub struct Reactor {
     parts: Parts,
-    /// What clients are told of the exports.
-    infos: Vec<ExportInfo>,
-    /// Where their requests go, by export, and with which class: that may change.
-    doors: Vec<Door>,
+    exports: Exports,
     sets: answers::Sets,
+    drains: live::Drains,
+    /// Something joined or left: the shard has something to do though nothing else happened.
+    changed: bool,
     standings: Vec<Standing>,
     /// Connections that are tried every turn.
     hot: Vec<u32>,
@@ -166,9 +171,10 @@ impl Reactor {
     pub fn new(parts: Parts) -> Self {
         let places = parts.desk.slots().count();
         Self {
-            infos: parts.exports.iter().map(|export| export.info.clone()).collect(),
-            doors: parts.exports.iter().map(|export| export.door).collect(),
+            exports: Exports::new(parts.exports.iter().cloned()),
             sets: answers::Sets::default(),
+            drains: live::Drains::default(),
+            changed: false,
             standings: vec![Standing::default(); places],
             hot: Vec::with_capacity(places),
             line: Line::new(places, parts.exports.iter().map(|export| export.weight)),
@@ -234,6 +240,7 @@ impl Reactor {
         worked |= self.send(now);
         self.push_messages();
         self.answer_sets();
+        self.answer_drains();
         self.tell_notices();
         self.advance_life(now);
         // A client that left while it was sent to left something to say.
@@ -352,6 +359,8 @@ impl Reactor {
                 Mail::Control(control) => self.on_control(control),
                 Mail::Statistics => self.tell_statistics(),
                 Mail::Ask(question) => self.on_question(now, question),
+                Mail::Order(order, answer) => self.on_order(now, *order, &answer),
+                Mail::Resized { volume, size } => self.exports.resize(volume, size),
                 Mail::Stop => self.stop(now),
                 Mail::Look | Mail::RollCall(_) => {}
             }
@@ -381,7 +390,7 @@ impl Reactor {
     /// Lets the shard decide and carries it out, until devices that answer at once have nothing more to say.
     fn step(&mut self, now: Instant) {
         let Parts { shard, executor, engine, desk, recorder, .. } = &mut self.parts;
-        while !self.inputs.is_empty() {
+        while !self.inputs.is_empty() || std::mem::take(&mut self.changed) {
             std::mem::swap(&mut self.inputs, &mut self.batch);
             shard.handle(now, &self.batch);
             if let Some(recorder) = recorder {
@@ -463,17 +472,16 @@ impl Reactor {
         if std::mem::take(&mut self.resting) {
             (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
         }
-        for file in &mut self.parts.files {
+        for index in 0..self.parts.files.len() {
+            let file = &mut self.parts.files[index];
+            let volume = file.volume;
             if let Some(size) = file.changed_size() {
                 warn!(
-                    volume = file.volume.0,
+                    volume = volume.0,
                     "the image changed its size to {size} bytes while it is served"
                 );
-                let volume = file.volume;
-                let exports = self.parts.exports.iter().zip(&mut self.infos);
-                exports
-                    .filter(|(export, _)| export.door.volume == volume)
-                    .for_each(|(_, info)| info.size = size);
+                self.exports.resize(volume, size);
+                self.tell_size(volume, size);
                 self.inputs.push(Input::Control(Control::Resize { volume, size }));
             }
         }

@@ -8,11 +8,10 @@
 //! for five seconds at most, a device that does not answer for as long as the user waits. A flush writes what is dirty and may
 //! give up after a time of its own; then it is asked for again, until the stop's time is over.
 
-use headworks_core::{Bio, BioFlags, BioId, Input, Instant, IoError, Op, Status, VolumeId};
+use headworks_core::{Instant, IoError, Status, VolumeId};
 use tracing::{error, info, warn};
 
 use super::{DRAIN_NS, LISTENERS, Life, Reactor};
-use crate::server::desk::OWN_FLUSHES;
 
 impl Reactor {
     pub(super) fn stop(&mut self, now: Instant) {
@@ -32,6 +31,7 @@ impl Reactor {
         }
         self.line.clear();
         self.abandon_sets();
+        self.abandon_drains();
         self.send(now);
     }
 
@@ -52,7 +52,9 @@ impl Reactor {
             Life::Flushing { left, since } => {
                 let in_time = self.parts.stop_ns == 0 || now.since(since) < self.parts.stop_ns;
                 let mut answers = std::mem::take(&mut self.parts.desk.own_flushes);
-                let ended = answers.drain(..).filter(|answer| self.is_last_word(*answer, in_time));
+                let ended = answers
+                    .drain(..)
+                    .filter(|(id, status)| self.is_last_word((id.volume, *status), in_time));
                 match left - ended.count() {
                     0 if self.frames_are_home() => self.wait_for_others(),
                     left => self.life = Life::Flushing { left, since },
@@ -63,7 +65,7 @@ impl Reactor {
     }
 
     /// A client that does not read holds up nobody's shutdown; buffers in the device do.
-    fn close_if_only_sending(&mut self, slot: u32) {
+    pub(super) fn close_if_only_sending(&mut self, slot: u32) {
         if self.parts.desk.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing())
         {
             self.close(slot);
@@ -94,15 +96,6 @@ impl Reactor {
         self.step(now);
         self.push_messages();
         self.advance_life(now);
-    }
-
-    fn flush(&mut self, volume: VolumeId) {
-        let sequence = self.own_flushes;
-        self.own_flushes += 1;
-        let id = BioId { connection: OWN_FLUSHES, volume, sequence, ..BioId::default() };
-        // By FUA, so that it is obeyed where flushes promise nothing, too.
-        let flags = BioFlags::SYNC.with(BioFlags::FUA);
-        self.inputs.push(Input::Bio(Bio { id, op: Op::Flush, flags, ..Bio::default() }));
     }
 
     fn wait_for_others(&mut self) {

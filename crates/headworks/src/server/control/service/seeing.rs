@@ -8,9 +8,9 @@ use serde_json::json;
 
 use super::super::latency;
 use super::super::question::{Question, SlowReport};
-use super::super::tree::device_name;
+use super::super::tree::{ExportEntry, device_name};
 use super::super::why::{Facts, why};
-use super::{Answer, Fault, Service};
+use super::{Answer, Fault, Service, find_export};
 use crate::latency::Totals;
 
 /// What each export's clients waited for, those that had any.
@@ -29,22 +29,24 @@ impl Service {
     }
 
     pub(super) fn histograms(&self, name: &str) -> Answer {
-        let export = self.find_export(name)?;
-        let totals = self.latencies()?.remove(&export).unwrap_or_default();
+        let tree = self.tree();
+        let entry = find_export(&tree, name)?;
+        let totals = self.latencies()?.remove(&entry.id).unwrap_or_default();
         let ops = latency::histograms(&totals);
-        Ok(json!({ "export": self.tree.export_name(export), "ops": ops }))
+        Ok(json!({ "export": entry.shown_name(), "ops": ops }))
     }
 
     pub(super) fn why(&self, name: &str) -> Answer {
-        let export = self.find_export(name)?;
-        let (device, home) = (self.entry(export).device, self.entry(export).home);
+        let tree = self.tree();
+        let entry = find_export(&tree, name)?;
+        let ExportEntry { id: export, device, home, .. } = *entry;
         let question = |answer| Question::Slow { export, device, answer };
         let SlowReport { now, requests, slowest, writeback } = self.ask(home, question)?;
-        let options = self.device(device)?.options;
+        let options = self.device(&tree, device)?.options;
         let blocks = |count: u64| count * u64::from(BLOCK);
         let facts = Facts {
             device: device_name(device),
-            export: self.tree.export_name(export).to_owned(),
+            export: entry.shown_name().to_owned(),
             nr_requests: options.nr_requests,
             scheduler: options.scheduler.name(),
             dirty: writeback.map(|wb| {

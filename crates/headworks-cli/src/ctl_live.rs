@@ -1,0 +1,180 @@
+//! The commands of `headworks ctl` that change what is served: `exports`, `add`, `remove`, `resize`, `drain`.
+
+use clap::Subcommand;
+use headworks::units::display_size;
+use serde_json::{Value, json};
+
+use crate::ctl::{list, plain};
+
+#[derive(Subcommand)]
+pub enum Live {
+    /// What is served: a row for each export
+    Exports,
+    /// Serves one more export; clients may choose it when this returns
+    Add {
+        /// SPEC or NAME=SPEC, as for `headworks serve`; a file that is served already is shared
+        #[arg(value_name = "[NAME=]SPEC")]
+        spec: String,
+        /// Clients may only read
+        #[arg(long)]
+        read_only: bool,
+    },
+    /// Serves an export no longer: it is written out and flushed, its image is closed and unlocked
+    Remove {
+        /// The export; `default` is the one without a name
+        export: String,
+        /// Also if clients are connected: they are closed when their requests are answered
+        #[arg(long)]
+        force: bool,
+    },
+    /// Gives an export more bytes, and its image with it; clients see them when they connect anew
+    Resize {
+        /// The export; `default` is the one without a name
+        export: String,
+        /// Its new size, such as 20G; without it: the size that its file or disk has now
+        size: Option<String>,
+    },
+    /// Writes out everything that is dirty and flushes the devices; returns when that is done
+    Drain {
+        /// The export; without it all of them
+        export: Option<String>,
+    },
+}
+
+impl Live {
+    /// The method and its parameters.
+    pub fn request(&self) -> (&'static str, Value) {
+        match self {
+            Self::Exports => ("exports", json!({})),
+            Self::Add { spec, read_only } => {
+                // A path is this shell's, not the server's.
+                let cwd = std::env::current_dir().unwrap_or_default();
+                let cwd = cwd.to_string_lossy();
+                ("add", json!({ "spec": spec, "read_only": read_only, "cwd": cwd }))
+            }
+            Self::Remove { export, force } => {
+                ("remove", json!({ "export": export, "force": force }))
+            }
+            Self::Resize { export, size: None } => ("resize", json!({ "export": export })),
+            Self::Resize { export, size } => ("resize", json!({ "export": export, "size": size })),
+            Self::Drain { export: None } => ("drain", json!({})),
+            Self::Drain { export } => ("drain", json!({ "export": export })),
+        }
+    }
+
+    /// The answer, for people.
+    pub fn show(&self, result: &Value) -> String {
+        let export = plain(&result["export"]);
+        match self {
+            Self::Exports => table(result),
+            Self::Add { .. } => {
+                let notes = list(&result["notes"]).iter();
+                let notes: String = notes.map(|note| format!("note: {}\n", plain(note))).collect();
+                format!("{notes}{export}: added\n")
+            }
+            Self::Remove { .. } => {
+                let clients = match result["clients"].as_u64() {
+                    Some(0) | None => String::new(),
+                    Some(1) => ", a client was closed".to_owned(),
+                    Some(clients) => format!(", {clients} clients were closed"),
+                };
+                let rest = match result["closed"] == true {
+                    true => "its image is closed",
+                    false => "another export serves its image still",
+                };
+                format!("{export}: removed{clients}; {rest}\n")
+            }
+            Self::Resize { .. } => match result["before"] == result["size"] {
+                true => format!("{export}: {} as before\n", size(&result["size"])),
+                false => {
+                    let (before, now) = (size(&result["before"]), size(&result["size"]));
+                    format!("{export}: {before} before, {now} now\n")
+                }
+            },
+            Self::Drain { .. } => {
+                let seconds = result["seconds"].as_f64().unwrap_or_default();
+                let bytes = size(&result["bytes"]);
+                format!("{bytes} written out and flushed in {seconds:.3} s\n")
+            }
+        }
+    }
+}
+
+fn size(bytes: &Value) -> String {
+    bytes.as_u64().map_or_else(|| "-".to_owned(), display_size)
+}
+
+/// Columns as wide as what is in them.
+fn table(exports: &Value) -> String {
+    let head = [
+        "NAME", "SIZE", "DEVICE", "CACHE", "ACCESS", "WEIGHT", "IOPRIO", "CLIENTS", "DIRTY",
+        "STATE",
+    ];
+    let mut rows = vec![head.map(str::to_owned)];
+    rows.extend(list(exports).iter().map(|row| {
+        let access = if row["read_only"] == true { "ro" } else { "rw" };
+        let word = |name: &str| plain(&row[name]);
+        [
+            word("name"),
+            size(&row["size"]),
+            word("device"),
+            word("cache"),
+            access.to_owned(),
+            word("weight"),
+            word("ioprio"),
+            word("clients"),
+            size(&row["dirty"]),
+            word("state"),
+        ]
+    }));
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let line = |row: &[String; 10]| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        format!("{}\n", cells.collect::<Vec<_>>().join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_for_each_export_under_the_names_of_its_columns() {
+        let row = |name: &str, clients: u32| {
+            json!({ "name": name, "size": 1 << 30, "device": "hw0", "cache": "writeback",
+                "read_only": clients == 0, "weight": 100, "ioprio": "be,4", "clients": clients,
+                "dirty": 4096, "failed": 0, "state": "serving" })
+        };
+        let text = table(&json!([row("db", 12), row("a-long-name", 0)]));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "NAME         SIZE   DEVICE  CACHE      ACCESS  WEIGHT  IOPRIO  CLIENTS  DIRTY  STATE"
+        );
+        assert_eq!(
+            lines[1],
+            "db           1 GiB  hw0     writeback  rw      100     be,4    12       4 KiB  serving"
+        );
+        assert!(lines[2].starts_with("a-long-name  1 GiB") && lines[2].contains(" ro "));
+        assert_eq!(table(&json!([])).lines().count(), 1);
+    }
+
+    #[test]
+    fn answers_say_what_was_done() {
+        let remove = Live::Remove { export: String::new(), force: true };
+        let gone = |clients: u32, closed: bool| {
+            remove.show(&json!({ "export": "a", "clients": clients, "closed": closed }))
+        };
+        assert_eq!(gone(0, true), "a: removed; its image is closed\n");
+        assert!(gone(3, false).contains("3 clients were closed; another export"));
+        let resize = Live::Resize { export: String::new(), size: None };
+        let resized = |before: u64, size: u64| {
+            resize.show(&json!({ "export": "a", "before": before, "size": size }))
+        };
+        assert_eq!(resized(1024, 2048), "a: 1 KiB before, 2 KiB now\n");
+        assert_eq!(resized(2048, 2048), "a: 2 KiB as before\n");
+        assert_eq!(resize.request(), ("resize", json!({ "export": "" })));
+    }
+}

@@ -1,0 +1,200 @@
+//! `add`: one more export.
+
+use std::path::PathBuf;
+
+use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
+use serde_json::{Value, json};
+
+use super::super::order::Order;
+use super::super::rpc::{Fault, Params};
+use super::super::service::{Answer, Service, Setting, lock, text};
+use super::super::tree::{DeviceEntry, ExportEntry};
+use super::{refused, wrong};
+use crate::device::{Base, Device};
+use crate::server::assemble::ExportSpec;
+use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Site, VolumeHolding};
+use crate::server::opening::{Opened, assembled};
+use crate::server::served;
+
+impl Service {
+    /// By the words of a client.
+    pub(in super::super) fn add_by_words(&self, params: &Params) -> Answer {
+        let flag = |name: &str| match params.get(name) {
+            None => Ok(false),
+            Some(Value::Bool(on)) => Ok(*on),
+            Some(_) => Err(Fault::params(format!("{name} is true or false"))),
+        };
+        let mut spec =
+            ExportSpec::parse(text(params, "spec")?, false).map_err(|error| wrong(&error))?;
+        spec.read_only = flag("read_only")?;
+        // Paths are the client's.
+        if let (Base::File { path, .. }, Some(Value::String(folder))) =
+            (&mut spec.spec.base, params.get("cwd"))
+        {
+            *path = PathBuf::from(folder).join(path.as_path());
+        }
+        self.add(spec)
+    }
+
+    /// Clients may choose it when this returns.
+    pub(super) fn add(&self, spec: ExportSpec) -> Answer {
+        spec.check().map_err(|error| wrong(&error))?;
+        let mut estate = lock(&self.live().estate);
+        if self.tree().exports.iter().any(|entry| entry.name == spec.name) {
+            let message = format!("there is an export `{}` already; remove it first", spec.name);
+            return Err(Fault::refused("EEXIST", message));
+        }
+        let export = estate.free_export().map_err(|error| wrong(&error))?;
+        let (volume, notes) = match estate.find(&spec) {
+            Some(volume) => {
+                estate.may_share(volume, &spec).map_err(|error| wrong(&error))?;
+                (volume, Vec::new())
+            }
+            None => self.add_volume(&mut estate, &spec)?,
+        };
+        let entry = self.serve(&mut estate, export, volume, &spec)?;
+        tracing::info!("export {} was added", entry.shown_name());
+        Ok(json!({ "export": entry.shown_name(), "notes": notes }))
+    }
+
+    fn add_volume(
+        &self,
+        estate: &mut Estate,
+        spec: &ExportSpec,
+    ) -> Result<(VolumeId, Vec<String>), Fault> {
+        estate.may_open(spec).map_err(|error| wrong(&error))?;
+        let opened = Opened::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
+        let Site { volume, config, device, owner } = match estate.site(spec, &opened) {
+            Ok(site) => site,
+            Err(error) => {
+                opened.undo(&spec.spec);
+                return Err(wrong(&error));
+            }
+        };
+        let (notes, mut origin) = (opened.notes.clone(), opened.origin());
+        origin.caching = spec.caching();
+        let mut watched = opened.watched(volume);
+        let (mut file, filesystem) = (None, opened.filesystem());
+        if let Some(queue) = device {
+            let (_, body) = opened.into_device(&spec.spec, config.device, volume);
+            let config_of = DeviceConfig { owner, queue };
+            self.add_device(config.device, config_of, body)?;
+            let holding = DeviceHolding { config: config_of, filesystem };
+            estate.devices.insert(config.device.0, holding);
+        } else {
+            file = opened.joins().ok().map(|(_, file)| file);
+        }
+        for shard in self.all_from(owner) {
+            let order = Order::AddVolume {
+                volume,
+                config,
+                file: file.take_if(|_| shard == owner),
+                watched: watched.take_if(|_| shard == config.home),
+            };
+            if let Err(error) = self.order(shard, order)? {
+                self.forget_volume(estate, volume, config)?;
+                return Err(refused(&error));
+            }
+        }
+        estate.volumes.insert(volume.0, VolumeHolding { config, origin });
+        Ok((volume, notes))
+    }
+
+    fn add_device(
+        &self,
+        device: DeviceId,
+        config: DeviceConfig,
+        body: Box<dyn Device>,
+    ) -> Result<(), Fault> {
+        let mut body = Some(body);
+        for shard in self.all_from(config.owner) {
+            let body = body.take_if(|_| shard == config.owner);
+            if let Err(error) = self.order(shard, Order::AddDevice { device, config, body })? {
+                self.forget_device(device, config.owner)?;
+                return Err(refused(&error));
+            }
+        }
+        Ok(())
+    }
+
+    /// A change was refused by a shard: those that had agreed forget it again, the others have nothing to forget.
+    fn forget_volume(
+        &self,
+        estate: &mut Estate,
+        volume: VolumeId,
+        config: VolumeConfig,
+    ) -> Result<(), Fault> {
+        for shard in self.all_from(config.home) {
+            let _ = self.order(shard, Order::RemoveVolume { volume, device: config.device })?;
+        }
+        let mut others = estate.volumes.values();
+        if !others.any(|other| other.config.device == config.device)
+            && let Some(holding) = estate.devices.remove(&config.device.0)
+        {
+            self.forget_device(config.device, holding.config.owner)?;
+        }
+        Ok(())
+    }
+
+    fn forget_device(&self, device: DeviceId, owner: ShardId) -> Result<(), Fault> {
+        for shard in self.all_from(owner).into_iter().rev() {
+            let _ = self.order(shard, Order::RemoveDevice { device })?;
+        }
+        Ok(())
+    }
+
+    fn serve(
+        &self,
+        estate: &mut Estate,
+        export: ExportId,
+        volume: VolumeId,
+        spec: &ExportSpec,
+    ) -> Result<ExportEntry, Fault> {
+        let holding = estate.volumes.get(&volume.0).ok_or_else(super::stopping)?;
+        let (config, what) = (holding.config, &holding.origin.what);
+        // Somebody may have made it longer since.
+        let others = estate.exports.iter().find(|(_, other)| other.volume == volume);
+        let size = match others.map(|(id, _)| self.export_report(ExportId(*id))).transpose()? {
+            Some(Some(report)) => report.size.unwrap_or(config.options.size),
+            _ => config.options.size,
+        };
+        let device = estate.devices.get(&config.device.0).ok_or_else(super::stopping)?.config;
+        let assembled = assembled(spec, volume, what, size);
+        let served = served(&assembled, export, &config, size, estate.serial);
+        self.put_setting(export, Setting { weight: assembled.weight, ioprio: assembled.ioprio });
+        // Shard 0 is where clients choose: when it knows the export all others do.
+        for shard in self.shards().collect::<Vec<_>>().into_iter().rev() {
+            let order = Order::Serve { export: served.clone() };
+            self.order(shard, order)?.map_err(|error| refused(&error))?;
+        }
+        estate.serial += 1;
+        estate.exports.insert(export.0, ExportHolding { volume, spec: spec.clone() });
+        let entry = ExportEntry {
+            id: export,
+            name: spec.name.clone(),
+            volume,
+            device: config.device,
+            home: config.home,
+            mode: config.options.mode,
+            on_error: config.options.on_error,
+            read_only: assembled.read_only || config.options.read_only,
+            volatile: device.queue.write_cache && !config.options.read_only,
+        };
+        self.change_tree(|tree| {
+            tree.exports.push(entry.clone());
+            match tree.devices.iter_mut().find(|known| known.id == config.device) {
+                Some(known) if known.volumes.contains(&volume) => {}
+                Some(known) => {
+                    known.volumes = known.volumes.iter().copied().chain([volume]).collect();
+                }
+                None => {
+                    let volumes = [volume].into();
+                    let (id, owner) = (config.device, device.owner);
+                    tree.devices.push(DeviceEntry { id, owner, volumes });
+                    tree.devices.sort_by_key(|device| device.id);
+                }
+            }
+        });
+        Ok(entry)
+    }
+}

@@ -1,0 +1,98 @@
+//! `drain`: everything that is dirty now is written out, and the devices are flushed, while clients go on.
+
+use std::sync::mpsc::Receiver;
+
+use headworks_core::{IoError, ShardId, Status, VolumeId};
+use serde_json::json;
+
+use super::super::question::Question;
+use super::super::rpc::{Fault, Params};
+use super::super::service::{Answer, Service, find_export, optional_text, stopping};
+use super::super::tree::{ExportEntry, Tree};
+use super::{Draining, PAUSE};
+
+/// A write-out that is under way.
+struct WriteOut<'a> {
+    entry: &'a ExportEntry,
+    bytes: u64,
+    status: Receiver<Status>,
+}
+
+impl Service {
+    pub(in super::super) fn drain(&self, params: &Params) -> Answer {
+        let since = std::time::Instant::now();
+        let tree = self.tree();
+        let entries = match optional_text(params, "export")? {
+            Some(name) => vec![find_export(&tree, name)?],
+            None => volumes(&tree),
+        };
+        let _shown = Draining::new(self.live(), entries.iter().map(|entry| entry.id).collect());
+        // All at once: devices work side by side.
+        let started: Vec<WriteOut<'_>> = entries
+            .into_iter()
+            .map(|entry| {
+                let (bytes, status) = self.start_drain(entry.home, entry.volume)?;
+                Ok(WriteOut { entry, bytes, status })
+            })
+            .collect::<Result<_, Fault>>()?;
+        let (mut rows, mut failures, mut sum) = (Vec::new(), Vec::new(), 0);
+        for WriteOut { entry, bytes, status } in started {
+            match self.end_drain(entry.home, entry.volume, status)? {
+                Ok(()) => rows.push(json!({ "export": entry.shown_name(), "bytes": bytes })),
+                Err(error) => failures.push(format!("{}: {error}", entry.shown_name())),
+            }
+            sum += bytes;
+        }
+        if !failures.is_empty() {
+            let message = format!("not everything could be written out: {}", failures.join("; "));
+            let message = format!("{message}; see `failed EXPORT`, and `acknowledge EXPORT`");
+            return Err(Fault::refused("EIO", message));
+        }
+        let seconds = since.elapsed().as_secs_f64();
+        Ok(json!({ "exports": rows, "bytes": sum, "seconds": seconds }))
+    }
+
+    /// Writes out a volume and flushes its device; how it went.
+    pub(super) fn write_out(&self, home: ShardId, volume: VolumeId) -> Result<Status, Fault> {
+        let (_, status) = self.start_drain(home, volume)?;
+        self.end_drain(home, volume, status)
+    }
+
+    fn start_drain(
+        &self,
+        home: ShardId,
+        volume: VolumeId,
+    ) -> Result<(u64, Receiver<Status>), Fault> {
+        self.ask(home, |answer| Question::Drain { volume, answer })
+    }
+
+    /// Waits however long it takes; the server's stop ends it.
+    fn end_drain(
+        &self,
+        home: ShardId,
+        volume: VolumeId,
+        mut status: Receiver<Status>,
+    ) -> Result<Status, Fault> {
+        loop {
+            match status.recv().map_err(|_| stopping())? {
+                // A flush gives up after a time of its own, and a shard that is full takes it a little later.
+                Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {
+                    std::thread::sleep(PAUSE);
+                    status = self.start_drain(home, volume)?.1;
+                }
+                end => return Ok(end),
+            }
+        }
+    }
+}
+
+/// One export of every volume.
+fn volumes(tree: &Tree) -> Vec<&ExportEntry> {
+    let mut entries: Vec<&ExportEntry> = Vec::new();
+    for entry in &tree.exports {
+        if !entries.iter().any(|known| known.volume == entry.volume) {
+            entries.push(entry);
+        }
+    }
+    entries
+}

@@ -1,0 +1,61 @@
+//! `exports`: a row for each.
+
+use headworks_core::ExportId;
+use serde_json::{Value, json};
+
+use super::super::order::ExportReport;
+use super::super::question::Question;
+use super::super::rpc::Fault;
+use super::super::service::{Answer, Service, lock};
+use super::super::tree::{ExportEntry, device_name};
+
+impl Service {
+    pub(in super::super) fn exports(&self) -> Answer {
+        let tree = self.tree();
+        let reports = self.export_reports()?;
+        let draining = lock(&self.live().draining).clone();
+        let row = |entry: &ExportEntry| {
+            let report = reports.iter().find(|report| report.export == entry.id)?;
+            let setting = self.setting(entry.id);
+            let state = match report {
+                _ if draining.contains(&entry.id) => "draining",
+                ExportReport { suspect: false, failed: 0, .. } => "serving",
+                _ => "suspect",
+            };
+            Some(json!({
+                "name": entry.shown_name(),
+                "size": report.size,
+                "device": device_name(entry.device),
+                "cache": entry.mode.name(),
+                "read_only": entry.read_only,
+                "weight": setting.weight,
+                "ioprio": setting.ioprio.to_string(),
+                "clients": report.clients,
+                "dirty": report.dirty,
+                "failed": report.failed,
+                "state": state,
+            }))
+        };
+        Ok(Value::Array(tree.exports.iter().filter_map(row).collect()))
+    }
+
+    /// What all shards together say of the exports.
+    pub(super) fn export_reports(&self) -> Result<Vec<ExportReport>, Fault> {
+        let mut all: Vec<ExportReport> = Vec::new();
+        for shard in self.shards() {
+            for report in self.ask(shard, |answer| Question::Exports { answer })? {
+                match all.iter_mut().find(|known| known.export == report.export) {
+                    Some(known) => known.add(&report),
+                    None => all.push(report),
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The same of one; none where it is not known any more.
+    pub(super) fn export_report(&self, export: ExportId) -> Result<Option<ExportReport>, Fault> {
+        let reports = self.export_reports()?;
+        Ok(reports.into_iter().find(|report| report.export == export))
+    }
+}

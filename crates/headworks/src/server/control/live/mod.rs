@@ -1,0 +1,141 @@
+//! Exports that come, go and grow while the server runs, and what is written out when somebody asks.
+//!
+//! ```text
+//!   add      place taken -> opened -> device, volume on every shard -> serving
+//!   remove   hidden -> clients leave -> written out, flushed -> volume, device gone from every shard -> closed, places free
+//!                `-- somebody is connected, or the write-out fails: found again, as it was
+//!   resize   file longer -> device, then every shard
+//!   drain    a flush of each volume
+//! ```
+//!
+//! One at a time, by the lock of the estate; `drain` and everything that only looks go on meanwhile. Each step is an order to every
+//! shard, answered before the next; the estate and the tree are changed when all have agreed. A server that stops answers nobody,
+//! so whoever waits ends then.
+
+mod add;
+mod drain;
+mod exports;
+mod reconcile;
+mod remove;
+mod resize;
+
+use std::sync::Mutex;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use headworks_core::{ChangeError, ConfigError, ExportId, ShardId};
+
+use super::order::{Order, Outcome, Remains};
+use super::rpc::Fault;
+use super::service::{Service, lock, stopping};
+use crate::memory::give_back;
+use crate::server::board::Mail;
+use crate::server::estate::{Estate, PLACES};
+
+pub use reconcile::Reload;
+
+/// How long it takes until something that was in the way is asked for again.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What changes of exports work with.
+pub struct Live {
+    /// Held while exports come, go or grow.
+    estate: Mutex<Estate>,
+    /// Exports that are being written out.
+    draining: Mutex<Vec<ExportId>>,
+}
+
+impl Live {
+    pub fn new(estate: Estate) -> Self {
+        Self { estate: Mutex::new(estate), draining: Mutex::default() }
+    }
+}
+
+/// Shows exports as draining for as long as it lives.
+struct Draining<'a>(&'a Live, Vec<ExportId>);
+
+impl<'a> Draining<'a> {
+    fn new(live: &'a Live, exports: Vec<ExportId>) -> Self {
+        lock(&live.draining).extend(&exports);
+        Self(live, exports)
+    }
+}
+
+impl Drop for Draining<'_> {
+    fn drop(&mut self) {
+        let mut all = lock(&self.0.draining);
+        for export in &self.1 {
+            if let Some(index) = all.iter().position(|other| other == export) {
+                all.swap_remove(index);
+            }
+        }
+    }
+}
+
+impl Service {
+    /// One shard obeys or refuses. It is waited for without a limit: what it will do later must not be a surprise.
+    fn order(&self, shard: ShardId, order: Order) -> Result<Outcome, Fault> {
+        let (answer, answers) = channel();
+        self.board().send(shard, Mail::Order(Box::new(order), answer));
+        answers.recv().map_err(|_| stopping())
+    }
+
+    /// The same as often as something is in the way, until `patience` is over.
+    fn insist(
+        &self,
+        shard: ShardId,
+        order: impl Fn() -> Order,
+        patience: Option<Duration>,
+    ) -> Result<Outcome, Fault> {
+        let since = std::time::Instant::now();
+        loop {
+            match self.order(shard, order())? {
+                Err(ChangeError::Busy(_))
+                    if patience.is_none_or(|limit| since.elapsed() < limit) =>
+                {
+                    std::thread::sleep(PAUSE);
+                }
+                outcome => return Ok(outcome),
+            }
+        }
+    }
+
+    /// Every shard, `first` first.
+    fn all_from(&self, first: ShardId) -> Vec<ShardId> {
+        let others = self.shards().filter(|shard| *shard != first);
+        std::iter::once(first).chain(others).collect()
+    }
+
+    /// An order that every shard obeys.
+    fn tell_all(&self, order: impl Fn() -> Order) -> Result<(), Fault> {
+        for shard in self.shards() {
+            self.order(shard, order())?.map_err(|error| refused(&error))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a shard refuses, for the operator.
+fn refused(error: &ChangeError) -> Fault {
+    match error {
+        ChangeError::Busy(what) => Fault::refused("EBUSY", (*what).to_owned()),
+        ChangeError::Invalid(error) => wrong(error),
+    }
+}
+
+/// What is wrong with an export, as it would be at the start.
+fn wrong(error: &ConfigError) -> Fault {
+    if error.option == PLACES {
+        return Fault::refused("ENOSPC", error.message.to_string());
+    }
+    Fault::refused("EINVAL", error.to_string())
+}
+
+/// Closes what shards gave up. What the allocator keeps of a device would be that of the largest number there ever was.
+fn close(remains: Vec<Remains>) {
+    drop(remains);
+    give_back();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! A configuration that was read again: what differs by name is added, removed or set; the rest is not touched.
+
+use headworks_core::{ConfigError, Ioprio};
+
+use super::super::rpc::Fault;
+use super::super::service::{Service, lock};
+use crate::server::assemble::{self, ExportSpec};
+
+/// What came of a configuration that was read again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reload {
+    /// Exports that are new.
+    pub added: Vec<String>,
+    /// Exports that are gone.
+    pub removed: Vec<String>,
+    /// Exports that have another weight or class, and what.
+    pub changed: Vec<(String, String)>,
+    /// Exports that stay as they are though the configuration says otherwise, and why.
+    pub kept: Vec<(String, String)>,
+    /// Exports that could not be added, and why.
+    pub failed: Vec<(String, String)>,
+}
+
+impl Service {
+    /// See [`crate::server::Server::reconcile`].
+    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
+        assemble::check(&wanted)?;
+        let mut reload = Reload::default();
+        let there: Vec<ExportSpec> = {
+            let estate = lock(&self.live().estate);
+            estate.exports.values().map(|holding| holding.spec.clone()).collect()
+        };
+        // Places and files become free first.
+        for old in &there {
+            if !wanted.iter().any(|new| new.name == old.name) {
+                match self.remove(&old.name, false) {
+                    Ok(_) => reload.removed.push(shown(&old.name)),
+                    Err(fault) => reload.kept.push((shown(&old.name), sentence(&fault))),
+                }
+            }
+        }
+        for new in wanted {
+            let name = shown(&new.name);
+            match there.iter().find(|old| old.name == new.name) {
+                Some(old) => self.update(old, &new, &mut reload),
+                None => match self.add(new) {
+                    Ok(_) => reload.added.push(name),
+                    Err(fault) => reload.failed.push((name, sentence(&fault))),
+                },
+            }
+        }
+        Ok(reload)
+    }
+
+    /// An export that is in both: its share is set, anything else waits for a restart.
+    fn update(&self, old: &ExportSpec, new: &ExportSpec, reload: &mut Reload) {
+        let name = shown(&new.name);
+        let (mut differs, mut set) = (Vec::new(), Vec::new());
+        if old.spec != new.spec {
+            differs.push("its image");
+        }
+        if old.read_only != new.read_only {
+            differs.push("read-only");
+        }
+        if old.share.mode != new.share.mode {
+            differs.push("cache");
+        }
+        if old.share.on_error != new.share.on_error {
+            differs.push("on-error");
+        }
+        if !differs.is_empty() {
+            let why = format!(
+                "{} differs; that needs a restart, or to be removed and added",
+                differs.join(" and ")
+            );
+            reload.kept.push((name.clone(), why));
+        }
+        let tree = self.tree();
+        let Some(entry) = tree.exports.iter().find(|entry| entry.name == new.name) else { return };
+        let now = self.setting(entry.id);
+        let (weight, ioprio): (u16, Ioprio) = (new.share.weight, new.share.ioprio);
+        if now.weight != weight && self.set_weight(entry.id, weight).is_ok() {
+            set.push(format!("weight {weight}"));
+        }
+        if now.ioprio != ioprio && self.set_ioprio(entry.id, ioprio).is_ok() {
+            set.push(format!("ioprio {ioprio}"));
+        }
+        if !set.is_empty() {
+            reload.changed.push((name, set.join(", ")));
+        }
+    }
+}
+
+fn shown(name: &str) -> String {
+    if name.is_empty() { "default".to_owned() } else { name.to_owned() }
+}
+
+fn sentence(fault: &Fault) -> String {
+    fault.message().to_owned()
+}

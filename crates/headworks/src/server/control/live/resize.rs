@@ -1,0 +1,140 @@
+//! `resize`: an export gets more bytes, by making its file longer or by noticing that it is.
+
+use headworks_core::VolumeId;
+use serde_json::{Value, json};
+
+use super::super::order::Order;
+use super::super::rpc::{Fault, Params};
+use super::super::service::{Answer, Service, find_export, lock, text};
+use super::super::tree::ExportEntry;
+use super::refused;
+use crate::device::SizeWatch;
+use crate::server::estate::VolumeHolding;
+use crate::units::{display_size, parse_size};
+
+impl Service {
+    /// By the words of a client.
+    pub(in super::super) fn resize_by_words(&self, params: &Params) -> Answer {
+        let invalid = |message: String| Fault::refused("EINVAL", format!("size: {message}"));
+        let size = match params.get("size") {
+            None | Some(Value::Null) => None,
+            Some(Value::String(word)) => Some(parse_size(word).map_err(invalid)?),
+            Some(Value::Number(number)) => {
+                Some(number.as_u64().ok_or_else(|| invalid(format!("{number} is no size")))?)
+            }
+            Some(_) => return Err(Fault::params("size is a string or a number")),
+        };
+        self.resize(text(params, "export")?, size)
+    }
+
+    fn resize(&self, name: &str, wanted: Option<u64>) -> Answer {
+        let mut estate = lock(&self.live().estate);
+        let tree = self.tree();
+        let entry = find_export(&tree, name)?;
+        let report = self.export_report(entry.id)?;
+        let now = report.and_then(|report| report.size).unwrap_or_default();
+        let Some(VolumeHolding { config, origin }) = estate.volumes.get_mut(&entry.volume.0) else {
+            return Err(Fault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
+        };
+        let block = u64::from(config.options.block_size);
+        let size = match &origin.watch {
+            Some(watch) => self.size_of_file(entry, watch, (wanted, now, block))?,
+            None => wanted.ok_or_else(|| {
+                let message = "it has the size it was given; say which it shall have";
+                Fault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
+            })?,
+        };
+        may_become(entry, now, size)?;
+        if let Some(watch) = &origin.watch
+            && wanted.is_some()
+            && size > watch.current_size().unwrap_or(size)
+        {
+            if config.options.read_only {
+                let name = entry.shown_name();
+                let message = format!("{name}: its image is open for reading alone");
+                return Err(Fault::refused("EROFS", message));
+            }
+            self.lengthen(entry, watch, size)?;
+        }
+        if size > now {
+            self.grow(entry, size)?;
+            config.options.size = size;
+            tracing::info!("export {} has {} now", entry.shown_name(), display_size(size));
+        }
+        Ok(json!({ "export": entry.shown_name(), "size": size, "before": now }))
+    }
+
+    /// What a file's export is to have.
+    fn size_of_file(
+        &self,
+        entry: &ExportEntry,
+        watch: &SizeWatch,
+        (wanted, now, block): (Option<u64>, u64, u64),
+    ) -> Result<u64, Fault> {
+        let name = entry.shown_name();
+        let present = watch.current_size().map_err(|error| {
+            Fault::refused(
+                "EIO",
+                format!("{name}: its image cannot be asked for its size: {error}"),
+            )
+        })?;
+        let present = present / block * block;
+        let Some(size) = wanted else { return Ok(present) };
+        if !size.is_multiple_of(block) {
+            let message = format!("{name}: {size} is not a multiple of its block size {block}");
+            return Err(Fault::refused("EINVAL", message));
+        }
+        if !watch.is_regular() && size != present {
+            let message = format!(
+                "{name} is a disk of {present} bytes; leave the size away to serve all of it"
+            );
+            return Err(Fault::refused("EINVAL", message));
+        }
+        if size < present && size >= now {
+            let message =
+                format!("{name}: its image has {present} bytes already; leave the size away");
+            return Err(Fault::refused("EINVAL", message));
+        }
+        Ok(size)
+    }
+
+    fn lengthen(&self, entry: &ExportEntry, watch: &SizeWatch, size: u64) -> Result<(), Fault> {
+        let volume = entry.volume;
+        self.order(entry.home, Order::Expect { volume, size })?.map_err(|error| refused(&error))?;
+        watch.lengthen(size).map_err(|error| {
+            let errno = match error.raw_os_error() {
+                Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => "ENOSPC",
+                Some(libc::EBADF | libc::EINVAL | libc::EPERM | libc::EROFS) => "EROFS",
+                _ => "EIO",
+            };
+            let name = entry.shown_name();
+            Fault::refused(errno, format!("{name}: its image does not grow: {error}"))
+        })
+    }
+
+    /// Everybody hears of it, the device first.
+    fn grow(&self, entry: &ExportEntry, size: u64) -> Result<(), Fault> {
+        let (volume, device): (VolumeId, _) = (entry.volume, entry.device);
+        let owner = self.tree().device(device).map_or(entry.home, |device| device.owner);
+        for shard in self.all_from(owner) {
+            let order = Order::Grow { volume, device, size };
+            self.order(shard, order)?.map_err(|error| refused(&error))?;
+        }
+        Ok(())
+    }
+}
+
+fn may_become(entry: &ExportEntry, now: u64, size: u64) -> Result<(), Fault> {
+    let name = entry.shown_name();
+    if size < now {
+        let message = format!(
+            "{name} has {now} bytes and does not become shorter: clients may use all of them; serve {size} bytes under another name"
+        );
+        return Err(Fault::refused("EINVAL", message));
+    }
+    if size > i64::MAX as u64 {
+        let message = format!("{name}: {size} bytes are more than 8 EiB");
+        return Err(Fault::refused("EINVAL", message));
+    }
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! Against a server that runs, without clients: what is added, kept and refused, and that places come back.
+
+use std::sync::Arc;
+
+use headworks_core::{VolumeId, WriteMode};
+use serde_json::json;
+
+use super::*;
+use crate::device::testing::TempFile;
+use crate::engine::EngineChoice;
+use crate::server::assemble::{Assembly, ExportSpec};
+use crate::server::{Server, ServerOptions};
+
+fn spec(text: &str) -> ExportSpec {
+    ExportSpec::parse(text, false).unwrap()
+}
+
+fn options(shards: u16) -> ServerOptions {
+    ServerOptions {
+        shards,
+        engine: EngineChoice::Threads,
+        buffers: 64 << 20,
+        live: true,
+        ..ServerOptions::default()
+    }
+}
+
+fn server(texts: &[&str], options: &ServerOptions) -> Server {
+    let specs: Vec<ExportSpec> = texts.iter().map(|text| spec(text)).collect();
+    Server::start(Assembly::new(&specs).unwrap(), options, || ()).unwrap()
+}
+
+fn end(server: Server) {
+    server.stop();
+    server.join().unwrap();
+}
+
+fn names(server: &Server) -> String {
+    server.exports().into_iter().map(|export| export.name).collect::<Vec<_>>().join(" ")
+}
+
+fn call(
+    server: &Server,
+    method: &str,
+    params: serde_json::Value,
+) -> Result<serde_json::Value, String> {
+    let params = params.as_object().unwrap();
+    server.service.call(method, params).map_err(|fault| fault.message().to_owned())
+}
+
+/// Where an export lives and where its device does.
+fn place(server: &Server, name: &str) -> (u16, u16, u16, WriteMode) {
+    let tree = server.service.tree();
+    let entry = tree.export(name).unwrap();
+    (entry.device.0, entry.home.0, tree.owner(entry).0, entry.mode)
+}
+
+#[test]
+fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
+    let server = server(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"], &options(1));
+    let wanted = |texts: &[&str]| texts.iter().map(|text| spec(text)).collect::<Vec<_>>();
+    let reload = server.reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
+    assert_eq!(reload, Ok(Reload::default()), "nothing differs, nothing is touched");
+    let reload = server
+        .reconcile(wanted(&[
+            "d=null:size=2M",
+            "b=null:size=1M,weight=300,ioprio=idle:7",
+            "c=mem:size=2M",
+            "e=/nonexistent/image",
+        ]))
+        .unwrap();
+    assert_eq!((&reload.added, &reload.removed), (&vec!["d".into()], &vec!["a".into()]));
+    assert_eq!(reload.changed, [("b".to_owned(), "weight 300, ioprio idle,7".to_owned())]);
+    let [(kept, why)] = &reload.kept[..] else { panic!("{reload:?}") };
+    assert!(kept == "c" && why.contains("its image differs"), "{why}");
+    let [(failed, why)] = &reload.failed[..] else { panic!("{reload:?}") };
+    assert!(failed == "e" && why.contains("does not exist"), "{why}");
+    assert_eq!(names(&server), "b c d");
+    let weight = call(&server, "get", json!({ "path": "exports/b/weight" })).unwrap();
+    assert_eq!(weight, json!({ "exports/b/weight": 300 }));
+    // What cannot be changes nothing.
+    let twice = server.reconcile(wanted(&["x=null:size=1M", "x=null:size=1M"]));
+    assert!(twice.unwrap_err().message.contains("two exports"));
+    assert_eq!(names(&server), "b c d");
+    end(server);
+}
+
+#[test]
+fn images_of_a_filesystem_share_a_queue_and_places_are_used_again() {
+    let images = [(); 3].map(|()| TempFile::absent("live-share"));
+    let text = |name: &str, index: usize| {
+        format!("{name}=file:path={},size=1M", images[index].path().display())
+    };
+    let server = server(&[&text("a", 0)], &options(1));
+    let add = |text: String| call(&server, "add", json!({ "spec": text }));
+    add(text("b", 1)).unwrap();
+    add("n=null:size=1M".to_owned()).unwrap();
+    assert_eq!(["a", "b", "n"].map(|name| place(&server, name).0), [0, 0, 1]);
+    let remove = |name: &str| call(&server, "remove", json!({ "export": name }));
+    remove("a").unwrap();
+    add(text("c", 2)).unwrap();
+    assert_eq!(place(&server, "c").0, 0, "the device is there as long as it has an image");
+    for name in ["b", "c"] {
+        remove(name).unwrap();
+    }
+    add("m=mem:size=1M".to_owned()).unwrap();
+    assert_eq!(place(&server, "m").0, 0, "and its place is the next one's when it is gone");
+    add(text("a", 0)).unwrap();
+    assert_eq!(place(&server, "a").0, 2);
+    let volumes: Vec<VolumeId> =
+        server.service.tree().exports.iter().map(|entry| entry.volume).collect();
+    assert_eq!(volumes.len(), 3);
+    assert!(volumes.iter().all(|volume| volume.0 < 3), "{volumes:?}");
+    end(server);
+}
+
+#[test]
+fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
+    let Some(directory) = crate::device::testing::memory_directory() else { return };
+    let image = TempFile::absent_in(&directory, "live-less");
+    let text = format!("a=file:path={},size=1M", image.path().display());
+    let server = server(&[&text], &options(1));
+    let queue = lock(&server.service.live().estate).devices[&0].config.queue;
+    let other = TempFile::absent_in(&directory, "live-less");
+    let other = spec(&format!("b=file:path={},size=1M", other.path().display()));
+    let opened = crate::server::opening::Opened::new(&other.spec, true).unwrap();
+    assert!(opened.fits(&queue));
+    let volatile = headworks_core::QueueOptions { write_cache: !queue.write_cache, ..queue };
+    assert!(!opened.fits(&volatile));
+    end(server);
+}
+
+#[test]
+fn a_cached_volume_lives_where_a_cache_is_and_without_one_nothing_is_cached() {
+    let cached = |shards, cache| ServerOptions { cache, ..options(shards) };
+    let two = server(&["a=null:size=1M,cache=writeback", "b=null:size=1M"], &cached(2, 8 << 20));
+    for name in ["c", "d", "e"] {
+        let text = format!("{name}=null:size=1M,cache=writeback");
+        call(&two, "add", json!({ "spec": text })).unwrap();
+        let (_, home, owner, mode) = place(&two, name);
+        assert_eq!((home, owner, mode), (0, 0, WriteMode::Writeback), "{name}");
+    }
+    call(&two, "add", json!({ "spec": "f=null:size=1M" })).unwrap();
+    assert_eq!(place(&two, "f"), (5, 1, 1, WriteMode::None));
+    end(two);
+    // Nothing is cached yet, but it may be.
+    let later = server(&["a=null:size=1M"], &cached(1, 8 << 20));
+    call(&later, "add", json!({ "spec": "b=null:size=1M,cache=writeback" })).unwrap();
+    assert_eq!(place(&later, "b").3, WriteMode::Writeback);
+    end(later);
+    let none = server(&["a=null:size=1M"], &cached(1, 0));
+    let error = call(&none, "add", json!({ "spec": "b=null:size=1M,cache=writeback" }));
+    assert!(error.unwrap_err().contains("the server has none"));
+    call(&none, "add", json!({ "spec": "b=delay:all=1us,of=null:size=1M" })).unwrap();
+    assert_eq!(place(&none, "b").3, WriteMode::None);
+    end(none);
+}
+
+#[test]
+fn what_was_made_for_an_export_that_found_no_place_is_taken_away_again() {
+    let server = server(&["a=null:size=1M"], &options(1));
+    for index in 1..64 {
+        call(&server, "add", json!({ "spec": format!("a{index}=null:size=1M") })).unwrap();
+    }
+    let image = TempFile::absent("live-place");
+    let text = format!("b=file:path={},size=1M", image.path().display());
+    let error = call(&server, "add", json!({ "spec": text })).unwrap_err();
+    assert!(error.contains("all 64 places for queues are taken"), "{error}");
+    assert!(!image.path().exists());
+    call(&server, "remove", json!({ "export": "a7" })).unwrap();
+    call(&server, "add", json!({ "spec": text })).unwrap();
+    assert!(image.path().exists());
+    end(server);
+}
+
+#[test]
+fn a_server_that_is_not_to_change_has_only_the_places_that_it_began_with() {
+    let server = server(&["a=null:size=1M"], &ServerOptions { live: false, ..options(1) });
+    let add = || call(&server, "add", json!({ "spec": "b=null:size=1M" }));
+    let error = add().unwrap_err();
+    assert!(error.contains("all 1 places for exports are taken"), "{error}");
+    call(&server, "remove", json!({ "export": "a" })).unwrap();
+    add().unwrap();
+    assert_eq!(names(&server), "b");
+    end(server);
+}
+
+#[test]
+fn looks_and_changes_go_on_beside_each_other() {
+    let server = Arc::new(server(&["a=null:size=1M"], &options(2)));
+    let others: Vec<_> = (0..2)
+        .map(|index| {
+            let server = Arc::clone(&server);
+            std::thread::spawn(move || {
+                for _ in 0..100 {
+                    let name = format!("x{index}");
+                    let text = format!("{name}=mem:size=1M");
+                    call(&server, "add", json!({ "spec": text })).unwrap();
+                    call(&server, "remove", json!({ "export": name })).unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut looks = 0;
+    while others.iter().any(|other| !other.is_finished()) {
+        for method in ["stats", "exports", "diskstats", "get", "connections"] {
+            call(&server, method, json!({})).unwrap();
+        }
+        looks += 1;
+    }
+    others.into_iter().for_each(|other| other.join().unwrap());
+    assert!(looks > 0);
+    assert_eq!(names(&server), "a");
+    end(Arc::into_inner(server).unwrap());
+}

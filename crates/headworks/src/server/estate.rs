@@ -1,0 +1,255 @@
+//! What is served and what may still be: which places are taken, by what, and where the next export goes.
+//!
+//! Images of one filesystem share a device, and so its queue, as at the start; an image that can do less than the queue expects
+//! gets a device of its own. A file that is served already is the same volume. A cached volume lives where a cache is.
+//!
+//! Invariant: an id is taken from before the first shard hears of it until after the last has forgotten it.
+
+use std::collections::BTreeMap;
+
+use headworks_core::{
+    ConfigError, DeviceConfig, DeviceId, ExportId, QueueOptions, ShardConfig, ShardId, Tunable,
+    VolumeConfig, VolumeId, WriteMode,
+};
+
+use super::assemble::{Assembly, ExportSpec};
+use super::opening::{Opened, Origin};
+
+/// A device that is there.
+#[derive(Clone, Debug)]
+pub struct DeviceHolding {
+    pub config: DeviceConfig,
+    /// The filesystem whose images may join it.
+    pub filesystem: Option<u64>,
+}
+
+/// A volume that is there.
+#[derive(Clone, Debug)]
+pub struct VolumeHolding {
+    pub config: VolumeConfig,
+    pub origin: Origin,
+}
+
+/// An export that is there.
+#[derive(Clone, Debug)]
+pub struct ExportHolding {
+    pub volume: VolumeId,
+    /// What was asked for.
+    pub spec: ExportSpec,
+}
+
+/// How many there can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    pub devices: usize,
+    pub volumes: usize,
+    pub exports: usize,
+}
+
+/// All of it.
+pub struct Estate {
+    pub devices: BTreeMap<u16, DeviceHolding>,
+    pub volumes: BTreeMap<u16, VolumeHolding>,
+    pub exports: BTreeMap<u16, ExportHolding>,
+    /// Of the next export.
+    pub serial: u64,
+    places: Places,
+    shards: u16,
+    /// Volumes go to all shards, wherever their devices are.
+    spread: bool,
+    /// The shards that cache; none: nobody does.
+    caching: Vec<ShardId>,
+    /// Options of every queue, as the user set them.
+    queue: Vec<(Tunable, u64)>,
+}
+
+/// Where a new volume goes.
+pub struct Site {
+    pub volume: VolumeId,
+    pub config: VolumeConfig,
+    /// It needs a device of its own.
+    pub device: Option<QueueOptions>,
+    pub owner: ShardId,
+}
+
+impl Estate {
+    /// What a server starts with.
+    pub fn new(
+        assembly: &Assembly,
+        config: &ShardConfig,
+        spread: bool,
+        caching: Vec<ShardId>,
+        queue: Vec<(Tunable, u64)>,
+    ) -> Self {
+        let devices = config.devices.iter().zip(&assembly.filesystems);
+        let volumes = config.volumes.iter().zip(&assembly.origins);
+        let exports = assembly.exports.iter();
+        Self {
+            devices: (0..)
+                .zip(devices)
+                .map(|(id, (&config, &filesystem))| (id, DeviceHolding { config, filesystem }))
+                .collect(),
+            volumes: (0..)
+                .zip(volumes)
+                .map(|(id, (&config, origin))| {
+                    (id, VolumeHolding { config, origin: origin.clone() })
+                })
+                .collect(),
+            exports: (0..)
+                .zip(exports)
+                .map(|(id, export)| {
+                    let spec = export.spec.clone();
+                    (id, ExportHolding { volume: export.volume, spec })
+                })
+                .collect(),
+            serial: assembly.exports.len() as u64,
+            places: Places {
+                devices: config.devices_max(),
+                volumes: config.volumes_max(),
+                exports: config.exports_max(),
+            },
+            shards: config.shards,
+            spread,
+            caching,
+            queue,
+        }
+    }
+
+    /// A vacant place for an export.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn free_export(&self) -> Result<ExportId, ConfigError> {
+        vacant(&self.exports, self.places.exports, "exports").map(ExportId)
+    }
+
+    /// The volume of a file that is served already.
+    pub fn find(&self, spec: &ExportSpec) -> Option<VolumeId> {
+        let identity = spec.identity()?;
+        let mut volumes = self.volumes.iter();
+        let found = volumes.find(|(_, volume)| volume.origin.identity == Some(identity));
+        found.map(|(id, _)| VolumeId(*id))
+    }
+
+    /// Whether one more export of a volume can be as `spec` says.
+    ///
+    /// # Errors
+    /// It differs from what is served.
+    pub fn may_share(&self, volume: VolumeId, spec: &ExportSpec) -> Result<(), ConfigError> {
+        let Some(VolumeHolding { config, origin }) = self.volumes.get(&volume.0) else {
+            return Ok(());
+        };
+        let (options, what) = (&config.options, &origin.what);
+        if options.read_only && spec.writes() {
+            let message = format!("{what} is served for reading alone: add it --read-only");
+            return Err(ConfigError::new("read-only", message));
+        }
+        let share = &spec.share;
+        if let Some(mode) = share.mode.filter(|mode| *mode != options.mode) {
+            let (now, mode) = (options.mode.name(), mode.name());
+            let message = format!("{what} is served with cache={now} already, not {mode}");
+            return Err(ConfigError::new("cache", message));
+        }
+        if let Some(policy) = share.on_error.filter(|policy| *policy != options.on_error) {
+            let (now, policy) = (options.on_error.name(), policy.name());
+            let message = format!("{what} is served with on-error={now} already, not {policy}");
+            return Err(ConfigError::new("on-error", message));
+        }
+        Ok(())
+    }
+
+    /// What must hold before anything is opened.
+    ///
+    /// # Errors
+    /// A cache that is not there, or no place.
+    pub fn may_open(&self, spec: &ExportSpec) -> Result<(), ConfigError> {
+        let cached = spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
+        if cached && self.caching.is_empty() {
+            let message = format!("export `{}` wants one, but the server has none", spec.name);
+            return Err(ConfigError::new("cache", message));
+        }
+        vacant(&self.volumes, self.places.volumes, "volumes").map(drop)
+    }
+
+    /// Finds a place for what was opened.
+    ///
+    /// # Errors
+    /// There is none, or the user's queue options do not suit the device.
+    pub fn site(&self, spec: &ExportSpec, opened: &Opened) -> Result<Site, ConfigError> {
+        let volume = vacant(&self.volumes, self.places.volumes, "volumes").map(VolumeId)?;
+        let mut options = opened.options;
+        spec.caching().apply(&spec.spec, &mut options);
+        if self.caching.is_empty() {
+            options.mode = WriteMode::None;
+        }
+        let cached = options.mode != WriteMode::None;
+        if let Some((device, owner)) = self.group(opened, cached) {
+            let home = self.home(volume, owner, cached);
+            let config = VolumeConfig { home, device, options };
+            return Ok(Site { volume, config, device: None, owner });
+        }
+        let device = vacant(&self.devices, self.places.devices, "queues").map(DeviceId)?;
+        let mut queue = opened.device_options(&spec.spec);
+        self.queue.iter().try_for_each(|(tunable, value)| tunable.set(&mut queue, *value))?;
+        queue.validate()?;
+        let owner = self.pick(device.0, cached);
+        let config = VolumeConfig { home: self.home(volume, owner, cached), device, options };
+        Ok(Site { volume, config, device: Some(queue), owner })
+    }
+
+    /// The device that images of this filesystem share, if this one may join it.
+    fn group(&self, opened: &Opened, cached: bool) -> Option<(DeviceId, ShardId)> {
+        let filesystem = opened.filesystem()?;
+        let suits = |holding: &DeviceHolding| {
+            holding.filesystem == Some(filesystem)
+                && opened.fits(&holding.config.queue)
+                && (!cached || self.spread || self.caching.contains(&holding.config.owner))
+        };
+        let found = self.devices.iter().find(|(_, holding)| suits(holding));
+        found.map(|(id, holding)| (DeviceId(*id), holding.config.owner))
+    }
+
+    /// Without `spread`, where its device is: only then do other shards need no room for its requests.
+    fn home(&self, volume: VolumeId, owner: ShardId, cached: bool) -> ShardId {
+        if self.spread { self.pick(volume.0, cached) } else { owner }
+    }
+
+    /// In turn, among those that can.
+    fn pick(&self, number: u16, cached: bool) -> ShardId {
+        match cached {
+            true => self.caching[usize::from(number) % self.caching.len()],
+            false => ShardId(number % self.shards),
+        }
+    }
+
+    /// Whether anything else is on the device of a volume.
+    pub fn shares_device(&self, volume: VolumeId) -> bool {
+        let device = self.volumes.get(&volume.0).map(|holding| holding.config.device);
+        let mut others = self.volumes.iter().filter(|(id, _)| **id != volume.0);
+        others.any(|(_, other)| Some(other.config.device) == device)
+    }
+
+    /// Whether another export has the same volume.
+    pub fn shares_volume(&self, export: ExportId) -> bool {
+        let volume = self.exports.get(&export.0).map(|holding| holding.volume);
+        let mut others = self.exports.iter().filter(|(id, _)| **id != export.0);
+        others.any(|(_, other)| Some(other.volume) == volume)
+    }
+}
+
+/// The first place that is not taken.
+fn vacant<T>(taken: &BTreeMap<u16, T>, places: usize, what: &str) -> Result<u16, ConfigError> {
+    let first = (0..).zip(taken.keys()).find(|(place, key)| place != *key);
+    let place = first.map_or(taken.len() as u16, |(place, _)| place);
+    if usize::from(place) < places {
+        return Ok(place);
+    }
+    let message = match places == taken.len() && places > 0 {
+        true => format!("all {places} places for {what} are taken; remove an export first"),
+        false => format!("there are no places for {what}"),
+    };
+    Err(ConfigError::new(PLACES, message))
+}
+
+/// The option that errors about places name.
+pub const PLACES: &str = "places";

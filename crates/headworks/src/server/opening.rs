@@ -1,0 +1,269 @@
+//! One export's image, opened, before it has a place: at the start and when an export is added later.
+//!
+//! A file that is served already is not opened again: its exports share the volume, and whoever says how that is cached must say
+//! the same.
+
+use headworks_core::{
+    ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
+};
+
+use super::assemble::{AssembledExport, ExportSpec, WatchedFile};
+use crate::device::{
+    Base, Device, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
+    Share, SizeWatch, Spec,
+};
+use crate::units::display_size;
+
+/// How a volume is cached, as far as its exports say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Caching {
+    /// When writes are acknowledged.
+    pub mode: Option<WriteMode>,
+    /// What becomes of what could not be written.
+    pub on_error: Option<ErrorPolicy>,
+}
+
+/// How what is served is cached if nobody says: what lies in memory anyway, not at all.
+fn usual_mode(spec: &Spec) -> WriteMode {
+    match spec.base {
+        Base::Null { .. } | Base::Mem { .. } if spec.wrappers.is_empty() => WriteMode::None,
+        _ => WriteMode::Writeback,
+    }
+}
+
+/// What two exports of an image want together, if they do not differ.
+fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option<T>, ()> {
+    match (one, other) {
+        (Some(one), Some(other)) if one != other => Err(()),
+        _ => Ok(one.or(other)),
+    }
+}
+
+impl Caching {
+    /// What is known when `export` has had its say, too.
+    pub fn agree(self, export: &ExportSpec) -> Result<Self, ConfigError> {
+        let Share { mode, on_error, .. } = export.share;
+        let differs = |key| {
+            let name = &export.name;
+            let message = format!("export `{name}` differs from another export of the same image");
+            move |()| ConfigError::new(key, message)
+        };
+        Ok(Self {
+            mode: agree(self.mode, mode).map_err(differs("cache"))?,
+            on_error: agree(self.on_error, on_error).map_err(differs("on-error"))?,
+        })
+    }
+
+    /// A volume gets what was said, or what is usual.
+    pub fn apply(self, spec: &Spec, options: &mut VolumeOptions) {
+        options.mode = self.mode.unwrap_or_else(|| usual_mode(spec));
+        options.on_error = self.on_error.unwrap_or_default();
+    }
+}
+
+/// Where a volume comes from, as far as later exports and sizes need it.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// Which file it is.
+    pub identity: Option<Identity>,
+    /// For people.
+    pub what: String,
+    /// What its exports said.
+    pub caching: Caching,
+    /// A handle to look at its file, and to make it longer.
+    pub watch: Option<SizeWatch>,
+}
+
+/// What is behind an export, open.
+pub struct Opened {
+    body: Body,
+    queue: QueueOptions,
+    /// Its size and smallest block; how it is cached is for its exports to say.
+    pub options: VolumeOptions,
+    what: String,
+    /// What a user should know.
+    pub notes: Vec<String>,
+    alone: bool,
+}
+
+enum Body {
+    File(OpenFile),
+    Fake(Box<dyn Device>),
+}
+
+impl Opened {
+    /// Opens what `spec` names, for writing or not.
+    ///
+    /// # Errors
+    /// Why it cannot be served, in one sentence.
+    pub fn new(spec: &Spec, write: bool) -> Result<Self, ConfigError> {
+        let fake = |size, queue, device: Box<dyn Device>, what: &str| Self {
+            body: Body::Fake(device),
+            queue,
+            options: VolumeOptions { size, block_size: 1, ..VolumeOptions::default() },
+            what: wrapped(spec, what),
+            notes: Vec::new(),
+            alone: true,
+        };
+        let opened = match &spec.base {
+            Base::File { path, options } => {
+                let options = FileOptions { read_only: !write, ..*options };
+                let file = OpenFile::open(path, &options)?;
+                let (shown, mut notes) = (path.display(), Vec::new());
+                if !file.locked() {
+                    notes.push(format!("{shown} is not locked: its filesystem has no locks"));
+                }
+                if file.created() {
+                    let size = display_size(file.volume_options().size);
+                    notes.push(format!("created {shown}, sparse, {size}"));
+                }
+                Self {
+                    queue: file.queue_options(),
+                    options: file.volume_options(),
+                    what: wrapped(spec, &format!("{shown} ({})", reach(file.mode()))),
+                    body: Body::File(file),
+                    notes,
+                    alone: !spec.wrappers.is_empty(),
+                }
+            }
+            Base::Null { size } => {
+                let size = size.ok_or_else(|| no_size("null"))?;
+                fake(size, NullDevice::queue_options(), Box::new(NullDevice), "null")
+            }
+            Base::Mem { size } => {
+                let size = size.ok_or_else(|| no_size("mem"))?;
+                let device = Box::new(MemDevice::new(size)?);
+                fake(size, MemDevice::queue_options(), device, "memory")
+            }
+        };
+        if opened.options.size == 0 {
+            let what = &opened.what;
+            let message = format!("{what} has no bytes to serve; give it a size, as in size=1G");
+            return Err(ConfigError::new("size", message));
+        }
+        Ok(opened)
+    }
+
+    /// It finds no place: an image that was made for it goes again.
+    pub fn undo(self, spec: &Spec) {
+        if let (Body::File(file), Base::File { path, .. }) = (&self.body, &spec.base)
+            && file.created()
+        {
+            // What remains if this fails is an empty image.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// What is remembered of it.
+    pub fn origin(&self) -> Origin {
+        let file = match &self.body {
+            Body::File(file) => Some(file),
+            Body::Fake(_) => None,
+        };
+        Origin {
+            identity: file.map(OpenFile::identity),
+            what: self.what.clone(),
+            caching: Caching::default(),
+            watch: file.map(OpenFile::size_watch),
+        }
+    }
+
+    /// The file to look at while it is served.
+    pub fn watched(&self, volume: VolumeId) -> Option<WatchedFile> {
+        let Body::File(file) = &self.body else { return None };
+        let VolumeOptions { size, block_size, .. } = self.options;
+        Some(WatchedFile::new(volume, file.size_watch(), size, block_size.into()))
+    }
+
+    /// The filesystem whose device it may join; none for what is served by a device of its own.
+    pub fn filesystem(&self) -> Option<u64> {
+        match &self.body {
+            Body::File(file) if !self.alone => Some(file.identity().filesystem),
+            _ => None,
+        }
+    }
+
+    /// Whether a queue that works with `queue` does nothing that this could not.
+    pub fn fits(&self, queue: &QueueOptions) -> bool {
+        let own = &self.queue;
+        let can = |has: bool, used: bool| has || !used;
+        // Who only reads needs none of what writers do.
+        let writes = self.options.read_only
+            || can(own.discard, queue.discard)
+                && can(own.write_zeroes, queue.write_zeroes)
+                && own.write_cache == queue.write_cache
+                && can(own.fua, queue.fua)
+                && own.discard_granularity <= queue.discard_granularity
+                && own.discard_max_bytes >= queue.discard_max_bytes;
+        writes && self.options.block_size <= queue.max_bytes()
+    }
+
+    /// What the queue of a device of its own works with.
+    pub fn device_options(&self, spec: &Spec) -> QueueOptions {
+        spec.wrap_queue_options(self.queue)
+    }
+
+    /// The file itself, if it may join others.
+    pub fn joins(self) -> Result<(u64, OpenFile), Self> {
+        match self.body {
+            Body::File(file) if !self.alone => Ok((file.identity().filesystem, file)),
+            body => Err(Self { body, ..self }),
+        }
+    }
+
+    /// A device of its own.
+    pub fn into_device(
+        self,
+        spec: &Spec,
+        device: DeviceId,
+        volume: VolumeId,
+    ) -> (QueueOptions, Box<dyn Device>) {
+        let body: Box<dyn Device> = match self.body {
+            Body::File(file) => Box::new(FileDevice::new(device, vec![(volume, file)])),
+            Body::Fake(body) => body,
+        };
+        (spec.wrap_queue_options(self.queue), spec.wrap(body))
+    }
+}
+
+/// An export of a volume that is there.
+pub(super) fn assembled(
+    export: &ExportSpec,
+    volume: VolumeId,
+    what: &str,
+    size: u64,
+) -> AssembledExport {
+    let read_only = !export.writes();
+    let access = if read_only { ", read-only" } else { "" };
+    AssembledExport {
+        name: export.name.clone(),
+        volume,
+        read_only,
+        weight: export.share.weight,
+        ioprio: export.share.ioprio,
+        spec: export.clone(),
+        lasting: matches!(export.spec.base, Base::File { .. }),
+        description: format!("{what}, {}{access}", display_size(size)),
+    }
+}
+
+/// A fake needs to be told its size.
+pub(super) fn no_size(kind: &str) -> ConfigError {
+    ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
+}
+
+fn reach(mode: FileMode) -> &'static str {
+    match mode {
+        FileMode::Direct => "direct I/O",
+        FileMode::Buffered => "through the kernel's page cache",
+        FileMode::Inline => "in the kernel's page cache",
+    }
+}
+
+fn wrapped(spec: &Spec, what: &str) -> String {
+    match spec.wrappers.len() {
+        0 => what.to_owned(),
+        1 => format!("{what} behind a wrapper"),
+        n => format!("{what} behind {n} wrappers"),
+    }
+}

@@ -1,0 +1,207 @@
+//! The exports that a shard knows: what its clients are told in the handshake, and where they go when they have chosen.
+//!
+//! An export keeps its id from when it is put here until it is taken; what the handshake lists are those that serve, in the
+//! order in which they were added, so the place in that list means something only until the list changes.
+//!
+//! ```text
+//!   put --> serving <--hide, show--> hidden (its clients are on their way out) --take--> the id is free
+//! ```
+
+use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
+
+use crate::frontend::nbd::connection::Door;
+use crate::frontend::nbd::handshake::ExportInfo;
+use crate::units::display_size;
+
+/// An export as the shards know it.
+#[derive(Clone)]
+pub struct ServedExport {
+    /// What clients are told.
+    pub info: ExportInfo,
+    /// What is behind it.
+    pub door: Door,
+    /// Where the volume lives.
+    pub shard: ShardId,
+    /// Its share beside other exports, when it begins to serve.
+    pub weight: u16,
+    /// Exports that were added later have a higher number.
+    pub serial: u64,
+}
+
+struct Place {
+    export: ServedExport,
+    hidden: bool,
+}
+
+/// All exports of a server, as one shard knows them.
+#[derive(Default)]
+pub struct Exports {
+    /// By [`ExportId`].
+    places: Vec<Option<Place>>,
+    /// Those that serve.
+    infos: Vec<ExportInfo>,
+    /// Their ids, likewise.
+    ids: Vec<ExportId>,
+}
+
+impl Exports {
+    pub fn new(exports: impl Iterator<Item = ServedExport>) -> Self {
+        let place = |export| Some(Place { export, hidden: false });
+        let mut all = Self { places: exports.map(place).collect(), ..Self::default() };
+        all.list();
+        all
+    }
+
+    /// What the handshake lists.
+    pub fn infos(&self) -> &[ExportInfo] {
+        &self.infos
+    }
+
+    /// The export that a client has just chosen from the list, and its shard.
+    pub fn chosen(&self, index: usize) -> Option<(ExportId, ShardId)> {
+        let id = *self.ids.get(index)?;
+        self.place(id).map(|place| (id, place.export.shard))
+    }
+
+    /// Where clients of an export go; none if it does not serve any more.
+    pub fn open(&self, id: ExportId) -> Option<(Door, &ExportInfo)> {
+        let place = self.place(id).filter(|place| !place.hidden)?;
+        Some((place.export.door, &place.export.info))
+    }
+
+    /// An export begins to serve.
+    pub fn put(&mut self, export: ServedExport) {
+        let index = usize::from(export.door.export.0);
+        if self.places.len() <= index {
+            self.places.resize_with(index + 1, || None);
+        }
+        self.places[index] = Some(Place { export, hidden: false });
+        self.list();
+    }
+
+    /// New clients do not find it, or find it again.
+    pub fn hide(&mut self, id: ExportId, hidden: bool) {
+        if let Some(place) = self.place_mut(id) {
+            place.hidden = hidden;
+            self.list();
+        }
+    }
+
+    /// An export is gone.
+    pub fn take(&mut self, id: ExportId) {
+        if let Some(place) = self.places.get_mut(usize::from(id.0)) {
+            *place = None;
+            self.list();
+        }
+    }
+
+    pub fn set_ioprio(&mut self, id: ExportId, ioprio: Ioprio) {
+        if let Some(place) = self.place_mut(id) {
+            place.export.door.ioprio = ioprio;
+        }
+    }
+
+    /// What clients that come are told of the size.
+    pub fn resize(&mut self, volume: VolumeId, size: u64) {
+        let places = self.places.iter_mut().flatten();
+        places
+            .filter(|place| place.export.door.volume == volume)
+            .for_each(|place| resize(&mut place.export.info, size));
+        self.list();
+    }
+
+    /// Those that are not gone.
+    pub fn all(&self) -> impl Iterator<Item = &ServedExport> {
+        self.places.iter().flatten().map(|place| &place.export)
+    }
+
+    fn place(&self, id: ExportId) -> Option<&Place> {
+        self.places.get(usize::from(id.0))?.as_ref()
+    }
+
+    fn place_mut(&mut self, id: ExportId) -> Option<&mut Place> {
+        self.places.get_mut(usize::from(id.0))?.as_mut()
+    }
+
+    fn list(&mut self) {
+        let mut serving: Vec<&ServedExport> =
+            self.places.iter().flatten().filter(|p| !p.hidden).map(|p| &p.export).collect();
+        serving.sort_by_key(|export| export.serial);
+        self.ids = serving.iter().map(|export| export.door.export).collect();
+        self.infos = serving.iter().map(|export| export.info.clone()).collect();
+    }
+}
+
+/// A description ends with the size, and maybe with what comes after it.
+fn resize(info: &mut ExportInfo, size: u64) {
+    let before = std::mem::replace(&mut info.size, size);
+    let [before, now] = [before, size].map(|size| format!(", {}", display_size(size)));
+    if let Some(at) = info.description.rfind(&before) {
+        info.description.replace_range(at..at + before.len(), &now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn export(name: &str, id: u16, serial: u64) -> ServedExport {
+        ServedExport {
+            info: ExportInfo { name: name.to_owned(), size: 1, ..ExportInfo::default() },
+            door: Door { volume: VolumeId(id), export: ExportId(id), ..Door::default() },
+            shard: ShardId(id),
+            weight: 100,
+            serial,
+        }
+    }
+
+    fn names(exports: &Exports) -> String {
+        let names: Vec<&str> = exports.infos().iter().map(|info| info.name.as_str()).collect();
+        names.join(" ")
+    }
+
+    #[test]
+    fn the_list_is_in_the_order_of_adding_whatever_ids_were_free() {
+        let mut exports = Exports::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
+        assert_eq!(
+            (names(&exports), exports.chosen(0)),
+            ("a b".into(), Some((ExportId(0), ShardId(0))))
+        );
+        exports.take(ExportId(0));
+        assert_eq!(exports.chosen(0), Some((ExportId(1), ShardId(1))));
+        exports.put(export("c", 0, 2));
+        exports.put(export("d", 3, 3));
+        assert_eq!(names(&exports), "b c d");
+        assert_eq!(exports.chosen(1), Some((ExportId(0), ShardId(0))));
+        assert_eq!(exports.chosen(3), None);
+    }
+
+    #[test]
+    fn what_is_hidden_is_not_opened_and_comes_back_to_its_place() {
+        let mut exports = Exports::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
+        exports.hide(ExportId(0), true);
+        assert_eq!(names(&exports), "b");
+        assert!(exports.open(ExportId(0)).is_none() && exports.all().count() == 2);
+        exports.hide(ExportId(0), false);
+        assert_eq!(names(&exports), "a b");
+        assert!(exports.open(ExportId(0)).is_some());
+        exports.take(ExportId(0));
+        assert!(exports.open(ExportId(0)).is_none() && exports.open(ExportId(9)).is_none());
+    }
+
+    #[test]
+    fn a_size_is_its_volumes_and_told_to_those_who_come() {
+        let mut both = export("b", 1, 1);
+        both.info.description = "/x, 1 bytes, y, 1 bytes, read-only".to_owned();
+        both.door.volume = VolumeId(0);
+        let mut exports = Exports::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
+        exports.resize(VolumeId(0), 7);
+        let sizes: Vec<u64> = exports.infos().iter().map(|info| info.size).collect();
+        assert_eq!(sizes, [7, 7, 1]);
+        let (_, both) = exports.open(ExportId(1)).unwrap();
+        assert_eq!(
+            (both.size, both.description.as_str()),
+            (7, "/x, 1 bytes, y, 7 bytes, read-only")
+        );
+    }
+}

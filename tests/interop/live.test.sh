@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# matrix: engine
+# Exports are added, removed, resized and drained while the server runs and clients work; records of that replay.
+. "$(dirname "$0")/lib.sh"
+
+CONTROL=$DIR/ctl
+ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
+says() { # PATTERN ARGUMENTS...
+    local output
+    output=$(ctl "${@:2}" 2>&1) || { echo "$output"; return 1; }
+    echo "said: $output"
+    grep -Eq -- "$1" <<<"$output"
+}
+fails() { # STATUS PATTERN ARGUMENTS...: one line, which says what is right
+    local output
+    output=$(ctl "${@:3}" 2>&1)
+    local status=$?
+    echo "exit $status: $output"
+    [ $status -eq "$1" ] && [ "$(wc -l <<<"$output")" -eq 1 ] && grep -q '^headworks: error: ' <<<"$output" && grep -Eq -- "$2" <<<"$output"
+}
+live() { script live.py "$1" "$CONTROL" "$SOCKET" "$IMAGES" "${@:2}"; }
+writable() { qemu-io -f raw -c "write 0 4k" "$1"; }
+locked() { ! writable "$1"; }
+replays() { # one record for each shard
+    local file
+    for file in "$DIR"/record*; do
+        grep -aq 'add-volume' "$file" || { echo "$file has no change"; return 1; }
+        "$HEADWORKS" lab replay "$file" || return 1
+    done
+}
+
+# As a user does it, from the folder of the images.
+truncate -s 16M "$IMAGES/base.img" "$IMAGES/more.img"
+serve --control "$CONTROL" --cache 16M "base=$IMAGES/base.img"
+check "add, by a path of the shell's folder" bash -c 'cd "$3" && "$1" ctl "$2" add more=more.img' - "$HEADWORKS" "$CONTROL" "$IMAGES"
+check "it has a row" says '^more +16 MiB +hw0 +writeback +rw +100 +be,4 +0 +0 bytes +serving$' exports
+check "and its names" says '^exports/more/device = hw0$' get exports/more
+check "and a client" bash -c 'nbdinfo "$1" | tee /dev/stderr | grep -q "export-size: 16777216"' - "nbd+unix:///more?socket=$SOCKET"
+check "and is locked" locked "$IMAGES/more.img"
+check "a name that is taken" fails 1 'already.*EEXIST' add "more=$IMAGES/other.img"
+check "a file that is not there" fails 1 'does not exist' add "$IMAGES/nothing.img"
+check "words that are none" fails 1 'size.*EINVAL' add "x=mem:size=many"
+check "a fake without a size" fails 1 'needs a size' add x=null:
+check "another caching of a file that is served" fails 1 'cache=writeback already.*EINVAL' add "x=file:path=$IMAGES/more.img,cache=none"
+check "no words: exit 2" bash -c '"$1" ctl "$2" remove; [ $? -eq 2 ]' - "$HEADWORKS" "$CONTROL"
+check "remove" says '^more: removed; its image is closed$' remove more
+check "it is unlocked" writable "$IMAGES/more.img"
+check "and not there any more" fails 1 'no export .more.; there are base.*ENOENT' remove more
+check "resize" says '^base: 16 MiB before, 32 MiB now$' resize base 32M
+check "a new client is told" bash -c 'nbdinfo --size "$1" | grep -qx 33554432' - "$URI"
+check "never shorter" fails 1 'does not become shorter.*EINVAL' resize base 16M
+check "drain" says '^0 bytes written out and flushed in [0-9.]+ s$' drain
+check "JSON" bash -c '"$1" ctl --json "$2" exports | "$3" -c "import json, sys; assert json.load(sys.stdin)[0][\"size\"] == 32 << 20"' - "$HEADWORKS" "$CONTROL" "$PYTHON"
+live slow
+live empty
+stop_server
+
+for shards in 1 2; do
+    truncate -s 0 "$IMAGES/base.img" && truncate -s 16M "$IMAGES/base.img"
+    spread=()
+    [ $shards -eq 1 ] || spread=(--spread)
+    serve --control "$CONTROL" --cache 16M --shards $shards "${spread[@]}" "base=$IMAGES/base.img"
+    live changes
+    live coming
+    stop_server
+done
+
+# With a cache that is soon full, so that what grows is something else.
+serve --control "$CONTROL" --cache 1M "base=$IMAGES/base.img"
+live rounds "$SERVER"
+stop_server
+
+for shards in 1 2; do
+    truncate -s 0 "$IMAGES/base.img" && truncate -s 16M "$IMAGES/base.img"
+    rm -f "$DIR"/record*
+    serve --control "$CONTROL" --cache 4M --shards $shards --record "$DIR/record" "base=$IMAGES/base.img"
+    live record
+    stop_server
+    check "$shards shards: records with changes replay to their hashes" replays
+done
