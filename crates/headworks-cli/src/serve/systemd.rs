@@ -19,6 +19,8 @@ use sd_notify::NotifyState;
 
 /// The name (`FileDescriptorName=`) of the control socket; every other name is an NBD listener's.
 const CONTROL: &str = "control";
+/// A socket of this name is no NBD listener's either.
+const METRICS: &str = "metrics";
 /// A stop says once a second that it goes on; so much time makes a late message no end.
 const EXTENSION: Duration = Duration::from_secs(15);
 
@@ -54,6 +56,10 @@ impl Sockets {
     }
 
     fn add(&mut self, given: Given, name: &str) -> Result<(), ConfigError> {
+        if name == METRICS {
+            let message = "a socket for metrics cannot be handed over; `--metrics` makes one";
+            return Err(error(message));
+        }
         if name != CONTROL {
             self.listen.push(given);
             return Ok(());
@@ -184,5 +190,7 @@ mod tests {
         assert!(sockets.control.is_some());
         let refused = sockets.add(given(), "control").unwrap_err();
         assert!(refused.message.contains("two sockets"), "{refused}");
+        let refused = sockets.add(given(), "metrics").unwrap_err();
+        assert!(refused.message.contains("--metrics"), "{refused}");
     }
 }
