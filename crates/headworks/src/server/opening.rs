@@ -87,7 +87,7 @@ pub struct Opened {
 }
 
 enum Body {
-    File(OpenFile),
+    File(Box<OpenFile>),
     Fake(Box<dyn Device>),
 }
 
@@ -121,7 +121,7 @@ impl Opened {
                     queue: file.queue_options(),
                     options: file.volume_options(),
                     what: wrapped(spec, &format!("{shown} ({})", reach(file.mode()))),
-                    body: Body::File(file),
+                    body: Body::File(Box::new(file)),
                     notes,
                     alone: !spec.wrappers.is_empty(),
                 }
@@ -161,10 +161,10 @@ impl Opened {
             Body::Fake(_) => None,
         };
         Origin {
-            identity: file.map(OpenFile::identity),
+            identity: file.map(|file| file.identity()),
             what: self.what.clone(),
             caching: Caching::default(),
-            watch: file.map(OpenFile::size_watch),
+            watch: file.map(|file| file.size_watch()),
         }
     }
 
@@ -204,10 +204,10 @@ impl Opened {
     }
 
     /// The file itself, if it may join others.
-    pub fn joins(self) -> Result<(u64, OpenFile), Self> {
+    pub fn joins(self) -> Result<(u64, OpenFile), Box<Self>> {
         match self.body {
-            Body::File(file) if !self.alone => Ok((file.identity().filesystem, file)),
-            body => Err(Self { body, ..self }),
+            Body::File(file) if !self.alone => Ok((file.identity().filesystem, *file)),
+            body => Err(Box::new(Self { body, ..self })),
         }
     }
 
@@ -219,7 +219,7 @@ impl Opened {
         volume: VolumeId,
     ) -> (QueueOptions, Box<dyn Device>) {
         let body: Box<dyn Device> = match self.body {
-            Body::File(file) => Box::new(FileDevice::new(device, vec![(volume, file)])),
+            Body::File(file) => Box::new(FileDevice::new(device, vec![(volume, *file)])),
             Body::Fake(body) => body,
         };
         (spec.wrap_queue_options(self.queue), spec.wrap(body))
