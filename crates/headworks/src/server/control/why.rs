@@ -78,11 +78,13 @@ pub fn why(facts: &Facts, now: Instant, requests: u64, slowest: &[Slow]) -> Valu
     let sentence = if requests == 0 {
         format!("{export}: no request was answered in the last minute")
     } else if !slow {
-        let longest = looked_at.first().map_or(0, |slow| slow.total_ns);
+        let longest = match looked_at.first().map_or(0, |slow| slow.total_ns) {
+            0 => "the turn in which it came".into(),
+            ns => time(ns),
+        };
         format!(
-            "{export}: nothing is slow: none of the {} requests of the last minute took longer than {}",
-            grouped(requests),
-            time(longest)
+            "{export}: nothing is slow: none of the {} requests of the last minute took longer than {longest}",
+            grouped(requests)
         )
     } else {
         format!(
