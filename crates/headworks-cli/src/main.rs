@@ -21,6 +21,7 @@ mod seeing;
 mod serve;
 mod signals;
 mod throttling;
+mod top;
 mod tunables;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -42,6 +43,8 @@ enum Command {
     Bench(bench::Options),
     /// Looks at a running server and changes it, by its control socket.
     Ctl(ctl::Options),
+    /// Shows what a running server does, a row for each export.
+    Top(top::Options),
     /// Shows what an NBD server offers.
     Info(info::Options),
     /// The same path in virtual time, over modelled disks.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(options),
         Command::Ctl(options) => ctl::run(&options),
         Command::Info(options) => info::run(&options),
+        Command::Top(options) => top::run(&options),
         Command::Lab(lab) => lab::run(lab),
         Command::Completions(options) => completions::run(&options, Cli::command()),
         Command::Man(options) => man::run(&options, Cli::command()),

@@ -74,6 +74,9 @@ fn announcement(running: &Running) -> String {
     if let Some(first) = running.exports.first() {
         text += &format!("try: nbdinfo '{}'\n", first.uri);
     }
+    if let Some(address) = running.server.metrics() {
+        text += &format!("metrics: http://{address}/metrics\n");
+    }
     if let Some(path) = &running.control {
         text += &format!("control: headworks ctl '{}' get\n", path.display());
     }
@@ -137,6 +140,7 @@ fn announcement_json(running: &Running) -> String {
         "unix": running.unix,
         "port": running.port,
         "control": running.control,
+        "metrics": running.server.metrics(),
     });
     format!("{object}\n")
 }

@@ -1,6 +1,6 @@
 //! The words of `headworks serve`.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -64,6 +64,9 @@ pub struct Options {
     /// Pre-shared keys are not supported
     #[arg(long, value_name = "FILE", hide = true)]
     pub(super) tls_psk: Option<PathBuf>,
+    /// Answer Prometheus at this address: GET /metrics; port 0 takes a free one
+    #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
+    pub(super) metrics: Option<SocketAddr>,
     /// Refuse all writes
     #[arg(short, long)]
     pub(super) read_only: bool,
@@ -147,4 +150,8 @@ fn size(word: &str) -> Result<u64, String> {
 
 fn time(word: &str) -> Result<u64, String> {
     parse_time(word)
+}
+
+fn metrics_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "an address and a port, such as 127.0.0.1:9100 or [::1]:9100".into())
 }

@@ -20,6 +20,7 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
         control: options.control.as_ref().map(absolute),
         control_given: None,
         log_level: None,
+        metrics: options.metrics,
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),

@@ -13,12 +13,14 @@ mod desk;
 mod estate;
 mod given;
 mod listener;
+mod metrics;
 mod opening;
 pub(crate) mod polling;
 mod reactor;
 pub mod recorder;
 mod statistics;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
@@ -49,6 +51,7 @@ use control::{ControlSocket, Reload};
 use desk::{Desk, Envelope, Peer};
 use estate::Estate;
 use listener::Listener;
+use metrics::Metrics;
 pub(crate) use reactor::ServedExport;
 use reactor::{Parts, Reactor};
 use recorder::Recorder;
@@ -98,6 +101,8 @@ pub struct ServerOptions {
     pub control_given: Option<Given>,
     /// What shows and sets how much is logged.
     pub log_level: Option<LogLevel>,
+    /// Where Prometheus asks, over TCP.
+    pub metrics: Option<SocketAddr>,
     /// Threads. 1: on few CPUs a second one only costs wake-ups.
     pub shards: u16,
     /// Spread volumes over all shards instead of keeping each with its device.
@@ -144,6 +149,7 @@ impl Default for ServerOptions {
             control: None,
             control_given: None,
             log_level: None,
+            metrics: None,
             shards: 1,
             spread: false,
             cpus: Vec::new(),
@@ -197,6 +203,7 @@ pub struct Server {
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
     service: Arc<Service>,
+    metrics: Option<Metrics>,
     offer: Option<Arc<Offer>>,
 }
 
@@ -274,6 +281,7 @@ impl Server {
             Some(given) => Some(Listener::adopt("control", given)?),
             None => options.control.as_deref().map(owner_only).transpose()?,
         };
+        let metrics = options.metrics.map(metrics::bind).transpose()?;
         let config = topology(&assembly, options);
         config.validate()?;
         let caches = caching::divide(&config, &options.cache_wish())?;
@@ -302,10 +310,11 @@ impl Server {
             broken,
             control: None,
             service: Arc::clone(&service),
+            metrics: None,
             offer,
         };
         if let Some(listener) = control {
-            match ControlSocket::start(listener, service) {
+            match ControlSocket::start(listener, Arc::clone(&service)) {
                 Ok(control) => server.control = Some(control),
                 Err(error) => {
                     server.stop();
@@ -314,7 +323,23 @@ impl Server {
                 }
             }
         }
+        if let Some(listener) = metrics {
+            match Metrics::start(listener, service) {
+                Ok(metrics) => server.metrics = Some(metrics),
+                Err(error) => {
+                    server.stop();
+                    let _ = server.join();
+                    return Err(error);
+                }
+            }
+        }
         Ok(server)
+    }
+
+    /// Where scrapers are answered; none without an endpoint.
+    #[must_use]
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(Metrics::address)
     }
 
     /// Which engine runs, and why.
@@ -406,11 +431,14 @@ impl Server {
     /// # Errors
     /// A shard broke, or a last flush failed.
     pub fn join(mut self) -> Result<(), String> {
-        let control = self.control.take();
+        let (control, metrics) = (self.control.take(), self.metrics.take());
         let result = self.join_shards();
         // Last, so that a stop that takes long can be looked at.
         if let Some(control) = control {
             control.stop();
+        }
+        if let Some(metrics) = metrics {
+            metrics.stop();
         }
         result
     }

@@ -32,10 +32,8 @@ fn by_kind(totals: &Totals, of: impl Fn(Kind) -> Value) -> Value {
 /// An export's percentiles: every row of each kind of operation that happened.
 pub fn summary(totals: &Totals) -> Value {
     by_kind(totals, |kind| {
-        let rows: Map<String, Value> = (0..ROWS)
-            .map(|row| (row_name(row).to_owned(), percentiles(&totals.row(kind, row))))
-            .collect();
-        Value::Object(rows)
+        let row = |row: usize| (row_name(row).to_owned(), percentiles(&totals.row(kind, row)));
+        Value::Object((0..ROWS).map(row).collect())
     })
 }
 

@@ -71,7 +71,7 @@ pub enum Question {
     /// What did the clients of your exports wait for?
     Latency {
         /// The way back.
-        answer: Sender<Vec<(ExportId, Totals)>>,
+        answer: Sender<Vec<LatencyReport>>,
     },
     /// Which requests of this export, whose home you are, were the slowest?
     Slow {
@@ -203,6 +203,17 @@ pub struct VolumeReport {
     pub unflushed: u64,
     /// A flush failed and nobody acknowledged it.
     pub suspect: bool,
+}
+
+/// What an export's clients waited for on a shard.
+#[derive(Default)]
+pub struct LatencyReport {
+    /// Which export.
+    pub export: ExportId,
+    /// Those that are gone, and those that are there.
+    pub totals: Totals,
+    /// How many are there.
+    pub connections: u32,
 }
 
 /// The slowest requests of an export.

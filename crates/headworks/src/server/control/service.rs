@@ -150,7 +150,7 @@ impl Service {
             }
             "histograms" => {
                 takes(&["export"])?;
-                self.histograms(text(params, "export")?)
+                self.histograms(optional_text(params, "export")?)
             }
             "why" => {
                 takes(&["export"])?;
@@ -423,7 +423,9 @@ impl Service {
             let device = reports.iter().find(|(device, _)| *device == entry.device);
             let Some((_, DeviceReport { options, .. })) = device else { continue };
             let mut value = report::export(entry, self.setting(entry.id), options, &report);
-            value["latency"] = latencies.get(&entry.id).map_or(json!({}), latency::summary);
+            value["latency"] = latencies
+                .get(&entry.id)
+                .map_or(json!({}), |report| latency::summary(&report.totals));
             exports.insert(entry.shown_name().to_owned(), value);
         }
         let devices: Params = reports

@@ -56,7 +56,9 @@ fn name(part: usize) -> &'static str {
 /// The report. `slowest` is sorted, the slowest first.
 pub fn why(facts: &Facts, now: Instant, requests: u64, slowest: &[Slow]) -> Value {
     let hundredth = requests.div_ceil(100) as usize;
-    let count = hundredth.max(LEAST).min(slowest.len());
+    // Who was answered in the turn in which it came was kept for want of others.
+    let waited = slowest.partition_point(|slow| slow.total_ns > 0).max(1).min(slowest.len());
+    let count = hundredth.max(LEAST).min(waited);
     let looked_at = &slowest[..count];
     let above_ns = looked_at.last().map_or(0, |slow| slow.total_ns);
     let total: f64 = looked_at.iter().map(|slow| slow.total_ns as f64).sum();
@@ -78,11 +80,13 @@ pub fn why(facts: &Facts, now: Instant, requests: u64, slowest: &[Slow]) -> Valu
     let sentence = if requests == 0 {
         format!("{export}: no request was answered in the last minute")
     } else if !slow {
-        let longest = looked_at.first().map_or(0, |slow| slow.total_ns);
+        let longest = match looked_at.first().map_or(0, |slow| slow.total_ns) {
+            0 => "the turn in which it came".into(),
+            ns => time(ns),
+        };
         format!(
-            "{export}: nothing is slow: none of the {} requests of the last minute took longer than {}",
-            grouped(requests),
-            time(longest)
+            "{export}: nothing is slow: none of the {} requests of the last minute took longer than {longest}",
+            grouped(requests)
         )
     } else {
         format!(
@@ -290,6 +294,18 @@ mod tests {
         let text = sentence(1_000_000, &all);
         assert!(text.contains("the slowest 50 of 1,000,000 requests"), "{text}");
         assert!(text.contains("100 % of their time in tag (hw0 has 64 tags"), "{text}");
+    }
+
+    #[test]
+    fn who_did_not_wait_is_not_among_the_slow() {
+        let mut all = vec![slow(5_000_000, &[(Wait::Device, 5_000_000)]); 20];
+        all.extend([slow(0, &[]); 200]);
+        let text = sentence(100_000, &all);
+        assert!(
+            text.contains("slowest 20 of 100,000 requests of the last minute (5.0 ms"),
+            "{text}"
+        );
+        assert!(sentence(7, &[slow(0, &[]); 7]).ends_with("longer than the turn in which it came"));
     }
 
     #[test]

@@ -5,20 +5,24 @@ use std::collections::BTreeMap;
 use headworks_core::{DeviceId, ExportId, Instant};
 
 use super::Reactor;
-use crate::latency::Totals;
-use crate::server::control::question::SlowReport;
+use crate::server::control::question::{LatencyReport, SlowReport};
 
 impl Reactor {
     /// Of each export that had any client here: those that are gone, and those that are there.
-    pub(super) fn report_latency(&mut self) -> Vec<(ExportId, Totals)> {
-        let mut all: BTreeMap<ExportId, Totals> =
-            self.parts.desk.latency.gone().into_iter().collect();
+    pub(super) fn report_latency(&mut self) -> Vec<LatencyReport> {
+        let gone = self.parts.desk.latency.gone().into_iter();
+        let gone =
+            gone.map(|(export, totals)| (export, LatencyReport { export, totals, connections: 0 }));
+        let mut all: BTreeMap<ExportId, LatencyReport> = gone.collect();
         self.for_each_connection(|connection| {
             if let Some((export, table)) = connection.latency() {
-                all.entry(export).or_default().add(table);
+                let report = all.entry(export).or_default();
+                report.export = export;
+                report.totals.add(table);
+                report.connections += 1;
             }
         });
-        all.into_iter().collect()
+        all.into_values().collect()
     }
 
     pub(super) fn report_slow(

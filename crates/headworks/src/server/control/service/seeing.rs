@@ -2,38 +2,48 @@
 
 use std::collections::BTreeMap;
 
-use headworks_core::ExportId;
 use headworks_core::cache::folio::BLOCK;
+use headworks_core::{ExportId, Wait};
 use serde_json::json;
 
 use super::super::latency;
-use super::super::question::{Question, SlowReport};
-use super::super::tree::{ExportEntry, device_name};
+use super::super::question::{CacheReport, LatencyReport, Question, SlowReport};
+use super::super::tree::{DeviceEntry, ExportEntry, Tree, device_name};
 use super::super::why::{Facts, why};
-use super::{Answer, Fault, Service, find_export};
-use crate::latency::Totals;
+use super::{Answer, Fault, Params, Service, find_export};
+use crate::latency::{Kind, ROWS, row_name};
+use crate::server::metrics::text::{Page, Type, seconds};
 
 /// What each export's clients waited for, those that had any.
-pub(super) type Latencies = BTreeMap<ExportId, Totals>;
+pub(super) type Latencies = BTreeMap<ExportId, LatencyReport>;
 
 impl Service {
     /// One question for each shard.
     pub(super) fn latencies(&self) -> Result<Latencies, Fault> {
         let mut all = Latencies::new();
         for shard in self.shards() {
-            for (export, totals) in self.ask(shard, |answer| Question::Latency { answer })? {
-                all.entry(export).or_default().merge(&totals);
+            for report in self.ask(shard, |answer| Question::Latency { answer })? {
+                let sum = all.entry(report.export).or_default();
+                sum.export = report.export;
+                sum.totals.merge(&report.totals);
+                sum.connections += report.connections;
             }
         }
         Ok(all)
     }
 
-    pub(super) fn histograms(&self, name: &str) -> Answer {
-        let tree = self.tree();
-        let entry = find_export(&tree, name)?;
-        let totals = self.latencies()?.remove(&entry.id).unwrap_or_default();
-        let ops = latency::histograms(&totals);
-        Ok(json!({ "export": entry.shown_name(), "ops": ops }))
+    /// Of one export, or of each.
+    pub(super) fn histograms(&self, name: Option<&str>) -> Answer {
+        let (tree, all) = (self.tree(), self.latencies()?);
+        let ops = |entry: &ExportEntry| {
+            all.get(&entry.id).map_or(json!({}), |report| latency::histograms(&report.totals))
+        };
+        if let Some(name) = name {
+            let entry = find_export(&tree, name)?;
+            return Ok(json!({ "export": entry.shown_name(), "ops": ops(entry) }));
+        }
+        let one = |entry: &ExportEntry| (entry.shown_name().to_owned(), ops(entry));
+        Ok(json!({ "exports": tree.exports.iter().map(one).collect::<Params>() }))
     }
 
     pub(super) fn why(&self, name: &str) -> Answer {
@@ -56,5 +66,150 @@ impl Service {
             write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
         };
         Ok(why(&facts, now, requests, &slowest))
+    }
+
+    /// The page for Prometheus. One question for each shard and table.
+    pub fn metrics(&self) -> Result<String, Fault> {
+        let mut page = Page::default();
+        page.family("headworks_build_info", Type::Gauge, "The version of the server.");
+        page.sample("headworks_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        page.family("headworks_uptime_seconds", Type::Gauge, "How long it runs.");
+        page.sample("headworks_uptime_seconds", &[], self.started.elapsed().as_secs_f64());
+        let tree = self.tree();
+        put_clients(&mut page, &tree, &self.latencies()?);
+        self.put_devices(&mut page, &tree)?;
+        self.put_caches(&mut page)?;
+        Ok(page.into_text())
+    }
+
+    /// What queues and devices see.
+    fn put_devices(&self, page: &mut Page, tree: &Tree) -> Result<(), Fault> {
+        let mut reports = Vec::new();
+        for DeviceEntry { id, .. } in &tree.devices {
+            let report = self.device_if_there(tree, *id)?;
+            reports.extend(report.map(|report| (device_name(*id), report)));
+        }
+        let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
+        let turns: Vec<_> = turns.collect::<Result<_, Fault>>()?;
+        let plug: u64 = turns.iter().flat_map(|shard| &shard.rows).map(|row| row.merges).sum();
+        let all: u64 = reports.iter().flat_map(|(_, r)| &r.ops).map(|ops| ops.merges).sum();
+        let name = "headworks_merges_total";
+        page.family(name, Type::Counter, "Merges, in the turn's plug or with what was queued.");
+        page.sample(name, &[("kind", "plug")], plug);
+        page.sample(name, &[("kind", "queue")], all.saturating_sub(plug));
+        let name = "headworks_device_busy_seconds_total";
+        page.family(name, Type::Counter, "Time in which something was on its way.");
+        for (device, report) in &reports {
+            page.sample(name, &[("device", device)], seconds(report.busy_ns));
+        }
+        let name = "headworks_queue_requests";
+        page.family(
+            name,
+            Type::Gauge,
+            "Requests that wait for a tag, are queued or in the device.",
+        );
+        for (device, report) in &reports {
+            page.sample(name, &[("device", device)], report.queue.in_flight);
+        }
+        let name = "headworks_tags_free";
+        page.family(name, Type::Gauge, "Tags that nobody holds.");
+        for (device, report) in &reports {
+            page.sample(name, &[("device", device)], report.tags_free);
+        }
+        Ok(())
+    }
+
+    /// What the caches of all shards hold; nothing without one.
+    fn put_caches(&self, page: &mut Page) -> Result<(), Fault> {
+        let caches =
+            self.shards().map(|shard| self.ask(shard, |answer| Question::Cache { answer }));
+        let caches: Vec<CacheReport> = caches.collect::<Result<_, _>>()?;
+        let cache = || caches.iter().filter_map(|report| report.cache);
+        let dirty = || caches.iter().filter_map(|report| report.dirty);
+        let bytes = |blocks: u64| blocks * u64::from(BLOCK);
+        if cache().next().is_none() {
+            return Ok(());
+        }
+        let gauge = |page: &mut Page, name: &str, help: &str, value: u64| {
+            page.family(name, Type::Gauge, help);
+            page.sample(name, &[], value);
+        };
+        let dirty_blocks = dirty().map(|d| d.nr_dirty + d.nr_writeback).sum();
+        let resident = cache().map(|c| c.resident).sum();
+        let limit = dirty().map(|d| d.nr_dirty_threshold).sum();
+        let help = "Acknowledged and not written yet.";
+        gauge(page, "headworks_cache_dirty_bytes", help, bytes(dirty_blocks));
+        let help = "How much may be dirty.";
+        gauge(page, "headworks_cache_dirty_limit_bytes", help, bytes(limit));
+        gauge(page, "headworks_cache_resident_bytes", "In the page cache.", bytes(resident));
+        let counter = |page: &mut Page, name: &str, help: &str, value: u64| {
+            page.family(name, Type::Counter, help);
+            page.sample(name, &[], value);
+        };
+        let (hits, misses) = (cache().map(|c| c.hits).sum(), cache().map(|c| c.misses).sum());
+        counter(page, "headworks_cache_hits_total", "Blocks of 4 KiB found in the cache.", hits);
+        counter(page, "headworks_cache_misses_total", "Blocks that had to be read.", misses);
+        Ok(())
+    }
+}
+
+/// What clients see.
+fn put_clients(page: &mut Page, tree: &Tree, all: &Latencies) {
+    // Every export that is there has its connections, those that had a client the rest.
+    let name = "headworks_connections";
+    page.family(name, Type::Gauge, "Clients that have chosen this export.");
+    for entry in &tree.exports {
+        let count = all.get(&entry.id).map_or(0, |report| report.connections);
+        page.sample(name, &[("export", entry.shown_name())], count);
+    }
+    let rows: Vec<(&str, &LatencyReport, Kind)> = tree
+        .exports
+        .iter()
+        .filter_map(|entry| Some((entry.shown_name(), all.get(&entry.id)?)))
+        .flat_map(|(export, report)| Kind::ALL.map(|kind| (export, report, kind)))
+        .filter(|(_, report, kind)| report.totals.requests(*kind) > 0)
+        .collect();
+    let name = "headworks_requests_total";
+    page.family(name, Type::Counter, "Requests answered.");
+    for (export, report, kind) in &rows {
+        let labels = [("export", *export), ("op", kind.name())];
+        page.sample(name, &labels, report.totals.requests(*kind));
+    }
+    let name = "headworks_bytes_total";
+    page.family(name, Type::Counter, "Bytes that answered requests were about.");
+    for (export, report, kind) in &rows {
+        let labels = [("export", *export), ("op", kind.name())];
+        page.sample(name, &labels, report.totals.bytes(*kind));
+    }
+    let name = "headworks_request_stage_seconds";
+    page.family(
+        name,
+        Type::Histogram,
+        "What requests waited for; the sum of a stage other than total is from its buckets.",
+    );
+    for (export, report, kind) in &rows {
+        for row in 0..ROWS {
+            let counts = report.totals.row(*kind, row);
+            let sum = if row == 0 { report.totals.sum_ns(*kind) } else { counts.about_ns() };
+            let labels = [("export", *export), ("op", kind.name()), ("stage", row_name(row))];
+            page.histogram(name, &labels, &counts, sum);
+        }
+    }
+    for (name, wait, help) in [
+        ("headworks_tag_wait_seconds", Wait::Tag, "Requests that waited for a tag, about."),
+        (
+            "headworks_dirty_pause_seconds",
+            Wait::Dirty,
+            "Requests that waited because too much was dirty, about.",
+        ),
+    ] {
+        page.family(name, Type::Summary, help);
+        for (export, report, kind) in &rows {
+            let counts = report.totals.row(*kind, 1 + wait as usize);
+            let waited: u64 =
+                counts.buckets().filter(|(end, _)| *end > 0).map(|(_, count)| count).sum();
+            let labels = [("export", *export), ("op", kind.name())];
+            page.summary(name, &labels, counts.about_ns(), waited);
+        }
     }
 }

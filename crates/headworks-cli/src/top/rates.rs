@@ -1,0 +1,258 @@
+//! From two looks at a server's counters to the rows of `top`: rates and times of what happened between them.
+//!
+//! Requests, bytes and times are as clients see them; merges, discards, flushes, queue size and use as the device's queue
+//! does, under the names of iostat -x. `%util` says that something was on its way, not that more would not fit.
+
+use serde_json::{Value, json};
+
+/// One look.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// The answer of `stats`.
+    pub stats: Value,
+    /// The answer of `histograms`.
+    pub histograms: Value,
+    /// The answer of `diskstats`.
+    pub disks: Value,
+}
+
+/// The columns: what is in a row, in order.
+pub const COLUMNS: [(&str, &str); 30] = [
+    ("r/s", "reads answered a second"),
+    ("rkB/s", "KiB read a second"),
+    ("rrqm/s", "reads merged a second"),
+    ("%rrqm", "of reads, those that merged"),
+    ("r_await", "ms from a read to its answer"),
+    ("rareq-sz", "KiB of a read"),
+    ("w/s", "writes answered a second"),
+    ("wkB/s", "KiB written a second"),
+    ("wrqm/s", "writes merged a second"),
+    ("%wrqm", "of writes, those that merged"),
+    ("w_await", "ms from a write to its answer"),
+    ("wareq-sz", "KiB of a write"),
+    ("d/s", "discards a second"),
+    ("dkB/s", "KiB discarded a second"),
+    ("d_await", "ms that a discard took in the queue"),
+    ("f/s", "device flushes a second"),
+    ("f_await", "ms that a flush took"),
+    ("aqu-sz", "requests in the queue of its device, on average"),
+    ("%util", "of the time, when the device had any"),
+    ("plug50", "us in the plug, half of the requests at most"),
+    ("plug99", "99 of 100"),
+    ("tag50", "us waiting for a tag, half"),
+    ("tag99", "99 of 100"),
+    ("sched50", "us in the elevator, half"),
+    ("sched99", "99 of 100"),
+    ("dev50", "us in the device, half"),
+    ("dev99", "99 of 100"),
+    ("dirtyMB", "MiB that are dirty, of the whole cache"),
+    ("hit%", "of the cache's blocks, those found there"),
+    ("queue", "requests in the queue of its device now"),
+];
+
+/// An export's row.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    /// The export.
+    pub name: String,
+    /// By column.
+    pub values: Vec<f64>,
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_default()
+}
+
+/// How much a counter grew.
+fn grew(old: &Value, new: &Value, path: &[&str]) -> f64 {
+    let at = |value: &Value| {
+        let found = path.iter().try_fold(value, |value, name| value.get(*name));
+        found.map_or(0.0, number)
+    };
+    // A server that was started anew counts from nothing.
+    (at(new) - at(old)).max(0.0)
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}
+
+/// The rows of all exports between two looks; with one look alone, since the server's start.
+pub fn rows(old: &Look, new: &Look) -> Vec<Row> {
+    let seconds = grew(&old.stats, &new.stats, &["seconds"]).max(1e-3);
+    let exports = new.stats["exports"].as_object().into_iter().flatten();
+    exports.map(|(name, export)| row(old, new, (name, export), seconds)).collect()
+}
+
+fn row(old: &Look, new: &Look, (name, export): (&str, &Value), seconds: f64) -> Row {
+    let clients =
+        |op: &str, what: &str| grew(&old.histograms, &new.histograms, &["exports", name, op, what]);
+    let queue =
+        |op: &str, what: &str| grew(&old.stats, &new.stats, &["exports", name, "ops", op, what]);
+    let side = |op: &str| {
+        let (count, bytes) = (clients(op, "count"), clients(op, "bytes"));
+        let (merges, bios) = (queue(op, "merges"), queue(op, "bios"));
+        let kib = bytes / 1024.0;
+        [
+            count / seconds,
+            kib / seconds,
+            merges / seconds,
+            100.0 * ratio(merges, bios),
+            ratio(clients(op, "sum_us") / 1000.0, count),
+            ratio(kib, count),
+        ]
+    };
+    let (discards, flushes) = (queue("discard", "requests"), queue("flush", "requests"));
+    let device = export["device"].as_str().unwrap_or_default();
+    let disk = |what: &str| {
+        let of = |look: &Look| {
+            let all = look.disks.as_array().into_iter().flatten();
+            let own = all.into_iter().find(|disk| disk["name"] == device);
+            own.map_or(0.0, |disk| number(&disk["fields"][what]))
+        };
+        (of(new) - of(old)).max(0.0)
+    };
+    let mut values = Vec::with_capacity(COLUMNS.len());
+    values.extend(side("read"));
+    values.extend(side("write"));
+    values.extend([
+        discards / seconds,
+        queue("discard", "bytes") / 1024.0 / seconds,
+        ratio(queue("discard", "time_ns") / 1e6, discards),
+        flushes / seconds,
+        ratio(queue("flush", "time_ns") / 1e6, flushes),
+        disk("time_in_queue") / 1000.0 / seconds,
+        (disk("io_ticks") / 10.0 / seconds).min(100.0),
+    ]);
+    for stage in ["plug", "tag", "sched", "device"] {
+        let times = between(old, new, name, stage);
+        values.extend([percentile(&times, 0.5), percentile(&times, 0.99)]);
+    }
+    let cache = |what: &str| grew(&old.stats, &new.stats, &["cache", what]);
+    let (hits, misses) = (cache("hits"), cache("misses"));
+    let cached = export["cache"] != "none";
+    values.extend([
+        if cached { number(&new.stats["dirty"]["nr_dirty"]) / 256.0 } else { 0.0 },
+        if cached { 100.0 * ratio(hits, hits + misses) } else { 0.0 },
+        number(&new.stats["devices"][device]["queue"]["in_flight"]),
+    ]);
+    Row { name: name.to_owned(), values }
+}
+
+/// What reads and writes waited for in a stage: (upper end in us, count), ascending.
+fn between(old: &Look, new: &Look, name: &str, stage: &str) -> Vec<(f64, f64)> {
+    let mut all: Vec<(f64, f64)> = Vec::new();
+    for op in ["read", "write"] {
+        let pairs = |look: &Look| -> Vec<(f64, f64)> {
+            let found = &look.histograms["exports"][name][op]["stages"][stage];
+            let pairs = found.as_array().into_iter().flatten();
+            pairs.map(|pair| (number(&pair[0]), number(&pair[1]))).collect()
+        };
+        let before = pairs(old);
+        for (end, count) in pairs(new) {
+            let was = before.iter().find(|(other, _)| *other == end).map_or(0.0, |(_, n)| *n);
+            if count > was {
+                all.push((end, count - was));
+            }
+        }
+    }
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    all
+}
+
+fn percentile(times: &[(f64, f64)], part: f64) -> f64 {
+    let rank = times.iter().map(|(_, count)| count).sum::<f64>() * part;
+    let mut seen = 0.0;
+    for (end, count) in times {
+        seen += count;
+        if seen >= rank {
+            return *end;
+        }
+    }
+    0.0
+}
+
+/// The rows for programs.
+pub fn as_json(rows: &[Row]) -> Value {
+    let object = |row: &Row| {
+        let values = COLUMNS.iter().zip(&row.values);
+        let fields: serde_json::Map<String, Value> =
+            values.map(|((name, _), value)| ((*name).to_owned(), json!(value))).collect();
+        (row.name.clone(), Value::Object(fields))
+    };
+    Value::Object(rows.iter().map(object).collect())
+}
+
+/// A value as the column has room for it.
+pub fn cell(value: f64) -> String {
+    match value {
+        value if value <= 0.0 => "0".into(),
+        value if value < 10.0 => format!("{value:.2}"),
+        value if value < 100.0 => format!("{value:.1}"),
+        value if value < 1e6 => format!("{value:.0}"),
+        value => format!("{:.1}M", value / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(seconds: f64, reads: u64, ticks: u64) -> Look {
+        let stages = json!({ "device": [[1.023, reads - reads / 10], [5242.879, reads / 10]] });
+        let read = json!({ "count": reads, "bytes": reads * 4096, "sum_us": reads * 2000,
+            "stages": stages });
+        Look {
+            stats: json!({ "seconds": seconds, "exports": { "a": { "device": "hw0", "cache": "writeback",
+                "ops": { "read": { "bios": reads, "merges": reads / 4 } } } },
+                "devices": { "hw0": { "queue": { "in_flight": 3 } } },
+                "cache": { "hits": 3 * reads, "misses": reads }, "dirty": { "nr_dirty": 512 } }),
+            histograms: json!({ "exports": { "a": { "read": read } } }),
+            disks: json!([{ "name": "hw0", "fields": { "io_ticks": ticks, "time_in_queue": 4 * ticks } }]),
+        }
+    }
+
+    fn value(row: &Row, name: &str) -> f64 {
+        row.values[COLUMNS.iter().position(|(column, _)| *column == name).unwrap()]
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_two_looks() {
+        let rows = rows(&look(10.0, 1_000, 500), &look(12.0, 1_400, 1_500));
+        let row = &rows[0];
+        assert_eq!(row.values.len(), COLUMNS.len());
+        let expected = [
+            ("r/s", 200.0),
+            ("rkB/s", 800.0),
+            ("rrqm/s", 50.0),
+            ("%rrqm", 25.0),
+            ("r_await", 2.0),
+            ("rareq-sz", 4.0),
+            ("w/s", 0.0),
+            ("aqu-sz", 2.0),
+            ("%util", 50.0),
+            ("dev50", 1.023),
+            ("dev99", 5242.879),
+            ("dirtyMB", 2.0),
+            ("hit%", 75.0),
+            ("queue", 3.0),
+        ];
+        for (name, expected) in expected {
+            assert!((value(row, name) - expected).abs() < 1e-9, "{name}: {}", value(row, name));
+        }
+    }
+
+    #[test]
+    fn a_server_that_began_anew_and_an_export_that_is_new_have_no_negative_rates() {
+        let rows = rows(&look(500.0, 90_000, 9), &look(1.0, 40, 5));
+        assert!(rows[0].values.iter().all(|value| *value >= 0.0));
+        assert_eq!(super::rows(&Look::default(), &look(1.0, 40, 5))[0].values[0], 40.0);
+    }
+
+    #[test]
+    fn a_cell_is_never_wider_than_its_column() {
+        for value in [0.0, 1.234, 99.94, 99.96, 12_345.6, 999_999.4, 1e9] {
+            assert!(cell(value).len() <= 7, "{}", cell(value));
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The terminal of `top`: rows, keys, help. It is put back whatever happens.
+
+use std::time::{Duration, Instant};
+
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Line;
+use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table};
+use serde_json::Value;
+
+use super::rates::{COLUMNS, Look, Row, cell, rows};
+
+/// Letters that sort by a column at once.
+const LETTERS: [(char, &str); 6] =
+    [('r', "r/s"), ('w', "w/s"), ('u', "%util"), ('d', "dev99"), ('t', "tag99"), ('a', "aqu-sz")];
+
+/// What is shown and how.
+#[derive(Debug, Default)]
+struct View {
+    sort: usize,
+    /// The first column that is shown.
+    first: usize,
+    connections: bool,
+    help: bool,
+}
+
+/// What a key asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Nothing,
+    Quit,
+}
+
+impl View {
+    fn on_key(&mut self, key: KeyCode, control: bool) -> Asked {
+        let last = COLUMNS.len() - 1;
+        match key {
+            KeyCode::Char('c') if control => return Asked::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return Asked::Quit,
+            KeyCode::Char('c') => self.connections = !self.connections,
+            KeyCode::Char('?' | 'h') => self.help = !self.help,
+            KeyCode::Right => self.sort = (self.sort + 1).min(last),
+            KeyCode::Left => self.sort = self.sort.saturating_sub(1),
+            KeyCode::Home => self.sort = 0,
+            KeyCode::End => self.sort = last,
+            KeyCode::Char(letter) => {
+                let column = LETTERS.iter().find(|(known, _)| *known == letter);
+                let index = column.and_then(|(_, name)| COLUMNS.iter().position(|c| c.0 == *name));
+                self.sort = index.unwrap_or(self.sort);
+            }
+            _ => {}
+        }
+        Asked::Nothing
+    }
+}
+
+/// Shows what `look` sees every `interval`, until a key ends it or the server goes away.
+///
+/// # Errors
+/// One sentence.
+pub fn run(
+    mut look: impl FnMut() -> Result<Look, String>,
+    interval: Duration,
+) -> Result<(), String> {
+    let mut old = look()?;
+    let mut terminal =
+        ratatui::try_init().map_err(|error| format!("cannot use this terminal: {error}"))?;
+    let mut view = View::default();
+    let broken = |error: std::io::Error| format!("the terminal is broken: {error}");
+    let mut watch = || -> Result<(), String> {
+        let mut shown = rows(&Look::default(), &old);
+        let mut connections = old.stats["connections"].clone();
+        let mut due = Instant::now() + interval.min(Duration::from_secs(1));
+        loop {
+            terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
+            let left = due.saturating_duration_since(Instant::now());
+            if event::poll(left).map_err(broken)? {
+                if let Event::Key(key) = event::read().map_err(broken)?
+                    && key.kind == KeyEventKind::Press
+                {
+                    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+                    if view.on_key(key.code, control) == Asked::Quit {
+                        return Ok(());
+                    }
+                }
+                continue;
+            }
+            let new = look()?;
+            shown = rows(&old, &new);
+            connections = new.stats["connections"].clone();
+            old = new;
+            due = Instant::now() + interval;
+        }
+    };
+    let result = watch();
+    ratatui::restore();
+    result
+}
+
+fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Value) {
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(2), Constraint::Length(1)])
+            .areas(frame.area());
+    let sorted = COLUMNS[view.sort];
+    let title = format!("headworks: {} exports, by {} ({})", rows.len(), sorted.0, sorted.1);
+    frame.render_widget(Paragraph::new(title), head);
+    frame.render_widget(
+        Paragraph::new("q quits, arrows choose the column to sort by, r w u d t a sort by one, c connections, ? help"),
+        foot,
+    );
+    if view.help {
+        let lines = COLUMNS.map(|(name, what)| Line::from(format!("{name:>9}  {what}")));
+        // In two halves: a small terminal has 24 lines.
+        let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).areas(body);
+        let (first, second) = lines.split_at(COLUMNS.len() / 2);
+        frame.render_widget(Paragraph::new(first.to_vec()), left);
+        return frame.render_widget(Paragraph::new(second.to_vec()), right);
+    }
+    if view.connections {
+        return frame.render_widget(Paragraph::new(clients(connections)), body);
+    }
+    // The chosen column is always in sight.
+    let room = (usize::from(body.width).saturating_sub(13) / 9).max(1);
+    view.first = view.first.min(view.sort).max((view.sort + 1).saturating_sub(room));
+    let columns = view.first..(view.first + room).min(COLUMNS.len());
+    let mut order: Vec<&Row> = rows.iter().collect();
+    order.sort_by(|a, b| b.values[view.sort].total_cmp(&a.values[view.sort]));
+    let names = columns.clone().map(|column| {
+        let style = match column == view.sort {
+            true => Style::new().add_modifier(Modifier::REVERSED),
+            false => Style::new().add_modifier(Modifier::BOLD),
+        };
+        Cell::from(format!("{:>8}", COLUMNS[column].0)).style(style)
+    });
+    let header = Cells::new(std::iter::once(Cell::from("export")).chain(names));
+    let lines = order.into_iter().map(|row| {
+        let cells = columns.clone().map(|column| format!("{:>8}", cell(row.values[column])));
+        Cells::new(std::iter::once(row.name.clone()).chain(cells))
+    });
+    let widths = std::iter::once(Constraint::Length(12))
+        .chain(columns.clone().map(|_| Constraint::Length(8)));
+    frame.render_widget(Table::new(lines, widths).header(header), body);
+}
+
+fn clients(connections: &Value) -> Vec<Line<'static>> {
+    let all = connections.as_array().map_or(&[][..], Vec::as_slice);
+    let line = |one: &Value| {
+        let text = |name: &str| one[name].as_str().unwrap_or("-").to_owned();
+        let p99 = |op: &str| {
+            let us = one["latency"][op]["total"]["p99_us"].as_f64();
+            us.map_or("-".into(), crate::seeing::micros)
+        };
+        Line::from(format!(
+            "{:>10}  {:<24} {:<12} {:>4} in flight, p99 read {}, write {}",
+            one["id"].to_string(),
+            text("peer"),
+            text("export"),
+            one["in_flight"].to_string(),
+            p99("read"),
+            p99("write")
+        ))
+    };
+    std::iter::once(Line::from("connections, since each came"))
+        .chain(all.iter().map(line))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn screen(view: &mut View, width: u16) -> String {
+        let row = |name: &str, value: f64| Row {
+            name: name.into(),
+            values: (0..COLUMNS.len()).map(|column| value + column as f64).collect(),
+        };
+        let rows = [row("slow", 1.0), row("busy", 900.0)];
+        let mut terminal = Terminal::new(TestBackend::new(width, 20)).unwrap();
+        terminal.draw(|frame| draw(frame, view, &rows, &Value::Null)).unwrap();
+        let buffer = terminal.backend().buffer().clone();
+        let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>() + "\n";
+        (0..20).map(line).collect()
+    }
+
+    #[test]
+    fn the_busiest_comes_first_and_the_chosen_column_is_in_sight() {
+        let mut view = View::default();
+        let text = screen(&mut view, 80);
+        assert!(text.find("busy") < text.find("slow"), "{text}");
+        assert!(text.contains("r/s") && !text.contains("queue"), "{text}");
+        assert_eq!(view.on_key(KeyCode::End, false), Asked::Nothing);
+        let text = screen(&mut view, 80);
+        assert!(text.contains("hit%") && text.contains(" queue"), "{text}");
+        // However narrow.
+        assert!(screen(&mut view, 20).contains("queue"));
+    }
+
+    #[test]
+    fn keys_sort_toggle_and_quit() {
+        let mut view = View::default();
+        for (letter, name) in LETTERS {
+            view.on_key(KeyCode::Char(letter), false);
+            assert_eq!(COLUMNS[view.sort].0, name);
+        }
+        view.on_key(KeyCode::Home, false);
+        view.on_key(KeyCode::Left, false);
+        assert_eq!(view.sort, 0);
+        view.on_key(KeyCode::Char('?'), false);
+        assert!(screen(&mut view, 80).contains("ms from a read to its answer"));
+        view.on_key(KeyCode::Char('?'), false);
+        view.on_key(KeyCode::Char('c'), false);
+        assert!(screen(&mut view, 80).contains("connections, since each came"));
+        assert_eq!(view.on_key(KeyCode::Char('q'), false), Asked::Quit);
+        assert_eq!(view.on_key(KeyCode::Char('c'), true), Asked::Quit);
+    }
+}

@@ -1,0 +1,134 @@
+//! As much of HTTP as a scraper needs: one request, one answer, closed.
+//!
+//! ```text
+//!   bytes --> head complete? --> GET or HEAD of /metrics: 200, else 404, 405, 400, 431 --> answer --> closed
+//!               | no: wait, until the connection's deadline
+//! ```
+//!
+//! Nothing here waits or reads a clock: whoever polls says what came.
+
+/// A longer head is refused: scrapers send a few hundred bytes.
+pub const HEAD_MAX: usize = 8 << 10;
+const HEADERS_MAX: usize = 64;
+
+/// What a head asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// More has to come.
+    Incomplete,
+    /// The page; its text only if it is not a HEAD.
+    Page {
+        /// GET.
+        body: bool,
+    },
+    /// An answer with this status and a sentence.
+    Refused(u16),
+}
+
+/// Reads a head, as far as it is there.
+#[must_use]
+pub fn read_head(bytes: &[u8]) -> Asked {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => return Asked::Incomplete,
+        Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
+            return Asked::Refused(431);
+        }
+        Err(_) => return Asked::Refused(400),
+    }
+    let path = request.path.unwrap_or_default();
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    match (request.method, path) {
+        (Some("GET"), "/metrics") => Asked::Page { body: true },
+        (Some("HEAD"), "/metrics") => Asked::Page { body: false },
+        (_, "/metrics") => Asked::Refused(405),
+        _ => Asked::Refused(404),
+    }
+}
+
+/// An answer with a page.
+#[must_use]
+pub fn page(text: &str, body: bool) -> Vec<u8> {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    answer("200 OK", kind, "", text, body)
+}
+
+/// An answer that says what was wrong and what would be right.
+#[must_use]
+pub fn refusal(status: u16) -> Vec<u8> {
+    let (line, sentence) = match status {
+        404 => ("404 Not Found", "there is only /metrics"),
+        405 => ("405 Method Not Allowed", "/metrics takes GET"),
+        431 => ("431 Request Header Fields Too Large", "a head has at most 8 KiB and 64 fields"),
+        503 => ("503 Service Unavailable", "the server is stopping, or a shard does not answer"),
+        _ => ("400 Bad Request", "this is no HTTP request"),
+    };
+    let allow = if status == 405 { "Allow: GET, HEAD\r\n" } else { "" };
+    answer(line, "text/plain; charset=utf-8", allow, &format!("{sentence}\n"), true)
+}
+
+fn answer(line: &str, kind: &str, fields: &str, text: &str, body: bool) -> Vec<u8> {
+    let length = text.len();
+    let head = format!(
+        "HTTP/1.1 {line}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n{fields}Connection: close\r\n\r\n"
+    );
+    let mut bytes = head.into_bytes();
+    if body {
+        bytes.extend_from_slice(text.as_bytes());
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use headworks_core::prng::Prng;
+
+    #[test]
+    fn only_the_page_is_given_and_only_to_who_gets_it() {
+        let head = |line: &str| read_head(format!("{line} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+        assert_eq!(head("GET /metrics"), Asked::Page { body: true });
+        assert_eq!(head("GET /metrics?a=b"), Asked::Page { body: true });
+        assert_eq!(head("HEAD /metrics"), Asked::Page { body: false });
+        assert_eq!(head("POST /metrics"), Asked::Refused(405));
+        assert_eq!(head("GET /"), Asked::Refused(404));
+        assert_eq!(head("GET /metricsx"), Asked::Refused(404));
+        assert_eq!(read_head(b"\x16\x03\x01\x02\x00\x01"), Asked::Refused(400));
+    }
+
+    #[test]
+    fn a_head_may_come_in_any_pieces_but_not_without_end() {
+        let whole = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
+        for cut in 0..whole.len() {
+            assert_eq!(read_head(&whole[..cut]), Asked::Incomplete, "{cut}");
+        }
+        let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
+        long.resize(HEAD_MAX - 1, b'a');
+        assert_eq!(read_head(&long), Asked::Incomplete);
+        long.push(b'a');
+        assert_eq!(read_head(&long), Asked::Refused(431));
+        let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(65));
+        assert_eq!(read_head(many.as_bytes()), Asked::Refused(431));
+    }
+
+    #[test]
+    fn garbage_is_refused_or_waited_for() {
+        let mut prng = Prng::new(5);
+        for _ in 0..5_000 {
+            let len = prng.below(200) as usize;
+            let bytes: Vec<u8> = (0..len).map(|_| prng.next() as u8).collect();
+            assert!(!matches!(read_head(&bytes), Asked::Page { .. }));
+        }
+    }
+
+    #[test]
+    fn an_answer_says_how_long_it_is() {
+        let text = String::from_utf8(page("abc\n", true)).unwrap();
+        assert!(text.contains("Content-Length: 4\r\n") && text.ends_with("\r\n\r\nabc\n"));
+        let head = String::from_utf8(page("abc\n", false)).unwrap();
+        assert!(head.contains("Content-Length: 4\r\n") && head.ends_with("\r\n\r\n"));
+        assert!(String::from_utf8(refusal(405)).unwrap().contains("Allow: GET"));
+    }
+}

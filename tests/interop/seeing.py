@@ -1,0 +1,162 @@
+"""What top and the metrics page say, against what ctl says; and scrapers that behave badly."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+
+BAD = False
+
+
+def check(what, good, detail=""):
+    global BAD
+    print(("ok" if good else "not ok"), "-", what)
+    if not good:
+        BAD = True
+        print("#  ", detail)
+
+
+def ctl(binary, control, *words):
+    out = subprocess.run([binary, "ctl", control, *words, "--json"], check=True, capture_output=True)
+    return json.loads(out.stdout)
+
+
+def parse(text):
+    """Families and samples of the exposition format: {name: type}, {(name, labels): value}."""
+    types, samples = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            assert name not in types, f"{name} is there twice"
+            types[name] = kind
+        elif not line.startswith("#"):
+            found = re.fullmatch(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)', line)
+            assert found, f"no sample: {line}"
+            labels = tuple(sorted(re.findall(r'([a-z]+)="((?:[^"\\]|\\.)*)"', found[2] or "")))
+            family = re.sub(r"_(bucket|sum|count)$", "", found[1])
+            assert found[1] in types or family in types, f"{found[1]} has no family"
+            key = (found[1], labels)
+            assert key not in samples, f"{key} is there twice"
+            samples[key] = float(found[3])
+    return types, samples
+
+
+def histograms_hold(types, samples):
+    """Every histogram is cumulative, and its +Inf is its count; how many there are."""
+    series = {}
+    for (name, labels), value in samples.items():
+        if name.endswith("_bucket"):
+            rest = tuple(pair for pair in labels if pair[0] != "le")
+            le = dict(labels)["le"]
+            series.setdefault((name[:-7], rest), []).append((float(le.replace("+Inf", "inf")), value))
+    for (name, rest), buckets in series.items():
+        assert types[name] == "histogram", name
+        buckets.sort()
+        counts = [count for _, count in buckets]
+        assert counts == sorted(counts), f"{name} {rest} is not cumulative: {counts}"
+        assert buckets[-1][0] == float("inf") and counts[-1] == samples[(name + "_count", rest)], (name, rest)
+        assert samples[(name + "_sum", rest)] >= 0
+    return len(series)
+
+
+def scrape(page):
+    with urllib.request.urlopen(page, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4"), answer.headers
+        return answer.read().decode()
+
+
+NAMES = {
+    "headworks_build_info": "gauge",
+    "headworks_connections": "gauge",
+    "headworks_requests_total": "counter",
+    "headworks_bytes_total": "counter",
+    "headworks_merges_total": "counter",
+    "headworks_request_stage_seconds": "histogram",
+    "headworks_tag_wait_seconds": "summary",
+    "headworks_dirty_pause_seconds": "summary",
+}
+
+
+def page(binary, control, address):
+    types, samples = parse(scrape(address))
+    check("the page has the families that are promised", NAMES.items() <= types.items(), types)
+    check("counters end in _total", all(name.endswith("_total") for name, kind in types.items() if kind == "counter"), types)
+    found = histograms_hold(types, samples)
+    # Two exports were used: one read, one written; seven stages each.
+    check("histograms are cumulative and whole", found == 14, found)
+    # Nothing happens any more, so both say the same.
+    stats = ctl(binary, control, "stats")
+    wrong, right = [], 0
+    for export, table in stats["exports"].items():
+        for op, rows in table["latency"].items():
+            labels = (("export", export), ("op", op))
+            told = samples[("headworks_requests_total", labels)]
+            if told != rows["total"]["count"]:
+                wrong.append((export, op, told, rows["total"]["count"]))
+            for stage, row in rows.items():
+                key = ("headworks_request_stage_seconds_count", labels + (("stage", stage),))
+                right += samples[key] == row["count"]
+                if samples[key] != row["count"]:
+                    wrong.append((key, samples[key], row["count"]))
+    check("the page and ctl stats agree", not wrong and right == 14, wrong)
+    gauges = {dict(labels)["export"]: value for (name, labels), value in samples.items() if name == "headworks_connections"}
+    check("every export has its connections", gauges == {"slow": 0, "fast": 0, "idle": 0}, gauges)
+
+
+def top(binary, control):
+    lines = subprocess.run([binary, "top", control, "--batch", "2", "--json"], check=True, capture_output=True, timeout=60)
+    first, second = (json.loads(line) for line in lines.stdout.decode().splitlines())
+    fast, slow = second["fast"], second["slow"]
+    good = fast["w/s"] > 100 and fast["r/s"] == 0 and fast["wareq-sz"] == 4 and slow["r/s"] == 0
+    check("the one that is written to has writes of 4 KiB, the others nothing", good, second)
+    check("its bytes are its requests", abs(fast["wkB/s"] - 4 * fast["w/s"]) < 1, second)
+    # Since the start: 5 ms each, as the device has it.
+    check("a slow device's await is its delay", first["slow"]["r_await"] >= 5 and first["slow"]["dev50"] >= 5000, first)
+    return 0
+
+
+def send(address, data, patience=10):
+    """What a server says to these bytes, until it closes."""
+    with socket.create_connection(address, timeout=patience) as peer:
+        if data:
+            peer.sendall(data)
+        said = b""
+        while True:
+            try:
+                more = peer.recv(65536)
+            except ConnectionResetError:
+                return said
+            if not more:
+                return said
+            said += more
+
+
+def hostile(address):
+    host, port = re.fullmatch(r"http://([^:]+):(\d+)/metrics", address).groups()
+    peer = (host, int(port))
+    for what, data, status in [
+        ("another path", b"GET / HTTP/1.1\r\n\r\n", b"404"),
+        ("another method", b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"405"),
+        ("a head without end", b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 9000, b"431"),
+        ("many fields", b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 100 + b"\r\n", b"431"),
+        ("bytes that are no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 9, b"400"),
+    ]:
+        said = send(peer, data)
+        check(f"{what}: {status.decode()}", said.startswith(b"HTTP/1.1 " + status), said[:200])
+    # More than there are places, and none of them says anything. Whoever comes is answered when they were cut.
+    silent = [socket.create_connection(peer, timeout=30) for _ in range(20)]
+    for one in silent[:10]:
+        one.sendall(b"GET /met")
+    text = urllib.request.urlopen(address, timeout=30).read().decode()
+    check("scrapers that say nothing hold nobody up for ever", "headworks_build_info" in text)
+    cut = sum(one.recv(1) == b"" for one in silent[:16])
+    check("each of the first was closed without an answer", cut == 16, cut)
+    for one in silent:
+        one.close()
+
+
+if __name__ == "__main__":
+    {"page": page, "top": top, "hostile": hostile}[sys.argv[1]](*sys.argv[2:])
+    sys.exit(1 if BAD else 0)

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# matrix: once
+# Where requests spend their time: ctl latency and why, top, and the page for Prometheus; slow and hostile scrapers.
+. "$(dirname "$0")/lib.sh"
+
+CONTROL=$DIR/ctl
+ctl() { "$HEADWORKS" ctl "$CONTROL" "$@"; }
+at() { echo "nbd+unix:///$1?socket=$SOCKET"; }
+load() { # EXPORT ARGUMENTS...: asks for some time, then is gone
+    "$HEADWORKS" bench --uri "$(at "$1")" --bs 4k "${@:2}" >"$DIR/bench" 2>&1 || { cat "$DIR/bench"; return 1; }
+}
+blames() { # STAGE EXPORT: the sentence names it first, and the report its share
+    local said
+    said=$(ctl why "$2") || return 1
+    echo "$said"
+    grep -Eq "spent [0-9]+ % of their time in $1 \(" <<<"$said" && ctl why "$2" --json |
+        "$PYTHON" -c 'import json, sys; r = json.load(sys.stdin); s = r["shares"]; assert max(s, key=s.get) == sys.argv[1] and s[sys.argv[1]] > 0.5, s
+assert r["requests"] >= r["considered"] > 0 and len(r["worst"]) > 0, r' "$1"
+}
+
+serve --control "$CONTROL" --metrics 127.0.0.1:0 "slow=delay:read=5ms,of=mem:size=16M" "fast=mem:size=16M" "idle=null:size=1M"
+PAGE=$(sed -n 's/^metrics: //p' "$OUT")
+check "the start message names the page" test -n "$PAGE"
+check "reads of a slow device" load slow --rw randread --iodepth 4 --runtime 1
+check "why says device" blames device slow
+check "an export that nobody uses" sh -c '"$1" ctl "$2" why idle | grep -q "^idle: no request was answered"' - "$HEADWORKS" "$CONTROL"
+check "no such export: one sentence" sh -c '! "$1" ctl "$2" why nobody 2>&1 >/dev/null | grep -qv "^headworks: error: there is no export .nobody.; there are slow, fast, idle"' - "$HEADWORKS" "$CONTROL"
+ctl set exports/slow/queue/nr_requests 1 >/dev/null
+check "more reads than tags" load slow --rw randread --iodepth 16 --runtime 1
+check "why says tag" blames tag slow
+check "the hint names nr_requests" sh -c '"$1" ctl "$2" why slow | grep -q "hint: tag: hw0/queue/nr_requests (1 now)"' - "$HEADWORKS" "$CONTROL"
+
+# What top shows is what happened.
+load fast --rw randwrite --iodepth 4 --runtime 3 &
+LOAD=$!
+script seeing.py top "$HEADWORKS" "$CONTROL"
+wait $LOAD
+check "top without a terminal is lines" sh -c '"$1" top "$2" --batch 1 | grep -q "^fast  *[0-9]"' - "$HEADWORKS" "$CONTROL"
+check "a server that is not there: one sentence" sh -c '! "$1" top "$2.none" --batch 1 2>&1 >/dev/null | grep -qv "^headworks: error: cannot connect to the control socket"' - "$HEADWORKS" "$CONTROL"
+check "ctl latency has a row of each export that was used" sh -c 'test "$("$1" ctl "$2" latency | tail -n +2 | cut -d" " -f1 | sort -u | tr "\n" " ")" = "fast slow "' - "$HEADWORKS" "$CONTROL"
+
+script seeing.py page "$HEADWORKS" "$CONTROL" "$PAGE"
+script seeing.py hostile "$PAGE"
+stop_server
+
+# A writer that dirties faster than a device writes.
+CACHE=16M
+serve --control "$CONTROL" --set vm/dirty_bytes=1M "db=delay:write=20ms,of=file:path=$DIR/db.img,size=64M"
+check "writes into a small dirty limit" load db --rw randwrite --iodepth 8 --runtime 2
+check "why says dirty" blames dirty db
+stop_server
+check "an address is asked for" sh -c '"$1" serve --metrics nowhere null:size=1M 2>&1 | grep -q "such as 127.0.0.1:9100"' - "$HEADWORKS"
