@@ -24,7 +24,7 @@ mod throttling;
 mod top;
 mod tunables;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// The block I/O path as a user-space server, library and laboratory.
@@ -39,6 +39,8 @@ struct Cli {
 enum Command {
     /// Serves disk images over NBD.
     Serve(Box<serve::Options>),
+    /// Looks at a configuration file and says what would be served, or what is wrong.
+    Check(serve::check::Options),
     /// Measures a device in process, or an NBD server.
     Bench(bench::Options),
     /// Looks at a running server and changes it, by its control socket.
@@ -64,25 +66,32 @@ pub fn complain(error: impl std::fmt::Display) {
     eprintln!("headworks: error: {error}");
 }
 
+/// Everything that the command line knows.
+pub fn command() -> clap::Command {
+    Cli::command().mut_subcommand("serve", serve::switches)
+}
+
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let matches = command().try_get_matches();
+    let cli = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return explain(&error),
     };
     match cli.command {
-        Command::Serve(options) => serve::run(*options),
+        Command::Serve(_) => serve::run(),
+        Command::Check(options) => serve::check::run(&options),
         Command::Bench(options) => bench::run(options),
         Command::Ctl(options) => ctl::run(&options),
         Command::Info(options) => info::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Lab(lab) => lab::run(lab),
-        Command::Completions(options) => completions::run(&options, Cli::command()),
-        Command::Man(options) => man::run(&options, Cli::command()),
+        Command::Completions(options) => completions::run(&options, command()),
+        Command::Man(options) => man::run(&options, command()),
     }
 }
 
 /// Help and version go to standard output; what is wrong with the command line looks like every other error.
-fn explain(error: &clap::Error) -> ExitCode {
+pub fn explain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         // Nobody may be reading.
         let _ = error.print();

@@ -1,13 +1,16 @@
 //! The options of queues and of write-back on the command line, for `serve` and `bench`.
 
 use clap::Args;
+use headworks::config::{
+    DirtySettings, Origin, QueueSettings, Tuned, parse_dirty, tune_dirty, tune_queue,
+};
 use headworks::core::time::MS;
 use headworks::core::writeback::{DirtyOptions, DirtyTunable};
 use headworks::core::{ConfigError, QueueOptions, Tunable};
-use headworks::units::{parse_size, parse_time};
+use headworks::units::parse_time;
 
 /// The queue's tunables, as in /sys/block/DISK/queue.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Queue (names as in /sys/block/*/queue)")]
 pub struct Queue {
     /// Requests admitted to a device's queue at once
@@ -41,22 +44,19 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Overrides what the user named.
+    /// What the user named, in order: of queues, and of write-back.
     ///
     /// # Errors
     /// What is out of range.
-    pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
-        self.named()?.into_iter().try_for_each(|(tunable, value)| tunable.set(options, value))?;
-        options.validate()
-    }
-
-    /// What the user named, in the order in which it counts.
-    ///
-    /// # Errors
-    /// What is no word of an option.
-    pub fn named(&self) -> Result<Vec<(Tunable, u64)>, ConfigError> {
+    pub fn settings(&self, origin: &Origin) -> Result<(QueueSettings, DirtySettings), ConfigError> {
         let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
         let Self { io_timeout, scheduler, tags, set, .. } = self;
+        let (mut queue, mut dirty) = (QueueSettings::new(), DirtySettings::new());
+        let mut put = |tunable: Tunable, value| {
+            tunable.check(value)?;
+            tune_queue(&mut queue, Tuned { tunable, value, origin: origin.clone() });
+            Ok(())
+        };
         let numbers = [
             (Tunable::NrRequests, nr_requests.map(u64::from)),
             (Tunable::QueueDepth, queue_depth.map(u64::from)),
@@ -66,19 +66,33 @@ impl Queue {
             // In whole milliseconds, as it is recorded and shown.
             (Tunable::IoTimeout, io_timeout.map(|ns| ns.div_ceil(MS))),
         ];
-        let mut named: Vec<(Tunable, u64)> = Vec::new();
-        named.extend(numbers.into_iter().filter_map(|(tunable, number)| Some((tunable, number?))));
+        for (tunable, number) in numbers {
+            number.map_or(Ok(()), |number| put(tunable, number))?;
+        }
         for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
             if let Some(word) = word {
-                named.push((tunable, tunable.parse(word)?));
+                put(tunable, tunable.parse(word)?)?;
             }
         }
         for word in set {
-            if let Setting::Queue(tunable, value) = setting(word)? {
-                named.push((tunable, value));
+            match setting(word)? {
+                Setting::Queue(tunable, value) => put(tunable, value)?,
+                Setting::Dirty(tunable, value) => {
+                    tune_dirty(&mut dirty, Tuned { tunable, value, origin: origin.clone() });
+                }
             }
         }
-        Ok(named)
+        Ok((queue, dirty))
+    }
+
+    /// Overrides what the user named.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
+        let (queue, _) = self.settings(&Origin::CommandLine)?;
+        queue.iter().try_for_each(|tuned| tuned.tunable.set(options, tuned.value))?;
+        options.validate()
     }
 
     /// What the user named of write-back, over the defaults.
@@ -86,12 +100,9 @@ impl Queue {
     /// # Errors
     /// What is out of range.
     pub fn dirty(&self) -> Result<DirtyOptions, ConfigError> {
+        let (_, dirty) = self.settings(&Origin::CommandLine)?;
         let mut options = DirtyOptions::default();
-        for word in &self.set {
-            if let Setting::Dirty(tunable, value) = setting(word)? {
-                tunable.set(&mut options, value)?;
-            }
-        }
+        dirty.iter().try_for_each(|tuned| tuned.tunable.set(&mut options, tuned.value))?;
         options.validate().map(|()| options)
     }
 }
@@ -129,11 +140,7 @@ fn dirty_setting(word: &str, text: &str) -> Result<Setting, ConfigError> {
         let message = format!("`{word}` is not NAME=VALUE with a name of {names}");
         return Err(ConfigError::new("set", message));
     };
-    let value = match tunable.is_bytes() {
-        true => parse_size(value).map_err(|error| ConfigError::new(tunable.name(), error))?,
-        false => tunable.parse(value)?,
-    };
-    tunable.check(value).map(|()| Setting::Dirty(tunable, value))
+    parse_dirty(tunable, value).map(|value| Setting::Dirty(tunable, value))
 }
 
 fn time(word: &str) -> Result<u64, String> {

@@ -2,9 +2,12 @@
 //!
 //! `frontend` parses protocols and knows nothing below a volume; `executor` carries out a shard's actions; `device` moves
 //! bytes; `engine` waits for disks and sockets; `memory` holds every byte of data. `server` is the path behind a protocol,
-//! `embed` the path inside another program; `tls` what both ends of an encrypted connection do.
+//! `embed` the path inside another program; `tls` what both ends of an encrypted connection do; `config` the file that says what
+//! to serve.
 
 pub mod client;
+#[cfg(not(loom))]
+pub mod config;
 pub mod device;
 // The model checker looks at rings, not at threads and sockets.
 #[cfg(not(loom))]
@@ -14,6 +17,7 @@ pub mod executor;
 pub mod frontend;
 pub mod latency;
 pub mod memory;
+pub mod nearest;
 pub mod primitive;
 pub mod ring;
 #[cfg(not(loom))]

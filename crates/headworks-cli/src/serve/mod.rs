@@ -4,26 +4,34 @@
 //! end, for the child of `--run`. One SIGTERM or SIGINT drains, writes out, flushes and ends with 0; a second, or the end of
 //! `--stop-timeout`, ends at once and says what was not written.
 //!
-//! `options` are the words, `plan` what they mean, `address` where clients connect, `announce` what users are told, `child` the
-//! command of `--run`, `stop` the way to the end; `tls` what is encrypted, `systemd` whom a service manager talks to, `user` who
-//! we are once all is open, `sandbox` what we may not do from then on.
+//! `options` are the words, `layers` who said them (with `table`, the names, and `source`, where they are found), `plan` what they
+//! mean, `check` the command that only looks, `address` where clients connect, `announce` what users are told, `child` the command
+//! of `--run`, `reload` what SIGHUP does, `stop` the way to the end; `tls` what is encrypted, `systemd` whom a service manager talks
+//! to, `user` who we are once all is open, `sandbox` what we may not do from then on.
 
 mod address;
 mod announce;
+pub mod check;
 mod child;
+mod layers;
 mod options;
 mod pid_file;
 mod plan;
+mod reload;
 mod sandbox;
+mod source;
 mod stop;
 mod systemd;
+mod table;
 mod tls;
 mod user;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use headworks::config::Problems;
 use headworks::core::ConfigError;
 use headworks::server::assemble::{Assembly, ExportSpec};
 use headworks::server::{Address, LogLevel, Server, ServerOptions};
@@ -37,21 +45,30 @@ use announce::{Shown, announce, shown};
 use child::{child_code, spawn};
 use options::Sandbox;
 use pid_file::PidFile;
-use plan::plan;
+use plan::blame;
+use reload::Reload;
 use stop::{Waited, end_at_once, wait};
 use systemd::{Manager, Sockets, unix_path};
 use user::User;
 
+pub use layers::{Settled, Wrong, switches};
 pub use options::Options;
+pub use plan::plan;
+pub use source::Told;
 
 /// Serves until it is told to stop.
-pub fn run(options: Options) -> ExitCode {
+pub fn run() -> ExitCode {
     // Before anything is opened that could have their numbers.
     let sockets = match Sockets::take() {
         Ok(sockets) => sockets,
         Err(error) => return fail(error),
     };
-    let log_level = match log::install(options.log, options.verbose) {
+    let told = Told::here();
+    let settled = match told.settle() {
+        Ok(settled) => settled,
+        Err(wrong) => return refuse(&wrong),
+    };
+    let log_level = match log::install(settled.options.log, settled.options.verbose) {
         Ok(log_level) => log_level,
         Err(error) => return fail(error),
     };
@@ -61,18 +78,44 @@ pub fn run(options: Options) -> ExitCode {
         Err(error) => return fail(format!("cannot wait for signals: {error}")),
     };
     // What is wrong with the words comes before anything is opened, and has a code of its own.
-    let (planned, user) = match plan(&options).and_then(|planned| Ok((planned, user(&options)?))) {
+    let planned = match plan(&settled) {
         Ok(planned) => planned,
-        Err(error) => {
-            complain(error);
-            return ExitCode::from(USAGE);
-        }
+        Err(problems) => return refuse(&Wrong::Words(problems)),
+    };
+    if settled.options.dump_config {
+        return dump(settled);
+    }
+    let user = match user(&settled.options) {
+        Ok(user) => user,
+        Err(error) => return refuse(&Wrong::Words(Problems(vec![blame(&settled.config, &error)]))),
     };
     let place = Place { sockets, log_level, user };
-    match start(&options, planned, place, &signals) {
-        Ok(running) => serve(&options, running, &signals),
+    match start(&settled, planned, place, &signals) {
+        Ok(running) => {
+            let mut reload = Reload::new(told, &settled);
+            serve(&settled.options, running, &signals, &mut reload)
+        }
         Err(error) => fail(error),
     }
+}
+
+/// Says all that is wrong; words have a code of their own.
+pub fn refuse(wrong: &Wrong) -> ExitCode {
+    match wrong {
+        Wrong::Usage(error) => return crate::explain(error),
+        Wrong::Words(problems) => problems.to_string().lines().for_each(complain),
+        Wrong::World(error) => return fail(error),
+    }
+    ExitCode::from(USAGE)
+}
+
+/// What would be served, in the form of a configuration file.
+fn dump(settled: Settled) -> ExitCode {
+    let notes: String = settled.notes.iter().map(|note| format!("# note: {note}\n")).collect();
+    let text = notes + &settled.config.with_defaults().to_string();
+    // Nobody may be reading.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
 }
 
 fn fail(error: impl std::fmt::Display) -> ExitCode {
@@ -109,17 +152,18 @@ struct Running {
 }
 
 fn start(
-    options: &Options,
+    settled: &Settled,
     (specs, mut server_options): (Vec<ExportSpec>, ServerOptions),
     Place { sockets, log_level, user }: Place,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
+    let Settled { options, config, .. } = settled;
     if let Some(user) = &user {
         user.prepare()?;
     }
     let mut assembly = Assembly::new(&specs)?;
-    for (queue, _) in &mut assembly.devices {
-        options.queue.apply(queue)?;
+    for ((queue, _), named) in assembly.devices.iter_mut().zip(&assembly.named) {
+        config.apply_queue(named.as_ref().map(|named| named.name.as_str()), queue)?;
     }
     let (listen, private) = addresses(options, &sockets)?;
     let (unix, tcp) = places(&listen);
@@ -130,7 +174,8 @@ fn start(
     }
     server_options.log_level = Some(log_level);
     let mut exports = shown(&assembly, server_options.cache > 0);
-    let mut notes = std::mem::take(&mut assembly.notes);
+    let mut notes = settled.notes.clone();
+    notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
     let own = own_files(&server_options, private.as_ref());
@@ -176,7 +221,7 @@ fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec
     unix.chain(control).chain(private.map(|private| private.0.clone())).collect()
 }
 
-fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
+fn serve(options: &Options, running: Running, signals: &Signals, reload: &mut Reload) -> ExitCode {
     announce(options, &running);
     let child = match options.run.as_ref().map(|command| spawn(command, &running)).transpose() {
         Ok(child) => child,
@@ -194,7 +239,7 @@ fn serve(options: &Options, running: Running, signals: &Signals) -> ExitCode {
     }
     let mut manager = Manager::new();
     manager.ready(running.exports.len());
-    let status = match wait(&running, signals, &mut manager, child) {
+    let status = match wait(&running, signals, &mut manager, child, reload) {
         Waited::AtOnce => end_at_once(&running, "before the stop that was not waited for"),
         Waited::TooLong => {
             let time =

@@ -10,7 +10,7 @@ use crate::log::LogTo;
 use crate::tunables::Queue;
 
 /// Serves disk images over NBD.
-#[derive(Args)]
+#[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   headworks serve disk.img                          one image on a private unix socket
@@ -22,6 +22,8 @@ Examples:
   headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
   headworks serve disk.img -p 10809 --tls require --tls-certificates /etc/headworks/pki   only encrypted clients
   headworks serve --cache 0 disk.img                no page cache: every request goes to the device
+  headworks serve --config /etc/headworks/main.toml        options, queues and exports from a file
+  HEADWORKS_CACHE=1G headworks serve disk.img       every option has a variable; the command line comes before it
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
 SPEC is a path or type:key=value,...: file (path, size, direct, read-only), null (size), mem (size), and around another
@@ -32,11 +34,19 @@ a write is acknowledged: writeback (in the page cache; durable after a flush or 
 (as without a cache) or unsafe (flushes promise nothing: for what may be lost), default writeback (mem and null: none); on-error, what becomes of
 a block that could not be written out: hold (kept, flushes fail until it is acknowledged) or retry (also written again by
 itself), default hold.
+The command line comes before variables of the environment (HEADWORKS_ and the option's name), those before the file; a switch
+can be turned off: --spread=off.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
 pub struct Options {
     /// What to serve; the first is the default export
-    #[arg(value_name = "[NAME=]SPEC", required = true)]
+    #[arg(value_name = "[NAME=]SPEC")]
     pub(super) exports: Vec<String>,
+    /// Take what is not said here from this file, see headworks.toml; SIGHUP reads it again
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// Print what would be served, as a configuration file that says who said what, and end
+    #[arg(long)]
+    pub(super) dump_config: bool,
     /// Listen on this unix socket; `-` makes a private one
     #[arg(short = 'U', long, value_name = "PATH")]
     pub(super) unix: Option<PathBuf>,

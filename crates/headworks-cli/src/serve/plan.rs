@@ -1,20 +1,45 @@
 //! From the words to what is to be served and how, without opening anything.
 
-use headworks::core::{ConfigError, PlugNesting, QueueOptions, WriteMode};
+use headworks::config::{File, Origin, Problem, Problems, dirty_options};
+use headworks::core::{ConfigError, PlugNesting, WriteMode};
 use headworks::server::ServerOptions;
 use headworks::server::assemble::{self, ExportSpec};
 
 use super::Options;
 use super::address::absolute;
+use super::layers::Settled;
 use super::tls::tls_options;
 
-/// What the command line says, checked as far as that goes without opening anything.
-pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions), ConfigError> {
-    let specs = options.exports.iter().map(|text| export_spec(text, options));
-    let specs: Vec<ExportSpec> = specs.collect::<Result<_, _>>()?;
-    assemble::check(&specs)?;
-    options.queue.apply(&mut QueueOptions::default())?;
-    unix_mode(options)?;
+/// What to serve and how, checked as far as that goes without opening anything.
+pub fn plan(settled: &Settled) -> Result<(Vec<ExportSpec>, ServerOptions), Problems> {
+    let Settled { options, config, .. } = settled;
+    let specs = config.plan(options.size, options.read_only)?;
+    let one = |problem: Problem| Problems(vec![problem]);
+    let server = server_options(options, config).map_err(one)?;
+    if specs.is_empty() {
+        let message = "nothing to serve: name an image, or a file with an [[export]] by --config";
+        return Err(one(Problem::new(&Origin::CommandLine, message)));
+    }
+    let blamed = |error| one(blame(config, &error));
+    assemble::check(&specs).map_err(blamed)?;
+    let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
+    if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {
+        let message = format!("export `{}` wants one, but --cache 0 is none", spec.name);
+        return Err(blamed(ConfigError::new("cache", message)));
+    }
+    Ok((specs, server))
+}
+
+/// An error with the place of the option that it names.
+pub(super) fn blame(config: &File, error: &ConfigError) -> Problem {
+    let said = config.server.iter().find(|setting| setting.name == error.option);
+    let origin = said.map_or(&Origin::CommandLine, |setting| &setting.origin);
+    Problem::new(origin, error.to_string())
+}
+
+fn server_options(options: &Options, config: &File) -> Result<ServerOptions, Problem> {
+    let blamed = |error| blame(config, &error);
+    unix_mode(options).map_err(blamed)?;
     let server = ServerOptions {
         listen: Vec::new(),
         control: options.control.as_ref().map(absolute),
@@ -24,7 +49,7 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),
-        engine: options.engine.parse()?,
+        engine: options.engine.parse().map_err(blamed)?,
         poll_ns: options.poll_us.saturating_mul(1000),
         buffers: options.buffers as usize,
         connections: options.connections,
@@ -34,33 +59,21 @@ pub(super) fn plan(options: &Options) -> Result<(Vec<ExportSpec>, ServerOptions)
         record: options.record.clone(),
         plug_nesting: PlugNesting::default(),
         cache: options.cache,
-        dirty: options.queue.dirty()?,
+        dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
-        // Whoever can reach the server can change what it serves.
-        live: options.control.is_some(),
-        queue: options.queue.named()?,
-        tls: tls_options(options)?,
+        // Whoever can reach the server, or change its file, can change what it serves.
+        live: options.control.is_some() || options.config.is_some(),
+        queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
+        tls: tls_options(options).map_err(blamed)?,
     };
-    let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
-    if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {
-        let message = format!("export `{}` wants one, but --cache 0 is none", spec.name);
-        return Err(ConfigError::new("cache", message));
-    }
-    server.validate()?;
-    Ok((specs, server))
+    server.validate().map_err(blamed)?;
+    Ok(server)
 }
+
 pub(super) fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
     let mode = u32::from_str_radix(&options.unix_mode, 8).ok();
     mode.filter(|mode| *mode <= 0o777).ok_or_else(|| {
         let message = format!("`{}` is no octal mode such as 660", options.unix_mode);
         ConfigError::new("unix-mode", message)
     })
-}
-
-fn export_spec(text: &str, options: &Options) -> Result<ExportSpec, ConfigError> {
-    let mut spec = ExportSpec::parse(text, options.exports.len() == 1)?;
-    if let Some(size) = options.size {
-        spec.spec.set_default_size(size);
-    }
-    Ok(ExportSpec { read_only: options.read_only, ..spec })
 }

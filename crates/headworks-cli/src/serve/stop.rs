@@ -3,6 +3,7 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
+use super::reload::Reload;
 use super::systemd::Manager;
 use super::{Running, tls};
 use crate::complain;
@@ -55,6 +56,7 @@ pub(super) fn wait(
     signals: &Signals,
     manager: &mut Manager,
     mut child: Option<Child>,
+    reload: &mut Reload,
 ) -> Waited {
     let (mut stop, mut status): (Option<Stop>, _) = (None, None);
     loop {
@@ -85,9 +87,9 @@ pub(super) fn wait(
             News::Statistics => running.server.tell_statistics(),
             News::Reload => {
                 manager.reloading();
-                tracing::info!("there is no configuration file to load again");
+                reload.run(running);
                 tls::reload(&running.server);
-                manager.unchanged();
+                manager.ready(running.server.exports().len());
             }
             News::Ended => return Waited::Ended(status),
             News::Silence => {}

@@ -115,18 +115,13 @@ impl Manager {
         tell(&[NotifyState::Ready, NotifyState::Status(&self.serving)]);
     }
 
-    /// The configuration is being loaded again; `ready` or `unchanged` is its end.
+    /// The configuration is being loaded again; `ready` is its end.
     pub(super) fn reloading(&self) {
         // Newer managers want to know when.
         match NotifyState::monotonic_usec_now() {
             Ok(now) => tell(&[NotifyState::Reloading, now]),
             Err(_) => tell(&[NotifyState::Reloading]),
         }
-    }
-
-    /// The reload is over, and what is served is what was served.
-    pub(super) fn unchanged(&self) {
-        tell(&[NotifyState::Ready, NotifyState::Status(&self.serving)]);
     }
 
     /// The end has begun.

@@ -22,7 +22,7 @@ pub use error::{ErrorDevice, ErrorOptions};
 pub use file::{Direct, FileDevice, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
 pub use mem::MemDevice;
 pub use null::NullDevice;
-pub use spec::{Base, Share, Spec, Wrapper};
+pub use spec::{Base, Layer, Share, Spec, Wrapper};
 
 /// One command, with its data as spans of [`Batch::spans`].
 #[derive(Clone, Copy, Debug)]

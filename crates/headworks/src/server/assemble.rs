@@ -1,11 +1,13 @@
 //! From what a user wants to serve to devices, volumes and exports.
 //!
 //! Images on one filesystem become one device with one queue, so that tenants compete for the real resource; a wrapped image,
-//! a null or a memory disk is a device of its own. Two exports of one file are one volume. A read-only export of a volume
+//! a null or a memory disk is a device of its own. A device with a name is shared by those who name it and by nobody else. Two exports of one file are one volume. A read-only export of a volume
 //! that another export may write is refused writes at its own door. How a volume is cached is the volume's: exports of one file
 //! that say it must say the same.
 
-use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
+use headworks_core::{
+    ConfigError, DeviceId, Ioprio, QueueOptions, Tunable, VolumeId, VolumeOptions,
+};
 
 use super::opening::{Caching, Opened, Origin, assembled, no_size};
 use crate::device::{Base, Device, FileDevice, Identity, OpenFile, Share, SizeWatch, Spec};
@@ -21,6 +23,17 @@ pub struct ExportSpec {
     pub read_only: bool,
     /// Its share of the device beside others, its clients' priority, and how it is cached.
     pub share: Share,
+    /// The queue that it asks for by name, if it does.
+    pub device: Option<NamedDevice>,
+}
+
+/// A queue of its own, shared by the exports that name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedDevice {
+    /// Its name.
+    pub name: String,
+    /// What is said of its queue, and of all queues.
+    pub queue: Vec<(Tunable, u64)>,
 }
 
 impl ExportSpec {
@@ -42,12 +55,12 @@ impl ExportSpec {
     /// An export with an ordinary share and priority.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
-        Self { name, spec, read_only, share: Share::default() }
+        Self { name, spec, read_only, share: Share::default(), device: None }
     }
 }
 
 /// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
-fn split_name(text: &str) -> (Option<&str>, &str) {
+pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
     let is_name = |name: &str| {
         !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
     };
@@ -92,7 +105,7 @@ impl ExportSpec {
             && !matches!(&self.spec.base, Base::File { options, .. } if options.read_only)
     }
 
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         match (&self.spec.base, self.spec.size()) {
             (_, Some(0)) => {
                 Err(ConfigError::new("size", "0 bytes are nothing to serve; try size=1G"))
@@ -170,13 +183,31 @@ pub struct Assembly {
     pub notes: Vec<String>,
     /// Where volumes come from, by volume.
     pub(super) origins: Vec<Origin>,
-    /// The filesystem whose images share a device, by device; none for one that stays alone.
-    pub(super) filesystems: Vec<Option<u64>>,
+    /// Why images share a device, by device; none for one that stays alone.
+    pub(super) common: Vec<Option<Common>>,
+    /// The names that devices were asked for by, by device.
+    pub named: Vec<Option<NamedDevice>>,
+}
+
+/// Why images share a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Common {
+    /// They are on one filesystem, and name no device.
+    Filesystem(u64),
+    /// They name it.
+    Name(String),
+}
+
+impl Common {
+    /// Of an image on a filesystem.
+    pub(super) fn of(filesystem: u64, device: Option<&NamedDevice>) -> Self {
+        device.map_or(Self::Filesystem(filesystem), |device| Self::Name(device.name.clone()))
+    }
 }
 
 /// A group of images that share a queue.
 struct Group {
-    filesystem: u64,
+    common: Common,
     device: DeviceId,
     images: Vec<(VolumeId, OpenFile)>,
 }
@@ -190,7 +221,7 @@ impl Assembly {
         check(exports)?;
         let mut builder = Builder::default();
         for export in exports {
-            builder.add(export, wants_write(exports, export))?;
+            builder.add(export, wants_write(exports, export), device_of(exports, export))?;
         }
         Ok(builder.finish())
     }
@@ -203,6 +234,16 @@ fn wants_write(exports: &[ExportSpec], export: &ExportSpec) -> bool {
         || own.is_some() && exports.iter().any(|other| other.writes() && other.identity() == own)
 }
 
+/// The device, which any export of the same file may name.
+fn device_of<'a>(exports: &'a [ExportSpec], export: &'a ExportSpec) -> Option<&'a NamedDevice> {
+    let said = || {
+        let own = export.identity()?;
+        let mut naming = exports.iter().filter(|other| other.device.is_some());
+        naming.find(|other| other.identity() == Some(own))?.device.as_ref()
+    };
+    export.device.as_ref().or_else(said)
+}
+
 #[derive(Default)]
 struct Builder {
     assembly: Assembly,
@@ -212,11 +253,22 @@ struct Builder {
 }
 
 impl Builder {
-    fn add(&mut self, export: &ExportSpec, write: bool) -> Result<(), ConfigError> {
+    fn add(
+        &mut self,
+        export: &ExportSpec,
+        write: bool,
+        named: Option<&NamedDevice>,
+    ) -> Result<(), ConfigError> {
         let volume = match self.find(export) {
             Some(volume) => volume,
-            None => self.open(export, write)?,
+            None => self.open(export, write, named)?,
         };
+        let device = self.assembly.volumes[usize::from(volume.0)].0;
+        if self.assembly.named[usize::from(device.0)].as_ref() != named {
+            let name = &export.name;
+            let message = format!("export `{name}` differs from another export of the same image");
+            return Err(ConfigError::new("device", message));
+        }
         let origin = &mut self.assembly.origins[usize::from(volume.0)];
         let options = &mut self.assembly.volumes[usize::from(volume.0)].1;
         origin.caching = origin.caching.agree(export)?;
@@ -233,7 +285,12 @@ impl Builder {
         found.map(|volume| VolumeId(volume as u16))
     }
 
-    fn open(&mut self, export: &ExportSpec, write: bool) -> Result<VolumeId, ConfigError> {
+    fn open(
+        &mut self,
+        export: &ExportSpec,
+        write: bool,
+        named: Option<&NamedDevice>,
+    ) -> Result<VolumeId, ConfigError> {
         let opened = Opened::new(&export.spec, write)?;
         let volume = VolumeId(self.assembly.volumes.len() as u16);
         let options = opened.options;
@@ -241,10 +298,11 @@ impl Builder {
         self.assembly.origins.push(opened.origin());
         self.assembly.files.extend(opened.watched(volume));
         let device = match opened.joins() {
-            Ok((filesystem, file)) => self.join_group(filesystem, volume, file),
+            Ok((filesystem, file)) => self.join_group(filesystem, named, volume, file),
             Err(opened) => {
                 let id = DeviceId(self.devices.len() as u16);
-                self.add_device(None, Some(opened.into_device(&export.spec, id, volume)))
+                let device = opened.into_device(&export.spec, id, volume);
+                self.add_device(None, named, Some(device))
             }
         };
         self.assembly.volumes.push((device, options));
@@ -253,21 +311,30 @@ impl Builder {
 
     fn add_device(
         &mut self,
-        filesystem: Option<u64>,
+        common: Option<Common>,
+        named: Option<&NamedDevice>,
         device: Option<(QueueOptions, Box<dyn Device>)>,
     ) -> DeviceId {
         self.devices.push(device);
-        self.assembly.filesystems.push(filesystem);
+        self.assembly.common.push(common);
+        self.assembly.named.push(named.cloned());
         DeviceId(self.devices.len() as u16 - 1)
     }
 
-    fn join_group(&mut self, filesystem: u64, volume: VolumeId, file: OpenFile) -> DeviceId {
-        if let Some(group) = self.groups.iter_mut().find(|group| group.filesystem == filesystem) {
+    fn join_group(
+        &mut self,
+        filesystem: u64,
+        named: Option<&NamedDevice>,
+        volume: VolumeId,
+        file: OpenFile,
+    ) -> DeviceId {
+        let common = Common::of(filesystem, named);
+        if let Some(group) = self.groups.iter_mut().find(|group| group.common == common) {
             group.images.push((volume, file));
             return group.device;
         }
-        let device = self.add_device(Some(filesystem), None);
-        self.groups.push(Group { filesystem, device, images: vec![(volume, file)] });
+        let device = self.add_device(Some(common.clone()), named, None);
+        self.groups.push(Group { common, device, images: vec![(volume, file)] });
         device
     }
 
@@ -299,6 +366,46 @@ mod tests {
         let assembly = made.map_err(|error| error.to_string())?;
         let modes = assembly.volumes.iter().map(|(_, volume)| (volume.mode, volume.on_error));
         Ok(modes.collect())
+    }
+
+    #[test]
+    fn a_device_with_a_name_is_shared_by_those_who_name_it() {
+        let folder = std::env::temp_dir().join(format!("headworks-named-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let export = |name: &str, text: &str, device: Option<&str>| {
+            let text = text.replace("DIR", &folder.display().to_string());
+            let named = |name: &str| NamedDevice { name: name.to_owned(), queue: Vec::new() };
+            let spec = Spec::parse(&text).unwrap();
+            ExportSpec {
+                device: device.map(named),
+                ..ExportSpec::new(name.to_owned(), spec, false)
+            }
+        };
+        let file =
+            |name: &str, device| export(name, &format!("file:path=DIR/{name},size=1M"), device);
+        let assembly = Assembly::new(&[
+            file("a", None),
+            file("b", Some("fast")),
+            file("c", Some("fast")),
+            file("d", None),
+            export("m", "mem:size=1M", Some("memory")),
+        ]);
+        let assembly = assembly.unwrap();
+        let devices: Vec<u16> = assembly.volumes.iter().map(|(device, _)| device.0).collect();
+        assert_eq!(devices, [0, 1, 1, 0, 2]);
+        let names = |assembly: &Assembly| -> Vec<Option<String>> {
+            assembly.named.iter().map(|named| Some(named.as_ref()?.name.clone())).collect()
+        };
+        assert_eq!(names(&assembly), [None, Some("fast".into()), Some("memory".into())]);
+        // The images are there now: either export of one may say its device, and both must say the same.
+        drop(assembly);
+        let again = |text: &str, device| export("again", text, device);
+        let either = Assembly::new(&[file("a", None), again("DIR/a", Some("fast"))]).unwrap();
+        assert_eq!((either.volumes.len(), names(&either)), (1, vec![Some("fast".to_owned())]));
+        drop(either);
+        let differ = Assembly::new(&[file("a", Some("slow")), again("DIR/a", Some("fast"))]);
+        assert!(differ.err().unwrap().to_string().contains("device: export `again` differs"));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -12,15 +12,15 @@ use headworks_core::{
     VolumeConfig, VolumeId, WriteMode,
 };
 
-use super::assemble::{Assembly, ExportSpec};
+use super::assemble::{Assembly, Common, ExportSpec, NamedDevice};
 use super::opening::{Opened, Origin};
 
 /// A device that is there.
 #[derive(Clone, Debug)]
 pub struct DeviceHolding {
     pub config: DeviceConfig,
-    /// The filesystem whose images may join it.
-    pub filesystem: Option<u64>,
+    /// Why images may join it.
+    pub common: Option<Common>,
 }
 
 /// A volume that is there.
@@ -81,13 +81,15 @@ impl Estate {
         caching: Vec<ShardId>,
         queue: Vec<(Tunable, u64)>,
     ) -> Self {
-        let devices = config.devices.iter().zip(&assembly.filesystems);
+        let devices = config.devices.iter().zip(&assembly.common);
         let volumes = config.volumes.iter().zip(&assembly.origins);
         let exports = assembly.exports.iter();
         Self {
             devices: (0..)
                 .zip(devices)
-                .map(|(id, (&config, &filesystem))| (id, DeviceHolding { config, filesystem }))
+                .map(|(id, (&config, common))| {
+                    (id, DeviceHolding { config, common: common.clone() })
+                })
                 .collect(),
             volumes: (0..)
                 .zip(volumes)
@@ -144,6 +146,12 @@ impl Estate {
             let message = format!("{what} is served for reading alone: add it --read-only");
             return Err(ConfigError::new("read-only", message));
         }
+        let common = self.devices.get(&config.device.0).and_then(|holding| holding.common.as_ref());
+        let other = |wanted: &&NamedDevice| common != Some(&Common::Name(wanted.name.clone()));
+        if let Some(wanted) = spec.device.as_ref().filter(other) {
+            let message = format!("{what} is served already, not by the device `{}`", wanted.name);
+            return Err(ConfigError::new("device", message));
+        }
         let share = &spec.share;
         if let Some(mode) = share.mode.filter(|mode| *mode != options.mode) {
             let (now, mode) = (options.mode.name(), mode.name());
@@ -183,25 +191,31 @@ impl Estate {
             options.mode = WriteMode::None;
         }
         let cached = options.mode != WriteMode::None;
-        if let Some((device, owner)) = self.group(opened, cached) {
+        if let Some((device, owner)) = self.group(spec, opened, cached) {
             let home = self.home(volume, owner, cached);
             let config = VolumeConfig { home, device, options };
             return Ok(Site { volume, config, device: None, owner });
         }
         let device = vacant(&self.devices, self.places.devices, "queues").map(DeviceId)?;
         let mut queue = opened.device_options(&spec.spec);
-        self.queue.iter().try_for_each(|(tunable, value)| tunable.set(&mut queue, *value))?;
+        let said = spec.device.as_ref().map_or(&self.queue, |device| &device.queue);
+        said.iter().try_for_each(|(tunable, value)| tunable.set(&mut queue, *value))?;
         queue.validate()?;
         let owner = self.pick(device.0, cached);
         let config = VolumeConfig { home: self.home(volume, owner, cached), device, options };
         Ok(Site { volume, config, device: Some(queue), owner })
     }
 
-    /// The device that images of this filesystem share, if this one may join it.
-    fn group(&self, opened: &Opened, cached: bool) -> Option<(DeviceId, ShardId)> {
-        let filesystem = opened.filesystem()?;
+    /// The device that images of this filesystem or of this name share, if this one may join it.
+    fn group(
+        &self,
+        spec: &ExportSpec,
+        opened: &Opened,
+        cached: bool,
+    ) -> Option<(DeviceId, ShardId)> {
+        let common = Some(opened.common(spec)?);
         let suits = |holding: &DeviceHolding| {
-            holding.filesystem == Some(filesystem)
+            holding.common == common
                 && opened.fits(&holding.config.queue)
                 && (!cached || self.spread || self.caching.contains(&holding.config.owner))
         };

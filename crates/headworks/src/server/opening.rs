@@ -7,7 +7,7 @@ use headworks_core::{
     ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
 
-use super::assemble::{AssembledExport, ExportSpec, WatchedFile};
+use super::assemble::{AssembledExport, Common, ExportSpec, WatchedFile};
 use crate::device::{
     Base, Device, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
     Share, SizeWatch, Spec,
@@ -175,10 +175,12 @@ impl Opened {
         Some(WatchedFile::new(volume, file.size_watch(), size, block_size.into()))
     }
 
-    /// The filesystem whose device it may join; none for what is served by a device of its own.
-    pub fn filesystem(&self) -> Option<u64> {
+    /// Whose device it may join; none for what is served by a device of its own.
+    pub fn common(&self, export: &ExportSpec) -> Option<Common> {
         match &self.body {
-            Body::File(file) if !self.alone => Some(file.identity().filesystem),
+            Body::File(file) if !self.alone => {
+                Some(Common::of(file.identity().filesystem, export.device.as_ref()))
+            }
             _ => None,
         }
     }

@@ -52,6 +52,11 @@ impl Keys {
         Ok(Self { values })
     }
 
+    /// All of them, as they were given.
+    pub fn into_words(self) -> Vec<(&'static str, String)> {
+        self.values
+    }
+
     /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&str> {
         let found = self.values.iter().find(|(name, _)| *name == key);

@@ -13,6 +13,7 @@
 //! wrong, and list what would be right.
 
 mod keys;
+mod layers;
 mod share;
 
 use std::borrow::Cow;
@@ -22,6 +23,7 @@ use std::path::PathBuf;
 use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
 use self::keys::{Keys, list};
+pub use self::layers::Layer;
 pub use self::share::Share;
 use super::{DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions};
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
@@ -183,6 +185,33 @@ const KINDS: [(Kind, &str); 5] = [
     (Kind::Error, "error"),
 ];
 
+const FILE_KEYS: [&str; 4] = ["path", "size", "direct", "read-only"];
+const SIZED_KEYS: [&str; 1] = ["size"];
+const DELAY_KEYS: [&str; 10] = [
+    "read",
+    "write",
+    "flush",
+    "discard",
+    "write_zeroes",
+    "block_status",
+    "all",
+    "jitter",
+    "seed",
+    "of",
+];
+const ERROR_KEYS: [&str; 8] = ["rate", "errno", "op", "range", "after", "count", "seed", "of"];
+
+impl Kind {
+    const fn keys(self) -> &'static [&'static str] {
+        match self {
+            Self::File => &FILE_KEYS,
+            Self::Null | Self::Mem => &SIZED_KEYS,
+            Self::Delay => &DELAY_KEYS,
+            Self::Error => &ERROR_KEYS,
+        }
+    }
+}
+
 /// The type before the colon and the keys after it; `None` for a path.
 fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
     let Some((word, keys)) = text.split_once(':') else {
@@ -203,7 +232,7 @@ fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
 }
 
 fn parse_file(text: &str) -> Result<Base, ConfigError> {
-    let keys = Keys::read("file", &["path", "size", "direct", "read-only"], text)?;
+    let keys = Keys::read("file", &FILE_KEYS, text)?;
     let path = keys.get("path").unwrap_or_default();
     let options = FileOptions {
         size: keys.parse("size", parse_size)?,
@@ -222,7 +251,7 @@ fn file(path: PathBuf, options: FileOptions) -> Result<Base, ConfigError> {
 
 fn parse_sized(kind: Kind, text: &str) -> Result<Option<u64>, ConfigError> {
     let name = if kind == Kind::Null { "null" } else { "mem" };
-    Keys::read(name, &["size"], text)?.parse("size", parse_size)
+    Keys::read(name, &SIZED_KEYS, text)?.parse("size", parse_size)
 }
 
 fn parse_direct(word: &str) -> Result<Direct, String> {
@@ -237,19 +266,7 @@ fn parse_direct(word: &str) -> Result<Direct, String> {
 }
 
 fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
-    let valid = [
-        "read",
-        "write",
-        "flush",
-        "discard",
-        "write_zeroes",
-        "block_status",
-        "all",
-        "jitter",
-        "seed",
-        "of",
-    ];
-    let keys = Keys::read("delay", &valid, text)?;
+    let keys = Keys::read("delay", &DELAY_KEYS, text)?;
     let all = keys.parse("all", parse_time)?.unwrap_or(0);
     let mut wait_ns = [all; Op::COUNT];
     for op in Op::ALL {
@@ -266,8 +283,7 @@ fn parse_delay(text: &str) -> Result<(Wrapper, String), ConfigError> {
 }
 
 fn parse_error(text: &str) -> Result<(Wrapper, String), ConfigError> {
-    let valid = ["rate", "errno", "op", "range", "after", "count", "seed", "of"];
-    let keys = Keys::read("error", &valid, text)?;
+    let keys = Keys::read("error", &ERROR_KEYS, text)?;
     let defaults = ErrorOptions::default();
     let options = ErrorOptions {
         rate: keys.parse("rate", parse_probability)?.unwrap_or(defaults.rate),

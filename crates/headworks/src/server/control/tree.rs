@@ -16,6 +16,8 @@ use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMode};
 
+use crate::nearest::distance;
+
 /// A device: a queue and its volumes.
 #[derive(Clone, Debug)]
 pub struct DeviceEntry {
@@ -196,21 +198,6 @@ fn queue(base: &str, device: DeviceId, all: &mut Vec<(String, Leaf)>) {
 /// Whether `name` is `path` or below it.
 pub fn is_within(name: &str, path: &str) -> bool {
     name.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
-/// How many letters one must change, add or leave out to make `a` of `b`.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (index, from) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
-        for (column, to) in b.iter().enumerate() {
-            let change = diagonal + usize::from(from != *to);
-            diagonal = row[column + 1];
-            row[column + 1] = change.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

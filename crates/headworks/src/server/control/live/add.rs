@@ -74,12 +74,12 @@ impl Service {
         let (notes, mut origin) = (opened.notes.clone(), opened.origin());
         origin.caching = spec.caching();
         let mut watched = opened.watched(volume);
-        let (mut file, filesystem) = (None, opened.filesystem());
+        let (mut file, common) = (None, opened.common(spec));
         if let Some(queue) = device {
             let (_, body) = opened.into_device(&spec.spec, config.device, volume);
             let config_of = DeviceConfig { owner, queue };
             self.add_device(config.device, config_of, body)?;
-            let holding = DeviceHolding { config: config_of, filesystem };
+            let holding = DeviceHolding { config: config_of, common };
             estate.devices.insert(config.device.0, holding);
         } else {
             file = opened.joins().ok().map(|(_, file)| file);

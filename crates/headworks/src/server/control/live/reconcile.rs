@@ -59,6 +59,10 @@ impl Service {
         if old.spec != new.spec {
             differs.push("its image");
         }
+        let name_of = |spec: &ExportSpec| spec.device.as_ref().map(|device| device.name.clone());
+        if name_of(old) != name_of(new) {
+            differs.push("its device");
+        }
         if old.read_only != new.read_only {
             differs.push("read-only");
         }

@@ -1,0 +1,255 @@
+//! Who wins, where an error is, and that a dump is served as what it was dumped from.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use headworks::config::{Origin, dirty_options};
+use headworks::core::QueueOptions;
+
+use super::super::{Settled, plan};
+use super::{Wrong, settle};
+
+/// A folder with a file `a.toml`.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str, text: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("headworks-layers-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(path.join("a.d")).unwrap();
+        let folder = Self(path);
+        folder.write("a.toml", text);
+        folder
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.0.join(name), text).unwrap();
+    }
+
+    fn file(&self) -> String {
+        self.0.join("a.toml").display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn told(words: &str, variables: &[(&str, &str)]) -> Result<Settled, Wrong> {
+    let words = ["headworks", "serve"].into_iter().chain(words.split_whitespace());
+    let words: Vec<OsString> = words.map(OsString::from).collect();
+    let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    settle(&words, &variables.iter().map(pair).collect::<BTreeMap<_, _>>())
+}
+
+/// The words of an option and who said them.
+fn said(settled: &Settled, name: &str) -> (String, &'static str) {
+    let setting = settled.config.server.iter().find(|setting| setting.name == name).unwrap();
+    let origin = match setting.origin {
+        Origin::Default => "default",
+        Origin::File(_) => "file",
+        Origin::Environment => "environment",
+        Origin::CommandLine => "command line",
+    };
+    (setting.value.words().join(" "), origin)
+}
+
+#[test]
+fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
+    let text = "[server]\nport = 1\ncache = '1M'\ncpus = [0, 1]\nspread = true\nverbose = 1\n\
+                ip-addr = '::1'\nread-only = true\nunix = '/f'";
+    let folder = Folder::new("wins", text);
+    let variables = [
+        ("HEADWORKS_CACHE", "2M"),
+        ("HEADWORKS_CPUS", "2,3"),
+        ("HEADWORKS_SPREAD", "off"),
+        ("HEADWORKS_VERBOSE", "2"),
+        ("HEADWORKS_SHARDS", "2"),
+        ("HEADWORKS_UNIX", "/e"),
+    ];
+    let words =
+        format!("-c {} mem:size=1M --shards 3 --cpus 4 -U /c --read-only=off", folder.file());
+    let settled = told(&words, &variables).unwrap();
+    for (name, value, origin) in [
+        ("port", "1", "file"),
+        ("ip-addr", "::1", "file"),
+        ("cache", "2M", "environment"),
+        ("spread", "false", "environment"),
+        ("verbose", "2", "environment"),
+        ("shards", "3", "command line"),
+        ("cpus", "4", "command line"),
+        ("unix", "/c", "command line"),
+        ("read-only", "false", "command line"),
+        ("requests", "128", "default"),
+        ("control", "", "default"),
+    ] {
+        assert_eq!(said(&settled, name), (value.to_owned(), origin), "{name}");
+    }
+    let o = &settled.options;
+    assert_eq!((o.port, o.cache, o.verbose, o.shards), (Some(1), 2 << 20, 2, 3));
+    assert_eq!((&o.cpus[..], o.spread, o.read_only), (&[4][..], false, false));
+    assert_eq!(o.unix.as_deref(), Some(Path::new("/c")));
+    // What nobody says above the file is the file's, lists and switches too.
+    let settled = told("mem:size=1M", &[("HEADWORKS_CONFIG", &folder.file())]).unwrap();
+    let o = &settled.options;
+    assert_eq!((&o.cpus[..], o.spread, o.verbose, o.cache), (&[0, 1][..], true, 1, 1 << 20));
+    assert_eq!(said(&settled, "cpus"), ("0 1".to_owned(), "file"));
+}
+
+#[test]
+fn tunables_are_merged_one_by_one() {
+    let text = "[server.queue]\nnr_requests = 1\nmax_sectors_kb = 64\nnomerges = 2\n\
+                [server.vm]\ndirty_bytes = '1M'\nhw_max_pause_ms = 50";
+    let folder = Folder::new("tunables", text);
+    let variables = [
+        ("HEADWORKS_NOMERGES", "1"),
+        ("HEADWORKS_NR_REQUESTS", "2"),
+        ("HEADWORKS_SET", "iosched/fifo_batch=5 vm/dirty_ratio=7 vm/hw_max_pause_ms=60"),
+    ];
+    let words =
+        format!("-c {} mem:size=1M --nr-requests 3 --set vm/hw_max_pause_ms=70", folder.file());
+    let settled = told(&words, &variables).unwrap();
+    let mut queue = QueueOptions::default();
+    settled.config.apply_queue(None, &mut queue).unwrap();
+    let found = (queue.nr_requests, queue.max_sectors_kb, queue.nomerges as u8);
+    assert_eq!((found, queue.deadline.fifo_batch), ((3, 64, 1), 5));
+    let dirty = dirty_options(&settled.config.vm).unwrap();
+    assert_eq!((dirty.dirty_bytes, dirty.dirty_ratio, dirty.max_pause_ms), (0, 7, 70));
+}
+
+#[test]
+fn exports_of_the_command_line_come_after_those_of_the_file_or_replace_them() {
+    let text = "[[export]]\nname = 'a'\nmem.size = 1\n[[export]]\nname = 'b'\nmem.size = 2";
+    let folder = Folder::new("exports", text);
+    let names = |words: &str| {
+        let settled = told(&format!("-c {} {words}", folder.file()), &[]).unwrap();
+        let (specs, _) = plan(&settled).unwrap();
+        let each = specs.iter().map(|spec| format!("{}={}", spec.name, spec.spec.size().unwrap()));
+        each.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(names(""), "a=1 b=2");
+    assert_eq!(names("b=mem:size=3 c=mem:size=4"), "a=1 b=3 c=4");
+    // Beside others it needs a name.
+    assert_eq!(names("mem:size=5"), "a=1 b=2 mem=5");
+    let alone = told("mem:size=5", &[]).unwrap();
+    assert_eq!(alone.config.exports[0].name, "");
+    folder.write("a.d/20.toml", "[[export]]\nname = 'a'\nmem.size = 20\n[server]\nport = 20");
+    folder.write("a.d/10.toml", "[[export]]\nname = 'a'\nmem.size = 10\n[server]\nport = 10");
+    folder.write("a.d/30.conf", "no TOML at all");
+    assert_eq!(names(""), "a=20 b=2");
+    assert_eq!(told(&format!("-c {}", folder.file()), &[]).unwrap().options.port, Some(20));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_place() {
+    let text = "[server]\ncahce = 5\ncache = '5MB'\nport = [1, 2]\nnr-requests = 5\nunix_mode = 600\n\
+                config = 'x'\nverbose = 'x'\nspread = 7\nengine = ''\n[[export]]\nname = 5\nfoo = 1";
+    let folder = Folder::new("wrong", text);
+    let error = told(&format!("-c {}", folder.file()), &[]).unwrap_err().to_string();
+    let wanted = [
+        "2:1: server has no `cahce`; the nearest is `cache`",
+        "3:1: cache: `5MB` may mean",
+        "4:1: port takes one value, not a list",
+        "5:1: nr-requests stands in [server.queue]",
+        "6:1: server has no `unix_mode`; the nearest is `unix-mode`",
+        "7:1: config belongs on the command line",
+        "8:1: verbose: `x` is no count",
+        "9:1: spread: `7` is neither on nor off",
+        "12:8: export `5` needs one of file, null, mem",
+        "13:1: an [[export]] has no `foo`",
+    ];
+    for (line, wanted) in error.lines().zip(wanted) {
+        assert!(line.contains(&format!("a.toml:{wanted}")), "{wanted}\n{error}");
+    }
+    assert_eq!(error.lines().count(), wanted.len(), "{error}");
+    let refused = |words: &str, variables: &[(&str, &str)]| match told(words, variables) {
+        Err(wrong) => wrong.to_string(),
+        Ok(settled) => plan(&settled).unwrap_err().to_string(),
+    };
+    let port = refused("", &[("HEADWORKS_PORT", "99999")]);
+    assert!(port.starts_with("environment: HEADWORKS_PORT: port: 99999 is not in"), "{port}");
+    let set = refused("", &[("HEADWORKS_SET", "vm/dirty_ratio=5 nonsense")]);
+    assert!(set.starts_with("environment: HEADWORKS_SET: set: `nonsense` is not"), "{set}");
+    assert!(refused("", &[]).starts_with("nothing to serve"));
+    assert!(refused("--port x", &[]).contains("--port"));
+    assert!(refused("-c /nowhere/a.toml", &[]).starts_with("cannot read /nowhere/a.toml"));
+    folder.write("a.toml", "[server]\n\nshards = 65\n[[export]]\nname = 'a'\nmem.size = 1");
+    let shards = refused(&format!("-c {}", folder.file()), &[]);
+    assert!(shards.contains("a.toml:3:1: shards: 65 is not within"), "{shards}");
+    let note = told("mem:size=1", &[("HEADWORKS_CAHCE", "1"), ("HEADWORKS_FOO", "1")]).unwrap();
+    assert_eq!(note.notes, ["HEADWORKS_CAHCE is no option; is it HEADWORKS_CACHE?"]);
+}
+
+/// A dump without who said what.
+fn bare(dump: &str) -> String {
+    let line =
+        |line: &str| line.split("  #").next().unwrap().split(" # ").next().unwrap().to_owned();
+    dump.lines().map(|text| line(text).trim_end().to_owned() + "\n").collect()
+}
+
+#[test]
+fn a_dump_is_served_as_what_it_was_dumped_from() {
+    let folder = Folder::new("dump", "");
+    for words in [
+        "mem:size=1M",
+        "-U /run/x.sock --unix-mode 660 -p 0 -i ::1 --control /run/x.ctl -r a=x,y.img b=null:size=1T",
+        "--size 10G --engine threads --poll-us 0 --shards 3 --spread --cpus 1,0 -P /run/p x.img",
+        "--run true$uri --record r --cache 0 --buffers 65M --connections 5 --requests 6 -vv --json m=mem:size=5K",
+        "--handshake-timeout 5ms --stall-timeout 1 --stop-timeout 0 --scheduler mq-deadline --nr-requests 5 \
+         --queue-depth 6 --max-sectors-kb 64 --max-segments 7 --nomerges 1 --io-timeout 5 --tags kuai_v3 \
+         --set iosched/fifo_batch=3 --set vm/dirty_bytes=64M --set vm/dirty_background_ratio=0 mem:size=1M",
+        "error:rate=1%,weight=5,ioprio=idle,cache=unsafe,on-error=retry,of=delay:read=5ms,of=mem:size=1M",
+    ] {
+        let settled = told(words, &[]).unwrap();
+        let planned = plan(&settled).unwrap();
+        let dump = settled.config.with_defaults().to_string();
+        folder.write("a.toml", &dump);
+        let again = told(&format!("-c {}", folder.file()), &[]).unwrap();
+        let replanned = plan(&again).unwrap();
+        assert_eq!(bare(&again.config.clone().with_defaults().to_string()), bare(&dump), "{words}");
+        assert_eq!(format!("{:?}", replanned.1), format!("{:?}", planned.1), "{words}");
+        for (again, first) in replanned.0.iter().zip(&planned.0) {
+            assert_eq!((&again.name, &again.spec), (&first.name, &first.spec), "{words}");
+            assert_eq!((again.share, again.read_only), (first.share, first.read_only), "{words}");
+        }
+        let mut queues = [QueueOptions::default(); 2];
+        settled_queue(words, &mut queues[0]);
+        again.config.apply_queue(None, &mut queues[1]).unwrap();
+        assert_eq!(queues[0], queues[1], "{words}");
+    }
+}
+
+fn settled_queue(words: &str, queue: &mut QueueOptions) {
+    told(words, &[]).unwrap().config.apply_queue(None, queue).unwrap();
+}
+
+#[test]
+fn the_example_is_a_configuration() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/headworks.toml");
+    let settled = told(&format!("-c {path}"), &[]).unwrap();
+    let (specs, server) = plan(&settled).unwrap();
+    assert_eq!((specs.len(), settled.config.devices.len(), settled.notes.len()), (3, 1, 0));
+    assert_eq!((server.cache, server.dirty.dirty_bytes), (1 << 30, 256 << 20));
+    // What is commented out is right, too, where it is one line of [server].
+    let text = std::fs::read_to_string(path).unwrap();
+    let (server, _) = text.split_once("\n[server.vm]").unwrap();
+    let all: String = server
+        .lines()
+        .map(|line| line.strip_prefix("#:").unwrap_or(line).to_owned() + "\n")
+        .collect();
+    let folder = Folder::new("example", &(all + "[[export]]\nname = ''\nmem.size = '1M'"));
+    let settled = told(&format!("-c {}", folder.file()), &[]).unwrap();
+    plan(&settled).unwrap();
+    let unset: Vec<&str> = settled
+        .config
+        .server
+        .iter()
+        .filter(|s| s.origin == Origin::Default)
+        .map(|s| s.name.as_str())
+        .collect();
+    // What asks for a child, a record or JSON is for the command line.
+    assert_eq!(unset, ["json", "record", "run"], "packaging/headworks.toml shows every option");
+}

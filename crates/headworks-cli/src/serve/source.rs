@@ -1,0 +1,119 @@
+//! Files and variables as they are found.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use headworks::config::{File, Origin, Position, Problem, Problems, TEXT_MAX};
+
+use super::layers::{Settled, Wrong, settle};
+
+/// The words and variables of a process: with the files they are all that `serve` is told.
+pub struct Told {
+    words: Vec<OsString>,
+    variables: BTreeMap<String, String>,
+}
+
+impl Told {
+    /// Those of this process.
+    pub fn here() -> Self {
+        Self { words: std::env::args_os().collect(), variables: environment() }
+    }
+
+    /// A server that only a file says something to.
+    pub fn by_file(path: &Path) -> Self {
+        let words = ["headworks", "serve", "--config"].map(OsString::from).into_iter();
+        Self { words: words.chain([path.into()]).collect(), variables: BTreeMap::new() }
+    }
+
+    /// Reads the file, too, and puts all together.
+    pub fn settle(&self) -> Result<Settled, Wrong> {
+        settle(&self.words, &self.variables)
+    }
+}
+
+/// Drop-ins that are read at most.
+const DROP_INS_MAX: usize = 256;
+
+/// What variables begin with.
+pub const PREFIX: &str = "HEADWORKS_";
+
+/// The variable of an option.
+pub fn variable(name: &str) -> String {
+    format!("{PREFIX}{}", name.replace('-', "_").to_uppercase())
+}
+
+/// The environment, as far as it is text.
+fn environment() -> BTreeMap<String, String> {
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+    };
+    std::env::vars_os().filter_map(text).collect()
+}
+
+/// A file and its drop-ins: NAME.toml, then NAME.d/*.toml in the order of their names.
+pub fn load(path: &Path) -> Result<(File, Problems), Wrong> {
+    let mut problems = Problems::default();
+    let mut file = File::default();
+    for path in std::iter::once(path.to_owned()).chain(drop_ins(path)?) {
+        let (more, wrong) = read(&path)?;
+        problems.0.extend(wrong.0);
+        file = file.merged(more);
+    }
+    Ok((file, problems))
+}
+
+fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, Wrong> {
+    let folder = path.with_extension("d");
+    let entries = match fs::read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+        {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(unreadable(&folder, &error)),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| unreadable(&folder, &error))?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            found.push(path);
+        }
+    }
+    if found.len() > DROP_INS_MAX {
+        let message = format!("{} has more than {DROP_INS_MAX} files", folder.display());
+        return Err(Wrong::World(message));
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Wrong {
+    Wrong::World(format!("cannot read {}: {error}", path.display()))
+}
+
+fn read(path: &Path) -> Result<(File, Problems), Wrong> {
+    let mut bytes = Vec::new();
+    // One more than there may be, so that too many are noticed.
+    let most = TEXT_MAX as u64 + 1;
+    fs::File::open(path)
+        .and_then(|file| file.take(most).read_to_end(&mut bytes))
+        .map_err(|error| unreadable(path, &error))?;
+    let name = path.to_string_lossy();
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(File::read(&name, &text)),
+        Err(error) => {
+            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let (line, column) =
+                good.split(|byte| *byte == b'\n').fold((0, 0), |(line, _), text| {
+                    (line + 1, String::from_utf8_lossy(text).chars().count() as u32 + 1)
+                });
+            let origin = Origin::File(Position { file: name.into(), line, column });
+            let problem = Problem::new(&origin, "this is not UTF-8 text");
+            Ok((File::default(), Problems(vec![problem])))
+        }
+    }
+}

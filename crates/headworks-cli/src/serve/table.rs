@@ -1,0 +1,235 @@
+//! The options of `serve` as a table of names, made from clap's own: what a file and the environment may say, and what came of it.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::ffi::OsString;
+
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use headworks::config::{File, Origin, Problem, Problems, Setting, Value, unknown};
+use headworks::nearest::nearest;
+
+use super::layers::{Wrong, is_given};
+use super::source::{PREFIX, variable};
+use crate::tunables::Queue;
+
+/// Options of the command line alone.
+const NOT_IN_FILES: [&str; 4] = ["config", "dump_config", "help", "version"];
+/// Options that say what to do once, and not how to serve.
+const NOT_IN_ENVIRONMENT: [&str; 3] = ["dump_config", "help", "version"];
+
+/// The options of `serve`, as clap knows them.
+pub struct Table {
+    serve: Command,
+    /// By their long names, in the order of the help.
+    options: Vec<(String, Arg)>,
+    /// Those of queues, which stand in `[server.queue]`.
+    queue: Vec<String>,
+}
+
+impl Table {
+    pub fn new(command: &Command) -> Self {
+        let serve = command.find_subcommand("serve").cloned().unwrap_or_default();
+        let optional = serve.clone().mut_args(|arg| arg.required(false)).no_binary_name(true);
+        let queue = Queue::augment_args(Command::new("queue"));
+        let long = |arg: &Arg| Some((arg.get_long()?.to_owned(), arg.clone()));
+        Self {
+            options: serve.get_arguments().filter_map(long).collect(),
+            queue: queue
+                .get_arguments()
+                .filter_map(|arg| Some(arg.get_long()?.to_owned()))
+                .collect(),
+            serve: optional,
+        }
+    }
+
+    fn option(&self, name: &str) -> Option<&Arg> {
+        self.options.iter().find(|(long, _)| long == name).map(|(_, arg)| arg)
+    }
+
+    pub fn id(&self, name: &str) -> Option<&str> {
+        self.option(name).map(|arg| arg.get_id().as_str())
+    }
+
+    /// Those that a file may name in `[server]`.
+    fn in_files(&self) -> impl Iterator<Item = (&str, &Arg)> {
+        let own = |(name, arg): &&(String, Arg)| {
+            !NOT_IN_FILES.contains(&arg.get_id().as_str()) && !self.queue.contains(name)
+        };
+        self.options.iter().filter(own).map(|(name, arg)| (name.as_str(), arg))
+    }
+
+    /// What is wrong with names and values of a file.
+    pub fn check(&self, settings: &[Setting]) -> Vec<Problem> {
+        let wrong = |setting: &Setting| {
+            let known = self.in_files().find(|(name, _)| *name == setting.name);
+            let what = match known {
+                None => self.unknown(&setting.name),
+                Some((_, arg)) => self.check_value(arg, setting).err()?,
+            };
+            Some(Problem::new(&setting.origin, what))
+        };
+        settings.iter().filter_map(wrong).collect()
+    }
+
+    fn unknown(&self, name: &str) -> String {
+        let dashed = name.replace('_', "-");
+        if self.queue.contains(&dashed) {
+            return format!("{name} stands in [server.queue], by its name in sysfs");
+        }
+        if NOT_IN_FILES.contains(&name.replace('-', "_").as_str()) {
+            return format!("{name} belongs on the command line");
+        }
+        let known: Vec<&str> = self.in_files().map(|(name, _)| name).collect();
+        unknown(name, "server", &known)
+    }
+
+    /// Has clap read the value alone.
+    fn check_value(&self, arg: &Arg, setting: &Setting) -> Result<(), String> {
+        let (name, words) = (&setting.name, setting.value.words());
+        if matches!(setting.value, Value::List(_)) && !is_list(arg) {
+            return Err(format!("{name} takes one value, not a list"));
+        }
+        if matches!(arg.get_action(), ArgAction::Count) {
+            let count = setting.word().parse::<u8>();
+            return count
+                .map(drop)
+                .map_err(|_| format!("{name}: `{}` is no count", setting.word()));
+        }
+        let line = words.iter().map(|word| format!("--{name}={word}"));
+        let Err(error) = self.serve.clone().try_get_matches_from(line) else { return Ok(()) };
+        // What it needs beside it is for the whole to say.
+        match error.kind() {
+            ErrorKind::MissingRequiredArgument | ErrorKind::ArgumentConflict => Ok(()),
+            _ => Err(format!("{name}: {}", reason(&error, setting.word()))),
+        }
+    }
+
+    /// What the environment says, and variables that nobody knows.
+    pub fn environment(
+        &self,
+        all: &BTreeMap<String, String>,
+    ) -> Result<(File, Vec<String>), Wrong> {
+        let (mut said, mut notes, mut problems) =
+            (File::default(), Vec::new(), Problems::default());
+        for (variable, value) in all.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
+            let outcome = match self.named_by(variable) {
+                Some((name, arg)) => self.said(name, arg, value),
+                None => {
+                    notes.extend(self.nearest_variable(variable));
+                    continue;
+                }
+            };
+            match outcome {
+                Ok(more) => said = said.merged(more),
+                Err(what) => {
+                    let what = format!("{variable}: {what}");
+                    problems.0.push(Problem::new(&Origin::Environment, what));
+                }
+            }
+        }
+        problems.or((said, notes)).map_err(Wrong::Words)
+    }
+
+    fn in_environment(&self) -> impl Iterator<Item = (&str, &Arg)> {
+        let own = |(_, arg): &&(String, Arg)| !NOT_IN_ENVIRONMENT.contains(&arg.get_id().as_str());
+        self.options.iter().filter(own).map(|(name, arg)| (name.as_str(), arg))
+    }
+
+    /// A slip of the finger would be silent.
+    fn nearest_variable(&self, wrong: &str) -> Option<String> {
+        let name = wrong.strip_prefix(PREFIX)?.replace('_', "-").to_lowercase();
+        let near = nearest(&name, self.in_environment().map(|(name, _)| name))?;
+        Some(format!("{wrong} is no option; is it {}?", variable(near)))
+    }
+
+    fn named_by(&self, wanted: &str) -> Option<(&str, &Arg)> {
+        self.in_environment().find(|(name, _)| variable(name) == wanted)
+    }
+
+    /// What one variable says.
+    fn said(&self, name: &str, arg: &Arg, value: &str) -> Result<File, String> {
+        let (value, origin) = (Value::Word(value.to_owned()), Origin::Environment);
+        let setting = Setting { name: name.to_owned(), value, origin };
+        if !self.queue.iter().any(|queue| queue == name) {
+            self.check_value(arg, &setting)?;
+            return Ok(File { server: vec![setting], ..File::default() });
+        }
+        let words: Vec<&str> = match name {
+            // Of a list of settings each is a word.
+            "set" => setting.word().split_whitespace().collect(),
+            _ => vec![setting.word()],
+        };
+        let line = words.into_iter().map(|word| format!("--{name}={word}"));
+        let reader = Queue::augment_args(Command::new("queue").no_binary_name(true));
+        let queue = reader
+            .try_get_matches_from(line)
+            .and_then(|matches| Queue::from_arg_matches(&matches))
+            .map_err(|error| reason(&error, setting.word()))?;
+        let (queue, vm) =
+            queue.settings(&Origin::Environment).map_err(|error| error.to_string())?;
+        Ok(File { queue, vm, ..File::default() })
+    }
+
+    /// The command with a value of a lower layer as its option's default.
+    pub fn with_default(&self, command: Command, setting: &Setting) -> Command {
+        let Some(id) = self.id(&setting.name).map(str::to_owned) else { return command };
+        let words: Vec<clap::builder::OsStr> =
+            setting.value.words().iter().map(|word| OsString::from(word).into()).collect();
+        command.mut_subcommand("serve", |serve| serve.mut_arg(id, |arg| arg.default_values(words)))
+    }
+
+    /// What every option of `[server]` is set to in the end.
+    pub fn effective(
+        &self,
+        matches: &ArgMatches,
+        given: &ArgMatches,
+        lower: &File,
+    ) -> Vec<Setting> {
+        let shown = self.in_files().filter(|(_, arg)| !arg.is_hide_set());
+        let each = shown.map(|(name, arg)| {
+            let said = lower.server.iter().find(|setting| setting.name == name);
+            let origin = match is_given(given, arg.get_id().as_str()) {
+                true => Origin::CommandLine,
+                false => said.map_or(Origin::Default, |setting| setting.origin.clone()),
+            };
+            Setting { name: name.to_owned(), value: value_of(matches, arg), origin }
+        });
+        each.collect()
+    }
+}
+
+fn value_of(matches: &ArgMatches, arg: &Arg) -> Value {
+    let id = arg.get_id().as_str();
+    if matches!(arg.get_action(), ArgAction::Count) {
+        return Value::Word(matches.get_count(id).to_string());
+    }
+    if let Ok(Some(switch)) = matches.try_get_one::<bool>(id) {
+        return Value::Word(switch.to_string());
+    }
+    let words = matches.get_raw(id).into_iter().flatten();
+    let mut words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+    match words.pop() {
+        None => Value::Unset,
+        Some(word) if !is_list(arg) => Value::Word(word),
+        Some(word) => Value::List(words.into_iter().chain([word]).collect()),
+    }
+}
+
+fn is_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some()
+}
+
+/// What clap has against a value, without the name of the option, in one line.
+fn reason(error: &clap::Error, word: &str) -> String {
+    if let Some(source) = error.source() {
+        return match source.to_string() {
+            short if short.contains(word) && !word.is_empty() => short,
+            short => format!("`{word}`: {short}"),
+        };
+    }
+    let text = error.render().to_string();
+    let lines = text.lines().map(str::trim).take_while(|line| !line.starts_with("For more"));
+    let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    lines.join(" ").replacen("error: ", "", 1)
+}

@@ -1,0 +1,284 @@
+//! `[[export]]`: what can be said of one on the command line, as a table.
+//!
+//! ```toml
+//! [[export]]
+//! name = "db"
+//! device = "fast"                                  # a [[device]]; without one, images of a filesystem share a queue
+//! weight = 400                                     # also ioprio, cache, on-error, read-only
+//! file = { path = "/srv/db.img", size = "10G" }    # one of file, null and mem, with the keys of a SPEC
+//! wrap = [{ delay = { read = "5ms" } }]            # wrappers, the outermost first
+//! ```
+
+use std::ops::Range;
+
+use headworks_core::ConfigError;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::problem::{Origin, Problem};
+use super::read::{Entry, Reader, Setting, Value, entries, unknown};
+use crate::device::{Base, Layer, Share, Spec};
+use crate::server::assemble::{ExportSpec, split_name};
+use crate::units::parse_switch;
+
+/// Longer names do not fit an NBD message.
+pub const NAME_MAX: usize = 4096;
+/// As many as a spec may have.
+const WRAPPERS_MAX: usize = 8;
+
+/// What an export says besides what it is made of. The last four are words of a spec, too.
+const KEYS: [&str; 6] = ["device", "read-only", "weight", "ioprio", "cache", "on-error"];
+
+/// A device or a wrapper.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its type.
+    pub kind: &'static str,
+    /// Its keys.
+    pub settings: Vec<Setting>,
+    /// Who said it.
+    pub origin: Origin,
+}
+
+/// An export as words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Its name; may be empty.
+    pub name: String,
+    /// What is said of it, of `device`, `read-only`, `weight`, `ioprio`, `cache` and `on-error`.
+    pub settings: Vec<Setting>,
+    /// What it is made of, from the outside in.
+    pub parts: Vec<Part>,
+    /// Who said it.
+    pub origin: Origin,
+}
+
+impl Export {
+    /// The export that `SPEC` or `NAME=SPEC` of a command line describes; it has no name if it is the `only` one and says none.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn from_words(text: &str, only: bool, origin: &Origin) -> Result<Self, ConfigError> {
+        let name = ExportSpec::parse(text, only)?.name;
+        let (share, rest) = Share::take(split_name(text).1)?;
+        let setting = |name: &str, word: String| Setting {
+            name: name.into(),
+            value: Value::Word(word),
+            origin: origin.clone(),
+        };
+        let part = |layer: Layer| {
+            let words = layer.words.into_iter();
+            let mut settings: Vec<_> = words.map(|(key, word)| setting(&key, word)).collect();
+            settings.sort_by(|one, other| one.name.cmp(&other.name));
+            Part { kind: layer.kind, settings, origin: origin.clone() }
+        };
+        let usual = Share::default();
+        let said = [
+            (share.weight != usual.weight).then(|| setting("weight", share.weight.to_string())),
+            (share.ioprio != usual.ioprio).then(|| setting("ioprio", share.ioprio.to_string())),
+            share.mode.map(|mode| setting("cache", mode.name().into())),
+            share.on_error.map(|policy| setting("on-error", policy.name().into())),
+        ];
+        let mut settings: Vec<_> = said.into_iter().flatten().collect();
+        settings.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(Self {
+            name,
+            settings,
+            parts: Spec::layers(&rest)?.into_iter().map(part).collect(),
+            origin: origin.clone(),
+        })
+    }
+
+    /// What is said under a name of [`Export::settings`].
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Setting> {
+        self.settings.iter().find(|setting| setting.name == name)
+    }
+
+    /// Its device's name.
+    #[must_use]
+    pub fn device(&self) -> Option<&str> {
+        self.get("device").map(Setting::word)
+    }
+
+    /// What is to be opened, by no device with a name: with `size` where none is given, for reading alone if `read_only`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its place.
+    pub fn plan(&self, size: Option<u64>, read_only: bool) -> Result<ExportSpec, Problem> {
+        // From the inside out, so that a wrong key is looked for in the right part.
+        let mut parsed = None;
+        for start in (0..self.parts.len()).rev() {
+            let text = self.text(start);
+            let spec = Spec::parse_export(&text).map_err(|error| self.locate(start, &error))?;
+            parsed = Some(spec);
+        }
+        let nothing = || Problem::new(&self.origin, nothing_to_serve(&self.name));
+        let (mut spec, share) = parsed.ok_or_else(nothing)?;
+        if let Some(size) = size {
+            spec.set_default_size(size);
+        }
+        let own = self.get("read-only").map(|setting| {
+            let wrong = |error| Problem::new(&setting.origin, format!("read-only: {error}"));
+            parse_switch(setting.word()).map_err(wrong)
+        });
+        let read_only = own.transpose()?.unwrap_or(false) || read_only;
+        let export = ExportSpec { share, ..ExportSpec::new(self.name.clone(), spec, read_only) };
+        export.check().map_err(|error| self.locate(0, &error))?;
+        Ok(export)
+    }
+
+    /// Whether its image may share a queue with others.
+    pub(super) fn may_share(&self) -> bool {
+        self.parts.len() == 1 && self.parts[0].kind == "file"
+    }
+
+    /// The spec from `start` inwards; the whole has the export's own keys among the outermost.
+    fn text(&self, start: usize) -> String {
+        let words = |settings: &[Setting]| -> Vec<(String, String)> {
+            let pair = |setting: &Setting| (setting.name.clone(), setting.word().to_owned());
+            settings.iter().map(pair).collect()
+        };
+        let parts = self.parts[start..].iter();
+        let layer = |part: &Part| Layer { kind: part.kind, words: words(&part.settings) };
+        let mut layers: Vec<Layer> = parts.map(layer).collect();
+        if let Some(outermost) = layers.first_mut().filter(|_| start == 0) {
+            let share = words(&self.settings).into_iter();
+            outermost
+                .words
+                .extend(share.filter(|(key, _)| !["device", "read-only"].contains(&&**key)));
+        }
+        Layer::text(&layers)
+    }
+
+    /// Where the key is that an error names.
+    fn locate(&self, part: usize, error: &ConfigError) -> Problem {
+        let part = &self.parts[part];
+        let mut all = part.settings.iter().chain(&self.settings);
+        let said = all.find(|setting| setting.name == error.option);
+        let origin = said.map_or(&part.origin, |setting| &setting.origin);
+        let name = if self.name.is_empty() { "(default)" } else { &self.name };
+        Problem::new(origin, format!("export {name}: {error}"))
+    }
+}
+
+fn nothing_to_serve(name: &str) -> String {
+    let bases: Vec<&str> = Layer::kinds().filter(|kind| !kind.1).map(|kind| kind.0).collect();
+    let bases = bases.join(", ");
+    format!("export `{name}` needs one of {bases}, as in file = {{ path = \"/srv/disk.img\" }}")
+}
+
+/// Reads an `[[export]]`.
+pub fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, span: &Range<usize>) -> Option<Export> {
+    let mut name = None;
+    let mut settings = Vec::new();
+    let (mut bases, mut parts): (Vec<Part>, Vec<Part>) = Default::default();
+    for (key, key_span, value) in entries(table) {
+        let kind = Layer::kinds().find(|(kind, _)| *kind == key);
+        match (key, kind) {
+            ("name", _) => name = reader.word(key, value).map(|word| (word, value.span())),
+            ("wrap", _) => parts = read_wrappers(reader, value),
+            (_, Some((kind, false))) => bases.extend(read_part(reader, kind, &key_span, value)),
+            (_, Some((kind, true))) => {
+                let message =
+                    format!("{kind} is a wrapper: write wrap = [{{ {kind} = {{ ... }} }}]");
+                reader.wrong(&key_span, message);
+            }
+            _ if KEYS.contains(&key) => settings.extend(reader.setting((key, key_span, value))),
+            _ => reader.wrong(&key_span, unknown_key(key)),
+        }
+    }
+    let Some((name, name_span)) = name else {
+        if !table.contains_key("name") {
+            reader.wrong(span, "an [[export]] needs a name; the default export has name = \"\"");
+        }
+        return None;
+    };
+    if name.len() > NAME_MAX {
+        reader.wrong(&name_span, format!("a name has at most {NAME_MAX} bytes"));
+        return None;
+    }
+    let origin = reader.origin(&name_span);
+    if let Some(second) = bases.get(1) {
+        let message = format!("export `{name}` has a {} and a {}", bases[0].kind, second.kind);
+        reader.problems.0.push(Problem::new(&second.origin, message + ": keep one"));
+        return None;
+    }
+    let given = Layer::kinds().any(|(kind, wraps)| !wraps && table.contains_key(kind));
+    let Some(base) = bases.pop() else {
+        if !given {
+            reader.wrong(&name_span, nothing_to_serve(&name));
+        }
+        return None;
+    };
+    parts.push(base);
+    Some(Export { name, settings, parts, origin })
+}
+
+fn unknown_key(key: &str) -> String {
+    let bases = Layer::kinds().filter(|kind| !kind.1).map(|kind| kind.0);
+    let known: Vec<&str> = ["name", "wrap"].into_iter().chain(KEYS).chain(bases).collect();
+    unknown(key, "an [[export]]", &known)
+}
+
+fn read_wrappers(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>) -> Vec<Part> {
+    let Some(array) = value.get_ref().as_array() else {
+        reader.wrong(&value.span(), "wrap is a list: wrap = [{ delay = { read = \"5ms\" } }]");
+        return Vec::new();
+    };
+    if array.len() > WRAPPERS_MAX {
+        let message = format!("more than {WRAPPERS_MAX} wrappers around one device");
+        reader.wrong(&value.span(), message);
+        return Vec::new();
+    }
+    let wrappers: Vec<&str> = Layer::kinds().filter(|kind| kind.1).map(|kind| kind.0).collect();
+    let mut parts = Vec::new();
+    for item in array.iter() {
+        let Some(table) = reader.table(item, "a wrapper") else { continue };
+        if table.len() != 1 {
+            reader.wrong(&item.span(), format!("one of {} in each {{ }}", wrappers.join(", ")));
+        }
+        for (key, span, value) in entries(table) {
+            match wrappers.iter().find(|kind| **kind == key) {
+                Some(kind) => parts.extend(read_part(reader, kind, &span, value)),
+                None => reader.unknown((key, &span), "wrap", &wrappers),
+            }
+        }
+    }
+    parts
+}
+
+fn read_part(
+    reader: &mut Reader<'_>,
+    kind: &'static str,
+    span: &Range<usize>,
+    value: &Spanned<DeValue<'_>>,
+) -> Option<Part> {
+    if let Some(text) = value.get_ref().as_str() {
+        let key = Layer::keys(kind).next().unwrap_or_default();
+        let message =
+            format!("{kind} is a table: write {kind} = {{ {key} = \"{}\" }}", text.escape_debug());
+        reader.wrong(&value.span(), message);
+        return None;
+    }
+    let table = reader.table(value, kind)?;
+    let keys: Vec<&str> = Layer::keys(kind).collect();
+    let mut settings = Vec::new();
+    for (key, span, value) in entries(table) {
+        let entry: Entry<'_, '_> = (key, span.clone(), value);
+        match keys.contains(&key) {
+            true => settings.extend(reader.setting(entry)),
+            false if KEYS.contains(&key) => {
+                reader.wrong(&span, format!("{key} belongs to the [[export]], beside {kind}"));
+            }
+            false => reader.unknown((key, &span), kind, &keys),
+        }
+    }
+    settings.sort_by(|one, other| one.name.cmp(&other.name));
+    Some(Part { kind, settings, origin: reader.origin(span) })
+}
+
+/// Whether two exports are of one image in the same words.
+pub(super) fn same_image(one: &ExportSpec, other: &ExportSpec) -> bool {
+    matches!(one.spec.base, Base::File { .. }) && one.spec == other.spec
+}

@@ -1,0 +1,386 @@
+//! The configuration file: TOML that says what `headworks serve` is told on the command line, and what queues are set to.
+//!
+//! ```text
+//!   [server]                 options of `serve` by their long names; this part knows them as words only
+//!   [server.queue]           tunables of every queue, by the names of sysfs       [server.vm]    of write-back
+//!   [[device]]               name, [device.queue]: a queue of its own, shared by the exports that name it
+//!   [[export]]               see `export`
+//! ```
+//!
+//! ```text
+//!   text -> read -> File -+-> merged: drop-ins, environment, command line, in this order, a later one wins
+//!                         +-> check, plan: what exports mean        +-> write: a file that says the same
+//! ```
+//!
+//! Every value knows who said it, so that an error names its line and a dump its source. All problems of a file are reported
+//! at once. Nothing here opens, reads or asks anything: text in, values out.
+
+mod export;
+mod problem;
+#[cfg(test)]
+mod property;
+mod read;
+#[cfg(test)]
+mod tests;
+mod tunables;
+mod write;
+
+use headworks_core::ConfigError;
+use headworks_core::QueueOptions;
+use headworks_core::options::Tunable;
+use headworks_core::writeback::{DirtyOptions, DirtyTunable};
+use toml::de::DeTable;
+
+use crate::server::assemble::{ExportSpec, NamedDevice};
+use read::{Reader, entries};
+use tunables::{apply_queue, read_dirty, read_queue};
+
+pub use export::{Export, Part};
+pub use problem::{Origin, Position, Problem, Problems};
+pub use read::{Setting, Value, unknown};
+pub use tunables::{
+    DirtySettings, QueueSettings, Tuned, dirty_options, is_settable, parse_dirty, tune_dirty,
+    tune_queue,
+};
+
+/// A longer text is no configuration.
+pub const TEXT_MAX: usize = 1 << 20;
+
+/// A queue of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// The name that exports refer to.
+    pub name: String,
+    /// What its queue is set to.
+    pub queue: QueueSettings,
+    /// Who said it.
+    pub origin: Origin,
+}
+
+/// What a file says, or several with what was said elsewhere.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct File {
+    /// Options of the server, in the order of their names.
+    pub server: Vec<Setting>,
+    /// What every queue is set to.
+    pub queue: QueueSettings,
+    /// What write-back is set to.
+    pub vm: DirtySettings,
+    /// Queues of their own.
+    pub devices: Vec<Device>,
+    /// What is served; the first is the default.
+    pub exports: Vec<Export>,
+}
+
+impl File {
+    /// Reads a file's text; `name` is what errors call it.
+    ///
+    /// # Errors
+    /// All that is wrong in it.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
+        let (file, problems) = Self::read(name, text);
+        problems.or(file)
+    }
+
+    /// Reads a file's text, and what is wrong in it.
+    #[must_use]
+    pub fn read(name: &str, text: &str) -> (Self, Problems) {
+        let mut file = Self::default();
+        if text.len() > TEXT_MAX {
+            let mut reader = Reader::new(name, "");
+            let message = format!("a configuration has at most {TEXT_MAX} bytes");
+            reader.wrong(&(0..0), message);
+            return (file, reader.problems);
+        }
+        let mut reader = Reader::new(name, text);
+        match DeTable::parse(text) {
+            Ok(table) => file.fill(&mut reader, table.get_ref()),
+            Err(error) => {
+                let span = error.span().unwrap_or(0..0);
+                reader.wrong(&span, format!("this is not TOML: {}", one_line(error.message())));
+            }
+        }
+        (file, reader.problems)
+    }
+
+    fn fill(&mut self, reader: &mut Reader<'_>, table: &DeTable<'_>) {
+        for (key, span, value) in entries(table) {
+            match key {
+                "server" => {
+                    if let Some(table) = reader.table(value, "server") {
+                        self.read_server(reader, table);
+                    }
+                }
+                "device" => {
+                    for (table, span) in reader.tables(value, "device") {
+                        let device = read_device(reader, table, &span);
+                        self.devices.extend(device);
+                    }
+                }
+                "export" => {
+                    for (table, span) in reader.tables(value, "export") {
+                        let export = export::read(reader, table, &span);
+                        self.exports.extend(export);
+                    }
+                }
+                _ => reader.unknown((key, &span), "a file", &["server", "device", "export"]),
+            }
+        }
+        self.find_twins(reader);
+    }
+
+    fn read_server(&mut self, reader: &mut Reader<'_>, table: &DeTable<'_>) {
+        for (key, span, value) in entries(table) {
+            match key {
+                "queue" => {
+                    if let Some(table) = reader.table(value, "server.queue") {
+                        self.queue = read_queue(reader, "server.queue", table);
+                    }
+                }
+                "vm" => {
+                    if let Some(table) = reader.table(value, "server.vm") {
+                        self.vm = read_dirty(reader, table);
+                    }
+                }
+                _ if value.get_ref().is_table() => {
+                    reader.unknown((key, &span), "server", &["queue", "vm"]);
+                }
+                _ => {
+                    if let Some(value) = reader.words(key, value) {
+                        let origin = reader.origin(&span);
+                        self.server.push(Setting { name: key.to_owned(), value, origin });
+                    }
+                }
+            }
+        }
+    }
+
+    fn find_twins(&self, reader: &mut Reader<'_>) {
+        let devices = self.devices.iter().map(|device| (&device.name, &device.origin));
+        let exports = self.exports.iter().map(|export| (&export.name, &export.origin));
+        for (what, all) in
+            [("devices", devices.collect::<Vec<_>>()), ("exports", exports.collect())]
+        {
+            let mut first = std::collections::BTreeMap::new();
+            for (name, origin) in all {
+                if let Some(other) = first.insert(name, origin) {
+                    let message =
+                        format!("two {what} are called `{name}`; the other is in {other}");
+                    reader.problems.0.push(Problem::new(origin, message));
+                }
+            }
+        }
+    }
+
+    /// What is said in both, where `later` wins. Exports and devices of one name are one: a later export replaces an earlier
+    /// one, a later device adds to it.
+    #[must_use]
+    pub fn merged(mut self, later: Self) -> Self {
+        for setting in later.server {
+            self.server.retain(|old| old.name != setting.name);
+            self.server.push(setting);
+        }
+        self.server.sort_by(|one, other| one.name.cmp(&other.name));
+        later.queue.into_iter().for_each(|tuned| tune_queue(&mut self.queue, tuned));
+        later.vm.into_iter().for_each(|tuned| tune_dirty(&mut self.vm, tuned));
+        for device in later.devices {
+            match self.devices.iter_mut().find(|old| old.name == device.name) {
+                Some(old) => {
+                    device.queue.into_iter().for_each(|tuned| tune_queue(&mut old.queue, tuned));
+                }
+                None => self.devices.push(device),
+            }
+        }
+        for export in later.exports {
+            match self.exports.iter_mut().find(|old| old.name == export.name) {
+                Some(old) => *old = export,
+                None => self.exports.push(export),
+            }
+        }
+        self
+    }
+
+    /// What is to be opened: with `size` where an export gives none, for reading alone if `read_only`.
+    ///
+    /// # Errors
+    /// All that is wrong with exports and devices.
+    pub fn plan(&self, size: Option<u64>, read_only: bool) -> Result<Vec<ExportSpec>, Problems> {
+        let mut problems = Problems::default();
+        let mut specs = Vec::new();
+        for export in &self.exports {
+            match export.plan(size, read_only) {
+                Ok(spec) => specs.push(ExportSpec { device: self.named(export), ..spec }),
+                Err(problem) => problems.0.push(problem),
+            }
+        }
+        for device in std::iter::once(None).chain(self.devices.iter().map(Some)) {
+            tunables::check(device.map_or(&self.queue, |device| &device.queue), &mut problems);
+        }
+        self.check_devices(&specs, &mut problems);
+        problems.or(specs)
+    }
+
+    /// The device that an export names, with all that is said of its queue.
+    fn named(&self, export: &Export) -> Option<NamedDevice> {
+        let name = export.device()?.to_owned();
+        let queue = self.queue_of(Some(&name));
+        let pairs = queue.into_iter().map(|tuned| (tuned.tunable, tuned.value));
+        Some(NamedDevice { name, queue: pairs.collect() })
+    }
+
+    fn check_devices(&self, specs: &[ExportSpec], problems: &mut Problems) {
+        let names: Vec<&str> = self.devices.iter().map(|device| device.name.as_str()).collect();
+        for export in &self.exports {
+            let Some(setting) = export.get("device") else { continue };
+            let name = setting.word();
+            let message = match (names.contains(&name), names.is_empty()) {
+                (true, _) => continue,
+                (false, true) => format!("there is no [[device]] with the name `{name}`"),
+                (false, false) => unknown(name, "the list of [[device]]", &names),
+            };
+            problems.0.push(Problem::new(&setting.origin, message));
+        }
+        for device in &self.devices {
+            let same = |spec: &&ExportSpec| {
+                spec.device.as_ref().is_some_and(|named| named.name == device.name)
+            };
+            let sharing: Vec<&ExportSpec> = specs.iter().filter(same).collect();
+            let Some((first, others)) = sharing.split_first() else { continue };
+            if others.iter().all(|other| export::same_image(first, other)) {
+                continue;
+            }
+            let alone = |export: &&Export| {
+                export.device() == Some(device.name.as_str()) && !export.may_share()
+            };
+            for export in self.exports.iter().filter(alone) {
+                let message = format!(
+                    "export `{}` cannot share the device `{}`: only images that nothing is wrapped around can",
+                    export.name, device.name
+                );
+                problems.0.push(Problem::new(&export.origin, message));
+            }
+        }
+    }
+
+    /// What a user may not have meant.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let used = |device: &&Device| {
+            let name = device.name.as_str();
+            !self.exports.iter().any(|export| export.device() == Some(name))
+        };
+        let unused = self.devices.iter().filter(used);
+        unused.map(|device| format!("device `{}` has no exports", device.name)).collect()
+    }
+
+    /// Puts into a queue's options what is said of it: of its device by name, if it has one, before what a file says of all, and what
+    /// was said on the command line or in the environment before both.
+    ///
+    /// # Errors
+    /// What is out of range.
+    pub fn apply_queue(
+        &self,
+        device: Option<&str>,
+        options: &mut QueueOptions,
+    ) -> Result<(), ConfigError> {
+        apply_queue(&self.queue_of(device), options)
+    }
+
+    /// What is said of a queue, see [`File::apply_queue`].
+    #[must_use]
+    pub fn queue_of(&self, device: Option<&str>) -> QueueSettings {
+        let named = self.devices.iter().find(|known| Some(known.name.as_str()) == device);
+        let (mut said, own) = (self.queue.clone(), named.map_or(&[][..], |device| &device.queue));
+        for tuned in own {
+            let told = |all: &&Tuned<Tunable>| {
+                all.tunable == tuned.tunable && all.origin >= Origin::Environment
+            };
+            if !self.queue.iter().any(|all| told(&all)) {
+                tune_queue(&mut said, tuned.clone());
+            }
+        }
+        said
+    }
+
+    /// With every tunable that nobody set, at its default.
+    #[must_use]
+    pub fn with_defaults(mut self) -> Self {
+        let settable = Tunable::ALL.into_iter().filter(|tunable| is_settable(*tunable));
+        let usual = QueueOptions::default();
+        for tunable in settable {
+            if !self.queue.iter().any(|tuned| tuned.tunable == tunable) {
+                let value = tunable.get(&usual);
+                self.queue.push(Tuned { tunable, value, origin: Origin::Default });
+            }
+        }
+        let mut effective = DirtyOptions::default();
+        for tuned in &self.vm {
+            // What is out of range was said elsewhere.
+            let _ = tuned.tunable.set(&mut effective, tuned.value);
+        }
+        for tunable in DirtyTunable::ALL {
+            let value = tunable.get(&effective);
+            let counts = tunable.check(value).is_ok() && !self.is_said_otherwise(tunable);
+            if counts && !self.vm.iter().any(|tuned| tuned.tunable == tunable) {
+                self.vm.push(Tuned { tunable, value, origin: Origin::Default });
+            }
+        }
+        for index in 0..self.devices.len() {
+            let of_all = self.queue_of(Some(&self.devices[index].name));
+            let own = &mut self.devices[index].queue;
+            for tuned in own {
+                if let Some(said) = of_all.iter().find(|said| said.tunable == tuned.tunable) {
+                    *tuned = said.clone();
+                }
+            }
+        }
+        self
+    }
+
+    /// Whether a ratio does not count, because bytes do.
+    fn is_said_otherwise(&self, tunable: DirtyTunable) -> bool {
+        let bytes = match tunable {
+            DirtyTunable::Ratio => DirtyTunable::Bytes,
+            DirtyTunable::BackgroundRatio => DirtyTunable::BackgroundBytes,
+            _ => return false,
+        };
+        self.vm.iter().any(|tuned| tuned.tunable == bytes)
+    }
+}
+
+fn read_device(
+    reader: &mut Reader<'_>,
+    table: &DeTable<'_>,
+    span: &std::ops::Range<usize>,
+) -> Option<Device> {
+    let mut name = None;
+    let mut queue = Vec::new();
+    for (key, key_span, value) in entries(table) {
+        match key {
+            "name" => name = reader.word(key, value).map(|word| (word, value.span())),
+            "queue" => {
+                if let Some(table) = reader.table(value, "device.queue") {
+                    queue = read_queue(reader, "device.queue", table);
+                }
+            }
+            _ => reader.unknown((key, &key_span), "a [[device]]", &["name", "queue"]),
+        }
+    }
+    let Some((name, name_span)) = name else {
+        if !table.contains_key("name") {
+            reader.wrong(span, "a [[device]] needs a name, which exports refer to");
+        }
+        return None;
+    };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        let message = "a device's name is made of at most 64 letters, digits, `.`, `_` and `-`";
+        reader.wrong(&name_span, message);
+        return None;
+    }
+    Some(Device { name, queue, origin: reader.origin(&name_span) })
+}
+
+fn one_line(text: &str) -> String {
+    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(", ")
+}

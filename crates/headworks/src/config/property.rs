@@ -1,0 +1,150 @@
+//! Whatever the text: reading ends without a panic, and what is good is written as a text that says the same.
+
+use headworks_core::prng::Prng;
+
+use super::File;
+
+/// Words of the grammar and their neighbours, good and bad.
+const WORDS: [&str; 72] = [
+    "[server]\n",
+    "[server.vm]\n",
+    "[server.queue]\n",
+    "[server.queue.iosched]\n",
+    "[[device]]\n",
+    "[device.queue]\n",
+    "[device.queue.iosched]\n",
+    "[[export]]\n",
+    "[export]\n",
+    "[[server]]\n",
+    "name = ",
+    "device = ",
+    "weight = ",
+    "ioprio = ",
+    "cache = ",
+    "on-error = ",
+    "read-only = ",
+    "file = ",
+    "mem = ",
+    "null = ",
+    "wrap = ",
+    "delay = ",
+    "error = ",
+    "queue = ",
+    "vm = ",
+    "nr_requests = ",
+    "scheduler = ",
+    "fifo_batch = ",
+    "iosched.fifo_batch = ",
+    "dirty_bytes = ",
+    "dirty_ratio = ",
+    "dirty_background_bytes = ",
+    "hw_throttle = ",
+    "port = ",
+    "\"a b\" = ",
+    "'x.y' = ",
+    "\"\\u0001\" = ",
+    "1",
+    "400",
+    "-5",
+    "0o17",
+    "0.5",
+    "nan",
+    "true",
+    "1979-05-27",
+    "'fast'",
+    "''",
+    "\"a\\\"b\\\\\"",
+    "\"\\u007f\\u0000\"",
+    "\"\\n\"",
+    "'rt:0'",
+    "'writeback'",
+    "'hold'",
+    "'mq-deadline'",
+    "'10G'",
+    "'1M'",
+    "'none'",
+    "[1, 'a', true]",
+    "[]",
+    "{}",
+    "{ path = '/x,y', size = '1M' }",
+    "{ size = 65536 }",
+    "{ size = '1M', size = 1 }",
+    "[{ delay = { read = '5ms' } }]",
+    "[{ error = { rate = 0.01 } }, { delay = { all = 1 } }]",
+    "{ path = '\u{e9}\u{1f600}' }",
+    "\n",
+    "\n",
+    "\n",
+    " # ",
+    ",",
+    "\u{0}",
+];
+
+fn text(prng: &mut Prng) -> String {
+    if prng.below(4) == 0 {
+        return soup(prng);
+    }
+    let mut text = String::new();
+    for _ in 0..prng.below(4) {
+        text += ["[server]\nport = 1\n", "[server.vm]\ndirty_ratio = 9\n", "[server.queue]\n"]
+            [prng.below(3) as usize];
+        text += ["", "x = [1, '']\n", "nr_requests = 7\n"][prng.below(3) as usize];
+    }
+    for device in 0..prng.below(3) {
+        text += &format!("[[device]]\nname = 'd{device}'\n");
+        text += ["", "queue.nr_requests = 9\n", "queue.iosched.fifo_batch = 3\n"]
+            [prng.below(3) as usize];
+    }
+    for export in 0..prng.below(4) {
+        let name = ["e", "\\u0001 \\\"", "\\\\ \u{e9}"][prng.below(3) as usize];
+        text += &format!("[[export]]\nname = \"{name}{export}\"\nmem.size = '{}M'\n", export + 1);
+        text += ["", "weight = 7\n", "device = 'd0'\n", "wrap = [{ delay = { all = 1 } }]\n"]
+            [prng.below(4) as usize];
+        text += ["", "cache = 'unsafe'\n", "read-only = true\n", "ioprio = 'idle'\n"]
+            [prng.below(4) as usize];
+    }
+    if prng.below(3) == 0 {
+        let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+        if let Some(at) = places.get(prng.below(places.len().max(1) as u64) as usize) {
+            text.insert_str(*at, WORDS[prng.below(WORDS.len() as u64) as usize]);
+        }
+    }
+    text
+}
+
+fn soup(prng: &mut Prng) -> String {
+    (0..prng.below(20)).map(|_| WORDS[prng.below(WORDS.len() as u64) as usize]).collect()
+}
+
+/// A text without who said what.
+fn bare(file: &File) -> String {
+    file.to_string().replace("# file again:", "# file f:").lines().map(without_line).collect()
+}
+
+fn without_line(line: &str) -> String {
+    line.rsplit_once("# file f:").map_or(line, |(said, _)| said).to_owned() + "\n"
+}
+
+#[test]
+fn what_is_good_is_written_as_what_says_the_same_and_nothing_panics() {
+    let (mut good, mut full) = (0, 0);
+    for seed in 0..4_000 {
+        let mut prng = Prng::new(seed);
+        let text = text(&mut prng);
+        let Ok(file) = File::parse("f", &text) else { continue };
+        let planned = file.plan(None, false);
+        let file = if prng.below(2) == 0 { file.with_defaults() } else { file };
+        let written = file.to_string();
+        let again = File::parse("again", &written)
+            .unwrap_or_else(|problems| panic!("seed {seed}: {problems}\n{text}\n{written}"));
+        assert_eq!(bare(&again), bare(&file).replace("# default\n", "\n"), "seed {seed}\n{text}");
+        let replanned = again.plan(None, false);
+        assert_eq!(planned.is_ok(), replanned.is_ok(), "seed {seed}\n{text}");
+        if let (Ok(first), Ok(second)) = (planned, replanned) {
+            assert_eq!(format!("{first:?}"), format!("{second:?}"), "seed {seed}\n{text}");
+            full += usize::from(!first.is_empty());
+        }
+        good += 1;
+    }
+    assert!(good > 1_000 && full > 400, "only {good} texts were good, {full} had exports");
+}

@@ -1,0 +1,186 @@
+//! Tables and values of TOML with their positions; what is wrong is noted and reading goes on.
+//!
+//! A scalar becomes the word that a user would write on the command line: numbers, booleans and strings are one there. So a
+//! size is `"10G"` or `4096`, a switch `true` or `"on"`, and every option has one parser.
+
+use std::ops::Range;
+
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, de::DeInteger};
+
+use super::problem::{Lines, Origin, Problem, Problems};
+use crate::nearest::nearest;
+
+/// What an option is set to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Nothing: there is no default.
+    Unset,
+    /// One word.
+    Word(String),
+    /// Several.
+    List(Vec<String>),
+}
+
+impl Value {
+    /// All words.
+    #[must_use]
+    pub fn words(&self) -> &[String] {
+        match self {
+            Self::Unset => &[],
+            Self::Word(word) => std::slice::from_ref(word),
+            Self::List(words) => words,
+        }
+    }
+}
+
+/// An option, what it is set to, and by whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name.
+    pub name: String,
+    /// Its value.
+    pub value: Value,
+    /// Who set it.
+    pub origin: Origin,
+}
+
+impl Setting {
+    /// Its first word.
+    #[must_use]
+    pub fn word(&self) -> &str {
+        self.value.words().first().map_or("", String::as_str)
+    }
+}
+
+/// A key and its value.
+pub type Entry<'t, 'i> = (&'t str, Range<usize>, &'t Spanned<DeValue<'i>>);
+
+/// The entries of a table.
+pub fn entries<'t, 'i>(table: &'t DeTable<'i>) -> impl Iterator<Item = Entry<'t, 'i>> {
+    table.iter().map(|(key, value)| (key.get_ref().as_ref(), key.span(), value))
+}
+
+/// Notes what is wrong.
+pub struct Reader<'a> {
+    lines: Lines<'a>,
+    pub problems: Problems,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(file: &str, text: &'a str) -> Self {
+        Self { lines: Lines::new(file, text), problems: Problems::default() }
+    }
+
+    pub fn origin(&self, span: &Range<usize>) -> Origin {
+        self.lines.origin(span)
+    }
+
+    pub fn wrong(&mut self, span: &Range<usize>, what: impl Into<String>) {
+        let origin = self.origin(span);
+        self.problems.0.push(Problem::new(&origin, what));
+    }
+
+    /// A key that is not among `known`.
+    pub fn unknown(&mut self, (key, span): (&str, &Range<usize>), place: &str, known: &[&str]) {
+        self.wrong(span, unknown(key, place, known));
+    }
+
+    /// A value that should be a table.
+    pub fn table<'t, 'i>(
+        &mut self,
+        value: &'t Spanned<DeValue<'i>>,
+        what: &str,
+    ) -> Option<&'t DeTable<'i>> {
+        let table = value.get_ref().as_table();
+        if table.is_none() {
+            let found = kind(value.get_ref());
+            self.wrong(&value.span(), format!("{what} is a table, not {found}"));
+        }
+        table
+    }
+
+    /// A value that should be `[[name]]` tables.
+    pub fn tables<'t, 'i>(
+        &mut self,
+        value: &'t Spanned<DeValue<'i>>,
+        name: &str,
+    ) -> Vec<(&'t DeTable<'i>, Range<usize>)> {
+        let Some(array) = value.get_ref().as_array() else {
+            let found = kind(value.get_ref());
+            self.wrong(&value.span(), format!("write [[{name}]] once for each; this is {found}"));
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for item in array.iter() {
+            if let Some(table) = self.table(item, name) {
+                tables.push((table, item.span()));
+            }
+        }
+        tables
+    }
+
+    /// A value that should be one word.
+    pub fn word(&mut self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<String> {
+        let word = match value.get_ref() {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) if !is_decimal(number) => {
+                let message =
+                    "numbers are decimal here, and the octal mode of a socket is a string";
+                self.wrong(&value.span(), format!("{key}: {message}"));
+                return None;
+            }
+            DeValue::Integer(number) => number.as_str().to_owned(),
+            DeValue::Float(number) => number.as_str().to_owned(),
+            DeValue::Boolean(switch) => switch.to_string(),
+            other => {
+                let found = kind(other);
+                self.wrong(&value.span(), format!("{key} is one value, not {found}"));
+                return None;
+            }
+        };
+        if word.contains('\0') {
+            self.wrong(&value.span(), format!("{key} has a zero byte"));
+            return None;
+        }
+        Some(word)
+    }
+
+    /// A value that may be one word or a list of them.
+    pub fn words(&mut self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Value> {
+        let DeValue::Array(items) = value.get_ref() else {
+            return self.word(key, value).map(Value::Word);
+        };
+        let words: Vec<Option<String>> = items.iter().map(|item| self.word(key, item)).collect();
+        words.into_iter().collect::<Option<Vec<_>>>().map(Value::List)
+    }
+
+    /// An entry that should be one word.
+    pub fn setting(&mut self, (key, span, value): Entry<'_, '_>) -> Option<Setting> {
+        let word = self.word(key, value)?;
+        Some(Setting { name: key.into(), value: Value::Word(word), origin: self.origin(&span) })
+    }
+}
+
+/// What is said of a name that is not among `known`.
+pub fn unknown(key: &str, place: &str, known: &[&str]) -> String {
+    match nearest(key, known.iter().copied()) {
+        Some(near) => format!("{place} has no `{key}`; the nearest is `{near}`"),
+        None => format!("{place} has no `{key}`; it has {}", known.join(", ")),
+    }
+}
+
+fn is_decimal(number: &DeInteger<'_>) -> bool {
+    number.radix() == 10
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}

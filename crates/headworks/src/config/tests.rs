@@ -1,0 +1,264 @@
+//! What a file means, and what is said of one that is wrong.
+
+use super::*;
+use headworks_core::options::Scheduler;
+
+fn file(text: &str) -> File {
+    File::parse("f", text).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+fn wrong(text: &str) -> String {
+    let (file, problems) = File::read("f", text);
+    match problems.or(()) {
+        Err(problems) => problems.to_string(),
+        Ok(()) => file.plan(None, false).unwrap_err().to_string(),
+    }
+}
+
+const BOTH: &str = r#"
+[server]
+port = 10809
+cpus = [0, 1]
+spread = true
+cache = "4G"
+[server.vm]
+dirty_bytes = "256M"
+hw_throttle = "none"
+[server.queue]
+nr_requests = 64
+iosched.fifo_batch = 32
+[[device]]
+name = "fast"
+[device.queue]
+scheduler = "mq-deadline"
+nr_requests = 128
+[[export]]
+name = "db"
+device = "fast"
+weight = 400
+ioprio = "rt:0"
+cache = "writethrough"
+on-error = "retry"
+read-only = true
+file = { path = "/srv/a,b \"c\".img", size = "10G", direct = false }
+wrap = [{ error = { rate = 0.01, errno = "EIO" } }, { delay = { read = "5ms" } }]
+[[export]]
+name = ""
+mem = { size = 65536 }
+"#;
+
+#[test]
+fn a_file_says_all_that_a_spec_can() {
+    let file = file(BOTH);
+    let specs = file.plan(None, false).unwrap();
+    let text = "error:weight=400,ioprio=rt:0,cache=writethrough,on-error=retry,rate=1%,errno=EIO,\
+                of=delay:read=5ms,of=file:path=/srv/a,,b \"c\".img,size=10G,direct=off";
+    let (spec, share) = crate::device::Spec::parse_export(text).unwrap();
+    assert_eq!((&specs[0].spec, specs[0].share), (&spec, share));
+    assert!(specs[0].read_only && !specs[1].read_only);
+    let fast = specs[0].device.as_ref().unwrap();
+    assert_eq!((fast.name.as_str(), fast.queue.len()), ("fast", 3));
+    assert_eq!((&specs[1].device, specs[1].name.as_str()), (&None, ""));
+    assert_eq!(specs[1].spec.size(), Some(65536));
+    let server: Vec<_> = file.server.iter().map(|s| (&s.name[..], s.value.words())).collect();
+    assert_eq!(server[0], ("cache", &["4G".to_owned()][..]));
+    assert_eq!(server[1], ("cpus", &["0".to_owned(), "1".to_owned()][..]));
+    let dirty = dirty_options(&file.vm).unwrap();
+    assert_eq!((dirty.dirty_bytes, DirtyTunable::Throttle.get(&dirty)), (256 << 20, 2));
+}
+
+#[test]
+fn the_queue_of_a_device_comes_before_that_of_all_and_the_command_line_before_both() {
+    let depth = |file: &File, device| {
+        let mut options = QueueOptions::default();
+        file.apply_queue(device, &mut options).unwrap();
+        (options.nr_requests, options.deadline.fifo_batch, options.scheduler)
+    };
+    let file = file(BOTH);
+    assert_eq!(depth(&file, None), (64, 32, Scheduler::None));
+    assert_eq!(depth(&file, Some("fast")), (128, 32, Scheduler::MqDeadline));
+    for origin in [Origin::Environment, Origin::CommandLine] {
+        let tuned = Tuned { tunable: Tunable::NrRequests, value: 7, origin };
+        let told = file.clone().merged(File { queue: vec![tuned], ..File::default() });
+        assert_eq!(depth(&told, None), (7, 32, Scheduler::None));
+        assert_eq!(depth(&told, Some("fast")), (7, 32, Scheduler::MqDeadline));
+        let shown = told.with_defaults();
+        assert!(shown.devices[0].queue.iter().any(|tuned| tuned.value == 7));
+    }
+}
+
+#[test]
+fn a_later_file_wins_name_by_name() {
+    let later = file(
+        "[server]\nport = 1\n[server.vm]\ndirty_ratio = 5\n[[device]]\nname = 'fast'\n\
+         queue.nr_requests = 9\n[[device]]\nname = 'slow'\n\
+         [[export]]\nname = 'db'\nnull.size = '1G'\n[[export]]\nname = 'new'\nnull.size = '2G'\n",
+    );
+    let both = file(BOTH).merged(later);
+    let port = both.server.iter().find(|setting| setting.name == "port").unwrap();
+    assert_eq!((port.word(), both.server.len()), ("1", 4));
+    let dirty = dirty_options(&both.vm).unwrap();
+    assert_eq!((dirty.dirty_bytes, dirty.dirty_ratio), (0, 5));
+    let names: Vec<&str> = both.exports.iter().map(|export| export.name.as_str()).collect();
+    assert_eq!(names, ["db", "", "new"]);
+    assert_eq!(both.exports[0].parts[0].kind, "null");
+    assert_eq!((both.devices.len(), both.devices[0].queue.len()), (2, 2));
+    assert_eq!(both.notes(), ["device `fast` has no exports", "device `slow` has no exports"]);
+}
+
+#[test]
+fn what_is_wrong_has_a_line_a_column_and_what_would_be_right() {
+    for (text, at, words) in [
+        ("[server", "f:1:8", "this is not TOML"),
+        ("\n\n[sever]", "f:3:2", "a file has no `sever`; the nearest is `server`"),
+        ("server = 5", "f:1:10", "server is a table, not a number"),
+        ("[server]\nport = {}", "f:2:1", "server has no `port`"),
+        ("[server]\nport = 1979-05-27", "f:2:8", "port is one value, not a date"),
+        ("[server]\nunix-mode = 0o660", "f:2:13", "numbers are decimal here"),
+        ("[server]\nunix = \"a\\u0000\"", "f:2:8", "zero byte"),
+        ("[server.vm]\ndirty_byte = 1", "f:2:1", "the nearest is `dirty_bytes`"),
+        ("[server.vm]\ndirty_bytes = 1", "f:2:15", "8192.."),
+        ("[server.vm]\ndirty_bytes = '1GB'", "f:2:15", "write 1G"),
+        ("[server.vm]\ndirty_bytes = '1G'\ndirty_ratio = 5", "f:3:1", "keep one"),
+        ("[server.queue]\nnr_request = 1", "f:2:1", "the nearest is `nr_requests`"),
+        ("[server.queue]\nnr_requests = 0", "f:2:15", "nr_requests: 0 is not within 1..=4096"),
+        ("[server.queue]\nnr_requests = []", "f:2:15", "nr_requests is one value, not a list"),
+        ("[server.queue]\nfifo_batch = 1", "f:2:1", "stands in [server.queue.iosched]"),
+        (
+            "[server.queue]\n'iosched/fifo_batch' = 1",
+            "f:2:1",
+            "write fifo_batch in [server.queue.iosched]",
+        ),
+        ("[server.queue]\nwrite_cache = 1", "f:2:1", "is what the device is"),
+        ("[server.queue.iosch]\nx = 1", "f:1:15", "the nearest is `iosched`"),
+        ("[server.queue.iosched]\nx = 1", "f:2:1", "it has read_expire, write_expire"),
+        ("[server.queue]\nscheduler = 'bfq'", "f:2:13", "not one of none, mq-deadline"),
+        ("device = 'x'", "f:1:10", "write [[device]] once for each"),
+        ("[[device]]\nqueue = {}", "f:1:1", "needs a name"),
+        ("[[device]]\nname = 'a b'", "f:2:8", "letters, digits"),
+        ("[[device]]\nname = 'a'\nnr_requests = 1", "f:3:1", "it has name, queue"),
+        ("[[export]]\nmem.size = 1", "f:1:1", "an [[export]] needs a name"),
+        ("[[export]]\nname = 'a'", "f:2:8", "needs one of file, null, mem, as in file = {"),
+        (
+            "[[export]]\nname = 'a'\nread_only = true\nmem.size = 1",
+            "f:3:1",
+            "the nearest is `read-only`",
+        ),
+        (
+            "[[export]]\nname = 'a'\nmem.size = 1\nnull.size = 1",
+            "f:4:1",
+            "a mem and a null: keep one",
+        ),
+        ("[[export]]\nname = 'a'\nfile = '/x'", "f:3:8", "write file = { path = \"/x\" }"),
+        ("[[export]]\nname = 'a'\nfile.pth = '/x'", "f:3:6", "the nearest is `path`"),
+        ("[[export]]\nname = 'a'\nfile.weight = 5", "f:3:6", "belongs to the [[export]]"),
+        ("[[export]]\nname = 'a'\nfile = {}", "f:3:1", "export a: path: a file needs one"),
+        ("[[export]]\nname = 'a'\nmem = {}", "f:3:1", "export a: size: mem: needs a size"),
+        ("[[export]]\nname = 'a'\nmem.size = 0", "f:3:5", "0 bytes are nothing to serve"),
+        ("[[export]]\nname = 'a'\nmem.size = '1GB'", "f:3:5", "write 1G"),
+        (
+            "[[export]]\nname = ''\nmem.size = 1\nweight = 0",
+            "f:4:1",
+            "export (default): weight: `0`",
+        ),
+        ("[[export]]\nname = 'a'\nmem.size = 1\nread-only = 'so'", "f:4:1", "neither on nor off"),
+        ("[[export]]\nname = 'a'\nmem.size = 1\ndelay = {}", "f:4:1", "write wrap = [{ delay"),
+        ("[[export]]\nname = 'a'\nmem.size = 1\nwrap = 'x'", "f:4:8", "wrap is a list"),
+        (
+            "[[export]]\nname = 'a'\nmem.size = 1\nwrap = [{}]",
+            "f:4:9",
+            "one of delay, error in each",
+        ),
+        (
+            "[[export]]\nname = 'a'\nmem.size = 1\nwrap = [{ mem = {} }]",
+            "f:4:11",
+            "it has delay, error",
+        ),
+        (
+            "[[export]]\nname = 'a'\nmem.size = 1\nwrap = [{delay.read=1},{delay.read='5m'}]",
+            "f:4:31",
+            "read: `5m` is not a time",
+        ),
+        (
+            "[[export]]\nname = 'a'\nmem.size = 1\ndevice = 'b'",
+            "f:4:1",
+            "no [[device]] with the name `b`",
+        ),
+        (
+            "[[device]]\nname = 'fast'\n[[export]]\nname = 'a'\nmem.size = 1\ndevice = 'fats'",
+            "f:6:1",
+            "the nearest is `fast`",
+        ),
+        (
+            "[[export]]\nname = 'a'\nmem.size = 1\n[[export]]\nname = 'a'\nmem.size = 1",
+            "f:5:8",
+            "two exports are called `a`; the other is in file f:2",
+        ),
+        (
+            "[[device]]\nname='d'\n[[export]]\nname = 'a'\nmem.size = 1\ndevice = 'd'\n\
+             [[export]]\nname = 'b'\nfile.path = 'x'\ndevice = 'd'",
+            "f:4:8",
+            "export `a` cannot share the device `d`",
+        ),
+    ] {
+        let message = wrong(text);
+        assert!(message.starts_with(&format!("{at}: ")), "{text}\n{message}");
+        assert!(message.contains(words), "{text}\n{message}");
+    }
+}
+
+#[test]
+fn all_that_is_wrong_is_said_at_once_in_order() {
+    let text =
+        "[server]\nport = {}\n[server.vm]\nx = 1\n[[export]]\nname = 'a'\nmem.sise = 1\nfoo = 2";
+    let message = wrong(text);
+    let places: Vec<&str> = message.lines().map(|line| line.split(": ").next().unwrap()).collect();
+    assert_eq!(places, ["f:2:1", "f:4:1", "f:7:5", "f:8:1"], "{message}");
+    assert!(wrong(&"#".repeat(TEXT_MAX + 1)).contains("at most 1048576 bytes"));
+}
+
+/// Everything but who said it.
+fn bare(text: &str) -> String {
+    let lines = text.lines().map(|line| line.split("  # ").next().unwrap().trim_end());
+    lines.map(|line| line.split(" # file").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn what_is_written_says_the_same() {
+    let once = file(BOTH).with_defaults();
+    let text = once.to_string();
+    let again = file(&text);
+    assert_eq!(bare(&again.to_string()), bare(&text));
+    assert_eq!(again.plan(None, false).unwrap()[0].spec, once.plan(None, false).unwrap()[0].spec);
+    for line in [
+        "cpus = [0, 1]                            # file f:4",
+        "dirty_bytes = \"256M\"                     # file f:8",
+        "dirty_background_ratio = 10              # default",
+        "queue_depth = 128                        # default",
+        "[device.queue]",
+    ] {
+        assert!(text.contains(line), "{line}\n{text}");
+    }
+    assert!(!text.contains("dirty_ratio"), "{text}");
+    let odd = "[[export]]\nname = \"a \\\"\\\\ \\u007F\"\nfile.path = '5'\n[server]\n'a b' = '007'\nx = '-5'";
+    let text = file(odd).to_string();
+    assert!(text.contains("path = \"5\"") && text.contains("\"a b\" = \"007\""), "{text}");
+    assert!(text.contains("x = -5") && text.contains(r#"name = "a \"\\ \u007F""#), "{text}");
+    assert_eq!(bare(&file(&text).to_string()), bare(&text));
+}
+
+#[test]
+fn a_spec_of_the_command_line_is_an_export_too() {
+    let text = "delay:read=5ms,weight=7,ioprio=idle,cache=none,on-error=retry,of=/a,b";
+    let export = Export::from_words(&format!("n={text}"), true, &Origin::CommandLine).unwrap();
+    let spec = export.plan(None, false).unwrap();
+    let (expected, share) = crate::device::Spec::parse_export(text).unwrap();
+    assert_eq!((spec.spec, spec.share), (expected, share));
+    let written = File { exports: vec![export], ..File::default() }.to_string();
+    assert!(
+        written.contains("weight = 7                               # command line"),
+        "{written}"
+    );
+    assert_eq!(file(&written).plan(None, false).unwrap()[0].share, share);
+    assert!(Export::from_words("mem:sise=1", true, &Origin::CommandLine).is_err());
+}

@@ -1,0 +1,113 @@
+//! A spec in its parts, as words: `delay:read=5ms,of=mem:size=1M` is a layer `delay` around a layer `mem`.
+//!
+//! What a configuration file writes as tables is the same words in another form. Both are read by one parser, so that neither can
+//! say what the other cannot.
+
+use headworks_core::ConfigError;
+
+use super::keys::Keys;
+use super::{KINDS, Spec, split_type};
+
+/// A device or a wrapper as words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// Its type.
+    pub kind: &'static str,
+    /// Keys and their values, in the order of the user.
+    pub words: Vec<(String, String)>,
+}
+
+impl Layer {
+    /// The types there are, and whether each is a wrapper.
+    pub fn kinds() -> impl Iterator<Item = (&'static str, bool)> {
+        KINDS.into_iter().map(|(kind, name)| (name, kind.keys().contains(&"of")))
+    }
+
+    /// The keys of a type, without the one that says what a wrapper wraps.
+    pub fn keys(kind: &str) -> impl Iterator<Item = &'static str> {
+        let known = KINDS.into_iter().find(|(_, name)| *name == kind);
+        let keys: &[&str] = known.map_or(&[], |(kind, _)| kind.keys());
+        keys.iter().copied().filter(|key| *key != "of")
+    }
+
+    /// The words of `layers`, from the outside in, as [`Spec::parse`] reads them.
+    #[must_use]
+    pub fn text(layers: &[Self]) -> String {
+        let each = layers.iter().enumerate().map(|(index, layer)| {
+            let words = layer.words.iter();
+            let mut words: Vec<String> =
+                words.map(|(key, value)| format!("{key}={}", value.replace(',', ",,"))).collect();
+            if index + 1 < layers.len() {
+                words.push("of=".to_owned());
+            }
+            format!("{}:{}", layer.kind, words.join(","))
+        });
+        each.collect()
+    }
+}
+
+impl Spec {
+    /// The layers of a spec without keys of an export, from the outside in.
+    ///
+    /// # Errors
+    /// What is no key=value of its type. Values are not looked at.
+    pub fn layers(text: &str) -> Result<Vec<Layer>, ConfigError> {
+        let mut layers = Vec::new();
+        let mut rest = text.to_owned();
+        loop {
+            let Some((kind, keys)) = split_type(&rest)? else {
+                let words = vec![("path".to_owned(), rest)];
+                layers.push(Layer { kind: "file", words });
+                return Ok(layers);
+            };
+            let (_, name) = KINDS[kind as usize];
+            let mut words = Vec::new();
+            let mut of = None;
+            for (key, value) in Keys::read(name, kind.keys(), keys)?.into_words() {
+                match key {
+                    "of" => of = Some(value),
+                    _ => words.push((key.to_owned(), value)),
+                }
+            }
+            layers.push(Layer { kind: name, words });
+            match of {
+                Some(of) => rest = of,
+                None => return Ok(layers),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_the_same_words_in_another_form() {
+        for (text, again) in [
+            ("disk.img", "file:path=disk.img"),
+            ("/a,b=c", "file:path=/a,,b=c"),
+            ("file:size=1G,path=x,,", "file:size=1G,path=x,,"),
+            ("mem:size=64M", "mem:size=64M"),
+            ("null:", "null:"),
+            ("delay:read=5ms,of=/a,b", "delay:read=5ms,of=file:path=/a,,b"),
+            ("error:of=delay:all=1ms,of=mem:size=1", "error:of=delay:all=1ms,of=mem:size=1"),
+        ] {
+            let layers = Spec::layers(text).unwrap();
+            assert_eq!(Layer::text(&layers), again);
+            assert_eq!(Spec::parse(again), Spec::parse(text), "{text}");
+            assert_eq!(Spec::layers(again), Ok(layers), "{text}");
+        }
+        assert!(Spec::layers("mem:sise=1").is_err());
+    }
+
+    #[test]
+    fn every_type_has_its_place_in_the_table_and_wrappers_are_known() {
+        for (index, (kind, _)) in KINDS.into_iter().enumerate() {
+            assert_eq!(kind as usize, index);
+        }
+        let wrappers = Layer::kinds().filter(|(_, wraps)| *wraps).map(|(name, _)| name);
+        assert_eq!(wrappers.collect::<Vec<_>>(), ["delay", "error"]);
+        assert!(Layer::keys("delay").all(|key| key != "of") && Layer::keys("nul").count() == 0);
+    }
+}

@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# matrix: once
+# A configuration file: served, checked, dumped, overruled, and read again.
+. "$(dirname "$0")/lib.sh"
+
+CONTROL=$DIR/ctl
+FILE=$DIR/main.toml
+mkdir -p "$DIR/main.d"
+uri() { echo "nbd+unix:///$1?socket=$SOCKET"; }
+get() { "$HEADWORKS" ctl "$CONTROL" get "$1" | sed 's/^.* = //'; }
+is() { test "$(get "$1")" = "$2" || { get "$1"; false; }; }
+said() { grep -q -- "$1" "$LOG"; }
+
+cat >"$FILE" <<E
+[server]
+unix = "$SOCKET"
+control = "$CONTROL"
+cache = "16M"
+[server.vm]
+dirty_bytes = "4M"
+[server.queue]
+nr_requests = 99
+[[device]]
+name = "fast"
+[device.queue]
+scheduler = "mq-deadline"
+[device.queue.iosched]
+fifo_batch = 7
+[[export]]
+name = "db"
+device = "fast"
+file = { path = "$IMAGES/db.img", size = "8M" }
+weight = 400
+[[export]]
+name = "logs"
+file = { path = "$IMAGES/logs.img", size = "9M" }
+E
+
+# check: nothing is made, errors have places, words and world have codes of their own.
+summary() { "$HEADWORKS" check "$FILE" | grep -q "^export: db: .*8 MiB, to be made, device fast, weight 400"; }
+check "check says what would be served" summary
+check "and makes nothing" test ! -e "$IMAGES/db.img"
+as_json() {
+    "$HEADWORKS" check --json "$FILE" | "$PYTHON" -c '
+import json, sys
+found = json.load(sys.stdin)
+assert found["devices"][0]["queue"]["scheduler"] == "mq-deadline", found
+assert [export["size"] for export in found["exports"]] == [8 << 20, 9 << 20], found'
+}
+check "check --json is one object" as_json
+wrong() { # CODE TEXT WORDS...
+    local code=$1 words
+    printf '%b' "$2" >"$DIR/wrong.toml"
+    "$HEADWORKS" check "$DIR/wrong.toml" >"$DIR/said" 2>&1
+    [ $? -eq "$code" ] || { cat "$DIR/said"; return 1; }
+    shift 2
+    for words; do grep -qF -- "wrong.toml:$words" "$DIR/said" || { cat "$DIR/said"; return 1; }; done
+}
+check "all that is wrong in the words at once, with 2" wrong 2 \
+    '[server]\ncahce = 1\nport = "x"\n[[export]]\nname = "a"\nmem.sise = 1\n' \
+    "2:1: server has no \`cahce\`; the nearest is \`cache\`" "3:1: port: \`x\`" "6:5: mem has no \`sise\`"
+check "no TOML" wrong 2 '[server\n' "1:8: this is not TOML"
+check "a range, with its line" wrong 2 '[server]\nshards = 65\n[[export]]\nname = ""\nmem.size = "1M"\n' \
+    "2:1: shards: 65 is not within 1..=64"
+check "an image that is not there, with 1" wrong 1 '[[export]]\nname = "a"\nfile.path = "/nowhere/a.img"\n' \
+    "2:8: export a: there is no /nowhere/a.img"
+
+# Served: two queues, each as the file says.
+start() { # ARGUMENTS...
+    : >"$OUT"
+    : >"$LOG"
+    "$HEADWORKS" serve --engine "$ENGINE" "$@" >"$OUT" 2>"$LOG" &
+    SERVER=$!
+    wait_until 20 is_up_or_gone
+    if is_gone "$SERVER"; then
+        wait "$SERVER"
+        STATUS=$?
+        SERVER=0
+        say "not ok" "the server starts: serve $*"
+        quote <"$LOG"
+        exit 1
+    fi
+}
+start -c "$FILE"
+db=$(get exports/db/device) logs=$(get exports/logs/device)
+check "a device with a name is not the filesystem's" test "$db" != "$logs"
+check "its scheduler is the file's" is "$db/queue/scheduler" "none [mq-deadline]"
+check "its fifo_batch too" is "$db/queue/iosched/fifo_batch" 7
+check "the other has what the file says of all" is "$logs/queue/nr_requests" 99
+check "and the default of the rest" is "$logs/queue/scheduler" "[none] mq-deadline"
+check "write-back is the file's" is vm/dirty_bytes $((4 << 20))
+check "the weight is the file's" is exports/db/weight 400
+sizes() { test "$(nbdinfo --size "$(uri db)") $(nbdinfo --size "$(uri logs)")" = "$((8 << 20)) $((9 << 20))"; }
+check "the sizes are the file's" sizes
+
+# A broken file on SIGHUP: a client does not notice.
+pseudo_random 4 config >"$DIR/source"
+check "a client writes" nbdcopy "$DIR/source" "$(uri db)"
+cp "$FILE" "$DIR/good"
+printf '[server]\nunix = 5x\n' >"$FILE"
+kill -HUP "$SERVER"
+check "a broken file is refused with its place" wait_until 10 said "nothing changes: .*main.toml:2:"
+served() { nbdcopy "$(uri db)" "$DIR/found" && cmp -n $((4 << 20)) "$DIR/found" "$DIR/source"; }
+check "what was written is still served" served
+loaded() { test "$(grep -c "configuration is loaded again" "$LOG")" -gt "$1"; }
+reload() {
+    local before
+    before=$(grep -c "configuration is loaded again" "$LOG")
+    kill -HUP "$SERVER"
+    wait_until 10 loaded "$before"
+}
+names() {
+    nbdinfo --list --json "nbd+unix:///?socket=$SOCKET" | "$PYTHON" -c '
+import json, sys
+print(" ".join(sorted(export["export-name"] for export in json.load(sys.stdin)["exports"])))'
+}
+has() { test "$(names)" = "$1" || { names; false; }; }
+
+# A changed file: exports come, go and change; a device that is new has its own queue.
+sed -e 's/weight = 400/weight = 300/' -e '/name = "logs"/,$d' "$DIR/good" | sed '$d' >"$FILE"
+cat >"$DIR/main.d/10.toml" <<E
+[server]
+shards = 2
+[[device]]
+name = "slow"
+queue.nr_requests = 5
+[[export]]
+name = "new"
+device = "slow"
+file = { path = "$IMAGES/new.img", size = "3M" }
+[[export]]
+name = "fourth"
+device = "slow"
+file = { path = "$IMAGES/fourth.img", size = "4M" }
+E
+check "a changed file is loaded" reload
+check "exports come and go" has "db fourth new"
+check "a weight changes" is exports/db/weight 300
+slow=$(get exports/new/device)
+check "a device that is new is a queue of its own" test "$slow" != "$db"
+check "as the file says" is "$slow/queue/nr_requests" 5
+check "which its exports share" is exports/fourth/device "$slow"
+check "what needs a new start is said" said "shards differs now"
+check "what was written is still served" served
+printf '[[export]]\nname = "new"\nmem.size = "1M"\n' >"$DIR/main.d/20.toml"
+check "a file with another image for an export is loaded" reload
+check "the export stays as it is, which is said" said "export new stays as it is: its image and its device differs"
+rm "$DIR/main.d/10.toml" "$DIR/main.d/20.toml"
+cp "$DIR/good" "$FILE"
+check "the first file is loaded again" reload
+check "its exports are back" has "db logs"
+stop_server
+
+# Who wins.
+export HEADWORKS_CACHE=24M HEADWORKS_NR_REQUESTS=88 HEADWORKS_SET="vm/dirty_bytes=5M iosched/fifo_batch=5"
+start -c "$FILE" --cache 32M --set iosched/fifo_batch=3 extra=mem:size=1M
+check "the command line wins over all" grep -q '^cache: 32 MiB' "$OUT"
+check "even over a device's own" is "$db/queue/iosched/fifo_batch" 3
+check "the environment wins over the file" is "$logs/queue/nr_requests" 88
+check "in write-back, too" is vm/dirty_bytes $((5 << 20))
+check "an export of the command line is added" nbdinfo --size "$(uri extra)"
+stop_server
+
+# A dump, and what it serves.
+bare() { sed 's/ *# .*//' "$1"; }
+dump() { "$HEADWORKS" serve "$@" --dump-config; }
+dump -c "$FILE" --read-only extra=mem:size=1M >"$DIR/dump.toml"
+for line in '^cache = "24M" *# environment' '^read-only = true *# command line' '^unix = .*# file .*main.toml:2' \
+    '^requests = 128 *# default'; do
+    check "a dump says ${line##*# }" grep -q "$line" "$DIR/dump.toml"
+done
+unset HEADWORKS_CACHE HEADWORKS_NR_REQUESTS HEADWORKS_SET
+check "check accepts it" "$HEADWORKS" check "$DIR/dump.toml"
+dump -c "$DIR/dump.toml" >"$DIR/again.toml"
+same() { test -s "$1" && diff <(bare "$1") <(bare "$2"); }
+check "its dump is the same" same "$DIR/dump.toml" "$DIR/again.toml"
+start -c "$DIR/dump.toml"
+check "a server from it has its cache" grep -q '^cache: 24 MiB' "$OUT"
+check "and its queues" is "$db/queue/nr_requests" 88
+check "and is read-only" nbdinfo --is read-only "$(uri extra)"
+stop_server
