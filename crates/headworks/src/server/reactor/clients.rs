@@ -1,7 +1,8 @@
 //! The reactor's clients: who is tried, who waits for what, who comes and goes.
 //!
 //! A connection is *hot* (tried every turn), or watched by the engine, or held: by its own bound until one of its replies is
-//! sent, or in the line for a buffer. Whoever is neither hot nor watched is brought back by `send`.
+//! sent, or in the line for a buffer. Whoever is neither hot nor watched is brought back by `send`. A socket that is full is
+//! watched for room in any case.
 //!
 //! ```text
 //!            nothing for a while                     readiness
@@ -264,9 +265,9 @@ impl Reactor {
                 }
                 Ok(Sent::Full) => {
                     standing.blocked = true;
-                    if !standing.hot {
-                        self.watch(slot);
-                    }
+                    // Hot or not: beside a client that keeps the shard busy a hot connection is not watched for long, and
+                    // whoever waits for the rest of a reply says nothing that would bring it back.
+                    self.watch(slot);
                 }
                 Err(error) => {
                     debug!(%error, "sending failed");
@@ -325,7 +326,8 @@ impl Reactor {
         let Some(fd) = connection.socket() else {
             return;
         };
-        let reads = standing.hold == Hold::No && connection.reads();
+        // Who is hot is read from every turn anyway.
+        let reads = standing.hold == Hold::No && connection.reads() && !standing.hot;
         let interest = match (reads, standing.blocked) {
             (true, false) => Interest::Read,
             (true, true) => Interest::ReadWrite,
