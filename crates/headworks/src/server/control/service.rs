@@ -29,8 +29,6 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// A switch ends when the commands in flight have ended or were given up, and this much later at most.
 const SWITCH_MARGIN: Duration = Duration::from_secs(5);
 
-/// How often whoever looks begins again when exports came or went meanwhile.
-const RETRIES: u32 = 4;
 mod seeing;
 
 /// Ways to write a class, for errors.
@@ -107,20 +105,6 @@ impl Service {
     /// # Errors
     /// What the client is told.
     pub fn call(&self, method: &str, params: &Params) -> Answer {
-        let only_looks = matches!(method, "get" | "stats" | "diskstats" | "exports");
-        for _ in 0..RETRIES {
-            let tree = self.tree();
-            let answer = self.call_once(method, params);
-            // Whom it asked may have gone while it asked.
-            let changed = !Arc::ptr_eq(&tree, &self.tree());
-            if answer.is_ok() || !only_looks || !changed {
-                return answer;
-            }
-        }
-        self.call_once(method, params)
-    }
-
-    fn call_once(&self, method: &str, params: &Params) -> Answer {
         let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
         {
             None => Ok(()),
@@ -416,9 +400,7 @@ impl Service {
         for entry in &tree.exports {
             let volume = entry.volume;
             let report = self.ask(tree.owner(entry), |answer| Question::Volume { volume, answer });
-            let Some(report) = self.if_there(report, |tree| tree.entry(entry.id).is_some())? else {
-                continue;
-            };
+            let Some(report) = self.if_there(&tree, report)? else { continue };
             let report: VolumeReport = report;
             let device = reports.iter().find(|(device, _)| *device == entry.device);
             let Some((_, DeviceReport { options, .. })) = device else { continue };
@@ -499,17 +481,13 @@ impl Service {
         tree: &Tree,
         device: DeviceId,
     ) -> Result<Option<DeviceReport>, Fault> {
-        self.if_there(self.device(tree, device), |tree| tree.device(device).is_some())
+        self.if_there(tree, self.device(tree, device))
     }
 
-    /// What is gone does not answer. It is out of the tree before a shard forgets it.
-    fn if_there<T>(
-        &self,
-        answer: Result<T, Fault>,
-        there: impl Fn(&Tree) -> bool,
-    ) -> Result<Option<T>, Fault> {
+    /// What is gone does not answer, and it is out of the tree before a shard forgets it.
+    fn if_there<T>(&self, tree: &Tree, answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
         match answer {
-            Err(_) if !there(&self.tree()) => Ok(None),
+            Err(_) if !std::ptr::eq(tree, Arc::as_ptr(&self.tree())) => Ok(None),
             answer => answer.map(Some),
         }
     }

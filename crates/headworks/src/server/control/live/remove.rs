@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::order::{ExportReport, Order, Remains};
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, lock, text};
-use super::super::tree::ExportEntry;
+use super::super::tree::{ExportEntry, Tree};
 use super::{Draining, PAUSE, close, refused};
 use crate::server::estate::Estate;
 
@@ -152,9 +152,9 @@ impl Service {
         let ExportEntry { volume, device, home, .. } = *entry;
         let owner = estate.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
         let order = || Order::RemoveVolume { volume, device };
-        let first = self.insist(home, order, Some(QUIET))?.map_err(|error| refused(&error))?;
-        // From here on its requests are answered with an error: there is no way back.
         let shares_device = estate.shares_device(volume);
+        // Who looks must not find what a shard may have forgotten.
+        let before = self.tree();
         self.change_tree(|tree| {
             tree.exports.retain(|other| other.id != entry.id);
             if let Some(known) = tree.devices.iter_mut().find(|known| known.id == device) {
@@ -162,6 +162,14 @@ impl Service {
             }
             tree.devices.retain(|known| known.id != device || shares_device);
         });
+        let first = match self.insist(home, order, Some(QUIET))? {
+            // From here on its requests are answered with an error: there is no way back.
+            Ok(first) => first,
+            Err(error) => {
+                self.change_tree(|tree| *tree = Tree::clone(&before));
+                return Err(refused(&error));
+            }
+        };
         let mut remains = vec![first];
         let others = self.all_from(owner).into_iter().filter(|shard| *shard != home);
         for shard in others {
