@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use headworks::config::{Origin, dirty_options};
 use headworks::core::QueueOptions;
+use headworks::server::ServerOptions;
 
 use super::super::{Settled, plan};
 use super::{Wrong, settle};
@@ -210,7 +211,7 @@ fn a_dump_is_served_as_what_it_was_dumped_from() {
         let again = told(&format!("-c {}", folder.file()), &[]).unwrap();
         let replanned = plan(&again).unwrap();
         assert_eq!(bare(&again.config.clone().with_defaults().to_string()), bare(&dump), "{words}");
-        assert_eq!(format!("{:?}", replanned.1), format!("{:?}", planned.1), "{words}");
+        assert_eq!(server(&replanned.1), server(&planned.1), "{words}");
         for (again, first) in replanned.0.iter().zip(&planned.0) {
             assert_eq!((&again.name, &again.spec), (&first.name, &first.spec), "{words}");
             assert_eq!((again.share, again.read_only), (first.share, first.read_only), "{words}");
@@ -220,6 +221,11 @@ fn a_dump_is_served_as_what_it_was_dumped_from() {
         again.config.apply_queue(None, &mut queues[1]).unwrap();
         assert_eq!(queues[0], queues[1], "{words}");
     }
+}
+
+/// A file can be read again, so its server is live; queues are compared by what they come to.
+fn server(options: &ServerOptions) -> String {
+    format!("{:?}", ServerOptions { live: true, queue: Vec::new(), ..options.clone() })
 }
 
 fn settled_queue(words: &str, queue: &mut QueueOptions) {
