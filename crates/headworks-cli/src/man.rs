@@ -194,7 +194,8 @@ mod tests {
         assert_eq!(commands.len(), all().len());
         for (command, _) in commands {
             let text = text(&format!("{}.1", page_name(command)));
-            for long in command.get_arguments().filter_map(|argument| argument.get_long()) {
+            let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
+            for long in shown.filter_map(|argument| argument.get_long()) {
                 let shown = format!("\\-\\-{}", long.replace('-', "\\-"));
                 assert!(text.contains(&shown), "{}: no --{long}", command.get_name());
             }

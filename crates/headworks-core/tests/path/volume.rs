@@ -9,7 +9,7 @@ fn what_cannot_be_is_answered_and_never_sent() {
     for (bio, answer) in [
         ("R1g+4k", "1:invalid"),
         ("W1g+4k", "1:nospace"),
-        ("D1g+4k", "1:nospace"),
+        ("D1g+4k", "1:invalid"),
         ("R1048572k+8k", "1:invalid"),
         ("R100+4k", "1:invalid"),
         ("W0+100", "1:invalid"),
