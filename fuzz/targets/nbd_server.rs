@@ -66,6 +66,10 @@ fn shake_hands(story: &mut Story, stream: &[u8], piece: usize) -> usize {
                 story.ready = Some((export, terms));
                 return at;
             }
+            Outcome::Encrypt => {
+                story.end = Some("a client hello comes".into());
+                return at;
+            }
             Outcome::Closed => {
                 story.end = Some("goodbye".into());
                 return at;
