@@ -30,6 +30,11 @@ try() { # MODE KEYS SERVER OPTIONS...
     dd if=/dev/zero of="$SMALL/filler" bs=1M count=4 status=none conv=fsync
     serve --control "$CONTROL" "$@" "a=file:path=$SMALL/a.img,size=64M$keys" "b=file:path=$IMAGES/b.img,size=16M"
     script full_disk.py "$mode" "$(at a)" "$(at b)" "$CONTROL" "$SMALL/filler" "$SMALL/a.img"
+    case $mode in writeback | retry)
+        check "$mode: the log says once what cannot be written out" test "$(grep -c 'export a: .* could not be written out' "$LOG")" = 1
+        check "$mode: and that it could be" wait_until 10 grep -q 'export a: nothing is left that could not be written out' "$LOG"
+        ;;
+    esac
     stop_server
 }
 all_modes() { # KEYS

@@ -74,6 +74,9 @@ fn announcement(running: &Running) -> String {
     if let Some(first) = running.exports.first() {
         text += &format!("try: nbdinfo '{}'\n", first.uri);
     }
+    if let (Some(_), Some(port)) = (&running.unix, running.port) {
+        text += &format!("tcp: port {port}, the same exports\n");
+    }
     if let Some(address) = running.server.metrics() {
         text += &format!("metrics: http://{address}/metrics\n");
     }

@@ -31,11 +31,11 @@ pub struct Options {
 pub fn run(options: &Options) -> ExitCode {
     let settled = match Told::by_file(&options.file).settle() {
         Ok(settled) => settled,
-        Err(wrong) => return refuse(&wrong),
+        Err(wrong) => return refuse_as(options, &wrong),
     };
     let (specs, _) = match plan(&settled) {
         Ok(planned) => planned,
-        Err(problems) => return refuse(&Wrong::Words(problems)),
+        Err(problems) => return refuse_as(options, &Wrong::Words(problems)),
     };
     let both = settled.config.exports.iter().zip(&specs);
     let missing: Vec<String> = places(&settled)
@@ -44,6 +44,7 @@ pub fn run(options: &Options) -> ExitCode {
         .collect();
     if !missing.is_empty() {
         missing.iter().for_each(complain);
+        tell_problems(options, &missing);
         return ExitCode::FAILURE;
     }
     let summary = summary(&settled, &specs);
@@ -54,6 +55,25 @@ pub fn run(options: &Options) -> ExitCode {
     // Nobody may be reading.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
+}
+
+/// Says what is wrong to people, and to the program that asked.
+fn refuse_as(options: &Options, wrong: &Wrong) -> ExitCode {
+    let said = match wrong {
+        Wrong::Usage(error) => error.to_string(),
+        Wrong::Words(problems) => problems.to_string(),
+        Wrong::World(error) => error.to_string(),
+    };
+    let lines: Vec<String> = said.lines().map(str::to_owned).collect();
+    tell_problems(options, &lines);
+    refuse(wrong)
+}
+
+fn tell_problems(options: &Options, problems: &[String]) {
+    if options.json {
+        // Nobody may be reading.
+        let _ = writeln!(std::io::stdout(), "{}", json!({ "problems": problems }));
+    }
 }
 
 /// What is in the way of sockets and files that are made at the start.

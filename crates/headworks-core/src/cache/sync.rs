@@ -15,6 +15,7 @@ use super::folio::{Folio, block};
 use super::operation::{Doing, Operation, Park};
 use super::{Cache, TimerKind, Turn};
 use crate::bio::{Bio, VolumeId};
+use crate::cache::folio::BLOCK;
 use crate::error::{IoError, Status};
 use crate::queue::list::Fifo;
 use crate::slab::NIL;
@@ -268,6 +269,13 @@ impl Cache {
         self.volume(volume).backoff_ns = 0;
         self.volume(volume).errors.acknowledge();
         self.advance(volume);
+    }
+
+    /// Bytes of a volume that are held, and why the last write-out failed.
+    pub fn held(&self, volume: VolumeId) -> Option<(u64, IoError)> {
+        let entry = self.volumes.get(usize::from(volume.0))?;
+        let bytes = u64::from(entry.held) * u64::from(BLOCK);
+        (bytes > 0).then_some((bytes, entry.last_error))
     }
 
     /// What is held of a volume: (offset, length, error), neighbours joined where they lie in one folio.

@@ -165,6 +165,14 @@ impl Shard {
         }
     }
 
+    /// Bytes of a volume whose write-out failed and that are held, and why it failed last; none if there are none. Only at its
+    /// home.
+    #[must_use]
+    pub fn held(&self, volume: VolumeId) -> Option<(u64, IoError)> {
+        self.volume(volume)?;
+        self.cache.as_ref()?.held(volume)
+    }
+
     /// Parts of a volume whose write-out failed and that are held: offset, bytes, error. Only at its home.
     pub fn failed_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
         if let Some(cache) = &self.cache

@@ -110,6 +110,15 @@ impl Exports {
         self.list();
     }
 
+    /// A volume as users know it: by the exports that it is served as.
+    pub fn name_of(&self, volume: VolumeId) -> String {
+        let own = self.all().filter(|export| export.door.volume == volume);
+        let names: Vec<&str> = own
+            .map(|export| if export.info.name.is_empty() { "(default)" } else { &export.info.name })
+            .collect();
+        format!("export {}", names.join(", "))
+    }
+
     /// Those that are not gone.
     pub fn all(&self) -> impl Iterator<Item = &ServedExport> {
         self.places.iter().flatten().map(|place| &place.export)

@@ -15,6 +15,7 @@
 mod answers;
 mod clients;
 mod exports;
+mod held;
 mod line;
 mod live;
 mod seeing;
@@ -41,6 +42,7 @@ use crate::server::{Clock, WatchedFile, statistics};
 use crate::tls::Offer;
 use exports::Exports;
 pub use exports::ServedExport;
+use held::HeldLog;
 use line::Line;
 
 /// Tokens of listeners start here; below are connections' slots.
@@ -139,6 +141,7 @@ pub struct Reactor {
     hot: Vec<u32>,
     /// Connections that wait for a buffer.
     line: Line,
+    held: HeldLog,
     polling: Polling,
     life: Life,
     /// Flushes of our own so far: their names.
@@ -178,6 +181,7 @@ impl Reactor {
             standings: vec![Standing::default(); places],
             hot: Vec::with_capacity(places),
             line: Line::new(places, parts.exports.iter().map(|export| export.weight)),
+            held: HeldLog::default(),
             polling: Polling::new(parts.poll_ns),
             life: Life::Running,
             own_flushes: 0,
@@ -468,6 +472,8 @@ impl Reactor {
                 self.end(slot, &End::Fault(complaint));
             }
         }
+        self.held
+            .look(&self.parts.shard, &self.parts.volumes, |volume| self.exports.name_of(volume));
         self.trim_when_idle();
         if std::mem::take(&mut self.resting) {
             (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
