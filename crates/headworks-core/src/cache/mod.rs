@@ -171,8 +171,9 @@ pub(crate) struct Cache {
     periodic_at: Option<Instant>,
     /// For a pass that a writer makes for itself.
     scratch: Vec<u32>,
-    /// What each connection has heard of its volume's errors, by writer: (connection, errors heard of).
-    heard: Vec<(u32, u32)>,
+    /// What each connection has heard of its volume's errors, by writer: who of which volume, errors heard of. (A server's own
+    /// flushes are one connection for all volumes.)
+    heard: Vec<(Option<(u32, VolumeId)>, u32)>,
     /// Something may follow from what happened since the last [`Cache::run`]: not so while bios only hit.
     stirred: bool,
     stats: CacheStats,
@@ -212,7 +213,7 @@ impl Cache {
             timer_base,
             periodic_at: None,
             scratch: Vec::with_capacity(options.units.min(1 << 14) as usize),
-            heard: vec![(NIL, 0); options.writers_max as usize + 1],
+            heard: vec![(None, 0); options.writers_max as usize + 1],
             stirred: true,
             stats: CacheStats::default(),
             defect: CacheDefect::None,

@@ -297,3 +297,32 @@ fn a_block_that_was_the_last_in_part_is_read_again() {
     );
     desk.settle(Ok(()));
 }
+
+/// A server writes out its volumes in one connection's name: what the clients of one have heard of is no error of the drain of
+/// another, nor of the first.
+#[test]
+fn one_connection_that_flushes_many_volumes_hears_of_no_old_errors() {
+    const OWN: u32 = u32::MAX;
+    let mut desk = desk(|_| {});
+    desk.join(ONE, 0, 64 * MIB);
+    let flush = |desk: &mut Desk, volume, connection, status| {
+        let flush = desk.send_to(volume, connection, Op::Flush, 0, 0);
+        desk.settle(status);
+        desk.answer(flush)
+    };
+    for volume in [0, 1] {
+        let client = u32::from(volume) + 1;
+        // The second more often than the first.
+        for _ in 0..client {
+            desk.send_to(volume, client, Op::Write, 0, BLOCK);
+            assert_eq!(flush(&mut desk, volume, client, FAILS), Some(FAILS));
+            assert_eq!(flush(&mut desk, volume, client, Ok(())), Some(Ok(())));
+        }
+        assert_eq!(flush(&mut desk, volume, OWN, Ok(())), Some(Ok(())), "volume {volume}");
+    }
+    // One that nobody has heard of is one.
+    desk.send_to(1, 2, Op::Write, 0, BLOCK);
+    desk.wait_served(60 * SEC, FAILS);
+    assert_eq!(flush(&mut desk, 0, OWN, Ok(())), Some(Ok(())));
+    assert_eq!(flush(&mut desk, 1, OWN, Ok(())), Some(FAILS));
+}
