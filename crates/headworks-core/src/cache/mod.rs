@@ -150,6 +150,8 @@ pub(crate) struct Cache {
     groups: Groups,
     shadows: Shadows,
     newer: Newer,
+    /// Where the next look for folios of a volume that leaves begins.
+    leaving: u32,
     volumes: Vec<CachedVolume>,
     devices: Vec<Caching>,
     flushers: Vec<Flusher>,
@@ -198,6 +200,7 @@ impl Cache {
             groups: Groups::new(options.units, config.volumes_max()),
             shadows,
             newer: Newer::new(options.units),
+            leaving: 0,
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
             devices: (0..devices).map(caching).collect(),
