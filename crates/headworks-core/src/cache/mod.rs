@@ -340,8 +340,7 @@ impl Cache {
             return Park::Range(other);
         }
         if slot != NIL && self.is_cut_off(op) {
-            let error = if op.bio.op.is_write() { IoError::NoSpace } else { IoError::Invalid };
-            return self.finish(turn, op, Err(error));
+            return self.finish(turn, op, Err(crate::volume::beyond(op.bio.op)));
         }
         match op.doing {
             Doing::Read => self.step_read(turn, op),
