@@ -45,13 +45,13 @@ struct Place {
 /// Owns vacant devices, and is the home of vacant volumes.
 const NOBODY: ShardId = ShardId(u16::MAX);
 
-/// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
-/// later one, so a device is sent at most what it holds, and each of those may time out.
 /// Bios in a shard at once: its clients', and those of the caches of all shards, which may all send to a device of this one.
 fn bios_of(config: &ShardConfig) -> u32 {
     config.bios_max + config.cache.bios() * u32::from(config.shards)
 }
 
+/// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
+/// later one, so a device is sent at most what it holds, and each of those may time out.
 fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) {
     let bios = bios_of(config) as usize;
     let (mut list, mut segments) = (2 * bios + volumes_max + 256, 0);
