@@ -424,12 +424,16 @@ impl Shard {
                 }
             }
             Message::Limits { device, nr_requests, max_sectors_kb } => {
-                if let Some((remote, _)) = self.remote(device) {
+                if self.is_owned_by(device, from)
+                    && let Some((remote, _)) = self.remote(device)
+                {
                     remote.on_limits(nr_requests, max_sectors_kb);
                 }
             }
             Message::Caching { device, read_ahead_kb, max_folio_order } => {
-                if let Some(cache) = &mut self.cache {
+                if self.is_owned_by(device, from)
+                    && let Some(cache) = &mut self.cache
+                {
                     let caching = Caching { read_ahead_kb, max_folio_order };
                     cache.set_caching(usize::from(device.0), caching);
                 }
@@ -580,6 +584,12 @@ impl Shard {
             }
             _ => None,
         }
+    }
+
+    /// Who owned what was in the device's place before has no say in it.
+    fn is_owned_by(&self, device: DeviceId, shard: ShardId) -> bool {
+        let way = self.ways.get(usize::from(device.0));
+        matches!(way, Some(Way::Other(remote)) if remote.owner() == shard)
     }
 
     /// A volume, if there is one of that name.

@@ -13,7 +13,7 @@
 //! Shards hear of a change at different times. A bio for what is vacant is answered `Invalid`, from a client or from another
 //! shard; other messages for it say nothing. What one shard had said of the place before cannot reach who uses it anew: a volume
 //! leaves its home when all its bios have come back, a lessee its device when no tag or grant is out, and options that were on
-//! their way are followed by the new ones.
+//! their way are followed by the new ones, or are not the owner's.
 //!
 //! Invariant: what was sized at the start is never outgrown. Tags are what it was sized for, so they are counted: every shard
 //! takes those of all devices from the same stock, and so all shards agree.
