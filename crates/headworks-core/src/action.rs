@@ -170,7 +170,7 @@ pub enum Action {
 }
 
 // A list of hundreds is written and read for each turn.
-const _: () = assert!(size_of::<Action>() <= 56);
+const _: () = assert!(size_of::<Action>() <= 48);
 
 /// The list of a batch and the segments its submits point at.
 #[derive(Debug, Default)]

@@ -59,6 +59,10 @@ impl RemoteQueue {
         self.line.is_empty() && self.lease.used() == 0
     }
 
+    pub fn owner(&self) -> ShardId {
+        self.owner
+    }
+
     /// Nobody would miss it: it is quiet, and the owner has all its tags.
     pub fn may_leave(&self) -> bool {
         self.is_quiet() && self.lease.is_over()

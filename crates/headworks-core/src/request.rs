@@ -251,3 +251,6 @@ pub struct BioSlot {
     /// What it waited for so far.
     pub spent: Spent,
 }
+
+// One line of the CPU's cache.
+const _: () = assert!(size_of::<BioSlot>() <= 64);

@@ -45,13 +45,13 @@ struct Place {
 /// Owns vacant devices, and is the home of vacant volumes.
 const NOBODY: ShardId = ShardId(u16::MAX);
 
-/// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
-/// later one, so a device is sent at most what it holds, and each of those may time out.
 /// Bios in a shard at once: its clients', and those of the caches of all shards, which may all send to a device of this one.
 fn bios_of(config: &ShardConfig) -> u32 {
     config.bios_max + config.cache.bios() * u32::from(config.shards)
 }
 
+/// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
+/// later one, so a device is sent at most what it holds, and each of those may time out.
 fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) {
     let bios = bios_of(config) as usize;
     let (mut list, mut segments) = (2 * bios + volumes_max + 256, 0);
@@ -424,12 +424,16 @@ impl Shard {
                 }
             }
             Message::Limits { device, nr_requests, max_sectors_kb } => {
-                if let Some((remote, _)) = self.remote(device) {
+                if self.is_owned_by(device, from)
+                    && let Some((remote, _)) = self.remote(device)
+                {
                     remote.on_limits(nr_requests, max_sectors_kb);
                 }
             }
             Message::Caching { device, read_ahead_kb, max_folio_order } => {
-                if let Some(cache) = &mut self.cache {
+                if self.is_owned_by(device, from)
+                    && let Some(cache) = &mut self.cache
+                {
                     let caching = Caching { read_ahead_kb, max_folio_order };
                     cache.set_caching(usize::from(device.0), caching);
                 }
@@ -580,6 +584,12 @@ impl Shard {
             }
             _ => None,
         }
+    }
+
+    /// Who owned what was in the device's place before has no say in it.
+    fn is_owned_by(&self, device: DeviceId, shard: ShardId) -> bool {
+        let way = self.ways.get(usize::from(device.0));
+        matches!(way, Some(Way::Other(remote)) if remote.owner() == shard)
     }
 
     /// A volume, if there is one of that name.

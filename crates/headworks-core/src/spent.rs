@@ -10,7 +10,7 @@
 //! Invariant: nothing is counted twice. A wait for another bio's end (a fill, a write-out) is told apart from its end on: first
 //! what that bio was in the device, then the elevator, and so on back; what is left was the cache's own.
 
-use crate::stats::{Stage, bucket_of, upper_end};
+use crate::stats::{BUCKETS, Stage, bucket_of, upper_end};
 use crate::time::Instant;
 
 /// What a client's bio waits for.
@@ -87,8 +87,10 @@ impl Spent {
 
     /// What that word stands for.
     #[must_use]
-    pub const fn from_word(word: u64) -> Self {
-        Self(word & 0xffff_ffff_ffff)
+    pub fn from_word(word: u64) -> Self {
+        // A damaged record may say anything.
+        let bucket = |wait| (word >> (8 * wait as u32) & 0xff).min(BUCKETS as u64 - 1);
+        Self(Wait::ALL.into_iter().fold(0, |all, wait| all | bucket(wait) << (8 * wait as u32)))
     }
 
     /// The waits of a request that ends now.
@@ -186,6 +188,8 @@ mod tests {
             assert_eq!(spent.bucket(wait), bucket_of(1 << (10 + 4 * index)));
         }
         assert_eq!(Spent::from_word(spent.word()), spent);
+        let most = Spent::from_word(u64::MAX);
+        assert_eq!(most.and(most).bucket(Wait::Device), BUCKETS - 1, "a word that nobody wrote");
         assert!(Spent::NONE.is_none() && !spent.is_none());
         assert_eq!(Spent::NONE.plus(Wait::Device, u64::MAX).bucket(Wait::Device), 163);
     }

@@ -24,9 +24,7 @@ pub(crate) fn check(
     }
     let end = bio.offset.checked_add(u64::from(bio.len));
     if end.is_none_or(|end| end > options.size) {
-        // As NBD has it: who brings something finds no space for it, who takes something away is wrong as a reader is.
-        let brings = matches!(bio.op, Op::Write | Op::WriteZeroes);
-        return Some(Err(if brings { IoError::NoSpace } else { IoError::Invalid }));
+        return Some(Err(beyond(bio.op)));
     }
     let misaligned = (bio.offset | u64::from(bio.len)) & (u64::from(block_size) - 1) != 0;
     match bio.op {
@@ -35,6 +33,12 @@ pub(crate) fn check(
         _ if misaligned || bio.len == 0 => Some(Err(IoError::Invalid)),
         _ => None,
     }
+}
+
+/// The answer to what ends beyond the volume. As NBD has it: who brings something finds no space for it, who takes something away
+/// is wrong as a reader is.
+pub(crate) fn beyond(op: Op) -> IoError {
+    if matches!(op, Op::Write | Op::WriteZeroes) { IoError::NoSpace } else { IoError::Invalid }
 }
 
 fn trim(bio: &mut Bio, granularity: u32) -> Option<Status> {

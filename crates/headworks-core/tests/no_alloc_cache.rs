@@ -293,6 +293,8 @@ fn discards_zeroes_and_what_goes_past_the_cache() {
             for op in [Op::Discard, Op::WriteZeroes] {
                 desk.batch(Op::Write, NONE, 32, 64 * KIB, 32 * KIB);
                 desk.batch(op, NONE, 16, 64 * KIB, 60 * KIB);
+                // Some wait for a range, some are told here, some by the device.
+                desk.batch(Op::BlockStatus, NONE, 32, 64 * KIB, 64 * KIB);
                 desk.batch(Op::Read, NONE, 32, 64 * KIB, 8 * KIB);
                 desk.run_out(Ok(()));
             }

@@ -13,6 +13,11 @@ use crate::options::{CacheOptions, VolumeConfig};
 use crate::queue::list::Fifo;
 use crate::slab::NIL;
 
+/// Folios that are forgotten in one turn: 2 ms. Half a second goes by where millions are, and nobody else would be served.
+const FORGET_MAX: u32 = 8192;
+/// Units that are looked at for them.
+const LOOK_MAX: u32 = 1 << 17;
+
 impl Cache {
     /// A device takes a vacant place.
     pub fn add_device(&mut self, device: DeviceId, caching: Caching) {
@@ -64,24 +69,37 @@ impl Cache {
         waits.then_some("requests of the volume are on their way")
     }
 
-    /// A volume leaves of which nothing is dirty or on its way: its folios are free, and nothing is remembered of it.
-    pub fn remove_volume(&mut self, volume: VolumeId) {
-        let mut unit = if self.defect == CacheDefect::FoliosStay { self.folios.units() } else { 0 };
-        while unit < self.folios.units() {
-            let folio = self.folios[unit];
-            if !folio.is(Folio::PRESENT) {
-                unit += 1;
-                continue;
+    /// Forgets what is cached of a volume of which nothing is dirty or on its way, so much in one turn; true when nothing is left.
+    pub fn forget_some(&mut self, volume: VolumeId) -> bool {
+        if self.defect == CacheDefect::FoliosStay {
+            return true;
+        }
+        let (units, place) = (self.folios.units(), usize::from(volume.0));
+        let left = self.volumes[place].folios;
+        let enough = left.saturating_sub(FORGET_MAX);
+        let mut looked = 0;
+        while self.volumes[place].folios > enough && looked < LOOK_MAX {
+            if self.leaving >= units {
+                self.leaving = 0;
             }
-            if folio.key.volume() == volume {
+            let (unit, folio) = (self.leaving, self.folios[self.leaving]);
+            let present = folio.is(Folio::PRESENT);
+            let passed = if present { folio.blocks() } else { 1 };
+            if present && folio.key.volume() == volume {
                 assert!(folio.is_idle() && folio.waiters == NIL, "nothing of it is on its way");
                 self.forget_folio(unit);
             }
-            unit += folio.blocks();
+            self.leaving += passed;
+            looked += passed;
         }
-        self.ahead.forget_volume(volume);
-        self.volumes[usize::from(volume.0)].replace(CachedVolume::vacant());
         // Frames fell free.
         self.stirred = true;
+        self.volumes[place].folios == 0
+    }
+
+    /// A volume leaves of which nothing is cached: nothing is remembered of it, but that some blocks were evicted.
+    pub fn remove_volume(&mut self, volume: VolumeId) {
+        self.ahead.forget_volume(volume);
+        self.volumes[usize::from(volume.0)].replace(CachedVolume::vacant());
     }
 }

@@ -14,6 +14,7 @@ use crate::slab::NIL;
 struct Counted {
     unclean: u32,
     held: u32,
+    folios: u32,
 }
 
 impl Cache {
@@ -52,6 +53,7 @@ impl Cache {
             let count =
                 |bits: u8| states.iter().filter(|&state| state & bits == bits).count() as u32;
             let entry = &mut counted[usize::from(folio.key.volume().0)];
+            entry.folios += 1;
             entry.unclean += u32::from(folio.dirty) + u32::from(folio.writeback);
             newer.add(folio.key, u32::from(folio.dirty) + u32::from(folio.writeback));
             entry.held += count(block::FAILED);
@@ -62,6 +64,7 @@ impl Cache {
         let volume_of = |volume: &super::volume::CachedVolume| Counted {
             unclean: volume.unclean,
             held: volume.held,
+            folios: volume.folios,
         };
         assert_eq!(self.volumes.iter().map(volume_of).collect::<Vec<_>>(), counted);
         assert!(newer.counts() == self.newer.counts(), "what is newer is counted where it lies");

@@ -5,15 +5,15 @@
 //! is on the device but perhaps not durable: then a flush of the device follows, for FUA.
 
 use super::flusher::Why;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::folio::{BLOCK, BLOCK_SHIFT, Folio, Key, ORDER_MAX, block};
 use super::operation::{Doing, Operation, Park};
 use super::writeout::Sent;
 use super::{Cache, Down, Turn};
-use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, Op};
 use crate::error::IoError;
 use crate::options::WriteMode;
 
-/// Blocks that are looked up in one turn: 0.5 ms.
+/// Blocks (or 2 MiB of which none is newer than the device's) that are looked up in one turn: 0.5 ms.
 const LOOK_MAX: u32 = 16_384;
 
 impl Cache {
@@ -48,14 +48,20 @@ impl Cache {
         let first = op.bio.offset >> BLOCK_SHIFT;
         let end = op.bio.end().div_ceil(u64::from(BLOCK));
         // `asked` counts blocks that are dealt with.
-        let enough = op.asked.saturating_add(LOOK_MAX);
+        let mut looks = 0;
         while first + u64::from(op.asked) < end {
-            let at = first + u64::from(op.asked);
-            if op.asked >= enough {
-                let next = self.next_unclean(volume, at, end);
-                op.wants_flush |= next > at;
-                op.asked += (next - at) as u32;
+            if looks >= LOOK_MAX {
                 return Some(Park::Turn);
+            }
+            looks += 1;
+            let at = first + u64::from(op.asked);
+            // Nearly all of a terabyte that is zeroed is not cached.
+            let around = Key::new(volume, at, ORDER_MAX);
+            if !self.newer.any(around) {
+                let next = (around.block() + (1 << ORDER_MAX)).min(end);
+                op.wants_flush = true;
+                op.asked += (next - at) as u32;
+                continue;
             }
             let Some(unit) = self.index.find(&self.folios, volume, at) else {
                 op.wants_flush = true;
@@ -90,23 +96,6 @@ impl Cache {
             op.asked += run;
         }
         (op.pending > 0).then_some(Park::Own)
-    }
-
-    /// The next block from `at` on that may be dirty or on its way; `at` itself where a look at every folio would take longer
-    /// than a look at every block. Nearly all of a terabyte that is zeroed is not cached.
-    fn next_unclean(&self, volume: VolumeId, at: u64, end: u64) -> u64 {
-        if end - at <= u64::from(self.folios.units()) {
-            return at;
-        }
-        let folios = (0..self.folios.units()).map(|unit| &self.folios[unit]);
-        let unclean = folios.filter(|folio| {
-            folio.is(Folio::PRESENT)
-                && folio.key.volume() == volume
-                && (folio.dirty > 0 || folio.writeback > 0)
-                && folio.key.block() + u64::from(folio.blocks()) > at
-        });
-        let next = unclean.map(|folio| folio.key.block().max(at)).min();
-        next.map_or(end, |next| next.min(end))
     }
 
     /// Hands a bio of the client to the device, in the operation's name.

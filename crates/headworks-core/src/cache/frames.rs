@@ -40,6 +40,7 @@ impl Cache {
         };
         self.folios.begin(unit, Key::new(volume, block, order), order);
         self.index.insert(&self.folios, unit);
+        self.volume(volume).folios += 1;
         self.reclaim.insert(&mut self.folios, unit);
         Some(unit)
     }
@@ -118,8 +119,9 @@ impl Cache {
 
     /// A folio ends: it is in no list and nothing of it is needed.
     fn unmake(&mut self, unit: u32) {
-        let order = self.folios[unit].order;
+        let Folio { order, key, .. } = self.folios[unit];
         self.index.remove(&self.folios, unit);
+        self.volume(key.volume()).folios -= 1;
         self.folios.end(unit);
         self.frames.put(unit, order);
     }

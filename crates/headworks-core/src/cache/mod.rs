@@ -150,6 +150,8 @@ pub(crate) struct Cache {
     groups: Groups,
     shadows: Shadows,
     newer: Newer,
+    /// Where the next look for folios of a volume that leaves begins.
+    leaving: u32,
     volumes: Vec<CachedVolume>,
     devices: Vec<Caching>,
     flushers: Vec<Flusher>,
@@ -171,8 +173,9 @@ pub(crate) struct Cache {
     periodic_at: Option<Instant>,
     /// For a pass that a writer makes for itself.
     scratch: Vec<u32>,
-    /// What each connection has heard of its volume's errors, by writer: (connection, errors heard of).
-    heard: Vec<(u32, u32)>,
+    /// What each connection has heard of its volume's errors, by writer: who of which volume, errors heard of. (A server's own
+    /// flushes are one connection for all volumes.)
+    heard: Vec<(Option<(u32, VolumeId)>, u32)>,
     /// Something may follow from what happened since the last [`Cache::run`]: not so while bios only hit.
     stirred: bool,
     stats: CacheStats,
@@ -197,6 +200,7 @@ impl Cache {
             groups: Groups::new(options.units, config.volumes_max()),
             shadows,
             newer: Newer::new(options.units),
+            leaving: 0,
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
             devices: (0..devices).map(caching).collect(),
@@ -212,7 +216,7 @@ impl Cache {
             timer_base,
             periodic_at: None,
             scratch: Vec::with_capacity(options.units.min(1 << 14) as usize),
-            heard: vec![(NIL, 0); options.writers_max as usize + 1],
+            heard: vec![(None, 0); options.writers_max as usize + 1],
             stirred: true,
             stats: CacheStats::default(),
             defect: CacheDefect::None,
@@ -336,8 +340,7 @@ impl Cache {
             return Park::Range(other);
         }
         if slot != NIL && self.is_cut_off(op) {
-            let error = if op.bio.op.is_write() { IoError::NoSpace } else { IoError::Invalid };
-            return self.finish(turn, op, Err(error));
+            return self.finish(turn, op, Err(crate::volume::beyond(op.bio.op)));
         }
         match op.doing {
             Doing::Read => self.step_read(turn, op),

@@ -137,9 +137,10 @@ impl Cache {
     /// A connection begins to count on the volume: errors from now on are to reach it.
     pub(super) fn hear_from(&mut self, writer: u32, bio: &Bio) {
         let entry = &mut self.heard[writer as usize];
-        if entry.0 != bio.id.connection {
+        let who = Some((bio.id.connection, bio.id.volume));
+        if entry.0 != who {
             let since = self.volumes[usize::from(bio.id.volume.0)].errors.sample();
-            *entry = (bio.id.connection, since);
+            *entry = (who, since);
         }
     }
 

@@ -92,6 +92,8 @@ pub(super) struct CachedVolume {
     pub unclean: u32,
     /// Blocks that are held because their write-out failed.
     pub held: u32,
+    /// Its folios.
+    pub folios: u32,
     /// The last error of a write-out.
     pub last_error: IoError,
     pub errors: ErrorSequence,
@@ -119,6 +121,7 @@ impl CachedVolume {
             target: None,
             unclean: 0,
             held: 0,
+            folios: 0,
             last_error: IoError::Medium,
             errors: ErrorSequence::default(),
             retry_at: None,
@@ -133,10 +136,10 @@ impl CachedVolume {
     }
 
     /// Another volume takes the place of this one. Connections that have heard of this one's errors hear of the other's, too: the
-    /// count goes on.
+    /// count goes on. (There are folios left only if a defect left them.)
     pub fn replace(&mut self, other: Self) {
         let errors = ErrorSequence { error: None, seen: true, ..self.errors };
-        *self = Self { errors, ..other };
+        *self = Self { errors, folios: self.folios, ..other };
     }
 
     /// Blocks of the volume, a last one in part included.

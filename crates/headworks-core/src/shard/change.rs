@@ -1,7 +1,7 @@
 //! Devices and volumes join and leave while the shard runs.
 //!
 //! Decides what may: a place is taken once, a volume leaves when nothing of it is on its way, dirty or held, a device when it has
-//! no volumes and no tag is out. Whoever is refused finds everything as it was.
+//! no volumes and no tag is out. Whoever is refused finds everything as it was, but that less may be cached of a volume.
 //!
 //! ```text
 //!             AddDevice         AddVolume, on it
@@ -13,7 +13,7 @@
 //! Shards hear of a change at different times. A bio for what is vacant is answered `Invalid`, from a client or from another
 //! shard; other messages for it say nothing. What one shard had said of the place before cannot reach who uses it anew: a volume
 //! leaves its home when all its bios have come back, a lessee its device when no tag or grant is out, and options that were on
-//! their way are followed by the new ones.
+//! their way are followed by the new ones, or are not the owner's.
 //!
 //! Invariant: what was sized at the start is never outgrown. Tags are what it was sized for, so they are counted: every shard
 //! takes those of all devices from the same stock, and so all shards agree.
@@ -121,8 +121,9 @@ impl Shard {
     /// The place of what was removed may be used again as soon as all have agreed.
     ///
     /// # Errors
-    /// [`ChangeError::Busy`]: something of it is on its way or dirty here; ask again later. [`ChangeError::Invalid`]: it cannot
-    /// be (the place is taken, or vacant; no spare tags are left; a number is out of its range). Nothing was changed.
+    /// [`ChangeError::Busy`]: something of it is on its way, dirty or (too much to forget in one turn) cached here; ask again
+    /// later. [`ChangeError::Invalid`]: it cannot be (the place is taken, or vacant; no spare tags are left; a number is out of its
+    /// range). Nothing was changed.
     pub fn change(&mut self, _now: Instant, change: &Change) -> Result<(), ChangeError> {
         match *change {
             Change::AddDevice { device, config } => self.add_device(device, config),
@@ -203,14 +204,19 @@ impl Shard {
                 "requests of the volume are in its device or wait for it",
             ));
         }
-        if let Some(Way::Own(queue)) = self.ways.get_mut(device) {
-            if queue.flushes(volume) {
-                return Err(ChangeError::Busy("the device has not answered a flush of the volume"));
-            }
-            queue.remove_volume(volume);
+        if let Some(Way::Own(queue)) = self.ways.get(device)
+            && queue.flushes(volume)
+        {
+            return Err(ChangeError::Busy("the device has not answered a flush of the volume"));
         }
         if let Some(cache) = &mut self.cache {
+            if !cache.forget_some(volume) {
+                return Err(ChangeError::Busy("what is cached of the volume is being forgotten"));
+            }
             cache.remove_volume(volume);
+        }
+        if let Some(Way::Own(queue)) = self.ways.get_mut(device) {
+            queue.remove_volume(volume);
         }
         self.volumes[usize::from(volume.0)] = Place::vacant();
         Ok(())

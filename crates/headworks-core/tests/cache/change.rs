@@ -297,3 +297,65 @@ fn a_block_that_was_the_last_in_part_is_read_again() {
     );
     desk.settle(Ok(()));
 }
+
+/// A server writes out its volumes in one connection's name: what the clients of one have heard of is no error of the drain of
+/// another, nor of the first.
+#[test]
+fn one_connection_that_flushes_many_volumes_hears_of_no_old_errors() {
+    const OWN: u32 = u32::MAX;
+    let mut desk = desk(|_| {});
+    desk.join(ONE, 0, 64 * MIB);
+    let flush = |desk: &mut Desk, volume, connection, status| {
+        let flush = desk.send_to(volume, connection, Op::Flush, 0, 0);
+        desk.settle(status);
+        desk.answer(flush)
+    };
+    for volume in [0, 1] {
+        let client = u32::from(volume) + 1;
+        // The second more often than the first.
+        for _ in 0..client {
+            desk.send_to(volume, client, Op::Write, 0, BLOCK);
+            assert_eq!(flush(&mut desk, volume, client, FAILS), Some(FAILS));
+            assert_eq!(flush(&mut desk, volume, client, Ok(())), Some(Ok(())));
+        }
+        assert_eq!(flush(&mut desk, volume, OWN, Ok(())), Some(Ok(())), "volume {volume}");
+    }
+    // One that nobody has heard of is one.
+    desk.send_to(1, 2, Op::Write, 0, BLOCK);
+    desk.wait_served(60 * SEC, FAILS);
+    assert_eq!(flush(&mut desk, 0, OWN, Ok(())), Some(Ok(())));
+    assert_eq!(flush(&mut desk, 1, OWN, Ok(())), Some(FAILS));
+}
+
+/// Forgetting a pool full of small folios takes half a second: others are served meanwhile, and what comes again goes, too.
+#[test]
+fn a_volume_of_which_much_is_cached_leaves_in_parts() {
+    let (units, cached) = (32_768, 100);
+    let mut desk = Desk::new(units, |config| {
+        config.spare = Spare { devices: 0, volumes: 1, exports: 0, tags: 0 };
+        config.devices[0].queue.max_folio_order = 0;
+    });
+    let read = |desk: &mut Desk, volume, at| {
+        desk.send_to(volume, 1, Op::Read, at * MIB, MIB);
+        desk.settle(Ok(()));
+    };
+    desk.join(ONE, 0, 1 << 30);
+    (0..cached).for_each(|at| read(&mut desk, 1, at));
+    read(&mut desk, 0, 0);
+    assert_eq!(desk.stats().resident, (cached + 1) * 256);
+    let mut busy = 0;
+    loop {
+        let before = desk.stats().resident;
+        let left = desk.leave(ONE);
+        assert!(before - desk.stats().resident <= 8192, "that was much at once");
+        if left == "ok" {
+            break;
+        }
+        assert_eq!(left, "busy: what is cached of the volume is being forgotten");
+        busy += 1;
+        // Who reads nevertheless is served, and that is forgotten, too, wherever it lies.
+        read(&mut desk, 1, cached + busy);
+        assert!(busy < 4);
+    }
+    assert_eq!((desk.stats().resident, busy), (256, 3), "the other volume's");
+}

@@ -135,6 +135,23 @@ fn what_waits_when_its_volume_shrinks_is_answered() {
     assert_eq!(desk.commands[Op::Read as usize], reads + 1, "nothing old is in the cache");
 }
 
+/// Who waits while its volume shrinks hears what it would hear if it came afterwards.
+#[test]
+fn what_is_cut_off_is_answered_as_what_lies_beyond() {
+    let mut desk = Desk::new(1024, |_| {});
+    desk.send_flags(1, Op::Write, 96 * BLOCK, 8 * BLOCK, BioFlags::DIRECT);
+    let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes, Op::BlockStatus];
+    let waiting = ops.map(|op| desk.send(2, op, 100 * BLOCK, BLOCK));
+    assert_eq!(waiting.map(|id| desk.answer(id)), [None; 5]);
+    desk.control(Control::Resize { volume: VolumeId(0), size: 64 * BLOCK });
+    desk.settle(Ok(()));
+    let later = ops.map(|op| desk.send(2, op, 100 * BLOCK, BLOCK));
+    let (invalid, full) = (Some(Err(IoError::Invalid)), Some(Err(IoError::NoSpace)));
+    let answers = [invalid, full, invalid, full, invalid];
+    assert_eq!(waiting.map(|id| desk.answer(id)), answers);
+    assert_eq!(later.map(|id| desk.answer(id)), answers);
+}
+
 #[test]
 fn who_waits_for_a_range_hears_that_the_device_does_not_answer() {
     let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);

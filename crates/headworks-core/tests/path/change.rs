@@ -352,6 +352,30 @@ fn the_last_word_on_a_place_is_its_new_owners() {
     assert_eq!(said, "1>0 want3", "with one tag it would ask for one");
 }
 
+/// The place has another owner now, and nothing orders what two shards say.
+#[test]
+fn the_word_of_who_owned_what_was_in_a_place_before_is_worth_nothing() {
+    let options = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
+    let config = ShardConfig {
+        id: ShardId(2),
+        shards: 3,
+        spare: SPARE,
+        ..ShardConfig::single(QueueOptions::default(), options, 64)
+    };
+    let want = |from: u16| {
+        let mut bench = Bench::of(config.clone());
+        bench.changes(&[device(1, 8), volume(1, 1, 2)]);
+        let limits = Message::Limits { device: DeviceId(1), nr_requests: 1, max_sectors_kb: 4 };
+        bench.turn(&[Input::Message { from: ShardId(from), message: limits }]);
+        bench.bios("v1:R0+4k v1:R64k+4k v1:R128k+4k");
+        match bench.outbox[..] {
+            [(ShardId(0), Message::TagWant { want, .. })] => want,
+            ref other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((want(0), want(1)), (1, 3), "the owner is shard 0");
+}
+
 #[test]
 fn a_refusal_is_an_error_of_its_kind() {
     let mut bench = bench();

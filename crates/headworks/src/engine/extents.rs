@@ -22,6 +22,13 @@ pub(crate) fn tell(fd: RawFd, offset: u64, len: u64, one: bool, bytes: &mut [u8]
     }
 }
 
+/// The list of who cannot ask: data, which is never wrong.
+pub(crate) fn unasked(len: u64, bytes: &mut [u8]) -> i32 {
+    let mut writer = ExtentWriter::new(bytes, len.min(u32::MAX.into()) as u32, 1);
+    writer.push(len, ExtentState::DATA);
+    writer.finish() as i32
+}
+
 /// Ends with the list or with the range, and after so many seeks whatever others do to the file meanwhile.
 fn tell_all(
     fd: RawFd,

@@ -137,14 +137,14 @@ impl Shared {
     fn run(&self) {
         let mut outcome = None;
         loop {
-            let job = match self.exchange(outcome) {
+            let mut job = match self.exchange(outcome) {
                 Some(job) => job,
                 None => match self.wait_for_job() {
                     Some(job) => job,
                     None => return,
                 },
             };
-            outcome = Some((job.slot, execute(&job)));
+            outcome = Some((job.slot, execute(&mut job)));
         }
     }
 
@@ -186,11 +186,16 @@ impl Shared {
         job
     }
 
-    /// There is not one thread, and none can be started: the devices are told to try again.
+    /// There is not one thread, and none can be started: the devices are told to try again. Not for a question, which under
+    /// `uring` is all that there are threads for: reads and writes would wait with every new try.
     fn refuse(&self) {
         let mut work = self.lock();
-        while let Some(job) = work.jobs.pop_front() {
-            work.done.push((job.slot, -libc::EAGAIN));
+        while let Some(mut job) = work.jobs.pop_front() {
+            let result = match job.kind {
+                DiskKind::Extents { .. } => super::extents::unasked(job.len as u64, job.list()),
+                _ => -libc::EAGAIN,
+            };
+            work.done.push((job.slot, result));
         }
         self.noise.make_noise();
     }
@@ -213,19 +218,24 @@ impl Job {
             vectors,
         }
     }
+
+    /// Where the list of extents goes.
+    fn list(&mut self) -> &mut [u8] {
+        debug_assert!(matches!(self.kind, DiskKind::Extents { .. }), "others have any vectors");
+        // SAFETY: one vector, valid and nobody else's until the result was collected, see `Job`.
+        unsafe {
+            let place = *self.vectors.first;
+            std::slice::from_raw_parts_mut(place.iov_base.cast::<u8>(), place.iov_len)
+        }
+    }
 }
 
 /// Does the operation; bytes moved or a negative errno.
-fn execute(job: &Job) -> i32 {
+fn execute(job: &mut Job) -> i32 {
     let Vectors { first, count } = job.vectors;
     let (fd, offset, count) = (job.fd, job.offset, count as i32);
     if let DiskKind::Extents { one } = job.kind {
-        // SAFETY: one vector, valid as said below, and nobody else's until the result was collected.
-        let bytes = unsafe {
-            let place = *first;
-            std::slice::from_raw_parts_mut(place.iov_base.cast::<u8>(), place.iov_len)
-        };
-        return super::extents::tell(fd, offset as u64, job.len as u64, one, bytes);
+        return super::extents::tell(fd, offset as u64, job.len as u64, one, job.list());
     }
     loop {
         // SAFETY: the vectors and what they point at stay valid until the result was collected, see `Job`.

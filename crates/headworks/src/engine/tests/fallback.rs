@@ -1,5 +1,7 @@
 //! Which engine it becomes, and what works where something is forbidden.
 
+use headworks_core::extent::extents;
+
 use super::*;
 
 #[test]
@@ -92,4 +94,23 @@ fn without_a_single_thread_operations_are_to_be_tried_again() {
         let sync = op(1, file.as_raw_fd(), DiskKind::Sync, 0, 0);
         assert_eq!(run(&mut *engine, sync, &[]), -libc::EAGAIN);
     });
+}
+
+/// It would be tried again for ever, and under `uring` everything else with it.
+#[test]
+fn without_a_single_thread_a_file_is_data() {
+    let file = file("/dev/shm", false);
+    file.set_len(1 << 30).unwrap();
+    for choice in [EngineChoice::Threads, EngineChoice::Auto] {
+        forbidding(libc::SYS_clone3, libc::EAGAIN, || {
+            let (mut engine, _) = open(choice, 4).unwrap();
+            let mut list = [0xee; 1024];
+            let place = Span { base: list.as_mut_ptr(), len: list.len() };
+            let kind = DiskKind::Extents { one: false };
+            let ask = op(1, file.as_raw_fd(), kind, 0, 1 << 30);
+            assert_eq!(run(&mut *engine, ask, &[place]), 1);
+            let told: Vec<_> = extents(&list, 1 << 30).map(|e| (e.len, e.state.0)).collect();
+            assert_eq!(told, [(1 << 30, 0)]);
+        });
+    }
 }
