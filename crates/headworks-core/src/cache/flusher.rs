@@ -147,7 +147,9 @@ impl Cache {
     /// Blocks of a volume are held, or no longer.
     pub(super) fn count_held(&mut self, volume: VolumeId, more: u32, less: u32) {
         let entry = &mut self.volumes[usize::from(volume.0)];
+        let before = entry.held > 0;
         entry.held = entry.held + more - less;
+        self.held_news = self.held_news.wrapping_add(u32::from(before != (entry.held > 0)));
         let (device, error) = (usize::from(entry.device.0), entry.last_error);
         let flusher = &mut self.flushers[device];
         flusher.held = flusher.held + more - less;

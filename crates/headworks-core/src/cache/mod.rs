@@ -179,6 +179,8 @@ pub(crate) struct Cache {
     /// Something may follow from what happened since the last [`Cache::run`]: not so while bios only hit.
     stirred: bool,
     stats: CacheStats,
+    /// How often a volume began or ceased to have something held.
+    held_news: u32,
     defect: CacheDefect,
 }
 
@@ -219,6 +221,7 @@ impl Cache {
             heard: vec![(None, 0); options.writers_max as usize + 1],
             stirred: true,
             stats: CacheStats::default(),
+            held_news: 0,
             defect: CacheDefect::None,
             dirty: config.dirty,
             options,

@@ -272,6 +272,11 @@ impl Cache {
         self.advance(volume);
     }
 
+    /// Changes whenever a volume begins or ceases to have something held.
+    pub fn held_news(&self) -> u32 {
+        self.held_news
+    }
+
     /// Bytes of a volume that are held, and why the last write-out failed.
     pub fn held(&self, volume: VolumeId) -> Option<(u64, IoError)> {
         let entry = self.volumes.get(usize::from(volume.0))?;

@@ -165,6 +165,12 @@ impl Shard {
         }
     }
 
+    /// Changes whenever a volume begins or ceases to hold what could not be written out: then [`Shard::held`] is worth a look.
+    #[must_use]
+    pub fn held_news(&self) -> u32 {
+        self.cache.as_ref().map_or(0, |cache| cache.held_news())
+    }
+
     /// Bytes of a volume whose write-out failed and that are held, and why it failed last; none if there are none. Only at its
     /// home.
     #[must_use]

@@ -1,11 +1,18 @@
 //! Tells the operator when acknowledged data cannot be written out, and when they could be after all: once each, not per block.
+//!
+//! The beginning is told in the turn in which it comes. The end is told by the tick, so that a client whose flushes try again
+//! and again does not fill the log.
 
 use headworks_core::{Shard, VolumeId};
 use tracing::{error, info};
 
-/// Volumes of which something was held at the last look.
+/// Volumes whose beginning was told and whose end was not.
 #[derive(Default)]
-pub(super) struct HeldLog(Vec<VolumeId>);
+pub(super) struct HeldLog {
+    told: Vec<VolumeId>,
+    /// What the shard counted at the last look.
+    news: u32,
+}
 
 /// What changed for a volume since the last look.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,11 +22,22 @@ enum News {
 }
 
 impl HeldLog {
-    /// Looks at the volumes that live here; now and then, not per I/O.
-    pub fn look(&mut self, shard: &Shard, volumes: &[VolumeId], name: impl Fn(VolumeId) -> String) {
+    /// Looks at the volumes that live here, if there is reason to; once a turn.
+    pub fn look(
+        &mut self,
+        shard: &Shard,
+        volumes: &[VolumeId],
+        at_tick: bool,
+        name: impl Fn(VolumeId) -> String,
+    ) {
+        let news = shard.held_news();
+        let ends = at_tick && !self.told.is_empty();
+        if std::mem::replace(&mut self.news, news) == news && !ends {
+            return;
+        }
         for &volume in volumes {
             let held = shard.held(volume);
-            match self.note(volume, held.is_some()) {
+            match self.note(volume, held.is_some(), at_tick) {
                 Some(News::Began) => {
                     let (bytes, why) = held.expect("it began");
                     error!(
@@ -35,18 +53,18 @@ impl HeldLog {
             }
         }
         // A volume that left left with nothing held.
-        self.0.retain(|volume| volumes.contains(volume));
+        self.told.retain(|volume| volumes.contains(volume));
     }
 
-    fn note(&mut self, volume: VolumeId, held: bool) -> Option<News> {
-        let known = self.0.iter().position(|other| *other == volume);
+    fn note(&mut self, volume: VolumeId, held: bool, at_tick: bool) -> Option<News> {
+        let known = self.told.iter().position(|other| *other == volume);
         match (known, held) {
             (None, true) => {
-                self.0.push(volume);
+                self.told.push(volume);
                 Some(News::Began)
             }
-            (Some(index), false) => {
-                self.0.swap_remove(index);
+            (Some(index), false) if at_tick => {
+                self.told.swap_remove(index);
                 Some(News::Ended)
             }
             _ => None,
@@ -62,11 +80,13 @@ mod tests {
     fn the_beginning_and_the_end_are_told_once_for_each_volume() {
         let mut log = HeldLog::default();
         let (one, two) = (VolumeId(1), VolumeId(2));
-        assert_eq!(log.note(one, false), None);
-        assert_eq!(log.note(one, true), Some(News::Began));
-        assert_eq!((log.note(one, true), log.note(two, false)), (None, None));
-        assert_eq!(log.note(two, true), Some(News::Began));
-        assert_eq!(log.note(one, false), Some(News::Ended));
-        assert_eq!((log.note(one, false), log.note(two, true)), (None, None));
+        assert_eq!(log.note(one, false, true), None);
+        assert_eq!(log.note(one, true, false), Some(News::Began));
+        assert_eq!((log.note(one, true, true), log.note(two, false, false)), (None, None));
+        assert_eq!(log.note(two, true, false), Some(News::Began));
+        // Held, not held, held within a tick: nothing new.
+        assert_eq!((log.note(one, false, false), log.note(one, true, false)), (None, None));
+        assert_eq!(log.note(one, false, true), Some(News::Ended));
+        assert_eq!((log.note(one, false, true), log.note(two, true, true)), (None, None));
     }
 }

@@ -246,6 +246,7 @@ impl Reactor {
         self.answer_sets();
         self.answer_drains();
         self.tell_notices();
+        self.tell_held(false);
         self.advance_life(now);
         // A client that left while it was sent to left something to say.
         worked || !self.inputs.is_empty()
@@ -472,8 +473,7 @@ impl Reactor {
                 self.end(slot, &End::Fault(complaint));
             }
         }
-        self.held
-            .look(&self.parts.shard, &self.parts.volumes, |volume| self.exports.name_of(volume));
+        self.tell_held(true);
         self.trim_when_idle();
         if std::mem::take(&mut self.resting) {
             (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
@@ -491,6 +491,11 @@ impl Reactor {
                 self.inputs.push(Input::Control(Control::Resize { volume, size }));
             }
         }
+    }
+
+    fn tell_held(&mut self, at_tick: bool) {
+        let Parts { shard, volumes, .. } = &self.parts;
+        self.held.look(shard, volumes, at_tick, |volume| self.exports.name_of(volume));
     }
 
     /// An idle server is small: memory of buffers that nobody holds goes back to the kernel, once.
