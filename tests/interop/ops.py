@@ -171,6 +171,8 @@ def activated():
             assert connect(at + "/nbd").get_size() == 16 << 20
             assert client.recv(8) == b"NBDMAGIC", "who waited is served"
             assert "result" in Client(at + "/ctl").ask("get")
+            added = Client(at + "/ctl").ask("add", spec="late=mem:size=1M")
+            assert "result" in added, added
             server.until_said("uri: nbd+unix:///?socket=" + at + "/nbd")
             server.until_said("control: headworks ctl '" + at + "/ctl' get")
             os.kill(server.pid, signal.SIGHUP)

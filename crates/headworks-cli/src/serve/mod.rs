@@ -171,6 +171,7 @@ fn start(
     if let Some(given) = sockets.control {
         server_options.control = unix_path(&given);
         server_options.control_given = Some(given);
+        server_options.live = true;
     }
     server_options.log_level = Some(log_level);
     let mut exports = shown(&assembly, server_options.cache > 0);
