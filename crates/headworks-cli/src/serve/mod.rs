@@ -187,7 +187,7 @@ fn start(
         own.iter().try_for_each(|path| user.give(path))?;
         user.become_it()
     };
-    let server = Server::start_after(assembly, &server_options, move || ended.tell(), opened)?;
+    let server = Server::start_after(assembly, &server_options, move || ended.ring(), opened)?;
     notes.extend(user.and_then(|user| user.leftovers(&own)));
     let port = server.ports().iter().copied().flatten().next();
     for export in &mut exports {

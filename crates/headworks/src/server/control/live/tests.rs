@@ -59,9 +59,10 @@ fn place(server: &Server, name: &str) -> (u16, u16, u16, WriteMode) {
 fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     let server = server(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"], &options(1));
     let wanted = |texts: &[&str]| texts.iter().map(|text| spec(text)).collect::<Vec<_>>();
-    let reload = server.reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
+    let reload = server.reloader().reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
     assert_eq!(reload, Ok(Reload::default()), "nothing differs, nothing is touched");
     let reload = server
+        .reloader()
         .reconcile(wanted(&[
             "d=null:size=2M",
             "b=null:size=1M,weight=300,ioprio=idle:7",
@@ -79,7 +80,7 @@ fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     let weight = call(&server, "get", json!({ "path": "exports/b/weight" })).unwrap();
     assert_eq!(weight, json!({ "exports/b/weight": 300 }));
     // What cannot be changes nothing.
-    let twice = server.reconcile(wanted(&["x=null:size=1M", "x=null:size=1M"]));
+    let twice = server.reloader().reconcile(wanted(&["x=null:size=1M", "x=null:size=1M"]));
     assert!(twice.unwrap_err().message.contains("two exports"));
     assert_eq!(names(&server), "b c d");
     end(server);
