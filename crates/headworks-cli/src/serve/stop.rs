@@ -3,9 +3,9 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
+use super::Running;
 use super::reload::Reload;
 use super::systemd::Manager;
-use super::Running;
 use crate::complain;
 use crate::progress::{self, Progress};
 use crate::signals::{News, Signals};

@@ -59,7 +59,8 @@ fn place(server: &Server, name: &str) -> (u16, u16, u16, WriteMode) {
 fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     let server = server(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"], &options(1));
     let wanted = |texts: &[&str]| texts.iter().map(|text| spec(text)).collect::<Vec<_>>();
-    let reload = server.reloader().reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
+    let reload =
+        server.reloader().reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
     assert_eq!(reload, Ok(Reload::default()), "nothing differs, nothing is touched");
     let reload = server
         .reloader()
