@@ -92,9 +92,10 @@ enum Life {
         /// When the stop began.
         since: Instant,
     },
-    /// Own flushes are under way.
+    /// Own flushes are under way, the first of them with this number: who asked for those before it has gone.
     Flushing {
         left: usize,
+        first: u64,
         since: Instant,
     },
     /// Done, but other shards may still need our devices.

@@ -9,6 +9,7 @@ use super::*;
 use crate::device::testing::TempFile;
 use crate::engine::EngineChoice;
 use crate::server::assemble::{Assembly, ExportSpec};
+use crate::server::control::question::Question;
 use crate::server::{Server, ServerOptions};
 
 fn spec(text: &str) -> ExportSpec {
@@ -214,4 +215,20 @@ fn looks_and_changes_go_on_beside_each_other() {
     assert!(looks > 0);
     assert_eq!(names(&server), "a");
     end(Arc::into_inner(server).unwrap());
+}
+
+#[test]
+fn a_stop_waits_for_its_own_flushes_and_counts_nobody_elses() {
+    let image = TempFile::absent("live-stop");
+    let text = format!("a=delay:flush=300ms,of=file:path={},size=1M", image.path().display());
+    let server = server(&[&text], &options(1));
+    let drain = || {
+        let question = |answer| Question::Drain { volume: VolumeId(0), answer };
+        server.service.ask(ShardId(0), question).map_err(|fault| fault.message().to_owned())
+    };
+    // Under way when the stop begins, and answered with its own.
+    let waiting = [(); 3].map(|()| drain().unwrap().1);
+    server.stop();
+    server.join().unwrap();
+    assert!(waiting.iter().all(|status| !matches!(status.recv(), Ok(Err(_)))));
 }
