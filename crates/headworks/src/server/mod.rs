@@ -808,7 +808,7 @@ fn live(
             *broken = Some(format!("shard {shard} cannot go on: {error}"));
         }
         // Other shards' devices may still use our buffers.
-        std::mem::forget(reactor);
+        reactor.abandon();
         crew.board.break_off();
     }
 }

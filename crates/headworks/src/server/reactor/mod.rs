@@ -229,6 +229,14 @@ impl Reactor {
         }
     }
 
+    /// It cannot go on: whoever waits for an answer, or will, hears that there is none. What devices may still use stays for ever.
+    pub fn abandon(mut self) {
+        self.parts.mail = std::sync::mpsc::channel().1;
+        self.sets = answers::Sets::default();
+        self.abandon_drains();
+        std::mem::forget(self);
+    }
+
     /// Everything between two waits; true if anything happened.
     fn turn(&mut self, now: Instant) -> bool {
         let mut worked = self.take_events(now);
