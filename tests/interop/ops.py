@@ -171,6 +171,8 @@ def activated():
             assert connect(at + "/nbd").get_size() == 16 << 20
             assert client.recv(8) == b"NBDMAGIC", "who waited is served"
             assert "result" in Client(at + "/ctl").ask("get")
+            added = Client(at + "/ctl").ask("add", spec="late=mem:size=1M")
+            assert "result" in added, added
             server.until_said("uri: nbd+unix:///?socket=" + at + "/nbd")
             server.until_said("control: headworks ctl '" + at + "/ctl' get")
             os.kill(server.pid, signal.SIGHUP)
@@ -298,6 +300,36 @@ def watched():
             assert late == [], late
             manager.until("WATCHDOG=1")
             assert server.stop() == 0
+        shutil.rmtree(at)
+
+    @case
+    def _():
+        """a reload that waits for a device holds up neither the sign of life nor a stop"""
+        at = folder()
+        manager = Manager(at)
+        exports = '[[export]]\nname = "stays"\nmem.size = "1M"\n'
+        leaves = f'[[export]]\nname = "leaves"\nfile = {{ path = "{at}/image", size = "1M" }}\n'
+        leaves += 'wrap = [{ delay = { write = "600s" } }]\n'
+        with open(at + "/main.toml", "w") as file:
+            file.write(exports + leaves)
+        arguments = ["--cache", "16M", "-c", at + "/main.toml", "-U", at + "/nbd"]
+        with Served(arguments, manager=manager, environment={"WATCHDOG_USEC": "400000"}) as server:
+            manager.until("READY=1")
+            connect(at + "/nbd", "leaves").pwrite(b"x" * 4096, 0)
+            with open(at + "/main.toml", "w") as file:
+                file.write(exports)
+            os.kill(server.pid, signal.SIGHUP)
+            manager.until("RELOADING=1")
+            # The next but one is not one that was on its way.
+            manager.until("WATCHDOG=1")
+            manager.until("WATCHDOG=1")
+            os.kill(server.pid, signal.SIGTERM)
+            manager.until("STOPPING=1")
+            os.kill(server.pid, signal.SIGHUP)
+            server.until_said("nothing is loaded again in a stop")
+            assert server.stop() == 1
+            assert "4096 bytes (4 KiB) were not written" in server.said(), server.said()
+            assert "RELOADING=1" not in sum(manager.drain(), [])
         shutil.rmtree(at)
 
 

@@ -38,7 +38,7 @@ by_qemu() {
 }
 check "qemu-img there and back: same hash" by_qemu
 
-our_info() { "$HEADWORKS" info "$1" | grep '^tls: TLS 1.3, '; }
+our_info() { "$HEADWORKS" info "$1" | grep '^[[:space:]]tls: TLS 1.3, '; }
 check "headworks info" our_info "$(tcp d)"
 check "headworks bench --verify, 4k" "$HEADWORKS" bench --uri "$(tcp d)" --rw randrw --bs 4k --iodepth 32 --runtime 0.2s --size 4M --verify
 check "headworks bench --verify, 1M" "$HEADWORKS" bench --uri "$(unix d)" --rw write --bs 1M --iodepth 8 --runtime 0.2s --verify

@@ -1,4 +1,4 @@
-//! Signals as something to wait for, together with the server's end.
+//! Signals as something to wait for, together with what other threads tell: the server's end, a reload's.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,8 +14,10 @@ pub enum News {
     Stop,
     /// SIGUSR1: tell the statistics.
     Statistics,
-    /// SIGHUP: there is nothing to load again yet.
+    /// SIGHUP: load again.
     Reload,
+    /// A reload has ended.
+    Reloaded,
     /// A child has ended.
     Child,
     /// The server has ended.
@@ -27,18 +29,22 @@ pub enum News {
 /// All signals that matter, blocked and readable.
 pub struct Signals {
     signals: OwnedFd,
-    end: UnixStream,
+    told: UnixStream,
     other_end: UnixStream,
 }
 
-/// Tells the main thread that the server has ended; from any thread.
-pub struct Ended(UnixStream);
+/// What [`Bell`]s say that announce the end of a reload; all others announce the server's.
+const RELOADED: u8 = b'r';
+const ENDED: u8 = b'e';
 
-impl Ended {
+/// Tells the main thread that something has ended; from any thread.
+pub struct Bell(UnixStream, u8);
+
+impl Bell {
     /// Tells it.
-    pub fn tell(&self) {
+    pub fn ring(&self) {
         // One byte always fits; nobody reads any more only when the process ends anyway.
-        let _ = (&self.0).write(&[1]);
+        let _ = (&self.0).write(&[self.1]);
     }
 }
 
@@ -77,8 +83,8 @@ impl Signals {
             }
             OwnedFd::from_raw_fd(fd)
         };
-        let (end, other_end) = UnixStream::pair()?;
-        Ok(Self { signals, end, other_end })
+        let (told, other_end) = UnixStream::pair()?;
+        Ok(Self { signals, told, other_end })
     }
 
     /// For a child, between fork and exec: it gets its signals.
@@ -92,9 +98,18 @@ impl Signals {
     }
 
     /// What the server tells its end with.
-    pub fn ended(&self) -> Result<Ended, ConfigError> {
+    pub fn ended(&self) -> Result<Bell, ConfigError> {
+        self.bell(ENDED)
+    }
+
+    /// What a reload tells its end with.
+    pub fn reloaded(&self) -> Result<Bell, ConfigError> {
+        self.bell(RELOADED)
+    }
+
+    fn bell(&self, says: u8) -> Result<Bell, ConfigError> {
         let copy = self.other_end.try_clone();
-        copy.map(Ended).map_err(|error| {
+        copy.map(|stream| Bell(stream, says)).map_err(|error| {
             ConfigError::new("serve", format!("no file descriptor is left: {error}"))
         })
     }
@@ -108,7 +123,7 @@ impl Signals {
                 i32::try_from(left.div_ceil(1000)).unwrap_or(i32::MAX)
             });
             let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut fds = [poll(self.signals.as_raw_fd()), poll(self.end.as_raw_fd())];
+            let mut fds = [poll(self.signals.as_raw_fd()), poll(self.told.as_raw_fd())];
             // SAFETY: two entries, as said.
             let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, left) };
             if ready < 0 {
@@ -123,8 +138,9 @@ impl Signals {
                 return news;
             }
             if fds[1].revents != 0 {
-                let _ = (&self.end).read(&mut [0]);
-                return News::Ended;
+                let mut says = [ENDED];
+                let _ = (&self.told).read(&mut says);
+                return if says[0] == RELOADED { News::Reloaded } else { News::Ended };
             }
         }
     }

@@ -171,6 +171,7 @@ fn start(
     if let Some(given) = sockets.control {
         server_options.control = unix_path(&given);
         server_options.control_given = Some(given);
+        server_options.live = true;
     }
     server_options.log_level = Some(log_level);
     let mut exports = shown(&assembly, server_options.cache > 0);
@@ -186,7 +187,7 @@ fn start(
         own.iter().try_for_each(|path| user.give(path))?;
         user.become_it()
     };
-    let server = Server::start_after(assembly, &server_options, move || ended.tell(), opened)?;
+    let server = Server::start_after(assembly, &server_options, move || ended.ring(), opened)?;
     notes.extend(user.and_then(|user| user.leftovers(&own)));
     let port = server.ports().iter().copied().flatten().next();
     for export in &mut exports {

@@ -6,14 +6,30 @@
 //! ```
 //!
 //! What was said on the command line and in the environment is said again: it still wins.
+//!
+//! It has a thread of its own: an export that leaves is written out first, however long that takes, and meanwhile the main thread
+//! has signals to take and signs of life to give. A SIGHUP that comes meanwhile is another reload, after this one.
+
+use std::io;
+use std::sync::Arc;
 
 use headworks::config::{File, Setting};
+use headworks::server::Reloader;
 use headworks::server::control::Reload as Done;
 
-use super::{Running, Settled, Told, plan};
+use super::{Settled, Told, plan, tls};
+use crate::signals::Bell;
+
+/// Reloads, one at a time.
+pub struct Reload {
+    loader: Arc<Loader>,
+    under_way: bool,
+    /// Another one was asked for since it began.
+    again: bool,
+}
 
 /// What is loaded, and how it was said.
-pub struct Reload {
+struct Loader {
     told: Told,
     loaded: File,
     has_file: bool,
@@ -22,11 +38,40 @@ pub struct Reload {
 impl Reload {
     pub fn new(told: Told, settled: &Settled) -> Self {
         let has_file = settled.options.config.is_some();
-        Self { told, loaded: settled.config.clone(), has_file }
+        let loader = Loader { told, loaded: settled.config.clone(), has_file };
+        Self { loader: Arc::new(loader), under_way: false, again: false }
     }
 
+    /// Begins one, whose end the bell tells, or remembers that another one has to follow; true if it began.
+    ///
+    /// # Errors
+    /// No thread is left.
+    pub fn begin(&mut self, server: Reloader, bell: Bell) -> io::Result<bool> {
+        self.again = self.under_way;
+        if self.under_way {
+            return Ok(false);
+        }
+        let loader = Arc::clone(&self.loader);
+        let thread = std::thread::Builder::new().name("reload".into());
+        thread.spawn(move || {
+            loader.load(&server);
+            tls::reload(&server);
+            bell.ring();
+        })?;
+        self.under_way = true;
+        Ok(true)
+    }
+
+    /// One has ended; true if another one has to begin.
+    pub fn end(&mut self) -> bool {
+        self.under_way = false;
+        std::mem::take(&mut self.again)
+    }
+}
+
+impl Loader {
     /// Reads the file again and does what can be done.
-    pub fn run(&mut self, running: &Running) {
+    fn load(&self, server: &Reloader) {
         if !self.has_file {
             tracing::info!("there is no configuration file to load again");
             return;
@@ -39,7 +84,7 @@ impl Reload {
             Ok(planned) => planned,
             Err(problems) => return refuse(&problems.to_string()),
         };
-        match running.server.reconcile(specs) {
+        match server.reconcile(specs) {
             Ok(done) => tell(&done),
             Err(error) => return refuse(&error.to_string()),
         }

@@ -37,6 +37,8 @@ const REFUSED: &[i64] = &[
     libc::SYS_kcmp,
     libc::SYS_pidfd_getfd,
     libc::SYS_perf_event_open,
+    // Shared memory of System V: the one way to memory that may be executed which says so in none of mmap's flags.
+    libc::SYS_shmat,
     // Mounts and namespaces.
     libc::SYS_mount,
     libc::SYS_umount2,

@@ -3,9 +3,9 @@
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
+use super::Running;
 use super::reload::Reload;
 use super::systemd::Manager;
-use super::{Running, tls};
 use crate::complain;
 use crate::progress::{self, Progress};
 use crate::signals::{News, Signals};
@@ -85,11 +85,14 @@ pub(super) fn wait(
                 }
             }
             News::Statistics => running.server.tell_statistics(),
-            News::Reload => {
-                manager.reloading();
-                reload.run(running);
-                tls::reload(&running.server);
+            News::Reload if stop.is_some() => tracing::info!("nothing is loaded again in a stop"),
+            News::Reload => begin(reload, running, signals, manager),
+            News::Reloaded if stop.is_some() => {}
+            News::Reloaded => {
                 manager.ready(running.server.exports().len());
+                if reload.end() {
+                    begin(reload, running, signals, manager);
+                }
             }
             News::Ended => return Waited::Ended(status),
             News::Silence => {}
@@ -99,6 +102,17 @@ pub(super) fn wait(
         {
             return Waited::TooLong;
         }
+    }
+}
+
+fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &Manager) {
+    let begun = signals.reloaded().map_err(|error| error.to_string()).and_then(|bell| {
+        reload.begin(running.server.reloader(), bell).map_err(|error| error.to_string())
+    });
+    match begun {
+        Ok(true) => manager.reloading(),
+        Ok(false) => {}
+        Err(error) => tracing::error!("nothing can be loaded again now: {error}"),
     }
 }
 

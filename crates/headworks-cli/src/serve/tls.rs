@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use headworks::core::ConfigError;
-use headworks::server::Server;
+use headworks::server::Reloader;
 use headworks::tls::{TlsMode, TlsOptions, files};
 
 use super::Options;
@@ -61,8 +61,8 @@ pub(super) fn note(tls: &TlsOptions) -> Option<String> {
 }
 
 /// SIGHUP: the certificates are read again.
-pub(super) fn reload(server: &Server) {
-    match server.reload_certificates() {
+pub(super) fn reload(server: &Reloader) {
+    match server.certificates() {
         Ok(true) => tracing::info!("the certificates were read again, for connections to come"),
         Ok(false) => {}
         Err(error) => complain(format!("the certificates stay as they were: {error}")),

@@ -271,6 +271,7 @@ impl Builder {
         }
         let origin = &mut self.assembly.origins[usize::from(volume.0)];
         let options = &mut self.assembly.volumes[usize::from(volume.0)].1;
+        origin.agree(export, options.size)?;
         origin.caching = origin.caching.agree(export)?;
         origin.caching.apply(&export.spec, options);
         let export = assembled(export, volume, &origin.what, options.size);
@@ -295,7 +296,7 @@ impl Builder {
         let volume = VolumeId(self.assembly.volumes.len() as u16);
         let options = opened.options;
         self.assembly.notes.extend(opened.notes.iter().cloned());
-        self.assembly.origins.push(opened.origin());
+        self.assembly.origins.push(opened.origin(&export.spec));
         self.assembly.files.extend(opened.watched(volume));
         let device = match opened.joins() {
             Ok((filesystem, file)) => self.join_group(filesystem, named, volume, file),
@@ -366,6 +367,34 @@ mod tests {
         let assembly = made.map_err(|error| error.to_string())?;
         let modes = assembly.volumes.iter().map(|(_, volume)| (volume.mode, volume.on_error));
         Ok(modes.collect())
+    }
+
+    #[test]
+    fn an_image_is_one_thing_for_all_its_exports() {
+        let path = std::env::temp_dir().join(format!("headworks-one-{}", std::process::id()));
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let both = |one: &str, other: &str| {
+            let spec = |name: &str, text: &str| {
+                let text = text.replace("IMAGE", &path.display().to_string());
+                ExportSpec::new(name.to_owned(), Spec::parse(&text).unwrap(), false)
+            };
+            let made = Assembly::new(&[spec("a", one), spec("b", other)]);
+            made.map(|assembly| assembly.volumes.len()).map_err(|error| error.message.to_string())
+        };
+        assert_eq!(both("IMAGE", "file:path=IMAGE,size=1M"), Ok(1));
+        assert_eq!(both("file:path=IMAGE,direct=off", "IMAGE"), Ok(1));
+        let slow = "delay:read=1ms,of=file:path=IMAGE";
+        assert_eq!(both(slow, slow), Ok(1));
+        for (one, other, part) in [
+            ("IMAGE", slow, "wrapped in the same"),
+            (slow, "IMAGE", "wrapped in the same"),
+            ("IMAGE", "file:path=IMAGE,direct=off", "same image"),
+            ("IMAGE", "file:path=IMAGE,size=2M", "has 1048576 bytes, not 2097152"),
+        ] {
+            let said = both(one, other).unwrap_err();
+            assert!(said.starts_with("export `b` differs") && said.contains(part), "{said}");
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

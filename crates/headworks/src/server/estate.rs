@@ -142,6 +142,7 @@ impl Estate {
             return Ok(());
         };
         let (options, what) = (&config.options, &origin.what);
+        origin.agree(spec, options.size)?;
         if options.read_only && spec.writes() {
             let message = format!("{what} is served for reading alone: add it --read-only");
             return Err(ConfigError::new("read-only", message));

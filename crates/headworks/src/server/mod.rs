@@ -18,6 +18,7 @@ mod opening;
 pub(crate) mod polling;
 mod reactor;
 pub mod recorder;
+mod reloader;
 mod statistics;
 
 use std::net::SocketAddr;
@@ -42,12 +43,12 @@ use crate::memory::{Mapping, Pages, Pool, tables_in_huge_pages};
 use crate::ring::{self, Sleeper};
 use crate::tls::{Offer, TlsOptions};
 use crate::units::display_size;
-use assemble::{AssembledExport, Assembly, ExportSpec, WatchedFile};
+use assemble::{AssembledExport, Assembly, WatchedFile};
 use board::{Board, Mail};
+use control::ControlSocket;
 use control::live::Live;
 use control::service::{Service, Setting};
 use control::tree::{DeviceEntry, ExportEntry, Tree};
-use control::{ControlSocket, Reload};
 use desk::{Desk, Envelope, Peer};
 use estate::Estate;
 use listener::Listener;
@@ -59,6 +60,7 @@ use recorder::Recorder;
 pub use control::log_level::{LOG_LEVELS, LogLevel};
 pub use given::{Given, Place};
 pub use listener::Address;
+pub use reloader::Reloader;
 
 /// Bios that a shard's own clients may have in flight at once.
 const BIOS_MAX: u32 = 8192;
@@ -378,27 +380,15 @@ impl Server {
         RollCall(answered)
     }
 
-    /// Reads the certificates again, for connections to come; false if there is no TLS.
-    ///
-    /// # Errors
-    /// What is missing or bad; then all stays as it was.
-    pub fn reload_certificates(&self) -> Result<bool, String> {
-        self.offer.as_ref().map_or(Ok(false), |offer| offer.reload().map(|()| true))
+    /// What reads certificates and a configuration again, from a thread of its own.
+    #[must_use]
+    pub fn reloader(&self) -> Reloader {
+        Reloader::new(Arc::clone(&self.service), self.offer.clone())
     }
 
     /// Tells the shards that own the volume's device and the volume.
     pub fn control(&self, control: Control) {
         self.board.send_all(|| Mail::Control(control));
-    }
-
-    /// Makes what is served what a configuration says that was read again: by name, exports that are missing in `wanted` are
-    /// removed (those that have clients are kept), new ones are added, another weight or class is set. Waits for what is
-    /// written out meanwhile.
-    ///
-    /// # Errors
-    /// What is wrong with `wanted`; nothing was changed.
-    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
-        self.service.reconcile(wanted)
     }
 
     /// What is served now.
@@ -818,7 +808,7 @@ fn live(
             *broken = Some(format!("shard {shard} cannot go on: {error}"));
         }
         // Other shards' devices may still use our buffers.
-        std::mem::forget(reactor);
+        reactor.abandon();
         crew.board.break_off();
     }
 }

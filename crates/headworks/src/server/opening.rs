@@ -9,8 +9,8 @@ use headworks_core::{
 
 use super::assemble::{AssembledExport, Common, ExportSpec, WatchedFile};
 use crate::device::{
-    Base, Device, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
-    Share, SizeWatch, Spec,
+    Base, Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice,
+    OpenFile, Share, SizeWatch, Spec,
 };
 use crate::units::display_size;
 
@@ -68,10 +68,41 @@ pub struct Origin {
     pub identity: Option<Identity>,
     /// For people.
     pub what: String,
+    /// What it was opened as.
+    pub spec: Spec,
     /// What its exports said.
     pub caching: Caching,
     /// A handle to look at its file, and to make it longer.
     pub watch: Option<SizeWatch>,
+}
+
+impl Origin {
+    /// Whether `export` is of this, now `size` bytes long, as it was opened: one image is not delayed for some of its exports.
+    pub fn agree(&self, export: &ExportSpec, size: u64) -> Result<(), ConfigError> {
+        let name = &export.name;
+        let differs = |key, how: &str| {
+            let message =
+                format!("export `{name}` differs from another export of the same image{how}");
+            Err(ConfigError::new(key, message))
+        };
+        if export.spec.wrappers != self.spec.wrappers {
+            return differs("of", ": each has to be wrapped in the same");
+        }
+        let (Base::File { options, .. }, Base::File { options: opened, .. }) =
+            (&export.spec.base, &self.spec.base)
+        else {
+            return Ok(());
+        };
+        if options.direct != Direct::default() && options.direct != opened.direct {
+            return differs("direct", "");
+        }
+        match options.size {
+            Some(wanted) if wanted != size && options.size != opened.size => {
+                differs("size", &format!(", which has {size} bytes, not {wanted}"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// What is behind an export, open.
@@ -155,7 +186,7 @@ impl Opened {
     }
 
     /// What is remembered of it.
-    pub fn origin(&self) -> Origin {
+    pub fn origin(&self, spec: &Spec) -> Origin {
         let file = match &self.body {
             Body::File(file) => Some(file),
             Body::Fake(_) => None,
@@ -163,6 +194,7 @@ impl Opened {
         Origin {
             identity: file.map(|file| file.identity()),
             what: self.what.clone(),
+            spec: spec.clone(),
             caching: Caching::default(),
             watch: file.map(|file| file.size_watch()),
         }

@@ -16,6 +16,10 @@ const PIECES_MAX: usize = 1024;
 /// 16 KiB of zeros for holes in simple replies: small, so that they stay in the first-level cache.
 static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
 
+/// Answers of a handshake that wait before another option is looked at. One list of a thousand exports is as long: a client
+/// that asks for it a hundred times and reads nothing makes one or two of them wait.
+const ANSWERS_BYTES: usize = 64 << 10;
+
 /// Header bytes that were sent are cut off the arena when there are this many.
 const COMPACT_AT: usize = 16 << 10;
 
@@ -80,6 +84,18 @@ impl Outgoing {
     #[must_use]
     pub fn replies(&self) -> usize {
         self.replies
+    }
+
+    /// Bytes of headers that are kept.
+    #[cfg(test)]
+    pub fn kept(&self) -> usize {
+        self.headers.len()
+    }
+
+    /// Whether another option of a handshake may be answered, of which `replies` may wait.
+    #[must_use]
+    pub fn has_room_for_answers(&self, replies: usize) -> bool {
+        self.replies < replies && self.headers.len() < ANSWERS_BYTES
     }
 
     /// Bytes of the pool's buffers that wait with their data.

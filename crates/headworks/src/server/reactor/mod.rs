@@ -92,9 +92,10 @@ enum Life {
         /// When the stop began.
         since: Instant,
     },
-    /// Own flushes are under way.
+    /// Own flushes are under way, the first of them with this number: who asked for those before it has gone.
     Flushing {
         left: usize,
+        first: u64,
         since: Instant,
     },
     /// Done, but other shards may still need our devices.
@@ -226,6 +227,14 @@ impl Reactor {
             }
             wait = self.next_wait(now, worked);
         }
+    }
+
+    /// It cannot go on: whoever waits for an answer, or will, hears that there is none. What devices may still use stays for ever.
+    pub fn abandon(mut self) {
+        self.parts.mail = std::sync::mpsc::channel().1;
+        self.sets = answers::Sets::default();
+        self.abandon_drains();
+        std::mem::forget(self);
     }
 
     /// Everything between two waits; true if anything happened.

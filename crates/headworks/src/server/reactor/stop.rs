@@ -49,15 +49,16 @@ impl Reactor {
                     self.flush_all(now, since);
                 }
             }
-            Life::Flushing { left, since } => {
+            Life::Flushing { left, first, since } => {
                 let in_time = self.parts.stop_ns == 0 || now.since(since) < self.parts.stop_ns;
                 let mut answers = std::mem::take(&mut self.parts.desk.own_flushes);
                 let ended = answers
                     .drain(..)
+                    .filter(|(id, _)| id.sequence >= first)
                     .filter(|(id, status)| self.is_last_word((id.volume, *status), in_time));
                 match left - ended.count() {
                     0 if self.frames_are_home() => self.wait_for_others(),
-                    left => self.life = Life::Flushing { left, since },
+                    left => self.life = Life::Flushing { left, first, since },
                 }
             }
             Life::Running | Life::Waiting => {}
@@ -91,7 +92,7 @@ impl Reactor {
 
     fn flush_all(&mut self, now: Instant, since: Instant) {
         let volumes = self.parts.volumes.clone();
-        self.life = Life::Flushing { left: volumes.len(), since };
+        self.life = Life::Flushing { left: volumes.len(), first: self.own_flushes, since };
         volumes.into_iter().for_each(|volume| self.flush(volume));
         self.step(now);
         self.push_messages();

@@ -65,9 +65,12 @@ impl Connection {
         received
     }
 
-    /// Whether its bounds allow another request.
+    /// Whether its bounds allow another request, or another option.
     #[must_use]
     pub fn has_room(&self) -> bool {
+        if matches!(self.phase, Phase::Handshake(_)) {
+            return self.outgoing.has_room_for_answers(self.limits.requests);
+        }
         self.window.used() + self.outgoing.replies() < self.limits.requests
             && self.held() < self.limits.buffer_bytes
     }
@@ -135,7 +138,9 @@ impl Connection {
                 self.outgoing.header(|headers| headers.extend_from_slice(&out));
             }
             let received = match outcome {
-                Outcome::Reply if self.outgoing.replies() < self.limits.requests => continue,
+                Outcome::Reply if self.outgoing.has_room_for_answers(self.limits.requests) => {
+                    continue;
+                }
                 Outcome::Reply => Received::Full,
                 Outcome::NeedMore => Received::Some,
                 Outcome::Encrypt => self.encrypt(bytes.len() - used, intake),
@@ -338,4 +343,56 @@ fn fault(error: ProtocolError) -> End {
 
 fn is_hang_up(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frontend::nbd::ExportInfo;
+    use crate::frontend::nbd::connection::ConnectionLimits;
+    use crate::memory::Pool;
+    use headworks_core::Instant;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    /// Long lists that nobody reads: what waits is one list and a little more, and whoever reads on gets all of them.
+    #[test]
+    fn a_flood_of_questions_makes_no_heap_of_answers() {
+        const ASKED: usize = 100;
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let seconds = 10_000_000_000;
+        let limits = ConnectionLimits {
+            requests: 128,
+            buffer_bytes: 1 << 20,
+            handshake_ns: seconds,
+            stall_ns: seconds,
+        };
+        let mut connection = Connection::new(ours.into(), "test".into(), limits, Instant(0));
+        let name = "n".repeat(100);
+        let exports = vec![ExportInfo { name, ..ExportInfo::default() }; 300];
+        let (mut pool, mut spans) = (Pool::new(1 << 20).unwrap(), Vec::new());
+        theirs.write_all(&3_u32.to_be_bytes()).unwrap();
+        theirs.write_all(&b"IHAVEOPT\0\0\0\x03\0\0\0\0".repeat(ASKED)).unwrap();
+        let list = 300 * 124 + 20;
+        let (mut most, mut got) = (0, vec![0; 18 + ASKED * list]);
+        let mut at = 0;
+        while at < got.len() {
+            let received = connection.receive(&mut Intake {
+                now: Instant(0),
+                scratch: &mut [0; 4096],
+                pool: &mut pool,
+                turn: Turn::Free,
+                exports: &exports,
+                room: &mut 1,
+                inputs: &mut Vec::new(),
+            });
+            assert!(!matches!(received, Received::End(_)), "{received:?}");
+            most = most.max(connection.outgoing.kept());
+            connection.send(Instant(0), &mut pool, &mut spans).unwrap();
+            theirs.set_nonblocking(true).unwrap();
+            at += theirs.read(&mut got[at..]).unwrap_or(0);
+        }
+        assert!(most < 3 * list, "{most} bytes waited");
+        assert!(got.ends_with(&[0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0]), "the last answer is whole");
+    }
 }

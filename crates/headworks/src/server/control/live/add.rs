@@ -71,7 +71,7 @@ impl Service {
                 return Err(wrong(&error));
             }
         };
-        let (notes, mut origin) = (opened.notes.clone(), opened.origin());
+        let (notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
         let mut watched = opened.watched(volume);
         let (mut file, common) = (None, opened.common(spec));

@@ -22,7 +22,7 @@ pub struct Reload {
 }
 
 impl Service {
-    /// See [`crate::server::Server::reconcile`].
+    /// See [`crate::server::Reloader::reconcile`].
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
         assemble::check(&wanted)?;
         let mut reload = Reload::default();

@@ -9,6 +9,7 @@ use super::*;
 use crate::device::testing::TempFile;
 use crate::engine::EngineChoice;
 use crate::server::assemble::{Assembly, ExportSpec};
+use crate::server::control::question::Question;
 use crate::server::{Server, ServerOptions};
 
 fn spec(text: &str) -> ExportSpec {
@@ -59,9 +60,11 @@ fn place(server: &Server, name: &str) -> (u16, u16, u16, WriteMode) {
 fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     let server = server(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"], &options(1));
     let wanted = |texts: &[&str]| texts.iter().map(|text| spec(text)).collect::<Vec<_>>();
-    let reload = server.reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
+    let reload =
+        server.reloader().reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
     assert_eq!(reload, Ok(Reload::default()), "nothing differs, nothing is touched");
     let reload = server
+        .reloader()
         .reconcile(wanted(&[
             "d=null:size=2M",
             "b=null:size=1M,weight=300,ioprio=idle:7",
@@ -79,7 +82,7 @@ fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     let weight = call(&server, "get", json!({ "path": "exports/b/weight" })).unwrap();
     assert_eq!(weight, json!({ "exports/b/weight": 300 }));
     // What cannot be changes nothing.
-    let twice = server.reconcile(wanted(&["x=null:size=1M", "x=null:size=1M"]));
+    let twice = server.reloader().reconcile(wanted(&["x=null:size=1M", "x=null:size=1M"]));
     assert!(twice.unwrap_err().message.contains("two exports"));
     assert_eq!(names(&server), "b c d");
     end(server);
@@ -212,4 +215,20 @@ fn looks_and_changes_go_on_beside_each_other() {
     assert!(looks > 0);
     assert_eq!(names(&server), "a");
     end(Arc::into_inner(server).unwrap());
+}
+
+#[test]
+fn a_stop_waits_for_its_own_flushes_and_counts_nobody_elses() {
+    let image = TempFile::absent("live-stop");
+    let text = format!("a=delay:flush=300ms,of=file:path={},size=1M", image.path().display());
+    let server = server(&[&text], &options(1));
+    let drain = || {
+        let question = |answer| Question::Drain { volume: VolumeId(0), answer };
+        server.service.ask(ShardId(0), question).map_err(|fault| fault.message().to_owned())
+    };
+    // Under way when the stop begins, and answered with its own.
+    let waiting = [(); 3].map(|()| drain().unwrap().1);
+    server.stop();
+    server.join().unwrap();
+    assert!(waiting.iter().all(|status| !matches!(status.recv(), Ok(Err(_)))));
 }
