@@ -1,10 +1,15 @@
 """What top and the metrics page say, against what ctl says; and scrapers that behave badly."""
 
 import json
+import os
+import pty
 import re
+import select
+import signal
 import socket
 import subprocess
 import sys
+import termios
 import urllib.request
 
 BAD = False
@@ -114,7 +119,35 @@ def top(binary, control):
     check("its bytes are its requests", abs(fast["wkB/s"] - 4 * fast["w/s"]) < 1, second)
     # Since the start: 5 ms each, as the device has it.
     check("a slow device's await is its delay", first["slow"]["r_await"] >= 5 and first["slow"]["dev50"] >= 5000, first)
+    for name in ["SIGTERM", "SIGHUP"]:
+        check(f"a screen that {name} ends puts the terminal back", *put_back(binary, control, getattr(signal, name)))
     return 0
+
+
+def put_back(binary, control, number):
+    """Whether a terminal is as before when a signal has ended its screen, and what was shown."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 132))
+    before = termios.tcgetattr(theirs)
+    screen = subprocess.Popen([binary, "top", control], stdin=theirs, stdout=theirs, stderr=theirs)
+    shown = b""
+    while b"\x1b[?1049h" not in shown:
+        shown += os.read(ours, 4096)
+    # A frame of it: by then it is all set up.
+    while b"quits" not in shown:
+        shown += os.read(ours, 4096)
+    screen.send_signal(number)
+    status = None
+    while status is None:
+        if select.select([ours], [], [], 0.05)[0]:
+            shown += os.read(ours, 4096)
+        status = screen.poll()
+    while select.select([ours], [], [], 0)[0]:
+        shown += os.read(ours, 4096)
+    good = status == 0 and b"\x1b[?1049l" in shown and termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
+    return good, (status, shown[-200:])
 
 
 def send(address, data, patience=10):

@@ -1,5 +1,6 @@
-//! The terminal of `top`: rows, keys, help. It is put back whatever happens.
+//! The terminal of `top`: rows, keys, help. It is put back at the end, also when a signal asks for it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ratatui::Frame;
@@ -15,6 +16,16 @@ use super::rates::{COLUMNS, Look, Row, cell, rows};
 /// Letters that sort by a column at once.
 const LETTERS: [(char, &str); 6] =
     [('r', "r/s"), ('w', "w/s"), ('u', "%util"), ('d', "dev99"), ('t', "tag99"), ('a', "aqu-sz")];
+
+/// A signal is seen so soon.
+const STEP: Duration = Duration::from_millis(200);
+
+/// A signal asked for the end.
+static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn end(_: libc::c_int) {
+    ASKED_TO_END.store(true, Ordering::Relaxed);
+}
 
 /// What is shown and how.
 #[derive(Debug, Default)]
@@ -67,6 +78,10 @@ pub fn run(
     let mut old = look()?;
     let mut terminal =
         ratatui::try_init().map_err(|error| format!("cannot use this terminal: {error}"))?;
+    for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
+        // SAFETY: the handler stores into an atomic, which is all that it does.
+        unsafe { libc::signal(signal, end as *const () as libc::sighandler_t) };
+    }
     let mut view = View::default();
     let broken = |error: std::io::Error| format!("the terminal is broken: {error}");
     let mut watch = || -> Result<(), String> {
@@ -75,8 +90,11 @@ pub fn run(
         let mut due = Instant::now() + interval.min(Duration::from_secs(1));
         loop {
             terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
+            if ASKED_TO_END.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             let left = due.saturating_duration_since(Instant::now());
-            if event::poll(left).map_err(broken)? {
+            if event::poll(left.min(STEP)).map_err(broken)? {
                 if let Event::Key(key) = event::read().map_err(broken)?
                     && key.kind == KeyEventKind::Press
                 {
@@ -85,6 +103,9 @@ pub fn run(
                         return Ok(());
                     }
                 }
+                continue;
+            }
+            if left > STEP {
                 continue;
             }
             let new = look()?;
