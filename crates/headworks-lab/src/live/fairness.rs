@@ -336,7 +336,8 @@ mod tests {
     fn two_exports_of_one_file_are_one_queue_even_behind_a_delay() {
         let folder = Folder::make().unwrap();
         let image = folder.image("image", 1 << 20).unwrap().display().to_string();
-        let exports = [("a", format!("{DELAY},of=file:path={image}")), ("b", image)];
+        let behind = format!("{DELAY},of=file:path={image}");
+        let exports = [("a", behind.clone()), ("b", behind)];
         let queue = |queue| queue;
         let host = HostOptions::new(&exports, &queue);
         let host = Host::start(&host).unwrap();
