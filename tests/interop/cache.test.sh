@@ -124,7 +124,7 @@ serve "${few[@]}" --stop-timeout 1s "$slow"
 check "16 MiB for a slow disk, again" nbdcopy "$DIR/source" "$URI"
 stop_with TERM 10
 check "a stop that takes too long ends with 1" test "$STATUS" -eq 1
-check "and says what is left of which export" grep -Eq 'error: export \(default\): [0-9]+ bytes .* were not written within the 1 s' "$LOG"
+check "and says what is left of which export" grep -Eq 'error: export default: [0-9]+ bytes .* were not written within the 1 s' "$LOG"
 rm -f "$SOCKET"
 
 # Errors of write-out: held, listed, acknowledged. (Where more than 1 % of the cache is held writes are refused, too.)

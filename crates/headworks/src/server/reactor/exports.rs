@@ -110,11 +110,11 @@ impl Exports {
         self.list();
     }
 
-    /// A volume as users know it: by the exports that it is served as.
+    /// A volume as users know it: by the exports that it is served as, under the names that `ctl` takes.
     pub fn name_of(&self, volume: VolumeId) -> String {
         let own = self.all().filter(|export| export.door.volume == volume);
         let names: Vec<&str> = own
-            .map(|export| if export.info.name.is_empty() { "(default)" } else { &export.info.name })
+            .map(|export| if export.info.name.is_empty() { "default" } else { &export.info.name })
             .collect();
         format!("export {}", names.join(", "))
     }
