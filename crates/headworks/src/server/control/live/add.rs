@@ -13,8 +13,8 @@ use super::{refused, wrong};
 use crate::device::{Base, Device};
 use crate::server::assemble::ExportSpec;
 use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Site, VolumeHolding};
+use crate::server::offered::served;
 use crate::server::opening::{Opened, assembled};
-use crate::server::served;
 
 impl Service {
     /// By the words of a client.

@@ -1,0 +1,321 @@
+//! From an assembly to threads that run: what each shard's thread is made from, the rings between them, and their start.
+//!
+//! ```text
+//!   seeds (per shard) --threads--> prepare: engine, buffers, cache --opened--> all open? --before()--> run
+//!                                       `-- any fails: none runs, and the first error is the answer
+//! ```
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, VolumeId};
+
+use super::Clock;
+use super::assemble::{Assembly, WatchedFile};
+use super::board::{Board, Mail};
+use super::desk::{Desk, Envelope, Peer};
+use super::listener::Listener;
+use super::options::ServerOptions;
+use super::reactor::{Parts, Reactor, ServedExport};
+use super::recorder::Recorder;
+use crate::device::Device;
+use crate::engine::{self, Waker};
+use crate::executor::Executor;
+use crate::frontend::nbd::connection::ConnectionLimits;
+use crate::memory::{Mapping, Pages, Pool, tables_in_huge_pages};
+use crate::ring::{self, Sleeper};
+use crate::tls::Offer;
+use crate::units::display_size;
+
+/// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.
+const RING_EXTRA: usize = 1024;
+/// Operations on files of devices that come later, all together; beyond that they wait in turn.
+const DEPTH_SPARE: usize = 1024;
+
+/// What a shard's thread is made from, before it runs.
+pub(super) struct Seed {
+    config: ShardConfig,
+    devices: Vec<Option<Box<dyn Device>>>,
+    peers: Vec<Option<Peer>>,
+    sleeper: Arc<Sleeper>,
+    mail: Receiver<Mail>,
+    listeners: Vec<Listener>,
+    files: Vec<WatchedFile>,
+    cpu: Option<usize>,
+}
+
+/// One seed per shard, with the rings between them.
+pub(super) fn seeds(
+    assembly: Assembly,
+    config: &ShardConfig,
+    caches: Vec<(CacheOptions, DirtyOptions)>,
+    options: &ServerOptions,
+    mails: Vec<Receiver<Mail>>,
+    listeners: Vec<Listener>,
+) -> Vec<Seed> {
+    let shards = usize::from(options.shards);
+    let sleepers: Vec<Arc<Sleeper>> = (0..shards).map(|_| Arc::default()).collect();
+    let mut peers = rings(&sleepers, config.bios_max as usize);
+    let mut seeds: Vec<Seed> = mails
+        .into_iter()
+        .zip(caches)
+        .enumerate()
+        .map(|(shard, (mail, (cache, dirty)))| Seed {
+            config: ShardConfig { id: ShardId(shard as u16), cache, dirty, ..config.clone() },
+            devices: Vec::new(),
+            peers: std::mem::take(&mut peers[shard]),
+            sleeper: Arc::clone(&sleepers[shard]),
+            mail,
+            listeners: Vec::new(),
+            files: Vec::new(),
+            cpu: options.cpus.get(shard).copied(),
+        })
+        .collect();
+    seeds[0].listeners = listeners;
+    for (index, (_, device)) in assembly.devices.into_iter().enumerate() {
+        let owner = usize::from(config.devices[index].owner.0);
+        seeds.iter_mut().for_each(|seed| seed.devices.push(None));
+        seeds[owner].devices[index] = Some(device);
+    }
+    for file in assembly.files {
+        let home = config.volumes[usize::from(file.volume.0)].home;
+        seeds[usize::from(home.0)].files.push(file);
+    }
+    seeds
+}
+
+/// The ends of the rings between every two shards, by shard, then by peer.
+fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
+    let shards = sleepers.len();
+    // A bio out, and two answers at most for each that came in: one early, one when its memory is free.
+    let capacity = 3 * bios_max + RING_EXTRA;
+    let mut producers: Vec<Vec<Option<ring::Producer<Envelope>>>> = Vec::new();
+    let mut consumers: Vec<Vec<Option<ring::Consumer<Envelope>>>> = Vec::new();
+    for _ in 0..shards {
+        producers.push((0..shards).map(|_| None).collect());
+        consumers.push((0..shards).map(|_| None).collect());
+    }
+    for from in 0..shards {
+        for to in (0..shards).filter(|&to| to != from) {
+            let (producer, consumer) = ring::ring(capacity, &sleepers[to]);
+            producers[from][to] = Some(producer);
+            consumers[to][from] = Some(consumer);
+        }
+    }
+    let ends = producers.into_iter().zip(consumers);
+    let pair = |(producer, consumer)| match (producer, consumer) {
+        (Some(producer), Some(consumer)) => {
+            Some(Peer { producer, consumer, outbox: Vec::with_capacity(1024) })
+        }
+        _ => None,
+    };
+    ends.map(|(producers, consumers)| producers.into_iter().zip(consumers).map(pair).collect())
+        .collect()
+}
+
+/// What all threads share.
+pub(super) struct Crew {
+    pub options: ServerOptions,
+    pub exports: Vec<ServedExport>,
+    pub board: Arc<Board>,
+    pub broken: Arc<Mutex<Option<String>>>,
+    pub offer: Option<Arc<Offer>>,
+}
+
+/// What a shard's thread has when it is ready to run.
+struct Opened {
+    engine: String,
+    waker: Waker,
+    pages: Option<Pages>,
+}
+
+/// The threads, and what they have.
+pub(super) struct Launched {
+    pub threads: Vec<JoinHandle<()>>,
+    pub engine: String,
+    /// What caches are made of, the least of them; none if there is none.
+    pub pages: Option<Pages>,
+}
+
+type Opening = (usize, Result<Opened, ConfigError>);
+
+/// Starts the threads, waits until every engine is open, calls `before`, then lets them run.
+pub(super) fn launch(
+    seeds: Vec<Seed>,
+    crew: &Crew,
+    before: impl FnOnce() -> Result<(), ConfigError>,
+) -> Result<Launched, ConfigError> {
+    let (opened, openings) = channel::<Opening>();
+    let (mut threads, mut starts) = (Vec::new(), Vec::new());
+    for (shard, seed) in seeds.into_iter().enumerate() {
+        let (start, started) = channel::<Vec<Waker>>();
+        let opened = opened.clone();
+        let crew = Crew {
+            options: crew.options.clone(),
+            exports: crew.exports.clone(),
+            board: Arc::clone(&crew.board),
+            broken: Arc::clone(&crew.broken),
+            offer: crew.offer.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("shard-{shard}"))
+            .spawn(move || live(shard, seed, &crew, &opened, &started))
+            .map_err(|error| {
+                ConfigError::new("shards", format!("cannot start a thread: {error}"))
+            })?;
+        threads.push(thread);
+        starts.push(start);
+    }
+    drop(opened);
+    let mut wakers: Vec<Option<Waker>> = starts.iter().map(|_| None).collect();
+    let (mut line, mut pages) = (String::new(), None);
+    for _ in 0..starts.len() {
+        let died = |_| ConfigError::new("shards", "a thread died at its start");
+        let (shard, result) = openings.recv().map_err(died)?;
+        let opened = result?;
+        line = opened.engine;
+        pages = pages.max(opened.pages);
+        wakers[shard] = Some(opened.waker);
+    }
+    let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
+    crew.board.set_wakers(wakers.clone());
+    if let Err(error) = before() {
+        drop(starts);
+        // They end, with what they opened; one that has died has nothing to say.
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        return Err(error);
+    }
+    for start in starts {
+        // A thread that is gone shows in `join`.
+        let _ = start.send(wakers.clone());
+    }
+    Ok(Launched { threads, engine: line, pages })
+}
+
+/// A shard's thread, from its engine to its end.
+fn live(
+    shard: usize,
+    seed: Seed,
+    crew: &Crew,
+    opened: &Sender<Opening>,
+    started: &Receiver<Vec<Waker>>,
+) {
+    if let Some(cpu) = seed.cpu {
+        pin(cpu);
+    }
+    let parts = match prepare(seed, crew) {
+        Ok(parts) => parts,
+        Err(error) => {
+            let _ = opened.send((shard, Err(error)));
+            return;
+        }
+    };
+    let (mut parts, engine, pages) = parts;
+    let waker = parts.engine.waker();
+    let _ = opened.send((shard, Ok(Opened { engine, waker, pages })));
+    // Without a start another shard failed, and the server does not come to be.
+    let Ok(wakers) = started.recv() else { return };
+    parts.wakers = wakers;
+    let mut reactor = Reactor::new(parts);
+    if let Err(error) = reactor.run() {
+        tracing::error!("shard {shard} cannot go on: {error}");
+        if let Ok(mut broken) = crew.broken.lock() {
+            *broken = Some(format!("shard {shard} cannot go on: {error}"));
+        }
+        // Other shards' devices may still use our buffers.
+        reactor.abandon();
+        crew.board.break_off();
+    }
+}
+
+fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), ConfigError> {
+    let Seed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
+    let options = &crew.options;
+    let id = config.id;
+    let disk_depth: usize = config
+        .devices
+        .iter()
+        .filter(|device| device.owner == id)
+        .map(|device| device.queue.queue_depth as usize + 64)
+        .sum();
+    let disk_depth = disk_depth + if options.live { DEPTH_SPARE } else { 0 };
+    let (engine, line) = engine::open(options.engine, disk_depth.max(1))?;
+    let pool = Pool::new(options.buffers).map_err(|error| {
+        ConfigError::new("buffers", format!("cannot map {}: {error}", options.buffers))
+    })?;
+    let (frames, pages) = map_frames(&config.cache)?.unzip();
+    let recorder = options.record.as_ref().map(|path| open_record(path, &config)).transpose()?;
+    let volumes = (0..config.volumes.len() as u16)
+        .map(VolumeId)
+        .filter(|volume| config.volumes[usize::from(volume.0)].home == id)
+        .collect();
+    let limits = ConnectionLimits {
+        requests: options.requests,
+        buffer_bytes: options.buffers / 2,
+        handshake_ns: options.handshake_ns,
+        stall_ns: options.stall_ns,
+    };
+    let shard = Shard::new(config.clone())?;
+    tables_in_huge_pages(shard.cache_tables());
+    let parts = Parts {
+        id,
+        clock: Clock::start(),
+        shard,
+        executor: Executor::new(devices),
+        engine,
+        desk: Desk::new(id, options.connections, pool, frames, peers),
+        sleeper,
+        wakers: Vec::new(),
+        mail,
+        board: Arc::clone(&crew.board),
+        exports: crew.exports.clone(),
+        listeners,
+        files,
+        volumes,
+        limits,
+        offer: crew.offer.clone(),
+        poll_ns: options.poll_ns,
+        reserve: options.foreign_bios(),
+        stop_ns: options.stop_ns,
+        recorder,
+    };
+    Ok((parts, line, pages))
+}
+
+/// The frames of a cache, if there is one. They cost nothing until they are used.
+///
+/// # Errors
+/// The kernel has no address space for them.
+pub fn map_frames(cache: &CacheOptions) -> Result<Option<(Mapping, Pages)>, ConfigError> {
+    if !cache.is_on() {
+        return Ok(None);
+    }
+    let bytes = cache.units as usize * 4096;
+    Mapping::huge(bytes).map(Some).map_err(|error| {
+        ConfigError::new("cache", format!("cannot map {}: {error}", display_size(bytes as u64)))
+    })
+}
+
+fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder, ConfigError> {
+    let mut name = path.as_os_str().to_owned();
+    if config.id.0 > 0 {
+        name.push(format!(".{}", config.id.0));
+    }
+    Recorder::create(name.as_ref(), config).map_err(|error| {
+        ConfigError::new("record", format!("cannot write {}: {error}", name.to_string_lossy()))
+    })
+}
+
+/// Keeps the calling thread on one CPU; a wish, not a promise.
+pub fn pin(cpu: usize) {
+    // SAFETY: an all-zero set is an empty one, and the call reads it only.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu % libc::CPU_SETSIZE as usize, &mut set);
+        if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) != 0 {
+            tracing::warn!("cannot stay on CPU {cpu}: {}", std::io::Error::last_os_error());
+        }
+    }
+}

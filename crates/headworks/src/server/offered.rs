@@ -1,0 +1,73 @@
+//! What clients are told of an export: its size, flags, block sizes and a sentence.
+
+use headworks_core::{ExportId, ShardConfig, VolumeConfig, WriteMode};
+
+use super::assemble::{AssembledExport, Assembly};
+use super::reactor::ServedExport;
+use crate::frontend::nbd::connection::Door;
+use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
+
+pub(super) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
+    let served = assembly.exports.iter().enumerate().map(|(index, export)| {
+        let volume = &config.volumes[usize::from(export.volume.0)];
+        served(export, ExportId(index as u16), volume, volume.options.size, index as u64)
+    });
+    served.collect()
+}
+
+/// An export as the shards know it; its volume may have grown to `size` since it was made.
+pub(super) fn served(
+    export: &AssembledExport,
+    id: ExportId,
+    volume: &VolumeConfig,
+    size: u64,
+    serial: u64,
+) -> ServedExport {
+    let read_only = export.read_only || volume.options.read_only;
+    let is_cached = volume.options.mode != WriteMode::None;
+    ServedExport {
+        info: ExportInfo {
+            name: export.name.clone(),
+            description: description(&export.description, volume.options.mode),
+            size,
+            flags: transmission_flags(read_only, volume.options.mode),
+            block_sizes: BlockSizes {
+                // A cache reads what is missing around a part of a block.
+                min: if is_cached { 1 } else { volume.options.block_size },
+                preferred: volume.options.block_size.max(4096),
+                ..BlockSizes::default()
+            },
+        },
+        door: Door { volume: export.volume, export: id, ioprio: export.ioprio },
+        shard: volume.home,
+        weight: export.weight,
+        serial,
+    }
+}
+
+/// Clients that show an export's description show what it does not promise.
+fn description(what: &str, mode: WriteMode) -> String {
+    match mode {
+        WriteMode::Unsafe => format!("{what}, UNSAFE: flushes and FUA promise nothing"),
+        _ => what.to_owned(),
+    }
+}
+
+/// Multi-conn holds for every device: a flush of a volume covers all that any connection was told is written. Where flushes
+/// promise nothing, that is not promised either.
+fn transmission_flags(read_only: bool, mode: WriteMode) -> TransmissionFlags {
+    use TransmissionFlags as Flags;
+    let mut always =
+        Flags::HAS_FLAGS.with(Flags::SEND_FLUSH).with(Flags::SEND_DF).with(Flags::SEND_CACHE);
+    if mode != WriteMode::Unsafe {
+        always = always.with(Flags::CAN_MULTI_CONN);
+    }
+    if read_only {
+        return always.with(Flags::READ_ONLY);
+    }
+    always
+        .with(Flags::SEND_FUA)
+        .with(Flags::SEND_TRIM)
+        .with(Flags::SEND_WRITE_ZEROES)
+        .with(Flags::SEND_FAST_ZERO)
+}

@@ -1,0 +1,136 @@
+//! How to serve: every number with its default and its range.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{CacheOptions, ConfigError, PlugNesting, Tunable};
+
+use super::{Address, Given, LogLevel, caching, desk};
+use crate::engine::EngineChoice;
+use crate::memory::Pool;
+use crate::tls::TlsOptions;
+
+/// Bios that a shard's own clients may have in flight at once.
+pub(super) const BIOS_MAX: u32 = 8192;
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Where clients connect.
+    pub listen: Vec<Address>,
+    /// Where the operator connects: a unix socket for its owner alone.
+    pub control: Option<PathBuf>,
+    /// A socket that listens already, instead of `control`.
+    pub control_given: Option<Given>,
+    /// What shows and sets how much is logged.
+    pub log_level: Option<LogLevel>,
+    /// Where Prometheus asks, over TCP.
+    pub metrics: Option<SocketAddr>,
+    /// Threads. 1: on few CPUs a second one only costs wake-ups.
+    pub shards: u16,
+    /// Spread volumes over all shards instead of keeping each with its device.
+    pub spread: bool,
+    /// CPUs for the shards, in order; empty leaves the choice to the kernel.
+    pub cpus: Vec<usize>,
+    /// Which engine.
+    pub engine: EngineChoice,
+    /// Look this long before sleeping; 0 never. 50 us: a client on another CPU takes about 25 to wake up and as long to ask
+    /// again (measured: 20 misses it, 100 gains nothing).
+    pub poll_ns: u64,
+    /// Bytes of buffers, for each shard.
+    pub buffers: usize,
+    /// Bytes of the page cache, all shards together; 0: none.
+    pub cache: u64,
+    /// How much of it may be dirty, all shards together, and when writers wait.
+    pub dirty: DirtyOptions,
+    /// Clients at once, for each shard.
+    pub connections: usize,
+    /// Requests of one client in flight.
+    pub requests: usize,
+    /// A handshake takes no longer.
+    pub handshake_ns: u64,
+    /// A client that reads or sends nothing of what is under way for this long is closed.
+    pub stall_ns: u64,
+    /// Which plug flushes when plugs nest.
+    pub plug_nesting: PlugNesting,
+    /// A stop that takes longer leaves what is not written; 0: however long it takes.
+    pub stop_ns: u64,
+    /// Write all inputs there; shards beyond the first add `.N`.
+    pub record: Option<PathBuf>,
+    /// Exports may come and go while it runs: places are kept for 64 devices and 1024 exports in all.
+    pub live: bool,
+    /// Options of every queue, also of those that come later.
+    pub queue: Vec<(Tunable, u64)>,
+    /// Whether and how clients encrypt.
+    pub tls: TlsOptions,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            control: None,
+            control_given: None,
+            log_level: None,
+            metrics: None,
+            shards: 1,
+            spread: false,
+            cpus: Vec::new(),
+            engine: EngineChoice::Auto,
+            poll_ns: 50_000,
+            buffers: 128 << 20,
+            cache: 0,
+            dirty: DirtyOptions::default(),
+            connections: 1024,
+            requests: 128,
+            handshake_ns: 10_000_000_000,
+            stall_ns: 60_000_000_000,
+            plug_nesting: PlugNesting::default(),
+            stop_ns: 60_000_000_000,
+            record: None,
+            live: false,
+            queue: Vec::new(),
+            tls: TlsOptions::default(),
+        }
+    }
+}
+
+impl ServerOptions {
+    /// Checks every range once.
+    ///
+    /// # Errors
+    /// The first option out of range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let range = |name, value: usize, low: usize, high: usize| {
+            if (low..=high).contains(&value) {
+                return Ok(());
+            }
+            Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
+        };
+        range("shards", self.shards.into(), 1, 64)?;
+        range("connections", self.connections, 1, desk::CONNECTIONS_MAX)?;
+        range("requests", self.requests, 1, 4096)?;
+        range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
+        // Two of the largest requests: one and the reserve, and one connection's share is at least one.
+        range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
+    }
+}
+
+impl ServerOptions {
+    pub(super) fn cache_wish(&self) -> caching::Wish {
+        let Self { cache, dirty, connections, .. } = *self;
+        caching::Wish { bytes: cache, dirty, connections }
+    }
+
+    /// Bios of other shards that one may have in its devices.
+    pub(super) fn foreign_bios(&self) -> u32 {
+        if self.spread { self.bios_abroad() * (u32::from(self.shards) - 1) } else { 0 }
+    }
+
+    /// Bios that one shard may have on other shards' devices: its clients' and its cache's own.
+    pub(super) fn bios_abroad(&self) -> u32 {
+        let units = u32::try_from(self.cache / 4096).unwrap_or(u32::MAX);
+        BIOS_MAX + CacheOptions { units, ..CacheOptions::default() }.bios()
+    }
+}
