@@ -333,6 +333,36 @@ def watched():
         shutil.rmtree(at)
 
 
+def stopped_twice():
+    @case
+    def _():
+        """a second SIGTERM that overtakes the first tells what is lost all the same"""
+        at = folder()
+        manager = Manager(at)
+        arguments = ["--cache", "16M", f"delay:write=600s,of=file:path={at}/image,size=1M", "-U", at + "/nbd"]
+        with Served(arguments, manager=manager) as server:
+            manager.until("READY=1")
+            connect(at + "/nbd").pwrite(b"x" * 4096, 0)
+            [shard] = [task for task, fields in server.threads() if fields["Name"] == "shard-0"]
+            ptrace(PTRACE_SEIZE, shard)
+            ptrace(PTRACE_INTERRUPT, shard)
+            os.waitpid(shard, WALL)
+            os.kill(server.pid, signal.SIGTERM)
+            manager.until("STOPPING=1")
+            os.kill(server.pid, signal.SIGTERM)
+            # Time in which a server that does not wait for its shard would be gone.
+            time.sleep(0.1)
+            try:
+                ptrace(PTRACE_DETACH, shard)
+            except ProcessLookupError:
+                # It is gone; who traced a thread has to bury it.
+                os.waitpid(shard, WALL)
+            assert server.wait() == 1
+            assert "4096 bytes (4 KiB) were not written" in server.said(), server.said()
+            assert "not known" not in server.said(), server.said()
+        shutil.rmtree(at)
+
+
 def as_user(uid, what):
     """What `what` returns when it is somebody else who calls it."""
     ours, theirs = os.pipe()
@@ -518,6 +548,6 @@ def logs():
         shutil.rmtree(at)
 
 
-{"activated": activated, "draining": draining, "watched": watched, "privileges": privileges, "sandbox": sandbox,
- "logs": logs}[WHAT]()
+{"activated": activated, "draining": draining, "watched": watched, "stopped_twice": stopped_twice,
+ "privileges": privileges, "sandbox": sandbox, "logs": logs}[WHAT]()
 done()

@@ -10,6 +10,7 @@ ops sandbox
 ops logs
 if [ "$(id -u)" -eq 0 ]; then
     ops watched
+    ops stopped_twice
     ops privileges
 else
     skip "the watchdog and other users" "only root may stop a thread of another process and become somebody else"

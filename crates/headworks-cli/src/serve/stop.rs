@@ -13,6 +13,10 @@ use crate::signals::{News, Signals};
 /// How often a stop is looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How long a stop that may not take time waits for the shards to tell what is lost. One that turns tells within
+/// milliseconds; one that does not is not worth more.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// A stop that is under way.
 struct Stop {
     since: Instant,
@@ -119,6 +123,7 @@ fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &Ma
 /// The second signal, or no time is left: say what is not written and not flushed, and go. Threads may be in a device that does not answer: nothing may wait for
 /// them, so nothing that they use is dropped.
 pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
+    let _ = running.server.roll_call().wait(LAST_WORD);
     let (unflushed, left) = (running.server.unflushed(), running.server.left());
     let mut all_flushed = true;
     let exports = running.server.exports();

@@ -26,9 +26,10 @@ mod reloader;
 mod statistics;
 
 use std::net::SocketAddr;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
@@ -120,6 +121,12 @@ impl RollCall {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         matches!(self.0.try_recv(), Err(TryRecvError::Disconnected))
+    }
+
+    /// Waits until the call is complete, but no longer than `patience`; whether it is.
+    #[must_use]
+    pub fn wait(&self, patience: Duration) -> bool {
+        matches!(self.0.recv_timeout(patience), Err(RecvTimeoutError::Disconnected))
     }
 }
 
@@ -280,6 +287,7 @@ impl Server {
     }
 
     /// Writes by volume that finished and that no flush covers, as of a stop that is under way; none where that is not known.
+    /// A shard tells them when it hears of the stop: a [`Server::roll_call`] that is complete since then has them all.
     #[must_use]
     pub fn unflushed(&self) -> Vec<Option<u64>> {
         self.board.unflushed()

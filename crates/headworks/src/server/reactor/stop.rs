@@ -19,6 +19,8 @@ impl Reactor {
             return;
         }
         self.life = Life::Draining { since: now };
+        // At once: whoever gives the stop no time is still told what is lost.
+        self.publish_unflushed();
         for listener in std::mem::take(&mut self.parts.listeners).into_iter().enumerate() {
             self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
