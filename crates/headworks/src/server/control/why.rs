@@ -188,20 +188,22 @@ fn stages(slowest: &[Slow]) -> Value {
         (name.to_owned(), value)
     };
     let total = row("total", slowest.iter().map(|slow| slow.total_ns).collect());
-    let waits = Wait::ALL.into_iter().map(|wait| {
-        row(
-            wait.name(),
-            slowest.iter().map(|slow| slow.spent.at_most(wait).min(slow.total_ns)).collect(),
-        )
-    });
+    let waits = Wait::ALL
+        .into_iter()
+        .map(|wait| row(wait.name(), slowest.iter().map(|slow| waited(slow, wait)).collect()));
     Value::Object(std::iter::once(total).chain(waits).collect())
+}
+
+/// A wait is known as the upper end of its bucket, the whole exactly: no part is shown longer than the whole.
+fn waited(slow: &Slow, wait: Wait) -> u64 {
+    slow.spent.at_most(wait).min(slow.total_ns)
 }
 
 fn one(now: Instant, slow: &Slow) -> Value {
     let waits: Map<String, Value> = Wait::ALL
         .into_iter()
         .filter(|wait| slow.spent.bucket(*wait) > 0)
-        .map(|wait| (wait.name().to_owned(), json!(micros(slow.spent.at_most(wait)))))
+        .map(|wait| (wait.name().to_owned(), json!(micros(waited(slow, wait)))))
         .collect();
     json!({
         "op": slow.op.name(),
@@ -320,6 +322,8 @@ mod tests {
     fn waits_never_come_to_more_than_the_total_and_the_rest_is_elsewhere() {
         let parts = parts(&slow(1_000, &[(Wait::Device, 3_000), (Wait::Tag, 900)]));
         assert!((parts.iter().sum::<f64>() - 1_000.0).abs() < 1e-6 && parts[Wait::COUNT] < 1e-6);
+        let shown = one(Instant(0), &slow(20_800_000, &[(Wait::Dirty, 20_800_000)]));
+        assert_eq!(shown["stages_us"]["dirty"], shown["total_us"]);
         let text = sentence(20, &[slow(4_000_000, &[])]);
         assert!(text.contains("100 % of their time in elsewhere (on the way"), "{text}");
     }
