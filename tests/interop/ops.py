@@ -289,15 +289,14 @@ def watched():
             ptrace(PTRACE_INTERRUPT, shard)
             os.waitpid(shard, WALL)
             try:
-                # One sign may be on its way, for the call that was answered before.
-                time.sleep(0.4)
                 manager.drain()
-                # Waiting longer than it takes makes this no less true.
-                time.sleep(0.4)
+                # Time for eight signs; waiting longer makes this no less true.
+                time.sleep(0.8)
                 late = manager.drain()
             finally:
                 ptrace(PTRACE_DETACH, shard)
-            assert late == [], late
+            # The last call before may have been answered.
+            assert len(late) <= 1, late
             manager.until("WATCHDOG=1")
             assert server.stop() == 0
         shutil.rmtree(at)

@@ -20,7 +20,9 @@ fi
 if command -v systemd-socket-activate >/dev/null; then
     systemd-socket-activate -l "$SOCKET" --fdname=nbd "$HEADWORKS" serve --engine "$ENGINE" mem:size=64M >"$OUT" 2>"$LOG" &
     SERVER=$!
-    wait_until 20 test -S "$SOCKET"
+    # The file is there before anybody listens.
+    listens() { awk -v path="$SOCKET" '$8 == path && $4 == "00010000" { found = 1 } END { exit !found }' /proc/net/unix; }
+    wait_until 20 listens
     check "a client that systemd hands over is served" test "$(nbdinfo --size "$URI")" = 67108864
     stop_with TERM
     check "SIGTERM ends the server with 0" test "$STATUS" -eq 0
