@@ -22,7 +22,7 @@ for signal in TERM INT; do
     serve "$(spec disk)"
     check "8 MiB acknowledged, not flushed" nbdcopy "$DIR/source" "$URI"
     attach
-    stop_with $signal 15
+    stop_with $signal 30
     check "SIG$signal with clients attached ends the server with 0" test "$STATUS" -eq 0
     check "its socket is gone" test ! -e "$SOCKET"
     no_panic
@@ -33,8 +33,8 @@ for signal in TERM INT; do
     fi
 done
 
-# A write that takes half a minute: the first signal waits for it, the second does not.
-serve "delay:write=30s,of=$(spec disk)"
+# A write that takes longer than anybody waits here: the first signal waits for it, the second does not.
+serve "delay:write=600s,of=$(spec disk)"
 "$PYTHON" -c 'import nbd, sys
 h = nbd.NBD()
 h.connect_uri(sys.argv[1])
@@ -51,9 +51,8 @@ kill -TERM "$SERVER"
 refuses_clients() { ! nbdinfo --size "$URI"; }
 check "after SIGTERM there are no new clients" wait_until 10 refuses_clients
 check "but the server waits for the write" kill -0 "$SERVER"
-started=$SECONDS
-stop_with TERM 5
-check "a second SIGTERM ends it at once" test $((SECONDS - started)) -le 3 -a "$STATUS" -ne 255
+stop_with TERM
+check "a second SIGTERM ends it at once" test "$STATUS" -ne 255
 check "with 1: something was not flushed" test "$STATUS" -eq 1
 check "and it says so" grep -qi 'flush' "$LOG"
 no_panic
