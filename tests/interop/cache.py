@@ -1,6 +1,7 @@
 """What clients may rely on when an export is cached. `cache.py WHAT URI [ARGUMENTS]` prints a line for each check."""
 
 import errno
+import os
 import random
 import sys
 
@@ -67,14 +68,14 @@ def fill(uri, mib, seed, flush):
         h.flush()
 
 
-def rounds(uri, start_mib, mib, count):
-    """Writes a range and flushes it, some times over; prints the bytes flushed."""
+def rounds(uri, start_mib, mib, enough):
+    """Writes a range and flushes it, again and again until a file is there; prints a line for each flush."""
     h, data = connect(uri), random.Random(1).randbytes(1 << 20)
-    for _ in range(int(count)):
+    while not os.path.exists(enough):
         for index in range(int(mib)):
             h.pwrite(data, int(start_mib) + index << 20)
         h.flush()
-    print(int(count) * int(mib) << 20)
+        print(int(mib) << 20, flush=True)
 
 
 def flushes(uri):
