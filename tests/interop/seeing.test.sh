@@ -18,7 +18,7 @@ blames() { # STAGE EXPORT: the sentence names it first, and the report its share
 assert r["requests"] >= r["considered"] > 0 and len(r["worst"]) > 0, r' "$1"
 }
 
-serve --control "$CONTROL" --metrics 127.0.0.1:0 "slow=delay:read=5ms,of=mem:size=16M" "fast=mem:size=16M" "idle=null:size=1M"
+serve --control "$CONTROL" --metrics 127.0.0.1:0 "slow=delay:read=50ms,of=mem:size=16M" "fast=mem:size=16M" "idle=null:size=1M"
 PAGE=$(sed -n 's/^metrics: //p' "$OUT")
 check "the start message names the page" test -n "$PAGE"
 check "reads of a slow device" load slow --rw randread --iodepth 4 --runtime 1
@@ -30,11 +30,16 @@ check "more reads than tags" load slow --rw randread --iodepth 16 --runtime 1
 check "why says tag" blames tag slow
 check "the hint names nr_requests" sh -c '"$1" ctl "$2" why slow | grep -q "hint: tag: hw0/queue/nr_requests (1 now)"' - "$HEADWORKS" "$CONTROL"
 
-# What top shows is what happened.
-load fast --rw randwrite --iodepth 4 --runtime 3 &
+# What top shows is what happened: it looks while the load lasts.
+"$HEADWORKS" bench --uri "$(at fast)" --bs 4k --rw randwrite --iodepth 4 --runtime 90 >"$DIR/bench" 2>&1 &
 LOAD=$!
+is_loaded() { ctl latency | grep -q '^fast '; }
+check "a load to look at" wait_until 20 is_loaded
 script seeing.py top "$HEADWORKS" "$CONTROL"
+check "the load lasted" kill $LOAD
 wait $LOAD
+nobody_is_there() { [ "$(ctl connections --json)" = "[]" ]; }
+check "its connection is gone" wait_until 20 nobody_is_there
 check "top without a terminal is lines" sh -c '"$1" top "$2" --batch 1 | grep -q "^fast  *[0-9]"' - "$HEADWORKS" "$CONTROL"
 check "a server that is not there: one sentence" sh -c '! "$1" top "$2.none" --batch 1 2>&1 >/dev/null | grep -qv "^headworks: error: cannot connect to the control socket"' - "$HEADWORKS" "$CONTROL"
 check "ctl latency has a row of each export that was used" sh -c 'test "$("$1" ctl "$2" latency | tail -n +2 | cut -d" " -f1 | sort -u | tr "\n" " ")" = "fast slow "' - "$HEADWORKS" "$CONTROL"
