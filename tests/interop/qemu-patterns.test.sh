@@ -12,9 +12,8 @@ bench() { # URI
 
 for cache in 0 8M; do
     rm -f "$IMAGES/patterns.img"
-    port=$("$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    tcp=nbd://127.0.0.1:$port
-    serve --cache $cache -p "$port" "file:path=$IMAGES/patterns.img,size=64M"
+    serve --cache $cache -p 0 "file:path=$IMAGES/patterns.img,size=64M"
+    tcp=nbd://127.0.0.1:$(sed -n 's/^tcp: port \([0-9]*\),.*/\1/p' "$OUT")
     check "it listens on TCP, too" nbdinfo --size "$tcp"
     script qemu_patterns.py 1 "$URI" "$tcp"
     script qemu_patterns.py 2 "$tcp" "$URI"
