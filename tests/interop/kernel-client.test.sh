@@ -38,7 +38,7 @@ export FOLDER=$FOLDER TREE=$TREE CHECKS=$HERE/uml/checks.sh
 ENV
 
 # TMPDIR: where the guest's memory is; /dev/shm may be too small.
-TMPDIR=$FOLDER LD_PRELOAD=$FOLDER/xstate.so timeout --kill-after=5 100 linux.uml mem=192M rootfstype=hostfs rootflags=/ rw \
+TMPDIR=$FOLDER LD_PRELOAD=$FOLDER/xstate.so timeout --kill-after=5 250 linux.uml mem=192M rootfstype=hostfs rootflags=/ rw \
     init="$(realpath "$HERE/uml/init.sh")" FOLDER="$FOLDER" con=null con0=null,fd:1 </dev/null >"$FOLDER/console" 2>&1
 tr -d '\r' <"$FOLDER/console" >"$FOLDER/console.text"
 if [ ! -s "$FOLDER/checks" ]; then

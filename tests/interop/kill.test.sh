@@ -10,7 +10,7 @@ floods=0
 for i in 1 2 3 4 5 6; do
     SEED=$i "$PYTHON" "$HERE/kill.py" flood "$URI" >"$DIR/flood" 2>&1 &
     flood=$!
-    if wait_until 10 grep -q flooding "$DIR/flood"; then
+    if wait_until 30 grep -q flooding "$DIR/flood"; then
         floods=$((floods + 1))
     fi
     kill -9 $flood
