@@ -53,7 +53,7 @@ pub(super) struct Flusher {
     group: u32,
     why: Why,
     /// Only folios up to this generation.
-    target: Option<u32>,
+    target: Option<u64>,
     /// When the pass began, and whether nothing of the group was left out.
     began: Instant,
     all: bool,
@@ -333,7 +333,7 @@ impl Cache {
         sorted.sort_unstable_by_key(|&unit| self.folios[unit].key.word());
     }
 
-    fn next_work(&mut self, now: Instant, device: usize) -> Option<(u32, Why, Option<u32>)> {
+    fn next_work(&mut self, now: Instant, device: usize) -> Option<(u32, Why, Option<u64>)> {
         if let Some((group, target)) = self.sync_work(device) {
             return Some((group, Why::Sync, Some(target)));
         }
@@ -362,7 +362,7 @@ impl Cache {
     }
 
     /// A group of a volume for which a flush waits.
-    fn sync_work(&self, device: usize) -> Option<(u32, u32)> {
+    fn sync_work(&self, device: usize) -> Option<(u32, u64)> {
         self.in_turn(device).find_map(|index| {
             let volume = &self.volumes[index];
             let target = volume.target.filter(|&target| volume.has_dirty(target))?;

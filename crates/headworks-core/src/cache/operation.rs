@@ -98,7 +98,7 @@ pub(super) struct Operation {
     /// Write-outs of its own that are on their way.
     pub pending: u32,
     /// Sync: the last generation that it waits for.
-    pub generation: u32,
+    pub generation: u64,
     /// Sync: it is given up at this time.
     pub deadline: Instant,
     /// The first thing that went wrong.
