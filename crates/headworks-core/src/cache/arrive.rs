@@ -87,6 +87,10 @@ impl Cache {
             let stage = ReplyStage::Early;
             let spent = up.spent;
             turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
+            // If it has its range for itself: who waits for that hears of it, as do those who come until it ends.
+            if let Some(mut waiting) = self.ranges.take_waiting(up.cookie) {
+                self.lines.ready.append(&mut self.ops, &mut waiting);
+            }
         }
     }
 

@@ -76,7 +76,7 @@ impl Ranges {
     }
 
     /// Those that wait for the lock of an operation; it stays locked.
-    fn take_waiting(&mut self, slot: u32) -> Option<Fifo> {
+    pub fn take_waiting(&mut self, slot: u32) -> Option<Fifo> {
         let lock = self.locks.iter_mut().find(|lock| lock.slot == slot)?;
         Some(std::mem::replace(&mut lock.waiting, Fifo::new()))
     }

@@ -167,6 +167,25 @@ fn who_waits_for_a_range_hears_that_the_device_does_not_answer() {
     assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
 }
 
+/// The same if it is the write-out of what was dirty there that is not answered: the direct write has not gone down yet.
+#[test]
+fn who_waits_for_a_range_that_is_written_out_hears_that_the_device_does_not_answer() {
+    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);
+    desk.send(1, Op::Write, 0, BLOCK);
+    let direct = desk.send_flags(1, Op::Write, 0, 4 * BLOCK, BioFlags::DIRECT);
+    let read = desk.send(2, Op::Read, BLOCK, BLOCK);
+    let write = desk.send(3, Op::Write, 2 * BLOCK, BLOCK);
+    assert_eq!((desk.flying.len(), desk.answer(direct)), (1, None));
+    desk.wait(3 * SEC);
+    let answers = [direct, read, write].map(|id| desk.answer(id));
+    assert_eq!(answers, [Some(LATE); 3], "nobody waits for as long as the device likes");
+    desk.complete(Ok(()));
+    desk.settle(Ok(()));
+    let after = desk.send(2, Op::Read, BLOCK, BLOCK);
+    desk.settle(Ok(()));
+    assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
+}
+
 #[test]
 fn writethrough_tells_of_an_error_and_forgets_the_block() {
     let mut desk =
