@@ -5,7 +5,7 @@
 //! `Released` (its frames are free; what was to be written is dirty again).
 
 use super::defect::CacheDefect;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::folio::{BLOCK, BLOCK_SHIFT, block};
 use super::operation::{Doing, Park};
 use super::{Cache, Turn, Up};
 use crate::action::Action;
@@ -65,7 +65,7 @@ impl Cache {
 
     /// A command passed its time-out.
     fn on_late(&mut self, turn: &mut Turn, run: &Run, up: &Up) {
-        self.folios[run.folio].marks |= Folio::LATE;
+        self.folios[run.folio].late += 1;
         let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
         if up.bio.op == Op::Read {
             return self.wake_folio(run.folio, Some(failed), up.spent);
@@ -111,7 +111,7 @@ impl Cache {
         }
         let folio = &mut self.folios[run.folio];
         folio.filling -= run.count as u16;
-        self.no_longer_late(run.folio);
+        self.no_longer_late(run.folio, up);
         let error = status.err();
         let failed = error.map(|e| (run.block, run.block + u64::from(run.count), e));
         self.wake_folio(run.folio, failed, up.spent);
@@ -124,11 +124,9 @@ impl Cache {
         within && end < self.volumes[usize::from(run.volume.0)].size
     }
 
-    fn no_longer_late(&mut self, unit: u32) {
-        let folio = &mut self.folios[unit];
-        if folio.filling == 0 && folio.writeback == 0 {
-            folio.marks &= !Folio::LATE;
-        }
+    /// Each bio that was given up counts until it is answered: others of its folio may never rest.
+    fn no_longer_late(&mut self, unit: u32, up: &Up) {
+        self.folios[unit].late -= u16::from(up.stage == ReplyStage::Released);
     }
 
     /// Blocks were written, or could not be.
@@ -159,7 +157,7 @@ impl Cache {
         let folio = &mut self.folios[run.folio];
         folio.writeback -= run.count as u16;
         folio.dirty += held as u16;
-        self.no_longer_late(run.folio);
+        self.no_longer_late(run.folio, up);
         self.volume(run.volume).unclean -= clean;
         self.newer.sub(self.folios[run.folio].key, clean);
         self.throttle.on_written(turn.now, device, clean);

@@ -88,6 +88,7 @@ impl Cache {
         let count = |bit: u8| states.iter().filter(|&state| state & bit != 0).count() as u16;
         let counts = (count(block::DIRTY), count(block::WRITEBACK), count(block::FILLING));
         assert_eq!(counts, (folio.dirty, folio.writeback, folio.filling), "{folio:?}");
+        assert!(folio.late <= folio.writeback + folio.filling, "who is late is on its way: {folio:?}");
         let (volume, first) = (folio.key.volume(), folio.key.block());
         assert_eq!(self.index.find(&self.folios, volume, first), Some(unit), "{folio:?}");
         assert!(folio.place != Place::None, "a folio waits for its eviction");

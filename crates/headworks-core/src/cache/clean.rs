@@ -5,7 +5,7 @@
 //! is on the device but perhaps not durable: then a flush of the device follows, for FUA.
 
 use super::flusher::Why;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, Key, ORDER_MAX, block};
+use super::folio::{BLOCK, BLOCK_SHIFT, Key, ORDER_MAX, block};
 use super::operation::{Doing, Operation, Park};
 use super::writeout::Sent;
 use super::{Cache, Down, Turn};
@@ -72,7 +72,7 @@ impl Cache {
             let left = (end - at).min(u64::from(self.folios[unit].blocks() - from)) as u32;
             let states = self.folios.states(unit + from, left);
             if states[0] & block::WRITEBACK != 0 {
-                if self.folios[unit].is(Folio::LATE) {
+                if self.folios[unit].is_late() {
                     op.status = Err(IoError::TimedOut);
                     return (op.pending > 0).then_some(Park::Own);
                 }

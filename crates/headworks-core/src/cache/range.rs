@@ -158,7 +158,7 @@ impl Cache {
         if let Some(unit) = self.busy_folio(op, range)
             && self.defect != CacheDefect::DiscardIgnoresWriteout
         {
-            if self.folios[unit].is(Folio::LATE) {
+            if self.folios[unit].is_late() {
                 self.unlock(op, slot);
                 return self.finish(turn, op, Err(IoError::TimedOut));
             }

@@ -101,7 +101,7 @@ impl Cache {
         let state = self.folios.states(unit + first, 1)[0];
         let over = self.defect == CacheDefect::FillOverwrites && self.part(op).whole;
         if state & block::FILLING != 0 && !over {
-            if self.folios[unit].is(Folio::LATE) {
+            if self.folios[unit].is_late() {
                 return Some(self.finish(turn, op, Err(IoError::TimedOut)));
             }
             return Some(Park::Folio(unit));
@@ -324,7 +324,7 @@ impl Cache {
             self.shadows.of(unit + first)
         } else {
             let Some(shadow) = self.shadows.take(unit + first) else {
-                if self.folios[unit].is(Folio::LATE) {
+                if self.folios[unit].is_late() {
                     return Some(self.finish(turn, op, Err(IoError::TimedOut)));
                 }
                 self.stats.waits[3] += 1;

@@ -186,6 +186,28 @@ fn who_waits_for_a_range_that_is_written_out_hears_that_the_device_does_not_answ
     assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
 }
 
+/// A folio of which something is always on its way: what was late once and came is not late any longer.
+#[test]
+fn a_folio_that_never_rests_is_late_no_longer_than_its_command() {
+    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = 2 * SEC);
+    desk.send(1, Op::Prefetch, 0, 4 * BLOCK);
+    desk.settle(Ok(()));
+    assert_eq!(desk.stats().folios[2], 1, "one folio of four blocks");
+    let late = desk.send_flags(1, Op::Write, 0, BLOCK, BioFlags::FUA);
+    desk.wait(3 * SEC);
+    assert_eq!(desk.answer(late), Some(LATE));
+    let first = desk.send_flags(2, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    let refused = desk.send_flags(3, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    assert_eq!(desk.answer(refused), Some(LATE), "while it is late");
+    // The late one comes; the other is on its way still, and in time.
+    desk.complete(Ok(()));
+    assert_eq!((desk.answer(first), desk.flying.len()), (None, 1));
+    let second = desk.send_flags(4, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    assert_eq!(desk.answer(second), None, "it waits for the one before it");
+    desk.settle(Ok(()));
+    assert_eq!((desk.answer(first), desk.answer(second)), (Some(Ok(())), Some(Ok(()))));
+}
+
 #[test]
 fn writethrough_tells_of_an_error_and_forgets_the_block() {
     let mut desk =
