@@ -162,6 +162,7 @@ impl Cache {
         self.newer.sub(self.folios[run.folio].key, clean);
         self.throttle.on_written(turn.now, device, clean);
         if held > 0 {
+            self.held.mark(run.folio);
             self.throttle.on_write_failed(turn.now, device, held);
         }
         if let Err(error) = status {

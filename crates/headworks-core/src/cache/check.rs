@@ -88,6 +88,8 @@ impl Cache {
         let count = |bit: u8| states.iter().filter(|&state| state & bit != 0).count() as u16;
         let counts = (count(block::DIRTY), count(block::WRITEBACK), count(block::FILLING));
         assert_eq!(counts, (folio.dirty, folio.writeback, folio.filling), "{folio:?}");
+        let held = states.iter().any(|state| state & block::FAILED != 0);
+        assert!(!held || self.held.next(unit) == Some(unit), "what is held is found: {folio:?}");
         assert!(folio.late <= folio.writeback + folio.filling, "who is late is on its way: {folio:?}");
         let (volume, first) = (folio.key.volume(), folio.key.block());
         assert_eq!(self.index.find(&self.folios, volume, first), Some(unit), "{folio:?}");

@@ -15,7 +15,7 @@
 //!
 //! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `newer`, `writeout`, `clean` (write-out on a
 //! writer's behalf), `range`, `sync`, `status` (what a range is made of), `flusher`, `arrive` (answers of devices), `frames` (who gets
-//! memory), `volume` (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
+//! memory), `held` (what could not be written), `volume` (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
 //! `reclaim`, `ghost`, `readahead`.
 //!
 //! Invariants: every wait is ended by an answer of a device, a timer or what one of these frees; a frame that a device has is
@@ -32,6 +32,7 @@ mod flusher;
 pub mod folio;
 mod frames;
 pub mod ghost;
+mod held;
 pub mod index;
 mod lines;
 mod newer;
@@ -67,6 +68,7 @@ use crate::writeback::groups::Groups;
 use crate::writeback::{DirtyOptions, Throttle};
 use flusher::Flusher;
 use folio::{Folios, ORDER_MAX};
+use held::HeldFolios;
 use index::Index;
 use lines::Lines;
 use newer::Newer;
@@ -150,6 +152,7 @@ pub(crate) struct Cache {
     groups: Groups,
     shadows: Shadows,
     newer: Newer,
+    held: HeldFolios,
     /// Where the next look for folios of a volume that leaves begins.
     leaving: u32,
     volumes: Vec<CachedVolume>,
@@ -202,6 +205,7 @@ impl Cache {
             groups: Groups::new(options.units, config.volumes_max()),
             shadows,
             newer: Newer::new(options.units),
+            held: HeldFolios::new(options.units),
             leaving: 0,
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
