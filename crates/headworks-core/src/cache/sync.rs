@@ -175,13 +175,7 @@ impl Cache {
     /// Every held block of a volume is written again now, though nobody waits for it.
     fn hurry_volume(&mut self, now: Instant, volume: VolumeId) {
         self.unhold_volume(now, volume);
-        let mut at = self.groups.oldest(volume);
-        while let Some(group) = at {
-            at = self.groups.younger(group);
-            if self.groups[group].unheld {
-                self.groups.hurry(group);
-            }
-        }
+        self.groups.hurry(volume);
         let device = usize::from(self.volume(volume).device.0);
         self.flushers[device].look_at_once();
     }
