@@ -176,6 +176,16 @@ impl Cache {
         }
     }
 
+    /// The same, when what may be dirty has changed and not what is held.
+    pub(super) fn judge_again(&mut self, device: usize) {
+        let held = self
+            .volumes
+            .iter()
+            .find(|volume| usize::from(volume.device.0) == device && volume.held > 0);
+        let error = held.map_or(IoError::TimedOut, |volume| volume.last_error);
+        self.judge_stuck(device, error);
+    }
+
     /// Clean folios are wanted: frames are short.
     pub(super) fn want_clean(&mut self, turn: &mut Turn) {
         let _ = turn;

@@ -476,7 +476,10 @@ impl Cache {
 
     /// Whoever waits asks again: what it waited for under the old limits may never come under the new ones.
     fn ask_again(&mut self) {
-        (0..self.devices.len()).for_each(|device| self.free_writers(device));
+        for device in 0..self.devices.len() {
+            self.judge_again(device);
+            self.free_writers(device);
+        }
         self.stirred = true;
     }
 

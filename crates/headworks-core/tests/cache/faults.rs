@@ -219,3 +219,29 @@ fn writethrough_tells_of_an_error_and_forgets_the_block() {
     assert_eq!(desk.answer(read), None, "the device is asked what it has");
     desk.wait(MS);
 }
+
+/// What is held counts until it is written. Under a lower limit it may be all that may be dirty: then nobody is to wait.
+#[test]
+fn a_limit_that_is_lowered_to_what_is_held_leaves_nobody_waiting() {
+    let mut desk = Desk::new(1024, |config| {
+        config.dirty.dirty_bytes = 64 * BLOCK;
+        config.volumes.push(config.volumes[0]);
+    });
+    let first = in_blocks(&mut desk, 12);
+    let flush = desk.send(1, Op::Flush, 0, 0);
+    desk.wait_served(SEC, FAILS);
+    assert_eq!((desk.answer(first[11]), desk.answer(flush)), (Some(Ok(())), Some(FAILS)));
+    assert_eq!(desk.stats().held, 12);
+    let bytes = 8 * BLOCK;
+    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 1 });
+    desk.wait_served(60 * SEC, FAILS);
+    let write = desk.send_to(1, 7, Op::Write, 0, BLOCK);
+    desk.wait_served(600 * SEC, FAILS);
+    assert_eq!(desk.answer(write), Some(FAILS), "nobody waits for ever");
+    // The limit is raised: there is room.
+    let bytes = 64 * BLOCK;
+    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 2 });
+    let write = desk.send_to(1, 7, Op::Write, 0, BLOCK);
+    desk.wait_served(SEC, Ok(()));
+    assert_eq!(desk.answer(write), Some(Ok(())));
+}
