@@ -4,6 +4,7 @@
 //! its time-out comes twice: `Early` (whoever waits for it fails, and until the device answers whoever comes fails as well) and
 //! `Released` (its frames are free; what was to be written is dirty again).
 
+use super::bios::{fills, write_outs};
 use super::defect::CacheDefect;
 use super::folio::{BLOCK, BLOCK_SHIFT, block};
 use super::operation::{Doing, Park};
@@ -46,13 +47,16 @@ impl Cache {
         match (up.bio.op, up.stage) {
             (_, ReplyStage::Early) => self.on_late(turn, &run, &up),
             (Op::Read, stage) => {
-                self.in_flight -= 1;
+                let device = usize::from(self.volume(volume).device.0);
+                self.bios.sub(fills(device), 1);
+                self.filling.sub(device, run.count);
                 let status =
                     if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
                 self.on_filled(turn, &run, &up, status);
             }
             (_, stage) => {
-                self.in_flight -= 1;
+                let device = usize::from(self.volume(volume).device.0);
+                self.bios.sub(write_outs(device), 1);
                 let status =
                     if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
                 if stage == ReplyStage::Released {

@@ -14,6 +14,7 @@
 //! Invariants: a block is in one write-out at a time; a flush is not kept waiting by what is dirtied after it came; old data
 //! are found even when nothing else happens (a timer, as long as anything is dirty).
 
+use super::bios::write_outs;
 use super::folio::Folio;
 use super::writeout::Sent;
 use super::{Cache, TimerKind, Turn};
@@ -232,7 +233,7 @@ impl Cache {
         // Groups in a row of which nothing could be sent: all of them is on its way already.
         let mut barren = 0;
         loop {
-            let room = self.may_write_out();
+            let room = self.may_write_out(device);
             let flusher = &self.flushers[device];
             if !room || flusher.in_flight >= flusher.in_flight_max {
                 return;
@@ -278,7 +279,7 @@ impl Cache {
         let (flags, why) = (BioFlags::NONE, flusher.why);
         let sent = Sent { cookie: NIL, connection, flags, why, most };
         let (_, blocks) = self.send_dirty(turn, unit, 0, folio.blocks(), sent);
-        let room = self.may_send();
+        let room = self.may_send(write_outs(device));
         let flusher = &mut self.flushers[device];
         flusher.all &= room;
         flusher.left = flusher.left.saturating_sub(blocks);

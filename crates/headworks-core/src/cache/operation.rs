@@ -50,6 +50,8 @@ pub(super) enum Park {
     Folio(u32),
     /// A frame for a folio of `0`'s order.
     Frames,
+    /// A bio of the cache's own, of that account.
+    Bios(u32),
     /// Dirty credit for so many blocks.
     Credit(u32),
     /// The pause of its writer.

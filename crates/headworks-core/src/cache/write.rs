@@ -296,8 +296,9 @@ impl Cache {
             self.folios.states_mut(unit + first, 1)[0] |= block::UPTODATE;
             return None;
         }
-        if !self.may_send() {
-            return Some(Park::Frames);
+        let account = self.fills_of(op.bio.id.volume);
+        if !self.may_send(account) {
+            return Some(Park::Bios(account as u32));
         }
         self.stats.read_before_write += 1;
         self.send_fill(&Reason { bio: op.bio, ahead: false }, unit, first, 1);

@@ -4,7 +4,9 @@
 use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::{DirtyTunable, ThrottlePolicy};
-use headworks_core::{BioFlags, Control, IoError, Op, Status, VolumeId, WriteMode};
+use headworks_core::{
+    BioFlags, Control, DeviceId, IoError, Op, Status, VolumeConfig, VolumeId, WriteMode,
+};
 
 const LATE: Status = Err(IoError::TimedOut);
 
@@ -220,6 +222,34 @@ fn writethrough_tells_of_an_error_and_forgets_the_block() {
     desk.wait(MS);
 }
 
+/// A device that answers nothing has its write-outs under way as long as it likes; the others' go on.
+#[test]
+fn a_dead_device_does_not_keep_another_ones_dirty_data_here() {
+    let mut desk = Desk::new(1024, |config| {
+        config.devices.push(config.devices[0]);
+        config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
+        config.devices[0].queue.nr_requests = 4096;
+        config.devices[0].queue.queue_depth = 4096;
+    });
+    for at in 0..150 {
+        desk.send_to(0, 1, Op::Write, at * MIB, BLOCK);
+    }
+    desk.send_to(0, 1, Op::Flush, 0, 0);
+    let dead = desk.flying.len();
+    assert!(dead >= 64, "{dead} write-outs of the dead device");
+    let writes: Vec<_> = (0..20).map(|at| desk.send_to(1, 2, Op::Write, at * MIB, BLOCK)).collect();
+    let flush = desk.send_to(1, 2, Op::Flush, 0, 0);
+    for _ in 0..100 {
+        while let Some(at) = desk.flying.iter().position(|submit| submit.device == DeviceId(1)) {
+            let submit = desk.flying.remove(at);
+            desk.complete_this(submit, Ok(()));
+        }
+        desk.wait(10 * MS);
+    }
+    assert!(writes.iter().all(|&id| desk.answer(id) == Some(Ok(()))));
+    assert_eq!(desk.answer(flush), Some(Ok(())), "after a second");
+}
+
 /// What is held counts until it is written. Under a lower limit it may be all that may be dirty: then nobody is to wait.
 #[test]
 fn a_limit_that_is_lowered_to_what_is_held_leaves_nobody_waiting() {
@@ -244,4 +274,36 @@ fn a_limit_that_is_lowered_to_what_is_held_leaves_nobody_waiting() {
     let write = desk.send_to(1, 7, Op::Write, 0, BLOCK);
     desk.wait_served(SEC, Ok(()));
     assert_eq!(desk.answer(write), Some(Ok(())));
+}
+
+/// The same with reads: who reads from a device that answers nothing has its fills under way, and neither so many of them nor so
+/// many frames that others' find none.
+#[test]
+fn a_dead_devices_readers_do_not_keep_others_from_reading() {
+    for len in [BLOCK, 64 << 10, 8 * MIB] {
+        let mut desk = Desk::new(1024, |config| {
+            config.devices.push(config.devices[0]);
+            config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
+            config.devices[0].queue.nr_requests = 4096;
+            config.devices[0].queue.queue_depth = 4096;
+            config.devices[0].queue.io_timeout_ns = SEC;
+        });
+        for at in 0..300 {
+            desk.send_to(0, 1, Op::Read, at * 8 * MIB, len);
+        }
+        let send = |at| desk.send_to(1, 2, Op::Read, at * MIB, 16 * BLOCK);
+        let reads: Vec<_> = (0..20).map(send).collect();
+        for _ in 0..500 {
+            while let Some(at) = desk.flying.iter().position(|s| s.device == DeviceId(1)) {
+                let submit = desk.flying.remove(at);
+                desk.complete_this(submit, Ok(()));
+            }
+            desk.wait(10 * MS);
+        }
+        let answered = reads.iter().filter(|&&id| desk.answer(id) == Some(Ok(()))).count();
+        assert_eq!(answered, 20, "beside reads of {len}");
+        // It answers after all: so are those who waited for it.
+        desk.wait_served(10 * SEC, Ok(()));
+        assert!(desk.shard.is_idle(), "{}", desk.shard.told_waits());
+    }
 }
