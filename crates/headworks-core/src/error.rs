@@ -35,6 +35,7 @@ pub type Status = Result<(), IoError>;
 /// Linux errno numbers, so that core needs no libc.
 mod errno {
     pub const EPERM: i32 = 1;
+    pub const EINTR: i32 = 4;
     pub const EIO: i32 = 5;
     pub const EAGAIN: i32 = 11;
     pub const ENOMEM: i32 = 12;
@@ -79,12 +80,13 @@ impl IoError {
         }
     }
 
-    /// The error that a positive errno means; what is unknown is the medium's fault.
+    /// The error that a positive errno means; what is unknown is the medium's fault. What was interrupted did nothing, and is no
+    /// fault: a ring cannot start it again by itself, as a system call is.
     #[must_use]
     pub const fn from_errno(number: i32) -> Self {
         match number {
             errno::EPERM | errno::EROFS => IoError::ReadOnly,
-            errno::EAGAIN | errno::EBUSY => IoError::Busy,
+            errno::EAGAIN | errno::EBUSY | errno::EINTR => IoError::Busy,
             errno::ENOMEM => IoError::NoMemory,
             errno::EINVAL => IoError::Invalid,
             errno::ENOSPC | errno::EDQUOT | errno::EFBIG => IoError::NoSpace,
@@ -167,5 +169,6 @@ mod tests {
             assert_eq!(IoError::from_errno(error.errno()), error);
         }
         assert_eq!(IoError::from_code(200), Err(IoError::Medium));
+        assert_eq!([4, 11, 16].map(IoError::from_errno), [IoError::Busy; 3], "tried again");
     }
 }

@@ -4,8 +4,9 @@
 //! its time-out comes twice: `Early` (whoever waits for it fails, and until the device answers whoever comes fails as well) and
 //! `Released` (its frames are free; what was to be written is dirty again).
 
+use super::bios::{fills, write_outs};
 use super::defect::CacheDefect;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::folio::{BLOCK, BLOCK_SHIFT, block};
 use super::operation::{Doing, Park};
 use super::{Cache, Turn, Up};
 use crate::action::Action;
@@ -46,13 +47,16 @@ impl Cache {
         match (up.bio.op, up.stage) {
             (_, ReplyStage::Early) => self.on_late(turn, &run, &up),
             (Op::Read, stage) => {
-                self.in_flight -= 1;
+                let device = usize::from(self.volume(volume).device.0);
+                self.bios.sub(fills(device), 1);
+                self.filling.sub(device, run.count);
                 let status =
                     if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
                 self.on_filled(turn, &run, &up, status);
             }
             (_, stage) => {
-                self.in_flight -= 1;
+                let device = usize::from(self.volume(volume).device.0);
+                self.bios.sub(write_outs(device), 1);
                 let status =
                     if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
                 if stage == ReplyStage::Released {
@@ -65,7 +69,7 @@ impl Cache {
 
     /// A command passed its time-out.
     fn on_late(&mut self, turn: &mut Turn, run: &Run, up: &Up) {
-        self.folios[run.folio].marks |= Folio::LATE;
+        self.folios[run.folio].late += 1;
         let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
         if up.bio.op == Op::Read {
             return self.wake_folio(run.folio, Some(failed), up.spent);
@@ -87,6 +91,10 @@ impl Cache {
             let stage = ReplyStage::Early;
             let spent = up.spent;
             turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
+            // If it has its range for itself: who waits for that hears of it, as do those who come until it ends.
+            if let Some(mut waiting) = self.ranges.take_waiting(up.cookie) {
+                self.lines.ready.append(&mut self.ops, &mut waiting);
+            }
         }
     }
 
@@ -107,7 +115,7 @@ impl Cache {
         }
         let folio = &mut self.folios[run.folio];
         folio.filling -= run.count as u16;
-        self.no_longer_late(run.folio);
+        self.no_longer_late(run.folio, up);
         let error = status.err();
         let failed = error.map(|e| (run.block, run.block + u64::from(run.count), e));
         self.wake_folio(run.folio, failed, up.spent);
@@ -120,11 +128,9 @@ impl Cache {
         within && end < self.volumes[usize::from(run.volume.0)].size
     }
 
-    fn no_longer_late(&mut self, unit: u32) {
-        let folio = &mut self.folios[unit];
-        if folio.filling == 0 && folio.writeback == 0 {
-            folio.marks &= !Folio::LATE;
-        }
+    /// Each bio that was given up counts until it is answered: others of its folio may never rest.
+    fn no_longer_late(&mut self, unit: u32, up: &Up) {
+        self.folios[unit].late -= u16::from(up.stage == ReplyStage::Released);
     }
 
     /// Blocks were written, or could not be.
@@ -155,11 +161,12 @@ impl Cache {
         let folio = &mut self.folios[run.folio];
         folio.writeback -= run.count as u16;
         folio.dirty += held as u16;
-        self.no_longer_late(run.folio);
+        self.no_longer_late(run.folio, up);
         self.volume(run.volume).unclean -= clean;
         self.newer.sub(self.folios[run.folio].key, clean);
         self.throttle.on_written(turn.now, device, clean);
         if held > 0 {
+            self.held.mark(run.folio);
             self.throttle.on_write_failed(turn.now, device, held);
         }
         if let Err(error) = status {

@@ -3,6 +3,7 @@
 //! Tables by volume and by device reach to the last place that was ever used, so that spare places cost nothing. A place that is
 //! vacant has no folio, no operation and no list that leads to it; whoever takes it finds it as new.
 
+use super::bios::{filling_most, fills, write_outs};
 use super::defect::CacheDefect;
 use super::flusher::Flusher;
 use super::folio::Folio;
@@ -27,10 +28,12 @@ impl Cache {
             self.devices.push(caching);
             self.flushers.push(Flusher::new(units, account));
             self.lines.credit.push(Fifo::new());
+            self.lines.bios.extend([Fifo::new(), Fifo::new()]);
             self.lines.refused.push(false);
         }
         self.devices[index] = caching;
         self.throttle.set_device(device, true);
+        self.set_accounts(index, true);
         self.ask_again();
     }
 
@@ -41,7 +44,20 @@ impl Cache {
         self.flushers[index] = Flusher::new(self.options.units, self.options.account);
         self.lines.refused[index] = false;
         self.throttle.set_device(device, false);
+        self.set_accounts(index, false);
         self.ask_again();
+    }
+
+    /// A device's fills and write-outs have their floors, or have none any longer.
+    fn set_accounts(&mut self, device: usize, present: bool) {
+        for account in [fills(device), write_outs(device)] {
+            assert!(self.lines.bios[account].head().is_none(), "nobody waits for it");
+            self.bios.set_present(account, present);
+        }
+        self.bios.set_limit(self.options.bios());
+        self.filling.set_present(device, present);
+        let most = filling_most(self.options.units, self.filling.devices());
+        self.filling.set_limit(most);
     }
 
     /// A volume takes a vacant place.

@@ -4,6 +4,7 @@
 //! volumes and the throttle have counted; who is parked is found by exactly one list.
 
 use super::Cache;
+use super::defect::CacheDefect;
 use super::folio::{Folio, Place, block};
 use super::newer::Newer;
 use super::operation::Park;
@@ -42,6 +43,7 @@ impl Cache {
         let mut newer = Newer::new(self.folios.units());
         let mut dirty = vec![0_u64; self.flushers.len()];
         let mut writeback = vec![0_u64; self.flushers.len()];
+        let mut filling = vec![0_u64; self.flushers.len()];
         let (mut resident, mut shadowed, mut parked) = (0, 0, 0);
         for unit in (0..self.folios.units()).filter(|&unit| self.folios[unit].is(Folio::PRESENT)) {
             let folio = &self.folios[unit];
@@ -60,6 +62,7 @@ impl Cache {
             shadowed += count(block::SHADOW);
             dirty[usize::from(volume.device.0)] += u64::from(folio.dirty);
             writeback[usize::from(volume.device.0)] += u64::from(folio.writeback);
+            filling[usize::from(volume.device.0)] += u64::from(folio.filling);
         }
         let volume_of = |volume: &super::volume::CachedVolume| Counted {
             unclean: volume.unclean,
@@ -70,10 +73,16 @@ impl Cache {
         assert!(newer.counts() == self.newer.counts(), "what is newer is counted where it lies");
         assert_eq!(shadowed, self.shadows.used(), "every shadow is some block's");
         self.check_operations(resident, parked);
+        for (account, line) in self.lines.bios.iter().enumerate() {
+            assert!(line.head().is_none() || !self.may_send(account), "there is a bio: {account}");
+        }
         let stats = self.throttle.stats();
         assert_eq!(stats.nr_dirty, dirty.iter().sum::<u64>());
         assert_eq!(stats.nr_writeback, writeback.iter().sum::<u64>());
         for (device, flusher) in self.flushers.iter().enumerate() {
+            let fills = u64::from(self.filling.used(device));
+            let counts = fills == filling[device] || self.defect != CacheDefect::None;
+            assert!(counts, "{fills} blocks of device {device}, not {}", filling[device]);
             assert_eq!(u64::from(flusher.in_flight()), writeback[device], "device {device}");
             let of_device = |v: &&super::volume::CachedVolume| usize::from(v.device.0) == device;
             let held = self.volumes.iter().filter(of_device).map(|v| v.held).sum::<u32>();
@@ -88,6 +97,12 @@ impl Cache {
         let count = |bit: u8| states.iter().filter(|&state| state & bit != 0).count() as u16;
         let counts = (count(block::DIRTY), count(block::WRITEBACK), count(block::FILLING));
         assert_eq!(counts, (folio.dirty, folio.writeback, folio.filling), "{folio:?}");
+        let held = states.iter().any(|state| state & block::FAILED != 0);
+        assert!(!held || self.held.next(unit) == Some(unit), "what is held is found: {folio:?}");
+        assert!(
+            folio.late <= folio.writeback + folio.filling,
+            "who is late is on its way: {folio:?}"
+        );
         let (volume, first) = (folio.key.volume(), folio.key.block());
         assert_eq!(self.index.find(&self.folios, volume, first), Some(unit), "{folio:?}");
         assert!(folio.place != Place::None, "a folio waits for its eviction");

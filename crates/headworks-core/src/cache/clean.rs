@@ -4,8 +4,9 @@
 //! waited for and looked at again. It is done when all that it sent came back. A block that somebody else had written meanwhile
 //! is on the device but perhaps not durable: then a flush of the device follows, for FUA.
 
+use super::bios::write_outs;
 use super::flusher::Why;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, Key, ORDER_MAX, block};
+use super::folio::{BLOCK, BLOCK_SHIFT, Key, ORDER_MAX, block};
 use super::operation::{Doing, Operation, Park};
 use super::writeout::Sent;
 use super::{Cache, Down, Turn};
@@ -72,7 +73,7 @@ impl Cache {
             let left = (end - at).min(u64::from(self.folios[unit].blocks() - from)) as u32;
             let states = self.folios.states(unit + from, left);
             if states[0] & block::WRITEBACK != 0 {
-                if self.folios[unit].is(Folio::LATE) {
+                if self.folios[unit].is_late() {
                     op.status = Err(IoError::TimedOut);
                     return (op.pending > 0).then_some(Park::Own);
                 }
@@ -85,8 +86,9 @@ impl Cache {
             }
             let ready = |s: &u8| s & (block::DIRTY | block::WRITEBACK) == block::DIRTY;
             let run = states.iter().position(|s| !ready(s)).unwrap_or(left as usize) as u32;
-            if !self.may_send() {
-                return Some(Park::Frames);
+            let account = write_outs(usize::from(self.volume(volume).device.0));
+            if !self.may_send(account) {
+                return Some(Park::Bios(account as u32));
             }
             self.unhold(unit, from, run);
             let connection = op.bio.id.connection;

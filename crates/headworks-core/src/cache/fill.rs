@@ -3,6 +3,7 @@
 //! A block that is missing is asked for once, however many wait for it: it is `FILLING` until the device answered, and whoever
 //! wants it is parked on its folio. All that a bio needs is asked for before it waits, so its misses overlap.
 
+use super::bios::fills;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Operation, Park};
 use super::readahead::{Limits, Read, Window};
@@ -12,8 +13,6 @@ use crate::slab::NIL;
 
 /// Blocks of a bio that are asked for at once: 4 MiB, as the largest window of read-ahead.
 const ASK_MAX: u64 = 1024;
-/// Bios of the cache's own that are kept for fills when write-out takes all it may: one in four.
-const FILL_SHARE: u32 = 4;
 
 /// For whom and what blocks are filled.
 #[derive(Clone, Copy, Debug)]
@@ -25,17 +24,6 @@ pub(super) struct Reason {
 }
 
 impl Cache {
-    /// Whether another bio of the cache's own may go out.
-    pub(super) fn may_send(&self) -> bool {
-        self.in_flight < self.options.bios()
-    }
-
-    /// Whether another write-out may: fills have the rest.
-    pub(super) fn may_write_out(&self) -> bool {
-        let bios = self.options.bios();
-        self.in_flight < bios - bios / FILL_SHARE
-    }
-
     /// Asks for what is missing from the operation's cursor on, and for what its stream will want next.
     pub(super) fn ask(&mut self, turn: &mut Turn, op: &mut Operation) -> Result<(), Park> {
         let volume = op.bio.id.volume;
@@ -49,7 +37,12 @@ impl Cache {
         let reached = self.fill_range(turn, Some(op), reason, (volume, first, end), order);
         self.stats.misses += self.stats.filled - filled;
         if reached == first {
-            return Err(Park::Frames);
+            let account = self.fills_of(volume);
+            if self.may_send(account) {
+                return Err(Park::Frames);
+            }
+            self.drop_frame(op);
+            return Err(Park::Bios(account as u32));
         }
         op.asked = ((reached << BLOCK_SHIFT) - op.bio.offset).min(u64::from(op.bio.len)) as u32;
         if reached == end
@@ -113,9 +106,10 @@ impl Cache {
         let order_max = self.caching(volume).max_folio_order;
         // A window says how large; what is merely asked for is as large as it is.
         let order_max = if order > 0 { order.min(order_max) } else { order_max };
+        let account = self.fills_of(volume);
         let mut at = first;
         while at < end {
-            if !self.may_send() {
+            if !self.may_send(account) {
                 return at;
             }
             let unit = match self.index.find(&self.folios, volume, at) {
@@ -146,6 +140,7 @@ impl Cache {
 
     /// Asks for the missing blocks `from..until` of a folio; false if bios ran out.
     fn fill_folio(&mut self, reason: &Reason, unit: u32, from: u32, until: u32) -> bool {
+        let account = self.fills_of(self.folios[unit].key.volume());
         let mut at = from;
         while at < until {
             let states = self.folios.states(unit + at, until - at);
@@ -156,7 +151,7 @@ impl Cache {
             let missing = &states[skip..];
             let run = missing.iter().position(there).unwrap_or(missing.len()) as u32;
             at += skip as u32;
-            if !self.may_send() {
+            if !self.may_send(account) {
                 return false;
             }
             self.send_fill(reason, unit, at, run);
@@ -183,7 +178,14 @@ impl Cache {
         let ioprio = reason.bio.ioprio;
         self.down
             .push(Down { bio: Bio { id, offset, len, op: Op::Read, flags, ioprio }, cookie: NIL });
-        self.in_flight += 1;
+        let account = self.fills_of(id.volume);
+        self.bios.add(account, 1);
+        self.filling.add(account / 2, count);
+    }
+
+    /// The account of a volume's fills.
+    pub(super) fn fills_of(&self, volume: VolumeId) -> usize {
+        fills(usize::from(self.volumes[usize::from(volume.0)].device.0))
     }
 
     /// The name of a bio of the cache's own, caused by `cause`.

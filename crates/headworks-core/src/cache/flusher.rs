@@ -14,6 +14,7 @@
 //! Invariants: a block is in one write-out at a time; a flush is not kept waiting by what is dirtied after it came; old data
 //! are found even when nothing else happens (a timer, as long as anything is dirty).
 
+use super::bios::write_outs;
 use super::folio::Folio;
 use super::writeout::Sent;
 use super::{Cache, TimerKind, Turn};
@@ -53,7 +54,7 @@ pub(super) struct Flusher {
     group: u32,
     why: Why,
     /// Only folios up to this generation.
-    target: Option<u32>,
+    target: Option<u64>,
     /// When the pass began, and whether nothing of the group was left out.
     began: Instant,
     all: bool,
@@ -176,6 +177,16 @@ impl Cache {
         }
     }
 
+    /// The same, when what may be dirty has changed and not what is held.
+    pub(super) fn judge_again(&mut self, device: usize) {
+        let held = self
+            .volumes
+            .iter()
+            .find(|volume| usize::from(volume.device.0) == device && volume.held > 0);
+        let error = held.map_or(IoError::TimedOut, |volume| volume.last_error);
+        self.judge_stuck(device, error);
+    }
+
     /// Clean folios are wanted: frames are short.
     pub(super) fn want_clean(&mut self, turn: &mut Turn) {
         let _ = turn;
@@ -222,7 +233,7 @@ impl Cache {
         // Groups in a row of which nothing could be sent: all of them is on its way already.
         let mut barren = 0;
         loop {
-            let room = self.may_write_out();
+            let room = self.may_write_out(device);
             let flusher = &self.flushers[device];
             if !room || flusher.in_flight >= flusher.in_flight_max {
                 return;
@@ -268,7 +279,7 @@ impl Cache {
         let (flags, why) = (BioFlags::NONE, flusher.why);
         let sent = Sent { cookie: NIL, connection, flags, why, most };
         let (_, blocks) = self.send_dirty(turn, unit, 0, folio.blocks(), sent);
-        let room = self.may_send();
+        let room = self.may_send(write_outs(device));
         let flusher = &mut self.flushers[device];
         flusher.all &= room;
         flusher.left = flusher.left.saturating_sub(blocks);
@@ -333,7 +344,7 @@ impl Cache {
         sorted.sort_unstable_by_key(|&unit| self.folios[unit].key.word());
     }
 
-    fn next_work(&mut self, now: Instant, device: usize) -> Option<(u32, Why, Option<u32>)> {
+    fn next_work(&mut self, now: Instant, device: usize) -> Option<(u32, Why, Option<u64>)> {
         if let Some((group, target)) = self.sync_work(device) {
             return Some((group, Why::Sync, Some(target)));
         }
@@ -362,7 +373,7 @@ impl Cache {
     }
 
     /// A group of a volume for which a flush waits.
-    fn sync_work(&self, device: usize) -> Option<(u32, u32)> {
+    fn sync_work(&self, device: usize) -> Option<(u32, u64)> {
         self.in_turn(device).find_map(|index| {
             let volume = &self.volumes[index];
             let target = volume.target.filter(|&target| volume.has_dirty(target))?;

@@ -115,6 +115,8 @@ pub struct Folio {
     pub writeback: u16,
     /// Blocks on their way from the device.
     pub filling: u16,
+    /// Bios for some of it that passed their time-out and are still out: whoever needs what is on its way fails meanwhile.
+    pub late: u16,
     /// Log2 of its blocks.
     pub order: u8,
     /// Facts, see the constants.
@@ -125,8 +127,6 @@ pub struct Folio {
     pub place: Place,
     /// The generation of its oldest dirty blocks, modulo 16.
     pub generation: u8,
-    /// Free for use.
-    pub spare: u8,
 }
 
 const _: () = assert!(size_of::<Folio>() == 48);
@@ -138,8 +138,6 @@ impl Folio {
     pub const MARKER: u8 = 2;
     /// Read ahead, and none of it was asked for yet.
     pub const UNUSED: u8 = 4;
-    /// A command for some of it passed its time-out and is still out: whoever needs that fails.
-    pub const LATE: u8 = 8;
 
     /// Whether `mark` is set.
     #[inline]
@@ -153,6 +151,13 @@ impl Folio {
     #[must_use]
     pub const fn blocks(&self) -> u32 {
         1 << self.order
+    }
+
+    /// Whether nobody knows when the device will answer for some of it.
+    #[inline]
+    #[must_use]
+    pub const fn is_late(&self) -> bool {
+        self.late > 0
     }
 
     /// Nothing of it is dirty or on its way.

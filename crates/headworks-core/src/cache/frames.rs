@@ -135,11 +135,11 @@ impl Cache {
         }
     }
 
-    /// Hands frames (and bios of the cache's own) to whoever waits for them, in turn.
+    /// Hands frames to whoever waits for them, in turn.
     pub(super) fn serve_frames(&mut self, turn: &mut Turn) {
         while let Some(slot) = self.lines.frames.head() {
-            if !self.may_send() {
-                return;
+            if self.defer_fill(slot) {
+                continue;
             }
             if self.ops[slot].frame.0 == NIL {
                 let Some(granted) = self.take_frames(turn, 0) else {

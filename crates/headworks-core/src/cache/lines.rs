@@ -20,8 +20,10 @@ pub(super) struct Lines {
     pub ready: Fifo,
     /// Have copied as much as one may in a turn.
     pub later: Fifo,
-    /// Wait for a frame, or for a bio of the cache's own.
+    /// Wait for a frame.
     pub frames: Fifo,
+    /// Wait for a bio of the cache's own, by account.
+    pub bios: Vec<Fifo>,
     /// Wait for dirty credit, by device.
     pub credit: Vec<Fifo>,
     /// The first one there was refused, by device.
@@ -36,6 +38,7 @@ impl Lines {
             ready: Fifo::new(),
             later: Fifo::new(),
             frames: Fifo::new(),
+            bios: (0..2 * devices).map(|_| Fifo::new()).collect(),
             credit: (0..devices).map(|_| Fifo::new()).collect(),
             refused: vec![false; devices],
             paused: (0..=writers).map(|_| Fifo::new()).collect(),
@@ -64,6 +67,9 @@ impl Cache {
                 turn.timers.set(self.timer_base + TimerKind::Turn as u32, turn.now);
             }
             Park::Frames => self.lines.frames.push(&mut self.ops, slot),
+            Park::Bios(account) => {
+                self.lines.bios[account as usize].push(&mut self.ops, slot);
+            }
             Park::Credit(_) => {
                 let device = self.device_of(slot);
                 self.lines.credit[device].push(&mut self.ops, slot);
@@ -110,7 +116,7 @@ impl Cache {
 
     fn count_wait(&mut self, park: Park) {
         let kind = match park {
-            Park::Frames => 0,
+            Park::Frames | Park::Bios(_) => 0,
             Park::Credit(_) => 1,
             Park::Writer => 2,
             Park::Range(_) => 4,
@@ -120,7 +126,7 @@ impl Cache {
         self.stats.waits[kind] += 1;
     }
 
-    fn device_of(&self, slot: u32) -> usize {
+    pub(super) fn device_of(&self, slot: u32) -> usize {
         let volume = self.ops[slot].bio.id.volume;
         usize::from(self.volumes[usize::from(volume.0)].device.0)
     }

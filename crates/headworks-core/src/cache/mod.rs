@@ -14,8 +14,8 @@
 //! ```
 //!
 //! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `newer`, `writeout`, `clean` (write-out on a
-//! writer's behalf), `range`, `sync`, `status` (what a range is made of), `flusher`, `arrive` (answers of devices), `frames` (who gets
-//! memory), `volume` (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
+//! writer's behalf), `bios` (how many may be on their way), `range`, `sync`, `status` (what a range is made of), `flusher`, `arrive` (answers of devices), `frames` (who gets
+//! memory), `held` (what could not be written), `volume` (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
 //! `reclaim`, `ghost`, `readahead`.
 //!
 //! Invariants: every wait is ended by an answer of a device, a timer or what one of these frees; a frame that a device has is
@@ -23,6 +23,7 @@
 //! `dirty + writeback + credit` never exceeds the limit; nothing here grows.
 
 mod arrive;
+mod bios;
 mod change;
 mod check;
 mod clean;
@@ -32,6 +33,7 @@ mod flusher;
 pub mod folio;
 mod frames;
 pub mod ghost;
+mod held;
 pub mod index;
 mod lines;
 mod newer;
@@ -63,10 +65,12 @@ use crate::slab::{NIL, Slab};
 use crate::spent::{Spent, Waits};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
+use crate::writeback::credit::Credit;
 use crate::writeback::groups::Groups;
 use crate::writeback::{DirtyOptions, Throttle};
 use flusher::Flusher;
 use folio::{Folios, ORDER_MAX};
+use held::HeldFolios;
 use index::Index;
 use lines::Lines;
 use newer::Newer;
@@ -150,6 +154,7 @@ pub(crate) struct Cache {
     groups: Groups,
     shadows: Shadows,
     newer: Newer,
+    held: HeldFolios,
     /// Where the next look for folios of a volume that leaves begins.
     leaving: u32,
     volumes: Vec<CachedVolume>,
@@ -162,8 +167,10 @@ pub(crate) struct Cache {
     ranges: Ranges,
     /// For the queues; the shard takes them at the end of a batch.
     pub down: Vec<Down>,
-    /// Bios of the cache's own that are on their way.
-    in_flight: u32,
+    /// Bios of the cache's own that are on their way, by account.
+    bios: Credit,
+    /// Blocks on their way from each device.
+    filling: Credit,
     /// Bios of clients that were passed down.
     passed: u32,
     /// Tells bios over the same frames apart.
@@ -202,6 +209,7 @@ impl Cache {
             groups: Groups::new(options.units, config.volumes_max()),
             shadows,
             newer: Newer::new(options.units),
+            held: HeldFolios::new(options.units),
             leaving: 0,
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
@@ -212,7 +220,8 @@ impl Cache {
             lines: Lines::new(devices, options.writers_max),
             ranges: Ranges::new(config.bios_max),
             down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
-            in_flight: 0,
+            bios: Credit::new(2 * devices, options.bios()),
+            filling: Credit::new(devices, bios::filling_most(options.units, devices)),
             passed: 0,
             count: 0,
             timer_base,
@@ -254,7 +263,7 @@ impl Cache {
 
     /// Bios below the cache: its own that are on their way, and clients' that were passed down.
     pub fn below(&self) -> u32 {
-        self.in_flight + self.passed
+        self.in_flight() + self.passed
     }
 
     /// What is to go down now.
@@ -432,6 +441,7 @@ impl Cache {
             }
             self.serve_credit();
             self.serve_frames(turn);
+            self.serve_bios();
             if self.lines.ready.head().is_none() {
                 break;
             }
@@ -472,7 +482,10 @@ impl Cache {
 
     /// Whoever waits asks again: what it waited for under the old limits may never come under the new ones.
     fn ask_again(&mut self) {
-        (0..self.devices.len()).for_each(|device| self.free_writers(device));
+        for device in 0..self.devices.len() {
+            self.judge_again(device);
+            self.free_writers(device);
+        }
         self.stirred = true;
     }
 
@@ -535,7 +548,7 @@ impl Cache {
 
     /// Nothing waits and nothing is on its way; there may be dirty data.
     pub fn is_quiet(&self) -> bool {
-        self.ops.taken() == 0 && self.in_flight == 0 && self.down.is_empty()
+        self.ops.taken() == 0 && self.in_flight() == 0 && self.down.is_empty()
     }
 }
 

@@ -50,6 +50,8 @@ pub(super) enum Park {
     Folio(u32),
     /// A frame for a folio of `0`'s order.
     Frames,
+    /// A bio of the cache's own, of that account.
+    Bios(u32),
     /// Dirty credit for so many blocks.
     Credit(u32),
     /// The pause of its writer.
@@ -98,7 +100,7 @@ pub(super) struct Operation {
     /// Write-outs of its own that are on their way.
     pub pending: u32,
     /// Sync: the last generation that it waits for.
-    pub generation: u32,
+    pub generation: u64,
     /// Sync: it is given up at this time.
     pub deadline: Instant,
     /// The first thing that went wrong.

@@ -76,7 +76,7 @@ impl Ranges {
     }
 
     /// Those that wait for the lock of an operation; it stays locked.
-    fn take_waiting(&mut self, slot: u32) -> Option<Fifo> {
+    pub fn take_waiting(&mut self, slot: u32) -> Option<Fifo> {
         let lock = self.locks.iter_mut().find(|lock| lock.slot == slot)?;
         Some(std::mem::replace(&mut lock.waiting, Fifo::new()))
     }
@@ -158,7 +158,7 @@ impl Cache {
         if let Some(unit) = self.busy_folio(op, range)
             && self.defect != CacheDefect::DiscardIgnoresWriteout
         {
-            if self.folios[unit].is(Folio::LATE) {
+            if self.folios[unit].is_late() {
                 self.unlock(op, slot);
                 return self.finish(turn, op, Err(IoError::TimedOut));
             }

@@ -32,7 +32,7 @@ impl Cache {
             }
             let state = self.folios.states(unit + first, 1)[0];
             if state & block::FILLING != 0 {
-                if self.folios[unit].is(Folio::LATE) {
+                if self.folios[unit].is_late() {
                     return self.finish(turn, op, Err(IoError::TimedOut));
                 }
                 let end = ((at + 1) << BLOCK_SHIFT) - op.bio.offset;

@@ -175,13 +175,7 @@ impl Cache {
     /// Every held block of a volume is written again now, though nobody waits for it.
     fn hurry_volume(&mut self, now: Instant, volume: VolumeId) {
         self.unhold_volume(now, volume);
-        let mut at = self.groups.oldest(volume);
-        while let Some(group) = at {
-            at = self.groups.younger(group);
-            if self.groups[group].unheld {
-                self.groups.hurry(group);
-            }
-        }
+        self.groups.hurry(volume);
         let device = usize::from(self.volume(volume).device.0);
         self.flushers[device].look_at_once();
     }
@@ -189,12 +183,26 @@ impl Cache {
     /// Every held block of a volume is to be written again. When they are tried again by themselves is another matter: clients
     /// that flush all the time would put that off.
     pub(super) fn unhold_volume(&mut self, now: Instant, volume: VolumeId) {
-        for unit in 0..self.folios.units() {
+        let mut at = 0;
+        while let Some(unit) = self.next_held(volume, at) {
+            let blocks = self.folios[unit].blocks();
+            self.unhold_at(now, unit, 0, blocks);
+            self.held.clear(unit);
+            at = unit + 1;
+        }
+    }
+
+    /// The first folio of a volume, at `unit` or behind it, that may hold something.
+    fn next_held(&mut self, volume: VolumeId, mut unit: u32) -> Option<u32> {
+        loop {
+            unit = self.held.next(unit)?;
             let folio = &self.folios[unit];
-            if folio.is(Folio::PRESENT) && folio.dirty > 0 && folio.key.volume() == volume {
-                let blocks = folio.blocks();
-                self.unhold_at(now, unit, 0, blocks);
+            if !folio.is(Folio::PRESENT) || folio.dirty == 0 {
+                self.held.clear(unit);
+            } else if folio.key.volume() == volume {
+                return Some(unit);
             }
+            unit += 1;
         }
     }
 
@@ -260,12 +268,11 @@ impl Cache {
 
     /// The operator gives up what could not be written.
     pub fn on_acknowledge(&mut self, volume: VolumeId) {
-        for unit in 0..self.folios.units() {
-            let folio = &self.folios[unit];
-            if folio.is(Folio::PRESENT) && folio.dirty > 0 && folio.key.volume() == volume {
-                let blocks = folio.blocks();
-                self.give_up_blocks(unit, 0, blocks);
-            }
+        let mut at = 0;
+        while let Some(unit) = self.next_held(volume, at) {
+            let blocks = self.folios[unit].blocks();
+            self.give_up_blocks(unit, 0, blocks);
+            at = unit + 1;
         }
         self.volume(volume).backoff_ns = 0;
         self.volume(volume).errors.acknowledge();
@@ -290,7 +297,7 @@ impl Cache {
         if entry.held == 0 {
             return;
         }
-        for unit in 0..self.folios.units() {
+        for unit in self.held.iter() {
             let folio = &self.folios[unit];
             if !folio.is(Folio::PRESENT) || folio.dirty == 0 || folio.key.volume() != volume {
                 continue;

@@ -22,7 +22,7 @@ use crate::time::Instant;
 const NOBODYS_DEVICE: DeviceId = DeviceId(u16::MAX);
 
 /// Generations that are kept apart.
-const GENERATIONS: u32 = 16;
+const GENERATIONS: u64 = 16;
 
 /// The last error, and how often somebody could have missed one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,10 +70,10 @@ pub(super) struct CachedVolume {
     pub block_size: u32,
     pub mode: WriteMode,
     pub on_error: ErrorPolicy,
-    /// The generation of what is dirtied now.
-    pub generation: u32,
+    /// The generation of what is dirtied now. 64 bits: a thousand flushes a second are 2^32 in seven weeks.
+    pub generation: u64,
     /// The oldest of which anything is left; up to `generation`.
-    pub oldest: u32,
+    pub oldest: u64,
     /// Folios that are dirty, by generation.
     dirty: [u32; GENERATIONS as usize],
     /// Blocks were dirtied in the current generation whose folios still count for an older one.
@@ -87,7 +87,7 @@ pub(super) struct CachedVolume {
     /// The group that a flush's next pass looks at first.
     pub cursor: u32,
     /// The last generation that a flush waits for.
-    pub target: Option<u32>,
+    pub target: Option<u64>,
     /// Blocks that are dirty or under write-out; one that is both counts twice.
     pub unclean: u32,
     /// Blocks that are held because their write-out failed.
@@ -153,8 +153,8 @@ impl CachedVolume {
     }
 
     /// The generation that a folio's or a write-out's mark means.
-    pub fn whole(&self, mark: u8) -> u32 {
-        self.oldest + (u32::from(mark).wrapping_sub(self.oldest) & (GENERATIONS - 1))
+    pub fn whole(&self, mark: u8) -> u64 {
+        self.oldest + (u64::from(mark).wrapping_sub(self.oldest) & (GENERATIONS - 1))
     }
 
     /// A folio of that generation became dirty.
@@ -194,7 +194,7 @@ impl CachedVolume {
     }
 
     /// Ends the current generation for a flush: it waits for that one and those before. `None`: all are in use.
-    pub fn end_generation(&mut self) -> Option<u32> {
+    pub fn end_generation(&mut self) -> Option<u64> {
         self.advance();
         let mark = usize::from(self.current());
         if self.dirty[mark] + self.writing[mark] == 0 && !self.newer {
@@ -212,7 +212,7 @@ impl CachedVolume {
     }
 
     /// Whether anything up to generation `target` is dirty or on its way.
-    pub fn is_left(&mut self, target: u32) -> bool {
+    pub fn is_left(&mut self, target: u64) -> bool {
         self.advance();
         if self.oldest == self.generation {
             let mark = usize::from(self.current());
@@ -222,7 +222,7 @@ impl CachedVolume {
     }
 
     /// Whether anything up to generation `target` still has to be sent.
-    pub fn has_dirty(&self, target: u32) -> bool {
+    pub fn has_dirty(&self, target: u64) -> bool {
         (self.oldest..=target.min(self.generation))
             .any(|generation| self.dirty[(generation % GENERATIONS) as usize] > 0)
     }
@@ -285,6 +285,22 @@ mod tests {
             assert!(volume.is_left(target));
             volume.add_dirty(volume.current());
             assert_eq!(volume.end_generation(), None);
+        }
+    }
+
+    #[test]
+    fn a_volume_that_is_flushed_for_months_goes_on() {
+        let mut volume = volume();
+        let many = u32::MAX - 20;
+        (volume.generation, volume.oldest) = (many.into(), many.into());
+        for round in 0..40 {
+            let mark = volume.current();
+            volume.add_dirty(mark);
+            let target = volume.end_generation().unwrap();
+            assert!(volume.is_left(target) && volume.has_dirty(target), "round {round}");
+            assert_eq!(volume.whole(mark), target);
+            volume.sub_dirty(mark);
+            assert!(!volume.is_left(target), "round {round}");
         }
     }
 

@@ -101,7 +101,7 @@ impl Cache {
         let state = self.folios.states(unit + first, 1)[0];
         let over = self.defect == CacheDefect::FillOverwrites && self.part(op).whole;
         if state & block::FILLING != 0 && !over {
-            if self.folios[unit].is(Folio::LATE) {
+            if self.folios[unit].is_late() {
                 return Some(self.finish(turn, op, Err(IoError::TimedOut)));
             }
             return Some(Park::Folio(unit));
@@ -296,8 +296,9 @@ impl Cache {
             self.folios.states_mut(unit + first, 1)[0] |= block::UPTODATE;
             return None;
         }
-        if !self.may_send() {
-            return Some(Park::Frames);
+        let account = self.fills_of(op.bio.id.volume);
+        if !self.may_send(account) {
+            return Some(Park::Bios(account as u32));
         }
         self.stats.read_before_write += 1;
         self.send_fill(&Reason { bio: op.bio, ahead: false }, unit, first, 1);
@@ -324,7 +325,7 @@ impl Cache {
             self.shadows.of(unit + first)
         } else {
             let Some(shadow) = self.shadows.take(unit + first) else {
-                if self.folios[unit].is(Folio::LATE) {
+                if self.folios[unit].is_late() {
                     return Some(self.finish(turn, op, Err(IoError::TimedOut)));
                 }
                 self.stats.waits[3] += 1;

@@ -6,6 +6,7 @@
 //!
 //! Invariants: a block is in one write-out at a time; a folio is on its group's list exactly while a block of it is to be written.
 
+use super::bios::write_outs;
 use super::flusher::Why;
 use super::folio::block;
 use super::{Cache, Down, Turn};
@@ -37,11 +38,12 @@ impl Cache {
         let Some(group) = self.groups.oldest(volume) else {
             return 0;
         };
+        let device = usize::from(self.volume(volume).device.0);
         let mut sorted = std::mem::take(&mut self.scratch);
         self.collect(group, &mut sorted);
         let (mut bios, mut left) = (0, quota);
         for &unit in &sorted {
-            if left == 0 || !self.may_write_out() {
+            if left == 0 || !self.may_write_out(device) {
                 break;
             }
             let count = self.folios[unit].blocks();
@@ -72,7 +74,8 @@ impl Cache {
         let (mut bios, mut blocks) = (0, 0);
         let mut at = first;
         let end = first + count;
-        while at < end && blocks < sent.most && self.may_send() {
+        let account = write_outs(usize::from(self.volume(self.folios[unit].key.volume()).device.0));
+        while at < end && blocks < sent.most && self.may_send(account) {
             let states = self.folios.states(unit + at, (end - at).min(sent.most - blocks));
             let busy = block::WRITEBACK | block::FAILED;
             let ready = |state: &u8| state & (block::DIRTY | busy) == block::DIRTY;
@@ -114,7 +117,7 @@ impl Cache {
         let (op, flags, ioprio) = (Op::Write, sent.flags, Ioprio::default());
         self.down
             .push(Down { bio: Bio { id, offset, len, op, flags, ioprio }, cookie: sent.cookie });
-        self.in_flight += 1;
+        self.bios.add(write_outs(usize::from(device.0)), 1);
         self.throttle.on_writeout(turn.now, device, run);
         self.stats.writeouts += 1;
         self.stats.written += u64::from(run);

@@ -57,7 +57,10 @@ impl Switch {
 impl Queue {
     /// An option that the cache works with, not the queue: nothing is drained.
     pub fn set_caching(&mut self, tunable: Tunable, value: u64) -> Status {
-        tunable.set(&mut self.options, value).map_err(|_| IoError::Invalid)
+        // What is being switched to was made from what held before.
+        let next = self.switch.next.iter_mut().map(|(next, _)| next);
+        let mut all = next.chain([&mut self.options]);
+        all.try_for_each(|options| tunable.set(options, value)).map_err(|_| IoError::Invalid)
     }
 
     /// The operator wants another value: drains and switches, and answers then.

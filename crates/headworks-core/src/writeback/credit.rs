@@ -149,7 +149,9 @@ impl Credit {
         limit.saturating_sub(others)
     }
 
-    fn fits(&self, device: usize, blocks: u32, limit: u32) -> bool {
+    /// Whether `blocks` more fit under `limit`.
+    #[must_use]
+    pub fn fits(&self, device: usize, blocks: u32, limit: u32) -> bool {
         u64::from(self.accounts[device].used) + u64::from(blocks)
             <= u64::from(self.ceiling(device, limit))
     }

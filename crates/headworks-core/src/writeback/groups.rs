@@ -79,6 +79,9 @@ pub(crate) struct Groups {
     volumes: Vec<Ends>,
     /// Frames of the folios in them: what a few dirty blocks keep from being evicted.
     units: u32,
+    /// Groups that were walked by.
+    #[cfg(test)]
+    walked: std::cell::Cell<u64>,
 }
 
 impl Groups {
@@ -91,6 +94,8 @@ impl Groups {
             heads: vec![NIL; room.next_power_of_two() as usize / 2],
             volumes: vec![ends; volumes],
             units: 0,
+            #[cfg(test)]
+            walked: std::cell::Cell::new(0),
         }
     }
 
@@ -188,11 +193,25 @@ impl Groups {
         self.pool[at].chain = next;
     }
 
+    /// Enters a group in front of all others of its volume: none can be older.
+    fn link_first(&mut self, id: u32) {
+        let ends = &mut self.volumes[usize::from(self.pool[id].volume.0)];
+        let younger = std::mem::replace(&mut ends.oldest, id);
+        match younger {
+            NIL => ends.youngest = id,
+            other => self.pool[other].older = id,
+        }
+        let group = &mut self.pool[id];
+        (group.older, group.younger) = (NIL, younger);
+    }
+
     /// Enters a group behind those that are as old, mostly at the young end.
     fn link(&mut self, id: u32) {
         let Group { volume, since, .. } = self.pool[id];
         let mut older = self.volumes[usize::from(volume.0)].youngest;
         while older != NIL && self.pool[older].since > since {
+            #[cfg(test)]
+            self.walked.set(self.walked.get() + 1);
             older = self.pool[older].older;
         }
         let ends = &mut self.volumes[usize::from(volume.0)];
@@ -234,10 +253,19 @@ impl Groups {
         self.pool[id].unheld = true;
     }
 
-    /// It is the next one to be written, whatever its age.
-    pub fn hurry(&mut self, id: u32) {
-        self.requeue(Instant(0), id);
-        self.pool[id].overdue = true;
+    /// Those of a volume of which blocks were held are the next to be written, whatever their age; they keep their order.
+    pub fn hurry(&mut self, volume: VolumeId) {
+        let mut at = self.volumes[usize::from(volume.0)].youngest;
+        while at != NIL {
+            let id = at;
+            at = self.pool[id].older;
+            if self.pool[id].unheld {
+                self.unlink(id);
+                let group = &mut self.pool[id];
+                (group.since, group.overdue, group.unheld) = (Instant(0), true, false);
+                self.link_first(id);
+            }
+        }
     }
 
     /// The oldest group of a volume.
@@ -351,6 +379,37 @@ mod tests {
         assert_eq!(groups.oldest(VolumeId(0)), Some(second));
         assert!(groups.remove(&mut folios, 9) && !groups.exists(second));
         assert_eq!(groups.oldest(VolumeId(0)), Some(first));
+    }
+
+    #[test]
+    fn what_was_held_comes_first_in_its_order_however_much_it_is() {
+        let (units, mut wanted) = (1 << 15, [Vec::new(), Vec::new()]);
+        let mut folios = Folios::new(units);
+        let mut groups = Groups::new(units, 2);
+        for unit in 0..4096 {
+            folios.begin(unit, Key::new(VolumeId(0), u64::from(unit) << GROUP_SHIFT, 0), 0);
+            groups.add(Instant(1 + u64::from(unit)), &mut folios, unit, ExportId(0));
+            let held = unit % 3 != 0;
+            wanted[usize::from(!held)].push(unit);
+            if held {
+                groups.mark_unheld(folios[unit].group);
+            }
+        }
+        groups.hurry(VolumeId(0));
+        groups.hurry(VolumeId(1));
+        let first = groups.oldest(VolumeId(0));
+        let order: Vec<u32> = std::iter::successors(first, |&id| groups.younger(id)).collect();
+        let units: Vec<u32> = order.iter().map(|&id| groups[id].head).collect();
+        assert_eq!(units, wanted.concat());
+        for (at, &id) in order.iter().enumerate() {
+            let hurried = at < wanted[0].len();
+            assert_eq!((groups[id].overdue, groups[id].since == Instant(0)), (hurried, hurried));
+        }
+        assert!(groups.walked.get() < 4096, "{} groups were walked by", groups.walked.get());
+        for unit in 0..4096 {
+            assert!(groups.remove(&mut folios, unit));
+        }
+        assert!(groups.is_empty() && groups.oldest(VolumeId(0)).is_none());
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! docs/internals/dirty-throttling.md has the control in words and curves, and the figures.
 
 mod bandwidth;
-mod credit;
+pub(crate) mod credit;
 mod device;
 mod foreground;
 pub(crate) mod groups;

@@ -4,7 +4,9 @@
 use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::{DirtyTunable, ThrottlePolicy};
-use headworks_core::{BioFlags, Control, IoError, Op, Status, VolumeId, WriteMode};
+use headworks_core::{
+    BioFlags, Control, DeviceId, IoError, Op, Status, VolumeConfig, VolumeId, WriteMode,
+};
 
 const LATE: Status = Err(IoError::TimedOut);
 
@@ -167,6 +169,47 @@ fn who_waits_for_a_range_hears_that_the_device_does_not_answer() {
     assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
 }
 
+/// The same if it is the write-out of what was dirty there that is not answered: the direct write has not gone down yet.
+#[test]
+fn who_waits_for_a_range_that_is_written_out_hears_that_the_device_does_not_answer() {
+    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);
+    desk.send(1, Op::Write, 0, BLOCK);
+    let direct = desk.send_flags(1, Op::Write, 0, 4 * BLOCK, BioFlags::DIRECT);
+    let read = desk.send(2, Op::Read, BLOCK, BLOCK);
+    let write = desk.send(3, Op::Write, 2 * BLOCK, BLOCK);
+    assert_eq!((desk.flying.len(), desk.answer(direct)), (1, None));
+    desk.wait(3 * SEC);
+    let answers = [direct, read, write].map(|id| desk.answer(id));
+    assert_eq!(answers, [Some(LATE); 3], "nobody waits for as long as the device likes");
+    desk.complete(Ok(()));
+    desk.settle(Ok(()));
+    let after = desk.send(2, Op::Read, BLOCK, BLOCK);
+    desk.settle(Ok(()));
+    assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
+}
+
+/// A folio of which something is always on its way: what was late once and came is not late any longer.
+#[test]
+fn a_folio_that_never_rests_is_late_no_longer_than_its_command() {
+    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = 2 * SEC);
+    desk.send(1, Op::Prefetch, 0, 4 * BLOCK);
+    desk.settle(Ok(()));
+    assert_eq!(desk.stats().folios[2], 1, "one folio of four blocks");
+    let late = desk.send_flags(1, Op::Write, 0, BLOCK, BioFlags::FUA);
+    desk.wait(3 * SEC);
+    assert_eq!(desk.answer(late), Some(LATE));
+    let first = desk.send_flags(2, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    let refused = desk.send_flags(3, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    assert_eq!(desk.answer(refused), Some(LATE), "while it is late");
+    // The late one comes; the other is on its way still, and in time.
+    desk.complete(Ok(()));
+    assert_eq!((desk.answer(first), desk.flying.len()), (None, 1));
+    let second = desk.send_flags(4, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    assert_eq!(desk.answer(second), None, "it waits for the one before it");
+    desk.settle(Ok(()));
+    assert_eq!((desk.answer(first), desk.answer(second)), (Some(Ok(())), Some(Ok(()))));
+}
+
 #[test]
 fn writethrough_tells_of_an_error_and_forgets_the_block() {
     let mut desk =
@@ -177,4 +220,90 @@ fn writethrough_tells_of_an_error_and_forgets_the_block() {
     let read = desk.send(1, Op::Read, 0, BLOCK);
     assert_eq!(desk.answer(read), None, "the device is asked what it has");
     desk.wait(MS);
+}
+
+/// A device that answers nothing has its write-outs under way as long as it likes; the others' go on.
+#[test]
+fn a_dead_device_does_not_keep_another_ones_dirty_data_here() {
+    let mut desk = Desk::new(1024, |config| {
+        config.devices.push(config.devices[0]);
+        config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
+        config.devices[0].queue.nr_requests = 4096;
+        config.devices[0].queue.queue_depth = 4096;
+    });
+    for at in 0..150 {
+        desk.send_to(0, 1, Op::Write, at * MIB, BLOCK);
+    }
+    desk.send_to(0, 1, Op::Flush, 0, 0);
+    let dead = desk.flying.len();
+    assert!(dead >= 64, "{dead} write-outs of the dead device");
+    let writes: Vec<_> = (0..20).map(|at| desk.send_to(1, 2, Op::Write, at * MIB, BLOCK)).collect();
+    let flush = desk.send_to(1, 2, Op::Flush, 0, 0);
+    for _ in 0..100 {
+        while let Some(at) = desk.flying.iter().position(|submit| submit.device == DeviceId(1)) {
+            let submit = desk.flying.remove(at);
+            desk.complete_this(submit, Ok(()));
+        }
+        desk.wait(10 * MS);
+    }
+    assert!(writes.iter().all(|&id| desk.answer(id) == Some(Ok(()))));
+    assert_eq!(desk.answer(flush), Some(Ok(())), "after a second");
+}
+
+/// What is held counts until it is written. Under a lower limit it may be all that may be dirty: then nobody is to wait.
+#[test]
+fn a_limit_that_is_lowered_to_what_is_held_leaves_nobody_waiting() {
+    let mut desk = Desk::new(1024, |config| {
+        config.dirty.dirty_bytes = 64 * BLOCK;
+        config.volumes.push(config.volumes[0]);
+    });
+    let first = in_blocks(&mut desk, 12);
+    let flush = desk.send(1, Op::Flush, 0, 0);
+    desk.wait_served(SEC, FAILS);
+    assert_eq!((desk.answer(first[11]), desk.answer(flush)), (Some(Ok(())), Some(FAILS)));
+    assert_eq!(desk.stats().held, 12);
+    let bytes = 8 * BLOCK;
+    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 1 });
+    desk.wait_served(60 * SEC, FAILS);
+    let write = desk.send_to(1, 7, Op::Write, 0, BLOCK);
+    desk.wait_served(600 * SEC, FAILS);
+    assert_eq!(desk.answer(write), Some(FAILS), "nobody waits for ever");
+    // The limit is raised: there is room.
+    let bytes = 64 * BLOCK;
+    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 2 });
+    let write = desk.send_to(1, 7, Op::Write, 0, BLOCK);
+    desk.wait_served(SEC, Ok(()));
+    assert_eq!(desk.answer(write), Some(Ok(())));
+}
+
+/// The same with reads: who reads from a device that answers nothing has its fills under way, and neither so many of them nor so
+/// many frames that others' find none.
+#[test]
+fn a_dead_devices_readers_do_not_keep_others_from_reading() {
+    for len in [BLOCK, 64 << 10, 8 * MIB] {
+        let mut desk = Desk::new(1024, |config| {
+            config.devices.push(config.devices[0]);
+            config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
+            config.devices[0].queue.nr_requests = 4096;
+            config.devices[0].queue.queue_depth = 4096;
+            config.devices[0].queue.io_timeout_ns = SEC;
+        });
+        for at in 0..300 {
+            desk.send_to(0, 1, Op::Read, at * 8 * MIB, len);
+        }
+        let send = |at| desk.send_to(1, 2, Op::Read, at * MIB, 16 * BLOCK);
+        let reads: Vec<_> = (0..20).map(send).collect();
+        for _ in 0..500 {
+            while let Some(at) = desk.flying.iter().position(|s| s.device == DeviceId(1)) {
+                let submit = desk.flying.remove(at);
+                desk.complete_this(submit, Ok(()));
+            }
+            desk.wait(10 * MS);
+        }
+        let answered = reads.iter().filter(|&&id| desk.answer(id) == Some(Ok(()))).count();
+        assert_eq!(answered, 20, "beside reads of {len}");
+        // It answers after all: so are those who waited for it.
+        desk.wait_served(10 * SEC, Ok(()));
+        assert!(desk.shard.is_idle(), "{}", desk.shard.told_waits());
+    }
 }

@@ -47,6 +47,20 @@ fn what_came_before_ends_by_the_old_rules_and_what_comes_after_waits_for_the_new
 }
 
 #[test]
+fn what_is_set_at_once_while_the_queue_drains_holds_afterwards() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("W0+4k");
+    bench.control(set(Tunable::MaxSectorsKb, 8, 1));
+    bench.control(set(Tunable::ReadAheadKb, 64, 2));
+    assert_eq!((bench.notices().as_str(), value(&bench, Tunable::ReadAheadKb)), ("set2:ok", 64));
+    bench.done(0);
+    assert_eq!(bench.notices(), "set1:ok");
+    assert_eq!(value(&bench, Tunable::ReadAheadKb), 64, "the switch does not undo it");
+    assert_eq!(value(&bench, Tunable::MaxSectorsKb), 8);
+    bench.assert_quiet();
+}
+
+#[test]
 fn bios_of_the_same_turn_are_before_or_after_as_they_stand() {
     let mut bench = Bench::new(|_| ());
     let (before, after) = (bench.bio("W0+16k"), bench.bio("W16k+16k"));

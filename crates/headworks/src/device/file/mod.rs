@@ -112,6 +112,7 @@ impl FileDevice {
         each.reduce(|all, one| QueueOptions {
             discard: all.discard && one.discard,
             write_zeroes: all.write_zeroes && one.write_zeroes,
+            fua: all.fua && one.fua,
             discard_granularity: all.discard_granularity.max(one.discard_granularity),
             discard_max_bytes: all.discard_max_bytes.min(one.discard_max_bytes),
             ..all

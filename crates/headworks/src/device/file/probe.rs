@@ -123,7 +123,9 @@ pub fn queue_options(
     let granularity = u32::try_from(granularity).unwrap_or(0);
     QueueOptions {
         write_cache: true,
-        fua: true,
+        // The kernel tells an error of its write-back once, to whoever syncs next. Told to a durable write, it would be that one
+        // write's: so what is in the page cache becomes durable by a flush, which knows what it means.
+        fua: mode != FileMode::Buffered,
         discard: holes,
         write_zeroes: holes,
         discard_granularity: match granularity.is_power_of_two() {
