@@ -23,8 +23,9 @@ use super::wire::{
     info, option, option_reply,
 };
 
-/// More options than this is no client but an attack or a loop: real ones send fewer than ten.
-pub const OPTIONS_MAX: u32 = 1000;
+/// More options than this is no client but an attack or a loop: most send fewer than ten, but who lists asks several things of each
+/// export (`nbdinfo --list`, `qemu-nbd --list`), and there may be a thousand.
+pub const OPTIONS_MAX: u32 = 10_000;
 
 /// The sizes of requests that an export takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
