@@ -35,6 +35,7 @@ load fast --rw randwrite --iodepth 4 --runtime 3 &
 LOAD=$!
 script seeing.py top "$HEADWORKS" "$CONTROL"
 wait $LOAD
+script seeing.py silent "$HEADWORKS" "$CONTROL" "$SERVER"
 check "top without a terminal is lines" sh -c '"$1" top "$2" --batch 1 | grep -q "^fast  *[0-9]"' - "$HEADWORKS" "$CONTROL"
 check "a server that is not there: one sentence" sh -c '! "$1" top "$2.none" --batch 1 2>&1 >/dev/null | grep -qv "^headworks: error: cannot connect to the control socket"' - "$HEADWORKS" "$CONTROL"
 check "ctl latency has a row of each export that was used" sh -c 'test "$("$1" ctl "$2" latency | tail -n +2 | cut -d" " -f1 | sort -u | tr "\n" " ")" = "fast slow "' - "$HEADWORKS" "$CONTROL"
