@@ -137,8 +137,11 @@ impl WatchedFile {
     /// The new size, rounded down to whole blocks, if it differs from the last look's and is not the one that is expected.
     pub fn changed_size(&mut self) -> Option<u64> {
         let size = self.watch.current_size().ok()? / self.block_size * self.block_size;
-        let changed = size != std::mem::replace(&mut self.size, size);
-        (changed && self.expected != Some(size)).then_some(size)
+        if size == std::mem::replace(&mut self.size, size) {
+            return None;
+        }
+        // Once: a file that comes back to this size later is news again.
+        (self.expected.take() != Some(size)).then_some(size)
     }
 
     /// It is no news if the file has this size.
@@ -435,6 +438,26 @@ mod tests {
         let differ = Assembly::new(&[file("a", Some("slow")), again("DIR/a", Some("fast"))]);
         assert!(differ.err().unwrap().to_string().contains("device: export `again` differs"));
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_size_that_was_expected_is_no_news_once() {
+        let image = crate::device::testing::TempFile::absent("expected");
+        let text = format!("file:path={},size=1M", image.path().display());
+        let export = ExportSpec::new("a".to_owned(), Spec::parse(&text).unwrap(), false);
+        let mut watched = Assembly::new(&[export]).unwrap().files.remove(0);
+        let resize = |mib: u64| {
+            let file = std::fs::File::options().write(true).open(image.path()).unwrap();
+            file.set_len(mib << 20).unwrap();
+        };
+        watched.expect(2 << 20);
+        assert_eq!(watched.changed_size(), None, "it has not happened yet");
+        resize(2);
+        assert_eq!(watched.changed_size(), None, "we did it ourselves");
+        resize(1);
+        assert_eq!(watched.changed_size(), Some(1 << 20));
+        resize(2);
+        assert_eq!(watched.changed_size(), Some(2 << 20), "somebody else did");
     }
 
     #[test]
