@@ -122,7 +122,7 @@ fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
 }
 
 fn shown(name: &str) -> String {
-    if name.is_empty() { "default".to_owned() } else { name.to_owned() }
+    assemble::shown_name(name).to_owned()
 }
 
 fn sentence(fault: &Fault) -> String {

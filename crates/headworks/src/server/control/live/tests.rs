@@ -105,6 +105,21 @@ fn an_image_that_was_swapped_for_another_under_its_name_is_noticed() {
 }
 
 #[test]
+fn an_export_called_default_and_one_without_a_name_would_be_one_to_the_operator() {
+    let server = server(&["a=null:size=1M"], &options(1));
+    let add = |name: &str| {
+        let spec = ExportSpec::new(name.to_owned(), spec("null:size=1M").spec, false);
+        server.service.add(spec).map(drop).map_err(|fault| fault.message().to_owned())
+    };
+    add("").unwrap();
+    assert!(add("default").unwrap_err().contains("there is an export `default` already"));
+    call(&server, "remove", json!({ "export": "default" })).unwrap();
+    add("default").unwrap();
+    assert!(add("").is_err());
+    end(server);
+}
+
+#[test]
 fn images_of_a_filesystem_share_a_queue_and_places_are_used_again() {
     let images = [(); 3].map(|()| TempFile::absent("live-share"));
     let text = |name: &str, index: usize| {
