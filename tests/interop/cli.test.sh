@@ -51,6 +51,12 @@ check "info with a URI of another world" refused info http://localhost/
 check "ctl without a request" refused ctl "$DIR/none"
 check "ctl with an unknown request" names frobnicate ctl "$DIR/none" frobnicate
 check "ctl set without a value" names PATH=VALUE ctl "$DIR/none" set hw0/queue/nr_requests
+unheard() { # STATUS ARGUMENTS...: it ends with that also if its error cannot be told
+    "$HEADWORKS" "${@:2}" >/dev/full 2>/dev/full
+    [ $? -eq "$1" ]
+}
+check "no command, and nobody to hear of it" unheard 2
+check "an unknown option, likewise" unheard 2 serve --frobnicate
 check "an unknown lab" refused lab run nothing-of-this-name
 
 # What the world refuses is not the user's spelling: exit 1.

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import termios
+import time
 import urllib.request
 
 BAD = False
@@ -124,8 +125,16 @@ def top(binary, control):
     return 0
 
 
-def put_back(binary, control, number):
-    """Whether a terminal is as before when a signal has ended its screen, and what was shown."""
+def silent(binary, control, server):
+    """A server that stands still: the screen says so, and is no less ready to end."""
+    for name in ["SIGTERM", "q"]:
+        good, detail = put_back(binary, control, getattr(signal, name, None), int(server))
+        check(f"a screen of a silent server says so, {name} ends it, and the terminal is put back", good, detail)
+
+
+def put_back(binary, control, number, server=None):
+    """Whether a terminal is as before when a signal, or q, has ended its screen, and what was shown; of a server that was stopped
+    meanwhile if it is given."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 132))
     before = termios.tcgetattr(theirs)
@@ -136,15 +145,29 @@ def put_back(binary, control, number):
     # A frame of it: by then it is all set up.
     while b"quits" not in shown:
         shown += os.read(ours, 4096)
-    screen.send_signal(number)
-    status = None
-    while status is None:
+    if server:
+        os.kill(server, signal.SIGSTOP)
+        # What a screen writes is cut by moves of its cursor.
+        deadline = time.monotonic() + 20
+        while b"not" not in shown and time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.05)[0]:
+                shown += os.read(ours, 4096)
+    if number is None:
+        os.write(ours, b"q")
+    else:
+        screen.send_signal(number)
+    status, deadline = None, time.monotonic() + 20
+    while status is None and time.monotonic() < deadline:
         if select.select([ours], [], [], 0.05)[0]:
             shown += os.read(ours, 4096)
         status = screen.poll()
+    if server:
+        os.kill(server, signal.SIGCONT)
+    if status is None:
+        screen.kill()
     while select.select([ours], [], [], 0)[0]:
         shown += os.read(ours, 4096)
-    good = status == 0 and b"\x1b[?1049l" in shown and termios.tcgetattr(theirs) == before
+    good = status == 0 and (not server or b"not" in shown) and b"\x1b[?1049l" in shown and termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
     return good, (status, shown[-200:])
@@ -191,5 +214,5 @@ def hostile(address):
 
 
 if __name__ == "__main__":
-    {"page": page, "top": top, "hostile": hostile}[sys.argv[1]](*sys.argv[2:])
+    {"page": page, "top": top, "silent": silent, "hostile": hostile}[sys.argv[1]](*sys.argv[2:])
     sys.exit(1 if BAD else 0)

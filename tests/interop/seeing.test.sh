@@ -38,20 +38,4 @@ check "a load to look at" wait_until 20 is_loaded
 script seeing.py top "$HEADWORKS" "$CONTROL"
 check "the load lasted" kill $LOAD
 wait $LOAD
-nobody_is_there() { [ "$(ctl connections --json)" = "[]" ]; }
-check "its connection is gone" wait_until 20 nobody_is_there
-check "top without a terminal is lines" sh -c '"$1" top "$2" --batch 1 | grep -q "^fast  *[0-9]"' - "$HEADWORKS" "$CONTROL"
-check "a server that is not there: one sentence" sh -c '! "$1" top "$2.none" --batch 1 2>&1 >/dev/null | grep -qv "^headworks: error: cannot connect to the control socket"' - "$HEADWORKS" "$CONTROL"
-check "ctl latency has a row of each export that was used" sh -c 'test "$("$1" ctl "$2" latency | tail -n +2 | cut -d" " -f1 | sort -u | tr "\n" " ")" = "fast slow "' - "$HEADWORKS" "$CONTROL"
-
-script seeing.py page "$HEADWORKS" "$CONTROL" "$PAGE"
-script seeing.py hostile "$PAGE"
-stop_server
-
-# A writer that dirties faster than a device writes.
-CACHE=16M
-serve --control "$CONTROL" --set vm/dirty_bytes=1M "db=delay:write=20ms,of=file:path=$DIR/db.img,size=64M"
-check "writes into a small dirty limit" load db --rw randwrite --iodepth 8 --runtime 2
-check "why says dirty" blames dirty db
-stop_server
-check "an address is asked for" sh -c '"$1" serve --metrics nowhere null:size=1M 2>&1 | grep -q "such as 127.0.0.1:9100"' - "$HEADWORKS"
+script seeing.py silent "$HEADWORKS" "$CONTROL" "$SERVER"

@@ -101,6 +101,16 @@ def _():
 
 @case
 def _():
+    """a request and the goodbye behind it: the answer, then the end"""
+    raw = chosen()
+    raw.send(header(READ, 7, 0, 4096) + header(DISC, 8, 0, 0))
+    assert raw.reply() == (0, 7) and len(raw.receive(4096)) == 4096
+    raw.socket.suppress_ragged_eofs = False
+    assert raw.socket.recv(1) == b""
+
+
+@case
+def _():
     """an option glued to STARTTLS in the clear ends the connection and is not obeyed"""
     for glued in [struct.pack(">QII", OPTION_MAGIC, OPT_LIST, 0), b"\x16"]:
         raw = Raw(URI, timeout=10).greet()

@@ -68,6 +68,7 @@ plain_info() { nbdinfo "nbd+unix:///?socket=$SOCKET" | grep 'without TLS'; }
 check "where TLS is on and not required, a plain client is served" plain_info
 check "and one that asks for TLS, without a certificate of its own" says_tls "$(unix "" "$DIR/nobody")"
 # Read again: a server whose certificate was renewed, here by another CA.
+cp -r "$pki" "$DIR/first"
 cp "$DIR"/strangers/server-*.pem "$pki/"
 kill -HUP "$SERVER"
 read_again() { grep -q "$1" "$LOG"; }
@@ -78,6 +79,19 @@ echo garbage >"$pki/server-cert.pem"
 kill -HUP "$SERVER"
 check "a bad file leaves all as it was" wait_until 10 read_again "stay as they were: .*server-cert.pem has no certificate"
 check "and clients are served" our_info "$(unix "" "$DIR/strangers")"
+stop_server
+
+# The reader of its log has gone: no reason to end, nor to read certificates no more.
+cp -r "$DIR/strangers" "$DIR/unheard"
+"$HEADWORKS" serve --tls on --tls-certificates "$DIR/unheard" -U "$SOCKET" mem:size=1M >"$OUT" 2> >(exec true) &
+SERVER=$!
+wait_until 20 is_up_or_gone
+echo garbage >"$DIR/unheard/server-cert.pem"
+kill -HUP "$SERVER"
+check "a bad file and nobody to hear of it" our_info "$(unix "" "$DIR/strangers")"
+cp "$DIR"/first/server-*.pem "$DIR/unheard/"
+kill -HUP "$SERVER"
+check "a good one is read after that" wait_until 10 our_info "$(unix "" "$DIR/first")"
 stop_server
 
 not_started() { # STATUS PART ARGUMENTS...

@@ -25,6 +25,7 @@ mod top;
 mod tunables;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::io::Write as _;
 use std::process::ExitCode;
 
 /// The block I/O path as a user-space server, library and laboratory.
@@ -63,7 +64,8 @@ pub const USAGE: u8 = 2;
 
 /// Says an error the way all commands do.
 pub fn complain(error: impl std::fmt::Display) {
-    eprintln!("headworks: error: {error}");
+    // Nobody may be reading: no reason to end in another way than was meant.
+    let _ = writeln!(std::io::stderr(), "headworks: error: {error}");
 }
 
 /// Everything that the command line knows.
@@ -101,7 +103,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         complain("no command; `headworks --help` says more\n");
-        eprint!("{text}");
+        let _ = write!(std::io::stderr(), "{text}");
         return ExitCode::from(USAGE);
     }
     complain(text.trim_end());

@@ -1,12 +1,17 @@
 //! What an export is made of, as `nbdinfo --map` shows it: neighbours of a kind are one line.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io::Write;
 
 use headworks::core::Extent;
 use serde_json::{Value, json};
 
 /// Prints extents as they come.
-pub struct Printer {
+pub struct Printer<W> {
+    out: W,
+    /// Nobody reads any longer.
+    unheard: bool,
     totals: bool,
     json: bool,
     /// Where the last run began, how long it is, its type.
@@ -16,10 +21,20 @@ pub struct Printer {
     sums: BTreeMap<u32, u64>,
 }
 
-impl Printer {
+impl<W: Write> Printer<W> {
     /// Prints each run, or only how much there is of each type.
-    pub fn new(totals: bool, json: bool) -> Self {
-        Self { totals, json, run: (0, 0, 0), printed: false, sums: BTreeMap::new() }
+    pub fn new(out: W, totals: bool, json: bool) -> Self {
+        let (run, sums) = ((0, 0, 0), BTreeMap::new());
+        Self { out, unheard: false, totals, json, run, printed: false, sums }
+    }
+
+    /// Whether anybody reads what is printed.
+    pub fn is_heard(&self) -> bool {
+        !self.unheard
+    }
+
+    fn say(&mut self, text: impl Display) {
+        self.unheard |= self.out.write_all(text.to_string().as_bytes()).is_err();
     }
 
     /// The next extent.
@@ -39,12 +54,14 @@ impl Printer {
             self.print_run();
         }
         match (self.totals, self.json) {
-            (true, true) => println!("{:#}", totals_as_json(&self.sums)),
-            (true, false) => print!("{}", totals_as_text(&self.sums)),
-            (false, true) if self.printed => println!("\n]"),
-            (false, true) => println!("[]"),
+            (true, true) => self.say(format!("{:#}\n", totals_as_json(&self.sums))),
+            (true, false) => self.say(totals_as_text(&self.sums)),
+            (false, true) if self.printed => self.say("\n]\n"),
+            (false, true) => self.say("[]\n"),
             (false, false) => {}
         }
+        // Nobody may be reading.
+        let _ = self.out.flush();
     }
 
     fn print_run(&mut self) {
@@ -55,9 +72,9 @@ impl Printer {
         let first = !std::mem::replace(&mut self.printed, true);
         if self.json {
             let run = run_as_json(offset, length, kind);
-            print!("{}{run}", if first { "[\n" } else { ",\n" });
+            self.say(format!("{}{run}", if first { "[\n" } else { ",\n" }));
         } else {
-            println!("{offset:>10}  {length:>10}  {kind:>3}  {}", describe(kind));
+            self.say(format!("{offset:>10}  {length:>10}  {kind:>3}  {}\n", describe(kind)));
         }
     }
 }
@@ -98,10 +115,11 @@ fn describe(kind: u32) -> String {
 mod tests {
     use super::*;
     use headworks::core::ExtentState;
+    use std::io;
 
     #[test]
     fn neighbours_of_a_kind_are_one_run_over_answers_too() {
-        let mut printer = Printer::new(true, false);
+        let mut printer = Printer::new(io::sink(), true, false);
         for (len, state) in [(4096, 0), (4096, 0), (u32::MAX, 3), (u32::MAX, 3), (1, 0)] {
             printer.push(&Extent { len, state: ExtentState(state) });
         }
@@ -113,5 +131,34 @@ mod tests {
         assert_eq!(totals_as_text(&sums), text);
         assert_eq!(totals_as_json(&sums)[1]["percent"], 75.0);
         assert_eq!(totals_as_json(&BTreeMap::new()), json!([]));
+    }
+
+    /// Takes one write, as a reader that goes away.
+    struct Once(Vec<u8>);
+
+    impl Write for Once {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if !self.0.is_empty() {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            self.0 = bytes.to_vec();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_goes_away_is_noticed_and_nothing_else_happens() {
+        let mut once = Once(Vec::new());
+        let mut printer = Printer::new(&mut once, false, false);
+        for (index, state) in [0, 3, 0, 3].into_iter().enumerate() {
+            assert_eq!(printer.is_heard(), index < 3, "the third extent prints the second run");
+            printer.push(&Extent { len: 4096, state: ExtentState(state) });
+        }
+        printer.finish();
+        assert_eq!(once.0, b"         0        4096    0  data\n");
     }
 }

@@ -3,6 +3,7 @@
 //! Asks without choosing, so that a server that admits one client at a time is not occupied. A server too old for that is
 //! asked by choosing; a map can only be had by choosing.
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,8 +57,8 @@ pub fn run(options: &Options) -> ExitCode {
         Options { size: true, json, .. } => one(&uri).map(|server| {
             let size = server.exports[0].1.size;
             match json {
-                true => println!("{}", serde_json::json!({ "export-size": size })),
-                false => println!("{size}"),
+                true => print(&format!("{}\n", serde_json::json!({ "export-size": size }))),
+                false => print(&format!("{size}\n")),
             }
         }),
         Options { json, .. } => one(&uri).map(|server| show::print(&server, *json)),
@@ -69,6 +70,11 @@ pub fn run(options: &Options) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn print(text: &str) {
+    // Nobody may be reading.
+    let _ = io::stdout().write_all(text.as_bytes());
 }
 
 /// What a server told.
@@ -136,9 +142,11 @@ fn ask(haggle: &mut Haggle, name: &str) -> Result<Export, ClientError> {
 fn show_map(uri: &Uri, totals: bool, json: bool) -> Result<(), ClientError> {
     let options = ClientOptions { structured: true, allocation: true, timeout: TIMEOUT };
     let mut client = Client::connect(uri, options)?;
-    let mut printer = map::Printer::new(totals, json);
+    let mut printer = map::Printer::new(io::stdout().lock(), totals, json);
     let mut map = client.map();
-    while let Some((_, extents)) = map.next_extents()? {
+    while printer.is_heard()
+        && let Some((_, extents)) = map.next_extents()?
+    {
         extents.iter().for_each(|extent| printer.push(extent));
     }
     printer.finish();

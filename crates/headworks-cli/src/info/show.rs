@@ -24,10 +24,10 @@ const BLOCK_SIZES: [&str; 3] = ["block_size_minimum", "block_size_preferred", "b
 
 /// Prints what a server told.
 pub fn print(server: &Server, json: bool) {
-    match json {
-        true => println!("{:#}", as_json(server)),
-        false => print!("{}", as_text(server)),
-    }
+    super::print(&match json {
+        true => format!("{:#}\n", as_json(server)),
+        false => as_text(server),
+    });
 }
 
 fn block_sizes(export: &Export) -> Option<[u32; 3]> {

@@ -1,6 +1,7 @@
 //! What a user sees when the server is up: what is served, where, and what may be lost.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use headworks::core::{ErrorPolicy, Ioprio, WriteMode};
 use headworks::device::Share;
@@ -140,9 +141,9 @@ fn announcement_json(running: &Running) -> String {
         "write_mode": modes::write_modes(&promises),
         "kill_loses": modes::loss(&promises, running.dirty_limit),
         "notes": running.notes,
-        "unix": running.unix,
+        "unix": running.unix.as_deref().map(Path::to_string_lossy),
         "port": running.port,
-        "control": running.control,
+        "control": running.control.as_deref().map(Path::to_string_lossy),
         "metrics": running.server.metrics(),
     });
     format!("{object}\n")

@@ -8,7 +8,6 @@ use headworks::tls::{TlsMode, TlsOptions, files};
 
 use super::Options;
 use super::address::{absolute, encode};
-use crate::complain;
 
 /// What the words say. Files are opened when the server starts.
 pub(super) fn tls_options(options: &Options) -> Result<TlsOptions, ConfigError> {
@@ -65,7 +64,7 @@ pub(super) fn reload(server: &Reloader) {
     match server.certificates() {
         Ok(true) => tracing::info!("the certificates were read again, for connections to come"),
         Ok(false) => {}
-        Err(error) => complain(format!("the certificates stay as they were: {error}")),
+        Err(error) => tracing::error!("the certificates stay as they were: {error}"),
     }
 }
 

@@ -59,8 +59,9 @@ fn interval(text: &str) -> Result<u64, String> {
 
 /// From the command line to its exit code.
 pub fn run(options: &Options) -> ExitCode {
-    let ask = |method: &str| ctl::ask(&options.socket, method, &json!({}));
-    let look = || {
+    let socket = options.socket.clone();
+    let ask = move |method: &str| ctl::ask(&socket, method, &json!({}));
+    let look = move || {
         Ok(Look { stats: ask("stats")?, histograms: ask("histograms")?, disks: ask("diskstats")? })
     };
     let interval = Duration::from_nanos(options.interval);

@@ -1,6 +1,9 @@
 //! The terminal of `top`: rows, keys, help. It is put back at the end, also when a signal asks for it.
+//!
+//! The server is asked by a thread of its own: one that does not answer must not keep keys and signals waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use ratatui::Frame;
@@ -19,6 +22,10 @@ const LETTERS: [(char, &str); 6] =
 
 /// A signal is seen so soon.
 const STEP: Duration = Duration::from_millis(200);
+/// And an answer so soon.
+const ANSWER_STEP: Duration = Duration::from_millis(20);
+/// A server that has not answered for so long is said to be silent.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// A signal asked for the end.
 static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
@@ -35,6 +42,8 @@ struct View {
     first: usize,
     connections: bool,
     help: bool,
+    /// The server has not answered for a while.
+    silent: bool,
 }
 
 /// What a key asks for.
@@ -67,15 +76,63 @@ impl View {
     }
 }
 
+/// Who asks the server, on a thread that ends with the process.
+struct Asker {
+    asks: Sender<()>,
+    answers: Receiver<Result<Look, String>>,
+    /// Since when an answer is waited for.
+    since: Option<Instant>,
+}
+
+impl Asker {
+    fn new(
+        mut look: impl FnMut() -> Result<Look, String> + Send + 'static,
+    ) -> Result<Self, String> {
+        let (asks, asked) = channel();
+        let (tell, answers) = channel();
+        let thread = std::thread::Builder::new().name("asker".into());
+        thread
+            .spawn(move || while asked.recv().is_ok() && tell.send(look()).is_ok() {})
+            .map_err(|error| format!("cannot start a thread: {error}"))?;
+        Ok(Self { asks, answers, since: None })
+    }
+
+    /// Asks, unless it did already.
+    fn ask(&mut self) {
+        if self.since.is_none() {
+            self.since = Some(Instant::now());
+            // A thread that has died is told of by `answer`.
+            let _ = self.asks.send(());
+        }
+    }
+
+    /// The answer, if it has come.
+    fn answer(&mut self) -> Option<Result<Look, String>> {
+        self.since?;
+        let answer = match self.answers.try_recv() {
+            Ok(answer) => answer,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => Err("nobody asks the server any more".to_owned()),
+        };
+        self.since = None;
+        Some(answer)
+    }
+
+    fn is_silent(&self) -> bool {
+        self.since.is_some_and(|since| since.elapsed() > SILENCE)
+    }
+}
+
 /// Shows what `look` sees every `interval`, until a key ends it or the server goes away.
 ///
 /// # Errors
 /// One sentence.
 pub fn run(
-    mut look: impl FnMut() -> Result<Look, String>,
+    mut look: impl FnMut() -> Result<Look, String> + Send + 'static,
     interval: Duration,
 ) -> Result<(), String> {
     let mut old = look()?;
+    let mut asker = Asker::new(look)?;
     let mut terminal =
         ratatui::try_init().map_err(|error| format!("cannot use this terminal: {error}"))?;
     for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
@@ -89,11 +146,16 @@ pub fn run(
         let mut connections = old.stats["connections"].clone();
         let mut due = Instant::now() + interval.min(Duration::from_secs(1));
         loop {
+            view.silent = asker.is_silent();
             terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
             if ASKED_TO_END.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let left = due.saturating_duration_since(Instant::now());
+            let left = match asker.since {
+                Some(_) if view.silent => STEP,
+                Some(_) => ANSWER_STEP,
+                None => due.saturating_duration_since(Instant::now()),
+            };
             if event::poll(left.min(STEP)).map_err(broken)? {
                 if let Event::Key(key) = event::read().map_err(broken)?
                     && key.kind == KeyEventKind::Press
@@ -108,7 +170,11 @@ pub fn run(
             if left > STEP {
                 continue;
             }
-            let new = look()?;
+            let Some(new) = asker.answer() else {
+                asker.ask();
+                continue;
+            };
+            let new = new?;
             shown = rows(&old, &new);
             connections = new.stats["connections"].clone();
             old = new;
@@ -125,7 +191,9 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Valu
         Layout::vertical([Constraint::Length(1), Constraint::Min(2), Constraint::Length(1)])
             .areas(frame.area());
     let sorted = COLUMNS[view.sort];
-    let title = format!("headworks: {} exports, by {} ({})", rows.len(), sorted.0, sorted.1);
+    let silent = if view.silent { "; the server does not answer" } else { "" };
+    let title =
+        format!("headworks: {} exports, by {} ({}){silent}", rows.len(), sorted.0, sorted.1);
     frame.render_widget(Paragraph::new(title), head);
     frame.render_widget(
         Paragraph::new("q quits, arrows choose the column to sort by, r w u d t a sort by one, c connections, ? help"),

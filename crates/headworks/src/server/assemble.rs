@@ -73,16 +73,36 @@ pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
 /// Checks what can be checked without opening anything.
 ///
 /// # Errors
-/// A size that is missing or nothing, a name that is there twice.
+/// A size that is missing or nothing, a name that is there twice, for clients or for the operator.
 pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
     for (index, export) in exports.iter().enumerate() {
         export.check()?;
-        if exports[..index].iter().any(|other| other.name == export.name) {
-            let message = format!("two exports are called `{}`; name them NAME=SPEC", export.name);
-            return Err(ConfigError::new("export", message));
+        let name = shown_name(&export.name);
+        let twin = exports[..index].iter().find(|other| shown_name(&other.name) == name);
+        if let Some(twin) = twin {
+            return Err(ConfigError::new("export", twins(&twin.name, &export.name)));
         }
     }
     Ok(())
+}
+
+/// What the export without a name is called by `ctl` and in metrics.
+const DEFAULT: &str = "default";
+
+/// An export's name in paths, in tables and in metrics.
+pub(super) fn shown_name(name: &str) -> &str {
+    if name.is_empty() { DEFAULT } else { name }
+}
+
+/// What is wrong with two exports that the operator could not tell from each other.
+fn twins(one: &str, other: &str) -> String {
+    match one == other {
+        true => format!("two exports are called `{one}`; name them NAME=SPEC"),
+        false => format!(
+            "one export is called `{DEFAULT}` and another has no name, for which `ctl` and metrics say `{DEFAULT}`; \
+             call one of them otherwise"
+        ),
+    }
 }
 
 impl ExportSpec {
@@ -137,8 +157,11 @@ impl WatchedFile {
     /// The new size, rounded down to whole blocks, if it differs from the last look's and is not the one that is expected.
     pub fn changed_size(&mut self) -> Option<u64> {
         let size = self.watch.current_size().ok()? / self.block_size * self.block_size;
-        let changed = size != std::mem::replace(&mut self.size, size);
-        (changed && self.expected != Some(size)).then_some(size)
+        if size == std::mem::replace(&mut self.size, size) {
+            return None;
+        }
+        // Once: a file that comes back to this size later is news again.
+        (self.expected.take() != Some(size)).then_some(size)
     }
 
     /// It is no news if the file has this size.
@@ -435,6 +458,43 @@ mod tests {
         let differ = Assembly::new(&[file("a", Some("slow")), again("DIR/a", Some("fast"))]);
         assert!(differ.err().unwrap().to_string().contains("device: export `again` differs"));
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_operator_can_tell_exports_from_each_other() {
+        let checked = |names: &[&str]| {
+            let spec = Spec::parse("null:size=1M").unwrap();
+            let export = |name: &&str| ExportSpec::new((*name).to_owned(), spec.clone(), false);
+            let exports: Vec<ExportSpec> = names.iter().map(export).collect();
+            check(&exports).map_err(|error| error.message.to_string())
+        };
+        assert_eq!(checked(&["", "a"]), Ok(()));
+        assert_eq!(checked(&["default", "a"]), Ok(()));
+        assert!(checked(&["a", "b", "a"]).unwrap_err().contains("two exports are called `a`"));
+        for both in [["", "default"], ["default", ""]] {
+            let said = checked(&both).unwrap_err();
+            assert!(said.contains("another has no name"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_size_that_was_expected_is_no_news_once() {
+        let image = crate::device::testing::TempFile::absent("expected");
+        let text = format!("file:path={},size=1M", image.path().display());
+        let export = ExportSpec::new("a".to_owned(), Spec::parse(&text).unwrap(), false);
+        let mut watched = Assembly::new(&[export]).unwrap().files.remove(0);
+        let resize = |mib: u64| {
+            let file = std::fs::File::options().write(true).open(image.path()).unwrap();
+            file.set_len(mib << 20).unwrap();
+        };
+        watched.expect(2 << 20);
+        assert_eq!(watched.changed_size(), None, "it has not happened yet");
+        resize(2);
+        assert_eq!(watched.changed_size(), None, "we did it ourselves");
+        resize(1);
+        assert_eq!(watched.changed_size(), Some(1 << 20));
+        resize(2);
+        assert_eq!(watched.changed_size(), Some(2 << 20), "somebody else did");
     }
 
     #[test]

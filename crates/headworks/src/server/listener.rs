@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -152,7 +152,7 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
     }
     remove_stale(path)?;
     // Bound under a name of our own and moved into place with its mode: nobody connects before the mode is set.
-    let hidden = path.with_file_name(format!(".hw{:x}", std::process::id()));
+    let (hidden, _folder) = hidden_name(path).map_err(|error| fail("cannot listen at", error))?;
     let _ = fs::remove_file(&hidden);
     let listener = UnixListener::bind(&hidden).map_err(|error| fail("cannot listen at", error))?;
     let placed = fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))
@@ -163,6 +163,18 @@ fn bind_unix(path: &Path, mode: u32) -> Result<Listener, String> {
     let file = fs::symlink_metadata(path).map_err(|error| fail("cannot look at", error))?;
     let file = OwnFile { path: path.to_owned(), inode: file.ino() };
     Ok(Listener(Socket::Unix { listener, file: Some(file) }))
+}
+
+/// A name beside `path`, and what keeps it valid. It may be longer than the path itself, which fits: then it is said by its folder's
+/// descriptor.
+fn hidden_name(path: &Path) -> io::Result<(PathBuf, Option<fs::File>)> {
+    let name = format!(".hw{:x}", std::process::id());
+    let beside = path.with_file_name(&name);
+    let Some(folder) = path.parent().filter(|_| beside.as_os_str().len() > PATH_MAX) else {
+        return Ok((beside, None));
+    };
+    let folder = fs::File::options().read(true).custom_flags(libc::O_PATH).open(folder)?;
+    Ok((format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into(), Some(folder)))
 }
 
 /// Whether somebody listens there. Of a server that was killed the kernel closes the listener some milliseconds after the
@@ -231,6 +243,26 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok());
         drop(ours);
         assert!(!path.exists(), "the socket goes with its server");
+    }
+
+    #[test]
+    fn a_path_may_be_as_long_as_the_system_takes() {
+        let folder = place("long").parent().unwrap().to_owned();
+        for len in [PATH_MAX, PATH_MAX + 1] {
+            let name = "n".repeat(len - folder.as_os_str().len() - 3);
+            let inner = folder.join(name);
+            fs::create_dir_all(&inner).unwrap();
+            let path = inner.join("s");
+            assert_eq!(path.as_os_str().len(), len);
+            match bind(&path) {
+                Ok(_listener) => {
+                    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+                    assert!(len == PATH_MAX && UnixStream::connect(&path).is_ok());
+                    assert_eq!(fs::read_dir(&inner).unwrap().count(), 1, "nothing else is left");
+                }
+                Err(error) => assert!(len > PATH_MAX, "{error}"),
+            }
+        }
     }
 
     #[test]

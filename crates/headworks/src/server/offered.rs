@@ -5,6 +5,7 @@ use headworks_core::{ExportId, ShardConfig, VolumeConfig, WriteMode};
 use super::assemble::{AssembledExport, Assembly};
 use super::reactor::ServedExport;
 use crate::frontend::nbd::connection::Door;
+use crate::frontend::nbd::wire::STRING_BYTES_MAX;
 use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 
 pub(super) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
@@ -48,10 +49,26 @@ pub(super) fn served(
 /// Clients that show an export's description show what it does not promise.
 fn description(what: &str, mode: WriteMode) -> String {
     match mode {
-        WriteMode::Unsafe => format!("{what}, UNSAFE: flushes and FUA promise nothing"),
-        _ => what.to_owned(),
+        WriteMode::Unsafe => fitting(what, ", UNSAFE: flushes and FUA promise nothing"),
+        _ => fitting(what, ""),
     }
 }
+
+/// As much of a sentence as the protocol takes with what comes after it. The beginning goes: a path may be as long as a string may
+/// be, and what is said of it stands at the end.
+fn fitting(what: &str, after: &str) -> String {
+    // Sizes change later, and are longer then.
+    let most = STRING_BYTES_MAX - SIZE_BYTES_MAX - after.len();
+    let cut = (what.len().saturating_sub(most)..).find(|at| what.is_char_boundary(*at));
+    let (dots, rest) = match cut.unwrap_or(0) {
+        0 => ("", what),
+        cut => ("...", &what[cut..]),
+    };
+    format!("{dots}{rest}{after}")
+}
+
+/// Room for the dots, and for a size that is shown longer than the one before.
+const SIZE_BYTES_MAX: usize = 32;
 
 /// Multi-conn holds for every device: a flush of a volume covers all that any connection was told is written. Where flushes
 /// promise nothing, that is not promised either.
@@ -70,4 +87,25 @@ fn transmission_flags(read_only: bool, mode: WriteMode) -> TransmissionFlags {
         .with(Flags::SEND_TRIM)
         .with(Flags::SEND_WRITE_ZEROES)
         .with(Flags::SEND_FAST_ZERO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_fits_the_protocol_however_long_a_path_is() {
+        let sentence = |len: usize| format!("/{} (direct I/O), 1 GiB", "\u{e9}".repeat(len / 2));
+        assert_eq!(description(&sentence(1000), WriteMode::None), sentence(1000));
+        for len in (3900..4300).chain([9000]) {
+            for (mode, end) in [(WriteMode::None, ", 1 GiB"), (WriteMode::Unsafe, "nothing")] {
+                let shown = description(&sentence(len), mode);
+                assert!(shown.len() + 16 <= STRING_BYTES_MAX && shown.ends_with(end), "{len}");
+                assert!(shown.contains("(direct I/O), 1 GiB"), "{len}");
+                let is_cut = !shown.starts_with(&sentence(len));
+                assert!(!is_cut || shown.len() > STRING_BYTES_MAX - 40, "no more than must be");
+                assert_eq!(shown.starts_with("..."), is_cut);
+            }
+        }
+    }
 }

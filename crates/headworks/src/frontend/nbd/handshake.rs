@@ -23,8 +23,9 @@ use super::wire::{
     info, option, option_reply,
 };
 
-/// More options than this is no client but an attack or a loop: real ones send fewer than ten.
-pub const OPTIONS_MAX: u32 = 1000;
+/// More options than this is no client but an attack or a loop: most send fewer than ten, but who lists asks several things of each
+/// export (`nbdinfo --list`, `qemu-nbd --list`), and there may be a thousand.
+pub const OPTIONS_MAX: u32 = 10_000;
 
 /// The sizes of requests that an export takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,7 +226,7 @@ impl Handshake {
             }
             State::Skip { option, .. } => {
                 self.state = State::Header;
-                refuse(out, option, option_reply::ERR_TOO_BIG, "the option is too long")
+                self.on_long_option(option, out)
             }
             State::Ended => Outcome::NeedMore,
         }
@@ -307,6 +308,20 @@ impl Handshake {
                 self.contexts.on_option(option, self.terms.structured, body, exports, out)
             }
             _ => refuse(out, option, option_reply::ERR_UNSUP, "the option is not supported"),
+        }
+    }
+
+    /// What came with it was dropped. That it was long is told where it could have been obeyed; a goodbye is one at any length.
+    fn on_long_option(&self, option: u32, out: &mut Vec<u8>) -> Outcome {
+        match option {
+            option::ABORT => {
+                reply(out, option, option_reply::ACK, &[]);
+                Outcome::Closed
+            }
+            option if option != option::STARTTLS && self.encryption == Encryption::Required => {
+                refuse(out, option, option_reply::ERR_TLS_REQD, "start TLS first")
+            }
+            _ => refuse(out, option, option_reply::ERR_TOO_BIG, "the option is too long"),
         }
     }
 

@@ -208,7 +208,7 @@ fn what_cannot_be_answered_ends_the_session() {
     let big = vec![7; OPTION_BYTES_MAX as usize + 1];
     failed(&client(3, &[option(1, &big)]), "export name of 65537 bytes");
     let list = vec![option(3, &[]); OPTIONS_MAX as usize + 1];
-    failed(&client(3, &list), "more than 1000 options");
+    failed(&client(3, &list), "more than 10000 options");
     assert_eq!(whole(&client(3, &list[1..])).2, Outcome::Reply);
 }
 
@@ -309,6 +309,12 @@ fn where_tls_is_required_nothing_is_told_before_it() {
     assert!(matches!(outcome, Outcome::Failed(sentence) if sentence.contains("without TLS")));
     let (out, _, outcome, _) = with_tls(Encryption::Required, &client(3, &[option(2, &[])]));
     assert_eq!((kinds(&out), outcome), (vec![ACK], Outcome::Closed));
+    // However long they are.
+    let big = vec![7; OPTION_BYTES_MAX as usize + 1];
+    let long = client(3, &[option(7, &big), option(77, &big), option(5, &big), option(2, &big)]);
+    let (out, _, outcome, _) = with_tls(Encryption::Required, &long);
+    let expected = vec![ERR_TLS_REQD, ERR_TLS_REQD, ERR_TOO_BIG, ACK];
+    assert_eq!((kinds(&out), outcome), (expected, Outcome::Closed));
     // And after it everything, the old way too.
     let (mut out, _, outcome, mut handshake) =
         with_tls(Encryption::Required, &client(3, &[option(5, &[])]));

@@ -28,7 +28,18 @@ enum Piece {
     /// A range of the header arena.
     Headers { start: usize, len: usize, replies: usize },
     /// A range of a buffer, which goes back to the pool afterwards.
-    Data { span: Span, buffer: Option<Buffer> },
+    Data { span: Span, buffer: Buffer },
+    /// So many zeros: one piece, however many there are, for they hold nothing that would bound them.
+    Zeros { len: usize },
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Piece::Headers { len, .. } | Piece::Zeros { len } => *len,
+            Piece::Data { span, .. } => span.len,
+        }
+    }
 }
 
 /// The send queue of a connection.
@@ -123,17 +134,13 @@ impl Outgoing {
     pub fn data(&mut self, buffer: Buffer, len: usize) {
         self.held += buffer.len();
         let span = Span { base: buffer.base(), len };
-        self.pieces.push_back(Piece::Data { span, buffer: Some(buffer) });
+        self.pieces.push_back(Piece::Data { span, buffer });
     }
 
     /// Appends `len` zeros.
     pub fn zeros(&mut self, len: usize) {
-        let mut left = len;
-        while left > 0 {
-            let len = left.min(ZEROS.len());
-            let span = Span { base: ZEROS.as_ptr().cast_mut(), len };
-            self.pieces.push_back(Piece::Data { span, buffer: None });
-            left -= len;
+        if len > 0 {
+            self.pieces.push_back(Piece::Zeros { len });
         }
     }
 
@@ -174,25 +181,33 @@ impl Outgoing {
     fn gather(&self, spans: &mut Vec<Span>) {
         spans.clear();
         let mut skip = self.sent;
-        for piece in self.pieces.iter().take(PIECES_MAX) {
-            let (base, len) = match *piece {
+        for piece in &self.pieces {
+            let mut left = piece.len() - skip;
+            let (base, most) = match *piece {
                 Piece::Headers { start, len, .. } => {
                     (self.headers[start..start + len].as_ptr().cast_mut(), len)
                 }
                 Piece::Data { span, .. } => (span.base, span.len),
+                Piece::Zeros { .. } => (ZEROS.as_ptr().cast_mut(), ZEROS.len()),
             };
-            spans.push(Span { base: base.wrapping_add(skip), len: len - skip });
+            // Wherever one begins in zeros, there are more.
+            let at = if matches!(piece, Piece::Zeros { .. }) { 0 } else { skip };
+            while left > 0 {
+                if spans.len() == PIECES_MAX {
+                    return;
+                }
+                let len = left.min(most);
+                spans.push(Span { base: base.wrapping_add(at), len });
+                left -= len;
+            }
             skip = 0;
         }
     }
 
     fn advance(&mut self, count: usize, pool: &mut Pool) {
         let mut left = count;
-        while let Some(piece) = self.pieces.front_mut() {
-            let len = match piece {
-                Piece::Headers { len, .. } => *len,
-                Piece::Data { span, .. } => span.len,
-            };
+        while let Some(piece) = self.pieces.front() {
+            let len = piece.len();
             if left < len - self.sent {
                 self.sent += left;
                 self.compact();
@@ -202,11 +217,11 @@ impl Outgoing {
             self.sent = 0;
             match self.pieces.pop_front() {
                 Some(Piece::Headers { replies, .. }) => self.replies -= replies,
-                Some(Piece::Data { buffer: Some(buffer), .. }) => {
+                Some(Piece::Data { buffer, .. }) => {
                     self.held -= buffer.len();
                     pool.put(buffer);
                 }
-                _ => {}
+                Some(Piece::Zeros { .. }) | None => {}
             }
         }
         self.headers.clear();
@@ -216,7 +231,7 @@ impl Outgoing {
     fn compact(&mut self) {
         let first = self.pieces.iter().find_map(|piece| match piece {
             Piece::Headers { start, .. } => Some(*start),
-            Piece::Data { .. } => None,
+            Piece::Data { .. } | Piece::Zeros { .. } => None,
         });
         let cut = first.unwrap_or(self.headers.len());
         if cut < COMPACT_AT {
@@ -291,6 +306,32 @@ mod tests {
             let _ = theirs.read(&mut some).unwrap();
         }
         assert!(outgoing.headers.capacity() < 4 * COMPACT_AT);
+    }
+
+    /// A hole of 32 MiB in each reply, and nobody reads: what is kept is as little as what was asked with.
+    #[test]
+    fn zeros_take_no_room_however_many_they_are() {
+        const HOLE: usize = 32 << 20;
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut pool = Pool::new(1 << 20).unwrap();
+        let (mut outgoing, mut spans) = (Outgoing::new(128), Vec::new());
+        let mut ours = Transport::plain(ours.into());
+        for _ in 0..128 {
+            outgoing.header(|out| out.extend([7; 16]));
+            outgoing.zeros(HOLE);
+        }
+        assert!(outgoing.pieces.capacity() <= 256, "{}", outgoing.pieces.capacity());
+        // They are all sent nevertheless: one of them, and where the next begins.
+        let (mut got, mut some) = (0, vec![0; 1 << 20]);
+        while got < HOLE + 32 {
+            outgoing.send(&mut ours, &mut pool, &mut spans).unwrap();
+            assert!(spans.len() <= PIECES_MAX);
+            let count = theirs.read(&mut some).unwrap();
+            let sevens = some[..count].iter().filter(|byte| **byte == 7).count();
+            let headers = (got..got + count).filter(|at| at % (HOLE + 16) < 16).count();
+            assert_eq!(sevens, headers, "at {got}");
+            got += count;
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMode};
 
 use crate::nearest::distance;
+use crate::server::assemble::shown_name;
 
 /// A device: a queue and its volumes.
 #[derive(Clone, Debug)]
@@ -86,9 +87,6 @@ pub struct Tree {
     pub caching: Vec<ShardId>,
 }
 
-/// What the export without a name is called.
-const DEFAULT: &str = "default";
-
 /// A device's name.
 pub fn device_name(device: DeviceId) -> String {
     format!("hw{}", device.0)
@@ -97,7 +95,7 @@ pub fn device_name(device: DeviceId) -> String {
 impl ExportEntry {
     /// Its name in paths and in tables.
     pub fn shown_name(&self) -> &str {
-        if self.name.is_empty() { DEFAULT } else { &self.name }
+        shown_name(&self.name)
     }
 }
 
@@ -125,7 +123,7 @@ impl Tree {
     /// The export of that name; `default` is also the one without a name.
     pub fn export(&self, name: &str) -> Option<&ExportEntry> {
         let by = |name: &str| self.exports.iter().find(|export| export.name == name);
-        let unnamed = || (name == DEFAULT).then(|| by("")).flatten();
+        let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
         by(name).or_else(unnamed)
     }
 

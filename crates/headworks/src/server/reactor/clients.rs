@@ -24,8 +24,9 @@ use crate::frontend::nbd::Terms;
 use crate::frontend::nbd::connection::{Connection, End, Intake, Received};
 use crate::frontend::nbd::outgoing::Sent;
 use crate::server::board::Mail;
-use crate::server::listener::Listener;
 
+/// Clients that are accepted in a turn: who comes and goes without end holds up nobody. The rest makes the listener ready again.
+const ACCEPTS_MAX: usize = 16;
 /// Receives of a connection that brings large payloads in a turn: with the payloads of 64 KiB that are common, as many
 /// bytes as others may have copied.
 const LARGE_RECEIVES: usize = 4;
@@ -347,8 +348,9 @@ impl Reactor {
     }
 
     pub(super) fn accept(&mut self, now: Instant, index: u32) {
-        while let Some(accepted) = self.parts.listeners.get(index as usize).map(Listener::accept) {
-            match accepted {
+        for _ in 0..ACCEPTS_MAX {
+            let Some(listener) = self.parts.listeners.get(index as usize) else { return };
+            match listener.accept() {
                 Ok(Some((socket, peer))) => self.welcome(now, socket, peer),
                 Ok(None) => break,
                 Err(error) => {

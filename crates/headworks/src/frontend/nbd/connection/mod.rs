@@ -475,6 +475,10 @@ impl Connection {
         }
         let before = (self.outgoing.waiting(), transport.progress());
         let sent = self.outgoing.send(transport, pool, spans)?;
+        if leaves && self.outgoing.is_empty() {
+            // Behind the last reply, in the send that takes it: nothing would bring us here again.
+            transport.goodbye();
+        }
         let sent = transport.settle(sent)?;
         if sent == Sent::All || (self.outgoing.waiting(), transport.progress()) != before {
             self.last_sent = now;

@@ -247,6 +247,21 @@ fn byte_by_byte_it_is_the_same() {
     assert!(server.end == Some(End::Goodbye) && server.connection.is_finished());
 }
 
+/// A request and the goodbye in one record: the send that takes the answer is the last that this connection gets.
+#[test]
+fn who_leaves_behind_a_request_has_its_answer_and_the_end_in_one_send() {
+    let certificates = Certificates::new("leaves");
+    let (mut server, socket) = Server::new(&certificates, TlsMode::Require);
+    let mut client = Client::chosen(&mut server, socket, &certificates);
+    client.session.seal(&[request(0, 1, 0, 512), request(2, 2, 0, 0)].concat()).unwrap();
+    client.exchange();
+    server.turn();
+    assert!(server.end == Some(End::Goodbye) && server.connection.is_finished());
+    client.exchange();
+    assert_eq!(client.plain.len(), SIMPLE_REPLY_BYTES + 512);
+    assert!(client.session.is_ended(), "the end is said");
+}
+
 #[test]
 fn what_comes_in_the_clear_behind_the_request_for_tls_is_never_looked_at() {
     let certificates = Certificates::new("glued");

@@ -11,7 +11,7 @@ use super::super::service::{Answer, Service, Setting, lock, text};
 use super::super::tree::{DeviceEntry, ExportEntry};
 use super::{refused, wrong};
 use crate::device::{Base, Device};
-use crate::server::assemble::ExportSpec;
+use crate::server::assemble::{ExportSpec, shown_name};
 use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Site, VolumeHolding};
 use crate::server::offered::served;
 use crate::server::opening::{Opened, assembled};
@@ -40,8 +40,9 @@ impl Service {
     pub(super) fn add(&self, spec: ExportSpec) -> Answer {
         spec.check().map_err(|error| wrong(&error))?;
         let mut estate = lock(&self.live().estate);
-        if self.tree().exports.iter().any(|entry| entry.name == spec.name) {
-            let message = format!("there is an export `{}` already; remove it first", spec.name);
+        let name = shown_name(&spec.name);
+        if self.tree().exports.iter().any(|entry| entry.shown_name() == name) {
+            let message = format!("there is an export `{name}` already; remove it first");
             return Err(Fault::refused("EEXIST", message));
         }
         let export = estate.free_export().map_err(|error| wrong(&error))?;

@@ -1,10 +1,14 @@
 //! A configuration that was read again: what differs by name is added, removed or set; the rest is not touched.
 
-use headworks_core::{ConfigError, Ioprio};
+use std::io::ErrorKind;
+
+use headworks_core::{ConfigError, Ioprio, VolumeId};
 
 use super::super::rpc::Fault;
 use super::super::service::{Service, lock};
+use crate::device::{Base, Identity};
 use crate::server::assemble::{self, ExportSpec};
+use crate::server::estate::ExportHolding;
 
 /// What came of a configuration that was read again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,17 +25,28 @@ pub struct Reload {
     pub failed: Vec<(String, String)>,
 }
 
+/// An export that is served, and which file it is if it is one.
+struct There {
+    spec: ExportSpec,
+    image: Option<Identity>,
+}
+
 impl Service {
     /// See [`crate::server::Reloader::reconcile`].
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
         assemble::check(&wanted)?;
         let mut reload = Reload::default();
-        let there: Vec<ExportSpec> = {
+        let there: Vec<There> = {
             let estate = lock(&self.live().estate);
-            estate.exports.values().map(|holding| holding.spec.clone()).collect()
+            let image = |volume: VolumeId| estate.volumes.get(&volume.0)?.origin.identity;
+            let there = |holding: &ExportHolding| There {
+                spec: holding.spec.clone(),
+                image: image(holding.volume),
+            };
+            estate.exports.values().map(there).collect()
         };
         // Places and files become free first.
-        for old in &there {
+        for There { spec: old, .. } in &there {
             if !wanted.iter().any(|new| new.name == old.name) {
                 match self.remove(&old.name, false) {
                     Ok(_) => reload.removed.push(shown(&old.name)),
@@ -41,7 +56,7 @@ impl Service {
         }
         for new in wanted {
             let name = shown(&new.name);
-            match there.iter().find(|old| old.name == new.name) {
+            match there.iter().find(|old| old.spec.name == new.name) {
                 Some(old) => self.update(old, &new, &mut reload),
                 None => match self.add(new) {
                     Ok(_) => reload.added.push(name),
@@ -53,10 +68,11 @@ impl Service {
     }
 
     /// An export that is in both: its share is set, anything else waits for a restart.
-    fn update(&self, old: &ExportSpec, new: &ExportSpec, reload: &mut Reload) {
+    fn update(&self, old: &There, new: &ExportSpec, reload: &mut Reload) {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
-        if old.spec != new.spec {
+        let There { spec: old, image } = old;
+        if old.spec != new.spec || was_swapped(*image, new) {
             differs.push("its image");
         }
         let name_of = |spec: &ExportSpec| spec.device.as_ref().map(|device| device.name.clone());
@@ -95,8 +111,18 @@ impl Service {
     }
 }
 
+/// Whether the same words mean another file now, or none: one may have been moved into the place of the one that is open.
+fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
+    let (Some(image), Base::File { path, .. }) = (image, &new.spec.base) else { return false };
+    match Identity::of(path) {
+        Ok(now) => now != image,
+        // Who gave privileges up may not look everywhere.
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    }
+}
+
 fn shown(name: &str) -> String {
-    if name.is_empty() { "default".to_owned() } else { name.to_owned() }
+    assemble::shown_name(name).to_owned()
 }
 
 fn sentence(fault: &Fault) -> String {

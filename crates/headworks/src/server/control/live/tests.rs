@@ -89,6 +89,37 @@ fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
 }
 
 #[test]
+fn an_image_that_was_swapped_for_another_under_its_name_is_noticed() {
+    let (image, other) = (TempFile::absent("live-swap"), TempFile::absent("live-swap"));
+    let text = format!("a=file:path={},size=1M", image.path().display());
+    let server = server(&[&text], &options(1));
+    let kept = || server.reloader().reconcile(vec![spec(&text)]).unwrap().kept;
+    assert_eq!(kept(), []);
+    std::fs::write(other.path(), vec![0; 1 << 20]).unwrap();
+    std::fs::rename(other.path(), image.path()).unwrap();
+    let [(name, why)] = &kept()[..] else { panic!("nothing is said") };
+    assert!(name == "a" && why.starts_with("its image differs"), "{why}");
+    std::fs::remove_file(image.path()).unwrap();
+    assert_eq!(kept().len(), 1, "nor is it there when it was removed");
+    end(server);
+}
+
+#[test]
+fn an_export_called_default_and_one_without_a_name_would_be_one_to_the_operator() {
+    let server = server(&["a=null:size=1M"], &options(1));
+    let add = |name: &str| {
+        let spec = ExportSpec::new(name.to_owned(), spec("null:size=1M").spec, false);
+        server.service.add(spec).map(drop).map_err(|fault| fault.message().to_owned())
+    };
+    add("").unwrap();
+    assert!(add("default").unwrap_err().contains("there is an export `default` already"));
+    call(&server, "remove", json!({ "export": "default" })).unwrap();
+    add("default").unwrap();
+    assert!(add("").is_err());
+    end(server);
+}
+
+#[test]
 fn images_of_a_filesystem_share_a_queue_and_places_are_used_again() {
     let images = [(); 3].map(|()| TempFile::absent("live-share"));
     let text = |name: &str, index: usize| {
