@@ -87,7 +87,7 @@ pub struct Tree {
 }
 
 /// What the export without a name is called.
-const DEFAULT: &str = "default";
+pub const DEFAULT: &str = "default";
 
 /// A device's name.
 pub fn device_name(device: DeviceId) -> String {

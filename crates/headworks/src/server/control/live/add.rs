@@ -9,10 +9,11 @@ use super::super::order::Order;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, Setting, lock, text};
 use super::super::tree::{DeviceEntry, ExportEntry};
+use super::remove::leaving;
 use super::{refused, wrong};
 use crate::device::{Base, Device};
 use crate::server::assemble::ExportSpec;
-use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Site, VolumeHolding};
+use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Presence, Site, VolumeHolding};
 use crate::server::offered::served;
 use crate::server::opening::{Opened, assembled};
 
@@ -40,12 +41,10 @@ impl Service {
     pub(super) fn add(&self, spec: ExportSpec) -> Answer {
         spec.check().map_err(|error| wrong(&error))?;
         let mut estate = lock(&self.live().estate);
-        if self.tree().exports.iter().any(|entry| entry.name == spec.name) {
-            let message = format!("there is an export `{}` already; remove it first", spec.name);
-            return Err(Fault::refused("EEXIST", message));
-        }
+        self.may_be_called(&estate, &spec.name)?;
         let export = estate.free_export().map_err(|error| wrong(&error))?;
         let (volume, notes) = match estate.find(&spec) {
+            Some(volume) if estate.is_leaving(volume) => return Err(image_leaving(&spec)),
             Some(volume) => {
                 estate.may_share(volume, &spec).map_err(|error| wrong(&error))?;
                 (volume, Vec::new())
@@ -55,6 +54,22 @@ impl Service {
         let entry = self.serve(&mut estate, export, volume, &spec)?;
         tracing::info!("export {} was added", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "notes": notes }))
+    }
+
+    fn may_be_called(&self, estate: &Estate, name: &str) -> Result<(), Fault> {
+        let mut others = estate.exports.values().filter(|holding| holding.spec.name == name);
+        match others.next().map(|holding| &holding.presence) {
+            None => Ok(()),
+            Some(Presence::Serving) => {
+                let message = format!("there is an export `{name}` already; remove it first");
+                Err(Fault::refused("EEXIST", message))
+            }
+            Some(Presence::Leaving) => Err(leaving(name)),
+            Some(Presence::Stuck(_)) => {
+                let message = format!("export `{name}` is not quite gone; `remove {name}` again");
+                Err(Fault::refused("EBUSY", message))
+            }
+        }
     }
 
     fn add_volume(
@@ -168,7 +183,8 @@ impl Service {
             self.order(shard, order)?.map_err(|error| refused(&error))?;
         }
         estate.serial += 1;
-        estate.exports.insert(export.0, ExportHolding { volume, spec: spec.clone() });
+        let holding = ExportHolding { volume, spec: spec.clone(), presence: Presence::Serving };
+        estate.exports.insert(export.0, holding);
         let entry = ExportEntry {
             id: export,
             name: spec.name.clone(),
@@ -197,4 +213,13 @@ impl Service {
         });
         Ok(entry)
     }
+}
+
+/// Nobody joins an image whose last export goes.
+fn image_leaving(spec: &ExportSpec) -> Fault {
+    let name = &spec.name;
+    let message = format!(
+        "the image of `{name}` is being closed, as its last export is removed; try again when it is gone"
+    );
+    Fault::refused("EBUSY", message)
 }

@@ -5,6 +5,7 @@ use headworks_core::{ConfigError, Ioprio};
 use super::super::rpc::Fault;
 use super::super::service::{Service, lock};
 use crate::server::assemble::{self, ExportSpec};
+use crate::server::estate::{ExportHolding, Presence};
 
 /// What came of a configuration that was read again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,13 +27,19 @@ impl Service {
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
         assemble::check(&wanted)?;
         let mut reload = Reload::default();
-        let there: Vec<ExportSpec> = {
-            let estate = lock(&self.live().estate);
-            estate.exports.values().map(|holding| holding.spec.clone()).collect()
-        };
+        // What somebody else removes just now is as good as gone; who wants it hears of that when it is added.
+        let (mut there, mut unfinished) = (Vec::new(), Vec::new());
+        for ExportHolding { spec, presence, .. } in lock(&self.live().estate).exports.values() {
+            match presence {
+                Presence::Serving => there.push(spec.clone()),
+                Presence::Stuck(_) => unfinished.push(spec.clone()),
+                Presence::Leaving => {}
+            }
+        }
         // Places and files become free first.
-        for old in &there {
-            if !wanted.iter().any(|new| new.name == old.name) {
+        for old in unfinished.iter().chain(&there) {
+            let is_wanted = wanted.iter().any(|new| new.name == old.name);
+            if !is_wanted || unfinished.iter().any(|stuck| stuck.name == old.name) {
                 match self.remove(&old.name, false) {
                     Ok(_) => reload.removed.push(shown(&old.name)),
                     Err(fault) => reload.kept.push((shown(&old.name), sentence(&fault))),
