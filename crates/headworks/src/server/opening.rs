@@ -3,6 +3,8 @@
 //! A file that is served already is not opened again: its exports share the volume, and whoever says how that is cached must say
 //! the same.
 
+use std::path::PathBuf;
+
 use headworks_core::{
     ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
@@ -105,6 +107,24 @@ impl Origin {
     }
 }
 
+/// An image that was not there before.
+pub struct MadeImage {
+    path: PathBuf,
+    identity: Identity,
+    /// While it is open nothing else has its identity.
+    _open: SizeWatch,
+}
+
+impl MadeImage {
+    /// What it was made for does not come to be: it goes again, unless somebody has put something else in its place.
+    pub fn undo(self) {
+        if Identity::of(&self.path).is_ok_and(|there| there == self.identity) {
+            // What remains if this fails is an empty image.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// What is behind an export, open.
 pub struct Opened {
     body: Body,
@@ -175,14 +195,13 @@ impl Opened {
         Ok(opened)
     }
 
-    /// It finds no place: an image that was made for it goes again.
-    pub fn undo(self, spec: &Spec) {
-        if let (Body::File(file), Base::File { path, .. }) = (&self.body, &spec.base)
-            && file.created()
-        {
-            // What remains if this fails is an empty image.
-            let _ = std::fs::remove_file(path);
-        }
+    /// The image, if it was made by this.
+    pub fn made(&self, spec: &Spec) -> Option<MadeImage> {
+        let (Body::File(file), Base::File { path, .. }) = (&self.body, &spec.base) else {
+            return None;
+        };
+        let (path, identity, _open) = (path.clone(), file.identity(), file.size_watch());
+        file.created().then_some(MadeImage { path, identity, _open })
     }
 
     /// What is remembered of it.

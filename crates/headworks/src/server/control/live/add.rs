@@ -15,7 +15,7 @@ use crate::device::{Base, Device};
 use crate::server::assemble::ExportSpec;
 use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Presence, Site, VolumeHolding};
 use crate::server::offered::served;
-use crate::server::opening::{Opened, assembled};
+use crate::server::opening::{MadeImage, Opened, assembled};
 
 impl Service {
     /// By the words of a client.
@@ -43,17 +43,47 @@ impl Service {
         let mut estate = lock(&self.live().estate);
         self.may_be_called(&estate, &spec.name)?;
         let export = estate.free_export().map_err(|error| wrong(&error))?;
-        let (volume, notes) = match estate.find(&spec) {
-            Some(volume) if estate.is_leaving(volume) => return Err(image_leaving(&spec)),
-            Some(volume) => {
-                estate.may_share(volume, &spec).map_err(|error| wrong(&error))?;
-                (volume, Vec::new())
+        let mut made = None;
+        let (entry, notes) = match self.put(&mut estate, export, &spec, &mut made) {
+            Ok(added) => added,
+            Err(fault) => {
+                // No client could write to it.
+                if let Some(made) = made {
+                    made.undo();
+                }
+                return Err(fault);
             }
-            None => self.add_volume(&mut estate, &spec)?,
         };
-        let entry = self.serve(&mut estate, export, volume, &spec)?;
         tracing::info!("export {} was added", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "notes": notes }))
+    }
+
+    /// Of an image that is served, or of one more, which may be `made` for it.
+    fn put(
+        &self,
+        estate: &mut Estate,
+        export: ExportId,
+        spec: &ExportSpec,
+        made: &mut Option<MadeImage>,
+    ) -> Result<(ExportEntry, Vec<String>), Fault> {
+        if let Some(volume) = estate.find(spec) {
+            if estate.is_leaving(volume) {
+                return Err(image_leaving(spec));
+            }
+            estate.may_share(volume, spec).map_err(|error| wrong(&error))?;
+            return Ok((self.serve(estate, export, volume, spec)?, Vec::new()));
+        }
+        let (volume, notes) = self.add_volume(estate, spec, made)?;
+        match self.serve(estate, export, volume, spec) {
+            Ok(entry) => Ok((entry, notes)),
+            Err(fault) => {
+                // Without an export nothing would ever take it away.
+                if let Some(holding) = estate.volumes.remove(&volume.0) {
+                    let _ = self.forget_volume(estate, volume, holding.config);
+                }
+                Err(fault)
+            }
+        }
     }
 
     fn may_be_called(&self, estate: &Estate, name: &str) -> Result<(), Fault> {
@@ -76,16 +106,13 @@ impl Service {
         &self,
         estate: &mut Estate,
         spec: &ExportSpec,
+        made: &mut Option<MadeImage>,
     ) -> Result<(VolumeId, Vec<String>), Fault> {
         estate.may_open(spec).map_err(|error| wrong(&error))?;
         let opened = Opened::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
-        let Site { volume, config, device, owner } = match estate.site(spec, &opened) {
-            Ok(site) => site,
-            Err(error) => {
-                opened.undo(&spec.spec);
-                return Err(wrong(&error));
-            }
-        };
+        *made = opened.made(&spec.spec);
+        let Site { volume, config, device, owner } =
+            estate.site(spec, &opened).map_err(|error| wrong(&error))?;
         let (notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
         let mut watched = opened.watched(volume);

@@ -292,3 +292,24 @@ fn a_stop_ends_who_waits_for_a_write_out() {
     drop(bench.drain());
     refused(a.end(), "the server is stopping");
 }
+
+#[test]
+fn an_image_that_was_made_for_what_a_shard_refuses_goes_again_and_another_stays() {
+    let bench = Bench::new(&["b=null:size=1M"]);
+    for refusal in [(0, "add device"), (1, "add device"), (0, "add volume"), (1, "add volume")] {
+        bench.refuse(Some(refusal));
+        let image = TempFile::absent("leaving");
+        let text = format!("a=file:path={},size=1M", image.path().display());
+        refused(bench.add(&text), "the shard is not ready");
+        assert!(!image.path().exists(), "{refusal:?}");
+        std::fs::write(image.path(), vec![7; 1 << 20]).unwrap();
+        refused(bench.add(&text), "the shard is not ready");
+        assert_eq!(std::fs::read(image.path()).unwrap(), [7; 1 << 20], "{refusal:?}");
+        bench.refuse(None);
+        bench.add(&text).unwrap();
+        let a = bench.remove("a");
+        bench.drain().send(Ok(())).unwrap();
+        a.end().unwrap();
+        assert!(image.path().exists(), "what was served stays");
+    }
+}
