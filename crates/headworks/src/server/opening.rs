@@ -159,7 +159,7 @@ impl Opened {
         let opened = match &spec.base {
             Base::File { path, options } => {
                 let options = FileOptions { read_only: !write, ..*options };
-                let file = OpenFile::open(path, &options)?;
+                let file = OpenFile::open(path, &options).map_err(|error| meant(spec, error))?;
                 let (shown, mut notes) = (path.display(), Vec::new());
                 if !file.locked() {
                     notes.push(format!("{shown} is not locked: its filesystem has no locks"));
@@ -303,6 +303,17 @@ pub(super) fn assembled(
 /// A fake needs to be told its size.
 pub(super) fn no_size(kind: &str) -> ConfigError {
     ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
+}
+
+/// Who forgot the type before the keys has named a file that is seldom there.
+fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
+    match (&spec.base, spec.meant()) {
+        (Base::File { path, .. }, Some(meant)) if !path.exists() => {
+            let message = format!("{} does not exist; with keys it is {meant}", path.display());
+            ConfigError::new("path", message)
+        }
+        _ => error,
+    }
 }
 
 fn reach(mode: FileMode) -> &'static str {
