@@ -420,6 +420,7 @@ def privileges():
             server.until_said("uri: ")
             assert int(open(pid_file).read()) == server.pid and os.stat(pid_file).st_uid == 0
             assert f"note: user {NOBODY} cannot remove {at}/nbd, {at}/ctl at the end" in server.said()
+            assert f"note: user {NOBODY} cannot remove the pid file {pid_file} at the end, so it is emptied then" in server.said()
             assert os.stat(at + "/nbd").st_uid == NOBODY, "who may connect follows from the user"
             assert as_user(NOBODY, lambda: asked(at + "/ctl")) and asked(at + "/ctl")
             client = connect(at + "/nbd")
@@ -435,6 +436,15 @@ def privileges():
                 assert "0" not in fields["Groups"].split(), fields
             assert server.stop() == 0
         assert open(pid_file).read() == "", "emptied where it may not be removed"
+        # As in /tmp: the socket is the user's and goes, the pid file is root's and stays.
+        os.chmod(at, 0o1777)
+        with Served([*arguments, f"file:path={image}"]) as server:
+            server.until_said("uri: ")
+            said = server.said()
+            assert "at the end; the next start will" not in said, said
+            assert f"cannot remove the pid file {pid_file} at the end" in said, said
+            assert server.stop() == 0
+        assert open(pid_file).read() == "" and not os.path.exists(at + "/nbd")
         with open(image, "rb") as file:
             file.seek(4096)
             assert file.read(9) == b"by nobody"

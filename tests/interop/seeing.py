@@ -13,6 +13,8 @@ import termios
 import time
 import urllib.request
 
+import nbd
+
 BAD = False
 
 
@@ -109,6 +111,33 @@ def page(binary, control, address):
     check("the page and ctl stats agree", not wrong and right == 14, wrong)
     gauges = {dict(labels)["export"]: value for (name, labels), value in samples.items() if name == "headworks_connections"}
     check("every export has its connections", gauges == {"slow": 0, "fast": 0, "idle": 0}, gauges)
+
+
+def many(binary, control, address, socket_path, count):
+    """More exports, and more clients of one, than a shard tells in one turn: each is told once, and whole."""
+    count = int(count)
+
+    def connect(name):
+        handle = nbd.NBD()
+        handle.connect_uri(f"nbd+unix:///{name}?socket={socket_path}")
+        return handle
+
+    stay = []
+    for number in range(count):
+        # Of each export one client goes and one stays; of the last many stay.
+        connect(f"e{number}").pread(512, 0)
+        stay += [connect(f"e{number}") for _ in range(1 if number < count - 1 else 40)]
+    for handle in stay:
+        handle.pread(512, 0)
+    _, samples = parse(scrape(address))
+    of = {labels: value for (name, labels), value in samples.items() if name == "headworks_requests_total"}
+    wanted = {(("export", f"e{number}"), ("op", "read")): 2 for number in range(count)}
+    wanted[("export", f"e{count - 1}"), ("op", "read")] = 41
+    check("every export is on the page once, with all its clients' requests", of == wanted, of)
+    there = {dict(labels)["export"]: value for (name, labels), value in samples.items() if name == "headworks_connections"}
+    check("and its clients", sum(there.values()) == len(stay) and there[f"e{count - 1}"] == 40, there)
+    ids = [connection["id"] for connection in ctl(binary, control, "connections")]
+    check("every connection is listed once", len(ids) == len(set(ids)) == len(stay), ids)
 
 
 def top(binary, control):
@@ -214,5 +243,5 @@ def hostile(address):
 
 
 if __name__ == "__main__":
-    {"page": page, "top": top, "silent": silent, "hostile": hostile}[sys.argv[1]](*sys.argv[2:])
+    {"page": page, "many": many, "top": top, "silent": silent, "hostile": hostile}[sys.argv[1]](*sys.argv[2:])
     sys.exit(1 if BAD else 0)

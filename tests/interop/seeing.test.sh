@@ -21,7 +21,14 @@ assert r["requests"] >= r["considered"] > 0 and len(r["worst"]) > 0, r' "$1"
 serve --control "$CONTROL" --metrics 127.0.0.1:0 "slow=delay:read=50ms,of=mem:size=16M" "fast=mem:size=16M" "idle=null:size=1M"
 PAGE=$(sed -n 's/^metrics: //p' "$OUT")
 check "the start message names the page" test -n "$PAGE"
+tells() { grep -Eq " export $1: $2" "$LOG"; }
+kill -USR1 "$SERVER"
+for name in slow fast idle; do
+    check "SIGUSR1 before anybody came: a line for $name" wait_until 10 tells $name 'nothing has been asked of its device yet'
+done
 check "reads of a slow device" load slow --rw randread --iodepth 4 --runtime 1
+kill -USR1 "$SERVER"
+check "SIGUSR1 afterwards: the line of what was asked" wait_until 10 tells slow 'read: [0-9]+ bios in '
 check "why says device" blames device slow
 check "an export that nobody uses" sh -c '"$1" ctl "$2" why idle | grep -q "^idle: no request was answered"' - "$HEADWORKS" "$CONTROL"
 check "no such export: one sentence" sh -c '! "$1" ctl "$2" why nobody 2>&1 >/dev/null | grep -qv "^headworks: error: there is no export .nobody.; there are slow, fast, idle"' - "$HEADWORKS" "$CONTROL"
@@ -38,4 +45,27 @@ check "a load to look at" wait_until 20 is_loaded
 script seeing.py top "$HEADWORKS" "$CONTROL"
 check "the load lasted" kill $LOAD
 wait $LOAD
+nobody_is_there() { [ "$(ctl connections --json)" = "[]" ]; }
+check "its connection is gone" wait_until 20 nobody_is_there
 script seeing.py silent "$HEADWORKS" "$CONTROL" "$SERVER"
+check "top without a terminal is lines" sh -c '"$1" top "$2" --batch 1 | grep -q "^fast  *[0-9]"' - "$HEADWORKS" "$CONTROL"
+check "a server that is not there: one sentence" sh -c '! "$1" top "$2.none" --batch 1 2>&1 >/dev/null | grep -qv "^headworks: error: cannot connect to the control socket"' - "$HEADWORKS" "$CONTROL"
+check "ctl latency has a row of each export that was used" sh -c 'test "$("$1" ctl "$2" latency | tail -n +2 | cut -d" " -f1 | sort -u | tr "\n" " ")" = "fast slow "' - "$HEADWORKS" "$CONTROL"
+
+script seeing.py page "$HEADWORKS" "$CONTROL" "$PAGE"
+script seeing.py hostile "$PAGE"
+stop_server
+
+# More than a shard tells in one turn.
+serve --control "$CONTROL" --metrics 127.0.0.1:0 --shards 2 $(printf 'e%d=null:size=1M ' {0..69})
+PAGE=$(sed -n 's/^metrics: //p' "$OUT")
+script seeing.py many "$HEADWORKS" "$CONTROL" "$PAGE" "$SOCKET" 70
+stop_server
+
+# A writer that dirties faster than a device writes.
+CACHE=16M
+serve --control "$CONTROL" --set vm/dirty_bytes=1M "db=delay:write=20ms,of=file:path=$DIR/db.img,size=64M"
+check "writes into a small dirty limit" load db --rw randwrite --iodepth 8 --runtime 2
+check "why says dirty" blames dirty db
+stop_server
+check "an address is asked for" sh -c '"$1" serve --metrics nowhere null:size=1M 2>&1 | grep -q "such as 127.0.0.1:9100"' - "$HEADWORKS"

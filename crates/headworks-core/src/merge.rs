@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn the_index_finds_what_a_search_through_all_finds() {
         let mut prng = Prng::new(5);
-        let mut slots = Slots::new(64);
+        let mut slots = Slots::touched(64);
         let mut index = MergeIndex::new(16);
         let limits = limits();
         (0..64).for_each(|id| assert_eq!(slots.try_take(), Some(id)));

@@ -16,7 +16,7 @@ use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
 use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
 use crate::slab::NIL;
-use crate::spent::Spent;
+use crate::spent::{Spent, Wait};
 use crate::stats::TurnStats;
 use crate::time::Instant;
 use crate::timer::TimerWheel;
@@ -124,6 +124,7 @@ impl Shard {
             plug: Plug::new(config.plug_nesting),
             pools: Pools {
                 bios: Bios::new(bios_of(&config)),
+                waits_since: vec![0; bios_of(&config) as usize],
                 ups: Vec::with_capacity(bios_of(&config) as usize),
                 slots: Slots::new(slots),
                 actions: Actions::with_capacity(list, segments),
@@ -289,8 +290,25 @@ impl Shard {
             unreachable!("only bios for our own devices enter")
         };
         if queue.is_draining() && tags == 0 {
-            return queue.hold(&mut self.pools, slot);
+            return queue.hold(now, &mut self.pools, slot);
         }
+        self.enter_open(now, now, device, bio, slot, tags);
+    }
+
+    /// A bio that came at `came` enters a queue that does not hold it.
+    #[inline(always)]
+    fn enter_open(
+        &mut self,
+        now: Instant,
+        came: Instant,
+        device: DeviceId,
+        bio: Bio,
+        slot: u32,
+        tags: u16,
+    ) {
+        let Way::Own(queue) = &mut self.ways[usize::from(device.0)] else {
+            unreachable!("only bios for our own devices enter")
+        };
         if bio.op == Op::Flush {
             return queue.flush(now, &mut self.pools, slot);
         }
@@ -311,7 +329,7 @@ impl Shard {
         }
         let slots = &mut self.pools.slots;
         let id = slots.try_take().expect("there are slots for every bio and every tag");
-        slots[id].begin(now, &bio, slot, segments);
+        slots[id].begin(came, &bio, slot, segments);
         slots[id].marks = marks | if tags > 0 { Request::LEASED } else { 0 };
         slots[id].tags = tags;
         self.plug.add(&bio, device, id);
@@ -349,14 +367,15 @@ impl Shard {
         }
     }
 
-    /// A switch is over: what was held enters in its order, under a plug of its own.
+    /// A switch is over: what was held enters in its order, under a plug of its own, in which it waited since it came.
     fn thaw(&mut self, now: Instant, device: DeviceId) {
         self.plug.start();
         while let Some((queue, pools)) = self.own(device)
             && let Some(slot) = queue.next_held(pools)
         {
-            let bio = pools.bios[slot].bio;
-            self.enter(now, device, bio, slot, 0);
+            let (bio, came) = (pools.bios[slot].bio, pools.waits_since(slot));
+            pools.bios[slot].spent = Spent::NONE.plus(Wait::Plug, now.since(came));
+            self.enter_open(now, came, device, bio, slot, 0);
         }
         if self.plug.finish() {
             self.flush_plug(now);

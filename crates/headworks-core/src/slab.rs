@@ -1,5 +1,6 @@
 //! A pool of equal slots made at start-up, named by `u32`.
 //!
+//! Its memory is there from the start, but a slot is touched when it is first taken: a pool for the worst case costs what is used.
 //! Full is an ordinary answer. A slot keeps a generation that counts its uses, so that a name from an earlier use can be told
 //! from the present one. Links between slots are plain `u32`s in the slots: intrusive lists in safe Rust.
 
@@ -9,11 +10,14 @@ pub const NIL: u32 = u32::MAX;
 /// A pool of `T`.
 #[derive(Debug)]
 pub struct Slab<T> {
+    /// Those that were ever taken; there is room for all.
     slots: Vec<T>,
-    /// While a slot is free: the next free one. While taken: `TAKEN`.
+    /// Of those. While a slot is free: the next free one. While taken: `TAKEN`.
     next_free: Vec<u32>,
+    /// The one that came back last.
     first_free: u32,
     taken: u32,
+    capacity: u32,
 }
 
 /// Marks a taken slot in `next_free`.
@@ -27,42 +31,42 @@ impl<T: Clone + Default> Slab<T> {
     #[must_use]
     pub fn new(capacity: u32) -> Self {
         assert!(capacity < TAKEN, "a slab has fewer than 2^32 - 2 slots");
-        let next_free =
-            (1..=capacity).map(|next| if next == capacity { NIL } else { next }).collect();
         Self {
-            slots: vec![T::default(); capacity as usize],
-            next_free,
-            first_free: if capacity == 0 { NIL } else { 0 },
+            slots: Vec::with_capacity(capacity as usize),
+            next_free: Vec::with_capacity(capacity as usize),
+            first_free: NIL,
             taken: 0,
+            capacity,
         }
     }
-}
 
-impl<T: Clone + Default> Slab<T> {
+    /// The same, all of it touched: for tests that name slots themselves.
+    #[cfg(test)]
+    pub(crate) fn touched(capacity: u32) -> Self {
+        let mut slab = Self::new(capacity);
+        while slab.try_take().is_some() {}
+        (0..capacity).rev().for_each(|slot| slab.put(slot));
+        slab
+    }
+
     /// Adds `more` free slots. For a change of options, never for an I/O.
     ///
     /// # Panics
     /// If there would be more than [`Slab::new`] allows.
     pub fn grow(&mut self, more: u32) {
-        let old = self.slots.len() as u32;
-        let capacity = old.checked_add(more).filter(|&capacity| capacity < TAKEN);
-        let capacity = capacity.expect("a slab has fewer than 2^32 - 2 slots");
-        self.slots.resize(capacity as usize, T::default());
-        self.next_free.resize(capacity as usize, NIL);
-        for slot in (old..capacity).rev() {
-            self.next_free[slot as usize] = self.first_free;
-            self.first_free = slot;
-        }
+        let capacity = self.capacity.checked_add(more).filter(|&capacity| capacity < TAKEN);
+        self.capacity = capacity.expect("a slab has fewer than 2^32 - 2 slots");
+        let missing = self.capacity as usize - self.slots.len();
+        self.slots.reserve_exact(missing);
+        self.next_free.reserve_exact(missing);
     }
-}
 
-impl<T> Slab<T> {
     /// Takes a free slot, with whatever its last user left in it; `None` when all are taken.
     #[inline]
     pub fn try_take(&mut self) -> Option<u32> {
         let slot = self.first_free;
         if slot == NIL {
-            return None;
+            return self.take_unused();
         }
         self.first_free = self.next_free[slot as usize];
         self.next_free[slot as usize] = TAKEN;
@@ -70,6 +74,21 @@ impl<T> Slab<T> {
         Some(slot)
     }
 
+    /// The first of those that nobody has had.
+    #[cold]
+    fn take_unused(&mut self) -> Option<u32> {
+        let slot = self.slots.len() as u32;
+        if slot == self.capacity {
+            return None;
+        }
+        self.slots.push(T::default());
+        self.next_free.push(TAKEN);
+        self.taken += 1;
+        Some(slot)
+    }
+}
+
+impl<T> Slab<T> {
     /// Gives a slot back.
     ///
     /// # Panics
@@ -86,7 +105,7 @@ impl<T> Slab<T> {
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.slots.len() as u32
+        self.capacity
     }
 
     /// Whether `slot` exists and is taken.
@@ -105,7 +124,7 @@ impl<T> Slab<T> {
     /// How many are free.
     #[must_use]
     pub fn free(&self) -> u32 {
-        self.slots.len() as u32 - self.taken
+        self.capacity - self.taken
     }
 }
 
@@ -137,6 +156,20 @@ mod tests {
         assert!(!slab.is_taken(0) && slab.is_taken(1) && !slab.is_taken(7));
         assert_eq!(slab.try_take(), Some(0));
         assert_eq!(Slab::<u8>::new(0).try_take(), None);
+    }
+
+    #[test]
+    fn slots_are_made_when_they_are_first_taken_in_room_that_is_there() {
+        let mut slab: Slab<[u64; 16]> = Slab::new(1000);
+        let room = slab.slots.as_ptr();
+        for _ in 0..100 {
+            let slots = [(); 3].map(|()| slab.try_take().unwrap());
+            slots.into_iter().for_each(|slot| slab.put(slot));
+        }
+        assert_eq!((slab.slots.len(), slab.capacity(), slab.free()), (3, 1000, 1000));
+        assert!(!slab.is_taken(3) && !slab.is_taken(999));
+        let all = std::iter::from_fn(|| slab.try_take()).count();
+        assert_eq!((all, slab.slots.as_ptr()), (1000, room));
     }
 
     #[test]

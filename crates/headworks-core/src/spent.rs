@@ -20,13 +20,13 @@ pub enum Wait {
     Cache = 0,
     /// A pause of the throttle, or dirty credit.
     Dirty = 1,
-    /// See [`Stage::Plug`].
+    /// See [`Stage::Plug`]; also held while the options of the queue are switched.
     Plug = 2,
     /// See [`Stage::Tag`]; also tags of another shard's device.
     Tag = 3,
     /// See [`Stage::Scheduler`].
     Scheduler = 4,
-    /// See [`Stage::Device`].
+    /// See [`Stage::Device`]; a flush's also while it waits for another that it cannot join.
     Device = 5,
 }
 

@@ -9,7 +9,7 @@ use crate::time::Instant;
 /// Where a request spends time, in the order in which it passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// In the plug, waiting for the turn's batch.
+    /// In the plug, waiting for the turn's batch, or in front of it while the queue's options are switched.
     Plug = 0,
     /// At the gate, waiting for a tag.
     Tag = 1,

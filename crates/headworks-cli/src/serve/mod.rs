@@ -188,7 +188,8 @@ fn start(
         user.become_it()
     };
     let server = Server::start_after(assembly, &server_options, move || ended.ring(), opened)?;
-    notes.extend(user.and_then(|user| user.leftovers(&own)));
+    let pid_file_path = options.pid_file.as_deref();
+    notes.extend(user.iter().flat_map(|user| user.leftovers(&own, pid_file_path)));
     let port = server.ports().iter().copied().flatten().next();
     for export in &mut exports {
         let uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);

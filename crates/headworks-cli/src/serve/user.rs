@@ -10,9 +10,11 @@
 //! as the user.
 
 use std::ffi::{CStr, CString};
+use std::fs::Metadata;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use headworks::core::ConfigError;
@@ -81,15 +83,23 @@ impl User {
         })
     }
 
-    /// What is to be said of those of `files` that the user may not remove; asked when we are the user.
-    pub(super) fn leftovers(&self, files: &[PathBuf]) -> Option<String> {
-        let is_stuck = |path: &&PathBuf| !path.parent().is_some_and(may_change);
-        let stuck: Vec<String> =
-            files.iter().filter(is_stuck).map(|path| path.display().to_string()).collect();
-        (!stuck.is_empty()).then(|| {
+    /// What is to be said of those of `files`, and of the pid file, that the user may not remove; asked when we are the user.
+    pub(super) fn leftovers(&self, files: &[PathBuf], pid_file: Option<&Path>) -> Vec<String> {
+        let is_stuck = |path: &&Path| !may_remove(path);
+        let stuck = files.iter().map(PathBuf::as_path).filter(is_stuck);
+        let stuck: Vec<String> = stuck.map(|path| path.display().to_string()).collect();
+        let stuck = (!stuck.is_empty()).then(|| {
             let names = stuck.join(", ");
             format!("user {} cannot remove {names} at the end; the next start will", self.uid)
-        })
+        });
+        let emptied = pid_file.filter(is_stuck).map(|path| {
+            let path = path.display();
+            format!(
+                "user {} cannot remove the pid file {path} at the end, so it is emptied then",
+                self.uid
+            )
+        });
+        stuck.into_iter().chain(emptied).collect()
     }
 
     /// Becomes the user in all threads, for good.
@@ -148,6 +158,19 @@ impl User {
         }
         Ok(())
     }
+}
+
+fn may_remove(path: &Path) -> bool {
+    let Some(directory) = path.parent().filter(|directory| may_change(directory)) else {
+        return false;
+    };
+    // SAFETY: it cannot fail.
+    let uid = unsafe { libc::geteuid() };
+    // In a directory such as /tmp everybody removes what is their own.
+    let sticky =
+        |directory: &Metadata| directory.mode() & libc::S_ISVTX != 0 && directory.uid() != uid;
+    !directory.metadata().is_ok_and(|directory| sticky(&directory))
+        || path.symlink_metadata().is_ok_and(|file| file.uid() == uid)
 }
 
 fn may_change(directory: &Path) -> bool {

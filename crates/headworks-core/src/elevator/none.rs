@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn keeps_order_across_batches_and_never_overfills() {
-        let mut slots = Slots::new(8);
+        let mut slots = Slots::touched(8);
         let mut elevator = NoneElevator::new();
         elevator.insert(Instant(0), &mut slots, &[3, 1]);
         elevator.insert(Instant(0), &mut slots, &[2, 0]);
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn a_request_merged_away_leaves_from_anywhere() {
         for gone in [3, 1, 2] {
-            let mut slots = Slots::new(8);
+            let mut slots = Slots::touched(8);
             let mut elevator = NoneElevator::new();
             elevator.insert(Instant(0), &mut slots, &[3, 1, 2]);
             elevator.on_merge(&mut slots, 0, Some(gone), Edge::Back);

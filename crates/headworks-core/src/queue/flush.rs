@@ -24,7 +24,7 @@ use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::request::{Request, SlotId};
 use crate::slab::NIL;
-use crate::spent::Spent;
+use crate::spent::Wait;
 use crate::time::Instant;
 
 /// One volume's flushes.
@@ -85,6 +85,7 @@ impl Queue {
             let error = if volume.suspect { IoError::Medium } else { IoError::TimedOut };
             return answer(pools, slot, Err(error), false, ReplyStage::Final);
         }
+        pools.begin_wait(now, slot);
         let idle = volume.flush.request == NIL;
         if idle || volume.flush.covers == volume.writes_completed {
             volume.flush.running.push(&mut pools.bios, slot);
@@ -133,7 +134,7 @@ impl Queue {
         let volume_id = pools.slots[id].volume;
         let stamps = pools.slots[id].stamps;
         let volume = self.volume_mut(volume_id.0);
-        let spent = volume.stats.on_finish(Op::Flush, 0, &stamps, now);
+        volume.stats.on_finish(Op::Flush, 0, &stamps, now);
         volume.stats.ops[Op::Flush as usize].errors += u64::from(status.is_err());
         volume.flush.lost = false;
         match status {
@@ -148,7 +149,7 @@ impl Queue {
                 pools.actions.list.push(Action::Notice(notice));
             }
         }
-        self.answer_running(pools, volume_id, status, spent);
+        self.answer_running(now, pools, volume_id, status);
         let sequence = &mut self.volume_mut(volume_id.0).flush;
         sequence.running.append(&mut pools.bios, &mut sequence.next);
         if sequence.running.head().is_some() {
@@ -161,23 +162,24 @@ impl Queue {
     }
 
     /// The device flush passed its time-out: nobody waits for it any longer.
-    pub(super) fn lose_flush(&mut self, pools: &mut Pools, volume: VolumeId, spent: Spent) {
+    pub(super) fn lose_flush(&mut self, now: Instant, pools: &mut Pools, volume: VolumeId) {
         let sequence = &mut self.volume_mut(volume.0).flush;
         sequence.lost = true;
         sequence.running.append(&mut pools.bios, &mut sequence.next);
-        self.answer_running(pools, volume, Err(IoError::TimedOut), spent);
+        self.answer_running(now, pools, volume, Err(IoError::TimedOut));
     }
 
     fn answer_running(
         &mut self,
+        now: Instant,
         pools: &mut Pools,
         volume: VolumeId,
         status: Status,
-        spent: Spent,
     ) {
         while let Some(slot) = self.volume_mut(volume.0).flush.running.pop(&mut pools.bios) {
-            // After the data of a FUA write.
-            pools.bios[slot].spent = pools.bios[slot].spent.and(spent);
+            // After the data of a FUA write. A flush that could not be joined is the device's time as well.
+            let waited = now.since(pools.waits_since(slot));
+            pools.bios[slot].spent = pools.bios[slot].spent.plus(Wait::Device, waited);
             answer(pools, slot, status, false, ReplyStage::Final);
         }
     }

@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn append_joins_in_order_and_empties_the_other() {
         for (left, right) in [(0, 0), (0, 2), (2, 0), (3, 2), (1, 1)] {
-            let mut slots = Slots::new(8);
+            let mut slots = Slots::touched(8);
             let (mut a, mut b) = (Fifo::new(), Fifo::new());
             (0..left).for_each(|slot| a.push(&mut slots, slot));
             (left..left + right).for_each(|slot| b.push(&mut slots, slot));
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn commands_leave_from_anywhere_and_the_rest_stays_oldest_first() {
         let mut prng = Prng::new(3);
-        let mut slots = Slots::new(16);
+        let mut slots = Slots::touched(16);
         let (mut flight, mut model) = (Flight::new(), Vec::new());
         for _ in 0..5_000 {
             let id = prng.below(16) as u32;

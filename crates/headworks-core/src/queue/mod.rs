@@ -58,6 +58,9 @@ const RETRY_NS: u64 = 3 * MS;
 /// The pools and the list of actions that all parts of a shard share.
 pub(crate) struct Pools {
     pub bios: Bios,
+    /// By bio: since when it waits for a device flush, or for the end of a switch. Beside the bios, of which each fills a line of
+    /// the CPU's cache, because few ever wait so; plain numbers, because memory of zeros costs nothing until it is used.
+    pub waits_since: Vec<u64>,
     pub slots: Slots,
     pub actions: Actions,
     pub timers: TimerWheel,
@@ -65,6 +68,18 @@ pub(crate) struct Pools {
     pub ups: Vec<Up>,
     /// Slots that were made for tags of devices that have left.
     pub slots_left_over: u32,
+}
+
+impl Pools {
+    /// A bio begins to wait where no request counts its time.
+    pub fn begin_wait(&mut self, now: Instant, slot: u32) {
+        self.waits_since[slot as usize] = now.0;
+    }
+
+    /// Since when.
+    pub fn waits_since(&self, slot: u32) -> Instant {
+        Instant(self.waits_since[slot as usize])
+    }
 }
 
 /// A device's timers, `device * TIMERS + one of these` on the shard's wheel.

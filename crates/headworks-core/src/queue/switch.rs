@@ -92,7 +92,8 @@ impl Queue {
     }
 
     /// Keeps a bio until the switch is over.
-    pub fn hold(&mut self, pools: &mut Pools, slot: u32) {
+    pub fn hold(&mut self, now: Instant, pools: &mut Pools, slot: u32) {
+        pools.begin_wait(now, slot);
         self.switch.held.push(&mut pools.bios, slot);
     }
 

@@ -41,7 +41,7 @@ impl Queue {
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
             pools.slots[id].marks |= Request::TIMED_OUT;
-            return self.lose_flush(pools, volume, spent);
+            return self.lose_flush(now, pools, volume);
         }
         self.give_up(pools, id);
         if parent != NIL {

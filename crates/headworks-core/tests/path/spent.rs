@@ -1,7 +1,7 @@
 //! What a bio waited for between the plug and the device comes with its answer, whoever asked.
 
 use headworks_core::time::MS;
-use headworks_core::{Spent, Wait};
+use headworks_core::{Control, DeviceId, Spent, Tunable, Wait};
 
 use crate::bench::{Bench, EIO};
 
@@ -60,4 +60,46 @@ fn a_fua_write_has_its_flush_and_a_failure_its_time() {
     bench.now += 10 * MS;
     bench.failed(2, EIO);
     assert_eq!(last(&bench), "device:10");
+}
+
+#[test]
+fn a_flush_that_cannot_join_waits_for_the_device_and_one_that_joins_for_the_rest() {
+    let mut bench = Bench::new(|_| ());
+    bench.each("W0+4k F");
+    bench.now += 10 * MS;
+    bench.bios("F");
+    bench.done(0);
+    // The write has finished since the flush was sent.
+    bench.bios("F");
+    bench.now += 20 * MS;
+    bench.done(1);
+    assert_eq!(bench.replies(), "1:ok 2:ok 3:ok");
+    let told: Vec<String> = bench.spent.iter().map(|spent| words(*spent)).collect();
+    assert_eq!(told, ["device:10", "device:33", "device:20"]);
+    bench.now += 10 * MS;
+    bench.done(2);
+    assert_eq!((bench.replies().as_str(), last(&bench).as_str()), ("4:ok", "device:33"));
+    bench.assert_quiet();
+}
+
+#[test]
+fn what_a_switch_holds_was_in_the_plug_until_its_end() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("R0+4k");
+    let (device, tunable) = (DeviceId(0), Tunable::NrRequests);
+    bench.control(Control::Set { device, tunable, value: 8, token: 1 });
+    bench.bios("F R1m+4k");
+    bench.now += 5 * MS;
+    // Held as well, and next to what is held.
+    bench.bios("R1028k+4k R2m+4k");
+    bench.now += 15 * MS;
+    bench.done(0);
+    assert_eq!(bench.notices(), "set1:ok");
+    assert_eq!(bench.sent(), "R0+4k F R1m+8k R2m+4k");
+    bench.now += 10 * MS;
+    bench.all_done([1, 2, 3]);
+    let told: Vec<String> = bench.spent.iter().map(|spent| words(*spent)).collect();
+    let held = "plug:20 device:10";
+    assert_eq!(told, ["device:20", held, held, held, "plug:16 device:10"]);
+    bench.assert_quiet();
 }

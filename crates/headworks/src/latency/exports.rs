@@ -48,14 +48,17 @@ impl Exports {
         }
     }
 
-    /// What connections counted that are gone, for each export that had any client.
+    /// Exports that had any client, from one on.
+    pub fn known(&self, from: ExportId) -> impl Iterator<Item = ExportId> {
+        let all = self.all.iter().enumerate().skip(usize::from(from.0));
+        all.filter_map(|(index, entry)| entry.as_ref().map(|_| ExportId(index as u16)))
+    }
+
+    /// What connections counted that are gone.
     #[must_use]
-    pub fn gone(&self) -> Vec<(ExportId, Totals)> {
-        let all = self.all.iter().enumerate();
-        all.filter_map(|(index, entry)| {
-            entry.as_ref().map(|entry| (ExportId(index as u16), entry.gone.clone()))
-        })
-        .collect()
+    pub fn gone(&self, export: ExportId) -> Option<&Totals> {
+        let entry = self.all.get(usize::from(export.0)).and_then(Option::as_ref);
+        entry.map(|entry| &entry.gone)
     }
 
     /// Requests of the last minute, and the slowest of them.

@@ -12,7 +12,8 @@ use headworks_core::{
     VolumeConfig, VolumeId, WriteMode,
 };
 
-use super::assemble::{Assembly, Common, ExportSpec, NamedDevice};
+use super::assemble::{Assembly, Common, ExportSpec, NamedDevice, shown_name};
+use super::control::departure::Departure;
 use super::opening::{Opened, Origin};
 
 /// A device that is there.
@@ -36,6 +37,27 @@ pub struct ExportHolding {
     pub volume: VolumeId,
     /// What was asked for.
     pub spec: ExportSpec,
+    /// How far it is on its way out.
+    pub presence: Presence,
+}
+
+/// How far an export is on its way out.
+///
+/// ```text
+///   Serving --remove--> Leaving --all shards have forgotten it--> gone
+///      ^                 |  |  ^
+///      '-- it cannot go -'  v  | remove, again
+///                         Stuck    some shards have forgotten it, another does not get to it
+/// ```
+#[derive(Clone, Debug, Default)]
+pub enum Presence {
+    /// It serves.
+    #[default]
+    Serving,
+    /// Somebody removes it, and has no need of the lock while its clients leave and it is written out.
+    Leaving,
+    /// It serves no more, and its places stay taken.
+    Stuck(Departure),
 }
 
 /// How many there can be.
@@ -101,7 +123,8 @@ impl Estate {
                 .zip(exports)
                 .map(|(id, export)| {
                     let spec = export.spec.clone();
-                    (id, ExportHolding { volume: export.volume, spec })
+                    let presence = Presence::Serving;
+                    (id, ExportHolding { volume: export.volume, spec, presence })
                 })
                 .collect(),
             serial: assembly.exports.len() as u64,
@@ -242,6 +265,19 @@ impl Estate {
         let device = self.volumes.get(&volume.0).map(|holding| holding.config.device);
         let mut others = self.volumes.iter().filter(|(id, _)| **id != volume.0);
         others.any(|(_, other)| Some(other.config.device) == device)
+    }
+
+    /// The export of that name, as [`Tree::export`](super::control::tree::Tree::export) finds it, and also one that is leaving.
+    pub fn export(&self, name: &str) -> Option<(ExportId, &ExportHolding)> {
+        let by = |name: &str| self.exports.iter().find(|(_, holding)| holding.spec.name == name);
+        let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
+        by(name).or_else(unnamed).map(|(id, holding)| (ExportId(*id), holding))
+    }
+
+    /// Whether a volume is about to go with the last of its exports.
+    pub fn is_leaving(&self, volume: VolumeId) -> bool {
+        let mut own = self.exports.values().filter(|holding| holding.volume == volume);
+        own.all(|holding| !matches!(holding.presence, Presence::Serving))
     }
 
     /// Whether another export has the same volume.

@@ -251,6 +251,9 @@ impl Server {
 
     /// Has every shard log the statistics of its volumes.
     pub fn tell_statistics(&self) {
+        if self.service.tree().exports.is_empty() {
+            tracing::info!("there is no export now, so there are no statistics");
+        }
         self.board.send_all(|| Mail::Statistics);
     }
 

@@ -3,6 +3,8 @@
 //! A file that is served already is not opened again: its exports share the volume, and whoever says how that is cached must say
 //! the same.
 
+use std::path::PathBuf;
+
 use headworks_core::{
     ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
@@ -105,6 +107,24 @@ impl Origin {
     }
 }
 
+/// An image that was not there before.
+pub struct MadeImage {
+    path: PathBuf,
+    identity: Identity,
+    /// While it is open nothing else has its identity.
+    _open: SizeWatch,
+}
+
+impl MadeImage {
+    /// What it was made for does not come to be: it goes again, unless somebody has put something else in its place.
+    pub fn undo(self) {
+        if Identity::of(&self.path).is_ok_and(|there| there == self.identity) {
+            // What remains if this fails is an empty image.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// What is behind an export, open.
 pub struct Opened {
     body: Body,
@@ -139,7 +159,7 @@ impl Opened {
         let opened = match &spec.base {
             Base::File { path, options } => {
                 let options = FileOptions { read_only: !write, ..*options };
-                let file = OpenFile::open(path, &options)?;
+                let file = OpenFile::open(path, &options).map_err(|error| meant(spec, error))?;
                 let (shown, mut notes) = (path.display(), Vec::new());
                 if !file.locked() {
                     notes.push(format!("{shown} is not locked: its filesystem has no locks"));
@@ -175,14 +195,13 @@ impl Opened {
         Ok(opened)
     }
 
-    /// It finds no place: an image that was made for it goes again.
-    pub fn undo(self, spec: &Spec) {
-        if let (Body::File(file), Base::File { path, .. }) = (&self.body, &spec.base)
-            && file.created()
-        {
-            // What remains if this fails is an empty image.
-            let _ = std::fs::remove_file(path);
-        }
+    /// The image, if it was made by this.
+    pub fn made(&self, spec: &Spec) -> Option<MadeImage> {
+        let (Body::File(file), Base::File { path, .. }) = (&self.body, &spec.base) else {
+            return None;
+        };
+        let (path, identity, _open) = (path.clone(), file.identity(), file.size_watch());
+        file.created().then_some(MadeImage { path, identity, _open })
     }
 
     /// What is remembered of it.
@@ -284,6 +303,17 @@ pub(super) fn assembled(
 /// A fake needs to be told its size.
 pub(super) fn no_size(kind: &str) -> ConfigError {
     ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
+}
+
+/// Who forgot the type before the keys has named a file that is seldom there.
+fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
+    match (&spec.base, spec.meant()) {
+        (Base::File { path, .. }, Some(meant)) if !path.exists() => {
+            let message = format!("{} does not exist; with keys it is {meant}", path.display());
+            ConfigError::new("path", message)
+        }
+        _ => error,
+    }
 }
 
 fn reach(mode: FileMode) -> &'static str {

@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn agrees_with_an_ordered_map_through_random_operations() {
         let mut prng = Prng::new(1);
-        let mut slots = Slots::new(64);
+        let mut slots = Slots::touched(64);
         let (mut index, mut model, mut arrivals) = (SortIndex::new(), BTreeMap::new(), 0u64);
         let mut keys = [None; 64];
         for _ in 0..50_000 {
@@ -217,7 +217,7 @@ mod tests {
             ("random", &|n| shuffled[n as usize]),
         ];
         for (name, offset) in orders {
-            let mut slots = Slots::new(count as u32);
+            let mut slots = Slots::touched(count as u32);
             let mut index = SortIndex::new();
             for id in 0..count as u32 {
                 slots[id].offset = offset(id.into());

@@ -193,7 +193,7 @@ impl Both {
         Self {
             prng,
             now: Instant(SEC),
-            slots: Slots::new(48),
+            slots: Slots::touched(48),
             real: DeadlineElevator::new(&options),
             naive: Naive::new(options),
             free: (0..48).rev().collect(),

@@ -18,7 +18,7 @@ impl Rig {
     fn new(options: DeadlineOptions) -> Self {
         Self {
             elevator: DeadlineElevator::new(&options),
-            slots: Slots::new(2048),
+            slots: Slots::touched(2048),
             now: 1,
             words: Vec::new(),
             batch: Batch::with_capacity(2048),

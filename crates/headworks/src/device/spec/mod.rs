@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
-use self::keys::{Keys, list};
+use self::keys::{EXPORT_KEYS, Keys, list};
 pub use self::layers::Layer;
 pub use self::share::Share;
 use super::{DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions};
@@ -127,6 +127,23 @@ impl Spec {
             Base::Null { .. } => "null".to_owned(),
             Base::Mem { .. } => "mem".to_owned(),
         }
+    }
+
+    /// How a path that looks as if it had keys is spelled with them: `disk.img,weight=2` is the name of a file.
+    #[must_use]
+    pub fn meant(&self) -> Option<String> {
+        let Base::File { path, .. } = &self.base else { return None };
+        let (stem, keys) = path.file_name()?.to_str()?.split_once(',')?;
+        let (key, _) = keys.split_once('=')?;
+        // A wrapper would have the export's keys.
+        let of_export = self.wrappers.is_empty() && EXPORT_KEYS.contains(&key);
+        if let Some((kind, name)) = KINDS.iter().find(|(_, name)| *name == stem)
+            && (of_export || kind.keys().contains(&key))
+        {
+            return Some(format!("{name}:{keys}"));
+        }
+        let known = of_export || FILE_KEYS.contains(&key);
+        known.then(|| format!("file:path={}", path.display()))
     }
 
     /// The size the user gave.
@@ -376,6 +393,25 @@ mod tests {
         let options = FileOptions { read_only: true, size: Some(1 << 30), direct: Direct::Off };
         let text = "file:size=1G,read-only=on,direct=off,path=x,,";
         assert_eq!(Spec::parse(text), Ok(file_spec("x,", options)));
+    }
+
+    #[test]
+    fn a_path_with_keys_is_told_from_one_with_a_comma() {
+        for (text, meant) in [
+            ("/a/disk.img,weight=2", Some("file:path=/a/disk.img,weight=2")),
+            ("disk.img,size=1G,cache=none", Some("file:path=disk.img,size=1G,cache=none")),
+            ("mem,size=1G", Some("mem:size=1G")),
+            ("./delay,read=5ms,of=disk.img", Some("delay:read=5ms,of=disk.img")),
+            ("delay:read=5ms,of=disk.img,size=1G", Some("file:path=disk.img,size=1G")),
+            ("delay:read=5ms,of=disk.img,weight=2", None),
+            ("disk.img", None),
+            ("a,b.img", None),
+            ("a,b=c.img", None),
+            ("/a,weight=2/disk.img", None),
+            ("mem:size=1G", None),
+        ] {
+            assert_eq!(Spec::parse(text).unwrap().meant().as_deref(), meant, "{text}");
+        }
     }
 
     #[test]

@@ -11,11 +11,13 @@
 //! The socket outlives SIGTERM until the last shard has ended, so that a stop that takes long can be looked at; then clients
 //! are given a second for their last answers. Invariant: every wait has a deadline, or an end that the server's end brings.
 //!
-//! `tree` has the names, `service` the methods, `report` the tables, `question` what is asked of shards, `client` the lines,
+//! `tree` has the names, `service` the methods, `report` the tables, `question` what is asked of shards, `order` what they are told when exports change,
+//! `departure` how far one is on its way out, `client` the lines,
 //! `credentials` who may come in, `log_level` how much is logged.
 
 mod client;
 mod credentials;
+pub(super) mod departure;
 mod latency;
 pub(super) mod live;
 pub mod log_level;

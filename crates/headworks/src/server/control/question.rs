@@ -1,8 +1,8 @@
 //! What the control socket asks of a shard, and what the shard says.
 //!
 //! A question travels as mail and brings the way back for its answer. A shard that has ended drops it, and with it the way
-//! back, so whoever asked is told at once; one that is stuck is waited for until a deadline. A shard copies one table or one
-//! list per question, never all of them, so that no client of the data path waits for a long report.
+//! back, so whoever asked is told at once; one that is stuck is waited for until a deadline. A shard copies one table, one list or
+//! a part of the tables per question, never all of them, so that no client of the data path waits for a long report.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -68,10 +68,12 @@ pub enum Question {
         /// The way back.
         answer: Sender<(u64, Receiver<Status>)>,
     },
-    /// What did the clients of your exports wait for?
+    /// What did the clients of your exports wait for, from this one on?
     Latency {
+        /// The first export.
+        from: ExportId,
         /// The way back.
-        answer: Sender<Vec<LatencyReport>>,
+        answer: Sender<LatencyPart>,
     },
     /// Which requests of this export, whose home you are, were the slowest?
     Slow {
@@ -82,10 +84,12 @@ pub enum Question {
         /// The way back.
         answer: Sender<SlowReport>,
     },
-    /// Who is connected?
+    /// Who is connected, in this place and those after it?
     Connections {
-        /// The way back.
-        answer: Sender<Vec<ConnectionReport>>,
+        /// The first place.
+        from: u32,
+        /// The way back: as many as a shard tells in one turn, and where to go on if there are more places.
+        answer: Sender<(Vec<ConnectionReport>, Option<u32>)>,
     },
     /// Change an option of a device of yours; answered when it is changed.
     Set {
@@ -214,6 +218,14 @@ pub struct LatencyReport {
     pub totals: Totals,
     /// How many are there.
     pub connections: u32,
+}
+
+/// As much of it as a shard tells in one turn. An export is told whole, so that nothing is missed or counted twice.
+pub struct LatencyPart {
+    /// Of each that had any client, in their order.
+    pub reports: Vec<LatencyReport>,
+    /// Where to go on; none if that was all.
+    pub next: Option<ExportId>,
 }
 
 /// The slowest requests of an export.

@@ -459,8 +459,13 @@ impl Service {
     fn list_connections(&self) -> Result<Vec<(ShardId, ConnectionReport)>, Fault> {
         let mut all = Vec::new();
         for shard in self.shards() {
-            let some = self.ask(shard, |answer| Question::Connections { answer })?;
-            all.extend(some.into_iter().map(|connection| (shard, connection)));
+            let mut next = Some(0);
+            while let Some(from) = next {
+                let (some, more) =
+                    self.ask(shard, |answer| Question::Connections { from, answer })?;
+                all.extend(some.into_iter().map(|connection| (shard, connection)));
+                next = more;
+            }
         }
         Ok(all)
     }

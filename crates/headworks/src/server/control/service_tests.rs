@@ -5,7 +5,9 @@ use std::thread::JoinHandle;
 
 use headworks_core::{QueueOptions, ShardConfig, VolumeId, VolumeOptions};
 
-use super::super::question::{DeviceReport, FailedRange, Question, SlowReport, VolumeReport};
+use super::super::question::{
+    DeviceReport, FailedRange, LatencyPart, Question, SlowReport, VolumeReport,
+};
 use super::super::tree::tests::tree;
 use super::*;
 use crate::server::assemble::Assembly;
@@ -82,12 +84,14 @@ fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
                 answer.send(connection == 7).unwrap();
             }
             (_, Question::Turns { answer }) => answer.send(Default::default()).unwrap(),
-            (_, Question::Latency { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, Question::Latency { answer, .. }) => {
+                answer.send(LatencyPart { reports: Vec::new(), next: None }).unwrap();
+            }
             (_, Question::Slow { answer, .. }) => {
                 let (now, slowest) = (headworks_core::Instant(0), Vec::new());
                 answer.send(SlowReport { now, requests: 0, slowest, writeback: None }).unwrap();
             }
-            (_, Question::Connections { answer }) => answer.send(Vec::new()).unwrap(),
+            (_, Question::Connections { answer, .. }) => answer.send((Vec::new(), None)).unwrap(),
             (_, Question::Exports { .. } | Question::Drain { .. }) => {}
         }
     }

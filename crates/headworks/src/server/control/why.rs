@@ -141,7 +141,9 @@ fn reason(facts: &Facts, part: usize) -> String {
         Some(Wait::Cache) => {
             "they waited in the page cache for a frame, a locked range or older data".into()
         }
-        Some(Wait::Plug) => "they waited for their turn's batch".into(),
+        Some(Wait::Plug) => {
+            format!("an option of {device} was switched, and what was in its queue had to end")
+        }
         Some(Wait::Tag) => {
             format!("{device} has {} tags, and all were in use", facts.nr_requests)
         }
@@ -288,6 +290,15 @@ mod tests {
         assert_eq!(report["worst"].as_array().map(Vec::len), Some(5));
         let hints = report["hints"].to_string();
         assert!(hints.contains("vm/dirty_bytes") && !hints.contains("read_ahead"), "{hints}");
+    }
+
+    #[test]
+    fn who_was_held_by_a_switch_is_told_so() {
+        let text = sentence(20, &[slow(4_000_000, &[(Wait::Plug, 4_000_000)]); 20]);
+        assert!(
+            text.contains("100 % of their time in plug (an option of hw0 was switched"),
+            "{text}"
+        );
     }
 
     #[test]

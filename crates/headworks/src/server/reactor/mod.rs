@@ -522,8 +522,13 @@ impl Reactor {
             let Some(stats) = self.parts.shard.stats(VolumeId(volume)) else {
                 continue;
             };
-            for line in statistics::lines(stats) {
-                info!(volume, "{line}");
+            let name = self.exports.name_of(VolumeId(volume));
+            let lines = statistics::lines(stats);
+            if lines.is_empty() {
+                info!(volume, "{name}: nothing has been asked of its device yet");
+            }
+            for line in lines {
+                info!(volume, "{name}: {line}");
             }
         }
     }

@@ -4,25 +4,42 @@ use std::collections::BTreeMap;
 
 use headworks_core::{DeviceId, ExportId, Instant};
 
-use super::Reactor;
-use crate::server::control::question::{LatencyReport, SlowReport};
+use super::answers::TABLES_MAX;
+use super::{Reactor, Standing};
+use crate::server::control::question::{LatencyPart, LatencyReport, SlowReport};
 
 impl Reactor {
-    /// Of each export that had any client here: those that are gone, and those that are there.
-    pub(super) fn report_latency(&mut self) -> Vec<LatencyReport> {
-        let gone = self.parts.desk.latency.gone().into_iter();
-        let gone =
-            gone.map(|(export, totals)| (export, LatencyReport { export, totals, connections: 0 }));
-        let mut all: BTreeMap<ExportId, LatencyReport> = gone.collect();
-        self.for_each_connection(|connection| {
-            if let Some((export, table)) = connection.latency() {
-                let report = all.entry(export).or_default();
-                report.export = export;
+    /// Of each export that had any client here, from one on: those that are gone, and those that are there. As many exports as
+    /// are enough for one turn; one that has more clients than that is told alone.
+    pub(super) fn report_latency(&mut self, from: ExportId) -> LatencyPart {
+        let of = |standing: &Standing| standing.export.filter(|export| *export >= from);
+        // How many tables each export has.
+        let mut tables: BTreeMap<ExportId, usize> = BTreeMap::new();
+        let gone = self.parts.desk.latency.known(from);
+        for export in gone.chain(self.standings.iter().filter_map(of)) {
+            *tables.entry(export).or_default() += 1;
+        }
+        let mut sum = 0;
+        let beyond = tables.iter().find(|(export, count)| {
+            sum += **count;
+            sum > TABLES_MAX && **export > from
+        });
+        let next = beyond.map(|(export, _)| *export);
+        let mut reports: BTreeMap<ExportId, LatencyReport> = BTreeMap::new();
+        for export in tables.into_keys().take_while(|export| next.is_none_or(|end| *export < end)) {
+            let totals = self.parts.desk.latency.gone(export).cloned().unwrap_or_default();
+            reports.insert(export, LatencyReport { export, totals, connections: 0 });
+        }
+        for slot in self.parts.desk.slots() {
+            let export = self.standings[slot as usize].export;
+            let Some(report) = export.and_then(|export| reports.get_mut(&export)) else { continue };
+            let connection = self.parts.desk.connection(slot).map(|(connection, _)| connection);
+            if let Some((_, table)) = connection.and_then(|connection| connection.latency()) {
                 report.totals.add(table);
                 report.connections += 1;
             }
-        });
-        all.into_values().collect()
+        }
+        LatencyPart { reports: reports.into_values().collect(), next }
     }
 
     pub(super) fn report_slow(

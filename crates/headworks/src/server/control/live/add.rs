@@ -9,12 +9,13 @@ use super::super::order::Order;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, Setting, lock, text};
 use super::super::tree::{DeviceEntry, ExportEntry};
+use super::remove::leaving;
 use super::{refused, wrong};
 use crate::device::{Base, Device};
 use crate::server::assemble::{ExportSpec, shown_name};
-use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Site, VolumeHolding};
+use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Presence, Site, VolumeHolding};
 use crate::server::offered::served;
-use crate::server::opening::{Opened, assembled};
+use crate::server::opening::{MadeImage, Opened, assembled};
 
 impl Service {
     /// By the words of a client.
@@ -40,38 +41,80 @@ impl Service {
     pub(super) fn add(&self, spec: ExportSpec) -> Answer {
         spec.check().map_err(|error| wrong(&error))?;
         let mut estate = lock(&self.live().estate);
-        let name = shown_name(&spec.name);
-        if self.tree().exports.iter().any(|entry| entry.shown_name() == name) {
-            let message = format!("there is an export `{name}` already; remove it first");
-            return Err(Fault::refused("EEXIST", message));
-        }
+        self.may_be_called(&estate, &spec.name)?;
         let export = estate.free_export().map_err(|error| wrong(&error))?;
-        let (volume, notes) = match estate.find(&spec) {
-            Some(volume) => {
-                estate.may_share(volume, &spec).map_err(|error| wrong(&error))?;
-                (volume, Vec::new())
+        let mut made = None;
+        let (entry, notes) = match self.put(&mut estate, export, &spec, &mut made) {
+            Ok(added) => added,
+            Err(fault) => {
+                // No client could write to it.
+                if let Some(made) = made {
+                    made.undo();
+                }
+                return Err(fault);
             }
-            None => self.add_volume(&mut estate, &spec)?,
         };
-        let entry = self.serve(&mut estate, export, volume, &spec)?;
         tracing::info!("export {} was added", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "notes": notes }))
+    }
+
+    /// Of an image that is served, or of one more, which may be `made` for it.
+    fn put(
+        &self,
+        estate: &mut Estate,
+        export: ExportId,
+        spec: &ExportSpec,
+        made: &mut Option<MadeImage>,
+    ) -> Result<(ExportEntry, Vec<String>), Fault> {
+        if let Some(volume) = estate.find(spec) {
+            if estate.is_leaving(volume) {
+                return Err(image_leaving(spec));
+            }
+            estate.may_share(volume, spec).map_err(|error| wrong(&error))?;
+            return Ok((self.serve(estate, export, volume, spec)?, Vec::new()));
+        }
+        let (volume, notes) = self.add_volume(estate, spec, made)?;
+        match self.serve(estate, export, volume, spec) {
+            Ok(entry) => Ok((entry, notes)),
+            Err(fault) => {
+                // Without an export nothing would ever take it away.
+                if let Some(holding) = estate.volumes.remove(&volume.0) {
+                    let _ = self.forget_volume(estate, volume, holding.config);
+                }
+                Err(fault)
+            }
+        }
+    }
+
+    fn may_be_called(&self, estate: &Estate, name: &str) -> Result<(), Fault> {
+        let name = shown_name(name);
+        let is_called = |holding: &&ExportHolding| shown_name(&holding.spec.name) == name;
+        let mut others = estate.exports.values().filter(is_called);
+        match others.next().map(|holding| &holding.presence) {
+            None => Ok(()),
+            Some(Presence::Serving) => {
+                let message = format!("there is an export `{name}` already; remove it first");
+                Err(Fault::refused("EEXIST", message))
+            }
+            Some(Presence::Leaving) => Err(leaving(name)),
+            Some(Presence::Stuck(_)) => {
+                let message = format!("export `{name}` is not quite gone; `remove {name}` again");
+                Err(Fault::refused("EBUSY", message))
+            }
+        }
     }
 
     fn add_volume(
         &self,
         estate: &mut Estate,
         spec: &ExportSpec,
+        made: &mut Option<MadeImage>,
     ) -> Result<(VolumeId, Vec<String>), Fault> {
         estate.may_open(spec).map_err(|error| wrong(&error))?;
         let opened = Opened::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
-        let Site { volume, config, device, owner } = match estate.site(spec, &opened) {
-            Ok(site) => site,
-            Err(error) => {
-                opened.undo(&spec.spec);
-                return Err(wrong(&error));
-            }
-        };
+        *made = opened.made(&spec.spec);
+        let Site { volume, config, device, owner } =
+            estate.site(spec, &opened).map_err(|error| wrong(&error))?;
         let (notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
         let mut watched = opened.watched(volume);
@@ -169,7 +212,8 @@ impl Service {
             self.order(shard, order)?.map_err(|error| refused(&error))?;
         }
         estate.serial += 1;
-        estate.exports.insert(export.0, ExportHolding { volume, spec: spec.clone() });
+        let holding = ExportHolding { volume, spec: spec.clone(), presence: Presence::Serving };
+        estate.exports.insert(export.0, holding);
         let entry = ExportEntry {
             id: export,
             name: spec.name.clone(),
@@ -198,4 +242,13 @@ impl Service {
         });
         Ok(entry)
     }
+}
+
+/// Nobody joins an image whose last export goes.
+fn image_leaving(spec: &ExportSpec) -> Fault {
+    let name = &spec.name;
+    let message = format!(
+        "the image of `{name}` is being closed, as its last export is removed; try again when it is gone"
+    );
+    Fault::refused("EBUSY", message)
 }

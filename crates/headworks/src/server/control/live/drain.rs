@@ -52,13 +52,8 @@ impl Service {
         Ok(json!({ "exports": rows, "bytes": sum, "seconds": seconds }))
     }
 
-    /// Writes out a volume and flushes its device; how it went.
-    pub(super) fn write_out(&self, home: ShardId, volume: VolumeId) -> Result<Status, Fault> {
-        let (_, status) = self.start_drain(home, volume)?;
-        self.end_drain(home, volume, status)
-    }
-
-    fn start_drain(
+    /// Begins to write out a volume and to flush its device: bytes that are dirty now, and how it goes.
+    pub(super) fn start_drain(
         &self,
         home: ShardId,
         volume: VolumeId,

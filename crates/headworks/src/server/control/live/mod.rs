@@ -8,9 +8,10 @@
 //!   drain    a flush of each volume
 //! ```
 //!
-//! One at a time, by the lock of the estate; `drain` and everything that only looks go on meanwhile. Each step is an order to every
-//! shard, answered before the next; the estate and the tree are changed when all have agreed. A server that stops answers nobody,
-//! so whoever waits ends then.
+//! Orders are given one change at a time, by the lock of the estate, and no device is waited for meanwhile: what is on its way out is
+//! marked as leaving while its clients leave and it is written out. `drain` and everything that only looks need no lock. Each step is
+//! an order to every shard, answered before the next; the estate and the tree are changed when all have agreed. A server that stops
+//! answers nobody, so whoever waits ends then.
 
 mod add;
 mod drain;
@@ -39,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// What changes of exports work with.
 pub struct Live {
-    /// Held while exports come, go or grow.
+    /// Held while shards are told that exports come, go or grow.
     estate: Mutex<Estate>,
     /// Exports that are being written out.
     draining: Mutex<Vec<ExportId>>,
@@ -80,26 +81,6 @@ impl Service {
         answers.recv().map_err(|_| stopping())
     }
 
-    /// The same as often as something is in the way, until `patience` is over.
-    fn insist(
-        &self,
-        shard: ShardId,
-        order: impl Fn() -> Order,
-        patience: Option<Duration>,
-    ) -> Result<Outcome, Fault> {
-        let since = std::time::Instant::now();
-        loop {
-            match self.order(shard, order())? {
-                Err(ChangeError::Busy(_))
-                    if patience.is_none_or(|limit| since.elapsed() < limit) =>
-                {
-                    std::thread::sleep(PAUSE);
-                }
-                outcome => return Ok(outcome),
-            }
-        }
-    }
-
     /// Every shard, `first` first.
     fn all_from(&self, first: ShardId) -> Vec<ShardId> {
         let others = self.shards().filter(|shard| *shard != first);
@@ -137,5 +118,7 @@ fn close(remains: Vec<Remains>) {
     give_back();
 }
 
+#[cfg(test)]
+mod leaving_tests;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use super::super::rpc::Fault;
 use super::super::service::{Service, lock};
 use crate::device::{Base, Identity};
 use crate::server::assemble::{self, ExportSpec};
-use crate::server::estate::ExportHolding;
+use crate::server::estate::{ExportHolding, Presence};
 
 /// What came of a configuration that was read again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,18 +36,25 @@ impl Service {
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
         assemble::check(&wanted)?;
         let mut reload = Reload::default();
-        let there: Vec<There> = {
+        // What somebody else removes just now is as good as gone; who wants it hears of that when it is added.
+        let (mut there, mut unfinished) = (Vec::new(), Vec::new());
+        {
             let estate = lock(&self.live().estate);
             let image = |volume: VolumeId| estate.volumes.get(&volume.0)?.origin.identity;
-            let there = |holding: &ExportHolding| There {
-                spec: holding.spec.clone(),
-                image: image(holding.volume),
-            };
-            estate.exports.values().map(there).collect()
-        };
+            for ExportHolding { spec, presence, volume, .. } in estate.exports.values() {
+                match presence {
+                    Presence::Serving => {
+                        there.push(There { spec: spec.clone(), image: image(*volume) });
+                    }
+                    Presence::Stuck(_) => unfinished.push(spec.clone()),
+                    Presence::Leaving => {}
+                }
+            }
+        }
         // Places and files become free first.
-        for There { spec: old, .. } in &there {
-            if !wanted.iter().any(|new| new.name == old.name) {
+        for old in unfinished.iter().chain(there.iter().map(|there| &there.spec)) {
+            let is_wanted = wanted.iter().any(|new| new.name == old.name);
+            if !is_wanted || unfinished.iter().any(|stuck| stuck.name == old.name) {
                 match self.remove(&old.name, false) {
                     Ok(_) => reload.removed.push(shown(&old.name)),
                     Err(fault) => reload.kept.push((shown(&old.name), sentence(&fault))),

@@ -1,23 +1,45 @@
 //! `remove`: an export goes, with its clients if that was said, and its image if nothing else serves it.
+//!
+//! ```text
+//!   lock: marked as leaving | hidden, clients leave | lock: another export of the image? only the name goes
+//!                                                   |  no: written out and flushed
+//!                                                   '----------> lock: shard for shard forgets it | in the way? a moment later again
+//! ```
+//!
+//! The lock is held for orders and never for a device: others add, remove and resize meanwhile. Who asks for what is leaving
+//! hears EBUSY. Invariant: an image whose every export is leaving gets no other, so the last one stays the last.
 
 use std::time::{Duration, Instant};
 
-use headworks_core::{DeviceId, ExportId, ShardId, VolumeId};
+use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 use serde_json::{Value, json};
 
+use super::super::departure::{Departure, Step};
 use super::super::order::{ExportReport, Order, Remains};
 use super::super::rpc::{Fault, Params};
-use super::super::service::{Answer, Service, find_export, lock, text};
+use super::super::service::{Answer, Service, find_export, lock, stopping, text};
 use super::super::tree::{ExportEntry, Tree};
 use super::{Draining, PAUSE, close, refused};
-use crate::server::estate::Estate;
+use crate::server::assemble::shown_name;
+use crate::server::estate::{Estate, Presence};
 
 /// A client that does not read its last replies holds up a removal no longer than a stop.
 const UNREAD: Duration = Duration::from_secs(5);
-/// What is in a device is answered or given up within this; a device that does not answer keeps its memory, and the export stays.
-const LEAVING: Duration = Duration::from_secs(60);
-/// The cache may be reading ahead, or give up a command that was late.
-const QUIET: Duration = Duration::from_secs(60);
+/// A device that has done nothing of what is waited for within this is not waited for any longer. Twice the usual `io_timeout`, so
+/// what can be given up was.
+const LEAVING: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+/// A shard that is not ready is asked this often at least.
+const PAUSE_MAX: Duration = Duration::from_millis(64);
+
+/// An export on its way out.
+struct Leaver {
+    entry: ExportEntry,
+    /// How many were closed.
+    clients: usize,
+    /// How far it is, from when it is known to be the last one of its image.
+    departure: Option<Departure>,
+    remains: Vec<Remains>,
+}
 
 impl Service {
     /// By the words of a client.
@@ -32,33 +54,84 @@ impl Service {
 
     /// When this returns it is gone, and its file is closed if it was the last export of it.
     pub(super) fn remove(&self, name: &str, force: bool) -> Answer {
-        let mut estate = lock(&self.live().estate);
-        let tree = self.tree();
-        let entry = find_export(&tree, name)?;
-        let last = !estate.shares_volume(entry.id);
-        let report = self.report_of(entry)?;
-        self.may_go(entry, &report, force, last)?;
-        let shown = Draining::new(self.live(), vec![entry.id]);
-        self.hide(entry.id, true)?;
-        let gone = self.empty(entry, force, last).and_then(|()| match last {
-            true => self.remove_volume(&mut estate, entry),
-            false => Ok(Vec::new()),
-        });
-        let remains = match gone {
-            Ok(remains) => remains,
+        let mut leaver = self.begin_removal(name, force)?;
+        let _shown = Draining::new(self.live(), vec![leaver.entry.id]);
+        let closed = match self.send_off(&mut leaver, force) {
+            Ok(closed) => closed,
             Err(fault) => {
-                // It serves again; a server that stops does not.
-                let _ = self.hide(entry.id, false);
+                self.stay(&mut leaver);
+                close(leaver.remains);
                 return Err(fault);
             }
         };
-        drop(shown);
-        self.change_tree(|tree| tree.exports.retain(|other| other.id != entry.id));
-        self.tell_all(|| Order::Forget { export: entry.id })?;
-        estate.exports.remove(&entry.id.0);
+        let Leaver { entry, clients, remains, .. } = leaver;
         close(remains);
         tracing::info!("export {} was removed", entry.shown_name());
-        Ok(json!({ "export": entry.shown_name(), "clients": report.clients, "closed": last }))
+        Ok(json!({ "export": entry.shown_name(), "clients": clients, "closed": closed }))
+    }
+
+    /// Marks it as leaving, if it may.
+    fn begin_removal(&self, name: &str, force: bool) -> Result<Leaver, Fault> {
+        let mut estate = lock(&self.live().estate);
+        // What some shards have forgotten already is not in the tree any more.
+        let known = estate.export(name).map(|(_, holding)| holding.presence.clone());
+        let leaver = match known {
+            Some(Presence::Leaving) => return Err(leaving(name)),
+            Some(Presence::Stuck(departure)) => {
+                let entry = departure.entry.clone();
+                Leaver { entry, clients: 0, departure: Some(departure), remains: Vec::new() }
+            }
+            Some(Presence::Serving) | None => {
+                let entry = find_export(&self.tree(), name)?.clone();
+                let report = self.report_of(&entry)?;
+                may_leave(&entry, &report, force)?;
+                if !estate.shares_volume(entry.id) {
+                    may_close(&entry, &report)?;
+                }
+                Leaver { entry, clients: 0, departure: None, remains: Vec::new() }
+            }
+        };
+        if let Some(holding) = estate.exports.get_mut(&leaver.entry.id.0) {
+            holding.presence = Presence::Leaving;
+        }
+        Ok(leaver)
+    }
+
+    /// It cannot go: it serves again, or as much of it as is left waits for another `remove`. A server that stops does not care.
+    fn stay(&self, leaver: &mut Leaver) {
+        let mut estate = lock(&self.live().estate);
+        let id = leaver.entry.id;
+        let presence = match leaver.departure.take().filter(Departure::has_begun) {
+            Some(departure) => Presence::Stuck(departure),
+            None => {
+                let _ = self.hide(id, false);
+                Presence::Serving
+            }
+        };
+        if let Some(holding) = estate.exports.get_mut(&id.0) {
+            holding.presence = presence;
+        }
+    }
+
+    /// All of the way; whether the image is closed at its end.
+    fn send_off(&self, leaver: &mut Leaver, force: bool) -> Result<bool, Fault> {
+        if leaver.departure.is_none() {
+            self.empty(leaver, force)?;
+            if self.forget_shared(&leaver.entry)? {
+                return Ok(false);
+            }
+            may_close(&leaver.entry, &self.report_of(&leaver.entry)?)?;
+            self.write_out(&leaver.entry)?;
+        }
+        let (since, mut pause) = (Instant::now(), PAUSE);
+        while let Some(what) = self.leave(leaver)? {
+            if since.elapsed() > LEAVING {
+                return Err(not_gone(leaver, what));
+            }
+            std::thread::sleep(pause);
+            pause = PAUSE_MAX.min(2 * pause);
+        }
+        Ok(true)
     }
 
     fn report_of(&self, entry: &ExportEntry) -> Result<ExportReport, Fault> {
@@ -66,57 +139,19 @@ impl Service {
         report.ok_or_else(|| Fault::refused("ENOENT", format!("{} is gone", entry.shown_name())))
     }
 
-    fn may_go(
-        &self,
-        entry: &ExportEntry,
-        report: &ExportReport,
-        force: bool,
-        last: bool,
-    ) -> Result<(), Fault> {
-        let name = entry.shown_name();
-        if report.clients > 0 && !force {
-            let message = match report.clients {
-                1 => format!("export {name} has a client; --force closes it"),
-                clients => format!("export {name} has {clients} clients; --force closes them"),
-            };
-            return Err(Fault::refused("EBUSY", message));
-        }
-        if last && report.failed > 0 {
-            let bytes = report.failed;
-            let message = format!(
-                "{bytes} bytes of export {name} could not be written out; `failed {name}` shows them, `acknowledge {name}` gives them up"
-            );
-            return Err(Fault::refused("EIO", message));
-        }
-        if last && report.suspect {
-            let message = format!(
-                "a flush of export {name} has failed; `acknowledge {name}` says that this is known"
-            );
-            return Err(Fault::refused("EIO", message));
-        }
-        Ok(())
-    }
-
     fn hide(&self, export: ExportId, hidden: bool) -> Result<(), Fault> {
         self.tell_all(|| Order::Hide { export, hidden })
     }
 
-    /// Clients leave, and all they wrote reaches the device.
-    fn empty(&self, entry: &ExportEntry, force: bool, last: bool) -> Result<(), Fault> {
-        let report = self.report_of(entry)?;
+    /// Nobody comes any more, and who is there leaves.
+    fn empty(&self, leaver: &mut Leaver, force: bool) -> Result<(), Fault> {
+        let entry = &leaver.entry;
+        self.hide(entry.id, true)?;
         // Somebody may have come before it was hidden.
-        self.may_go(entry, &report, force, last)?;
-        if report.clients > 0 {
-            self.evict(entry)?;
-        }
-        if last && let Err(error) = self.write_out(entry.home, entry.volume)? {
-            let name = entry.shown_name();
-            let message = format!(
-                "export {name} could not be written out ({error}), so it stays; see `failed {name}`, and `acknowledge {name}`"
-            );
-            return Err(Fault::refused("EIO", message));
-        }
-        Ok(())
+        let report = self.report_of(entry)?;
+        may_leave(entry, &report, force)?;
+        leaver.clients = report.clients;
+        if report.clients > 0 { self.evict(entry) } else { Ok(()) }
     }
 
     fn evict(&self, entry: &ExportEntry) -> Result<(), Fault> {
@@ -143,56 +178,168 @@ impl Service {
         }
     }
 
-    /// The volume leaves every shard, and its device if that is empty then.
-    fn remove_volume(
-        &self,
-        estate: &mut Estate,
-        entry: &ExportEntry,
-    ) -> Result<Vec<Remains>, Fault> {
-        let ExportEntry { volume, device, home, .. } = *entry;
-        let owner = estate.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
-        let order = || Order::RemoveVolume { volume, device };
-        let shares_device = estate.shares_device(volume);
-        // Who looks must not find what a shard may have forgotten.
-        let before = self.tree();
-        self.change_tree(|tree| {
-            tree.exports.retain(|other| other.id != entry.id);
-            if let Some(known) = tree.devices.iter_mut().find(|known| known.id == device) {
-                known.volumes = known.volumes.iter().copied().filter(|v| *v != volume).collect();
-            }
-            tree.devices.retain(|known| known.id != device || shares_device);
-        });
-        let first = match self.insist(home, order, Some(QUIET))? {
-            // From here on its requests are answered with an error: there is no way back.
-            Ok(first) => first,
-            Err(error) => {
-                self.change_tree(|tree| *tree = Tree::clone(&before));
-                return Err(refused(&error));
-            }
-        };
-        let mut remains = vec![first];
-        let others = self.all_from(owner).into_iter().filter(|shard| *shard != home);
-        for shard in others {
-            remains.extend(self.insist(shard, order, None)?);
+    /// Another export of the image stays, so only the name goes; false if there is none.
+    fn forget_shared(&self, entry: &ExportEntry) -> Result<bool, Fault> {
+        let mut estate = lock(&self.live().estate);
+        if !estate.shares_volume(entry.id) {
+            return Ok(false);
         }
-        if !shares_device {
-            remains.extend(self.remove_device(device, owner)?);
-            estate.devices.remove(&device.0);
-        }
-        forget(estate, volume);
-        Ok(remains)
+        self.change_tree(|tree| tree.exports.retain(|other| other.id != entry.id));
+        self.forget_export(&mut estate, entry.id)?;
+        Ok(true)
     }
 
-    fn remove_device(&self, device: DeviceId, owner: ShardId) -> Result<Vec<Remains>, Fault> {
-        let mut remains = Vec::new();
-        for shard in self.all_from(owner).into_iter().rev() {
-            remains.extend(self.insist(shard, || Order::RemoveDevice { device }, None)?);
+    fn forget_export(&self, estate: &mut Estate, export: ExportId) -> Result<(), Fault> {
+        self.tell_all(|| Order::Forget { export })?;
+        estate.exports.remove(&export.0);
+        Ok(())
+    }
+
+    /// All that is dirty reaches the device, as long as that gets on.
+    fn write_out(&self, entry: &ExportEntry) -> Result<(), Fault> {
+        let name = entry.shown_name();
+        let (mut since, mut least) = (Instant::now(), u64::MAX);
+        loop {
+            let (dirty, status) = self.start_drain(entry.home, entry.volume)?;
+            if dirty < least {
+                (since, least) = (Instant::now(), dirty);
+            }
+            match status.recv().map_err(|_| stopping())? {
+                Ok(()) => return Ok(()),
+                // A flush gives up after a time of its own, and a shard that is full takes it a little later.
+                Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {}
+                Err(error) => {
+                    let message = format!(
+                        "export {name} could not be written out ({error}), so it stays; see `failed {name}`, and `acknowledge {name}`"
+                    );
+                    return Err(Fault::refused("EIO", message));
+                }
+            }
+            if since.elapsed() > LEAVING {
+                let message = format!(
+                    "the device of export {name} does not get on with what is to be written out and flushed ({dirty} bytes are dirty), so it stays; try again when it has answered"
+                );
+                return Err(Fault::refused("EBUSY", message));
+            }
+            std::thread::sleep(PAUSE);
         }
-        Ok(remains)
+    }
+
+    /// The volume leaves every shard that is ready, and its device if that is empty then; what is in the way, if anything is.
+    fn leave(&self, leaver: &mut Leaver) -> Result<Option<&'static str>, Fault> {
+        let mut estate = lock(&self.live().estate);
+        let ExportEntry { id, volume, device, home, .. } = leaver.entry;
+        let owner = estate.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
+        let departure = leaver.departure.get_or_insert_with(|| {
+            Departure::new(leaver.entry.clone(), owner, self.shards().count() as u16)
+        });
+        let before = self.tree();
+        // Who looks must not find what a shard may have forgotten.
+        self.change_tree(|tree| take_out(tree, id, volume));
+        while let Some(step) = departure.step() {
+            let told = match step {
+                Step::Volume(shard) => self.order(shard, Order::RemoveVolume { volume, device })?,
+                Step::Device(shard) => self.order(shard, Order::RemoveDevice { device })?,
+                Step::VolumePlace => {
+                    if !self.stays(&mut estate, (volume, device)) {
+                        departure.with_device();
+                    }
+                    estate.volumes.remove(&volume.0);
+                    Ok(Remains::new())
+                }
+                Step::DevicePlace => {
+                    estate.devices.remove(&device.0);
+                    Ok(Remains::new())
+                }
+            };
+            match told {
+                Ok(remains) => leaver.remains.push(remains),
+                Err(error) => {
+                    if !departure.has_begun() {
+                        // Nobody else changes the tree while we hold the lock.
+                        self.change_tree(|tree| tree.clone_from(&before));
+                    }
+                    return in_the_way(&error);
+                }
+            }
+            departure.pass();
+        }
+        self.forget_export(&mut estate, id)?;
+        Ok(None)
+    }
+
+    /// Whether something else is on a device that a volume has just left; else no image joins it any more, and nobody sees it.
+    fn stays(&self, estate: &mut Estate, (volume, device): (VolumeId, DeviceId)) -> bool {
+        if estate.shares_device(volume) {
+            return true;
+        }
+        if let Some(holding) = estate.devices.get_mut(&device.0) {
+            holding.common = None;
+        }
+        self.change_tree(|tree| tree.devices.retain(|known| known.id != device));
+        false
     }
 }
 
-/// The handles of the file that we hold ourselves are closed with it.
-fn forget(estate: &mut Estate, volume: VolumeId) {
-    estate.volumes.remove(&volume.0);
+fn take_out(tree: &mut Tree, export: ExportId, volume: VolumeId) {
+    tree.exports.retain(|entry| entry.id != export);
+    for device in tree.devices.iter_mut().filter(|device| device.volumes.contains(&volume)) {
+        device.volumes = device.volumes.iter().copied().filter(|other| *other != volume).collect();
+    }
+}
+
+/// A shard that is busy is asked again.
+fn in_the_way(error: &ChangeError) -> Result<Option<&'static str>, Fault> {
+    match error {
+        ChangeError::Busy(what) => Ok(Some(what)),
+        ChangeError::Invalid(_) => Err(refused(error)),
+    }
+}
+
+/// Who asks for an export that is on its way out.
+pub(super) fn leaving(name: &str) -> Fault {
+    let name = shown_name(name);
+    Fault::refused("EBUSY", format!("export {name} is being removed; try again when it is gone"))
+}
+
+/// It does not go within the time that there is.
+fn not_gone(leaver: &Leaver, what: &str) -> Fault {
+    let name = leaver.entry.shown_name();
+    let message = match leaver.departure.as_ref().is_some_and(Departure::has_begun) {
+        false => format!("export {name} stays: {what}; try again when its device has answered"),
+        true => format!(
+            "export {name} serves no more and all of it is written out, but {what}: its image stays open and its name taken until `remove {name}` is said again after that"
+        ),
+    };
+    Fault::refused("EBUSY", message)
+}
+
+fn may_leave(entry: &ExportEntry, report: &ExportReport, force: bool) -> Result<(), Fault> {
+    let name = entry.shown_name();
+    let message = match report.clients {
+        0 => return Ok(()),
+        _ if force => return Ok(()),
+        1 => format!("export {name} has a client; --force closes it"),
+        clients => format!("export {name} has {clients} clients; --force closes them"),
+    };
+    Err(Fault::refused("EBUSY", message))
+}
+
+/// With the last export of an image what could not be written would be lost.
+fn may_close(entry: &ExportEntry, report: &ExportReport) -> Result<(), Fault> {
+    let name = entry.shown_name();
+    if report.failed > 0 {
+        let bytes = report.failed;
+        let message = format!(
+            "{bytes} bytes of export {name} could not be written out; `failed {name}` shows them, `acknowledge {name}` gives them up"
+        );
+        return Err(Fault::refused("EIO", message));
+    }
+    if report.suspect {
+        let message = format!(
+            "a flush of export {name} has failed; `acknowledge {name}` says that this is known"
+        );
+        return Err(Fault::refused("EIO", message));
+    }
+    Ok(())
 }

@@ -8,8 +8,9 @@ use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, lock, text};
 use super::super::tree::ExportEntry;
 use super::refused;
+use super::remove::leaving;
 use crate::device::SizeWatch;
-use crate::server::estate::VolumeHolding;
+use crate::server::estate::{Presence, VolumeHolding};
 use crate::units::{display_size, parse_size};
 
 impl Service {
@@ -29,6 +30,10 @@ impl Service {
 
     fn resize(&self, name: &str, wanted: Option<u64>) -> Answer {
         let mut estate = lock(&self.live().estate);
+        let known = estate.export(name).map(|(_, holding)| &holding.presence);
+        if known.is_some_and(|presence| !matches!(presence, Presence::Serving)) {
+            return Err(leaving(name));
+        }
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
         let report = self.export_report(entry.id)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use headworks_core::{VolumeId, WriteMode};
+use headworks_core::{Tunable, VolumeId, WriteMode};
 use serde_json::json;
 
 use super::*;
@@ -205,6 +205,47 @@ fn what_was_made_for_an_export_that_found_no_place_is_taken_away_again() {
     call(&server, "add", json!({ "spec": text })).unwrap();
     assert!(image.path().exists());
     end(server);
+}
+
+#[test]
+fn what_was_made_for_an_export_whose_queue_is_too_large_is_taken_away_again() {
+    let queue = vec![(Tunable::NrRequests, 4096)];
+    let server = server(&["a=null:size=1M"], &ServerOptions { queue, ..options(2) });
+    let add = |name: &str, of: &str| {
+        call(&server, "add", json!({ "spec": format!("{name}=delay:all=1us,of={of}") }))
+    };
+    let image = TempFile::absent("live-tags");
+    let text = format!("file:path={},size=1M", image.path().display());
+    let refused = (0..64).find_map(|index| add(&format!("b{index}"), "null:size=1M").err());
+    assert!(refused.is_some_and(|error| error.contains("4096 tags are more than")));
+    assert!(add("c", &text).unwrap_err().contains("4096 tags are more than"));
+    assert!(!image.path().exists());
+    call(&server, "remove", json!({ "export": "b0" })).unwrap();
+    add("c", &text).unwrap();
+    call(&server, "remove", json!({ "export": "c" })).unwrap();
+    add("b0", "null:size=1M").unwrap();
+    // What was there is nobody's to take away.
+    assert!(add("c", &text).is_err() && image.path().exists());
+    end(server);
+}
+
+#[test]
+fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
+    let image = TempFile::absent("live-made");
+    let spec = spec(&format!("a=file:path={},size=1M", image.path().display()));
+    for replaced in [false, true] {
+        let opened = crate::server::opening::Opened::new(&spec.spec, true).unwrap();
+        let made = opened.made(&spec.spec).unwrap();
+        drop(opened);
+        if replaced {
+            std::fs::remove_file(image.path()).unwrap();
+            std::fs::write(image.path(), vec![7; 1 << 20]).unwrap();
+        }
+        made.undo();
+        assert_eq!(image.path().exists(), replaced);
+    }
+    let there = crate::server::opening::Opened::new(&spec.spec, false);
+    assert!(there.is_ok_and(|opened| opened.made(&spec.spec).is_none()));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The methods that look at what clients waited for: `histograms` and `why`, and the parts of `stats` and `connections`.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{ExportId, Wait};
@@ -18,15 +19,25 @@ use crate::server::metrics::text::{Page, Type, seconds};
 pub(super) type Latencies = BTreeMap<ExportId, LatencyReport>;
 
 impl Service {
-    /// One question for each shard.
+    /// As many questions for each shard as it has parts to tell.
     pub(super) fn latencies(&self) -> Result<Latencies, Fault> {
         let mut all = Latencies::new();
         for shard in self.shards() {
-            for report in self.ask(shard, |answer| Question::Latency { answer })? {
-                let sum = all.entry(report.export).or_default();
-                sum.export = report.export;
-                sum.totals.merge(&report.totals);
-                sum.connections += report.connections;
+            let mut next = Some(ExportId(0));
+            while let Some(from) = next {
+                let part = self.ask(shard, |answer| Question::Latency { from, answer })?;
+                for report in part.reports {
+                    match all.entry(report.export) {
+                        // Most exports have clients on one shard.
+                        Entry::Vacant(place) => drop(place.insert(report)),
+                        Entry::Occupied(sum) => {
+                            let sum = sum.into_mut();
+                            sum.totals.merge(&report.totals);
+                            sum.connections += report.connections;
+                        }
+                    }
+                }
+                next = part.next;
             }
         }
         Ok(all)
@@ -68,7 +79,7 @@ impl Service {
         Ok(why(&facts, now, requests, &slowest))
     }
 
-    /// The page for Prometheus. One question for each shard and table.
+    /// The page for Prometheus.
     pub fn metrics(&self) -> Result<String, Fault> {
         let mut page = Page::default();
         page.family("headworks_build_info", Type::Gauge, "The version of the server.");

@@ -1,0 +1,315 @@
+//! Against shards that obey as they are told: what goes on beside an export on its way out, and what a refusal leaves behind.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use headworks_core::{ChangeError, ExportId, IoError, ShardId, Status};
+use serde_json::{Value, json};
+
+use super::super::order::{ExportReport, Order, Remains};
+use super::super::question::Question;
+use super::super::service::{Service, lock};
+use crate::device::testing::TempFile;
+use crate::server::assemble::{Assembly, ExportSpec};
+use crate::server::board::{Board, Mail};
+use crate::server::{ServerOptions, service, topology};
+
+/// Turns a hang into a failure.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What all shards do, and did.
+#[derive(Default)]
+struct Script {
+    /// A shard and a kind of order that it is not ready for.
+    refused: Option<(u16, &'static str)>,
+    /// Orders that were obeyed.
+    told: Vec<String>,
+}
+
+struct Bench {
+    service: Arc<Service>,
+    script: Arc<Mutex<Script>>,
+    /// Where write-outs that have begun wait to be told their end.
+    drains: Receiver<Sender<Status>>,
+}
+
+fn kind(order: &Order) -> &'static str {
+    match order {
+        Order::AddDevice { .. } => "add device",
+        Order::AddVolume { .. } => "add volume",
+        Order::RemoveVolume { .. } => "remove volume",
+        Order::RemoveDevice { .. } => "remove device",
+        Order::Serve { .. } => "serve",
+        Order::Hide { hidden: true, .. } => "hide",
+        Order::Hide { hidden: false, .. } => "show",
+        Order::Forget { .. } => "forget",
+        Order::Evict { .. } => "evict",
+        Order::Expect { .. } => "expect",
+        Order::Grow { .. } => "grow",
+    }
+}
+
+/// One shard, until nobody can ask any more.
+fn shard(
+    id: u16,
+    mails: &Receiver<Mail>,
+    (drains, script): (&Sender<Sender<Status>>, &Mutex<Script>),
+    mut exports: Vec<ExportId>,
+) {
+    let report = |export: &ExportId| ExportReport {
+        export: *export,
+        clients: 0,
+        size: Some(1 << 20),
+        dirty: 0,
+        failed: 0,
+        suspect: false,
+    };
+    for mail in mails {
+        match mail {
+            Mail::Ask(Question::Exports { answer }) => {
+                answer.send(exports.iter().map(report).collect()).unwrap();
+            }
+            Mail::Ask(Question::Drain { answer, .. }) => {
+                let (end, ended) = channel();
+                answer.send((4096, ended)).unwrap();
+                let _ = drains.send(end);
+            }
+            Mail::Order(order, answer) => {
+                let (kind, mut script) = (kind(&order), lock(script));
+                if script.refused == Some((id, kind)) {
+                    let _ = answer.send(Err(ChangeError::Busy("the shard is not ready")));
+                    continue;
+                }
+                script.told.push(format!("{kind} {id}"));
+                match *order {
+                    Order::Serve { export } => exports.push(export.door.export),
+                    Order::Forget { export } => exports.retain(|other| *other != export),
+                    _ => {}
+                }
+                answer.send(Ok(Remains::new())).unwrap();
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Bench {
+    /// Two shards; volumes are spread, so that the second one's live on another shard than their devices may.
+    fn new(texts: &[&str]) -> Self {
+        let specs: Vec<ExportSpec> =
+            texts.iter().map(|text| ExportSpec::parse(text, false).unwrap()).collect();
+        let options =
+            ServerOptions { shards: 2, spread: true, live: true, ..ServerOptions::default() };
+        let assembly = Assembly::new(&specs).unwrap();
+        let config = topology(&assembly, &options);
+        let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
+        let board = Arc::new(Board::new(boxes, config.volumes_max(), Box::new(|| ())));
+        let service = Arc::new(service(&assembly, &config, &options, &board));
+        let (script, (begun, drains)) = (Arc::new(Mutex::new(Script::default())), channel());
+        let known: Vec<ExportId> = service.tree().exports.iter().map(|entry| entry.id).collect();
+        for (id, mails) in (0..).zip(mails) {
+            let (script, begun, known) = (Arc::clone(&script), begun.clone(), known.clone());
+            std::thread::spawn(move || shard(id, &mails, (&begun, &script), known));
+        }
+        Self { service, script, drains }
+    }
+
+    fn begin(&self, method: &'static str, params: Value) -> Call {
+        let (service, (answer, answered)) = (Arc::clone(&self.service), channel());
+        let thread = std::thread::spawn(move || {
+            let result = service.call(method, params.as_object().unwrap());
+            let _ = answer.send(result.map_err(|fault| fault.message().to_owned()));
+        });
+        Call { answered, thread }
+    }
+
+    fn call(&self, method: &'static str, params: Value) -> Result<Value, String> {
+        self.begin(method, params).end()
+    }
+
+    fn add(&self, text: &str) -> Result<Value, String> {
+        self.call("add", json!({ "spec": text }))
+    }
+
+    fn remove(&self, name: &str) -> Call {
+        self.begin("remove", json!({ "export": name }))
+    }
+
+    /// A write-out has begun.
+    fn drain(&self) -> Sender<Status> {
+        self.drains.recv_timeout(LONG).expect("a write-out begins")
+    }
+
+    fn refuse(&self, what: Option<(u16, &'static str)>) {
+        lock(&self.script).refused = what;
+    }
+
+    fn names(&self) -> String {
+        let tree = self.service.tree();
+        tree.exports.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>().join(" ")
+    }
+
+    /// What shards were told since the last look.
+    fn told(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.script).told)
+    }
+}
+
+struct Call {
+    answered: Receiver<Result<Value, String>>,
+    thread: JoinHandle<()>,
+}
+
+impl Call {
+    fn end(self) -> Result<Value, String> {
+        let result = self.answered.recv_timeout(LONG).expect("it is answered");
+        self.thread.join().unwrap();
+        result
+    }
+}
+
+fn refused(result: Result<Value, String>, words: &str) {
+    let message = result.unwrap_err();
+    assert!(message.contains(words), "{message}");
+}
+
+#[test]
+fn others_come_go_and_grow_while_an_export_is_written_out() {
+    let image = TempFile::absent("leaving");
+    let file = |name: &str| format!("{name}=file:path={},size=1M", image.path().display());
+    let bench = Bench::new(&[&file("a"), "b=null:size=1M", "c=null:size=1M"]);
+    let a = bench.remove("a");
+    let end = bench.drain();
+    bench.add("d=null:size=1M").unwrap();
+    bench.call("resize", json!({ "export": "d", "size": "2M" })).unwrap();
+    let b = bench.remove("b");
+    bench.drain().send(Ok(())).unwrap();
+    b.end().unwrap();
+    // Of what is leaving nothing is begun.
+    refused(bench.remove("a").end(), "export a is being removed");
+    refused(bench.add("a=null:size=1M"), "export a is being removed");
+    refused(bench.add(&file("e")), "the image of `e` is being closed");
+    refused(bench.call("resize", json!({ "export": "a" })), "export a is being removed");
+    assert_eq!(bench.names(), "a c d");
+    end.send(Ok(())).unwrap();
+    assert_eq!(a.end().unwrap(), json!({ "export": "a", "clients": 0, "closed": true }));
+    assert_eq!(bench.names(), "c d");
+    bench.add(&file("e")).unwrap();
+    bench.add("a=null:size=1M").unwrap();
+    assert_eq!(bench.names(), "c d e a");
+}
+
+#[test]
+fn of_two_exports_of_an_image_that_leave_at_once_the_last_takes_it_along() {
+    let image = TempFile::absent("leaving");
+    let file = |name: &str| format!("{name}=file:path={},size=1M", image.path().display());
+    let bench = Bench::new(&[&file("a"), &file("b")]);
+    // It is refused by none and asked for by nobody else: only the name goes.
+    assert_eq!(bench.remove("a").end().unwrap()["closed"], false);
+    bench.add(&file("a")).unwrap();
+    let both = [bench.remove("a"), bench.remove("b")];
+    bench.drain().send(Ok(())).unwrap();
+    let closed = both.map(|call| call.end().unwrap()["closed"] == true);
+    assert_eq!(closed.iter().filter(|closed| **closed).count(), 1, "{closed:?}");
+    assert!(bench.drains.try_recv().is_err(), "written out once");
+    assert_eq!(bench.names(), "");
+    assert!(bench.service.tree().devices.is_empty() && bench.told().concat().contains("device 1"));
+}
+
+#[test]
+fn what_cannot_be_written_out_serves_again_and_may_be_removed_later() {
+    let bench = Bench::new(&["a=null:size=1M"]);
+    let a = bench.remove("a");
+    bench.drain().send(Err(IoError::Medium)).unwrap();
+    refused(a.end(), "could not be written out");
+    let shown = bench.told();
+    assert_eq!(shown, ["hide 0", "hide 1", "show 0", "show 1"], "it is found again");
+    // A device that answers nothing, however often it is asked.
+    let a = bench.remove("a");
+    let silent = (0..6_000).find_map(|_| {
+        if let Ok(end) = bench.drains.recv_timeout(Duration::from_millis(10)) {
+            end.send(Err(IoError::TimedOut)).unwrap();
+        }
+        a.answered.try_recv().ok()
+    });
+    refused(silent.expect("it is answered"), "the device of export a does not get on");
+    assert_eq!(bench.names(), "a");
+    let a = bench.remove("a");
+    bench.drain().send(Ok(())).unwrap();
+    a.end().unwrap();
+    assert_eq!(bench.names(), "");
+}
+
+#[test]
+fn a_shard_that_is_not_ready_is_asked_by_the_next_remove_again() {
+    // The second volume lives on shard 1, as its device does.
+    let bench = Bench::new(&["b=null:size=1M", "a=null:size=1M"]);
+    let gone = |closed: bool| json!({ "export": "a", "clients": 0, "closed": closed });
+    let remove = |drains: bool| {
+        let call = bench.remove("a");
+        if drains {
+            bench.drain().send(Ok(())).unwrap();
+        }
+        call.end()
+    };
+    // Its home: nothing has happened.
+    bench.refuse(Some((1, "remove volume")));
+    refused(remove(true), "export a stays: the shard is not ready");
+    assert_eq!(bench.names(), "b a");
+    assert!(bench.told().ends_with(&["show 0".into(), "show 1".into()]));
+    // Another: there is no way back.
+    bench.refuse(Some((0, "remove volume")));
+    refused(remove(true), "`remove a` is said again");
+    assert_eq!(bench.names(), "b");
+    assert_eq!(bench.told(), ["hide 0", "hide 1", "remove volume 1"]);
+    refused(bench.add("a=null:size=1M"), "not quite gone");
+    refused(bench.call("resize", json!({ "export": "a" })), "being removed");
+    bench.add("c=null:size=1M").unwrap();
+    bench.told();
+    // It goes on where it was, and no further than it can.
+    bench.refuse(Some((1, "remove device")));
+    refused(remove(false), "the shard is not ready");
+    assert_eq!(bench.told(), ["remove volume 0", "remove device 0"]);
+    bench.refuse(None);
+    assert_eq!(remove(false).unwrap(), gone(true));
+    assert_eq!(bench.told(), ["remove device 1", "forget 0", "forget 1"]);
+    // Its places are free: the next one has them.
+    bench.add("a=null:size=1M").unwrap();
+    let tree = bench.service.tree();
+    let entry = tree.export("a").unwrap();
+    assert_eq!(
+        (entry.id, entry.volume.0, entry.device.0, entry.home),
+        (ExportId(1), 1, 1, ShardId(1))
+    );
+}
+
+#[test]
+fn a_stop_ends_who_waits_for_a_write_out() {
+    let bench = Bench::new(&["a=null:size=1M"]);
+    let a = bench.remove("a");
+    drop(bench.drain());
+    refused(a.end(), "the server is stopping");
+}
+
+#[test]
+fn an_image_that_was_made_for_what_a_shard_refuses_goes_again_and_another_stays() {
+    let bench = Bench::new(&["b=null:size=1M"]);
+    for refusal in [(0, "add device"), (1, "add device"), (0, "add volume"), (1, "add volume")] {
+        bench.refuse(Some(refusal));
+        let image = TempFile::absent("leaving");
+        let text = format!("a=file:path={},size=1M", image.path().display());
+        refused(bench.add(&text), "the shard is not ready");
+        assert!(!image.path().exists(), "{refusal:?}");
+        std::fs::write(image.path(), vec![7; 1 << 20]).unwrap();
+        refused(bench.add(&text), "the shard is not ready");
+        assert_eq!(std::fs::read(image.path()).unwrap(), [7; 1 << 20], "{refusal:?}");
+        bench.refuse(None);
+        bench.add(&text).unwrap();
+        let a = bench.remove("a");
+        bench.drain().send(Ok(())).unwrap();
+        a.end().unwrap();
+        assert!(image.path().exists(), "what was served stays");
+    }
+}
