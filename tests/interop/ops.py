@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 import nbd
 from ctl_client import Client
@@ -214,6 +215,28 @@ def activated():
 
     @case
     def _():
+        """the socket named metrics answers scrapers, also those who came before, and not clients"""
+        at = folder()
+        metrics = socket.create_server(("127.0.0.1", 0))
+        place = "127.0.0.1:%d" % metrics.getsockname()[1]
+        early = socket.create_connection(metrics.getsockname(), timeout=PATIENCE)
+        early.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        # Of two addresses it is the one that was handed over.
+        arguments = ["a=mem:size=1M", "-U", at + "/own", "--metrics", "127.0.0.1:1"]
+        with Served(arguments, [(metrics, "metrics")]) as server:
+            assert early.makefile().read().startswith("HTTP/1.1 200 OK")
+            server.until_said(f"metrics: http://{place}/metrics\n")
+            assert connect(at + "/own", "a").get_size() == 1 << 20
+            with urllib.request.urlopen(f"http://{place}/metrics", timeout=PATIENCE) as page:
+                assert b"headworks_build_info" in page.read()
+            assert "tcp:" not in server.said(), "no client is sent there"
+            assert server.stop() == 0
+        # It still listens: the next server answers who comes meanwhile.
+        socket.create_connection(metrics.getsockname(), timeout=PATIENCE).close()
+        shutil.rmtree(at)
+
+    @case
+    def _():
         """sockets for another process are not touched, and what is no socket is refused with its number"""
         at = folder()
         own = listening(at + "/nbd")
@@ -228,6 +251,8 @@ def activated():
             ), server.said()
         with Served(["mem:size=1M"], [(own, "control"), (own, "control")]) as server:
             assert server.wait() == 1 and "two sockets are named" in server.said(), server.said()
+        with Served(["mem:size=1M"], [(own, "metrics")]) as server:
+            assert server.wait() == 1 and "scrapers come over TCP" in server.said(), server.said()
         shutil.rmtree(at)
 
     @case

@@ -173,6 +173,7 @@ fn start(
         server_options.control_given = Some(given);
         server_options.live = true;
     }
+    server_options.metrics_given = sockets.metrics;
     server_options.log_level = Some(log_level);
     let mut exports = shown(&assembly, server_options.cache > 0);
     let mut notes = settled.notes.clone();

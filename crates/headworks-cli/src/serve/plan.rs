@@ -46,6 +46,7 @@ fn server_options(options: &Options, config: &File) -> Result<ServerOptions, Pro
         control_given: None,
         log_level: None,
         metrics: options.metrics,
+        metrics_given: None,
         shards: options.shards,
         spread: options.spread,
         cpus: options.cpus.clone(),

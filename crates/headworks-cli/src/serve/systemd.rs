@@ -17,9 +17,9 @@ use headworks::core::ConfigError;
 use headworks::server::{Given, Place, RollCall, Server};
 use sd_notify::NotifyState;
 
-/// The name (`FileDescriptorName=`) of the control socket; every other name is an NBD listener's.
+/// The name (`FileDescriptorName=`) of the control socket.
 const CONTROL: &str = "control";
-/// A socket of this name is no NBD listener's either.
+/// That of the socket for scrapers; every other name is an NBD listener's.
 const METRICS: &str = "metrics";
 /// A stop says once a second that it goes on; so much time makes a late message no end.
 const EXTENSION: Duration = Duration::from_secs(15);
@@ -31,6 +31,8 @@ pub(super) struct Sockets {
     pub listen: Vec<Given>,
     /// For the operator.
     pub control: Option<Given>,
+    /// For Prometheus; TCP.
+    pub metrics: Option<Given>,
 }
 
 fn error(message: impl Into<String>) -> ConfigError {
@@ -56,17 +58,22 @@ impl Sockets {
     }
 
     fn add(&mut self, given: Given, name: &str) -> Result<(), ConfigError> {
-        if name == METRICS {
-            let message = "a socket for metrics cannot be handed over; `--metrics` makes one";
-            return Err(error(message));
-        }
-        if name != CONTROL {
-            self.listen.push(given);
-            return Ok(());
-        }
-        match self.control.replace(given) {
+        let place = match name {
+            CONTROL => &mut self.control,
+            METRICS if !matches!(given.place(), Ok(Place::Tcp(_))) => {
+                let message = "scrapers come over TCP, and the socket named `metrics` is of another kind; try \
+                     ListenStream=127.0.0.1:9100";
+                return Err(error(message));
+            }
+            METRICS => &mut self.metrics,
+            _ => {
+                self.listen.push(given);
+                return Ok(());
+            }
+        };
+        match place.replace(given) {
             None => Ok(()),
-            Some(_) => Err(error("two sockets are named `control`; one is enough")),
+            Some(_) => Err(error(format!("two sockets are named `{name}`; one is enough"))),
         }
     }
 
@@ -170,22 +177,32 @@ fn tell(state: &[NotifyState]) {
 mod tests {
     use super::*;
     use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
 
     fn given() -> Given {
         Given::new(TcpListener::bind("127.0.0.1:0").unwrap().into()).unwrap()
     }
 
     #[test]
-    fn one_socket_is_the_operators_and_all_others_are_for_clients() {
+    fn one_socket_is_the_operators_one_for_scrapers_and_all_others_are_for_clients() {
         let mut sockets = Sockets::default();
-        for name in ["headworks@a.socket", "unknown", "control", "nbd"] {
+        for name in ["headworks@a.socket", "unknown", "control", "nbd", "metrics"] {
             sockets.add(given(), name).unwrap();
         }
         assert_eq!(sockets.listen.len(), 3);
-        assert!(sockets.control.is_some());
-        let refused = sockets.add(given(), "control").unwrap_err();
-        assert!(refused.message.contains("two sockets"), "{refused}");
-        let refused = sockets.add(given(), "metrics").unwrap_err();
-        assert!(refused.message.contains("--metrics"), "{refused}");
+        assert!(sockets.control.is_some() && sockets.metrics.is_some());
+        for name in ["control", "metrics"] {
+            let refused = sockets.add(given(), name).unwrap_err();
+            assert!(
+                refused.message.contains(&format!("two sockets are named `{name}`")),
+                "{refused}"
+            );
+        }
+        let path = std::env::temp_dir().join(format!("headworks-fds-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let unix = Given::new(UnixListener::bind(&path).unwrap().into()).unwrap();
+        let refused = Sockets::default().add(unix, "metrics").unwrap_err();
+        assert!(refused.message.contains("ListenStream=127.0.0.1:9100"), "{refused}");
+        std::fs::remove_file(&path).unwrap();
     }
 }

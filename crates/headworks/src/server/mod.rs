@@ -165,7 +165,10 @@ impl Server {
             Some(given) => Some(Listener::adopt("control", given)?),
             None => options.control.as_deref().map(owner_only).transpose()?,
         };
-        let metrics = options.metrics.map(metrics::bind).transpose()?;
+        let metrics = match &options.metrics_given {
+            Some(given) => Some(metrics::adopt(given)?),
+            None => options.metrics.map(metrics::bind).transpose()?,
+        };
         let config = topology(&assembly, options);
         config.validate()?;
         let caches = caching::divide(&config, &options.cache_wish())?;

@@ -27,6 +27,8 @@ pub struct ServerOptions {
     pub log_level: Option<LogLevel>,
     /// Where Prometheus asks, over TCP.
     pub metrics: Option<SocketAddr>,
+    /// A TCP socket that listens already, instead of `metrics`.
+    pub metrics_given: Option<Given>,
     /// Threads. 1: on few CPUs a second one only costs wake-ups.
     pub shards: u16,
     /// Spread volumes over all shards instead of keeping each with its device.
@@ -74,6 +76,7 @@ impl Default for ServerOptions {
             control_given: None,
             log_level: None,
             metrics: None,
+            metrics_given: None,
             shards: 1,
             spread: false,
             cpus: Vec::new(),

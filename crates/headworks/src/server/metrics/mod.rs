@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use headworks_core::ConfigError;
 
 use super::control::service::Service;
+use super::given::{Adopted, Given};
 use http::Asked;
 
 /// Scrapers at once.
@@ -37,6 +38,19 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, ConfigError> {
     let listener = TcpListener::bind(address).map_err(fail)?;
     listener.set_nonblocking(true).map_err(fail)?;
     Ok(listener)
+}
+
+/// Takes a socket that somebody else made.
+///
+/// # Errors
+/// It is not TCP, or no file descriptor is left.
+pub fn adopt(given: &Given) -> Result<TcpListener, ConfigError> {
+    let fail = |message: String| ConfigError::new("metrics", message);
+    match given.adopt() {
+        Ok(Adopted::Tcp(listener)) => Ok(listener),
+        Ok(Adopted::Unix(_)) => Err(fail("a unix socket was handed over; it takes TCP".into())),
+        Err(error) => Err(fail(format!("cannot use the socket that was handed over: {error}"))),
+    }
 }
 
 /// The running endpoint.

@@ -36,11 +36,11 @@ impl Reactor {
     pub(super) fn receive(&mut self, now: Instant) -> bool {
         let kept = self.parts.reserve.saturating_sub(self.parts.desk.foreign() as u32);
         let mut room = self.parts.shard.room().saturating_sub(kept);
-        let (mut index, mut worked) = (0, false);
+        let (mut index, mut worked, mut signed) = (0, false, false);
         while index < self.hot.len() {
             let slot = self.hot[index];
             // A connection that was closed elsewhere may still be on the list.
-            let received = self.receive_from(now, slot, &mut room);
+            let received = self.receive_from(now, slot, &mut room, &mut signed);
             worked |= matches!(
                 received,
                 Some(Received::Some | Received::Chosen { .. } | Received::End(_))
@@ -60,9 +60,20 @@ impl Reactor {
         worked
     }
 
-    fn receive_from(&mut self, now: Instant, slot: u32, room: &mut u32) -> Option<Received> {
+    fn receive_from(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        room: &mut u32,
+        signed: &mut bool,
+    ) -> Option<Received> {
         let turn = self.line.turn(slot);
         let (connection, pool) = self.parts.desk.connection(slot)?;
+        let agrees = connection.agrees_on_keys();
+        if agrees && *signed {
+            return Some(Received::Some);
+        }
+        let had_answer = agrees && connection.has_outgoing();
         let mut intake = Intake {
             now,
             scratch: &mut self.scratch,
@@ -73,6 +84,9 @@ impl Reactor {
             inputs: &mut self.inputs,
         };
         let mut received = connection.receive(&mut intake);
+        // A signature costs as much as a thousand requests: one a turn, or a crowd that comes at once would hold up everybody
+        // for as long as all of theirs take. Who has an answer has had its signature, so each of a crowd has its turn.
+        *signed |= agrees && !had_answer && connection.has_outgoing();
         // Each large payload takes a receive of its own; replies one by one would wake the client for each.
         for _ in 1..LARGE_RECEIVES {
             if received != Received::Some || !connection.brings_large_payloads() {
@@ -363,7 +377,7 @@ impl Reactor {
         self.watch_listener(index as usize);
     }
 
-    fn welcome(&mut self, now: Instant, socket: OwnedFd, peer: String) {
+    pub(super) fn welcome(&mut self, now: Instant, socket: OwnedFd, peer: String) {
         debug!(peer, "client connected");
         let mut connection = Connection::new(socket, peer, self.parts.limits, now);
         if let Some(offer) = &self.parts.offer {

@@ -15,6 +15,8 @@
 mod answers;
 mod clients;
 mod exports;
+#[cfg(test)]
+mod fairness_tests;
 mod held;
 mod line;
 mod live;

@@ -265,6 +265,12 @@ impl Connection {
         self.transport.as_ref()?.terms()
     }
 
+    /// Whether the keys of its TLS have still to be agreed on: what it sends may ask for a signature.
+    #[must_use]
+    pub fn agrees_on_keys(&self) -> bool {
+        self.transport.as_ref().is_some_and(Transport::is_handshaking)
+    }
+
     /// Who it is for the log.
     #[must_use]
     pub fn peer(&self) -> &str {
