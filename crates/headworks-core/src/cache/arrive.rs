@@ -172,7 +172,8 @@ impl Cache {
         if let Err(error) = status {
             self.on_failed(turn, run.volume, held, error);
         } else if self.volume(run.volume).held == 0 {
-            self.volume(run.volume).backoff_ns = 0;
+            let entry = self.volume(run.volume);
+            (entry.backoff_ns, entry.failing) = (0, false);
         }
         self.volume(run.volume).sub_writing((up.bio.id.sequence >> 32 & 15) as u8);
         self.advance(run.volume);
@@ -183,7 +184,7 @@ impl Cache {
     fn on_failed(&mut self, turn: &mut Turn, volume: VolumeId, held: u32, error: IoError) {
         self.stats.failed += u64::from(held);
         let entry = self.volume(volume);
-        entry.last_error = error;
+        (entry.last_error, entry.failing) = (error, true);
         entry.errors.record(error);
         self.count_held(volume, held, 0);
         self.plan_retry(turn, volume, error);

@@ -291,6 +291,12 @@ impl Cache {
         (bytes > 0).then_some((bytes, entry.last_error))
     }
 
+    /// Whether something of a volume could not be written out and may not be now: it is held, or just tried again.
+    pub fn is_failing(&self, volume: VolumeId) -> bool {
+        let entry = self.volumes.get(usize::from(volume.0));
+        entry.is_some_and(|entry| entry.held > 0 || entry.failing && entry.unclean > 0)
+    }
+
     /// What is held of a volume: (offset, length, error), neighbours joined where they lie in one folio.
     pub fn failed_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
         let entry = &self.volumes[usize::from(volume.0)];

@@ -92,6 +92,8 @@ pub(super) struct CachedVolume {
     pub unclean: u32,
     /// Blocks that are held because their write-out failed.
     pub held: u32,
+    /// A write-out failed, and none has succeeded since with nothing held.
+    pub failing: bool,
     /// Its folios.
     pub folios: u32,
     /// The last error of a write-out.
@@ -121,6 +123,7 @@ impl CachedVolume {
             target: None,
             unclean: 0,
             held: 0,
+            failing: false,
             folios: 0,
             last_error: IoError::Medium,
             errors: ErrorSequence::default(),

@@ -179,6 +179,12 @@ impl Shard {
         self.cache.as_ref()?.held(volume)
     }
 
+    /// Whether something of a volume is held, or was until it was sent again, which may fail once more. Only at its home.
+    #[must_use]
+    pub fn is_failing(&self, volume: VolumeId) -> bool {
+        self.cache.as_ref().is_some_and(|cache| cache.is_failing(volume))
+    }
+
     /// Parts of a volume whose write-out failed and that are held: offset, bytes, error. Only at its home.
     pub fn failed_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
         if let Some(cache) = &self.cache

@@ -6,7 +6,7 @@ use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::ThrottlePolicy;
-use headworks_core::{ErrorPolicy, Input, IoError, Op, Scheduler, VolumeConfig, VolumeId};
+use headworks_core::{Control, ErrorPolicy, Input, IoError, Op, Scheduler, VolumeConfig, VolumeId};
 
 /// B1: nothing stays dirty for longer than `expire + interval`, on a device that has nothing else to do.
 #[test]
@@ -145,6 +145,34 @@ fn held_blocks_are_tried_again_after_one_second_then_two() {
     assert_eq!(times, [0, 1000, 3000]);
     desk.wait_served(10 * SEC, Ok(()));
     assert_eq!((desk.stats().held, desk.dirty().nr_dirty), (0, 0));
+}
+
+/// Blocks that are just tried again are not held, but nobody may say that nothing is left of them: a server whose clock ticked in
+/// that moment told its log so, again and again, while the disk was full.
+#[test]
+fn what_is_tried_again_is_failing_until_it_is_written() {
+    let mut desk =
+        Desk::new(1024, |config| config.volumes[0].options.on_error = ErrorPolicy::Retry);
+    let volume = VolumeId(0);
+    desk.send(1, Op::Write, 0, BLOCK);
+    desk.send(1, Op::Flush, 0, 0);
+    assert!(!desk.shard.is_failing(volume), "nothing has failed yet");
+    desk.settle(FAILS);
+    assert!(desk.shard.is_failing(volume) && desk.shard.held(volume).is_some());
+    for status in [FAILS, Ok(())] {
+        desk.send(1, Op::Flush, 0, 0);
+        assert!(desk.flying.iter().any(|submit| submit.op == Op::Write), "on its way again");
+        assert!(desk.shard.held(volume).is_none() && desk.shard.is_failing(volume));
+        desk.settle(status);
+        assert_eq!(desk.shard.is_failing(volume), status.is_err());
+    }
+    // What nobody wants any more fails no longer.
+    desk.send(1, Op::Write, 0, BLOCK);
+    desk.send(1, Op::Flush, 0, 0);
+    desk.settle(FAILS);
+    assert!(desk.shard.is_failing(volume));
+    desk.control(Control::Acknowledge { volume });
+    assert!(!desk.shard.is_failing(volume));
 }
 
 /// Each of a client's flushes tries held blocks again, and none of them makes the volume's own next try later: a client that

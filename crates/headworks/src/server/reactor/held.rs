@@ -1,7 +1,7 @@
 //! Tells the operator when acknowledged data cannot be written out, and when they could be after all: once each, not per block.
 //!
 //! The beginning is told in the turn in which it comes. The end is told by the tick, so that a client whose flushes try again
-//! and again does not fill the log.
+//! and again does not fill the log; and not while something is just tried again, which ends nothing.
 
 use headworks_core::{Shard, VolumeId};
 use tracing::{error, info};
@@ -37,7 +37,7 @@ impl HeldLog {
         }
         for &volume in volumes {
             let held = shard.held(volume);
-            match self.note(volume, held.is_some(), at_tick) {
+            match self.note(volume, held.is_some(), at_tick && !shard.is_failing(volume)) {
                 Some(News::Began) => {
                     let (bytes, why) = held.expect("it began");
                     error!(
@@ -56,14 +56,14 @@ impl HeldLog {
         self.told.retain(|volume| volumes.contains(volume));
     }
 
-    fn note(&mut self, volume: VolumeId, held: bool, at_tick: bool) -> Option<News> {
+    fn note(&mut self, volume: VolumeId, held: bool, may_end: bool) -> Option<News> {
         let known = self.told.iter().position(|other| *other == volume);
         match (known, held) {
             (None, true) => {
                 self.told.push(volume);
                 Some(News::Began)
             }
-            (Some(index), false) if at_tick => {
+            (Some(index), false) if may_end => {
                 self.told.swap_remove(index);
                 Some(News::Ended)
             }
