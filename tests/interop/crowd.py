@@ -75,14 +75,15 @@ def crowd():
 
     @case
     def _():
-        """200 clients at once, three times: each has its answers, and the bytes are those of whoever wrote them"""
+        """200 clients at once, three times and more: each has its answers, and the bytes are those of whoever wrote them"""
         before, sizes = open_files(), []
-        for _ in range(3):
+        # Buffers that were used stay, as many as were used at once; how many that is is the machine's business, and no round needs
+        # more than all. What is lost is lost in every round.
+        while len(sizes) < 3 or sizes[-1] - sizes[-2] >= 1024:
+            assert len(sizes) < 10, f"memory in KiB after each round: {sizes}"
             round_of(200)
             until("files stay open", lambda: open_files() <= before)
             sizes.append(resident_kib())
-        # Buffers that were used stay, as many as were used at once: at most 200 times 64 KiB.
-        assert sizes[2] - sizes[0] < 13 * 1024, f"memory in KiB after each round: {sizes}"
 
 
 def limit():
