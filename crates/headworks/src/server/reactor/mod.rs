@@ -485,6 +485,7 @@ impl Reactor {
             }
         }
         self.tell_held(true);
+        self.ticking |= self.held.waits();
         self.trim_when_idle();
         if std::mem::take(&mut self.resting) {
             (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));
