@@ -1,7 +1,7 @@
 //! Which folios may hold blocks that could not be written: a bit for each unit of the pool, at the place of a folio's header.
 //!
 //! A flush of a volume that holds something tries all of it again, and who looks at the server asks for it every second. Looking
-//! for it in the headers would take as long as the pool is large (20 ms for 16 GiB), and everybody else would wait meanwhile.
+//! for it in the headers would take as long as the pool is large (200 MB of them for 16 GiB), and everybody else would wait.
 //!
 //! Invariant: a folio with a held block has its bit. Others may have theirs still: whoever comes by takes it away.
 
