@@ -51,7 +51,7 @@ check "check --json is one object" as_json
 wrong() { # CODE TEXT WORDS...
     local code=$1 words
     printf '%b' "$2" >"$DIR/wrong.toml"
-    "$HEADWORKS" check "$DIR/wrong.toml" >"$DIR/said" 2>&1
+    timeout 20 "$HEADWORKS" check "$DIR/wrong.toml" >"$DIR/said" 2>&1
     [ $? -eq "$code" ] || { cat "$DIR/said"; return 1; }
     shift 2
     for words; do grep -qF -- "wrong.toml:$words" "$DIR/said" || { cat "$DIR/said"; return 1; }; done
@@ -64,6 +64,9 @@ check "a range, with its line" wrong 2 '[server]\nshards = 65\n[[export]]\nname 
     "2:1: shards: 65 is not within 1..=64"
 check "an image that is not there, with 1" wrong 1 '[[export]]\nname = "a"\nfile.path = "/nowhere/a.img"\n' \
     "2:8: export a: there is no /nowhere/a.img"
+mkfifo "$DIR/pipe"
+check "a pipe for an image, which is not waited for" wrong 1 "[[export]]\\nname = 'a'\\nfile.path = '$DIR/pipe'\\n" \
+    "2:8: export a: $DIR/pipe is no file and no block device"
 
 # Served: two queues, each as the file says.
 start() { # ARGUMENTS...

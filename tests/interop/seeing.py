@@ -218,6 +218,22 @@ def send(address, data, patience=10):
             said += more
 
 
+def counters(address, pid):
+    """While a load runs no counter goes back, for Prometheus would take that for a new beginning."""
+    last, back, count = {}, [], 0
+    while count < 20 or os.path.exists(f"/proc/{pid}"):
+        types, samples = parse(scrape(address))
+        for (name, labels), value in samples.items():
+            counts = types.get(name) == "counter" or re.search(r"_(bucket|count|sum)$", name)
+            if counts and value < last.get((name, labels), 0):
+                back.append((name, labels, last[name, labels], value))
+            last[name, labels] = value
+        count += 1
+    check("no counter goes back under load", not back, (len(back), back[:3]))
+    merged = {kind: last["headworks_merges_total", (("kind", kind),)] for kind in ["plug", "queue"]}
+    check("there were merges of both kinds", min(merged.values()) > 0, merged)
+
+
 def hostile(address):
     host, port = re.fullmatch(r"http://([^:]+):(\d+)/metrics", address).groups()
     peer = (host, int(port))
@@ -243,5 +259,6 @@ def hostile(address):
 
 
 if __name__ == "__main__":
-    {"page": page, "many": many, "top": top, "silent": silent, "hostile": hostile}[sys.argv[1]](*sys.argv[2:])
+    what = {"page": page, "many": many, "top": top, "silent": silent, "counters": counters, "hostile": hostile}
+    what[sys.argv[1]](*sys.argv[2:])
     sys.exit(1 if BAD else 0)

@@ -62,6 +62,14 @@ PAGE=$(sed -n 's/^metrics: //p' "$OUT")
 script seeing.py many "$HEADWORKS" "$CONTROL" "$PAGE" "$SOCKET" 70
 stop_server
 
+# Writers side by side, whose requests meet in the queue.
+serve --metrics 127.0.0.1:0 --scheduler mq-deadline --queue-depth 1 "db=delay:all=3ms,of=mem:size=64M"
+load db --rw write --iodepth 128 --threads 4 --runtime 1 &
+LOAD=$!
+script seeing.py counters "$(sed -n 's/^metrics: //p' "$OUT")" $LOAD
+wait $LOAD
+stop_server
+
 # A writer that dirties faster than a device writes.
 CACHE=16M
 serve --control "$CONTROL" --set vm/dirty_bytes=1M "db=delay:write=20ms,of=file:path=$DIR/db.img,size=64M"

@@ -83,9 +83,12 @@ stop_server
 
 # The reader of its log has gone: no reason to end, nor to read certificates no more.
 cp -r "$DIR/strangers" "$DIR/unheard"
-"$HEADWORKS" serve --tls on --tls-certificates "$DIR/unheard" -U "$SOCKET" mem:size=1M >"$OUT" 2> >(exec true) &
+mkfifo "$DIR/reader"
+"$HEADWORKS" serve --engine "$ENGINE" --tls on --tls-certificates "$DIR/unheard" -U "$SOCKET" mem:size=1M >"$OUT" 2>"$DIR/reader" &
 SERVER=$!
+exec 9<"$DIR/reader"
 wait_until 20 is_up_or_gone
+exec 9<&-
 echo garbage >"$DIR/unheard/server-cert.pem"
 kill -HUP "$SERVER"
 check "a bad file and nobody to hear of it" our_info "$(unix "" "$DIR/strangers")"

@@ -510,9 +510,11 @@ impl Shard {
                 }
             }
             Control::Resize { volume, size } => {
-                if self.volume(volume).is_none() {
+                let Some(config) = self.volume(volume) else {
                     return;
-                }
+                };
+                // What became larger than that is served as far as it goes.
+                let size = size.min(config.options.size_max());
                 self.volumes[usize::from(volume.0)].config.options.size = size;
                 if let Some((cache, mut turn)) = self.cache(now) {
                     cache.on_resize(&mut turn, volume, size);

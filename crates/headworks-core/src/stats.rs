@@ -181,6 +181,8 @@ pub struct QueueStats {
     pub issued: u64,
     /// Those of them that start where the one before ended.
     pub sequential: u64,
+    /// Requests that joined another one here, behind the plug.
+    pub merges: u64,
     /// Requests that wait for a tag, are queued, or are in the device, as of the last batch.
     pub in_flight: u32,
     /// Nanoseconds in which there was such a request, up to the last batch.

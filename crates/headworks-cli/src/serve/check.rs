@@ -3,6 +3,7 @@
 //! What is wrong with the words ends with 2, what is wrong with the world (an image that is not there) with 1.
 
 use std::io::Write as _;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -109,6 +110,10 @@ fn image(export: &Export, spec: &ExportSpec) -> Option<String> {
         },
         Err(error) => format!("cannot look at {shown}: {error}"),
         Ok(found) if found.is_dir() => format!("{shown} is a folder"),
+        // To open a pipe would be to wait for whoever writes.
+        Ok(found) if !found.is_file() && !found.file_type().is_block_device() => {
+            format!("{shown} is no file and no block device")
+        }
         Ok(found) if found.is_file() && found.len() == 0 && options.size.is_none() => {
             format!("{shown} has no bytes to serve; give it a size")
         }

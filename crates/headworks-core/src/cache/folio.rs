@@ -25,6 +25,11 @@ pub const BLOCK_SHIFT: u32 = 12;
 /// The largest folio: 2 MiB.
 pub const ORDER_MAX: u8 = 9;
 
+/// Bits of a key that say which block. Beyond them is the volume: a block that does not fit would be another volume's.
+const BLOCK_BITS: u32 = 48;
+/// The largest volume that can be cached: 1 EiB.
+pub const VOLUME_BYTES_MAX: u64 = 1 << (BLOCK_BITS + BLOCK_SHIFT);
+
 /// Where a folio stands in the volume: its volume and its first block, in 64 bits (16 + 48: volumes of up to 1 EiB).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key(u64);
@@ -34,21 +39,21 @@ impl Key {
     #[inline]
     #[must_use]
     pub const fn new(volume: VolumeId, block: u64, order: u8) -> Self {
-        Self((volume.0 as u64) << 48 | (block >> order << order))
+        Self((volume.0 as u64) << BLOCK_BITS | (block >> order << order))
     }
 
     /// The volume.
     #[inline]
     #[must_use]
     pub const fn volume(self) -> VolumeId {
-        VolumeId((self.0 >> 48) as u16)
+        VolumeId((self.0 >> BLOCK_BITS) as u16)
     }
 
     /// The first block.
     #[inline]
     #[must_use]
     pub const fn block(self) -> u64 {
-        self.0 & ((1 << 48) - 1)
+        self.0 & ((1 << BLOCK_BITS) - 1)
     }
 
     /// All of it as a number, in the order of (volume, block).

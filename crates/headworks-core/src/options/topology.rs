@@ -1,6 +1,7 @@
 //! What a shard is made from: devices, volumes and exports, and where each of them lives.
 
 use crate::bio::{DeviceId, ShardId, VolumeId};
+use crate::cache::folio::VOLUME_BYTES_MAX;
 use crate::error::ConfigError;
 
 use super::{CacheOptions, ErrorPolicy, QueueOptions, Tunable, WriteMode};
@@ -19,6 +20,17 @@ pub struct VolumeOptions {
     pub mode: WriteMode,
     /// What becomes of a block whose write-out failed.
     pub on_error: ErrorPolicy,
+}
+
+impl VolumeOptions {
+    /// How large it may be, or become: what is cached less than what is not.
+    #[must_use]
+    pub const fn size_max(&self) -> u64 {
+        match self.mode {
+            WriteMode::None => i64::MAX as u64,
+            _ => VOLUME_BYTES_MAX,
+        }
+    }
 }
 
 /// A device's place and queue.
@@ -182,6 +194,10 @@ impl ShardConfig {
         }
         if volume.options.size > i64::MAX as u64 {
             return Err(ConfigError::new("size", "more than 8 EiB"));
+        }
+        if volume.options.size > volume.options.size_max() {
+            let message = "a volume that is cached has at most 1 EiB; cache=none serves more";
+            return Err(ConfigError::new("size", message));
         }
         Ok(())
     }
@@ -387,6 +403,23 @@ impl VolumeConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A block beyond what a key has bits for would be a block of the next volume.
+    #[test]
+    fn what_is_cached_has_at_most_as_many_blocks_as_can_be_told_apart() {
+        let checked = |size, mode| {
+            let volume = VolumeOptions { size, mode, block_size: 4096, ..VolumeOptions::default() };
+            ShardConfig::single(QueueOptions::default(), volume, 1).validate()
+        };
+        let largest = 1 << 60;
+        assert_eq!(checked(largest, WriteMode::Writeback), Ok(()));
+        for mode in [WriteMode::Writeback, WriteMode::Writethrough, WriteMode::Unsafe] {
+            let said = checked(largest + 4096, mode).unwrap_err();
+            assert!(said.message.contains("at most 1 EiB; cache=none"), "{said}");
+        }
+        assert_eq!(checked(7 << 60, WriteMode::None), Ok(()));
+        assert!(checked(1 << 63, WriteMode::None).is_err());
+    }
 
     #[test]
     fn a_configuration_comes_back_from_its_lines() {

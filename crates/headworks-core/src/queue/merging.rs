@@ -84,5 +84,6 @@ impl Queue {
     pub(super) fn count_merged(&mut self, pools: &Pools, gone: SlotId) {
         let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
         self.volume_mut(volume.0).stats.ops[op as usize].merges += 1;
+        self.stats.merges += 1;
     }
 }

@@ -217,6 +217,24 @@ fn a_volume_that_grew_takes_bios_beyond_its_old_end_at_once() {
 }
 
 /// A stream that came to the end of a volume goes on with read-ahead when the volume has grown.
+/// Whatever an image is made: a block beyond the largest cached volume would be found as a block of another one.
+#[test]
+fn a_volume_that_grew_beyond_what_can_be_cached_is_served_as_far_as_that() {
+    let largest = 1 << 60;
+    for (mode, last) in [(WriteMode::Writeback, largest), (WriteMode::None, 2 * largest)] {
+        let mut desk = desk(|config| config.volumes[0].options.mode = mode);
+        desk.control(Control::Resize { volume: VolumeId(0), size: 2 * largest });
+        let within = desk.send(1, Op::Read, last - BLOCK, BLOCK);
+        let beyond = desk.send(1, Op::Read, last, BLOCK);
+        desk.settle(Ok(()));
+        assert_eq!(
+            (desk.answer(within), desk.answer(beyond)),
+            (Some(Ok(())), Some(Err(IoError::Invalid))),
+            "{mode:?}"
+        );
+    }
+}
+
 #[test]
 fn read_ahead_goes_on_beyond_an_old_end() {
     let mut desk = desk(|_| {});

@@ -49,7 +49,7 @@ impl Service {
                 Fault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
             })?,
         };
-        may_become(entry, now, size)?;
+        may_become(entry, now, size, config.options.size_max())?;
         if let Some(watch) = &origin.watch
             && wanted.is_some()
             && size > watch.current_size().unwrap_or(size)
@@ -129,7 +129,7 @@ impl Service {
     }
 }
 
-fn may_become(entry: &ExportEntry, now: u64, size: u64) -> Result<(), Fault> {
+fn may_become(entry: &ExportEntry, now: u64, size: u64, most: u64) -> Result<(), Fault> {
     let name = entry.shown_name();
     if size < now {
         let message = format!(
@@ -137,8 +137,9 @@ fn may_become(entry: &ExportEntry, now: u64, size: u64) -> Result<(), Fault> {
         );
         return Err(Fault::refused("EINVAL", message));
     }
-    if size > i64::MAX as u64 {
-        let message = format!("{name}: {size} bytes are more than 8 EiB");
+    if size > most {
+        let most = display_size(most);
+        let message = format!("{name}: {size} bytes are more than the {most} that it can have");
         return Err(Fault::refused("EINVAL", message));
     }
     Ok(())
