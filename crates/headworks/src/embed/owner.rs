@@ -286,7 +286,7 @@ impl Driver {
         loop {
             let now = self.clock.now();
             if self.turn(now) {
-                self.polling.on_work();
+                self.polling.on_work(now);
                 self.give_way(now);
                 // Commands in a device must be started and their answers fetched.
                 if self.has_commands() {

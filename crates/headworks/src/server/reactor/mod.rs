@@ -295,8 +295,9 @@ impl Reactor {
         }
         self.worked_before = worked;
         if worked {
-            self.polling.on_work();
+            self.polling.on_work(now);
             if self.yields_first && self.polling.is_on() {
+                self.polling.on_give(self.parts.clock.now());
                 std::thread::yield_now();
             }
             return Wait::Poll;
