@@ -32,6 +32,14 @@ else
     skip "a server that systemd starts for a client" "there is no systemd-socket-activate"
 fi
 
+# The device never answers the last flush: it is asked for again now and then, until the stop's time is over.
+serve --stop-timeout 3 --set io_timeout=100 "slow=delay:flush=3600s,of=mem:size=1M"
+stop_with TERM
+check "a stop ends at its time though a device never answers" test "$STATUS" -eq 1
+check "which is told once, by name" test "$(grep -c 'export slow: the last flush takes long' "$LOG")" -eq 1
+check "and nothing else is told again and again" test "$(wc -l <"$LOG")" -lt 12
+no_panic
+
 check "an unknown user is the spelling's fault" bash -c '
     "$1" serve -u no-such-user mem:size=1M >/dev/null 2>"$2"
     [ $? -eq 2 ] && grep -qx "headworks: error: user: there is no user .no-such-user." "$2"' - "$HEADWORKS" "$DIR/err"

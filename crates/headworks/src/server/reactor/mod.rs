@@ -149,6 +149,8 @@ pub struct Reactor {
     life: Life,
     /// Flushes of our own so far: their names.
     own_flushes: u64,
+    /// Volumes whose last flush gave up, and goes on at the next tick.
+    late: stop::Late,
     skips: u32,
     next_tick: Instant,
     /// Something happened since the last tick, or somebody's patience runs. An idle server does not tick.
@@ -188,6 +190,7 @@ impl Reactor {
             polling: Polling::new(parts.poll_ns),
             life: Life::Running,
             own_flushes: 0,
+            late: stop::Late::default(),
             skips: 0,
             next_tick: Instant(0),
             ticking: false,
@@ -486,6 +489,7 @@ impl Reactor {
             }
         }
         self.tell_held(true);
+        self.flush_late();
         self.trim_when_idle();
         if std::mem::take(&mut self.resting) {
             (0..self.parts.listeners.len()).for_each(|index| self.watch_listener(index));

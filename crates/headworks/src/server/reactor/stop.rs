@@ -13,6 +13,14 @@ use tracing::{error, info, warn};
 
 use super::{DRAIN_NS, LISTENERS, Life, Reactor};
 
+/// Last flushes that take long. A device that has not answered one refuses the next at once, so they are asked for by the tick.
+#[derive(Default)]
+pub(super) struct Late {
+    due: Vec<VolumeId>,
+    /// Those that the operator was told of.
+    told: Vec<VolumeId>,
+}
+
 impl Reactor {
     pub(super) fn stop(&mut self, now: Instant) {
         if self.life != Life::Running {
@@ -80,8 +88,12 @@ impl Reactor {
         match status {
             Ok(()) => {}
             Err(IoError::TimedOut) if in_time => {
-                warn!(volume = volume.0, "the last flush takes long; it goes on");
-                self.flush(volume);
+                if !self.late.told.contains(&volume) {
+                    self.late.told.push(volume);
+                    let name = self.exports.name_of(volume);
+                    warn!(volume = volume.0, "{name}: the last flush takes long; it goes on");
+                }
+                self.late.due.push(volume);
                 return false;
             }
             Err(error) => {
@@ -90,6 +102,11 @@ impl Reactor {
             }
         }
         true
+    }
+
+    pub(super) fn flush_late(&mut self) {
+        let due = std::mem::take(&mut self.late.due);
+        due.into_iter().for_each(|volume| self.flush(volume));
     }
 
     fn flush_all(&mut self, now: Instant, since: Instant) {
