@@ -57,7 +57,11 @@ script seeing.py hostile "$PAGE"
 stop_server
 
 # More than a shard tells in one turn.
-serve --control "$CONTROL" --metrics 127.0.0.1:0 --shards 2 $(printf 'e%d=null:size=1M ' {0..69})
+exports=()
+for number in {0..69}; do
+    exports+=("e$number=file:path=$DIR/e$number.img,size=1M")
+done
+serve --control "$CONTROL" --metrics 127.0.0.1:0 --shards 2 --spread "${exports[@]}"
 PAGE=$(sed -n 's/^metrics: //p' "$OUT")
 script seeing.py many "$HEADWORKS" "$CONTROL" "$PAGE" "$SOCKET" 70
 stop_server
