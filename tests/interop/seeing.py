@@ -129,6 +129,10 @@ def many(binary, control, address, socket_path, count):
         stay += [connect(f"e{number}") for _ in range(1 if number < count - 1 else 40)]
     for handle in stay:
         handle.pread(512, 0)
+    # The server hears a little later that those who left have left.
+    end = time.monotonic() + 20
+    while len(ctl(binary, control, "connections")) > len(stay) and time.monotonic() < end:
+        time.sleep(0.02)
     _, samples = parse(scrape(address))
     of = {labels: value for (name, labels), value in samples.items() if name == "headworks_requests_total"}
     wanted = {(("export", f"e{number}"), ("op", "read")): 2 for number in range(count)}
