@@ -28,13 +28,14 @@ machine() { # the facts without which no figure means anything
 }
 
 # Starts a server in the background; STARTED is its process.
-start() { # SOCKET COMMAND...
-    local socket=$1 limit=$((SECONDS + 20))
-    shift
+start() { start_probed "nbd+unix:///?socket=$1" "$@"; } # SOCKET COMMAND...
+start_probed() { # URI SOCKET COMMAND...
+    local uri=$1 socket=$2 limit=$((SECONDS + 20))
+    shift 2
     "$@" >"$socket.log" 2>&1 &
     STARTED=$!
     PIDS+=("$STARTED")
-    until nbdinfo --size "nbd+unix:///?socket=$socket" >/dev/null 2>&1; do
+    until nbdinfo --size "$uri" >/dev/null 2>&1; do
         if ! kill -0 "$STARTED" 2>/dev/null || [ $SECONDS -ge $limit ]; then
             echo "$(basename "$0"): error: this server did not start: $*" >&2
             cat "$socket.log" >&2

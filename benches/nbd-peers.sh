@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Headworks, nbdkit and qemu-nbd side by side in one run, under one lean client (`headworks bench --uri`).
 #
-#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file|cache]... [--cell RW-BS-DEPTH]... [--json FILE]
+#   benches/nbd-peers.sh [--rounds 3] [--runtime 1s] [--size 1024] [--group null|mem|file|cache|tls]... [--cell RW-BS-DEPTH]... [--json FILE] [--before BINARY]
 #
 # A figure of another hour or another machine says nothing: ratios of one run do. So every round runs every server
 # once, in turn (A B C A B C), and the medians are compared. Where server and client run decides more than
 # what the server does: each cell is measured with both on one CPU (same), on two (other), on two with a client that
 # polls (polled), and wherever the kernel puts them (unpinned); every server is judged by its own best placement. Exports are filled first: holes move no data.
-# --size is in MiB.
+# --size is in MiB. --before is another binary of ours, beside ours in the group tls.
 . "$(dirname "$0")/lib.sh"
 
-rounds=3 runtime=1s size=1024 groups=() cells=() json=
+rounds=3 runtime=1s size=1024 groups=() cells=() json= before= tls=
 while [ $# -gt 0 ]; do
     case $1 in
     --rounds) rounds=$2 ;;
@@ -19,6 +19,7 @@ while [ $# -gt 0 ]; do
     --group) groups+=("$2") ;;
     --cell) cells+=("$2") ;;
     --json) json=$2 ;;
+    --before) before=$2 ;;
     *)
         echo "usage: $(sed -n 's/^#   //p' "$0" | head -n 1)" >&2
         exit 2
@@ -39,10 +40,10 @@ servers=()
 
 peer() { # NAME COMMAND with SOCK for its socket
     local socket=$SCRATCH/${#servers[@]}.sock
-    start "$socket" "${@:2:1}" "${@:3}"
+    URI[$1]="nbd${tls:+s}+unix:///?socket=$socket${tls:+&tls-certificates=$tls}"
+    start_probed "${URI[$1]}" "$socket" "${@:2:1}" "${@:3}"
     servers+=("$1")
     PID[$1]=$STARTED
-    URI[$1]="nbd+unix:///?socket=$socket"
 }
 
 # The socket that the next peer will get.
@@ -53,7 +54,7 @@ image() { # NAME: a filled image in memory
 }
 
 start_group() { # GROUP
-    servers=()
+    servers=() tls=
     rm -f "$SCRATCH"/*.sock
     case $1 in
     null)
@@ -98,6 +99,21 @@ start_group() { # GROUP
         nbdcopy "$filled" "${URI[nbdkit-memory-t1]}" || exit 1
         peer nbdkit-file nbdkit -f -U "$(next_socket)" file "$filled"
         peer qemu-nbd-writeback qemu-nbd -t -e 16 -f raw --cache=writeback --aio=threads -k "$(next_socket)" "$(image 2)"
+        ;;
+    tls)
+        # What TLS 1.3 with AES-256-GCM costs, without a disk: the null devices again. An RSA certificate of 2048 bits, no
+        # client is verified.
+        "$root/tests/interop/certificates.sh" "$SCRATCH/certificates" || exit 1
+        tls=$SCRATCH/certificates/pki
+        local required=(--tls require --tls-certificates "$tls")
+        local credentials=tls-creds-x509,id=t,endpoint=server,dir=$tls,verify-peer=off
+        peer headworks "$HEADWORKS" serve --cache 0 "${required[@]}" -U "$(next_socket)" null:size=1T
+        peer headworks-poll-0 "$HEADWORKS" serve --cache 0 --poll-us 0 "${required[@]}" -U "$(next_socket)" null:size=1T
+        [ -z "$before" ] || peer "before" "$before" serve --cache 0 "${required[@]}" -U "$(next_socket)" null:size=1T
+        peer nbdkit nbdkit -f --tls=require --tls-certificates="$tls" -U "$(next_socket)" null 1T
+        peer nbdkit-t1 nbdkit -f -t 1 --tls=require --tls-certificates="$tls" -U "$(next_socket)" null 1T
+        peer qemu-nbd qemu-nbd -t -e 16 -k "$(next_socket)" --object "$credentials" --tls-creds t --image-opts \
+            driver=null-co,size=1T,read-zeroes=on
         ;;
     *)
         echo "nbd-peers: error: there is no group $1" >&2
