@@ -23,6 +23,8 @@ check "serve without a spec" refused serve
 check "an unknown option" names --frobnicate serve --frobnicate mem:size=1M
 check "an option without its value" refused serve mem:size=1M -U
 check "a queue option that is none" names iosched/fifo_batch serve --set iosched/fifo=1 mem:size=1M
+check "no time for a handshake" names handshake-timeout serve --handshake-timeout 0 mem:size=1M
+check "no time for a stalled client" names stall-timeout serve --stall-timeout 0 mem:size=1M
 check "a queue option beyond its range" names 1..=4096 serve --set nr_requests=0 mem:size=1M
 check "a fact of the device as an option" names write_cache serve --set write_cache=0 mem:size=1M
 check "an unknown type" names flie serve -U - flie:path=x

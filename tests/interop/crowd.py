@@ -1,6 +1,6 @@
 """Many clients at once, and many that come to nothing: everybody is served, and nothing of them stays.
 
-    crowd.py crowd|limit|files|half|keys|garbage|visits URI SERVER LOG [CERTIFICATES]
+    crowd.py crowd|limit|files|half|keys|garbage|visits|knock URI SERVER LOG [CERTIFICATES]
 """
 
 import os
@@ -8,6 +8,7 @@ import random
 import select
 import ssl
 import struct
+import subprocess
 import sys
 import time
 
@@ -381,5 +382,33 @@ def visits():
         assert grown < 1024, f"{grown} KiB more"
 
 
-{"crowd": crowd, "limit": limit, "files": files, "half": half, "keys": keys, "garbage": garbage, "visits": visits}[WHAT]()
+# Comes and goes until its time is over.
+KNOCKER = """
+import socket, sys, time
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    with socket.socket(socket.AF_UNIX) as one:
+        try:
+            one.connect(sys.argv[1])
+        except OSError:
+            pass
+"""
+
+
+def knock():
+    @case
+    def _():
+        """four that come and go without end hold up nobody: a client has its answers before they tire"""
+        client, _ = Raw(URI).go()
+        knockers = [subprocess.Popen([sys.executable, "-c", KNOCKER, path_of(URI)]) for _ in range(4)]
+        time.sleep(0.5)
+        for _ in range(100):
+            client.read(0, 4 * KIB)
+        left = [knocker for knocker in knockers if knocker.poll() is None]
+        for knocker in knockers:
+            knocker.wait()
+        assert len(left) == 4, f"{4 - len(left)} had ended before 100 reads were answered"
+
+
+{"crowd": crowd, "knock": knock, "limit": limit, "files": files, "half": half, "keys": keys, "garbage": garbage, "visits": visits}[WHAT]()
 done()

@@ -8,6 +8,7 @@ crowd() { script crowd.py "$1" "$URI" "$SERVER" "$LOG" "${@:2}"; }
 serve "$(spec disk)"
 crowd crowd
 crowd visits
+crowd knock
 stop_server
 serve --connections 64 mem:size=16M
 crowd limit

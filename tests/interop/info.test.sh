@@ -50,6 +50,16 @@ serve -r "$(spec readonly)"
 check "a read-only export" same "$URI"
 stop_server
 
+# Who lists asks several things of each, on one connection.
+truncate -s 1M "$DIR/many.img"
+for n in {1..600}; do printf '[[export]]\nname = "e%d"\nfile.path = "%s/many.img"\n' "$n" "$DIR"; done >"$DIR/many.toml"
+serve --config "$DIR/many.toml"
+listed() { [ "$("$@" | grep -c '^export=\|^ *export:')" -eq 600 ]; }
+check "nbdinfo lists 600 exports" listed nbdinfo --list "$(at '')"
+check "qemu-nbd, too" listed qemu-nbd --list -k "$SOCKET"
+check "and info" listed "$HEADWORKS" info --list "$(at '')"
+stop_server
+
 truncate -s 64M "$DIR/plain.img"
 qemu-io -f raw -c 'write -P 7 1M 1M' "$DIR/plain.img" >/dev/null
 qemu-nbd -f raw -t -e 4 -k "$SOCKET" -x disk -D "a disk" "$DIR/plain.img" &

@@ -115,6 +115,12 @@ impl ServerOptions {
         range("connections", self.connections, 1, desk::CONNECTIONS_MAX)?;
         range("requests", self.requests, 1, 4096)?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
+        // Of a stop 0 is however long. Here it would end every client at the next tick.
+        let patience = [("handshake-timeout", self.handshake_ns), ("stall-timeout", self.stall_ns)];
+        if let Some((name, _)) = patience.into_iter().find(|(_, ns)| *ns == 0) {
+            let message = "0 would end every client at once; say 10s, or as long as you like";
+            return Err(ConfigError::new(name, message));
+        }
         // Two of the largest requests: one and the reserve, and one connection's share is at least one.
         range("buffers", self.buffers, 2 * Pool::LARGEST, 1 << 40)
     }
