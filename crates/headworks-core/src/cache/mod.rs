@@ -178,7 +178,7 @@ pub(crate) struct Cache {
     timer_base: u32,
     /// When old data are looked for next.
     periodic_at: Option<Instant>,
-    /// For a pass that a writer makes for itself.
+    /// For a pass that a writer makes for itself, and for writers that are looked for.
     scratch: Vec<u32>,
     /// What each connection has heard of its volume's errors, by writer: who of which volume, errors heard of. (A server's own
     /// flushes are one connection for all volumes.)

@@ -389,37 +389,49 @@ impl Cache {
     /// What a client was told it could not write is not kept (writethrough).
     pub(super) fn give_up_range(&mut self, bio: &Bio) {
         let range = outward(bio);
+        let writers = self.writers_of(bio.id.volume);
         let mut at = 0;
         while let Some(unit) = self.next_folio(bio.id.volume, range, &mut at) {
             let (first, count) = self.overlap(unit, range);
-            self.give_up_blocks(unit, first, count);
+            self.give_up_blocks(unit, first, count, &writers);
         }
+        self.scratch = writers;
     }
 
-    /// Held blocks are forgotten: reads find what the device has.
-    pub(super) fn give_up_blocks(&mut self, unit: u32, first: u32, count: u32) {
+    /// Held blocks are forgotten: reads find what the device has. What `writers` had put there fails, too.
+    pub(super) fn give_up_blocks(&mut self, unit: u32, first: u32, count: u32, writers: &[u32]) {
         for index in first..first + count {
             let state = self.folios.states(unit + index, 1)[0];
             if state & block::FAILED != 0 && state & (block::WRITEBACK | block::SHADOW) == 0 {
                 self.cancel_blocks(unit, index, 1);
                 self.folios.states_mut(unit + index, 1)[0] &= !(block::UPTODATE | block::USED);
                 let key = self.folios[unit].key;
-                self.fail_writes(key.volume(), key.block() + u64::from(index));
+                self.fail_writes(writers, key.block() + u64::from(index));
             }
         }
     }
 
+    /// Operations that write to a volume and are not answered yet. In the scratch, which is to come back: looked for once, and not
+    /// for each of ten thousand blocks.
+    pub(super) fn writers_of(&mut self, volume: VolumeId) -> Vec<u32> {
+        let mut writers = std::mem::take(&mut self.scratch);
+        writers.clear();
+        let ops = (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot));
+        writers.extend(ops.filter(|&slot| {
+            let op = &self.ops[slot];
+            op.bio.id.volume == volume && matches!(op.doing, Doing::Write | Doing::Clean)
+        }));
+        writers
+    }
+
     /// A block was given up with what others had put there: those that are not answered yet fail, too.
-    fn fail_writes(&mut self, volume: VolumeId, block: u64) {
-        let error = self.volume(volume).last_error;
-        for slot in 0..self.ops.capacity() {
-            if !self.ops.is_taken(slot) {
-                continue;
-            }
+    fn fail_writes(&mut self, writers: &[u32], block: u64) {
+        for &slot in writers {
+            let volume = self.ops[slot].bio.id.volume;
+            let error = self.volume(volume).last_error;
             let op = &mut self.ops[slot];
             let (first, end) = outward(&op.bio);
-            let writes = matches!(op.doing, Doing::Write | Doing::Clean);
-            if writes && op.bio.id.volume == volume && (first..end).contains(&block) {
+            if (first..end).contains(&block) {
                 op.status = op.status.and(Err(error));
             }
         }

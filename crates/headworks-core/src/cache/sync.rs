@@ -268,12 +268,14 @@ impl Cache {
 
     /// The operator gives up what could not be written.
     pub fn on_acknowledge(&mut self, volume: VolumeId) {
+        let writers = self.writers_of(volume);
         let mut at = 0;
         while let Some(unit) = self.next_held(volume, at) {
             let blocks = self.folios[unit].blocks();
-            self.give_up_blocks(unit, 0, blocks);
+            self.give_up_blocks(unit, 0, blocks, &writers);
             at = unit + 1;
         }
+        self.scratch = writers;
         self.volume(volume).backoff_ns = 0;
         self.volume(volume).errors.acknowledge();
         self.advance(volume);
