@@ -4,16 +4,20 @@
 //! stream for tests, or the bytes that a fuzzer made ([`Tape`]), so that the fuzzer chooses every step.
 //!
 //! Each client has a region of its own and one bio on its way, so what a read must find is known exactly; regions share blocks,
-//! so clients still meet. What a failed write left behind is not known until it is written again, and is not checked.
+//! so clients still meet. What a failed write left behind is not known until it is written again, and is not checked. What was
+//! beyond the end of a volume that became shorter and longer again may be old or zeros: the first read tells, and it stays so.
+//! The volume leaves, sometimes with its device, when the shard lets it: then everything must be on the disk, from where it comes
+//! again.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter, extents};
 use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceId, ErrorPolicy, Extent,
-    ExtentState, Input, Instant, IoError, NoMerges, Notice, Op, QueueOptions, ReplyStage,
+    Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, Control, DeviceId, ErrorPolicy,
+    Extent, ExtentState, Input, Instant, IoError, NoMerges, Notice, Op, QueueOptions, ReplyStage,
     RequestId, Scheduler, Shard, ShardConfig, Status, Submit, Towards, VolumeId, VolumeOptions,
     WriteMode,
 };
@@ -117,7 +121,11 @@ struct Client {
     expected: Vec<u8>,
     /// By byte: the expected one is what a read must find.
     known: Vec<bool>,
+    /// By byte: it was cut off, and the next read tells what it is.
+    cut: Vec<bool>,
     bio: Option<Bio>,
+    /// From this byte of the volume on it was cut off since its bio came.
+    cut_from: u64,
     /// It was told early; the path may still use its buffer.
     told: bool,
     sequence: u64,
@@ -127,7 +135,14 @@ impl Client {
     fn note(&mut self, at: usize, bytes: impl ExactSizeIterator<Item = u8>) {
         let end = at + bytes.len();
         self.known[at..end].fill(true);
+        self.cut[at..end].fill(false);
         self.expected[at..end].iter_mut().zip(bytes).for_each(|(old, new)| *old = new);
+    }
+
+    /// Nothing is known of a range, but perhaps that it was cut off.
+    fn forget(&mut self, range: Range<usize>, cut: bool) {
+        self.known[range.clone()].fill(false);
+        self.cut[range].fill(cut);
     }
 }
 
@@ -149,6 +164,10 @@ pub struct Bed<C> {
     timer: Option<u64>,
     pool: Vec<u8>,
     disk: Vec<u8>,
+    /// Bytes of the volume at present.
+    size: u64,
+    /// The volume is there, and its device.
+    there: (bool, bool),
     flying: Vec<Flying>,
     clients: Vec<Client>,
     flushes: BTreeMap<u32, Status>,
@@ -186,7 +205,9 @@ impl<C: Choices> Bed<C> {
             buffer: vec![0; region],
             expected: vec![0; region],
             known: vec![true; region],
+            cut: vec![false; region],
             bio: None,
+            cut_from: u64::MAX,
             told: false,
             sequence: 0,
         };
@@ -200,6 +221,8 @@ impl<C: Choices> Bed<C> {
             now: 0,
             timer: None,
             disk: vec![0; size],
+            size: options.volume_size(),
+            there: (true, true),
             flying: Vec::new(),
             flushes: BTreeMap::new(),
             gave_up: false,
@@ -293,7 +316,7 @@ impl<C: Choices> Bed<C> {
             } else {
                 client.buffer[..bio.len as usize].fill(0xee);
             }
-            client.bio = Some(bio);
+            (client.bio, client.cut_from) = (Some(bio), u64::MAX);
             inputs.push(Input::Bio(bio));
         }
         inputs
@@ -404,10 +427,32 @@ impl<C: Choices> Bed<C> {
             Err(_) if bio.op.is_write() => {
                 let base = self.base(id.connection);
                 let range = (bio.offset - base) as usize..(bio.end() - base) as usize;
-                self.clients[id.connection as usize].known[range].fill(false);
+                self.clients[id.connection as usize].forget(range, false);
             }
             Err(_) => {}
         }
+    }
+
+    /// What a read found where a volume had ended meanwhile is what every later one finds. (Of `writethrough` a write-out that
+    /// fails is given up, and then the device tells.)
+    fn learn(&mut self, bio: &Bio, hole: bool) {
+        let (from, client) = self.part_of(bio);
+        if client.cut_from < u64::MAX {
+            return;
+        }
+        for at in from.clone() {
+            if std::mem::take(&mut client.cut[at]) {
+                client.known[at] = true;
+                client.expected[at] = if hole { 0 } else { client.buffer[at - from.start] };
+            }
+        }
+    }
+
+    /// Where a bio lies in its client's region.
+    fn part_of(&mut self, bio: &Bio) -> (Range<usize>, &mut Client) {
+        let base = self.base(bio.id.connection);
+        let client = &mut self.clients[bio.id.connection as usize];
+        ((bio.offset - base) as usize..(bio.end() - base) as usize, client)
     }
 
     fn on_success(&mut self, bio: Bio, hole: bool) {
@@ -425,6 +470,9 @@ impl<C: Choices> Bed<C> {
                 let wrong = (0..len)
                     .find(|&at| client.known[from + at] && found(at) != client.expected[from + at]);
                 assert!(wrong.is_none(), "{bio:?} differs at {wrong:?}");
+                if self.config.volumes[0].options.mode != WriteMode::Writethrough {
+                    self.learn(&bio, hole);
+                }
             }
             Op::Write => {
                 let written = client.buffer[..len].to_vec();
@@ -454,6 +502,11 @@ impl<C: Choices> Bed<C> {
             }
             Op::Flush | Op::Prefetch => {}
         }
+        let (range, client) = self.part_of(&bio);
+        if bio.op.is_write() && client.cut_from < bio.end() {
+            let cut_from = client.cut_from.max(bio.offset) - bio.offset;
+            client.forget(range.start + cut_from as usize..range.end, true);
+        }
         let durable = bio.flags.contains(BioFlags::FUA)
             && matches!(bio.op, Op::Write | Op::WriteZeroes)
             && self.config.volumes[0].options.mode != WriteMode::Unsafe;
@@ -463,7 +516,7 @@ impl<C: Choices> Bed<C> {
     }
 
     /// What is known of a client's range is on the disk.
-    fn compare(&self, id: u32, range: std::ops::Range<usize>, why: &str) {
+    fn compare(&self, id: u32, range: Range<usize>, why: &str) {
         let (client, base) = (&self.clients[id as usize], self.base(id) as usize);
         let differs =
             |at: &usize| client.known[*at] && self.disk[base + at] != client.expected[*at];
@@ -541,7 +594,12 @@ impl<C: Choices> Bed<C> {
 
     /// What no device and no operator should do, or seldom does.
     fn mischief(&mut self, inputs: &mut Vec<Input>) {
-        let volume = VolumeId(0);
+        if self.size < self.options.volume_size() && self.choices.below(8) == 1 {
+            inputs.push(self.resize(self.options.volume_size()));
+        }
+        if self.there != (true, true) && self.choices.below(4) == 1 {
+            self.come();
+        }
         match self.choices.below(64) {
             63 => {
                 let slot = self.choices.below(256) as u32;
@@ -572,12 +630,77 @@ impl<C: Choices> Bed<C> {
                     inputs.push(Input::Close { connection: id });
                 }
             }
-            57 => {
-                let size = self.options.volume_size();
-                inputs.push(Input::Control(Control::Resize { volume, size }));
+            57 => inputs.push(self.resize(self.options.volume_size())),
+            // Often for less long than a command takes.
+            56 => {
+                let size = (self.choices.below(self.size / 512) + 1) * 512;
+                inputs.push(self.resize(size));
+                if self.choices.below(2) == 0 {
+                    let more = self.choices.below((self.options.volume_size() - size) / 512 + 1);
+                    inputs.push(self.resize(size + more * 512));
+                }
             }
+            55 => self.leave(inputs),
             _ => {}
         }
+    }
+
+    /// The volume leaves if it may, and then perhaps its device.
+    fn leave(&mut self, coming: &[Input]) {
+        let now = Instant(self.now);
+        if self.there.0 {
+            let volume = VolumeId(0);
+            let unseen = |bio: &Bio| coming.contains(&Input::Bio(*bio));
+            let mut waiting = self.clients.iter().filter_map(|client| client.bio);
+            let busy = waiting.any(|bio| !unseen(&bio));
+            if self.shard.change(now, &Change::RemoveVolume { volume }).is_err() {
+                return;
+            }
+            assert!(!busy, "a volume left with bios on their way");
+            for id in 0..self.options.clients {
+                self.compare(id, 0..self.options.region as usize, "written, for its volume left");
+            }
+            self.there.0 = false;
+        }
+        if self.there.1 && self.choices.below(2) == 0 {
+            let change = Change::RemoveDevice { device: DeviceId(0) };
+            self.there.1 = self.shard.change(now, &change).is_err();
+        }
+    }
+
+    /// What left comes again, the volume perhaps in another mode.
+    fn come(&mut self) {
+        let now = Instant(self.now);
+        if !self.there.1 {
+            let change = Change::AddDevice { device: DeviceId(0), config: self.config.devices[0] };
+            assert_eq!(self.shard.change(now, &change), Ok(()));
+            self.there.1 = true;
+        }
+        if !self.there.0 {
+            let options = &mut self.config.volumes[0].options;
+            (options.size, options.mode) =
+                (self.size, WriteMode::ALL[self.choices.below(4) as usize]);
+            let change = Change::AddVolume { volume: VolumeId(0), config: self.config.volumes[0] };
+            // Not while options of the device are being changed.
+            self.there.0 = self.shard.change(now, &change).is_ok();
+        }
+    }
+
+    /// The image has another size: what is beyond it is gone.
+    fn resize(&mut self, size: u64) -> Input {
+        if size < self.size {
+            self.disk[size as usize..].fill(0);
+            let region = self.options.region;
+            for id in 0..self.options.clients {
+                let base = self.base(id);
+                let from = size.clamp(base, base + region) - base;
+                let client = &mut self.clients[id as usize];
+                client.forget(from as usize..region as usize, true);
+                client.cut_from = client.cut_from.min(size);
+            }
+        }
+        self.size = size;
+        Input::Control(Control::Resize { volume: VolumeId(0), size })
     }
 
     /// The operator gives up what could not be written: nobody knows then what those blocks hold.
@@ -590,7 +713,7 @@ impl<C: Choices> Bed<C> {
                 let (base, region) = (self.base(id), self.options.region);
                 let from = offset.clamp(base, base + region) - base;
                 let to = (offset + len).clamp(base, base + region) - base;
-                self.clients[id as usize].known[from as usize..to as usize].fill(false);
+                self.clients[id as usize].forget(from as usize..to as usize, false);
             }
         }
         inputs.push(Input::Control(Control::Acknowledge { volume: VolumeId(0) }));
@@ -638,6 +761,16 @@ impl<C: Choices> Bed<C> {
     /// Flushes, and compares with the disk what is known, if every flush succeeded; then reads everything.
     pub fn flush_and_compare(&mut self) {
         self.drain();
+        let longest = self.resize(self.options.volume_size());
+        self.turn(&[longest]);
+        for _ in 0..1000 {
+            if self.there == (true, true) {
+                break;
+            }
+            self.come();
+            self.turn(&[]);
+        }
+        assert_eq!(self.there, (true, true), "what may come comes");
         self.flushes.clear();
         self.run(20, Some(Op::Flush));
         self.drain();

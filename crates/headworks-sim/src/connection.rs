@@ -35,6 +35,8 @@ pub struct Flight {
     pub stage: Stage,
     /// It must be refused.
     pub malformed: bool,
+    /// Its volume became shorter than its end meanwhile.
+    pub is_cut_off: bool,
     /// The other shard that got it.
     pub holder: Option<ShardId>,
     /// The oracle's.

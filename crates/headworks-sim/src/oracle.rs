@@ -23,7 +23,7 @@
 //! Time here is a tick that counts submissions and answers, so "before" is never a matter of equal times.
 
 use headworks_core::prng::Prng;
-use headworks_core::{Bio, BioFlags, Op, ReplyStage, Status, WriteMode};
+use headworks_core::{Bio, BioFlags, BioId, Op, ReplyStage, Status, VolumeId, WriteMode};
 
 mod status;
 
@@ -305,9 +305,8 @@ impl Oracle {
     /// Another volume, all zeros, takes the place of one of which nothing is on its way.
     pub fn replace(&mut self, volume: u16) {
         self.tick += 1;
-        let next = self.volumes.get(usize::from(volume) + 1);
-        let end = next.map_or(self.cells.len(), |volume| volume.first_cell);
-        for cell in self.volumes[usize::from(volume)].first_cell..end {
+        let (first, end) = self.cells_from(volume, 0);
+        for cell in first..end {
             let mut at =
                 std::mem::replace(&mut self.cells[cell], CellState { base: 0, head: NIL }).head;
             while at != NIL {
@@ -318,6 +317,29 @@ impl Oracle {
             }
         }
         self.volumes[usize::from(volume)].flushed = self.tick;
+    }
+
+    /// A volume ends at `end` for a while: what is beyond may be zeros from now on, or what it was, as after a discard.
+    pub fn cut_off(&mut self, volume: u16, end: u64, old_end: u64) {
+        let id = BioId { volume: VolumeId(volume), ..BioId::default() };
+        let len = (old_end - end) as u32;
+        let bio = Bio { id, op: Op::Discard, offset: end, len, ..Bio::default() };
+        let ticket = self.submit(&bio, &mut []);
+        self.tick += 1;
+        self.end_write(&bio, ticket, Ok(()), ReplyStage::Final);
+    }
+
+    /// The power failed when a volume ended there: behind it is nothing.
+    pub fn forget_beyond(&mut self, volume: u16, end: u64) {
+        let (first, last) = self.cells_from(volume, end);
+        self.cells[first..last].fill(CellState { base: 0, head: NIL });
+    }
+
+    /// The cells of a volume from a byte on.
+    fn cells_from(&self, volume: u16, offset: u64) -> (usize, usize) {
+        let next = self.volumes.get(usize::from(volume) + 1);
+        let end = next.map_or(self.cells.len(), |volume| volume.first_cell);
+        (self.volumes[usize::from(volume)].cell(offset), end)
     }
 
     /// The power failed: nothing in flight will be answered; what survived shows when it is read.
@@ -733,7 +755,7 @@ fn fill_all(bio: &Bio, version: u64, bytes: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_core::{BioId, IoError};
+    use headworks_core::IoError;
 
     /// One sector, bios by hand.
     struct Game {

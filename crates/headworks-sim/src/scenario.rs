@@ -7,7 +7,7 @@ use headworks_core::time::{MS, SEC, US};
 use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{
     CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, ErrorPolicy, IoClass, Ioprio, NoMerges,
-    Op, PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, TagPolicy, VolumeConfig,
+    Op, PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, Spare, TagPolicy, VolumeConfig,
     VolumeId, VolumeOptions, WakeOptions, WriteMode,
 };
 
@@ -15,6 +15,9 @@ use crate::disk::{BadRange, Defect, Faults, Model};
 use crate::oracle::{self, Contract};
 use crate::pattern::SECTOR;
 use crate::workload::{Cuts, JobOptions, Pattern};
+
+/// Bios of a guest each time that it comes.
+const GUEST_BIOS: u32 = 100;
 
 /// Whether worlds with caches are drawn.
 pub const CACHED: bool = true;
@@ -44,6 +47,15 @@ pub enum WorldDefect {
     LosesGrants,
 }
 
+/// How many of a world's devices and volumes are not there at the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Guests {
+    /// Devices.
+    pub devices: usize,
+    /// Volumes.
+    pub volumes: usize,
+}
+
 /// All that a world is made from.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -57,8 +69,12 @@ pub struct Scenario {
     pub tight: bool,
     /// By device id.
     pub devices: Vec<DeviceScenario>,
-    /// By volume id.
+    /// By volume id; the sizes are those of the moment.
     pub volumes: Vec<VolumeConfig>,
+    /// Bytes that a volume may grow to; by volume id.
+    pub sizes_max: Vec<u64>,
+    /// The last so many devices and volumes are guests: their places are spare at the start, and they come and go.
+    pub guests: Guests,
     /// The cache of each shard.
     pub cache: CacheOptions,
     /// When its writers are made to wait.
@@ -73,7 +89,8 @@ pub struct Scenario {
     pub cut_after: Option<u64>,
     /// How many changes of options happen in a round.
     pub switches: u32,
-    /// How often in a round a volume leaves, mostly with its device, and another comes in its place.
+    /// How often in a round a volume leaves, mostly with its device, and another comes in its place; or one comes that was not
+    /// there, or goes for good; or one becomes longer or shorter.
     pub moves: u32,
     /// How often the jobs run, each time with the power cut anew.
     pub rounds: u32,
@@ -88,18 +105,17 @@ impl Scenario {
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {
         let cached = CACHED && Prng::new(seed).split("cached").below(3) > 0;
-        Self::draw_with(seed, shards, cached)
+        Self::draw_with(seed, shards, cached, draw_moves(&mut Prng::new(seed).split("moves")))
     }
 
     /// The scenario of `seed` with caches and power cuts; its first device says that it flushed and did not, if it `lies`.
     #[must_use]
     pub fn draw_crash(seed: u64, shards: Option<u16>, lies: bool) -> Self {
-        let mut scenario = Self::draw_with(seed, shards, true);
+        // They are about what a volume's own past leaves behind: nothing moves.
+        let mut scenario = Self::draw_with(seed, shards, true, 0);
         let mut prng = Prng::new(seed).split("crash");
         scenario.rounds = prng.between(3, 8) as u32;
         scenario.cut_after = Some(prng.between(1 << 6, 1 << 15));
-        // They are about what a volume's own past leaves behind.
-        scenario.moves = 0;
         if lies {
             scenario.devices[0].defect = Defect::SkipsFlush;
             scenario.devices[0].config.queue.write_cache = true;
@@ -107,7 +123,7 @@ impl Scenario {
         scenario
     }
 
-    fn draw_with(seed: u64, shards: Option<u16>, cached: bool) -> Self {
+    fn draw_with(seed: u64, shards: Option<u16>, cached: bool, moves: u32) -> Self {
         let root = Prng::new(seed);
         let mut world = root.split("world");
         let drawn = [1, 2, 4][world.below(3) as usize];
@@ -115,14 +131,18 @@ impl Scenario {
         let immediate_only = world.below(12) == 0;
         let count = world.between(1, 3);
         let mut prng = root.split("devices");
-        let devices: Vec<_> =
+        let mut devices: Vec<_> =
             (0..count).map(|_| draw_device(&mut prng, shards, immediate_only)).collect();
-        let volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
+        let mut volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
+        let there = volumes.len();
+        let guests = match moves {
+            0 => Guests::default(),
+            _ => draw_guests(&mut root.split("guests"), shards, &mut devices, &mut volumes),
+        };
         let (cache, dirty) = match cached {
             true => draw_cache(&mut root.split("cache")),
             false => (CacheOptions::default(), DirtyOptions::default()),
         };
-        let (mut devices, mut volumes) = (devices, volumes);
         if cached {
             let mut prng = root.split("caching");
             devices.iter_mut().for_each(|device| draw_caching(&mut prng, &mut device.config.queue));
@@ -131,7 +151,21 @@ impl Scenario {
         draw_bad_ranges(&mut root.split("bad"), &mut devices, &volumes);
         let mut prng = root.split("jobs");
         let mut jobs: Vec<_> =
-            (0..world.between(1, 6)).map(|_| draw_job(&mut prng, &volumes)).collect();
+            (0..world.between(1, 6)).map(|_| draw_job(&mut prng, &volumes[..there])).collect();
+        let mut prng = root.split("guests' jobs");
+        jobs.extend((there..volumes.len()).map(|guest| {
+            let job = draw_job_of(&mut prng, &volumes, guest);
+            JobOptions { bios: job.bios.min(GUEST_BIOS), ..job }
+        }));
+        if moves > 0 {
+            jobs.iter_mut().for_each(|job| job.bios = job.bios.div_ceil(2));
+        }
+        let mut prng = root.split("sizes");
+        let sizes_max = volumes.iter().map(|volume| match moves {
+            0 => volume.options.size,
+            _ => volume.options.size + prng.below(3) * prng.below(64) * 4096,
+        });
+        let sizes_max = sizes_max.collect();
         let mut prng = root.split("cached jobs");
         for job in jobs.iter_mut().filter(|_| cached) {
             draw_cached_job(&mut prng, seed, &volumes, job);
@@ -146,6 +180,8 @@ impl Scenario {
             tight,
             devices,
             volumes,
+            sizes_max,
+            guests,
             cache,
             dirty,
             jobs,
@@ -153,7 +189,7 @@ impl Scenario {
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
             switches: root.split("switches").below(12) as u32,
-            moves: draw_moves(&mut root.split("moves")),
+            moves,
             rounds,
             defect: WorldDefect::None,
             checked: true,
@@ -191,25 +227,39 @@ impl Scenario {
             let cuts = if cuts[1] == 0 { oracle::whole_sectors() } else { cuts.to_vec() };
             let device = &self.devices[usize::from(volume.device.0)];
             let lasting = !device.config.queue.write_cache;
-            Contract { size: volume.options.size, cuts, mode: self.mode(id), lasting }
+            Contract { size: self.sizes_max[index], cuts, mode: self.mode(id), lasting }
         });
         contracts.collect()
     }
 
-    /// The topology as `shard` gets it.
+    /// How many devices and volumes are there from the start.
+    #[must_use]
+    pub fn residents(&self) -> (usize, usize) {
+        (self.devices.len() - self.guests.devices, self.volumes.len() - self.guests.volumes)
+    }
+
+    /// The topology as `shard` gets it, with places for the guests.
     #[must_use]
     pub fn shard_config(&self, shard: ShardId) -> ShardConfig {
+        let (devices, volumes) = self.residents();
+        let (devices, guests) = self.devices.split_at(devices);
+        let spare = Spare {
+            devices: self.guests.devices as u16,
+            volumes: self.guests.volumes as u16,
+            exports: 0,
+            tags: guests.iter().map(|device| device.config.queue.nr_requests).sum(),
+        };
         ShardConfig {
             id: shard,
             shards: self.shards,
             bios_max: self.bios_max,
-            devices: self.devices.iter().map(|device| device.config).collect(),
-            volumes: self.volumes.clone(),
+            devices: devices.iter().map(|device| device.config).collect(),
+            volumes: self.volumes[..volumes].to_vec(),
             exports: Vec::new(),
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions { account: u32::MAX - u32::from(shard.0), ..self.cache },
             dirty: self.dirty,
-            spare: headworks_core::Spare::default(),
+            spare,
         }
     }
 }
@@ -336,23 +386,52 @@ fn draw_faults(prng: &mut Prng) -> Faults {
 fn draw_volumes(prng: &mut Prng, shards: u16, devices: &[DeviceScenario]) -> Vec<VolumeConfig> {
     let volumes = (0..prng.between(1, 4)).map(|_| {
         let device = DeviceId(prng.below(devices.len() as u64) as u16);
-        let owner = devices[usize::from(device.0)].config.owner;
-        let home = match prng.below(2) {
-            0 => owner,
-            _ => ShardId(prng.below(shards.into()) as u16),
-        };
-        VolumeConfig {
-            home,
-            device,
-            options: VolumeOptions {
-                size: prng.between(4, 128) * 8192,
-                read_only: prng.below(12) == 0,
-                block_size: [512, 512, 1024, 4096][prng.below(4) as usize],
-                ..VolumeOptions::default()
-            },
-        }
+        draw_volume(prng, shards, devices, device)
     });
     volumes.collect()
+}
+
+fn draw_volume(
+    prng: &mut Prng,
+    shards: u16,
+    devices: &[DeviceScenario],
+    device: DeviceId,
+) -> VolumeConfig {
+    let owner = devices[usize::from(device.0)].config.owner;
+    let home = match prng.below(2) {
+        0 => owner,
+        _ => ShardId(prng.below(shards.into()) as u16),
+    };
+    VolumeConfig {
+        home,
+        device,
+        options: VolumeOptions {
+            size: prng.between(4, 128) * 8192,
+            read_only: prng.below(12) == 0,
+            block_size: [512, 512, 1024, 4096][prng.below(4) as usize],
+            ..VolumeOptions::default()
+        },
+    }
+}
+
+/// Who comes later: a device or none, and a volume or two, mostly on it.
+fn draw_guests(
+    prng: &mut Prng,
+    shards: u16,
+    devices: &mut Vec<DeviceScenario>,
+    volumes: &mut Vec<VolumeConfig>,
+) -> Guests {
+    let guests = Guests { devices: prng.below(2) as usize, volumes: prng.between(1, 2) as usize };
+    devices.extend((0..guests.devices).map(|_| draw_device(prng, shards, false)));
+    for _ in 0..guests.volumes {
+        let device = match prng.below(4) {
+            0 => prng.below(devices.len() as u64),
+            _ => devices.len() as u64 - 1,
+        };
+        let volume = draw_volume(prng, shards, devices, DeviceId(device as u16));
+        volumes.push(volume);
+    }
+    guests
 }
 
 /// Small pools, so that all of them fill, and limits that are met.
@@ -458,6 +537,10 @@ fn draw_bad_ranges(prng: &mut Prng, devices: &mut [DeviceScenario], volumes: &[V
 
 fn draw_job(prng: &mut Prng, volumes: &[VolumeConfig]) -> JobOptions {
     let volume = prng.below(volumes.len() as u64) as usize;
+    draw_job_of(prng, volumes, volume)
+}
+
+fn draw_job_of(prng: &mut Prng, volumes: &[VolumeConfig], volume: usize) -> JobOptions {
     let options = &volumes[volume].options;
     let block = u64::from(options.block_size.max(SECTOR as u32));
     let (start, end) = match prng.below(3) {

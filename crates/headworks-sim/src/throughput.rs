@@ -10,7 +10,7 @@ use headworks_core::{
 
 use crate::check::Failure;
 use crate::disk::{Defect, Faults, Model};
-use crate::scenario::{DeviceScenario, Scenario, WorldDefect};
+use crate::scenario::{DeviceScenario, Guests, Scenario, WorldDefect};
 use crate::workload::{JobOptions, Pattern};
 use crate::world::{self, Outcome};
 
@@ -65,6 +65,8 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         tight: false,
         devices: vec![device],
         volumes: vec![volume],
+        sizes_max: vec![volume.options.size],
+        guests: Guests::default(),
         cache: headworks_core::CacheOptions::default(),
         dirty: headworks_core::writeback::DirtyOptions::default(),
         jobs: vec![job; 4],

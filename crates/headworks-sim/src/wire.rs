@@ -194,6 +194,11 @@ impl Wire {
         self.outstanding.fill(0);
         self.connections.iter_mut().for_each(Connection::reset);
         self.oracle.cut();
+        if self.scenario.checked {
+            for (volume, config) in self.scenario.volumes.iter().enumerate() {
+                self.oracle.forget_beyond(volume as u16, config.options.size);
+            }
+        }
         self.hearing.cut();
         self.operator.cut();
     }
@@ -333,6 +338,32 @@ impl Wire {
                 self.hearing.on_close(index);
             }
         }
+    }
+
+    /// A volume has another size from now on; its shard is about to hear of it. Whether bios beyond its end are on their way.
+    pub fn resize(&mut self, volume: VolumeId, size: u64) -> bool {
+        let options = &mut self.scenario.volumes[usize::from(volume.0)].options;
+        let old = std::mem::replace(&mut options.size, size);
+        if size < old && self.scenario.checked {
+            self.oracle.cut_off(volume.0, size, old);
+        }
+        self.fit(volume, old, size)
+    }
+
+    /// Jobs keep to their volume; whether of what they have on its way some lies beyond its end.
+    pub fn fit(&mut self, volume: VolumeId, old: u64, size: u64) -> bool {
+        let mut busy = false;
+        for connection in &mut self.connections {
+            if connection.job.options.volume != volume {
+                continue;
+            }
+            connection.job.fit(old, size);
+            for flight in connection.flights.iter_mut().filter(|f| f.stage != Stage::Free) {
+                flight.is_cut_off |= !flight.malformed && flight.bio.end() > size;
+                busy |= flight.is_cut_off;
+            }
+        }
+        busy
     }
 
     /// Lets a connection submit again, now or after its pause.
@@ -600,7 +631,9 @@ impl Wire {
         self.coverage.hit(Point::GaveUp);
         let size = self.scenario.volumes[usize::from(volume.0)].options.size;
         let end = size.min(offset + len);
-        self.oracle.give_up(volume.0, offset, end - offset);
+        if offset < end {
+            self.oracle.give_up(volume.0, offset, end - offset);
+        }
     }
 
     /// The operator acknowledges what failed on `volume`, a little later.
@@ -622,7 +655,10 @@ impl Wire {
         let connection = &self.connections[index];
         let flight = connection.flights[slot];
         let bio = flight.bio;
-        if stage != ReplyStage::Released {
+        let is_cut_off = flight.is_cut_off
+            && matches!(status, Err(IoError::Invalid | IoError::NoSpace))
+            && bio.op != Op::Flush;
+        if stage != ReplyStage::Released && !is_cut_off {
             check_status(&self.scenario, &bio, flight.malformed, self.faulty, status)?;
             self.check_suspect(&bio, flight.ticket.start, status)?;
         }

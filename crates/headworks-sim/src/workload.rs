@@ -86,6 +86,23 @@ impl Job {
         Self { options, left: options.bios, cursor: options.start, prng: Prng::new(seed) }
     }
 
+    /// Its volume has another size: a region that reached to its end does so again, none reaches beyond it.
+    pub fn fit(&mut self, old: u64, size: u64) {
+        let options = &mut self.options;
+        if options.end == old || options.end > size {
+            options.end = size;
+        }
+        if options.start >= options.end {
+            options.start = 0;
+        }
+        self.cursor = self.cursor.min(options.end);
+    }
+
+    /// It begins anew at the start of its region.
+    pub fn rewind(&mut self) {
+        self.cursor = self.options.start;
+    }
+
     /// How many bios go together next.
     pub fn next_batch(&mut self) -> u16 {
         self.prng.between(1, self.options.batch.max(1).into()) as u16

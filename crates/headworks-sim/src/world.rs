@@ -32,6 +32,7 @@ use crate::wire::{Happening, NoDisk, Port, Wire};
 use crate::workload::{Job, JobOptions, Pattern};
 
 mod moves;
+mod sizes;
 
 use moves::Moves;
 
@@ -154,7 +155,7 @@ impl World {
             connections.push(Connection::new(id as u32, home, job));
         }
         let cells = make_cells(&scenario, &disks, prepare);
-        let moves = Moves::new(root.split("mover"));
+        let moves = Moves::new(root.split("mover"), &scenario);
         let wire = Wire::new(scenario, connections);
         Self {
             cells,
@@ -181,7 +182,9 @@ impl World {
         }
         self.plan_moves();
         for connection in &mut self.wire.connections[..jobs] {
-            connection.job.left = connection.job.options.bios;
+            let there = self.moves.is_there(connection.job.options.volume);
+            connection.held = !there;
+            connection.job.left = if there { connection.job.options.bios } else { 0 };
         }
         // The cut comes at another turn in each round.
         let cut_after = self.wire.scenario.cut_after;
@@ -219,6 +222,9 @@ impl World {
         let jobs = self.wire.scenario.jobs.len();
         for index in jobs..self.wire.connections.len() {
             let volume = self.wire.connections[index].job.options.volume;
+            if !self.moves.is_there(volume) {
+                continue;
+            }
             let mut tries = 0;
             loop {
                 let job = &mut self.wire.connections[index].job;
@@ -256,7 +262,12 @@ impl World {
         // One volume after the other, so that even the smallest shards have room for every read.
         for index in jobs..self.wire.connections.len() {
             let job = &mut self.wire.connections[index].job;
-            job.left = job.options.bios;
+            if !self.moves.is_there(job.options.volume) {
+                continue;
+            }
+            let size = self.wire.scenario.volumes[index - jobs].options.size;
+            job.rewind();
+            job.left = bios_of_reader(size);
             if self.run_jobs(None) == Stop::Broken {
                 return;
             }
@@ -365,7 +376,9 @@ impl World {
                 Happening::Move => self.go_on_moving(),
                 Happening::Switch { device } if self.moves.concern(device) => {
                     // Nobody changes what is not there, or not yet everywhere.
-                    self.wire.events.push(now.after(MS), Happening::Switch { device });
+                    if self.moves.go_on() {
+                        self.wire.events.push(now.after(MS), Happening::Switch { device });
+                    }
                 }
                 Happening::Switch { device } => {
                     let config = &self.wire.scenario.devices[usize::from(device.0)].config;
@@ -527,6 +540,7 @@ impl World {
         self.wire.cut();
         self.stop_moving();
         self.cells = make_cells(&self.wire.scenario, &self.disks, self.prepare);
+        self.bring_guests_back();
     }
 
     fn finish(mut self) -> Result<Outcome, Box<Failure>> {
@@ -793,9 +807,16 @@ fn make_cells(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Ve
     cells.collect()
 }
 
+/// Bytes of a reader's bio.
+const STEP: u32 = 8192;
+
+/// How many bios go over a volume once.
+fn bios_of_reader(size: u64) -> u32 {
+    size.div_ceil(u64::from(STEP)) as u32
+}
+
 /// The job that reads a whole volume, each byte once.
 fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
-    const STEP: u32 = 8192;
     let size = scenario.volumes[volume].options.size;
     JobOptions {
         volume: VolumeId(volume as u16),
@@ -804,7 +825,7 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         block_size: STEP,
         depth: scenario.bios_max.min(8) as u16,
         batch: 8,
-        bios: size.div_ceil(u64::from(STEP)) as u32,
+        bios: bios_of_reader(size),
         weights: [1, 0, 0, 0, 0, 0, 0],
         sizes: [STEP; 4],
         pattern: Pattern::Once,

@@ -30,6 +30,18 @@ fn nothing_of_what_left_is_left() {
     for point in often {
         assert!(coverage.count(point) > WORLDS, "{}", point.name());
     }
+    // Of guests only where some were drawn.
+    let some = [
+        Point::VolumeJoined,
+        Point::VolumeParted,
+        Point::CameResized,
+        Point::Grown,
+        Point::Shrunk,
+        Point::ShrunkBusy,
+    ];
+    for point in some {
+        assert!(coverage.count(point) > 3, "{}", point.name());
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use headworks_core::{
     VolumeOptions,
 };
 use headworks_sim::disk::{Defect, Faults, Model};
-use headworks_sim::scenario::{DeviceScenario, Scenario, WorldDefect};
+use headworks_sim::scenario::{DeviceScenario, Guests, Scenario, WorldDefect};
 use headworks_sim::workload::{JobOptions, Pattern};
 use headworks_sim::world::{Outcome, Prepare, run_prepared};
 
@@ -61,6 +61,8 @@ fn world(seed: u64, home: u16) -> Scenario {
         tight: false,
         devices: vec![device],
         volumes: vec![volume],
+        sizes_max: vec![volume.options.size],
+        guests: Guests::default(),
         cache: headworks_core::CacheOptions::default(),
         dirty: headworks_core::writeback::DirtyOptions::default(),
         jobs: vec![job; 4],

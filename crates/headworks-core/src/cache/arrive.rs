@@ -104,14 +104,11 @@ impl Cache {
             let at = u64::from(run.unit) << BLOCK_SHIFT;
             turn.actions.list.push(Action::Zero { at, len: run.count * BLOCK });
         }
-        let cut_off = run.block >= self.volume(run.volume).blocks();
-        let there = if status.is_ok() && !cut_off { block::UPTODATE } else { 0 };
-        for state in self.folios.states_mut(run.unit, run.count) {
-            *state = *state & !block::FILLING | there;
-        }
-        if self.ends_short(run, up) {
-            let last = run.unit + run.count - 1;
-            self.folios.states_mut(last, 1)[0] &= !block::UPTODATE;
+        let present = self.volume(run.volume).blocks();
+        let there = if status.is_ok() { block::UPTODATE } else { 0 };
+        for (state, at) in self.folios.states_mut(run.unit, run.count).iter_mut().zip(run.block..) {
+            let there = if *state & block::VOID == 0 && at < present { there } else { 0 };
+            *state = *state & !(block::FILLING | block::VOID) | there;
         }
         let folio = &mut self.folios[run.folio];
         folio.filling -= run.count as u16;
@@ -138,25 +135,32 @@ impl Cache {
         let device = self.volume(run.volume).device;
         self.flushers[usize::from(device.0)].came_back(run.count);
         let keep = status.is_err() && self.defect != CacheDefect::FailedIsClean;
+        let present = self.volume(run.volume).blocks();
         let (mut clean, mut held) = (0, 0);
-        for unit in run.unit..run.unit + run.count {
+        for (unit, at) in (run.unit..run.unit + run.count).zip(run.block..) {
             let state = self.folios.states(unit, 1)[0] & !block::WRITEBACK;
             let state = if state & block::SHADOW != 0 {
                 self.end_shadow(turn, unit);
                 clean += 1;
                 state & !block::SHADOW
-            } else if keep && state & (block::DIRTY | block::UPTODATE) == block::UPTODATE {
+            } else if keep && state & block::DIRTY == 0 && at < present {
+                // Not up to date if the volume's end went past it and back: what it holds is what the device was to have.
                 held += 1;
-                state | block::DIRTY | block::FAILED
+                state | block::UPTODATE | block::DIRTY | block::FAILED
             } else {
                 clean += 1;
                 state
             };
             self.folios.states_mut(unit, 1)[0] = state;
         }
-        let last = run.unit + run.count - 1;
-        if self.ends_short(run, up) && self.folios.states(last, 1)[0] & block::DIRTY == 0 {
-            self.folios.states_mut(last, 1)[0] &= !(block::UPTODATE | block::USED);
+        if self.ends_short(run, up) {
+            let last = run.unit + run.count - 1;
+            let state = self.folios.states(last, 1)[0];
+            if state & block::FAILED != 0 {
+                self.zero_from(turn, last, (up.bio.end() % u64::from(BLOCK)) as u32);
+            } else if state & block::DIRTY == 0 {
+                self.folios.states_mut(last, 1)[0] &= !(block::UPTODATE | block::USED);
+            }
         }
         let folio = &mut self.folios[run.folio];
         folio.writeback -= run.count as u16;

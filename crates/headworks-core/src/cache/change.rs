@@ -116,6 +116,7 @@ impl Cache {
     /// A volume leaves of which nothing is cached: nothing is remembered of it, but that some blocks were evicted.
     pub fn remove_volume(&mut self, volume: VolumeId) {
         self.ahead.forget_volume(volume);
+        self.cuts -= u32::from(self.volume(volume).cut.is_some());
         self.volumes[usize::from(volume.0)].replace(CachedVolume::vacant());
     }
 }

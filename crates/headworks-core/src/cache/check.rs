@@ -110,10 +110,11 @@ impl Cache {
         for &state in states {
             let has = |bit: u8| state & bit != 0;
             assert!(!has(block::DIRTY) || has(block::UPTODATE), "what is dirty is there: {state}");
-            assert!(!has(block::FILLING) || state & !block::USED == block::FILLING, "{state}");
+            let other = block::FILLING | block::USED | block::VOID;
+            assert!(!has(block::FILLING) || state & !other == 0, "{state}");
             assert!(!has(block::SHADOW) || has(block::DIRTY) && has(block::WRITEBACK), "{state}");
             assert!(!has(block::FAILED) || has(block::DIRTY) && !has(block::WRITEBACK), "{state}");
-            assert!(!has(block::NEWER) || has(block::DIRTY), "{state}");
+            assert!(!has(block::NEWER) || has(block::DIRTY) || has(block::FILLING), "{state}");
             to_write |= has(block::DIRTY) && !has(block::FAILED);
         }
         assert_eq!(to_write, folio.group != NIL, "it is in a list while it is to be written");

@@ -144,7 +144,9 @@ impl Cache {
         let mut at = from;
         while at < until {
             let states = self.folios.states(unit + at, until - at);
-            let there = |state: &u8| state & (block::UPTODATE | block::FILLING) != 0;
+            // One under write-out is there, or its frame is the device's until that has ended.
+            let coming = block::FILLING | block::WRITEBACK;
+            let there = |state: &u8| state & (block::UPTODATE | coming) != 0;
             let Some(skip) = states.iter().position(|state| !there(state)) else {
                 return true;
             };

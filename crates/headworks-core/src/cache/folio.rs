@@ -10,8 +10,9 @@
 //!   state[u + i]:  UPTODATE | DIRTY | WRITEBACK | FILLING | SHADOW | FAILED | NEWER | USED     of block i
 //! ```
 //!
-//! Invariants (checked by `Folios::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and
-//! `filling` are the numbers of blocks with that bit; a folio with any of them, or pinned, is never evicted.
+//! Invariants (checked by `Cache::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and
+//! `filling` are the numbers of blocks with that bit; a folio with any of them, or pinned, is never evicted. A block under
+//! write-out that is not up to date is one that its volume's end has passed: whoever wants it waits for the device's answer.
 
 use std::ops::Range;
 
@@ -82,6 +83,8 @@ pub mod block {
     pub const NEWER: u8 = 64;
     /// It was read or written since it came: the next time is a second one.
     pub const USED: u8 = 128;
+    /// With `FILLING`, where nothing is `NEWER`: its volume ended before or within it meanwhile, so what comes is not used.
+    pub const VOID: u8 = NEWER;
 }
 
 /// Which queue of the eviction policy a folio is in.

@@ -97,8 +97,8 @@ impl Cache {
             let folio = &self.folios[unit];
             folio.is(Folio::PRESENT) && folio.dirty > 0 && folio.writeback + folio.filling == 0
         })?;
-        let (key, blocks) = (self.folios[unit].key, self.folios[unit].blocks());
-        self.cancel(key.volume(), (key.block(), key.block() + u64::from(blocks)));
+        let blocks = self.folios[unit].blocks();
+        self.cancel_blocks(unit, 0, blocks);
         self.forget_folio(unit);
         Some(blocks)
     }

@@ -14,8 +14,9 @@
 //! ```
 //!
 //! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `newer`, `writeout`, `clean` (write-out on a
-//! writer's behalf), `bios` (how many may be on their way), `range`, `sync`, `status` (what a range is made of), `flusher`, `arrive` (answers of devices), `frames` (who gets
-//! memory), `held` (what could not be written), `volume` (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
+//! writer's behalf), `bios` (how many may be on their way), `range`, `walk` (over the folios of one), `resize`, `sync`, `status` (what a
+//! range is made of), `flusher`, `arrive` (answers of devices), `frames` (who gets memory), `held` (what could not be written), `volume`
+//! (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
 //! `reclaim`, `ghost`, `readahead`.
 //!
 //! Invariants: every wait is ended by an answer of a device, a timer or what one of these frees; a frame that a device has is
@@ -42,11 +43,13 @@ mod range;
 mod read;
 pub mod readahead;
 pub mod reclaim;
+mod resize;
 mod shadow;
 mod stats;
 mod status;
 mod sync;
 mod volume;
+mod walk;
 mod write;
 mod writeout;
 
@@ -157,6 +160,8 @@ pub(crate) struct Cache {
     held: HeldFolios,
     /// Where the next look for folios of a volume that leaves begins.
     leaving: u32,
+    /// Volumes of which something beyond the end is still to be forgotten.
+    cuts: u32,
     volumes: Vec<CachedVolume>,
     devices: Vec<Caching>,
     flushers: Vec<Flusher>,
@@ -211,6 +216,7 @@ impl Cache {
             newer: Newer::new(options.units),
             held: HeldFolios::new(options.units),
             leaving: 0,
+            cuts: 0,
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
             devices: (0..devices).map(caching).collect(),
@@ -433,6 +439,7 @@ impl Cache {
     /// Ends a batch: hands on what fell free, steps who can go on, lets the flushers write.
     pub fn run(&mut self, turn: &mut Turn) {
         self.stirred = false;
+        self.go_on_with_cuts(turn);
         loop {
             // First those whose block has just come: a frame for somebody else would be had by evicting it unseen, and in a
             // small pool nobody would get on.

@@ -5,14 +5,13 @@
 //! written out. When nothing of it is on its way, it is forgotten, and the client's bio goes to the device. So neither an older write-out nor a fill that began earlier can undo what the device is told.
 //!
 //! ```text
-//!   locked --> cancelled or clean --> nothing on its way --> forgotten --> Below --> unlocked --> answered
-//!                                                                            `-> the ends of an unaligned zeroing: written
+//!   locked --> cancelled or clean --> nothing on its way, forgotten --> Below --> unlocked --> answered
+//!                turn by turn           folio by folio, turn by turn       `-> the ends of an unaligned zeroing: written
 //! ```
 //!
 //! Whole blocks only: a discard is rounded inward, direct I/O outward; an unaligned zeroing writes zeros at its ends.
 
-use super::defect::CacheDefect;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use super::folio::{BLOCK, BLOCK_SHIFT, block};
 use super::operation::{Doing, Operation, Park};
 use super::{Cache, Turn, Up};
 use crate::action::Action;
@@ -134,7 +133,7 @@ impl Cache {
         }
         // A device may refuse to zero: until it has, what was acknowledged must not be gone. And what a writer waits for (FUA,
         // writethrough) is written before it is discarded, or he would be told that it is on the device when it never was.
-        if op.asked == 0 {
+        if op.asked == 0 && op.walk == 0 {
             op.cleans = op.direct || op.bio.op == Op::WriteZeroes || self.is_cleaned(volume, range);
         }
         if op.cleans {
@@ -151,20 +150,20 @@ impl Cache {
                 return self.finish(turn, op, op.status);
             }
         } else if op.asked == 0 {
-            // Once: under the lock nothing becomes dirty but by a write-out that fails, see `busy_folio`.
-            op.asked = 1;
-            self.stats.discarded_dirty += u64::from(self.cancel(volume, range));
+            // Once: under the lock nothing becomes dirty but by a write-out that fails, see `forget_range`.
+            if !self.cancel_some(op, range) {
+                return Park::Turn;
+            }
+            (op.asked, op.walk) = (1, 0);
         }
-        if let Some(unit) = self.busy_folio(op, range)
-            && self.defect != CacheDefect::DiscardIgnoresWriteout
-        {
-            if self.folios[unit].is_late() {
+        match self.forget_range(op, range) {
+            Some(Park::Folio(unit)) if self.folios[unit].is_late() => {
                 self.unlock(op, slot);
                 return self.finish(turn, op, Err(IoError::TimedOut));
             }
-            return Park::Folio(unit);
+            Some(park) => return park,
+            None => {}
         }
-        self.invalidate(volume, range);
         let bio = self.range_bio(op, range);
         self.pass_down(op, slot, bio);
         Park::Below
@@ -274,118 +273,6 @@ impl Cache {
         Park::Below
     }
 
-    /// The folios that hold blocks of a range, one after the other: the next from `at` (a place in the walk) on.
-    fn next_folio(&self, volume: VolumeId, (start, end): (u64, u64), at: &mut u64) -> Option<u32> {
-        let units = u64::from(self.folios.units());
-        if end - start <= units / 8 {
-            while start + *at < end {
-                let block = start + *at;
-                if let Some(unit) = self.index.find(&self.folios, volume, block) {
-                    let folio = &self.folios[unit];
-                    *at = folio.key.block() + u64::from(folio.blocks()) - start;
-                    return Some(unit);
-                }
-                *at += 1;
-            }
-            return None;
-        }
-        while *at < units {
-            let unit = *at as u32;
-            let folio = &self.folios[unit];
-            *at += 1;
-            let (first, blocks) = (folio.key.block(), u64::from(folio.blocks()));
-            let inside = first < end && start < first + blocks;
-            if folio.is(Folio::PRESENT) && folio.key.volume() == volume && inside {
-                return Some(unit);
-            }
-        }
-        None
-    }
-
-    /// The blocks of a folio that are in a range: the first of them, and how many.
-    fn overlap(&self, unit: u32, (start, end): (u64, u64)) -> (u32, u32) {
-        let folio = &self.folios[unit];
-        let base = folio.key.block();
-        let from = start.max(base) - base;
-        let until = end.min(base + u64::from(folio.blocks())) - base;
-        (from as u32, (until - from) as u32)
-    }
-
-    /// Dirty blocks of a range need not be written any longer; how many.
-    pub(super) fn cancel(&mut self, volume: VolumeId, range: (u64, u64)) -> u32 {
-        let (mut at, mut cancelled) = (0, 0);
-        while let Some(unit) = self.next_folio(volume, range, &mut at) {
-            let (first, count) = self.overlap(unit, range);
-            cancelled += self.cancel_blocks(unit, first, count);
-        }
-        cancelled
-    }
-
-    /// See [`Cache::cancel`].
-    pub(super) fn cancel_blocks(&mut self, unit: u32, first: u32, count: u32) -> u32 {
-        if self.folios[unit].dirty == 0 {
-            return 0;
-        }
-        let volume = self.folios[unit].key.volume();
-        let (mut cancelled, mut held) = (0, 0);
-        for index in unit + first..unit + first + count {
-            let state = self.folios.states(index, 1)[0];
-            if state & block::DIRTY == 0 {
-                continue;
-            }
-            cancelled += 1;
-            held += u32::from(state & block::FAILED != 0);
-            if state & block::SHADOW != 0 {
-                self.drop_shadow(index);
-            }
-            let gone = block::DIRTY | block::NEWER | block::FAILED | block::SHADOW;
-            self.folios.states_mut(index, 1)[0] = state & !gone;
-        }
-        self.folios[unit].dirty -= cancelled;
-        let device = self.volume(volume).device;
-        self.volume(volume).unclean -= u32::from(cancelled);
-        self.newer.sub(self.folios[unit].key, cancelled.into());
-        self.count_held(volume, 0, held);
-        self.throttle.on_cancelled(device, cancelled.into());
-        self.settle_group(unit);
-        cancelled.into()
-    }
-
-    /// A folio of a range of which a block of it is on its way. What a failed write-out made dirty again is cancelled as soon
-    /// as it has ended, so that nobody sends it anew.
-    fn busy_folio(&mut self, op: &mut Operation, range: (u64, u64)) -> Option<u32> {
-        let volume = op.bio.id.volume;
-        let mut at = op.walk;
-        while let Some(unit) = self.next_folio(volume, range, &mut at) {
-            let (first, count) = self.overlap(unit, range);
-            let states = self.folios.states(unit + first, count);
-            if states.iter().any(|s| s & (block::WRITEBACK | block::FILLING) != 0) {
-                return Some(unit);
-            }
-            if op.bio.op == Op::Discard {
-                self.cancel_blocks(unit, first, count);
-            }
-            // Under the lock it stays as it is: the next look goes on behind it.
-            op.walk = at;
-        }
-        None
-    }
-
-    /// What is cached of a range is not valid any longer. Nothing of it is dirty or on its way.
-    fn invalidate(&mut self, volume: VolumeId, range: (u64, u64)) {
-        let mut at = 0;
-        while let Some(unit) = self.next_folio(volume, range, &mut at) {
-            let (first, count) = self.overlap(unit, range);
-            for state in self.folios.states_mut(unit + first, count) {
-                *state &= !(block::UPTODATE | block::USED);
-            }
-            let blocks = self.folios[unit].blocks();
-            if self.folios.states(unit, blocks).iter().all(|&state| state & !block::USED == 0) {
-                self.forget_folio(unit);
-            }
-        }
-    }
-
     /// What a client was told it could not write is not kept (writethrough).
     pub(super) fn give_up_range(&mut self, bio: &Bio) {
         let range = outward(bio);
@@ -433,38 +320,6 @@ impl Cache {
             let (first, end) = outward(&op.bio);
             if (first..end).contains(&block) {
                 op.status = op.status.and(Err(error));
-            }
-        }
-    }
-
-    /// The volume is of another size: what is beyond it is forgotten. Of a block that was the last, in part, the device knows the
-    /// rest: it is read again when it is clean (see `ends_short`); what is dirty of it ends in zeros, as a file does that grew.
-    pub fn on_resize(&mut self, turn: &mut Turn, volume: VolumeId, size: u64) {
-        let old = std::mem::replace(&mut self.volume(volume).size, size);
-        if size < old {
-            let beyond = (size.div_ceil(u64::from(BLOCK)), old.div_ceil(u64::from(BLOCK)));
-            self.cancel(volume, beyond);
-            self.invalidate(volume, beyond);
-            return;
-        }
-        let within = (old % u64::from(BLOCK)) as u32;
-        let last = old >> BLOCK_SHIFT;
-        let busy = block::DIRTY | block::WRITEBACK | block::FILLING;
-        if within > 0
-            && let Some((unit, first)) = self.index.locate(&self.folios, volume, last)
-            && self.folios.states(unit + first, 1)[0] & busy == 0
-        {
-            return self.invalidate(volume, (last, last + 1));
-        }
-        if within > 0
-            && let Some(unit) = self.index.find(&self.folios, volume, old >> BLOCK_SHIFT)
-        {
-            let unit = unit + ((old >> BLOCK_SHIFT) - self.folios[unit].key.block()) as u32;
-            let shadowed = self.folios.states(unit, 1)[0] & block::SHADOW != 0;
-            let shadow = shadowed.then(|| self.shadows.of(unit));
-            for unit in [Some(unit), shadow].into_iter().flatten() {
-                let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
-                turn.actions.list.push(Action::Zero { at, len: BLOCK - within });
             }
         }
     }

@@ -51,6 +51,10 @@ impl Cache {
             self.count_flush(op.status);
             return self.finish(turn, op, op.status);
         }
+        if self.volumes[usize::from(op.bio.id.volume.0)].cut.is_some() {
+            // What is held or dirty beyond its end is not waited for, and no error.
+            return Park::Turn;
+        }
         let ignores = self.defect == CacheDefect::FlushIgnoresWriteout;
         let stays = self.defect == CacheDefect::FlushStaysHere;
         let volume = &mut self.volumes[usize::from(op.bio.id.volume.0)];

@@ -100,7 +100,9 @@ impl Cache {
         };
         let state = self.folios.states(unit + first, 1)[0];
         let over = self.defect == CacheDefect::FillOverwrites && self.part(op).whole;
-        if state & block::FILLING != 0 && !over {
+        // Cut off by a smaller volume while it was written out: the old bytes must not come after the new ones.
+        let cut_off = state & (block::WRITEBACK | block::UPTODATE) == block::WRITEBACK;
+        if state & block::FILLING != 0 && !over || cut_off {
             if self.folios[unit].is_late() {
                 return Some(self.finish(turn, op, Err(IoError::TimedOut)));
             }

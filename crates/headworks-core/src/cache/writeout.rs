@@ -71,6 +71,7 @@ impl Cache {
         count: u32,
         sent: Sent,
     ) -> (u32, u32) {
+        self.cancel_cut(unit);
         let (mut bios, mut blocks) = (0, 0);
         let mut at = first;
         let end = first + count;
@@ -142,7 +143,8 @@ impl Cache {
         volume.add_dirty(next);
         self.folios[unit].generation = next;
         for state in self.folios.states_mut(unit, folio.blocks()) {
-            *state &= !block::NEWER;
+            let newer = if *state & block::FILLING == 0 { block::NEWER } else { 0 };
+            *state &= !newer;
         }
         let id = folio.key.volume();
         self.advance(id);

@@ -5,6 +5,8 @@ use headworks_core::{
     QueueOptions, ReplyStage, Shard, ShardConfig, Spent, Status, Submit, VolumeId, VolumeOptions,
 };
 
+use crate::lent::Lent;
+
 pub const BLOCK: u64 = 4096;
 pub const MIB: u64 = 1 << 20;
 
@@ -32,6 +34,7 @@ pub struct Desk {
     pub writes: Vec<(u64, u16, u64, u32)>,
     /// What was told of ranges without asking the device: whose, bytes of data.
     pub told: Vec<(BioId, u32)>,
+    lent: Lent,
     sequence: u64,
     turns: u64,
 }
@@ -58,13 +61,16 @@ impl Desk {
             commands: [0; Op::COUNT],
             writes: Vec::new(),
             told: Vec::new(),
+            lent: Lent::default(),
             sequence: 0,
             turns: 0,
         }
     }
 
     pub fn turn(&mut self, inputs: &[Input]) {
+        self.lent.take_back(inputs);
         self.shard.handle(Instant(self.now), inputs);
+        self.lent.check(self.shard.actions());
         for action in &self.shard.actions().list {
             match *action {
                 Action::Submit(submit) => {

@@ -4,5 +4,8 @@ mod change;
 mod desk;
 mod faults;
 mod flusher;
+mod lent;
+mod resize;
 mod spent;
 mod status;
+mod walk;

@@ -53,7 +53,7 @@ use timing::Timing;
 pub struct DiskFile {
     /// The volume it holds.
     pub volume: VolumeId,
-    /// Bytes.
+    /// Bytes; of one that became shorter what it had before, for commands that were on their way.
     pub size: u64,
     /// Commands must be aligned to this.
     pub block_size: u32,
@@ -235,10 +235,24 @@ impl Disk {
         self.held.len() - self.free.len()
     }
 
-    /// Another file, all zeros, is in the place of a volume's.
-    pub fn replace(&mut self, volume: VolumeId) {
+    /// Another file, of `size` zeros, is in the place of a volume's.
+    pub fn replace(&mut self, volume: VolumeId, size: u64) {
         if let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) {
-            *store = Store::new(store.size());
+            *store = Store::new(size);
+        }
+        if let Some(file) = self.options.files.iter_mut().find(|file| file.volume == volume) {
+            file.size = size;
+        }
+    }
+
+    /// A file becomes longer, by zeros, or shorter: what was beyond is gone, but for writes that are on their way.
+    pub fn resize(&mut self, volume: VolumeId, size: u64) {
+        self.tick += 1;
+        if let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) {
+            store.resize(size, self.tick);
+        }
+        if let Some(file) = self.options.files.iter_mut().find(|file| file.volume == volume) {
+            file.size = file.size.max(size);
         }
     }
 

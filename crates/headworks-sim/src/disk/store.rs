@@ -20,6 +20,8 @@ pub struct Store {
     durable: Vec<u8>,
     sectors: Vec<Sector>,
     dirty: Vec<u32>,
+    /// Where the file ends; writes that were on their way when it became shorter may still come behind it.
+    end: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,6 +54,7 @@ impl Store {
             durable: vec![0; size],
             sectors: vec![Sector::default(); size / SECTOR],
             dirty: Vec::with_capacity(size / SECTOR),
+            end: size as u64,
         }
     }
 
@@ -59,6 +62,23 @@ impl Store {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.cache.len() as u64
+    }
+
+    /// The file ends at `size` from now on; what was beyond is zeros, or, after a power cut, perhaps what it was.
+    pub fn resize(&mut self, size: u64, tick: u64) {
+        let bytes = usize::try_from(size).expect("simulated volumes fit in memory");
+        assert!(bytes.is_multiple_of(SECTOR), "whole sectors");
+        if size < self.end {
+            let len = (self.end - size) as usize;
+            self.write(size, len, || Replaced::Lost).fill(0);
+            self.complete(size, len, tick);
+        }
+        if bytes > self.cache.len() {
+            self.cache.resize(bytes, 0);
+            self.durable.resize(bytes, 0);
+            self.sectors.resize(bytes / SECTOR, Sector::default());
+        }
+        self.end = size;
     }
 
     /// What reads of the range see.
@@ -122,11 +142,15 @@ impl Store {
             self.cache[at..at + SECTOR].copy_from_slice(&self.durable[at..at + SECTOR]);
             self.sectors[index as usize].dirty = false;
         }
+        // A file system knows the length of its files.
+        let end = self.end as usize;
+        self.cache[end..].fill(0);
+        self.durable[end..].fill(0);
     }
 
     /// Makes the dirty sectors durable that `persists` names.
     fn settle(&mut self, mut persists: impl FnMut(&Sector) -> bool) {
-        let Self { cache, durable, sectors, dirty } = self;
+        let Self { cache, durable, sectors, dirty, .. } = self;
         dirty.retain(|&index| {
             let sector = &mut sectors[index as usize];
             if !persists(sector) {
