@@ -4,6 +4,7 @@
 //! wants it is parked on its folio. All that a bio needs is asked for before it waits, so its misses overlap.
 
 use super::bios::fills;
+use super::defect::CacheDefect;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Operation, Park};
 use super::readahead::{Limits, Read, Window};
@@ -145,8 +146,8 @@ impl Cache {
         while at < until {
             let states = self.folios.states(unit + at, until - at);
             // One under write-out is there, or its frame is the device's until that has ended.
-            let coming = block::FILLING | block::WRITEBACK;
-            let there = |state: &u8| state & (block::UPTODATE | coming) != 0;
+            let there = block::UPTODATE | self.busy_bits();
+            let there = |state: &u8| state & there != 0;
             let Some(skip) = states.iter().position(|state| !there(state)) else {
                 return true;
             };
@@ -160,6 +161,14 @@ impl Cache {
             at += run;
         }
         true
+    }
+
+    /// A block with one of these that is not there is waited for. (The defect: also what is written out may be filled.)
+    pub(super) fn busy_bits(&self) -> u8 {
+        match self.defect {
+            CacheDefect::DiscardIgnoresWriteout => block::FILLING,
+            _ => block::FILLING | block::WRITEBACK,
+        }
     }
 
     /// Asks for `count` blocks of a folio from its block `first` on; none of them is there or on its way.

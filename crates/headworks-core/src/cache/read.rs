@@ -32,7 +32,7 @@ impl Cache {
             }
             let state = self.folios.states(unit + first, 1)[0];
             // What is written out and yet not there is what a smaller volume cut off: its frame is the device's still.
-            if state & (block::FILLING | block::WRITEBACK) != 0 {
+            if state & self.busy_bits() != 0 {
                 if self.folios[unit].is_late() {
                     return self.finish(turn, op, Err(IoError::TimedOut));
                 }
