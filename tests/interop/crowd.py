@@ -98,6 +98,12 @@ def limit():
             until("nothing in the log", lambda: lines_with("too many connections") == extra)
         for place, client in enumerate(present):
             works(client, place)
+        # A loop of them fills no disk: 5000 lines and two a second, then a count.
+        began = time.monotonic()
+        for _ in range(5200):
+            Raw(URI, timeout=10).socket.close()
+        until("nothing is left out", lambda: lines_with("more messages about clients were left out") > 0)
+        assert lines_with("too many connections") <= 5010 + 2 * (time.monotonic() - began), lines_with("too many connections")
         present.pop().close()
         # Its place is free when the server has heard of it.
         deadline = time.monotonic() + 10

@@ -30,6 +30,7 @@ const ACCEPTS_MAX: usize = 16;
 /// Receives of a connection that brings large payloads in a turn: with the payloads of 64 KiB that are common, as many
 /// bytes as others may have copied.
 const LARGE_RECEIVES: usize = 4;
+const TOO_MANY: &str = "too many connections; closed";
 
 impl Reactor {
     /// One receive for every hot connection.
@@ -177,7 +178,7 @@ impl Reactor {
             return;
         }
         let Some((door, info)) = self.exports.open(export) else {
-            warn!(peer = connection.peer(), "the export was removed meanwhile; closed");
+            self.complain(&connection, "the export was removed meanwhile; closed");
             return;
         };
         match self.parts.desk.insert(connection) {
@@ -189,7 +190,13 @@ impl Reactor {
                 self.standings[slot as usize].export = Some(export);
                 self.heat(slot);
             }
-            Err(connection) => warn!(peer = connection.peer(), "too many connections; closed"),
+            Err(connection) => self.complain(&connection, TOO_MANY),
+        }
+    }
+
+    fn complain(&mut self, connection: &Connection, sentence: &str) {
+        if self.complaints.admits() {
+            warn!(peer = connection.peer(), "{sentence}");
         }
     }
 
@@ -206,7 +213,9 @@ impl Reactor {
                 return;
             }
             End::Fault(sentence) => {
-                warn!(peer = connection.peer(), "connection ended: {sentence}");
+                if self.complaints.admits() {
+                    warn!(peer = connection.peer(), "connection ended: {sentence}");
+                }
                 // A last word of the handshake may be on its way; then close.
                 let _ = connection.send(Instant(0), pool, &mut self.spans);
                 self.close(slot);
@@ -389,9 +398,7 @@ impl Reactor {
                 self.parts.desk.list(slot);
                 self.heat(slot);
             }
-            Err(connection) => {
-                warn!(peer = connection.peer(), "too many connections; closed");
-            }
+            Err(connection) => self.complain(&connection, TOO_MANY),
         }
     }
 }

@@ -14,6 +14,7 @@
 
 mod answers;
 mod clients;
+mod complaints;
 mod exports;
 #[cfg(test)]
 mod fairness_tests;
@@ -42,6 +43,7 @@ use crate::server::polling::Polling;
 use crate::server::recorder::Recorder;
 use crate::server::{Clock, WatchedFile, statistics};
 use crate::tls::Offer;
+use complaints::Complaints;
 use exports::Exports;
 pub use exports::ServedExport;
 use held::HeldLog;
@@ -145,6 +147,7 @@ pub struct Reactor {
     /// Connections that wait for a buffer.
     line: Line,
     held: HeldLog,
+    complaints: Complaints,
     polling: Polling,
     life: Life,
     /// Flushes of our own so far: their names.
@@ -187,6 +190,7 @@ impl Reactor {
             hot: Vec::with_capacity(places),
             line: Line::new(places, parts.exports.iter().map(|export| export.weight)),
             held: HeldLog::default(),
+            complaints: Complaints::new(),
             polling: Polling::new(parts.poll_ns),
             life: Life::Running,
             own_flushes: 0,
@@ -487,6 +491,10 @@ impl Reactor {
                 let complaint = connection.complaint();
                 self.end(slot, &End::Fault(complaint));
             }
+        }
+        let left_out = self.complaints.tick(now);
+        if left_out > 0 {
+            warn!("{left_out} more messages about clients were left out");
         }
         self.tell_held(true);
         self.flush_late();
