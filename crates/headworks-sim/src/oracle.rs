@@ -11,7 +11,8 @@
 //!   after the entry's end. What is not superseded may be seen. A failed, timed-out or discarding write supersedes nothing.
 //! - An entry is superseded for good when that later write is also *durable*: acknowledged with FUA, or before a flush was
 //!   submitted that succeeded. What is not superseded for good may be what a power cut leaves.
-//! - A read that finds one of several versions while nothing is pending fixes the order: that version now counts as the last.
+//! - A read that finds one of several versions while nothing is pending fixes the order: that version now counts as the last,
+//!   for reads that begin later.
 //! - An entry is *lost* when a discard came upon it before it was durable or was under way when it was submitted, or when the operator gave its block up after a
 //!   failed write-out: it may still be seen, and supersedes nothing.
 //! - Without a cache, or with `writethrough`, what was acknowledged is durable at once if the device has no volatile cache.
@@ -112,6 +113,7 @@ struct WriteRecord {
 struct Entry {
     write: u32,
     next: u32,
+    submitted: u64,
     /// When it took its place: submission, or when a read fixed the order.
     placed: u64,
     /// It may be seen, and supersedes nothing.
@@ -122,6 +124,11 @@ impl Entry {
     /// When it was over: what took its place later supersedes it. An entry whose order a read fixed does not supersede itself.
     fn end(&self, write: &WriteRecord) -> u64 {
         write.ended.max(self.placed)
+    }
+
+    /// Its place for a read begun at `start`: one that another read gave it later binds nobody who may have taken his bytes before.
+    fn placed_for(&self, start: u64) -> u64 {
+        if self.placed < start { self.placed } else { self.submitted }
     }
 }
 
@@ -485,7 +492,7 @@ impl Oracle {
         let caught = volume.writes_back() && !volume.at_once && !record.fua;
         let under_way = |other: &WriteRecord| other.discards && other.settled == NEVER;
         let lost = caught && self.list(cell).any(|(_, other)| under_way(other));
-        let entry = Entry { write, next: self.cells[cell].head, placed, lost };
+        let entry = Entry { write, next: self.cells[cell].head, submitted: placed, placed, lost };
         let index = if self.free_entry == NIL {
             self.entries.push(entry);
             self.entries.len() as u32 - 1
@@ -544,7 +551,8 @@ impl Oracle {
             false => write.outcome == Outcome::Done && write.ended < start,
         };
         let list = self.list(cell).filter(|(entry, write)| !entry.lost && counts(write));
-        list.map(|(entry, _)| entry.placed).max().unwrap_or(0)
+        let start = if lasting { NEVER } else { start };
+        list.map(|(entry, _)| entry.placed_for(start)).max().unwrap_or(0)
     }
 
     /// Forgets what is superseded for good and for every read in flight.
@@ -553,7 +561,7 @@ impl Oracle {
         let counts = |(entry, write): &(&Entry, &WriteRecord)| {
             !entry.lost && self.is_lasting(write) && write.ended < oldest
         };
-        let line = self.list(cell).filter(counts).map(|(entry, _)| entry.placed).max();
+        let line = self.list(cell).filter(counts).map(|(entry, _)| entry.placed_for(oldest)).max();
         let Some(line) = line else { return };
         self.cells[cell].base = DEAD;
         let mut at = std::mem::replace(&mut self.cells[cell].head, NIL);
@@ -850,6 +858,21 @@ mod tests {
         assert!(game.may_see(&two.2) && game.may_see(&two.2) && !game.may_see(&one.2));
         game.flush();
         assert_eq!(game.survivors(&[&one.2, &two.2]), [false, true]);
+    }
+
+    #[test]
+    fn what_a_read_fixed_binds_reads_that_begin_later() {
+        let mut game = Game::new();
+        let one = game.write();
+        let failed = game.start(Op::Write, BioFlags::NONE);
+        let slow = game.start(Op::Read, BioFlags::NONE);
+        game.end(&failed, Err(IoError::Medium), ReplyStage::Final);
+        assert!(game.may_see(&one) && !game.may_see(&failed.2));
+        // It took its bytes while they were in memory, and waited for others since.
+        let (bio, ticket, _) = slow;
+        let answer = game.oracle.answer(&bio, ticket, Ok(()), false, ReplyStage::Final, &failed.2);
+        assert_eq!(answer, Ok(()));
+        assert!(game.may_see(&one) && !game.may_see(&failed.2), "nor does it undo that");
     }
 
     #[test]
