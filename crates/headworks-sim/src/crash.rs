@@ -95,15 +95,17 @@ impl Crash {
         self.hash.0
     }
 
+    /// The points that a long run passes. A world that is cut keeps its volumes: what they may hold is followed to the end.
+    pub fn asked(&self) -> impl Iterator<Item = &'static Point> {
+        Point::asked(self.shards).filter(|point| !point.name().starts_with("change:"))
+    }
+
     /// What the run should have passed and did not; nothing is asked of a short run.
     #[must_use]
     pub fn missed(&self) -> Vec<Point> {
         match self.cuts < COVERED_AFTER {
             true => Vec::new(),
-            // A world that is cut keeps its volumes: what they may hold is followed to the end.
-            false => self.coverage.missed(
-                Point::asked(self.shards).filter(|point| !point.name().starts_with("change:")),
-            ),
+            false => self.coverage.missed(self.asked()),
         }
     }
 }

@@ -80,7 +80,7 @@ fn rows(crash: &Crash, seed: u64) -> Vec<Row> {
     }
     let lies = crash.lies;
     rows.push(Row::new("lying devices").with("worlds", lies.worlds).with("found", lies.found));
-    let asked: Vec<_> = Point::asked(crash.shards).collect();
+    let asked: Vec<_> = crash.asked().collect();
     for point in Point::ALL {
         rows.push(
             Row::new("points")

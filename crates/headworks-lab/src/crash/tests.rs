@@ -23,6 +23,10 @@ fn the_verdicts_come_from_the_rows_and_nothing_else() {
     assert_eq!(judge(&read, COVERED_AFTER), report.verdicts);
     // Far from the cuts that were asked for.
     assert!(!report.is_met());
+    // What cannot happen in these worlds is not asked for.
+    let asked = |row: &&Row| row.table == "points" && row.int("asked") == 1;
+    let changes = |row: &Row| row.word("point").starts_with("change:");
+    assert!(read.iter().filter(asked).count() > 50 && !read.iter().filter(asked).any(changes));
     let full = |row: &Row| match &row.table[..] {
         "run" => row.clone().replaced("cuts", COVERED_AFTER),
         "points" => row.clone().replaced("times", 1),
