@@ -87,6 +87,23 @@ def crowd():
             sizes.append(resident_kib())
 
 
+def outlive(stopped, *honest):
+    """How many rounds of requests the honest ones have answered until all that stopped are let go."""
+    waiting, rounds = {client.socket: client for client in stopped}, 0
+    while waiting:
+        for number, client in enumerate(honest):
+            works(client, 100 * number + rounds % 100)
+        rounds += 1
+        for ready in select.select(list(waiting), [], [], 0.01)[0]:
+            try:
+                if not ready.recv(65536):
+                    waiting.pop(ready).close()
+            except ConnectionError:
+                waiting.pop(ready).close()
+        assert rounds < 20_000, f"{len(waiting)} are still there"
+    return rounds
+
+
 def limit():
     @case
     def _():
@@ -160,17 +177,7 @@ def half():
             except (EOFError, ConnectionError):
                 # On a slow machine its time was over already.
                 late += 1
-        waiting, rounds = {client.socket: client for client in stopped}, 0
-        while waiting:
-            works(honest, rounds % 100)
-            rounds += 1
-            for ready in select.select(list(waiting), [], [], 0.01)[0]:
-                try:
-                    if not ready.recv(65536):
-                        waiting.pop(ready).close()
-                except ConnectionError:
-                    waiting.pop(ready).close()
-            assert rounds < 20_000, f"{len(waiting)} are still there"
+        rounds = outlive(stopped, honest)
         assert rounds > 10 or late, rounds
         honest.close()
         until("files stay open", lambda: open_files() <= before)
@@ -234,18 +241,7 @@ def keys():
         late = encrypted()
         works(late, 1)
         largest = resident_kib()
-        waiting, rounds = {client.socket: client for client in stopped}, 0
-        while waiting:
-            works(honest, rounds % 100)
-            works(late, 100 + rounds % 100)
-            rounds += 1
-            for ready in select.select(list(waiting), [], [], 0.01)[0]:
-                try:
-                    if not ready.recv(65536):
-                        waiting.pop(ready).close()
-                except ConnectionError:
-                    waiting.pop(ready).close()
-            assert rounds < 20_000, f"{len(waiting)} are still there"
+        rounds = outlive(stopped, honest, late)
         assert rounds > 1, rounds
         late.close()
         return largest

@@ -26,7 +26,7 @@ mod reloader;
 mod statistics;
 
 use std::net::SocketAddr;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -120,7 +120,7 @@ impl RollCall {
     /// Whether every shard has turned, or ended, since the call.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        matches!(self.0.try_recv(), Err(TryRecvError::Disconnected))
+        self.wait(Duration::ZERO)
     }
 
     /// Waits until the call is complete, but no longer than `patience`; whether it is.

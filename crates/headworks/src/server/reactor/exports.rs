@@ -11,6 +11,7 @@ use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
 
 use crate::frontend::nbd::connection::Door;
 use crate::frontend::nbd::handshake::ExportInfo;
+use crate::server::assemble::shown_name;
 use crate::units::display_size;
 
 /// An export as the shards know it.
@@ -113,9 +114,7 @@ impl Exports {
     /// A volume as users know it: by the exports that it is served as, under the names that `ctl` takes.
     pub fn name_of(&self, volume: VolumeId) -> String {
         let own = self.all().filter(|export| export.door.volume == volume);
-        let names: Vec<&str> = own
-            .map(|export| if export.info.name.is_empty() { "default" } else { &export.info.name })
-            .collect();
+        let names: Vec<&str> = own.map(|export| shown_name(&export.info.name)).collect();
         format!("export {}", names.join(", "))
     }
 
