@@ -15,6 +15,7 @@ pub mod cache;
 pub mod elevator;
 pub mod error;
 pub mod extent;
+pub mod gauge;
 pub mod input;
 pub mod merge;
 pub mod options;
