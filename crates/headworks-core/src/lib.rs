@@ -12,6 +12,7 @@ pub mod action;
 pub mod bio;
 pub mod buddy;
 pub mod cache;
+mod device_bio;
 pub mod elevator;
 pub mod error;
 pub mod extent;

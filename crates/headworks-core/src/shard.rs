@@ -7,7 +7,8 @@
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::cache::folio::BLOCK;
-use crate::cache::{Cache, Caching, Down, Turn};
+use crate::cache::{Cache, DeviceCaching, Turn};
+use crate::device_bio::DeviceBio;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
 use crate::options::{ExportConfig, ShardConfig, Tunable, VolumeConfig};
@@ -125,7 +126,7 @@ impl Shard {
             pools: Pools {
                 bios: Bios::new(bios_of(&config)),
                 waits_since: vec![0; bios_of(&config) as usize],
-                ups: Vec::with_capacity(bios_of(&config) as usize),
+                completions: Vec::with_capacity(bios_of(&config) as usize),
                 slots: Slots::new(slots),
                 actions: Actions::with_capacity(list, segments),
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
@@ -253,18 +254,18 @@ impl Shard {
     /// What came back of the cache's bios goes up; what it wants goes down, until it wants nothing more.
     fn run_cache(&mut self, now: Instant) {
         let stirred = self.cache.as_ref().is_some_and(|cache| cache.is_stirred());
-        if !stirred && self.pools.ups.is_empty() {
+        if !stirred && self.pools.completions.is_empty() {
             return;
         }
-        let mut ups = std::mem::take(&mut self.pools.ups);
+        let mut completions = std::mem::take(&mut self.pools.completions);
         let (cache, mut turn) = self.cache(now).expect("just seen");
-        for up in ups.drain(..) {
-            cache.on_up(&mut turn, up);
+        for completion in completions.drain(..) {
+            cache.on_completion(&mut turn, completion);
         }
         cache.run(&mut turn);
-        let mut down = cache.take_down();
-        self.pools.ups = ups;
-        for Down { bio, cookie } in down.drain(..) {
+        let mut down = cache.take_device_bios();
+        self.pools.completions = completions;
+        for DeviceBio { bio, cookie } in down.drain(..) {
             self.start(now, bio, Origin::Cache { cookie });
         }
         if let Some(cache) = &mut self.cache {
@@ -274,7 +275,7 @@ impl Shard {
 
     /// Queues may answer at once what the cache sent; what follows from that is done in the same batch.
     fn settle_cache(&mut self, now: Instant) {
-        while !self.pools.ups.is_empty() {
+        while !self.pools.completions.is_empty() {
             self.plug.start();
             self.run_cache(now);
             if self.plug.finish() {
@@ -453,7 +454,7 @@ impl Shard {
                 if self.is_owned_by(device, from)
                     && let Some(cache) = &mut self.cache
                 {
-                    let caching = Caching { read_ahead_kb, max_folio_order };
+                    let caching = DeviceCaching { read_ahead_kb, max_folio_order };
                     cache.set_caching(usize::from(device.0), caching);
                 }
             }
@@ -564,7 +565,10 @@ impl Shard {
         };
         let (read_ahead_kb, max_folio_order) = (options.read_ahead_kb, options.max_folio_order);
         if let Some(cache) = &mut self.cache {
-            cache.set_caching(usize::from(device.0), Caching { read_ahead_kb, max_folio_order });
+            cache.set_caching(
+                usize::from(device.0),
+                DeviceCaching { read_ahead_kb, max_folio_order },
+            );
         }
         for shard in (0..self.shards).filter(|&shard| shard != self.id.0) {
             let message = Message::Caching { device, read_ahead_kb, max_folio_order };

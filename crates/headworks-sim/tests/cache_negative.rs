@@ -51,7 +51,7 @@ macro_rules! defects {
 }
 
 defects! {
-    a_flush_that_is_not_passed_on: FlushStaysHere => [CUT_RULE];
+    a_flush_that_is_not_passed_on: FlushSkipsDevice => [CUT_RULE];
     a_flush_that_ignores_write_out: FlushIgnoresWriteout => [CUT_RULE];
     a_write_under_write_out_in_place: NoShadow => [STABLE];
     a_fill_over_what_was_written: FillOverwrites => [STABLE, SEEN, BYTES];
@@ -66,7 +66,7 @@ defects! {
 #[test]
 fn an_error_of_write_out_told_to_one_connection_only() {
     must_find(WORLDS_RARE, &[HEARD], |shard, _, _| {
-        shard.set_cache_defect(CacheDefect::ErrorToldOnce);
+        shard.set_cache_defect(CacheDefect::ErrorReportedOnce);
     });
 }
 

@@ -5,12 +5,12 @@
 //! `Released` (its frames are free; what was to be written is dirty again).
 
 use super::bios::{fills, write_outs};
-use super::defect::CacheDefect;
 use super::folio::{BLOCK, BLOCK_SHIFT, block};
-use super::operation::{Doing, Park};
-use super::{Cache, Turn, Up};
+use super::operation::{OpStep, WaitFor};
+use super::{Cache, Turn};
 use crate::action::Action;
 use crate::bio::{Op, VolumeId};
+use crate::device_bio::DeviceCompletion;
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::slab::NIL;
@@ -30,7 +30,7 @@ struct Run {
 
 impl Cache {
     /// A bio that went down comes back.
-    pub fn on_up(&mut self, turn: &mut Turn, up: Up) {
+    pub fn on_completion(&mut self, turn: &mut Turn, up: DeviceCompletion) {
         let Some(unit) = up.bio.id.unit() else {
             self.passed -= u32::from(up.stage != ReplyStage::Early);
             return self.on_below(turn, up);
@@ -68,7 +68,7 @@ impl Cache {
     }
 
     /// A command passed its time-out.
-    fn on_late(&mut self, turn: &mut Turn, run: &Run, up: &Up) {
+    fn on_late(&mut self, turn: &mut Turn, run: &Run, up: &DeviceCompletion) {
         self.folios[run.folio].late += 1;
         let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
         if up.bio.op == Op::Read {
@@ -99,7 +99,7 @@ impl Cache {
     }
 
     /// Blocks came from the device.
-    fn on_filled(&mut self, turn: &mut Turn, run: &Run, up: &Up, status: Status) {
+    fn on_filled(&mut self, turn: &mut Turn, run: &Run, up: &DeviceCompletion, status: Status) {
         if up.hole && status.is_ok() {
             let at = u64::from(run.unit) << BLOCK_SHIFT;
             turn.actions.list.push(Action::Zero { at, len: run.count * BLOCK });
@@ -119,22 +119,22 @@ impl Cache {
     }
 
     /// The volume ended within the last block when this was sent, and goes on there now: of its rest nothing is known.
-    fn ends_short(&self, run: &Run, up: &Up) -> bool {
+    fn ends_short(&self, run: &Run, up: &DeviceCompletion) -> bool {
         let end = up.bio.end();
         let within = !end.is_multiple_of(u64::from(BLOCK));
         within && end < self.volumes[usize::from(run.volume.0)].size
     }
 
     /// Each bio that was given up counts until it is answered: others of its folio may never rest.
-    fn no_longer_late(&mut self, unit: u32, up: &Up) {
+    fn no_longer_late(&mut self, unit: u32, up: &DeviceCompletion) {
         self.folios[unit].late -= u16::from(up.stage == ReplyStage::Released);
     }
 
     /// Blocks were written, or could not be.
-    fn on_written(&mut self, turn: &mut Turn, run: &Run, up: &Up, status: Status) {
+    fn on_written(&mut self, turn: &mut Turn, run: &Run, up: &DeviceCompletion, status: Status) {
         let device = self.volume(run.volume).device;
         self.flushers[usize::from(device.0)].came_back(run.count);
-        let keep = status.is_err() && self.defect != CacheDefect::FailedIsClean;
+        let keep = status.is_err() && !self.defects.failed_is_clean();
         let present = self.volume(run.volume).blocks();
         let (mut clean, mut held) = (0, 0);
         for (unit, at) in (run.unit..run.unit + run.count).zip(run.block..) {
@@ -167,7 +167,7 @@ impl Cache {
         folio.dirty += held as u16;
         self.no_longer_late(run.folio, up);
         self.volume(run.volume).unclean -= clean;
-        self.newer.sub(self.folios[run.folio].key, clean);
+        self.dirty_regions.sub(self.folios[run.folio].key, clean);
         self.throttle.on_written(turn.now, device, clean);
         if held > 0 {
             self.held.mark(run.folio);
@@ -195,7 +195,7 @@ impl Cache {
     }
 
     /// The operation in whose name it was sent has one less on its way.
-    fn end_own(&mut self, up: &Up, status: Status) {
+    fn end_own(&mut self, up: &DeviceCompletion, status: Status) {
         if up.cookie == NIL {
             return;
         }
@@ -203,10 +203,10 @@ impl Cache {
         op.pending -= 1;
         self.waits[up.cookie as usize].below = up.spent;
         // A writer that writes out for itself sends anybody's blocks: their errors are the flushes' to tell.
-        if op.doing != Doing::Write {
+        if op.step != OpStep::Write {
             op.status = op.status.and(status);
         }
-        if op.pending == 0 && op.park == Park::Own {
+        if op.pending == 0 && op.waits_for == WaitFor::Own {
             self.ready(up.cookie);
         }
     }

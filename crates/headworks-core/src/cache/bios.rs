@@ -14,7 +14,7 @@
 //! in the line of its account.
 
 use super::Cache;
-use super::operation::{Doing, Park};
+use super::operation::{OpStep, WaitFor};
 
 /// Bios of the cache's own that are kept for fills when write-out takes all it may: one in four.
 const FILL_SHARE: u32 = 4;
@@ -74,10 +74,10 @@ impl Cache {
     /// frame.
     pub(super) fn defer_fill(&mut self, slot: u32) -> bool {
         let account = fills(self.device_of(slot));
-        let defers = self.ops[slot].doing == Doing::Read && !self.may_send(account);
+        let defers = self.ops[slot].step == OpStep::Read && !self.may_send(account);
         if defers {
             self.lines.frames.pop(&mut self.ops);
-            self.ops[slot].park = Park::Bios(account as u32);
+            self.ops[slot].waits_for = WaitFor::Bios(account as u32);
             self.lines.bios[account].push(&mut self.ops, slot);
         }
         defers

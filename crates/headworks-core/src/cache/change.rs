@@ -4,11 +4,10 @@
 //! vacant has no folio, no operation and no list that leads to it; whoever takes it finds it as new.
 
 use super::bios::{filling_most, fills, write_outs};
-use super::defect::CacheDefect;
 use super::flusher::Flusher;
 use super::folio::Folio;
 use super::volume::CachedVolume;
-use super::{Cache, Caching};
+use super::{Cache, DeviceCaching};
 use crate::bio::{DeviceId, VolumeId};
 use crate::options::{CacheOptions, VolumeConfig};
 use crate::queue::list::Fifo;
@@ -21,7 +20,7 @@ const LOOK_MAX: u32 = 1 << 17;
 
 impl Cache {
     /// A device takes a vacant place.
-    pub fn add_device(&mut self, device: DeviceId, caching: Caching) {
+    pub fn add_device(&mut self, device: DeviceId, caching: DeviceCaching) {
         let index = usize::from(device.0);
         let CacheOptions { units, account, .. } = self.options;
         for _ in self.devices.len()..=index {
@@ -87,7 +86,7 @@ impl Cache {
 
     /// Forgets what is cached of a volume of which nothing is dirty or on its way, so much in one turn; true when nothing is left.
     pub fn forget_some(&mut self, volume: VolumeId) -> bool {
-        if self.defect == CacheDefect::FoliosStay {
+        if self.defects.folios_stay() {
             return true;
         }
         let (units, place) = (self.folios.units(), usize::from(volume.0));
@@ -116,7 +115,7 @@ impl Cache {
     /// A volume leaves of which nothing is cached: nothing is remembered of it, but that some blocks were evicted.
     pub fn remove_volume(&mut self, volume: VolumeId) {
         self.ahead.forget_volume(volume);
-        self.cuts -= u32::from(self.volume(volume).cut.is_some());
+        self.truncations -= u32::from(self.volume(volume).truncation.is_some());
         self.volumes[usize::from(volume.0)].replace(CachedVolume::vacant());
     }
 }

@@ -4,10 +4,9 @@
 //! volumes and the throttle have counted; who is parked is found by exactly one list.
 
 use super::Cache;
-use super::defect::CacheDefect;
-use super::folio::{Folio, Place, block};
-use super::newer::Newer;
-use super::operation::Park;
+use super::dirty_regions::DirtyRegions;
+use super::folio::{EvictionList, Folio, block};
+use super::operation::WaitFor;
 use crate::slab::NIL;
 
 /// What was counted of a volume.
@@ -28,7 +27,7 @@ impl Cache {
             let (bio, done) = (&op.bio, op.done);
             format!(
                 "[{slot}: {:?} of {:?} {}+{} at {done}, {} on their way, waits for {:?}]",
-                op.doing, bio.op, bio.offset, bio.len, op.pending, op.park
+                op.step, bio.op, bio.offset, bio.len, op.pending, op.waits_for
             )
         });
         told.collect::<Vec<_>>().join(" ")
@@ -40,7 +39,7 @@ impl Cache {
     /// If anything does not hold.
     pub fn check(&self) {
         let mut counted = vec![Counted::default(); self.volumes.len()];
-        let mut newer = Newer::new(self.folios.units());
+        let mut newer = DirtyRegions::new(self.folios.units());
         let mut dirty = vec![0_u64; self.flushers.len()];
         let mut writeback = vec![0_u64; self.flushers.len()];
         let mut filling = vec![0_u64; self.flushers.len()];
@@ -70,7 +69,10 @@ impl Cache {
             folios: volume.folios,
         };
         assert_eq!(self.volumes.iter().map(volume_of).collect::<Vec<_>>(), counted);
-        assert!(newer.counts() == self.newer.counts(), "what is newer is counted where it lies");
+        assert!(
+            newer.counts() == self.dirty_regions.counts(),
+            "what is newer is counted where it lies"
+        );
         assert_eq!(shadowed, self.shadows.used(), "every shadow is some block's");
         self.check_operations(resident, parked);
         for (account, line) in self.lines.bios.iter().enumerate() {
@@ -81,7 +83,7 @@ impl Cache {
         assert_eq!(stats.nr_writeback, writeback.iter().sum::<u64>());
         for (device, flusher) in self.flushers.iter().enumerate() {
             let fills = u64::from(self.filling.used(device));
-            let counts = fills == filling[device] || self.defect != CacheDefect::None;
+            let counts = fills == filling[device] || self.defects.any();
             assert!(counts, "{fills} blocks of device {device}, not {}", filling[device]);
             assert_eq!(u64::from(flusher.in_flight()), writeback[device], "device {device}");
             let of_device = |v: &&super::volume::CachedVolume| usize::from(v.device.0) == device;
@@ -105,7 +107,7 @@ impl Cache {
         );
         let (volume, first) = (folio.key.volume(), folio.key.block());
         assert_eq!(self.index.find(&self.folios, volume, first), Some(unit), "{folio:?}");
-        assert!(folio.place != Place::None, "a folio waits for its eviction");
+        assert!(folio.list != EvictionList::None, "a folio waits for its eviction");
         let mut to_write = false;
         for &state in states {
             let has = |bit: u8| state & bit != 0;
@@ -123,7 +125,7 @@ impl Cache {
     fn waiters(&self, unit: u32) -> u32 {
         let (mut count, mut at) = (0, self.folios[unit].waiters);
         while at != NIL {
-            assert_eq!(self.ops[at].park, Park::Folio(unit));
+            assert_eq!(self.ops[at].waits_for, WaitFor::Folio(unit));
             count += 1;
             at = self.ops[at].next;
         }
@@ -138,9 +140,9 @@ impl Cache {
             let op = &self.ops[slot];
             granted += if op.frame.0 == NIL { 0 } else { 1 << op.frame.1 };
             credit += u64::from(op.credit);
-            waiting += u32::from(matches!(op.park, Park::Folio(_)));
-            assert!(op.park != Park::Own || op.pending > 0, "it waits for nothing: {op:?}");
-            assert!(op.park != Park::Nothing, "nobody steps it: {op:?}");
+            waiting += u32::from(matches!(op.waits_for, WaitFor::Folio(_)));
+            assert!(op.waits_for != WaitFor::Own || op.pending > 0, "it waits for nothing: {op:?}");
+            assert!(op.waits_for != WaitFor::Nothing, "nobody steps it: {op:?}");
         }
         assert_eq!(waiting, parked, "whoever waits for a folio is in its list");
         assert_eq!(credit, self.throttle.stats().reserved);

@@ -5,12 +5,12 @@
 //! is on the device but perhaps not durable: then a flush of the device follows, for FUA.
 
 use super::bios::write_outs;
-use super::flusher::Why;
-use super::folio::{BLOCK, BLOCK_SHIFT, Key, ORDER_MAX, block};
-use super::operation::{Doing, Operation, Park};
-use super::writeout::Sent;
-use super::{Cache, Down, Turn};
+use super::folio::{BLOCK, BLOCK_SHIFT, FolioKey, ORDER_MAX, block};
+use super::operation::{OpStep, Operation, WaitFor};
+use super::writeout::{WriteoutReason, WriteoutRequest};
+use super::{Cache, Turn};
 use crate::bio::{Bio, BioFlags, Op};
+use crate::device_bio::DeviceBio;
 use crate::error::IoError;
 use crate::options::WriteMode;
 
@@ -19,7 +19,7 @@ const LOOK_MAX: u32 = 16_384;
 
 impl Cache {
     /// Writes the range out; then the device's flush if one is needed; then the answer.
-    pub(super) fn step_clean(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+    pub(super) fn step_clean(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
         let flags = if op.is_fua() { BioFlags::FUA } else { BioFlags::NONE };
         if let Some(park) = self.clean_range(turn, op, slot, flags.with(BioFlags::SYNC)) {
             return park;
@@ -32,7 +32,7 @@ impl Cache {
         }
         if op.is_fua() && op.wants_flush {
             self.pass_down(op, slot, Bio { op: Op::Flush, offset: 0, len: 0, ..op.bio });
-            return Park::Below;
+            return WaitFor::Below;
         }
         self.finish(turn, op, Ok(()))
     }
@@ -44,7 +44,7 @@ impl Cache {
         op: &mut Operation,
         slot: u32,
         flags: BioFlags,
-    ) -> Option<Park> {
+    ) -> Option<WaitFor> {
         let volume = op.bio.id.volume;
         let first = op.bio.offset >> BLOCK_SHIFT;
         let end = op.bio.end().div_ceil(u64::from(BLOCK));
@@ -52,13 +52,13 @@ impl Cache {
         let mut looks = 0;
         while first + u64::from(op.asked) < end {
             if looks >= LOOK_MAX {
-                return Some(Park::Turn);
+                return Some(WaitFor::Turn);
             }
             looks += 1;
             let at = first + u64::from(op.asked);
             // Nearly all of a terabyte that is zeroed is not cached.
-            let around = Key::new(volume, at, ORDER_MAX);
-            if !self.newer.any(around) {
+            let around = FolioKey::new(volume, at, ORDER_MAX);
+            if !self.dirty_regions.any(around) {
                 let next = (around.block() + (1 << ORDER_MAX)).min(end);
                 op.wants_flush = true;
                 op.asked += (next - at) as u32;
@@ -75,9 +75,9 @@ impl Cache {
             if states[0] & block::WRITEBACK != 0 {
                 if self.folios[unit].is_late() {
                     op.status = Err(IoError::TimedOut);
-                    return (op.pending > 0).then_some(Park::Own);
+                    return (op.pending > 0).then_some(WaitFor::Own);
                 }
-                return Some(Park::Folio(unit));
+                return Some(WaitFor::Folio(unit));
             }
             if states[0] & block::DIRTY == 0 {
                 op.wants_flush = true;
@@ -88,22 +88,28 @@ impl Cache {
             let run = states.iter().position(|s| !ready(s)).unwrap_or(left as usize) as u32;
             let account = write_outs(usize::from(self.volume(volume).device.0));
             if !self.may_send(account) {
-                return Some(Park::Bios(account as u32));
+                return Some(WaitFor::Bios(account as u32));
             }
             self.unhold(unit, from, run);
             let connection = op.bio.id.connection;
-            let sent = Sent { cookie: slot, connection, flags, why: Why::Writer, most: run };
+            let sent = WriteoutRequest {
+                cookie: slot,
+                connection,
+                flags,
+                reason: WriteoutReason::Writer,
+                most: run,
+            };
             let (bios, _) = self.send_dirty(turn, unit, from, run, sent);
             op.pending += bios;
             op.asked += run;
         }
-        (op.pending > 0).then_some(Park::Own)
+        (op.pending > 0).then_some(WaitFor::Own)
     }
 
     /// Hands a bio of the client to the device, in the operation's name.
     pub(super) fn pass_down(&mut self, op: &mut Operation, slot: u32, bio: Bio) {
-        op.doing = Doing::Below;
+        op.step = OpStep::Below;
         let flags = bio.flags.without(BioFlags::DIRECT);
-        self.down.push(Down { bio: Bio { flags, ..bio }, cookie: slot });
+        self.down.push(DeviceBio { bio: Bio { flags, ..bio }, cookie: slot });
     }
 }

@@ -1,34 +1,85 @@
-//! What can be broken on purpose, to show that the checkers of the world see it.
+//! Deliberate violations of the cache's rules, for tests of the checkers.
+//!
+//! Each method of [`Defects`] guards one place where a rule can be broken. Without the Cargo feature `defects` all of them are the
+//! constant `false`, and the compiler removes the guarded code.
 
-/// A policy that loses data or lies. For negative tests only.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CacheDefect {
-    /// Nothing.
-    #[default]
-    None,
-    /// A flush is answered without a flush of the device.
-    FlushStaysHere,
-    /// A flush does not wait for write-out that is on its way.
-    FlushIgnoresWriteout,
-    /// A write goes into a frame that the device reads.
-    NoShadow,
-    /// A block that is filled counts as written by the client who came meanwhile.
-    FillOverwrites,
+/// Defines the defects, one test method each.
+macro_rules! defects {
+    ($($(#[$doc:meta])+ $variant:ident $method:ident)+) => {
+        /// A violation of the cache's rules that loses data or reports a wrong result; for negative tests only.
+        #[cfg(feature = "defects")]
+        #[doc(hidden)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum CacheDefect {
+            /// The cache follows its rules.
+            #[default]
+            None,
+            $($(#[$doc])+ $variant,)+
+        }
+
+        /// The defect that is active in a cache; always none without the feature `defects`.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(super) struct Defects {
+            #[cfg(feature = "defects")]
+            active: CacheDefect,
+        }
+
+        impl Defects {
+            $(
+                $(#[$doc])+
+                #[inline(always)]
+                pub fn $method(self) -> bool {
+                    #[cfg(feature = "defects")]
+                    return self.active == CacheDefect::$variant;
+                    #[cfg(not(feature = "defects"))]
+                    return false;
+                }
+            )+
+        }
+    };
+}
+
+defects! {
+    /// A flush completes without a flush of the device.
+    FlushSkipsDevice flush_skips_device
+    /// A flush does not wait for outstanding write-outs.
+    FlushIgnoresWriteout flush_ignores_writeout
+    /// A write changes a frame that the device reads.
+    NoShadow no_shadow
+    /// A fill replaces the bytes of a write that arrived during the fill.
+    FillOverwrites fill_overwrites
     /// A block whose write-out failed counts as clean.
-    FailedIsClean,
-    /// Writethrough is answered when the cache has it.
-    WritethroughEarly,
-    /// The rest of a block that is written in part is zeros.
-    NoReadBeforeWrite,
-    /// A discard does not wait for write-out that is on its way.
-    DiscardIgnoresWriteout,
-    /// Dirty folios are evicted as if they were clean.
-    EvictsDirty,
-    /// Folios that a device is filling are evicted.
-    EvictsFilling,
-    /// A flush tells no error of write-out that another connection was told before it began.
-    ErrorToldOnce,
-    /// What is cached of a volume stays when the volume leaves.
-    FoliosStay,
+    FailedIsClean failed_is_clean
+    /// A writethrough write completes before its write-out.
+    WritethroughEarly writethrough_early
+    /// The rest of a partially written block reads as zeros.
+    NoReadBeforeWrite no_read_before_write
+    /// A discard does not wait for outstanding write-outs.
+    DiscardIgnoresWriteout discard_ignores_writeout
+    /// Reclaim evicts dirty folios like clean ones.
+    EvictsDirty evicts_dirty
+    /// Reclaim evicts folios that a device is filling.
+    EvictsFilling evicts_filling
+    /// A flush omits write-out errors that another connection has seen.
+    ErrorReportedOnce error_reported_once
+    /// The folios of a removed volume stay in the cache.
+    FoliosStay folios_stay
+}
+
+#[cfg(feature = "defects")]
+impl Defects {
+    /// Activates a defect, or none.
+    pub fn set(&mut self, defect: CacheDefect) {
+        self.active = defect;
+    }
+}
+
+impl Defects {
+    /// Returns true if any defect is active.
+    pub fn any(self) -> bool {
+        #[cfg(feature = "defects")]
+        return self.active != CacheDefect::None;
+        #[cfg(not(feature = "defects"))]
+        return false;
+    }
 }

@@ -4,12 +4,12 @@
 //! wants it is parked on its folio. All that a bio needs is asked for before it waits, so its misses overlap.
 
 use super::bios::fills;
-use super::defect::CacheDefect;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use super::operation::{Operation, Park};
-use super::readahead::{Limits, Read, Window};
-use super::{Cache, Down, Turn};
+use super::operation::{Operation, WaitFor};
+use super::readahead::{ReadAheadLimits, ReadAheadWindow, ReadEvent};
+use super::{Cache, Turn};
 use crate::bio::{Bio, BioFlags, BioId, Op, VolumeId};
+use crate::device_bio::DeviceBio;
 use crate::slab::NIL;
 
 /// Blocks of a bio that are asked for at once: 4 MiB, as the largest window of read-ahead.
@@ -17,7 +17,7 @@ const ASK_MAX: u64 = 1024;
 
 /// For whom and what blocks are filled.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reason {
+pub(super) struct FillReason {
     /// The bio that caused it.
     pub bio: Bio,
     /// Nobody waits for it yet.
@@ -26,24 +26,24 @@ pub(super) struct Reason {
 
 impl Cache {
     /// Asks for what is missing from the operation's cursor on, and for what its stream will want next.
-    pub(super) fn ask(&mut self, turn: &mut Turn, op: &mut Operation) -> Result<(), Park> {
+    pub(super) fn ask(&mut self, turn: &mut Turn, op: &mut Operation) -> Result<(), WaitFor> {
         let volume = op.bio.id.volume;
         let first = op.at() >> BLOCK_SHIFT;
         let all = op.bio.end().div_ceil(u64::from(BLOCK));
         let end = all.min(first + ASK_MAX);
         let window = self.window(&op.bio, first, (all - first) as u32, false);
         let order = window.as_ref().map_or(0, |window| window.order);
-        let reason = Reason { bio: op.bio, ahead: false };
+        let reason = FillReason { bio: op.bio, ahead: false };
         let filled = self.stats.filled;
         let reached = self.fill_range(turn, Some(op), reason, (volume, first, end), order);
         self.stats.misses += self.stats.filled - filled;
         if reached == first {
             let account = self.fills_of(volume);
             if self.may_send(account) {
-                return Err(Park::Frames);
+                return Err(WaitFor::Frames);
             }
             self.drop_frame(op);
-            return Err(Park::Bios(account as u32));
+            return Err(WaitFor::Bios(account as u32));
         }
         op.asked = ((reached << BLOCK_SHIFT) - op.bio.offset).min(u64::from(op.bio.len)) as u32;
         if reached == end
@@ -61,22 +61,28 @@ impl Cache {
         first: u64,
         blocks: u32,
         marker: bool,
-    ) -> Option<Window> {
+    ) -> Option<ReadAheadWindow> {
         let volume = bio.id.volume;
         let caching = self.caching(volume);
         // A window is a small part of the pool, or streams would push each other out.
         let window_max = (caching.read_ahead_kb / 4).min(self.folios.units() / 16);
-        let limits = Limits {
+        let limits = ReadAheadLimits {
             end: self.volumes[usize::from(volume.0)].blocks(),
             window_max,
             order_max: caching.max_folio_order.min(self.order_cap()),
         };
-        let read = Read { volume, block: first, blocks, marker };
+        let read = ReadEvent { volume, block: first, blocks, marker };
         self.ahead.on_read(bio.id.connection, read, limits)
     }
 
     /// Fills a window beyond what was asked for, from `from` on.
-    pub(super) fn read_ahead(&mut self, turn: &mut Turn, bio: &Bio, window: &Window, from: u64) {
+    pub(super) fn read_ahead(
+        &mut self,
+        turn: &mut Turn,
+        bio: &Bio,
+        window: &ReadAheadWindow,
+        from: u64,
+    ) {
         let volume = bio.id.volume;
         let start = window.start.max(from);
         // What is about to change under a lock is not read meanwhile.
@@ -84,7 +90,7 @@ impl Cache {
         if start >= end {
             return;
         }
-        let reason = Reason { bio: *bio, ahead: true };
+        let reason = FillReason { bio: *bio, ahead: true };
         let reached = self.fill_range(turn, None, reason, (volume, start, end), window.order);
         self.stats.read_ahead += reached - start;
         let marked = self.index.find(&self.folios, volume, window.marker.max(start));
@@ -100,7 +106,7 @@ impl Cache {
         &mut self,
         turn: &mut Turn,
         mut op: Option<&mut Operation>,
-        reason: Reason,
+        reason: FillReason,
         (volume, first, end): (VolumeId, u64, u64),
         order: u8,
     ) -> u64 {
@@ -140,7 +146,7 @@ impl Cache {
     }
 
     /// Asks for the missing blocks `from..until` of a folio; false if bios ran out.
-    fn fill_folio(&mut self, reason: &Reason, unit: u32, from: u32, until: u32) -> bool {
+    fn fill_folio(&mut self, reason: &FillReason, unit: u32, from: u32, until: u32) -> bool {
         let account = self.fills_of(self.folios[unit].key.volume());
         let mut at = from;
         while at < until {
@@ -165,14 +171,14 @@ impl Cache {
 
     /// A block with one of these that is not there is waited for. (The defect: also what is written out may be filled.)
     pub(super) fn busy_bits(&self) -> u8 {
-        match self.defect {
-            CacheDefect::DiscardIgnoresWriteout => block::FILLING,
-            _ => block::FILLING | block::WRITEBACK,
+        match self.defects.discard_ignores_writeout() {
+            true => block::FILLING,
+            false => block::FILLING | block::WRITEBACK,
         }
     }
 
     /// Asks for `count` blocks of a folio from its block `first` on; none of them is there or on its way.
-    pub(super) fn send_fill(&mut self, reason: &Reason, unit: u32, first: u32, count: u32) {
+    pub(super) fn send_fill(&mut self, reason: &FillReason, unit: u32, first: u32, count: u32) {
         for state in self.folios.states_mut(unit + first, count) {
             *state |= block::FILLING;
         }
@@ -187,8 +193,10 @@ impl Cache {
         let id = self.internal_id(&reason.bio.id, unit + first, 0);
         let (offset, len) = self.bytes_of(id.volume, at, count);
         let ioprio = reason.bio.ioprio;
-        self.down
-            .push(Down { bio: Bio { id, offset, len, op: Op::Read, flags, ioprio }, cookie: NIL });
+        self.down.push(DeviceBio {
+            bio: Bio { id, offset, len, op: Op::Read, flags, ioprio },
+            cookie: NIL,
+        });
         let account = self.fills_of(id.volume);
         self.bios.add(account, 1);
         self.filling.add(account / 2, count);
@@ -221,7 +229,7 @@ impl Cache {
         let most = u64::from(self.folios.units() / 4);
         let end = bio.end().div_ceil(u64::from(BLOCK)).min(first + most);
         if self.ranges.conflict(&bio).is_none() {
-            let reason = Reason { bio, ahead: true };
+            let reason = FillReason { bio, ahead: true };
             let reached = self.fill_range(turn, None, reason, (volume, first, end), 0);
             self.stats.read_ahead += reached - first;
         }

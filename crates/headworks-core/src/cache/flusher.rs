@@ -16,7 +16,7 @@
 
 use super::bios::write_outs;
 use super::folio::Folio;
-use super::writeout::Sent;
+use super::writeout::{WriteoutReason, WriteoutRequest};
 use super::{Cache, TimerKind, Turn};
 use crate::bio::{BioFlags, DeviceId, VolumeId};
 use crate::error::IoError;
@@ -29,21 +29,6 @@ const LOOK_AHEAD: usize = 16;
 /// Nanoseconds of a hundredth of a second.
 const CENTISEC: u64 = 10 * MS;
 
-/// On whose behalf blocks are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// Much is dirty.
-    Background = 0,
-    /// It is old.
-    Periodic = 1,
-    /// A flush waits.
-    Sync = 2,
-    /// Frames are wanted.
-    Frames = 3,
-    /// A writer waits for it.
-    Writer = 4,
-}
-
 /// A device's flusher.
 #[derive(Debug)]
 pub(super) struct Flusher {
@@ -52,7 +37,7 @@ pub(super) struct Flusher {
     sorted: Vec<u32>,
     position: usize,
     group: u32,
-    why: Why,
+    reason: WriteoutReason,
     /// Only folios up to this generation.
     target: Option<u64>,
     /// When the pass began, and whether nothing of the group was left out.
@@ -90,7 +75,7 @@ impl Flusher {
             sorted: Vec::with_capacity(units.min(1 << GROUP_SHIFT) as usize),
             position: 0,
             group: NIL,
-            why: Why::Background,
+            reason: WriteoutReason::Background,
             target: None,
             began: Instant(0),
             all: false,
@@ -276,8 +261,8 @@ impl Cache {
         }
         let most = flusher.left.max(folio.blocks());
         let connection = flusher.account;
-        let (flags, why) = (BioFlags::NONE, flusher.why);
-        let sent = Sent { cookie: NIL, connection, flags, why, most };
+        let (flags, reason) = (BioFlags::NONE, flusher.reason);
+        let sent = WriteoutRequest { cookie: NIL, connection, flags, reason, most };
         let (_, blocks) = self.send_dirty(turn, unit, 0, folio.blocks(), sent);
         let room = self.may_send(write_outs(device));
         let flusher = &mut self.flushers[device];
@@ -295,7 +280,7 @@ impl Cache {
         if !self.groups.exists(group) {
             return;
         }
-        if flusher.why == Why::Sync {
+        if flusher.reason == WriteoutReason::Sync {
             let volume = usize::from(self.groups[group].volume.0);
             self.volumes[volume].cursor = self.groups.younger(group).unwrap_or(NIL);
         }
@@ -308,11 +293,11 @@ impl Cache {
 
     /// Chooses the next group, if there is work; its dirty folios are sorted.
     fn begin_pass(&mut self, now: Instant, device: usize) -> bool {
-        let Some((group, why, target)) = self.next_work(now, device) else {
+        let Some((group, reason, target)) = self.next_work(now, device) else {
             return false;
         };
-        let chunk = match why {
-            Why::Sync => u32::MAX,
+        let chunk = match reason {
+            WriteoutReason::Sync => u32::MAX,
             _ => self.throttle.chunk(DeviceId(device as u16)),
         };
         let Group { volume, index, .. } = self.groups[group];
@@ -321,7 +306,7 @@ impl Cache {
         let worth = self.throttle.chunk(DeviceId(device as u16)) / 4;
         let flusher = &mut self.flushers[device];
         flusher.in_flight_max = worth.clamp(most.min(512), most);
-        (flusher.group, flusher.why, flusher.target) = (group, why, target);
+        (flusher.group, flusher.reason, flusher.target) = (group, reason, target);
         (flusher.left, flusher.sent_any, flusher.position) = (chunk, false, 0);
         flusher.last = (volume, index);
         flusher.began = now;
@@ -344,23 +329,27 @@ impl Cache {
         sorted.sort_unstable_by_key(|&unit| self.folios[unit].key.word());
     }
 
-    fn next_work(&mut self, now: Instant, device: usize) -> Option<(u32, Why, Option<u64>)> {
+    fn next_work(
+        &mut self,
+        now: Instant,
+        device: usize,
+    ) -> Option<(u32, WriteoutReason, Option<u64>)> {
         if let Some((group, target)) = self.sync_work(device) {
-            return Some((group, Why::Sync, Some(target)));
+            return Some((group, WriteoutReason::Sync, Some(target)));
         }
         // A folio with one dirty block stays whole: when such hold half the pool, reads would soon find nothing to evict.
         let pinned = self.groups.units() > self.folios.units() / 2;
         if self.flushers[device].wanted || pinned {
-            return Some((self.oldest_group(device)?, Why::Frames, None));
+            return Some((self.oldest_group(device)?, WriteoutReason::Frames, None));
         }
         if self.flushers[device].periodic {
             if let Some(group) = self.expired_group(now, device) {
-                return Some((group, Why::Periodic, None));
+                return Some((group, WriteoutReason::Periodic, None));
             }
             self.flushers[device].periodic = false;
         }
         if self.throttle.over_background(DeviceId(device as u16)) {
-            return Some((self.oldest_group(device)?, Why::Background, None));
+            return Some((self.oldest_group(device)?, WriteoutReason::Background, None));
         }
         None
     }

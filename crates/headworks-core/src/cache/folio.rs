@@ -17,6 +17,7 @@
 use std::ops::Range;
 
 use crate::bio::VolumeId;
+use crate::options::topology::VOLUME_BYTES_MAX;
 use crate::slab::NIL;
 
 /// Bytes of a block, and of a unit of the pool.
@@ -28,14 +29,13 @@ pub const ORDER_MAX: u8 = 9;
 
 /// Bits of a key that say which block. Beyond them is the volume: a block that does not fit would be another volume's.
 const BLOCK_BITS: u32 = 48;
-/// The largest volume that can be cached: 1 EiB.
-pub const VOLUME_BYTES_MAX: u64 = 1 << (BLOCK_BITS + BLOCK_SHIFT);
+const _: () = assert!(VOLUME_BYTES_MAX == 1 << (BLOCK_BITS + BLOCK_SHIFT));
 
 /// Where a folio stands in the volume: its volume and its first block, in 64 bits (16 + 48: volumes of up to 1 EiB).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Key(u64);
+pub struct FolioKey(u64);
 
-impl Key {
+impl FolioKey {
     /// The key of the folio of `order` that holds `block` of `volume`.
     #[inline]
     #[must_use]
@@ -90,7 +90,7 @@ pub mod block {
 /// Which queue of the eviction policy a folio is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Place {
+pub enum EvictionList {
     /// None: no folio, or one that is not to be evicted.
     #[default]
     None = 0,
@@ -104,7 +104,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Folio {
     /// Whose blocks.
-    pub key: Key,
+    pub key: FolioKey,
     /// Neighbours in its eviction queue: towards the older one.
     pub older: u32,
     /// Towards the younger one.
@@ -132,7 +132,7 @@ pub struct Folio {
     /// How often it was asked for since it was looked at, saturating (eviction).
     pub freq: u8,
     /// Its eviction queue.
-    pub place: Place,
+    pub list: EvictionList,
     /// The generation of its oldest dirty blocks, modulo 16.
     pub generation: u8,
 }
@@ -191,7 +191,7 @@ impl Folios {
     }
 
     /// Makes a folio of `order` at `unit`; nothing of it is up to date.
-    pub fn begin(&mut self, unit: u32, key: Key, order: u8) {
+    pub fn begin(&mut self, unit: u32, key: FolioKey, order: u8) {
         self.headers[unit as usize] = Folio {
             key,
             older: NIL,

@@ -4,8 +4,7 @@
 //! it. A newcomer takes none while somebody waits. What was not asked for by a client (read-ahead) never waits and takes none
 //! from the line.
 
-use super::defect::CacheDefect;
-use super::folio::{Folio, Key};
+use super::folio::{Folio, FolioKey};
 use super::operation::Operation;
 use super::reclaim::Victim;
 use super::{Cache, Turn};
@@ -38,7 +37,7 @@ impl Cache {
             _ if self.lines.frames.head().is_some() => return None,
             _ => self.take_frames(turn, order.min(self.order_cap()))?,
         };
-        self.folios.begin(unit, Key::new(volume, block, order), order);
+        self.folios.begin(unit, FolioKey::new(volume, block, order), order);
         self.index.insert(&self.folios, unit);
         self.volume(volume).folios += 1;
         self.reclaim.insert(&mut self.folios, unit);
@@ -65,7 +64,7 @@ impl Cache {
 
     /// Evicts a clean folio; its units.
     fn evict_one(&mut self, turn: &mut Turn) -> Option<u32> {
-        if self.defect == CacheDefect::EvictsFilling
+        if self.defects.evicts_filling()
             && let Some(units) = self.evict_filling()
         {
             return Some(units);
@@ -82,7 +81,7 @@ impl Cache {
                 self.unmake(unit);
                 Some(folio.blocks())
             }
-            Victim::Dirty if self.defect == CacheDefect::EvictsDirty => self.evict_dirty(),
+            Victim::Dirty if self.defects.evicts_dirty() => self.evict_dirty(),
             Victim::Dirty => {
                 self.want_clean(turn);
                 None

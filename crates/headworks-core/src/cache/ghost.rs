@@ -9,7 +9,7 @@
 //!   set      | fingerprint:16 time:16 | ... 16 words |     time = units noted / (reach / 1024), wraps after 64 reaches
 //! ```
 
-use super::folio::Key;
+use super::folio::FolioKey;
 
 /// Words of a set; they fill a cache line.
 const WAYS: usize = 16;
@@ -43,7 +43,7 @@ impl Ghost {
     }
 
     /// The folio of `blocks` blocks at `key` was evicted.
-    pub fn note(&mut self, key: Key, blocks: u32) {
+    pub fn note(&mut self, key: FolioKey, blocks: u32) {
         let time = self.time();
         let (set, fingerprint) = self.place(key);
         let words = &mut self.sets[set].0;
@@ -54,7 +54,7 @@ impl Ghost {
     }
 
     /// Whether the folio at `key` was evicted lately; it is forgotten.
-    pub fn take(&mut self, key: Key) -> bool {
+    pub fn take(&mut self, key: FolioKey) -> bool {
         let time = self.time();
         let (set, fingerprint) = self.place(key);
         let words = &mut self.sets[set].0;
@@ -78,7 +78,7 @@ impl Ghost {
     }
 
     /// The set, and the fingerprint: never 0, which is nobody's.
-    fn place(&self, key: Key) -> (usize, u32) {
+    fn place(&self, key: FolioKey) -> (usize, u32) {
         let word = key.word();
         let once = (word ^ word >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hash = (once ^ once >> 29).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -92,8 +92,8 @@ mod tests {
     use super::*;
     use crate::bio::VolumeId;
 
-    fn key(block: u64) -> Key {
-        Key::new(VolumeId(3), block, 0)
+    fn key(block: u64) -> FolioKey {
+        FolioKey::new(VolumeId(3), block, 0)
     }
 
     /// How many of the blocks are remembered.

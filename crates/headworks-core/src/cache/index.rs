@@ -26,30 +26,30 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::folio::{Folio, Folios, Key, ORDER_MAX};
+use super::folio::{Folio, FolioKey, Folios, ORDER_MAX};
 use crate::bio::VolumeId;
 
 /// Entries of a line; with the count it fills a cache line.
-const LINE: usize = 15;
+const BUCKET: usize = 15;
 /// Orders 0..=9.
 const ORDERS: usize = ORDER_MAX as usize + 1;
 
 /// A cache line of the table.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-struct Line {
+struct Bucket {
     /// 0 is empty: tags are not.
-    entries: [u32; LINE],
+    entries: [u32; BUCKET],
     /// Folios that were placed further on because this line was full.
     passed: u32,
 }
 
-const _: () = assert!(size_of::<Line>() == 64);
+const _: () = assert!(size_of::<Bucket>() == 64);
 
 /// Where to look for a folio, one line after the other.
 #[derive(Clone, Copy, Debug)]
-struct Way {
-    line: usize,
+struct ProbeSequence {
+    bucket: usize,
     step: usize,
     mask: usize,
     tag: u32,
@@ -79,7 +79,7 @@ impl IndexStats {
 /// The index of a cache.
 #[derive(Debug)]
 pub struct Index {
-    lines: Box<[Line]>,
+    buckets: Box<[Bucket]>,
     /// Bits of an entry that are the tag; the others are the unit.
     tag_mask: u32,
     /// Folios of each order.
@@ -108,7 +108,7 @@ impl Index {
         let slots = (u64::from(units) * 4).div_ceil(3).next_power_of_two().max(16);
         let regions = (u64::from(units) / 2).next_power_of_two().max(16);
         Self {
-            lines: vec![Line { entries: [0; LINE], passed: 0 }; (slots / 16) as usize].into(),
+            buckets: vec![Bucket { entries: [0; BUCKET], passed: 0 }; (slots / 16) as usize].into(),
             tag_mask: !(units.next_power_of_two() - 1),
             counts: [0; ORDERS],
             orders: 0,
@@ -136,7 +136,7 @@ impl Index {
         self.lookups.set(self.lookups.get() + 1);
         let last = self.last.get();
         if self.orders >> last & 1 != 0
-            && let Some(unit) = self.search(folios, Key::new(volume, block, last), last)
+            && let Some(unit) = self.search(folios, FolioKey::new(volume, block, last), last)
         {
             return Some((unit, within(block, last)));
         }
@@ -154,7 +154,7 @@ impl Index {
         while orders != 0 {
             let order = orders.ilog2() as u8;
             orders ^= 1 << order;
-            if let Some(unit) = self.search(folios, Key::new(volume, block, order), order) {
+            if let Some(unit) = self.search(folios, FolioKey::new(volume, block, order), order) {
                 self.last.set(order);
                 return Some((unit, within(block, order)));
             }
@@ -165,7 +165,7 @@ impl Index {
     /// The folio of exactly this key and order.
     #[inline]
     #[must_use]
-    pub fn find_exact(&self, folios: &Folios, key: Key, order: u8) -> Option<u32> {
+    pub fn find_exact(&self, folios: &Folios, key: FolioKey, order: u8) -> Option<u32> {
         self.lookups.set(self.lookups.get() + 1);
         self.search(folios, key, order)
     }
@@ -174,16 +174,16 @@ impl Index {
     pub fn insert(&mut self, folios: &Folios, unit: u32) {
         let folio = &folios[unit];
         assert!(folio.is(Folio::PRESENT), "a folio is begun before it is entered");
-        let mut way = self.way(folio.key, folio.order);
+        let mut probe = self.probe(folio.key, folio.order);
         loop {
-            let here = &mut self.lines[way.line];
+            let here = &mut self.buckets[probe.bucket];
             if let Some(slot) = here.entries.iter_mut().find(|entry| **entry == 0) {
-                *slot = way.tag | unit;
+                *slot = probe.tag | unit;
                 break;
             }
             // There are more slots than units: the way ends.
             here.passed += 1;
-            way.advance();
+            probe.advance();
         }
         self.inserts += 1;
         let order = folio.order;
@@ -201,16 +201,16 @@ impl Index {
     /// If it is not there: two folios would be mistaken for each other later.
     pub fn remove(&mut self, folios: &Folios, unit: u32) {
         let folio = &folios[unit];
-        let mut way = self.way(folio.key, folio.order);
+        let mut probe = self.probe(folio.key, folio.order);
         loop {
-            let here = &mut self.lines[way.line];
-            if let Some(slot) = here.entries.iter_mut().find(|entry| **entry == way.tag | unit) {
+            let here = &mut self.buckets[probe.bucket];
+            if let Some(slot) = here.entries.iter_mut().find(|entry| **entry == probe.tag | unit) {
                 *slot = 0;
                 break;
             }
             assert!(here.passed > 0, "a folio that leaves the index was in it");
             here.passed -= 1;
-            way.advance();
+            probe.advance();
         }
         self.removes += 1;
         let order = folio.order;
@@ -237,7 +237,7 @@ impl Index {
     ) -> u8 {
         let room = end.saturating_sub(block).max(1).ilog2();
         let order = u32::from(order_max.min(ORDER_MAX)).min(block.trailing_zeros()).min(room);
-        if order == 0 || self.regions[self.region(Key::new(volume, block, 0))] == 0 {
+        if order == 0 || self.regions[self.region(FolioKey::new(volume, block, 0))] == 0 {
             return order as u8;
         }
         let free = self.next_boundary(folios, volume, block + 1, block + (1 << order)) - block;
@@ -246,7 +246,7 @@ impl Index {
 
     /// Whether it is known at a look that no folio lies in the 2 MiB of a key of the largest order: regions share places.
     #[must_use]
-    pub fn is_empty_around(&self, folios: &Folios, key: Key) -> bool {
+    pub fn is_empty_around(&self, folios: &Folios, key: FolioKey) -> bool {
         self.regions[self.region(key)] == 0
             && (self.orders >> ORDER_MAX == 0 || self.search(folios, key, ORDER_MAX).is_none())
     }
@@ -261,7 +261,7 @@ impl Index {
             while orders != 0 {
                 let order = orders.trailing_zeros() as u8;
                 orders &= orders - 1;
-                if self.search(folios, Key::new(volume, at, order), order).is_some() {
+                if self.search(folios, FolioKey::new(volume, at, order), order).is_some() {
                     return true;
                 }
             }
@@ -301,23 +301,23 @@ impl Index {
     /// Where its table lies.
     #[must_use]
     pub fn table(&self) -> Range<*const u8> {
-        let lines = self.lines.as_ptr_range();
-        lines.start.cast()..lines.end.cast()
+        let buckets = self.buckets.as_ptr_range();
+        buckets.start.cast()..buckets.end.cast()
     }
 
     /// Bytes of its tables.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
-        size_of_val(&*self.lines) + size_of_val(&*self.regions)
+        size_of_val(&*self.buckets) + size_of_val(&*self.regions)
     }
 
     #[inline]
-    fn search(&self, folios: &Folios, key: Key, order: u8) -> Option<u32> {
-        let mut way = self.way(key, order);
+    fn search(&self, folios: &Folios, key: FolioKey, order: u8) -> Option<u32> {
+        let mut probe = self.probe(key, order);
         loop {
             self.probes.set(self.probes.get() + 1);
-            let here = &self.lines[way.line];
-            let mut hits = here.tagged(way.tag, self.tag_mask);
+            let here = &self.buckets[probe.bucket];
+            let mut hits = here.tagged(probe.tag, self.tag_mask);
             while hits != 0 {
                 let unit = here.entries[hits.trailing_zeros() as usize] & !self.tag_mask;
                 hits &= hits - 1;
@@ -329,18 +329,18 @@ impl Index {
             if here.passed == 0 {
                 return None;
             }
-            way.advance();
+            probe.advance();
         }
     }
 
     /// The lines in which a folio of this key and order can be.
     #[inline]
-    fn way(&self, key: Key, order: u8) -> Way {
+    fn probe(&self, key: FolioKey, order: u8) -> ProbeSequence {
         let hash = hash(key.word() ^ u64::from(order) << 44);
         let tag = hash as u32 & self.tag_mask;
-        let mask = self.lines.len() - 1;
-        Way {
-            line: (hash >> 32) as usize & mask >> order,
+        let mask = self.buckets.len() - 1;
+        ProbeSequence {
+            bucket: (hash >> 32) as usize & mask >> order,
             // Odd: it comes to every line before it comes home.
             step: hash as usize >> 3 | 1,
             mask,
@@ -350,19 +350,19 @@ impl Index {
     }
 
     #[inline]
-    fn region(&self, key: Key) -> usize {
+    fn region(&self, key: FolioKey) -> usize {
         (hash(key.word() >> ORDER_MAX) >> 32) as usize & (self.regions.len() - 1)
     }
 }
 
-impl Way {
+impl ProbeSequence {
     #[inline]
     fn advance(&mut self) {
-        self.line = (self.line + self.step) & self.mask;
+        self.bucket = (self.bucket + self.step) & self.mask;
     }
 }
 
-impl Line {
+impl Bucket {
     /// Bit i is set if entry i has the tag. Without branches: the compiler makes it a few vector instructions.
     #[inline]
     fn tagged(&self, tag: u32, mask: u32) -> u32 {
@@ -426,7 +426,7 @@ mod tests {
         /// Enters a folio, whose units are all "first units" here: the index does not know how large a folio is in the pool.
         fn insert(&mut self, volume: u16, block: u64, order: u8) -> bool {
             let Some(unit) = self.free.pop() else { return false };
-            self.folios.begin(unit, Key::new(VolumeId(volume), block, order), 0);
+            self.folios.begin(unit, FolioKey::new(VolumeId(volume), block, order), 0);
             self.folios[unit].order = order;
             self.index.insert(&self.folios, unit);
             assert_eq!(self.model.insert((volume, block), (order, unit)), None);
@@ -497,7 +497,13 @@ mod tests {
         while let Some((&(volume, block), _)) = world.model.first_key_value() {
             world.remove(volume, block);
         }
-        assert!(world.index.lines.iter().all(|line| line.passed == 0 && line.entries == [0; LINE]));
+        assert!(
+            world
+                .index
+                .buckets
+                .iter()
+                .all(|bucket| bucket.passed == 0 && bucket.entries == [0; BUCKET])
+        );
         assert!(world.index.regions.iter().all(|&count| count == 0));
     }
 

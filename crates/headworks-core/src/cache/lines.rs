@@ -3,7 +3,7 @@
 //! Lines are first come, first served. Whoever leaves the line of credit or of frames has what it waited for: a wake-up that
 //! carries nothing would lose the race to a newcomer.
 
-use super::operation::{Doing, Operation, Park};
+use super::operation::{OpStep, Operation, WaitFor};
 use super::{Cache, TimerKind, Turn};
 use crate::bio::DeviceId;
 use crate::error::IoError;
@@ -15,7 +15,7 @@ use crate::writeback::WriterId;
 
 /// The lines of a cache.
 #[derive(Debug)]
-pub(super) struct Lines {
+pub(super) struct WaitLists {
     /// Can go on.
     pub ready: Fifo,
     /// Have copied as much as one may in a turn.
@@ -32,7 +32,7 @@ pub(super) struct Lines {
     pub paused: Vec<Fifo>,
 }
 
-impl Lines {
+impl WaitLists {
     pub fn new(devices: usize, writers: u32) -> Self {
         Self {
             ready: Fifo::new(),
@@ -52,37 +52,37 @@ impl Lines {
 
 impl Cache {
     /// Puts an operation where what it waits for will find it.
-    pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: Park) {
+    pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: WaitFor) {
         self.stirred = true;
-        self.ops[slot].park = park;
+        self.ops[slot].waits_for = park;
         self.begin_wait(turn.now, slot);
         self.count_wait(park);
         match park {
-            Park::Nothing | Park::Slot => unreachable!("this is no place to wait"),
-            Park::Folio(unit) => {
+            WaitFor::Nothing | WaitFor::Slot => unreachable!("this is no place to wait"),
+            WaitFor::Folio(unit) => {
                 self.ops[slot].next = std::mem::replace(&mut self.folios[unit].waiters, slot);
             }
-            Park::Turn => {
+            WaitFor::Turn => {
                 self.lines.later.push(&mut self.ops, slot);
                 turn.timers.set(self.timer_base + TimerKind::Turn as u32, turn.now);
             }
-            Park::Frames => self.lines.frames.push(&mut self.ops, slot),
-            Park::Bios(account) => {
+            WaitFor::Frames => self.lines.frames.push(&mut self.ops, slot),
+            WaitFor::Bios(account) => {
                 self.lines.bios[account as usize].push(&mut self.ops, slot);
             }
-            Park::Credit(_) => {
+            WaitFor::Credit(_) => {
                 let device = self.device_of(slot);
                 self.lines.credit[device].push(&mut self.ops, slot);
             }
-            Park::Writer => {
+            WaitFor::Writer => {
                 let writer = self.ops[slot].writer;
                 self.lines.paused[writer as usize].push(&mut self.ops, slot);
                 self.arm_writer(turn, writer);
             }
-            Park::Range(other) => self.ranges.wait(&mut self.ops, other, slot),
-            Park::Sync => self.wait_for_sync(turn, slot),
+            WaitFor::Range(other) => self.ranges.wait(&mut self.ops, other, slot),
+            WaitFor::Sync => self.wait_for_sync(turn, slot),
             // These are found by the answers of the device.
-            Park::Own | Park::Below => {}
+            WaitFor::Own | WaitFor::Below => {}
         }
     }
 
@@ -97,14 +97,14 @@ impl Cache {
 
     /// An operation is parked no longer.
     pub(super) fn end_wait(&mut self, now: Instant, op: &mut Operation) {
-        let park = std::mem::take(&mut op.park);
+        let park = std::mem::take(&mut op.waits_for);
         if op.waits == NIL {
             return;
         }
         let waits = &mut self.waits[op.waits as usize];
         match park {
-            Park::Nothing | Park::Slot => {}
-            Park::Writer | Park::Credit(_) => waits.end(now, Wait::Dirty),
+            WaitFor::Nothing | WaitFor::Slot => {}
+            WaitFor::Writer | WaitFor::Credit(_) => waits.end(now, Wait::Dirty),
             _ => waits.end_below(now),
         }
     }
@@ -114,13 +114,13 @@ impl Cache {
         if op.waits == NIL { Spent::NONE } else { self.waits[op.waits as usize].spent() }
     }
 
-    fn count_wait(&mut self, park: Park) {
+    fn count_wait(&mut self, park: WaitFor) {
         let kind = match park {
-            Park::Frames | Park::Bios(_) => 0,
-            Park::Credit(_) => 1,
-            Park::Writer => 2,
-            Park::Range(_) => 4,
-            Park::Folio(_) => 5,
+            WaitFor::Frames | WaitFor::Bios(_) => 0,
+            WaitFor::Credit(_) => 1,
+            WaitFor::Writer => 2,
+            WaitFor::Range(_) => 4,
+            WaitFor::Folio(_) => 5,
             _ => return,
         };
         self.stats.waits[kind] += 1;
@@ -159,9 +159,9 @@ impl Cache {
                 let op = &self.ops[slot];
                 let block = op.at() >> super::folio::BLOCK_SHIFT;
                 // Who writes the whole block, or waits for a write-out, does not need what could not be read.
-                let needs = match op.doing {
-                    Doing::Read => true,
-                    Doing::Write => !self.part(op).whole,
+                let needs = match op.step {
+                    OpStep::Read => true,
+                    OpStep::Write => !self.part(op).whole,
                     _ => false,
                 };
                 if needs && (first..end).contains(&block) {
@@ -176,7 +176,7 @@ impl Cache {
     pub(super) fn serve_credit(&mut self) {
         for device in 0..self.lines.credit.len() {
             while let Some(slot) = self.lines.credit[device].head() {
-                let Park::Credit(want) = self.ops[slot].park else {
+                let WaitFor::Credit(want) = self.ops[slot].waits_for else {
                     unreachable!("it waits for credit")
                 };
                 let id = DeviceId(device as u16);
@@ -184,7 +184,7 @@ impl Cache {
                 // The limit may have been lowered since it asked.
                 let most = self.credit_most(id);
                 if want > most {
-                    self.ops[slot].park = Park::Credit(most);
+                    self.ops[slot].waits_for = WaitFor::Credit(most);
                     self.lines.refused[device] = false;
                     continue;
                 }

@@ -29,6 +29,7 @@ mod change;
 mod check;
 mod clean;
 mod defect;
+mod dirty_regions;
 mod fill;
 mod flusher;
 pub mod folio;
@@ -37,7 +38,6 @@ pub mod ghost;
 mod held;
 pub mod index;
 mod lines;
-mod newer;
 mod operation;
 mod range;
 mod read;
@@ -53,6 +53,7 @@ mod walk;
 mod write;
 mod writeout;
 
+#[cfg(feature = "defects")]
 pub use defect::CacheDefect;
 pub use stats::CacheStats;
 
@@ -61,6 +62,7 @@ use std::ops::Range;
 use crate::action::{Action, Actions};
 use crate::bio::{Bio, BioFlags, Op, VolumeId};
 use crate::buddy::Buddy;
+use crate::device_bio::DeviceBio;
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, QueueOptions, ShardConfig, WriteMode};
@@ -71,13 +73,14 @@ use crate::timer::TimerWheel;
 use crate::writeback::credit::Credit;
 use crate::writeback::groups::Groups;
 use crate::writeback::{DirtyOptions, Throttle};
+use defect::Defects;
+use dirty_regions::DirtyRegions;
 use flusher::Flusher;
 use folio::{Folios, ORDER_MAX};
 use held::HeldFolios;
 use index::Index;
-use lines::Lines;
-use newer::Newer;
-use operation::{Doing, Operation, Park};
+use lines::WaitLists;
+use operation::{OpStep, Operation, WaitFor};
 use range::Ranges;
 use readahead::ReadAhead;
 use reclaim::Reclaim;
@@ -89,25 +92,6 @@ pub(crate) struct Turn<'a> {
     pub now: Instant,
     pub actions: &'a mut Actions,
     pub timers: &'a mut TimerWheel,
-}
-
-/// A bio for the device below, made or passed on by the cache, and whose it is: an operation's slot, or `NIL`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Down {
-    pub bio: Bio,
-    pub cookie: u32,
-}
-
-/// What came back of one.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Up {
-    pub bio: Bio,
-    pub cookie: u32,
-    pub status: Status,
-    pub hole: bool,
-    pub stage: ReplyStage,
-    /// What it waited for.
-    pub spent: Spent,
 }
 
 /// Bytes that an operation copies in one turn: what 1 MiB takes (0.1 ms) others may wait.
@@ -133,12 +117,12 @@ enum TimerKind {
 
 /// How a device's volumes are cached.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caching {
+pub(crate) struct DeviceCaching {
     pub read_ahead_kb: u32,
     pub max_folio_order: u8,
 }
 
-impl Caching {
+impl DeviceCaching {
     pub fn of(queue: &QueueOptions) -> Self {
         Self { read_ahead_kb: queue.read_ahead_kb, max_folio_order: queue.max_folio_order }
     }
@@ -156,22 +140,22 @@ pub(crate) struct Cache {
     throttle: Throttle,
     groups: Groups,
     shadows: Shadows,
-    newer: Newer,
+    dirty_regions: DirtyRegions,
     held: HeldFolios,
     /// Where the next look for folios of a volume that leaves begins.
     leaving: u32,
     /// Volumes of which something beyond the end is still to be forgotten.
-    cuts: u32,
+    truncations: u32,
     volumes: Vec<CachedVolume>,
-    devices: Vec<Caching>,
+    devices: Vec<DeviceCaching>,
     flushers: Vec<Flusher>,
     ops: Slab<Operation>,
     /// What they waited for, by slot.
     waits: Vec<Waits>,
-    lines: Lines,
+    lines: WaitLists,
     ranges: Ranges,
     /// For the queues; the shard takes them at the end of a batch.
-    pub down: Vec<Down>,
+    pub down: Vec<DeviceBio>,
     /// Bios of the cache's own that are on their way, by account.
     bios: Credit,
     /// Blocks on their way from each device.
@@ -193,7 +177,7 @@ pub(crate) struct Cache {
     stats: CacheStats,
     /// How often a volume began or ceased to have something held.
     held_news: u32,
-    defect: CacheDefect,
+    defects: Defects,
 }
 
 impl Cache {
@@ -203,7 +187,7 @@ impl Cache {
         let mut frames = Buddy::new(options.units, usize::from(ORDER_MAX) + 1);
         let shadows = Shadows::new(&mut frames);
         let devices = config.devices.len();
-        let caching = |index: usize| Caching::of(&config.devices[index].queue);
+        let caching = |index: usize| DeviceCaching::of(&config.devices[index].queue);
         let account = options.account;
         Self {
             folios: Folios::new(options.units),
@@ -213,17 +197,17 @@ impl Cache {
             throttle: Throttle::new(&config.dirty, frames.free(), devices, options.writers_max),
             groups: Groups::new(options.units, config.volumes_max()),
             shadows,
-            newer: Newer::new(options.units),
+            dirty_regions: DirtyRegions::new(options.units),
             held: HeldFolios::new(options.units),
             leaving: 0,
-            cuts: 0,
+            truncations: 0,
             frames,
             volumes: config.volumes.iter().map(CachedVolume::new).collect(),
             devices: (0..devices).map(caching).collect(),
             flushers: (0..devices).map(|_| Flusher::new(options.units, account)).collect(),
             ops: Slab::new(config.bios_max),
             waits: vec![Waits::default(); config.bios_max as usize],
-            lines: Lines::new(devices, options.writers_max),
+            lines: WaitLists::new(devices, options.writers_max),
             ranges: Ranges::new(config.bios_max),
             down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
             bios: Credit::new(2 * devices, options.bios()),
@@ -237,7 +221,7 @@ impl Cache {
             stirred: true,
             stats: CacheStats::default(),
             held_news: 0,
-            defect: CacheDefect::None,
+            defects: Defects::default(),
             dirty: config.dirty,
             options,
         }
@@ -273,7 +257,7 @@ impl Cache {
     }
 
     /// What is to go down now.
-    pub fn take_down(&mut self) -> Vec<Down> {
+    pub fn take_device_bios(&mut self) -> Vec<DeviceBio> {
         let down = std::mem::take(&mut self.down);
         self.passed += down.iter().filter(|down| down.bio.id.unit().is_none()).count() as u32;
         down
@@ -301,14 +285,14 @@ impl Cache {
             Op::Flush if ignored => reply(turn, &bio, Ok(()), ReplyStage::Final),
             Op::Flush => self.begin_sync(turn, bio),
             Op::Prefetch => self.prefetch(turn, bio),
-            Op::BlockStatus => self.begin(turn, Operation::new(bio, Doing::Status)),
-            Op::Discard => self.begin(turn, Operation::new(bio, Doing::Range)),
+            Op::BlockStatus => self.begin(turn, Operation::new(bio, OpStep::Status)),
+            Op::Discard => self.begin(turn, Operation::new(bio, OpStep::Range)),
             Op::WriteZeroes => self.begin_zeroes(turn, bio),
             Op::Read | Op::Write if direct && aligned => {
-                let op = Operation { direct: true, ..Operation::new(bio, Doing::Range) };
+                let op = Operation { direct: true, ..Operation::new(bio, OpStep::Range) };
                 self.begin(turn, op);
             }
-            Op::Read => self.begin(turn, Operation::new(bio, Doing::Read)),
+            Op::Read => self.begin(turn, Operation::new(bio, OpStep::Read)),
             Op::Write => self.begin_write(turn, bio),
         }
     }
@@ -316,7 +300,7 @@ impl Cache {
     /// Steps an operation that has no slot yet; most end here and never need one.
     fn begin(&mut self, turn: &mut Turn, mut op: Operation) {
         match self.step(turn, &mut op, NIL) {
-            Park::Nothing => self.stirred |= op.asked > 0,
+            WaitFor::Nothing => self.stirred |= op.asked > 0,
             park => {
                 self.stirred = true;
                 let Some(slot) = self.ops.try_take() else {
@@ -325,7 +309,7 @@ impl Cache {
                     return reply(turn, &op.bio, Err(IoError::NoMemory), ReplyStage::Final);
                 };
                 self.ops[slot] = op;
-                if park == Park::Slot {
+                if park == WaitFor::Slot {
                     self.resume(turn, slot);
                 } else {
                     self.park(turn, slot, park);
@@ -341,50 +325,51 @@ impl Cache {
         let park = self.step(turn, &mut op, slot);
         self.ops[slot] = op;
         match park {
-            Park::Nothing => self.ops.put(slot),
+            WaitFor::Nothing => self.ops.put(slot),
             park => self.park(turn, slot, park),
         }
     }
 
     /// Goes on with an operation until it ends (`Nothing`) or must wait.
-    fn step(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+    fn step(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
         if !op.locked
-            && matches!(op.doing, Doing::Read | Doing::Write | Doing::Range)
+            && matches!(op.step, OpStep::Read | OpStep::Write | OpStep::Range)
             && let Some(other) = self.ranges.conflict(&op.bio)
         {
             if self.ops[other].answered {
                 return self.finish(turn, op, Err(IoError::TimedOut));
             }
-            return Park::Range(other);
+            return WaitFor::Range(other);
         }
         if slot != NIL && self.is_cut_off(op) {
             return self.finish(turn, op, Err(crate::volume::beyond(op.bio.op)));
         }
-        match op.doing {
-            Doing::Read => self.step_read(turn, op),
-            Doing::Write => self.step_write(turn, op, slot),
-            Doing::Clean => self.step_clean(turn, op, slot),
-            Doing::Range => self.step_range(turn, op, slot),
-            Doing::Sync => self.step_sync(turn, op, slot),
-            Doing::Status => self.step_status(turn, op, slot),
-            Doing::Below => self.step_below(turn, op),
+        match op.step {
+            OpStep::Read => self.step_read(turn, op),
+            OpStep::Write => self.step_write(turn, op, slot),
+            OpStep::Clean => self.step_clean(turn, op, slot),
+            OpStep::Range => self.step_range(turn, op, slot),
+            OpStep::Sync => self.step_sync(turn, op, slot),
+            OpStep::Status => self.step_status(turn, op, slot),
+            OpStep::Below => self.step_below(turn, op),
         }
     }
 
     /// The volume became smaller while it waited.
     fn is_cut_off(&self, op: &Operation) -> bool {
-        let begun = matches!(op.doing, Doing::Read | Doing::Write | Doing::Range | Doing::Status);
+        let begun =
+            matches!(op.step, OpStep::Read | OpStep::Write | OpStep::Range | OpStep::Status);
         begun && !op.locked && op.bio.end() > self.volumes[usize::from(op.bio.id.volume.0)].size
     }
 
     /// The client gets its answer, and whatever the operation held is free.
-    fn finish(&mut self, turn: &mut Turn, op: &mut Operation, status: Status) -> Park {
+    fn finish(&mut self, turn: &mut Turn, op: &mut Operation, status: Status) -> WaitFor {
         self.give_back(op);
         self.end_wait(turn.now, op);
         let (id, spent) = (op.bio.id, self.spent(op));
         let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
         turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
-        Park::Nothing
+        WaitFor::Nothing
     }
 
     /// What an operation holds is free.
@@ -474,7 +459,7 @@ impl Cache {
     }
 
     /// A device's volumes are cached in another way from now on.
-    pub fn set_caching(&mut self, device: usize, caching: Caching) {
+    pub fn set_caching(&mut self, device: usize, caching: DeviceCaching) {
         if let Some(known) = self.devices.get_mut(device) {
             *known = caching;
         }
@@ -501,9 +486,10 @@ impl Cache {
         u64::from(self.volumes[usize::from(volume.0)].unclean) << folio::BLOCK_SHIFT
     }
 
-    /// Breaks the policy on purpose, for negative tests.
+    /// Activates a deliberate violation of the rules, for negative tests.
+    #[cfg(feature = "defects")]
     pub fn set_defect(&mut self, defect: CacheDefect) {
-        self.defect = defect;
+        self.defects.set(defect);
     }
 
     /// What was counted.
@@ -545,7 +531,7 @@ impl Cache {
         self.dirty
     }
 
-    fn caching(&self, volume: VolumeId) -> Caching {
+    fn caching(&self, volume: VolumeId) -> DeviceCaching {
         self.devices[usize::from(self.volumes[usize::from(volume.0)].device.0)]
     }
 

@@ -22,7 +22,7 @@ use crate::time::Instant;
 
 /// What an operation is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Doing {
+pub(super) enum OpStep {
     /// Copies blocks to the client, filling what is missing.
     #[default]
     Read,
@@ -42,7 +42,7 @@ pub(super) enum Doing {
 
 /// What an operation waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Park {
+pub(super) enum WaitFor {
     /// Nothing: it is being stepped.
     #[default]
     Nothing,
@@ -84,9 +84,9 @@ pub(super) struct Operation {
     /// Range: how far nothing of it is on its way any longer, a place in a walk over its folios.
     pub walk: u64,
     /// What it is doing.
-    pub doing: Doing,
+    pub step: OpStep,
     /// What it waits for.
-    pub park: Park,
+    pub waits_for: WaitFor,
     /// Where its waits are added up; `NIL`: it has not waited.
     pub waits: u32,
     /// Next in the list that it is parked on.
@@ -125,8 +125,8 @@ impl Default for Operation {
             until: 0,
             asked: 0,
             walk: 0,
-            doing: Doing::Read,
-            park: Park::Nothing,
+            step: OpStep::Read,
+            waits_for: WaitFor::Nothing,
             waits: NIL,
             next: NIL,
             writer: NIL,
@@ -147,8 +147,8 @@ impl Default for Operation {
 
 impl Operation {
     /// The operation of a bio that nothing was done of.
-    pub fn new(bio: Bio, doing: Doing) -> Self {
-        Self { bio, doing, until: bio.len, ..Self::default() }
+    pub fn new(bio: Bio, step: OpStep) -> Self {
+        Self { bio, step, until: bio.len, ..Self::default() }
     }
 
     /// The byte of the volume at its cursor.

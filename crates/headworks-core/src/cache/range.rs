@@ -12,10 +12,11 @@
 //! Whole blocks only: a discard is rounded inward, direct I/O outward; an unaligned zeroing writes zeros at its ends.
 
 use super::folio::{BLOCK, BLOCK_SHIFT, block};
-use super::operation::{Doing, Operation, Park};
-use super::{Cache, Turn, Up};
+use super::operation::{OpStep, Operation, WaitFor};
+use super::{Cache, Turn};
 use crate::action::Action;
 use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::device_bio::DeviceCompletion;
 use crate::error::IoError;
 use crate::input::ReplyStage;
 use crate::queue::list::Fifo;
@@ -110,17 +111,17 @@ impl Cache {
         let whole = (start, end) == (begins, ends);
         let fast = bio.flags.contains(BioFlags::FAST_ZERO);
         if whole || start < end && (fast || bio.len > ZERO_MAX) {
-            self.begin(turn, Operation::new(bio, Doing::Range));
+            self.begin(turn, Operation::new(bio, OpStep::Range));
         } else {
-            let mut op = Operation::new(bio, Doing::Write);
+            let mut op = Operation::new(bio, OpStep::Write);
             self.begin_writer(turn, &mut op);
         }
     }
 
     /// See the head of this file.
-    pub(super) fn step_range(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+    pub(super) fn step_range(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
         if slot == NIL {
-            return Park::Slot;
+            return WaitFor::Slot;
         }
         let volume = op.bio.id.volume;
         let range = if op.direct { outward(&op.bio) } else { self.inward(&op.bio) };
@@ -152,12 +153,12 @@ impl Cache {
         } else if op.asked == 0 {
             // Once: under the lock nothing becomes dirty but by a write-out that fails, see `forget_range`.
             if !self.cancel_some(op, range) {
-                return Park::Turn;
+                return WaitFor::Turn;
             }
             (op.asked, op.walk) = (1, 0);
         }
         match self.forget_range(op, range) {
-            Some(Park::Folio(unit)) if self.folios[unit].is_late() => {
+            Some(WaitFor::Folio(unit)) if self.folios[unit].is_late() => {
                 self.unlock(op, slot);
                 return self.finish(turn, op, Err(IoError::TimedOut));
             }
@@ -166,7 +167,7 @@ impl Cache {
         }
         let bio = self.range_bio(op, range);
         self.pass_down(op, slot, bio);
-        Park::Below
+        WaitFor::Below
     }
 
     /// Whether a writer waits for the write-out of a part of a range.
@@ -174,7 +175,7 @@ impl Cache {
         (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot)).any(|slot| {
             let op = &self.ops[slot];
             let (start, end) = outward(&op.bio);
-            op.doing == Doing::Clean
+            op.step == OpStep::Clean
                 && op.bio.id.volume == volume
                 && start < range.1
                 && range.0 < end
@@ -192,7 +193,7 @@ impl Cache {
     }
 
     /// The device answered a bio that was passed down.
-    pub(super) fn on_below(&mut self, turn: &mut Turn, up: Up) {
+    pub(super) fn on_below(&mut self, turn: &mut Turn, up: DeviceCompletion) {
         let slot = up.cookie;
         let mut op = std::mem::take(&mut self.ops[slot]);
         self.waits[slot as usize].below = up.spent;
@@ -246,7 +247,7 @@ impl Cache {
         if zeroed.offset == op.bio.offset && zeroed.len == op.bio.len {
             return false;
         }
-        op.doing = Doing::Write;
+        op.step = OpStep::Write;
         op.writer = NIL;
         (op.done, op.until) = (0, head);
         if head == 0 {
@@ -268,9 +269,9 @@ impl Cache {
     }
 
     /// What waits below and needs no step.
-    pub(super) fn step_below(&mut self, turn: &mut Turn, op: &mut Operation) -> Park {
+    pub(super) fn step_below(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
         let _ = (turn, op);
-        Park::Below
+        WaitFor::Below
     }
 
     /// What a client was told it could not write is not kept (writethrough).
@@ -306,7 +307,7 @@ impl Cache {
         let ops = (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot));
         writers.extend(ops.filter(|&slot| {
             let op = &self.ops[slot];
-            op.bio.id.volume == volume && matches!(op.doing, Doing::Write | Doing::Clean)
+            op.bio.id.volume == volume && matches!(op.step, OpStep::Write | OpStep::Clean)
         }));
         writers
     }

@@ -1,7 +1,7 @@
 //! Reads: block by block from what is there, waiting for what is not.
 
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use super::operation::{Operation, Park};
+use super::operation::{Operation, WaitFor};
 use super::reclaim::Reclaim;
 use super::{COPY_MAX, Cache, Turn};
 use crate::action::{Action, Towards};
@@ -9,7 +9,7 @@ use crate::error::IoError;
 
 impl Cache {
     /// Copies up to the first block that is missing; asks for that and waits.
-    pub(super) fn step_read(&mut self, turn: &mut Turn, op: &mut Operation) -> Park {
+    pub(super) fn step_read(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
         if op.status.is_err() {
             return self.finish(turn, op, op.status);
         }
@@ -17,7 +17,7 @@ impl Cache {
         let enough = op.done.saturating_add(COPY_MAX);
         while op.done < op.bio.len {
             if op.done >= enough {
-                return Park::Turn;
+                return WaitFor::Turn;
             }
             let at = op.at() >> BLOCK_SHIFT;
             let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
@@ -42,7 +42,7 @@ impl Cache {
                     self.stats.misses += 1;
                     op.asked = end.min(u64::from(op.bio.len)) as u32;
                 }
-                return Park::Folio(unit);
+                return WaitFor::Folio(unit);
             }
             if let Err(park) = self.ask(turn, op) {
                 return park;

@@ -44,7 +44,7 @@ const HALVED_MAX: u8 = 8;
 
 /// A read that missed or came to a marker. (Other reads change nothing here and need not be told.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Read {
+pub struct ReadEvent {
     /// Of this volume.
     pub volume: VolumeId,
     /// Its first block.
@@ -57,7 +57,7 @@ pub struct Read {
 
 /// What a volume and its device allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ReadAheadLimits {
     /// Blocks of the volume.
     pub end: u64,
     /// Blocks of the largest window (`read_ahead_kb`, and a small part of the pool: a stream has up to two windows that were not
@@ -69,7 +69,7 @@ pub struct Limits {
 
 /// Blocks to be read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct ReadAheadWindow {
     /// The first: behind the read's own.
     pub start: u64,
     /// How many, at least 1.
@@ -155,7 +155,12 @@ impl ReadAhead {
 
     /// A read of `connection` missed or came to a marker. What to read ahead, if anything; blocks of the window that are
     /// cached or on their way already are to be left out.
-    pub fn on_read(&mut self, connection: u32, read: Read, limits: Limits) -> Option<Window> {
+    pub fn on_read(
+        &mut self,
+        connection: u32,
+        read: ReadEvent,
+        limits: ReadAheadLimits,
+    ) -> Option<ReadAheadWindow> {
         if limits.window_max == 0 {
             return None;
         }
@@ -238,7 +243,12 @@ impl ReadAhead {
 }
 
 impl Record {
-    fn on_read(&mut self, read: Read, limits: &Limits, ramp: &Ramp) -> Option<Window> {
+    fn on_read(
+        &mut self,
+        read: ReadEvent,
+        limits: &ReadAheadLimits,
+        ramp: &Ramp,
+    ) -> Option<ReadAheadWindow> {
         self.clock = self.clock.saturating_add(1);
         let clock = self.clock;
         if let Some(stream) = self.streams.iter_mut().find(|stream| stream.continues(&read)) {
@@ -284,7 +294,7 @@ impl Record {
 impl Stream {
     /// The read goes on where this stream stands (the last block may be read again: reads need not end with one), or is
     /// somewhere in what was read ahead for it: reads that only hit are not told, and others may change places.
-    fn continues(&self, read: &Read) -> bool {
+    fn continues(&self, read: &ReadEvent) -> bool {
         let from = self.next.saturating_sub(1);
         let to = if self.size > 0 { self.end } else { self.next };
         let progress = self.size > 0 || read.block + u64::from(read.blocks) > self.next;
@@ -292,7 +302,12 @@ impl Stream {
         same && progress && (from..=to).contains(&read.block)
     }
 
-    fn on_read(&mut self, read: &Read, limits: &Limits, ramp: &Ramp) -> Option<Window> {
+    fn on_read(
+        &mut self,
+        read: &ReadEvent,
+        limits: &ReadAheadLimits,
+        ramp: &Ramp,
+    ) -> Option<ReadAheadWindow> {
         let read_end = read.block + u64::from(read.blocks);
         self.next = self.next.max(read_end);
         if self.size == 0 {
@@ -310,7 +325,12 @@ impl Stream {
     }
 
     /// The first window: the read is a part of it, unless it is as large alone.
-    fn begin(&mut self, read: &Read, limits: &Limits, ramp: &Ramp) -> Option<Window> {
+    fn begin(
+        &mut self,
+        read: &ReadEvent,
+        limits: &ReadAheadLimits,
+        ramp: &Ramp,
+    ) -> Option<ReadAheadWindow> {
         let start = read.block + u64::from(read.blocks);
         self.size = ramp.init(read.blocks);
         self.order = 0;
@@ -322,9 +342,9 @@ impl Stream {
         &mut self,
         start: u64,
         end: u64,
-        limits: &Limits,
+        limits: &ReadAheadLimits,
         ramp: &Ramp,
-    ) -> Option<Window> {
+    ) -> Option<ReadAheadWindow> {
         let folio = 1_u64 << self.order;
         let up = end.next_multiple_of(folio);
         let down = end - end % folio;
@@ -336,7 +356,7 @@ impl Stream {
         self.marker = start;
         self.end = end.min(limits.end).max(start);
         let blocks = (self.end - start) as u32;
-        (blocks > 0).then_some(Window { start, blocks, marker: start, order: self.order })
+        (blocks > 0).then_some(ReadAheadWindow { start, blocks, marker: start, order: self.order })
     }
 }
 
@@ -399,20 +419,21 @@ mod tests {
     use crate::prng::Prng;
     use std::collections::BTreeSet;
 
-    const LIMITS: Limits = Limits { end: 1 << 30, window_max: 1024, order_max: 9 };
+    const LIMITS: ReadAheadLimits =
+        ReadAheadLimits { end: 1 << 30, window_max: 1024, order_max: 9 };
 
     /// A reader's cache that keeps everything: reads by reads, telling the policy what a cache would.
     struct World {
         ahead: ReadAhead,
-        limits: Limits,
+        limits: ReadAheadLimits,
         cached: BTreeSet<(u16, u64)>,
         markers: BTreeSet<(u16, u64)>,
-        windows: Vec<Window>,
+        windows: Vec<ReadAheadWindow>,
         missed: u64,
     }
 
     impl World {
-        fn new(limits: Limits) -> Self {
+        fn new(limits: ReadAheadLimits) -> Self {
             let (cached, markers) = (BTreeSet::new(), BTreeSet::new());
             Self {
                 ahead: ReadAhead::new(64),
@@ -433,7 +454,7 @@ mod tests {
             if new == 0 && !marker {
                 return false;
             }
-            let read = Read { volume: VolumeId(volume), block, blocks, marker };
+            let read = ReadEvent { volume: VolumeId(volume), block, blocks, marker };
             let Some(window) = self.ahead.on_read(connection, read, self.limits) else {
                 return false;
             };
@@ -568,15 +589,15 @@ mod tests {
 
     #[test]
     fn windows_end_with_the_volume_and_can_be_off() {
-        let mut world = World::new(Limits { end: 777, ..LIMITS });
+        let mut world = World::new(ReadAheadLimits { end: 777, ..LIMITS });
         for at in 0..777 {
             world.read(1, 0, at, 1);
         }
         assert_eq!((world.missed, world.cached.len()), (2, 777));
-        let mut world = World::new(Limits { window_max: 0, ..LIMITS });
+        let mut world = World::new(ReadAheadLimits { window_max: 0, ..LIMITS });
         assert!((0..1000).all(|at| !world.read(1, 0, at, 1)));
         // 128 KiB: Linux's default.
-        let mut world = World::new(Limits { window_max: 32, order_max: 3, ..LIMITS });
+        let mut world = World::new(ReadAheadLimits { window_max: 32, order_max: 3, ..LIMITS });
         (0..1000).for_each(|at| _ = world.read(1, 0, at, 1));
         let last = world.windows[world.windows.len() - 1];
         assert_eq!((world.missed, last.blocks, last.order), (2, 32, 3));
@@ -595,18 +616,18 @@ mod tests {
     /// A reader that is faster than its windows: what is ordered is always behind the read (asserted for every read).
     #[test]
     fn reads_larger_than_windows_get_windows_behind_them() {
-        let mut world = World::new(Limits { window_max: 32, ..LIMITS });
+        let mut world = World::new(ReadAheadLimits { window_max: 32, ..LIMITS });
         let orders = (0..50).filter(|at| world.read(1, 0, at * 64, 64)).count();
         assert_eq!((orders, world.missed), (49, 128 + 48 * 32));
     }
 
     #[test]
     fn a_marker_far_before_the_own_one_is_another_streams() {
-        let mut world = World::new(Limits { order_max: 0, ..LIMITS });
+        let mut world = World::new(ReadAheadLimits { order_max: 0, ..LIMITS });
         (0..6).for_each(|at| _ = world.read(1, 0, at, 1));
         assert_eq!(world.windows[2].marker, 21);
         let marker = |world: &mut World, block| {
-            let read = Read { volume: VolumeId(0), block, blocks: 1, marker: true };
+            let read = ReadEvent { volume: VolumeId(0), block, blocks: 1, marker: true };
             world.ahead.on_read(1, read, world.limits)
         };
         assert_eq!(marker(&mut world, 12), None);
@@ -662,7 +683,7 @@ mod tests {
         for _ in 0..4000 {
             let block = prng.below(1 << 29);
             for block in [block, block + 32] {
-                let read = Read { volume: VolumeId(0), block, blocks: 32, marker: false };
+                let read = ReadEvent { volume: VolumeId(0), block, blocks: 32, marker: false };
                 if let Some(window) = ahead.on_read(1, read, LIMITS) {
                     ahead.on_waste(VolumeId(0), window.blocks);
                     ordered.push(window.blocks);
@@ -678,7 +699,7 @@ mod tests {
         let bytes = size_of_val(&*ahead.records);
         assert!(bytes <= 256 << 10, "{bytes}");
         let read = |ahead: &mut ReadAhead, connection, block| {
-            let read = Read { volume: VolumeId(0), block, blocks: 1, marker: false };
+            let read = ReadEvent { volume: VolumeId(0), block, blocks: 1, marker: false };
             ahead.on_read(connection, read, LIMITS).is_some()
         };
         for connection in 0..10_000 {

@@ -24,9 +24,9 @@
 //! twelve cache fulls -6. Rejected: a small queue that grows with hits in the ghost; it wins one of these two points back and
 //! loses 11 to 15 on the loop.
 //!
-//! Invariants: a folio is in the queue that its `place` says, or in none; the queues' units are the sum of their folios'.
+//! Invariants: a folio is in the queue that its `list` says, or in none; the queues' units are the sum of their folios'.
 
-use super::folio::{Folio, Folios, Place};
+use super::folio::{EvictionList, Folio, Folios};
 use super::ghost::Ghost;
 use crate::slab::NIL;
 
@@ -70,7 +70,7 @@ pub struct ReclaimStats {
 /// A queue: links in the folios' headers.
 #[derive(Debug)]
 struct Queue {
-    place: Place,
+    list: EvictionList,
     oldest: u32,
     youngest: u32,
     units: u32,
@@ -93,8 +93,8 @@ impl Reclaim {
     pub fn new(units: u32) -> Self {
         let small_units_max = units / SMALL_PART;
         Self {
-            small: Queue::new(Place::Small),
-            main: Queue::new(Place::Main),
+            small: Queue::new(EvictionList::Small),
+            main: Queue::new(EvictionList::Main),
             ghost: Ghost::new(units - small_units_max),
             small_units_max,
             stats: ReclaimStats::default(),
@@ -103,7 +103,7 @@ impl Reclaim {
 
     /// The folio at `unit` has come and may be evicted from now on.
     pub fn insert(&mut self, folios: &mut Folios, unit: u32) {
-        assert!(folios[unit].place == Place::None, "a folio comes once");
+        assert!(folios[unit].list == EvictionList::None, "a folio comes once");
         folios[unit].freq = 0;
         if self.ghost.take(folios[unit].key) {
             self.stats.ghost_hits += 1;
@@ -128,10 +128,10 @@ impl Reclaim {
     /// # Panics
     /// If it is in none.
     pub fn forget(&mut self, folios: &mut Folios, unit: u32) {
-        match folios[unit].place {
-            Place::Small => self.small.remove(folios, unit),
-            Place::Main => self.main.remove(folios, unit),
-            Place::None => panic!("a folio that leaves its queue was in one"),
+        match folios[unit].list {
+            EvictionList::Small => self.small.remove(folios, unit),
+            EvictionList::Main => self.main.remove(folios, unit),
+            EvictionList::None => panic!("a folio that leaves its queue was in one"),
         }
     }
 
@@ -207,7 +207,7 @@ impl Reclaim {
 
     /// Out of its queue; what leaves the small one is remembered.
     fn forget_place(&mut self, folios: &mut Folios, unit: u32) {
-        if folios[unit].place == Place::Small {
+        if folios[unit].list == EvictionList::Small {
             self.ghost.note(folios[unit].key, folios[unit].blocks());
         }
         self.forget(folios, unit);
@@ -220,14 +220,14 @@ fn is_free(folio: &Folio) -> bool {
 }
 
 impl Queue {
-    fn new(place: Place) -> Self {
-        Self { place, oldest: NIL, youngest: NIL, units: 0 }
+    fn new(list: EvictionList) -> Self {
+        Self { list, oldest: NIL, youngest: NIL, units: 0 }
     }
 
     /// Enters at the young end.
     fn push(&mut self, folios: &mut Folios, unit: u32) {
         let folio = &mut folios[unit];
-        folio.place = self.place;
+        folio.list = self.list;
         folio.older = self.youngest;
         folio.younger = NIL;
         self.units += folio.blocks();
@@ -241,7 +241,7 @@ impl Queue {
     fn remove(&mut self, folios: &mut Folios, unit: u32) {
         let folio = &mut folios[unit];
         let (older, younger) = (folio.older, folio.younger);
-        folio.place = Place::None;
+        folio.list = EvictionList::None;
         self.units -= folio.blocks();
         match older {
             NIL => self.oldest = younger,
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
     use crate::bio::VolumeId;
     use crate::buddy::Buddy;
-    use crate::cache::folio::Key;
+    use crate::cache::folio::FolioKey;
     use crate::cache::index::Index;
     use crate::prng::Prng;
     use std::collections::BTreeMap;
@@ -301,7 +301,7 @@ mod tests {
                 };
                 self.drop(unit);
             };
-            self.folios.begin(unit, Key::new(VOLUME, block, order), order);
+            self.folios.begin(unit, FolioKey::new(VOLUME, block, order), order);
             self.index.insert(&self.folios, unit);
             self.reclaim.insert(&mut self.folios, unit);
             false
@@ -498,7 +498,7 @@ mod tests {
             let (mut unit, mut before, mut units) = (queue.oldest, NIL, 0);
             while unit != NIL {
                 let folio = &pool.folios[unit];
-                assert_eq!((folio.place, folio.older), (queue.place, before));
+                assert_eq!((folio.list, folio.older), (queue.list, before));
                 units += folio.blocks();
                 (before, unit) = (unit, folio.younger);
             }
@@ -535,7 +535,7 @@ mod tests {
         let calls =
             (1..).find(|_| pool.reclaim.victim(&mut pool.folios, STEPS) == Victim::Clean(clean));
         assert!(calls.unwrap() <= 16, "1000 folios are 16 calls of 64");
-        assert_eq!(pool.folios[clean].place, Place::None);
+        assert_eq!(pool.folios[clean].list, EvictionList::None);
     }
 
     #[test]

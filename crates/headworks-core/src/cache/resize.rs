@@ -12,14 +12,14 @@
 //! for that answer and then for the device; old bytes neither overtake new ones nor change under the device.
 
 use super::folio::{BLOCK, BLOCK_SHIFT, block};
-use super::walk::Step;
+use super::walk::WalkStep;
 use super::{Cache, TimerKind, Turn};
 use crate::action::Action;
 use crate::bio::VolumeId;
 
 /// What lies beyond a volume's end and is still to be forgotten.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct Truncation {
     /// Blocks.
     start: u64,
     end: u64,
@@ -65,60 +65,60 @@ impl Cache {
 
     fn begin_cut(&mut self, volume: VolumeId, (start, end): (u64, u64)) {
         let entry = self.volume(volume);
-        let known = entry.cut.replace(Cut { start, end, at: 0 });
-        if let (Some(known), Some(cut)) = (known, &mut entry.cut) {
+        let known = entry.truncation.replace(Truncation { start, end, at: 0 });
+        if let (Some(known), Some(truncation)) = (known, &mut entry.truncation) {
             // Of what is left of the other, nobody knows where it is in a walk over both.
-            cut.end = cut.end.max(known.end);
+            truncation.end = truncation.end.max(known.end);
         }
-        self.cuts += u32::from(known.is_none());
+        self.truncations += u32::from(known.is_none());
         self.stirred = true;
     }
 
     /// Goes on with every cut, each as far as one turn may.
     pub(super) fn go_on_with_cuts(&mut self, turn: &mut Turn) {
-        if self.cuts == 0 {
+        if self.truncations == 0 {
             return;
         }
         for volume in 0..self.volumes.len() {
             self.go_on_with_cut(VolumeId(volume as u16));
         }
-        if self.cuts > 0 {
+        if self.truncations > 0 {
             turn.timers.set(self.timer_base + TimerKind::Turn as u32, turn.now);
         }
     }
 
     /// Forgets some of what is cut off; true when nothing is left.
     fn go_on_with_cut(&mut self, volume: VolumeId) -> bool {
-        let Some(mut cut) = self.volume(volume).cut else {
+        let Some(mut truncation) = self.volume(volume).truncation else {
             return true;
         };
-        let (range, mut left) = ((cut.start, cut.end), Self::turn_budget());
+        let (range, mut left) = ((truncation.start, truncation.end), Self::turn_budget());
         let ended = loop {
-            match self.walk(volume, range, &mut cut.at, &mut left) {
-                Step::End => break true,
-                Step::Enough => break false,
-                Step::Folio(unit) => {
-                    cut.at = self.behind(range, unit);
+            match self.walk(volume, range, &mut truncation.at, &mut left) {
+                WalkStep::End => break true,
+                WalkStep::Enough => break false,
+                WalkStep::Folio(unit) => {
+                    truncation.at = self.behind(range, unit);
                     self.drop_blocks(unit, range, &mut left);
                 }
             }
         };
-        self.volume(volume).cut = (!ended).then_some(cut);
-        self.cuts -= u32::from(ended);
+        self.volume(volume).truncation = (!ended).then_some(truncation);
+        self.truncations -= u32::from(ended);
         ended
     }
 
     /// Before blocks of a folio are written out: what of them is cut off is not.
     pub(super) fn cancel_cut(&mut self, unit: u32) {
-        if self.cuts == 0 {
+        if self.truncations == 0 {
             return;
         }
-        let Some(cut) = self.volume(self.folios[unit].key.volume()).cut else {
+        let Some(truncation) = self.volume(self.folios[unit].key.volume()).truncation else {
             return;
         };
         let folio = &self.folios[unit];
-        if cut.start < folio.key.block() + u64::from(folio.blocks()) {
-            let (first, count) = self.overlap(unit, (cut.start, u64::MAX));
+        if truncation.start < folio.key.block() + u64::from(folio.blocks()) {
+            let (first, count) = self.overlap(unit, (truncation.start, u64::MAX));
             self.cancel_blocks(unit, first, count);
         }
     }

@@ -16,8 +16,8 @@
 //! the look was not acknowledged before the question. Under a lock what was dirty may be cancelled before the device has heard
 //! of the discard: nothing is told there.
 
-use super::folio::{BLOCK, BLOCK_SHIFT, Key, ORDER_MAX, block};
-use super::operation::{Operation, Park};
+use super::folio::{BLOCK, BLOCK_SHIFT, FolioKey, ORDER_MAX, block};
+use super::operation::{Operation, WaitFor};
 use super::{Cache, Turn};
 use crate::action::Action;
 use crate::bio::{Bio, VolumeId};
@@ -38,7 +38,12 @@ enum Run {
 
 impl Cache {
     /// See the head of this file.
-    pub(super) fn step_status(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+    pub(super) fn step_status(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        slot: u32,
+    ) -> WaitFor {
         let Bio { id, offset, .. } = op.bio;
         let (first, end) = (offset >> BLOCK_SHIFT, op.bio.end().div_ceil(u64::from(BLOCK)));
         let free = self.ranges.first_locked(id.volume, first, end);
@@ -47,7 +52,7 @@ impl Cache {
             let other = self.ranges.conflict(&at).expect("its first block is locked");
             return match self.ops[other].answered {
                 true => self.finish(turn, op, Err(IoError::TimedOut)),
-                false => Park::Range(other),
+                false => WaitFor::Range(other),
             };
         }
         // Bytes of the bio up to a block.
@@ -57,11 +62,11 @@ impl Cache {
                 turn.actions.list.push(Action::Data { bio: id, len: up_to(until) });
                 self.finish(turn, op, Ok(()))
             }
-            Run::Older(_) if slot == NIL => Park::Slot,
+            Run::Older(_) if slot == NIL => WaitFor::Slot,
             Run::Older(until) => {
                 let bio = Bio { len: up_to(until), ..op.bio };
                 self.pass_down(op, slot, bio);
-                Park::Below
+                WaitFor::Below
             }
         }
     }
@@ -88,8 +93,8 @@ impl Cache {
 
     /// Whether `block` is newer here, and up to where others of its folio (or those that are missing) are like it.
     fn alike(&self, volume: VolumeId, block: u64) -> (bool, u64) {
-        let key = Key::new(volume, block, ORDER_MAX);
-        if !self.newer.any(key) || self.index.is_empty_around(&self.folios, key) {
+        let key = FolioKey::new(volume, block, ORDER_MAX);
+        if !self.dirty_regions.any(key) || self.index.is_empty_around(&self.folios, key) {
             return (false, key.block() + (1 << ORDER_MAX));
         }
         let Some((unit, first)) = self.index.locate(&self.folios, volume, block) else {

@@ -10,9 +10,8 @@
 //!
 //! Invariant: an `Ok` means that every write of the volume that was acknowledged before the flush came is durable.
 
-use super::defect::CacheDefect;
 use super::folio::{Folio, block};
-use super::operation::{Doing, Operation, Park};
+use super::operation::{OpStep, Operation, WaitFor};
 use super::{Cache, TimerKind, Turn};
 use crate::bio::{Bio, VolumeId};
 use crate::cache::folio::BLOCK;
@@ -28,12 +27,12 @@ const BACKOFF_LAST: u64 = 30 * SEC;
 impl Cache {
     /// A flush comes.
     pub(super) fn begin_sync(&mut self, turn: &mut Turn, bio: Bio) {
-        let mut op = Operation::new(bio, Doing::Sync);
+        let mut op = Operation::new(bio, OpStep::Sync);
         op.writer = self.throttle.writer(bio.id.connection).0;
         op.deadline = turn.now.after(self.options.flush_timeout_ns);
         self.hear_from(op.writer, &bio);
         op.asked = self.heard[op.writer as usize].1;
-        if self.defect == CacheDefect::ErrorToldOnce {
+        if self.defects.error_reported_once() {
             op.asked = self.volume(bio.id.volume).errors.sample();
         }
         if self.volume(bio.id.volume).held > 0 {
@@ -43,27 +42,27 @@ impl Cache {
     }
 
     /// See the head of this file.
-    pub(super) fn step_sync(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+    pub(super) fn step_sync(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
         if slot == NIL {
-            return Park::Slot;
+            return WaitFor::Slot;
         }
         if op.status.is_err() {
             self.count_flush(op.status);
             return self.finish(turn, op, op.status);
         }
-        if self.volumes[usize::from(op.bio.id.volume.0)].cut.is_some() {
+        if self.volumes[usize::from(op.bio.id.volume.0)].truncation.is_some() {
             // What is held or dirty beyond its end is not waited for, and no error.
-            return Park::Turn;
+            return WaitFor::Turn;
         }
-        let ignores = self.defect == CacheDefect::FlushIgnoresWriteout;
-        let stays = self.defect == CacheDefect::FlushStaysHere;
+        let ignores = self.defects.flush_ignores_writeout();
+        let stays = self.defects.flush_skips_device();
         let volume = &mut self.volumes[usize::from(op.bio.id.volume.0)];
         if op.generation == 0 {
             let Some(target) = volume.end_generation() else {
                 // Flushes that were given up left something in every generation; nobody else may be waiting for it.
                 let ended = volume.generation - 1;
                 volume.target = Some(volume.target.map_or(ended, |other| other.max(ended)));
-                return Park::Sync;
+                return WaitFor::Sync;
             };
             // 0 says that there is none yet.
             op.generation = target + 1;
@@ -72,14 +71,14 @@ impl Cache {
         let left = if ignores { volume.has_dirty(target) } else { volume.is_left(target) };
         if left {
             volume.target = Some(volume.target.map_or(target, |other| other.max(target)));
-            return Park::Sync;
+            return WaitFor::Sync;
         }
         if stays {
             return self.finish(turn, op, Ok(()));
         }
         let bio = op.bio;
         self.pass_down(op, slot, bio);
-        Park::Below
+        WaitFor::Below
     }
 
     /// A flush must wait: for its generation, or until it can end one.

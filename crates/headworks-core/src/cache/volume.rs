@@ -12,7 +12,7 @@
 //! later hears of it only if nobody had heard before. Beside that, blocks whose write-out failed are *held*, and while any is,
 //! every flush fails.
 
-use super::resize::Cut;
+use super::resize::Truncation;
 use crate::bio::DeviceId;
 use crate::error::IoError;
 use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
@@ -92,7 +92,7 @@ pub(super) struct CachedVolume {
     /// Blocks that are dirty or under write-out; one that is both counts twice.
     pub unclean: u32,
     /// What is beyond its end and still to be forgotten.
-    pub cut: Option<Cut>,
+    pub truncation: Option<Truncation>,
     /// Blocks that are held because their write-out failed.
     pub held: u32,
     /// A write-out failed, and none has succeeded since with nothing held.
@@ -125,7 +125,7 @@ impl CachedVolume {
             cursor: crate::slab::NIL,
             target: None,
             unclean: 0,
-            cut: None,
+            truncation: None,
             held: 0,
             failing: false,
             folios: 0,

@@ -9,9 +9,8 @@
 //! a look.
 
 use super::Cache;
-use super::defect::CacheDefect;
-use super::folio::{Folio, Key, ORDER_MAX, block};
-use super::operation::{Operation, Park};
+use super::folio::{Folio, FolioKey, ORDER_MAX, block};
+use super::operation::{Operation, WaitFor};
 use crate::bio::{Op, VolumeId};
 
 /// What one turn may cost, in looks at headers: 1 ms.
@@ -23,7 +22,7 @@ const FOLIO: u32 = 16;
 
 /// What a walk came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum WalkStep {
     /// A folio with blocks of the range.
     Folio(u32),
     /// As much as one turn may.
@@ -45,13 +44,13 @@ impl Cache {
         range: (u64, u64),
         at: &mut u64,
         left: &mut u32,
-    ) -> Step {
+    ) -> WalkStep {
         let places = self.places(range);
         let by_block = places == range.1 - range.0;
         while *at < places {
             let cost = if by_block { LOOK } else { 1 };
             let Some(rest) = left.checked_sub(cost) else {
-                return Step::Enough;
+                return WalkStep::Enough;
             };
             *left = rest;
             let found = match by_block {
@@ -59,10 +58,10 @@ impl Cache {
                 false => self.folio_at_unit(volume, range, at),
             };
             if let Some(unit) = found {
-                return Step::Folio(unit);
+                return WalkStep::Folio(unit);
             }
         }
-        Step::End
+        WalkStep::End
     }
 
     /// How many places a walk over a range has.
@@ -76,7 +75,7 @@ impl Cache {
         let block = range.0 + *at;
         let unit = self.index.find(&self.folios, volume, block);
         if unit.is_none() {
-            let around = Key::new(volume, block, ORDER_MAX);
+            let around = FolioKey::new(volume, block, ORDER_MAX);
             let first = *at == 0 || block == around.block();
             let empty = first && self.index.is_empty_around(&self.folios, around);
             *at = if empty { around.block() + (1 << ORDER_MAX) - range.0 } else { *at + 1 };
@@ -118,7 +117,7 @@ impl Cache {
         at: &mut u64,
     ) -> Option<u32> {
         let mut left = u32::MAX;
-        let Step::Folio(unit) = self.walk(volume, range, at, &mut left) else {
+        let WalkStep::Folio(unit) = self.walk(volume, range, at, &mut left) else {
             return None;
         };
         *at = self.behind(range, unit);
@@ -153,9 +152,9 @@ impl Cache {
         let mut left = TURN_MAX;
         loop {
             match self.walk(op.bio.id.volume, range, &mut op.walk, &mut left) {
-                Step::End => return true,
-                Step::Enough => return false,
-                Step::Folio(unit) => {
+                WalkStep::End => return true,
+                WalkStep::Enough => return false,
+                WalkStep::Folio(unit) => {
                     op.walk = self.behind(range, unit);
                     let (first, count) = self.overlap(unit, range);
                     left = left.saturating_sub(self.cost(unit));
@@ -168,20 +167,24 @@ impl Cache {
 
     /// What is cached of an operation's range is forgotten, up to what is on its way; what to wait for before going on. What a
     /// failed write-out made dirty again is cancelled as soon as it has ended, so that nobody sends it anew.
-    pub(super) fn forget_range(&mut self, op: &mut Operation, range: (u64, u64)) -> Option<Park> {
+    pub(super) fn forget_range(
+        &mut self,
+        op: &mut Operation,
+        range: (u64, u64),
+    ) -> Option<WaitFor> {
         let mut left = TURN_MAX;
         loop {
             let unit = match self.walk(op.bio.id.volume, range, &mut op.walk, &mut left) {
-                Step::End => return None,
-                Step::Enough => return Some(Park::Turn),
-                Step::Folio(unit) => unit,
+                WalkStep::End => return None,
+                WalkStep::Enough => return Some(WaitFor::Turn),
+                WalkStep::Folio(unit) => unit,
             };
             let (first, count) = self.overlap(unit, range);
             let busy = |s: &u8| s & (block::WRITEBACK | block::FILLING) != 0;
             if self.folios.states(unit + first, count).iter().any(busy)
-                && self.defect != CacheDefect::DiscardIgnoresWriteout
+                && !self.defects.discard_ignores_writeout()
             {
-                return Some(Park::Folio(unit));
+                return Some(WaitFor::Folio(unit));
             }
             op.walk = self.behind(range, unit);
             left = left.saturating_sub(FOLIO + self.cost(unit));
@@ -215,7 +218,7 @@ impl Cache {
         self.folios[unit].dirty -= cancelled;
         let device = self.volume(volume).device;
         self.volume(volume).unclean -= u32::from(cancelled);
-        self.newer.sub(self.folios[unit].key, cancelled.into());
+        self.dirty_regions.sub(self.folios[unit].key, cancelled.into());
         self.count_held(volume, 0, held);
         self.throttle.on_cancelled(device, cancelled.into());
         self.settle_group(unit);

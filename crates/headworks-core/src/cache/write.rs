@@ -4,10 +4,9 @@
 //! the limit holds at every moment), a frame, the rest of a block that it writes in part. It holds credit while it waits for a
 //! frame, never the other way round: credit is at most a part of the pool, so whoever has it finds a frame in the end.
 
-use super::defect::CacheDefect;
-use super::fill::Reason;
+use super::fill::FillReason;
 use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use super::operation::{Doing, Operation, Park};
+use super::operation::{OpStep, Operation, WaitFor};
 use super::reclaim::Reclaim;
 use super::{COPY_MAX, Cache, Turn};
 use crate::action::{Action, Towards};
@@ -23,7 +22,7 @@ const CREDIT_STEP: u32 = 256;
 impl Cache {
     /// A write comes.
     pub(super) fn begin_write(&mut self, turn: &mut Turn, bio: Bio) {
-        let mut op = Operation::new(bio, Doing::Write);
+        let mut op = Operation::new(bio, OpStep::Write);
         self.begin_writer(turn, &mut op);
     }
 
@@ -35,28 +34,28 @@ impl Cache {
             && let Some(slot) = self.ops.try_take()
         {
             self.ops[slot] = op.clone();
-            return self.park(turn, slot, Park::Writer);
+            return self.park(turn, slot, WaitFor::Writer);
         }
         self.begin(turn, op.clone());
     }
 
     /// Writes up to the first block for which it must wait.
-    pub(super) fn step_write(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Park {
+    pub(super) fn step_write(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
         if op.status.is_err() || self.is_given_up(op) {
             let status = op.status.and(Err(self.volume(op.bio.id.volume).last_error));
             return self.finish(turn, op, status);
         }
         if op.pending > 0 {
-            return Park::Own;
+            return WaitFor::Own;
         }
         if slot == NIL && self.dirty.policy == ThrottlePolicy::Foreground {
-            return Park::Slot;
+            return WaitFor::Slot;
         }
         let enough = op.done.saturating_add(COPY_MAX);
         loop {
             while op.done < op.until {
                 if op.done >= enough {
-                    return Park::Turn;
+                    return WaitFor::Turn;
                 }
                 if let Some(park) = self.write_some(turn, op, slot) {
                     return park;
@@ -68,12 +67,12 @@ impl Cache {
         }
         self.drop_credit(op);
         let mode = self.volume(op.bio.id.volume).mode;
-        let early = self.defect == CacheDefect::WritethroughEarly;
+        let early = self.defects.writethrough_early();
         if op.is_fua() || mode == WriteMode::Writethrough && !early {
             if slot == NIL {
-                return Park::Slot;
+                return WaitFor::Slot;
             }
-            (op.doing, op.asked) = (Doing::Clean, 0);
+            (op.step, op.asked) = (OpStep::Clean, 0);
             return self.step_clean(turn, op, slot);
         }
         self.finish(turn, op, Ok(()))
@@ -87,29 +86,29 @@ impl Cache {
     }
 
     /// One run of blocks, or the reason to wait.
-    fn write_some(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Option<Park> {
+    fn write_some(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Option<WaitFor> {
         let volume = op.bio.id.volume;
         if self.pause_of(turn, op.writer).is_some() && !self.is_stuck(volume) {
             // What it had reserved and does not dirty now is others'.
             self.drop_credit(op);
-            return Some(Park::Writer);
+            return Some(WaitFor::Writer);
         }
         let at = op.at() >> BLOCK_SHIFT;
         let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
             return self.place(turn, op, at);
         };
         let state = self.folios.states(unit + first, 1)[0];
-        let over = self.defect == CacheDefect::FillOverwrites && self.part(op).whole;
+        let over = self.defects.fill_overwrites() && self.part(op).whole;
         // Cut off by a smaller volume while it was written out: the old bytes must not come after the new ones.
         let cut_off = state & (block::WRITEBACK | block::UPTODATE) == block::WRITEBACK;
         if state & block::FILLING != 0 && !over || cut_off {
             if self.folios[unit].is_late() {
                 return Some(self.finish(turn, op, Err(IoError::TimedOut)));
             }
-            return Some(Park::Folio(unit));
+            return Some(WaitFor::Folio(unit));
         }
         let part = self.part(op);
-        if state & block::WRITEBACK != 0 && self.defect != CacheDefect::NoShadow {
+        if state & block::WRITEBACK != 0 && !self.defects.no_shadow() {
             return self.write_shadow(turn, op, (unit, first, state), part, slot);
         }
         if !part.whole && state & block::UPTODATE == 0 {
@@ -132,7 +131,7 @@ impl Cache {
     }
 
     /// Makes a folio for a block that is in none.
-    fn place(&mut self, turn: &mut Turn, op: &mut Operation, at: u64) -> Option<Park> {
+    fn place(&mut self, turn: &mut Turn, op: &mut Operation, at: u64) -> Option<WaitFor> {
         if op.credit == 0
             && let Some(park) = self.take_credit(turn, op)
         {
@@ -144,7 +143,7 @@ impl Cache {
         let order = self.index.largest_fit(&self.folios, volume, at, order_max, end);
         match self.make_folio(turn, Some(op), (volume, at), order) {
             Some(_) => None,
-            None => Some(Park::Frames),
+            None => Some(WaitFor::Frames),
         }
     }
 
@@ -173,7 +172,7 @@ impl Cache {
         states.iter().position(|state| !same(state)).unwrap_or(states.len()) as u32
     }
 
-    fn take_credit(&mut self, turn: &mut Turn, op: &mut Operation) -> Option<Park> {
+    fn take_credit(&mut self, turn: &mut Turn, op: &mut Operation) -> Option<WaitFor> {
         self.stirred = true;
         let device = self.volumes[usize::from(op.bio.id.volume.0)].device;
         let left =
@@ -187,7 +186,7 @@ impl Cache {
                 self.throttle.forget_refused(device);
                 return Some(self.finish(turn, op, Err(error)));
             }
-            return Some(Park::Credit(want));
+            return Some(WaitFor::Credit(want));
         }
         op.credit = want;
         None
@@ -218,7 +217,7 @@ impl Cache {
         (unit, first, run): (u32, u32, u32),
         clean: bool,
         slot: u32,
-    ) -> Option<Park> {
+    ) -> Option<WaitFor> {
         // What was there before is written again: worth keeping.
         if self.folios.states(unit + first, 1)[0] & block::USED != 0 {
             Reclaim::touch(&mut self.folios, unit);
@@ -236,7 +235,13 @@ impl Cache {
     }
 
     /// Tells the throttle of blocks that became dirty; it may pause the writer, or have it write out for itself.
-    fn charge(&mut self, turn: &mut Turn, op: &mut Operation, run: u32, slot: u32) -> Option<Park> {
+    fn charge(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        run: u32,
+        slot: u32,
+    ) -> Option<WaitFor> {
         let device = self.volume(op.bio.id.volume).device;
         let writer = match op.writer {
             NIL => self.throttle.nobody(),
@@ -252,7 +257,7 @@ impl Cache {
         }
         op.pending +=
             self.write_for_itself(turn, (op.bio.id.volume, op.bio.id.connection), quota, slot);
-        (op.pending > 0).then_some(Park::Own)
+        (op.pending > 0).then_some(WaitFor::Own)
     }
 
     /// Marks blocks dirty and puts their folio on the list of its group; how many of them had been held.
@@ -280,7 +285,7 @@ impl Cache {
         }
         self.folios[unit].dirty += became;
         self.volumes[usize::from(bio.id.volume.0)].unclean += u32::from(became);
-        self.newer.add(self.folios[unit].key, became.into());
+        self.dirty_regions.add(self.folios[unit].key, became.into());
         failed
     }
 
@@ -291,8 +296,8 @@ impl Cache {
         op: &Operation,
         unit: u32,
         first: u32,
-    ) -> Option<Park> {
-        if self.defect == CacheDefect::NoReadBeforeWrite {
+    ) -> Option<WaitFor> {
+        if self.defects.no_read_before_write() {
             let at = u64::from(unit + first) << BLOCK_SHIFT;
             turn.actions.list.push(Action::Zero { at, len: BLOCK });
             self.folios.states_mut(unit + first, 1)[0] |= block::UPTODATE;
@@ -300,11 +305,11 @@ impl Cache {
         }
         let account = self.fills_of(op.bio.id.volume);
         if !self.may_send(account) {
-            return Some(Park::Bios(account as u32));
+            return Some(WaitFor::Bios(account as u32));
         }
         self.stats.read_before_write += 1;
-        self.send_fill(&Reason { bio: op.bio, ahead: false }, unit, first, 1);
-        Some(Park::Folio(unit))
+        self.send_fill(&FillReason { bio: op.bio, ahead: false }, unit, first, 1);
+        Some(WaitFor::Folio(unit))
     }
 
     /// A block that is on its way to the device is written beside its frame.
@@ -315,7 +320,7 @@ impl Cache {
         (unit, first, state): (u32, u32, u8),
         part: Part,
         slot: u32,
-    ) -> Option<Park> {
+    ) -> Option<WaitFor> {
         let clean = state & block::DIRTY == 0;
         if clean
             && op.credit == 0
@@ -331,7 +336,7 @@ impl Cache {
                     return Some(self.finish(turn, op, Err(IoError::TimedOut)));
                 }
                 self.stats.waits[3] += 1;
-                return Some(Park::Folio(unit));
+                return Some(WaitFor::Folio(unit));
             };
             self.folios.states_mut(unit + first, 1)[0] |= block::SHADOW;
             if !part.whole {

@@ -7,21 +7,36 @@
 //! Invariants: a block is in one write-out at a time; a folio is on its group's list exactly while a block of it is to be written.
 
 use super::bios::write_outs;
-use super::flusher::Why;
 use super::folio::block;
-use super::{Cache, Down, Turn};
+use super::{Cache, Turn};
 use crate::bio::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
+use crate::device_bio::DeviceBio;
 use crate::slab::NIL;
+
+/// The reason for a write-out, as the statistics count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteoutReason {
+    /// The background threshold is exceeded.
+    Background = 0,
+    /// The data is older than `dirty_expire_centisecs`.
+    Periodic = 1,
+    /// A flush waits for it.
+    Sync = 2,
+    /// Reclaim found no clean folio.
+    Frames = 3,
+    /// A writer waits for it (FUA, writethrough, direct I/O).
+    Writer = 4,
+}
 
 /// How dirty blocks are sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+pub(super) struct WriteoutRequest {
     /// The operation that waits for them, or `NIL`.
     pub cookie: u32,
     /// In whose name: the flusher's account, or the writer that writes for itself.
     pub connection: u32,
     pub flags: BioFlags,
-    pub why: Why,
+    pub reason: WriteoutReason,
     /// Most blocks.
     pub most: u32,
 }
@@ -47,8 +62,8 @@ impl Cache {
                 break;
             }
             let count = self.folios[unit].blocks();
-            let (flags, why) = (BioFlags::NONE, Why::Writer);
-            let sent = Sent { cookie: slot, connection, flags, why, most: left };
+            let (flags, reason) = (BioFlags::NONE, WriteoutReason::Writer);
+            let sent = WriteoutRequest { cookie: slot, connection, flags, reason, most: left };
             let (more, blocks) = self.send_dirty(turn, unit, 0, count, sent);
             bios += more;
             left = left.saturating_sub(blocks);
@@ -69,7 +84,7 @@ impl Cache {
         unit: u32,
         first: u32,
         count: u32,
-        sent: Sent,
+        sent: WriteoutRequest,
     ) -> (u32, u32) {
         self.cancel_cut(unit);
         let (mut bios, mut blocks) = (0, 0);
@@ -97,7 +112,14 @@ impl Cache {
         (bios, blocks)
     }
 
-    fn send_run(&mut self, turn: &mut Turn, unit: u32, first: u32, run: u32, sent: &Sent) {
+    fn send_run(
+        &mut self,
+        turn: &mut Turn,
+        unit: u32,
+        first: u32,
+        run: u32,
+        sent: &WriteoutRequest,
+    ) {
         for state in self.folios.states_mut(unit + first, run) {
             *state = *state & !(block::DIRTY | block::NEWER) | block::WRITEBACK;
         }
@@ -116,13 +138,15 @@ impl Cache {
         let id = self.internal_id(&cause, unit + first, mark);
         let (offset, len) = self.bytes_of(volume, at, run);
         let (op, flags, ioprio) = (Op::Write, sent.flags, Ioprio::default());
-        self.down
-            .push(Down { bio: Bio { id, offset, len, op, flags, ioprio }, cookie: sent.cookie });
+        self.down.push(DeviceBio {
+            bio: Bio { id, offset, len, op, flags, ioprio },
+            cookie: sent.cookie,
+        });
         self.bios.add(write_outs(usize::from(device.0)), 1);
         self.throttle.on_writeout(turn.now, device, run);
         self.stats.writeouts += 1;
         self.stats.written += u64::from(run);
-        self.stats.written_for[sent.why as usize] += u64::from(run);
+        self.stats.written_for[sent.reason as usize] += u64::from(run);
     }
 
     /// After a write-out: if all that is still dirty of a folio came after its generation had ended, it belongs to the next one.

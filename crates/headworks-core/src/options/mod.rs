@@ -6,7 +6,7 @@
 mod cache;
 mod change;
 mod queue;
-mod topology;
+pub(crate) mod topology;
 mod tunable;
 mod values;
 

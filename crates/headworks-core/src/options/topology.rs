@@ -1,11 +1,13 @@
 //! What a shard is made from: devices, volumes and exports, and where each of them lives.
 
 use crate::bio::{DeviceId, ShardId, VolumeId};
-use crate::cache::folio::VOLUME_BYTES_MAX;
 use crate::error::ConfigError;
 
 use super::{CacheOptions, ErrorPolicy, QueueOptions, Tunable, WriteMode};
 use crate::writeback::DirtyOptions;
+
+/// The largest volume that can be cached, in bytes: 1 EiB, 2^48 blocks of 4 KiB, as many as a folio's key can name.
+pub const VOLUME_BYTES_MAX: u64 = 1 << 60;
 
 /// One volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -34,7 +34,7 @@ pub(crate) use leases::Wish;
 
 use crate::action::{Action, Actions};
 use crate::bio::{Bio, BioFlags, DeviceId, Ioprio, Op, ShardId, VolumeId};
-use crate::cache::Up;
+use crate::device_bio::DeviceCompletion;
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
@@ -64,8 +64,8 @@ pub(crate) struct Pools {
     pub slots: Slots,
     pub actions: Actions,
     pub timers: TimerWheel,
-    /// What came back of the cache's bios in this batch.
-    pub ups: Vec<Up>,
+    /// Completions of the cache's bios in this batch.
+    pub completions: Vec<DeviceCompletion>,
     /// Slots that were made for tags of devices that have left.
     pub slots_left_over: u32,
 }
@@ -529,7 +529,14 @@ pub(crate) fn answer(pools: &mut Pools, slot: u32, status: Status, hole: bool, s
             pools.actions.list.push(Action::Send { to: shard, message });
         }
         Origin::Cache { cookie } => {
-            pools.ups.push(Up { bio: entry.bio, cookie, status, hole, stage, spent });
+            pools.completions.push(DeviceCompletion {
+                bio: entry.bio,
+                cookie,
+                status,
+                hole,
+                stage,
+                spent,
+            });
         }
     }
     if stage == ReplyStage::Early {

@@ -20,7 +20,7 @@
 
 use super::{NOBODY, Place, Shard, Way, room_for_actions};
 use crate::bio::{DeviceId, ExportId, VolumeId};
-use crate::cache::Caching;
+use crate::cache::DeviceCaching;
 use crate::error::ConfigError;
 use crate::options::{
     Change, ChangeError, DeviceConfig, QueueOptions, ShardConfig, VolumeConfig, VolumeOptions,
@@ -154,7 +154,7 @@ impl Shard {
         let (list, segments) = room_for_actions(&roll.config, roll.volumes_max);
         self.pools.actions.make_room(list, segments);
         if let Some(cache) = &mut self.cache {
-            cache.add_device(device, Caching::of(&config.queue));
+            cache.add_device(device, DeviceCaching::of(&config.queue));
         }
         if let Way::Own(queue) = &self.ways[index] {
             queue.announce(&mut self.pools);

@@ -5,7 +5,9 @@ use std::ops::Range;
 use super::{Shard, Way};
 use crate::action::Actions;
 use crate::bio::{DeviceId, VolumeId};
-use crate::cache::{CacheDefect, CacheStats};
+#[cfg(feature = "defects")]
+use crate::cache::CacheDefect;
+use crate::cache::CacheStats;
 use crate::elevator::Elevator;
 use crate::error::IoError;
 use crate::options::QueueOptions;
@@ -212,7 +214,8 @@ impl Shard {
         self.cache.as_ref().map_or_else(String::new, |cache| cache.told_waits())
     }
 
-    /// Breaks the cache's policy on purpose, for negative tests.
+    /// Activates a deliberate violation of the cache's rules, for negative tests.
+    #[cfg(feature = "defects")]
     #[doc(hidden)]
     pub fn set_cache_defect(&mut self, defect: CacheDefect) {
         if let Some(cache) = &mut self.cache {

@@ -307,7 +307,7 @@ impl std::ops::Index<u32> for Groups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::folio::Key;
+    use crate::cache::folio::FolioKey;
     use crate::prng::Prng;
 
     fn all(groups: &Groups, folios: &Folios, volume: u16) -> Vec<u32> {
@@ -339,7 +339,7 @@ mod tests {
         for unit in 0..512 {
             // Far more extents than the table has entries.
             let block = prng.below(1 << 30);
-            folios.begin(unit, Key::new(VolumeId((unit % 2) as u16), block, 0), 0);
+            folios.begin(unit, FolioKey::new(VolumeId((unit % 2) as u16), block, 0), 0);
         }
         for _ in 0..20_000 {
             let unit = prng.below(512) as u32;
@@ -366,13 +366,13 @@ mod tests {
         let mut folios = Folios::new(64);
         let mut groups = Groups::new(64, 1);
         for unit in 0..4 {
-            folios.begin(unit, Key::new(VolumeId(0), u64::from(unit) * 5000, 0), 0);
+            folios.begin(unit, FolioKey::new(VolumeId(0), u64::from(unit) * 5000, 0), 0);
             groups.add(Instant(unit.into()), &mut folios, unit, ExportId(1));
         }
         // Blocks 0, 5000, 10000 and 15000 lie within 16384.
         let first = groups.oldest(VolumeId(0)).unwrap();
         assert_eq!((groups[first].folios, groups[first].since), (4, Instant(0)));
-        folios.begin(9, Key::new(VolumeId(0), 1 << 20, 0), 0);
+        folios.begin(9, FolioKey::new(VolumeId(0), 1 << 20, 0), 0);
         groups.add(Instant(9), &mut folios, 9, ExportId(1));
         let second = groups.younger(first).unwrap();
         groups.requeue(Instant(20), first);
@@ -387,7 +387,7 @@ mod tests {
         let mut folios = Folios::new(units);
         let mut groups = Groups::new(units, 2);
         for unit in 0..4096 {
-            folios.begin(unit, Key::new(VolumeId(0), u64::from(unit) << GROUP_SHIFT, 0), 0);
+            folios.begin(unit, FolioKey::new(VolumeId(0), u64::from(unit) << GROUP_SHIFT, 0), 0);
             groups.add(Instant(1 + u64::from(unit)), &mut folios, unit, ExportId(0));
             let held = unit % 3 != 0;
             wanted[usize::from(!held)].push(unit);
