@@ -18,6 +18,7 @@
 //! The free lists are links in tables beside the region (9 bytes a unit: 0.22 % of 4 KiB), never in the region itself: memory
 //! that nobody used stays untouched, so that an idle server is small.
 
+use crate::list::{Links, List, OnlyLink};
 use crate::slab::NIL;
 
 /// Orders there can be: the largest block has 2^15 units (128 MiB of 4 KiB).
@@ -46,10 +47,9 @@ pub struct Buddy {
     /// Per unit: what it is.
     state: Vec<u8>,
     /// Per first unit of a free block: its neighbours on the free list of its order.
-    next: Vec<u32>,
-    prev: Vec<u32>,
-    /// First block of each order's free list.
-    heads: [u32; ORDERS_MAX],
+    links: Links,
+    /// The free list of each order.
+    lists: [List<OnlyLink>; ORDERS_MAX],
     /// Orders in use.
     orders: usize,
     /// Bit `order` is set while that free list has a block.
@@ -69,9 +69,8 @@ impl Buddy {
         assert!(units < NIL, "fewer than 2^32 - 1 units");
         let mut buddy = Self {
             state: vec![INSIDE; units as usize],
-            next: vec![NIL; units as usize],
-            prev: vec![NIL; units as usize],
-            heads: [NIL; ORDERS_MAX],
+            links: Links::new(units as usize),
+            lists: [const { List::new() }; ORDERS_MAX],
             orders,
             orders_free: 0,
             recent: [Recent { units: [0; RECENT_MAX], len: 0 }; RECENT_ORDERS],
@@ -130,7 +129,7 @@ impl Buddy {
     /// Bytes of its tables.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
-        size_of_val(&*self.state) + size_of_val(&*self.next) + size_of_val(&*self.prev)
+        size_of_val(&*self.state) + self.links.table_bytes()
     }
 
     /// Units that are out.
@@ -167,9 +166,7 @@ impl Buddy {
     /// are not among them: see [`Buddy::join_recent`].
     pub fn free_blocks(&self, order_min: u8) -> impl Iterator<Item = (u32, u8)> {
         (usize::from(order_min)..self.orders).flat_map(move |order| {
-            let after = |&unit: &u32| some(self.next[unit as usize]);
-            let list = std::iter::successors(some(self.heads[order]), after);
-            list.map(move |unit| (unit, order as u8))
+            self.lists[order].iter(&self.links).map(move |unit| (unit, order as u8))
         })
     }
 
@@ -183,7 +180,7 @@ impl Buddy {
             return None;
         }
         let mut have = order + enough.trailing_zeros() as usize;
-        let unit = self.heads[have];
+        let unit = self.lists[have].front().expect("an order with a free block has a list");
         self.remove_free(unit, have);
         while have > order {
             have -= 1;
@@ -223,39 +220,20 @@ impl Buddy {
     }
 
     fn push_free(&mut self, unit: u32, order: usize) {
-        let at = unit as usize;
-        let head = self.heads[order];
-        self.state[at] = FREE | order as u8;
-        self.prev[at] = NIL;
-        self.next[at] = head;
-        if head != NIL {
-            self.prev[head as usize] = unit;
-        }
-        self.heads[order] = unit;
+        self.state[unit as usize] = FREE | order as u8;
+        self.lists[order].push_front(&mut self.links, unit);
         self.orders_free |= 1 << order;
     }
 
     fn remove_free(&mut self, unit: u32, order: usize) {
         let at = unit as usize;
         assert!(self.state[at] == FREE | order as u8, "a free list holds free blocks of its order");
-        let (prev, next) = (self.prev[at], self.next[at]);
-        match prev {
-            NIL => self.heads[order] = next,
-            _ => self.next[prev as usize] = next,
-        }
-        if next != NIL {
-            self.prev[next as usize] = prev;
-        }
-        if self.heads[order] == NIL {
+        self.lists[order].remove(&mut self.links, unit);
+        if self.lists[order].is_empty() {
             self.orders_free &= !(1 << order);
         }
         self.state[at] = INSIDE;
     }
-}
-
-/// A link that may lead nowhere.
-fn some(unit: u32) -> Option<u32> {
-    (unit != NIL).then_some(unit)
 }
 
 #[cfg(test)]

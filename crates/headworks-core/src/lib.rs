@@ -18,6 +18,7 @@ pub mod error;
 pub mod extent;
 pub mod gauge;
 pub mod input;
+pub mod list;
 pub mod merge;
 pub mod options;
 mod plug;

@@ -4,6 +4,7 @@
 //! own with a `parent` and never merges: its neighbours are its siblings, which the limits cut apart on purpose.
 
 use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
+use crate::list::{Chained, Link, Linked};
 use crate::slab::{NIL, Slab};
 use crate::spent::Spent;
 use crate::time::Instant;
@@ -57,7 +58,11 @@ pub struct Request {
     pub piece_offset: u32,
     /// Counts the commands sent from this slot.
     pub generation: u32,
-    /// Next in whatever list the request is in: gate, elevator, requeue.
+    /// Neighbours in a list of the elevator or in the requeue list, see [`QueueLink`].
+    pub queue_link: Link,
+    /// Neighbours in the list of commands in flight, see [`FlightLink`].
+    pub flight_link: Link,
+    /// Next in whatever list the request is in: gate, elevator.
     pub next: SlotId,
     /// Previous in the list, for lists that are left in the middle.
     pub prev: SlotId,
@@ -69,10 +74,6 @@ pub struct Request {
     pub tree: [SlotId; 3],
     /// Counts what leaves the elevator, round and round: refused requests go again in this order.
     pub departure: u32,
-    /// Neighbours in the queue's list of commands in flight, oldest first.
-    pub flight_prev: SlotId,
-    /// See `flight_prev`.
-    pub flight_next: SlotId,
     /// Segments the request will need.
     pub segments: u16,
     /// Bios linked.
@@ -187,14 +188,14 @@ impl Default for Request {
             bio_tail: NIL,
             piece_offset: 0,
             generation: 0,
+            queue_link: Link::UNLINKED,
+            flight_link: Link::UNLINKED,
             next: NIL,
             prev: NIL,
             parent: NIL,
             chain: [NIL; 2],
             tree: [NIL; 3],
             departure: 0,
-            flight_prev: NIL,
-            flight_next: NIL,
             segments: 0,
             bios: 0,
             volume: VolumeId(0),
@@ -212,6 +213,45 @@ impl Default for Request {
             sent: Instant(0),
             stamps: [Instant(0); 4],
         }
+    }
+}
+
+/// The kind of lists that use [`Request::queue_link`]: those of an elevator, and the requeue list.
+#[derive(Debug)]
+pub enum QueueLink {}
+
+/// The kind of lists that use [`Request::flight_link`]: commands in flight.
+#[derive(Debug)]
+pub enum FlightLink {}
+
+impl Linked<QueueLink> for Request {
+    #[inline]
+    fn link(&self) -> &Link {
+        &self.queue_link
+    }
+
+    #[inline]
+    fn link_mut(&mut self) -> &mut Link {
+        &mut self.queue_link
+    }
+}
+
+impl Linked<FlightLink> for Request {
+    #[inline]
+    fn link(&self) -> &Link {
+        &self.flight_link
+    }
+
+    #[inline]
+    fn link_mut(&mut self) -> &mut Link {
+        &mut self.flight_link
+    }
+}
+
+impl Chained for BioSlot {
+    #[inline]
+    fn next(&mut self) -> &mut u32 {
+        &mut self.next
     }
 }
 

@@ -10,6 +10,7 @@
 //!  level 2: ...                                     (17 s), (18 min), (20 h), (52 days: later ones wait in the last place)
 //! ```
 
+use crate::list::{Links, List, OnlyLink};
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -21,8 +22,6 @@ const PLACES: usize = 64;
 #[derive(Clone, Debug)]
 struct Timer {
     at: Instant,
-    prev: u32,
-    next: u32,
     /// Where it hangs: `level * PLACES + place`, or `NIL` when not set.
     place: u32,
 }
@@ -31,7 +30,8 @@ struct Timer {
 #[derive(Debug)]
 pub struct TimerWheel {
     timers: Vec<Timer>,
-    heads: [u32; LEVELS * PLACES],
+    links: Links,
+    lists: [List<OnlyLink>; LEVELS * PLACES],
     /// One bit per place that is not empty.
     filled: [u64; LEVELS],
     /// The tick up to which everything was fired or moved down.
@@ -44,10 +44,11 @@ impl TimerWheel {
     /// A wheel for timers `0..count`, none set.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        let unset = Timer { at: Instant(0), prev: NIL, next: NIL, place: NIL };
+        let unset = Timer { at: Instant(0), place: NIL };
         Self {
             timers: vec![unset; count],
-            heads: [NIL; LEVELS * PLACES],
+            links: Links::new(count),
+            lists: [const { List::new() }; LEVELS * PLACES],
             filled: [0; LEVELS],
             tick: 0,
             changed: false,
@@ -114,11 +115,8 @@ impl TimerWheel {
     }
 
     fn due_at(&self, place: u32, now: Instant) -> Option<u32> {
-        let mut id = self.heads[place as usize];
-        while id != NIL && self.timers[id as usize].at > now {
-            id = self.timers[id as usize].next;
-        }
-        (id != NIL).then_some(id)
+        let mut all = self.lists[place as usize].iter(&self.links);
+        all.find(|&id| self.timers[id as usize].at <= now)
     }
 
     /// Goes to the next tick at which something may hang, at most to `target`, and brings passed timers down.
@@ -143,12 +141,10 @@ impl TimerWheel {
 
     fn bring_down(&mut self, level: usize) {
         let place = level * PLACES + ((self.tick >> (6 * level)) % PLACES as u64) as usize;
-        let mut id = self.heads[place];
-        while id != NIL {
-            let next = self.timers[id as usize].next;
+        while let Some(id) = self.lists[place].front() {
             self.unhang(id);
             self.hang(id);
-            id = next;
+            debug_assert!(self.timers[id as usize].place as usize != place, "a timer moves down");
         }
     }
 
@@ -170,14 +166,8 @@ impl TimerWheel {
     }
 
     fn first_of_place(&self, place: usize) -> Option<Instant> {
-        let mut id = self.heads[place];
-        let mut first: Option<Instant> = None;
-        while id != NIL {
-            let at = self.timers[id as usize].at;
-            first = Some(first.map_or(at, |best| best.min(at)));
-            id = self.timers[id as usize].next;
-        }
-        first
+        let all = self.lists[place].iter(&self.links);
+        all.map(|id| self.timers[id as usize].at).min()
     }
 
     fn hang(&mut self, id: u32) {
@@ -189,30 +179,18 @@ impl TimerWheel {
         let level = (64 - distance.leading_zeros()).saturating_sub(1) as usize / 6;
         let place = (due >> (6 * level)) % PLACES as u64;
         let place = level * PLACES + place as usize;
-        let head = self.heads[place];
-        let timer = &mut self.timers[id as usize];
-        (timer.prev, timer.next, timer.place) = (NIL, head, place as u32);
-        if head != NIL {
-            self.timers[head as usize].prev = id;
-        }
-        self.heads[place] = id;
+        self.timers[id as usize].place = place as u32;
+        self.lists[place].push_front(&mut self.links, id);
         self.filled[level] |= 1 << (place % PLACES);
     }
 
     fn unhang(&mut self, id: u32) {
         self.changed = true;
-        let Timer { prev, next, place, .. } = self.timers[id as usize];
-        match prev {
-            NIL => self.heads[place as usize] = next,
-            _ => self.timers[prev as usize].next = next,
+        let place = std::mem::replace(&mut self.timers[id as usize].place, NIL) as usize;
+        self.lists[place].remove(&mut self.links, id);
+        if self.lists[place].is_empty() {
+            self.filled[place / PLACES] &= !(1 << (place % PLACES));
         }
-        if next != NIL {
-            self.timers[next as usize].prev = prev;
-        }
-        if self.heads[place as usize] == NIL {
-            self.filled[place as usize / PLACES] &= !(1 << (place as usize % PLACES));
-        }
-        self.timers[id as usize].place = NIL;
     }
 }
 

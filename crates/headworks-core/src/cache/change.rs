@@ -10,7 +10,7 @@ use super::volume::CachedVolume;
 use super::{Cache, DeviceCaching};
 use crate::bio::{DeviceId, VolumeId};
 use crate::options::{CacheOptions, VolumeConfig};
-use crate::queue::list::Fifo;
+use crate::list::Fifo;
 use crate::slab::NIL;
 
 /// Folios that are forgotten in one turn: 2 ms. Half a second goes by where millions are, and nobody else would be served.

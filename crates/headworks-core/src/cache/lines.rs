@@ -7,7 +7,7 @@ use super::operation::{OpStep, Operation, WaitFor};
 use super::{Cache, TimerKind, Turn};
 use crate::bio::DeviceId;
 use crate::error::IoError;
-use crate::queue::list::Fifo;
+use crate::list::Fifo;
 use crate::slab::{NIL, Slab};
 use crate::spent::{Spent, Wait, Waits};
 use crate::time::Instant;

@@ -16,7 +16,7 @@
 
 use crate::bio::{Bio, BioFlags};
 use crate::error::Status;
-use crate::queue::list::Linked;
+use crate::list::Chained;
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -162,7 +162,7 @@ impl Operation {
     }
 }
 
-impl Linked for Operation {
+impl Chained for Operation {
     fn next(&mut self) -> &mut u32 {
         &mut self.next
     }

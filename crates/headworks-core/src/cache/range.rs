@@ -19,7 +19,7 @@ use crate::bio::{Bio, BioFlags, Op, VolumeId};
 use crate::device_bio::DeviceCompletion;
 use crate::error::IoError;
 use crate::input::ReplyStage;
-use crate::queue::list::Fifo;
+use crate::list::Fifo;
 use crate::slab::{NIL, Slab};
 
 /// A zeroing up to this long of which an end is no whole block is written like data.

@@ -16,7 +16,7 @@ use super::{Cache, TimerKind, Turn};
 use crate::bio::{Bio, VolumeId};
 use crate::cache::folio::BLOCK;
 use crate::error::{IoError, Status};
-use crate::queue::list::Fifo;
+use crate::list::Fifo;
 use crate::slab::NIL;
 use crate::time::{Instant, SEC};
 

@@ -16,7 +16,7 @@ use super::resize::Truncation;
 use crate::bio::DeviceId;
 use crate::error::IoError;
 use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
-use crate::queue::list::Fifo;
+use crate::list::Fifo;
 use crate::time::Instant;
 
 /// Where a vacant place has its bytes.

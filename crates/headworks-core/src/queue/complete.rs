@@ -19,7 +19,7 @@ use crate::action::{Action, Notice};
 use crate::bio::{BioFlags, Op};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, ReplyStage, RequestId};
-use crate::request::{Request, SlotId, State};
+use crate::request::{Request, SlotId, Slots, State};
 use crate::slab::NIL;
 use crate::spent::Spent;
 use crate::time::Instant;
@@ -136,16 +136,30 @@ impl Queue {
             request.departure = self.departures;
         }
         self.queued += 1;
-        self.requeue.insert(&mut pools.slots, id, |new, old| {
-            // Round and round: the difference has the sign of the order. Nothing that is not given up flies for 2^31 others.
-            (new.departure.wrapping_sub(old.departure) as i32) < 0
-        });
+        self.insert_requeued(&mut pools.slots, id);
         self.make_findable(pools, id);
         self.busy = true;
         // An answer to another command would do, but what is in flight may never be answered.
         let timer = timer_of(self.device, TimerKind::Retry);
         if !pools.timers.is_set(timer) {
             pools.timers.set(timer, now.after(RETRY_NS));
+        }
+    }
+
+    /// Inserts a request into the requeue list in the order in which requests left the elevator; mostly that is at its end.
+    fn insert_requeued(&mut self, slots: &mut Slots, id: SlotId) {
+        let departure = slots[id].departure;
+        // Departures wrap: the difference has the sign of the order. Nothing that is not given up flies for 2^31 others.
+        let precedes = |other: SlotId| (departure.wrapping_sub(slots[other].departure) as i32) < 0;
+        let mut before = self.requeue.back(slots);
+        while let Some(other) = before
+            && precedes(other)
+        {
+            before = self.requeue.prev(slots, other);
+        }
+        match before {
+            Some(other) => self.requeue.insert_after(slots, id, other),
+            None => self.requeue.push_front(slots, id),
         }
     }
 

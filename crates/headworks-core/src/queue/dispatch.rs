@@ -25,7 +25,7 @@ impl Queue {
         let mut batch = std::mem::replace(&mut self.batch, Batch::with_capacity(0));
         batch.reset((self.options.queue_depth - self.in_flight) as usize);
         while batch.room() > 0
-            && let Some(id) = self.requeue.pop(&mut pools.slots)
+            && let Some(id) = self.requeue.pop_front(&mut pools.slots)
         {
             pools.slots[id].marks &= !Request::REQUEUED;
             if pools.slots[id].is(Request::FLUSH) {
@@ -72,7 +72,7 @@ impl Queue {
         request.sent = now;
         request.generation = request.generation.wrapping_add(1);
         self.in_flight += u32::from(!request.is(Request::FLUSH));
-        self.flight.push(&mut pools.slots, id);
+        self.flight.push_back(&mut pools.slots, id);
         let timer = timer_of(self.device, TimerKind::Timeout);
         if !pools.timers.is_set(timer) {
             pools.timers.set(timer, now.after(self.options.io_timeout_ns));

@@ -16,7 +16,7 @@
 //! A device flush that failed says nothing about which writes are lost, so the volume is *suspect*: every flush and FUA
 //! fails until the operator acknowledges (a flush that later succeeds would hide the loss: fsyncgate, 2018).
 
-use super::list::Fifo;
+use crate::list::Fifo;
 use super::{Pools, Queue, answer};
 use crate::action::{Action, Notice};
 use crate::bio::{Op, VolumeId};

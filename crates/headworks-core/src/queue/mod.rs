@@ -24,7 +24,6 @@ mod complete;
 mod dispatch;
 mod flush;
 mod leases;
-pub(crate) mod list;
 mod merging;
 mod switch;
 mod timeout;
@@ -38,10 +37,10 @@ use crate::device_bio::DeviceCompletion;
 use crate::elevator::{self, Batch, Done, Elevator};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
+use crate::list::List;
 use crate::merge::{Limits, MergeIndex};
 use crate::options::{NoMerges, QueueOptions, ShardConfig};
-use crate::request::{Bios, Origin, Request, SlotId, Slots, State};
-use crate::slab::NIL;
+use crate::request::{Bios, FlightLink, Origin, QueueLink, Request, SlotId, Slots, State};
 use crate::stats::{QueueStats, VolumeStats};
 use crate::tags::{self, Ask, Freed, TagOwner, Who};
 use crate::time::{Instant, MS};
@@ -49,7 +48,6 @@ use crate::timer::TimerWheel;
 use admit::inflight_max;
 use flush::FlushSequence;
 use leases::Leases;
-use list::{Fifo, Flight};
 use switch::Switch;
 
 /// A device that refused and answers nothing else is asked again after this long; as Linux (BLK_MQ_RESOURCE_DELAY).
@@ -141,8 +139,10 @@ pub(crate) struct Queue {
     /// Requests in the elevator and in the requeue list.
     queued: u32,
     in_flight: u32,
-    flight: Flight,
-    requeue: Fifo,
+    /// Commands in flight, oldest first.
+    flight: List<FlightLink>,
+    /// Refused requests in the order in which they left the elevator.
+    requeue: List<QueueLink>,
     /// The device refused; it is asked again when it answers something, or after `RETRY_NS`.
     busy: bool,
     /// Timed-out writes that are still in the device.
@@ -204,8 +204,8 @@ impl Queue {
             leases: Leases::new(config.shards),
             queued: 0,
             in_flight: 0,
-            flight: Flight::new(),
-            requeue: Fifo::new(),
+            flight: List::new(),
+            requeue: List::new(),
             busy: false,
             zombies: 0,
             freed: Freed::default(),
@@ -296,7 +296,7 @@ impl Queue {
 
     /// Nothing waits for a tag, is queued or in the device.
     fn is_empty(&self) -> bool {
-        self.queued == 0 && self.flight.head() == NIL && self.tags.waiters() == 0
+        self.queued == 0 && self.flight.is_empty() && self.tags.waiters() == 0
     }
 
     /// Nothing is queued, in flight, waiting or lent.

@@ -16,7 +16,7 @@
 //! they came, before any later one.
 
 use super::admit::inflight_max;
-use super::list::Fifo;
+use crate::list::Fifo;
 use super::{Pools, Queue, TimerKind, Wish, clear_timers, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::ShardId;
@@ -26,7 +26,6 @@ use crate::input::Message;
 use crate::merge::Limits;
 use crate::options::{QueueOptions, Tunable};
 use crate::request::{Request, Slots};
-use crate::slab::NIL;
 use crate::tags;
 use crate::time::Instant;
 
@@ -140,14 +139,7 @@ impl Queue {
 
     /// Nothing is in the device but commands that were given up.
     fn only_given_up(&self, slots: &Slots) -> bool {
-        let mut id = self.flight.head();
-        while id != NIL {
-            if !slots[id].is(Request::TIMED_OUT) {
-                return false;
-            }
-            id = slots[id].flight_next;
-        }
-        true
+        self.flight.iter(slots).all(|id| slots[id].is(Request::TIMED_OUT))
     }
 
     fn apply(&mut self, pools: &mut Pools, next: QueueOptions) -> Status {

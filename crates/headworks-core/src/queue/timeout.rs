@@ -17,10 +17,10 @@ use crate::time::Instant;
 impl Queue {
     /// The oldest command may have timed out.
     pub fn on_timeout(&mut self, now: Instant, pools: &mut Pools) {
-        let mut id = self.flight.head();
-        while id != NIL {
+        let mut in_turn = self.flight.front();
+        while let Some(id) = in_turn {
+            in_turn = self.flight.next(&pools.slots, id);
             let request = &pools.slots[id];
-            let next = request.flight_next;
             let deadline = request.sent.after(self.options.io_timeout_ns);
             if !request.is(Request::TIMED_OUT) {
                 if deadline > now {
@@ -29,7 +29,6 @@ impl Queue {
                 }
                 self.time_out(now, pools, id);
             }
-            id = next;
         }
     }
 
@@ -77,14 +76,13 @@ impl Queue {
     }
 
     fn time_out_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
-        let mut id = self.flight.head();
-        while id != NIL {
+        let mut in_turn = self.flight.front();
+        while let Some(id) = in_turn {
+            in_turn = self.flight.next(&pools.slots, id);
             let piece = &pools.slots[id];
-            let next = piece.flight_next;
             if piece.parent == parent && !piece.is(Request::TIMED_OUT) {
                 self.give_up(pools, id);
             }
-            id = next;
         }
     }
 
@@ -92,16 +90,12 @@ impl Queue {
     pub(super) fn is_behind_zombie(&self, slots: &Slots, new: SlotId) -> bool {
         let Request { offset: start, volume, op, .. } = slots[new];
         let end = slots[new].end();
-        let mut id = if op.is_write() { self.flight.head() } else { NIL };
-        while id != NIL {
-            let old = &slots[id];
-            let overlaps = old.volume == volume && old.offset < end && start < old.end();
-            if old.is(Request::TIMED_OUT) && old.op.is_write() && overlaps {
-                return true;
-            }
-            id = old.flight_next;
-        }
-        false
+        op.is_write()
+            && self.flight.iter(slots).any(|id| {
+                let old = &slots[id];
+                let overlaps = old.volume == volume && old.offset < end && start < old.end();
+                old.is(Request::TIMED_OUT) && old.op.is_write() && overlaps
+            })
     }
 
     /// Fails a new write over bytes that a timed-out one may still write; true if it is gone.
