@@ -9,8 +9,8 @@ use super::folio::Folio;
 use super::volume::CachedVolume;
 use super::{Cache, DeviceCaching};
 use crate::bio::{DeviceId, VolumeId};
-use crate::options::{CacheOptions, VolumeConfig};
 use crate::list::Fifo;
+use crate::options::{CacheOptions, VolumeConfig};
 use crate::slab::NIL;
 
 /// Folios that are forgotten in one turn: 2 ms. Half a second goes by where millions are, and nobody else would be served.

@@ -15,8 +15,8 @@
 use super::resize::Truncation;
 use crate::bio::DeviceId;
 use crate::error::IoError;
-use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
 use crate::list::Fifo;
+use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
 use crate::time::Instant;
 
 /// Where a vacant place has its bytes.

@@ -16,12 +16,12 @@
 //! A device flush that failed says nothing about which writes are lost, so the volume is *suspect*: every flush and FUA
 //! fails until the operator acknowledges (a flush that later succeeds would hide the loss: fsyncgate, 2018).
 
-use crate::list::Fifo;
 use super::{Pools, Queue, answer};
 use crate::action::{Action, Notice};
 use crate::bio::{Op, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
+use crate::list::Fifo;
 use crate::request::{Request, SlotId};
 use crate::slab::NIL;
 use crate::spent::Wait;

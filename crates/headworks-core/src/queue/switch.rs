@@ -16,13 +16,13 @@
 //! they came, before any later one.
 
 use super::admit::inflight_max;
-use crate::list::Fifo;
 use super::{Pools, Queue, TimerKind, Wish, clear_timers, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::ShardId;
 use crate::elevator;
 use crate::error::{IoError, Status};
 use crate::input::Message;
+use crate::list::Fifo;
 use crate::merge::Limits;
 use crate::options::{QueueOptions, Tunable};
 use crate::request::{Request, Slots};
