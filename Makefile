@@ -4,6 +4,7 @@
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 HEADWORKS := target/release/headworks
+LAB       := target/release/headworks-lab
 DEMO      := target/demo.img
 
 # `make install` as a package has it: make install PREFIX=/usr DESTDIR=package/root
@@ -12,18 +13,22 @@ DESTDIR   ?=
 SHARE      = $(DESTDIR)$(PREFIX)/share
 LIB        = $(DESTDIR)$(PREFIX)/lib
 
-.PHONY: help run build install check test test-long bench
+.PHONY: help run build lab install install-lab check test test-long bench
 
 help:            ## what there is to make
-	@awk -F ' *## ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ' *## ' '/^[a-z-]+:.*##/ { sub(/:.*/, "", $$1); printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
 run: build       ## serve a demo disk of 1 GiB over NBD, in the foreground
 	@test -e $(DEMO) || truncate -s 1G $(DEMO)
 	@exec $(HEADWORKS) serve $(DEMO) -U target/demo.sock
 
-build:           ## the release binary: target/release/headworks
+build:           ## the release binary of the server: target/release/headworks
 	@scripts/setup
-	@cargo build --release --locked
+	@cargo build --release --locked -p headworks-cli
+
+lab:             ## the experiments: target/release/headworks-lab, which `headworks lab` runs
+	@scripts/setup
+	@cargo build --release --locked -p headworks-lab
 
 install:         ## the release binary, man pages, completions, systemd units: PREFIX=/usr/local DESTDIR=
 	@test -x $(HEADWORKS) || { echo "install: error: there is no $(HEADWORKS): 'make build' first" >&2; exit 1; }
@@ -39,6 +44,15 @@ install:         ## the release binary, man pages, completions, systemd units: P
 	install -D -m 644 packaging/sysusers.d/headworks.conf $(LIB)/sysusers.d/headworks.conf
 	install -D -m 644 packaging/tmpfiles.d/headworks.conf $(LIB)/tmpfiles.d/headworks.conf
 	for example in packaging/*.toml; do test ! -e $$example || install -D -m 644 $$example $(SHARE)/doc/headworks/$${example##*/}; done
+
+install-lab:     ## the experiments, their man pages and completions: PREFIX=/usr/local DESTDIR=
+	@test -x $(LAB) || { echo "install-lab: error: there is no $(LAB): 'make lab' first" >&2; exit 1; }
+	install -D -m 755 $(LAB) $(DESTDIR)$(PREFIX)/bin/headworks-lab
+	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(LAB) man $(SHARE)/man/man1
+	$(LAB) completions bash >$(SHARE)/bash-completion/completions/headworks-lab
+	$(LAB) completions zsh >$(SHARE)/zsh/site-functions/_headworks-lab
+	$(LAB) completions fish >$(SHARE)/fish/vendor_completions.d/headworks-lab.fish
 
 check:           ## before a commit: format, clippy, unit tests, a minute of simulation
 	@scripts/setup test

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Cached blocks in process beside the kernel's page cache, in turn in one run: a file on XFS, and a bare loop device.
 #
-#   benches/cache-vs-kernel.sh [--size 1G] [--dir /dev/shm] [--cpu 1] [-- OPTIONS of `headworks lab run cached`]
+#   benches/cache-vs-kernel.sh [--size 1G] [--dir /dev/shm] [--cpu 1] [-- OPTIONS of `headworks-lab run cached`]
 #
 # Needs root (losetup, mount), mkfs.xfs, and twice the set in DIR beside three times the set of memory. Both loop devices lie
 # on sparse files in DIR; nothing reaches them during a run, since all blocks are cached and written out before.
@@ -43,4 +43,4 @@ attach "$dir/headworks-bench.$$.loop" "$bytes"
 
 machine
 mkfs.xfs -V
-"$HEADWORKS" lab run cached --size "$size" --cpu "$cpu" --beside "xfs=$mounted/file" --beside "loop=$LOOP" "$@"
+"$LAB" run cached --size "$size" --cpu "$cpu" --beside "xfs=$mounted/file" --beside "loop=$LOOP" "$@"

@@ -4,7 +4,7 @@
 #   benches/instructions.sh [--device SPEC] [--bs 4k] [--iodepth 32] [--rw randread] [--scheduler none] [--annotate]
 #   benches/instructions.sh --cached read-4k [--iodepth 32] [--annotate]
 #
-# With --cached: for one call of a job of `headworks lab run cached` (read-4k, write-4k, read-64k, write-64k), whose blocks all are
+# With --cached: for one call of a job of `headworks-lab run cached` (read-4k, write-4k, read-64k, write-64k), whose blocks all are
 # cached, in batches of `iodepth` calls. Copies count too: a copy of 4 KiB is few instructions and much time.
 # Two runs of different length: the difference of their instructions over the difference of their I/Os, so that
 # start and end cancel out. --annotate prints the functions that take most.
@@ -29,9 +29,9 @@ while [ $# -gt 0 ]; do
 done
 
 count() { # IOS: prints the instructions of a run of so many
-    local job=(bench --device "$device" --rw "$rw" --bs "$bs" --iodepth "$depth" --scheduler "$scheduler" --ios "$1")
-    [ -z "$cached" ] || job=(lab run cached --size 64M --rounds 1 --job "$cached" --batch "$depth" --calls "$1")
-    valgrind --tool=callgrind --callgrind-out-file="$SCRATCH/callgrind.$1" "$HEADWORKS" "${job[@]}" \
+    local job=("$HEADWORKS" bench --device "$device" --rw "$rw" --bs "$bs" --iodepth "$depth" --scheduler "$scheduler" --ios "$1")
+    [ -z "$cached" ] || job=("$LAB" run cached --size 64M --rounds 1 --job "$cached" --batch "$depth" --calls "$1")
+    valgrind --tool=callgrind --callgrind-out-file="$SCRATCH/callgrind.$1" "${job[@]}" \
         >"$SCRATCH/run" 2>"$SCRATCH/valgrind" ||
         { cat "$SCRATCH/valgrind" >&2; return 1; }
     sed -n 's/.*Collected : //p' "$SCRATCH/valgrind"

@@ -7,6 +7,8 @@ set -u -o pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 HEADWORKS=${HEADWORKS:-$root/target/release/headworks}
 [ -x "$HEADWORKS" ] || { echo "$(basename "$0"): error: there is no $HEADWORKS: make build" >&2; exit 1; }
+# The experiments; only benches that run one need it.
+LAB=${LAB:-$(dirname "$HEADWORKS")/headworks-lab}
 
 SCRATCH=$(mktemp -d /tmp/hw-bench.XXXXXX) || exit 1
 RESULTS=$SCRATCH/results

@@ -8,7 +8,7 @@ refused() { # ARGUMENTS...
     local status=$?
     echo "exit $status:"
     cat "$DIR/out" "$DIR/err"
-    [ $status -eq 2 ] && head -n 1 "$DIR/err" | grep -q '^headworks: error: .' && [ "$(grep -c 'headworks: error' "$DIR/err")" -eq 1 ]
+    [ $status -eq 2 ] && head -n 1 "$DIR/err" | grep -q '^headworks\(-lab\)\?: error: .' && [ "$(grep -Ec 'headworks(-lab)?: error' "$DIR/err")" -eq 1 ]
 }
 names() { # WORD ARGUMENTS...: refused, and the first line names the word
     refused "${@:2}"
@@ -59,7 +59,14 @@ unheard() { # STATUS ARGUMENTS...: it ends with that also if its error cannot be
 }
 check "no command, and nobody to hear of it" unheard 2
 check "an unknown option, likewise" unheard 2 serve --frobnicate
-check "an unknown lab" refused lab run nothing-of-this-name
+check "an unknown experiment" names nothing-of-this-name lab run nothing-of-this-name
+check "an option of the lab that is none" names --frobnicate lab run smoke --frobnicate
+mkdir "$DIR/alone" && cp "$HEADWORKS" "$DIR/alone/headworks"
+check "no headworks-lab beside the program or in PATH" bash -c '
+    said=$(PATH= "$1" lab run smoke 2>&1)
+    [ $? -eq 2 ] && [ "$(wc -l <<<"$said")" -eq 1 ] && [[ $said == "headworks: error: "*headworks-lab*"make lab"* ]] || { echo "$said"; exit 1; }' - "$DIR/alone/headworks"
+check "headworks-lab in PATH" bash -c '
+    PATH=${2%/*}:$PATH "$1" lab --help | grep -q "^Usage: headworks-lab "' - "$DIR/alone/headworks" "$(realpath "$HEADWORKS")"
 
 # What the world refuses is not the user's spelling: exit 1.
 fails() {
@@ -67,7 +74,7 @@ fails() {
     local status=$?
     echo "exit $status:"
     cat "$DIR/out" "$DIR/err"
-    [ $status -eq 1 ] && head -n 1 "$DIR/err" | grep -q '^headworks: error: .'
+    [ $status -eq 1 ] && head -n 1 "$DIR/err" | grep -q '^headworks\(-lab\)\?: error: .'
 }
 check "an image that is not there" fails serve -U - "$DIR/none.img"
 check "a folder for an image" fails serve -U - "$DIR"
@@ -80,4 +87,6 @@ check "a tail smaller than the alignment is refused, or served without O_DIRECT"
 
 check "--version" bash -c '"$1" --version | grep -q "^headworks [0-9]"' - "$HEADWORKS"
 check "--help" bash -c '"$1" --help | grep -q serve' - "$HEADWORKS"
+check "lab --help" bash -c '"$1" lab --help | grep -q "^  replay "' - "$HEADWORKS"
+check "lab run smoke --help" bash -c '"$1" lab run smoke --help | grep -q -- --scenarios' - "$HEADWORKS"
 check "serve --help" bash -c '"$1" serve --help | grep -q -- --engine' - "$HEADWORKS"

@@ -12,19 +12,24 @@ check "the installed binary runs" "$INSTALLED/bin/headworks" --version
 
 # Every command, from the help alone, has a page.
 commands() { # WORDS...: the commands below them
-    "$HEADWORKS" "$@" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z0-9-]*\) .*/\1/p' | grep -vx help
+    "$HEADWORKS" "$@" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z0-9-]*\) .*/\1/p' | grep -vxE 'help|lab' # headworks-lab has its own pages
 }
 every_page() {
     local one page
     for one in $(commands); do
         [ -s "$INSTALLED/share/man/man1/headworks-$one.1" ] || { echo "no page of $one"; return 1; }
     done
-    for page in headworks-{serve,ctl,ctl-log-level,bench,info,lab-run}.1; do
+    for page in headworks-{serve,ctl,ctl-log-level,bench,info}.1; do
         [ -s "$INSTALLED/share/man/man1/$page" ] || { echo "no $page"; return 1; }
     done
     [ "$("$HEADWORKS" man | wc -l)" -eq "$(find "$INSTALLED/share/man/man1" -type f | wc -l)" ]
 }
 check "every command has a page" every_page
+BIN=$(dirname "$(realpath "$HEADWORKS")")
+check "make install-lab" make -s -C "$SOURCES" install-lab LAB="$BIN/headworks-lab" PREFIX=/opt/hw DESTDIR="$ROOT"
+check "headworks lab runs what is installed beside it" env PATH= "$INSTALLED/bin/headworks" lab --version
+check "every experiment has a page" bash -c '
+    for page in $("$1/bin/headworks-lab" man); do [ -s "$1/share/man/man1/$page" ] || { echo "no $page"; exit 1; }; done' - "$INSTALLED"
 pages_named() { # SECTION: pages that are referred to are there
     local name
     for name in $(cat "$INSTALLED"/share/man/man*/* | sed 's/\\-/-/g; s/\\f[BRIP]//g' | grep -oE "headworks[a-z.-]*\([157]\)" | sort -u); do

@@ -5,12 +5,9 @@ mod bench;
 mod bench_device;
 mod bench_feeders;
 mod bench_nbd;
-mod cached;
 mod completions;
 mod ctl;
 mod ctl_live;
-mod experiments;
-mod folios;
 mod info;
 mod lab;
 mod log;
@@ -20,7 +17,6 @@ mod progress;
 mod seeing;
 mod serve;
 mod signals;
-mod throttling;
 mod top;
 mod tunables;
 
@@ -50,9 +46,8 @@ enum Command {
     Top(top::Options),
     /// Shows what an NBD server offers.
     Info(info::Options),
-    /// The same path in virtual time, over modelled disks.
-    #[command(subcommand)]
-    Lab(lab::Lab),
+    /// Runs experiments in virtual time, over modelled disks, with headworks-lab.
+    Lab(lab::Options),
     /// Prints what completes this command in a shell.
     Completions(completions::Options),
     /// Lists the manual pages, or writes them to a directory.
@@ -86,7 +81,7 @@ fn main() -> ExitCode {
         Command::Ctl(options) => ctl::run(&options),
         Command::Info(options) => info::run(&options),
         Command::Top(options) => top::run(&options),
-        Command::Lab(lab) => lab::run(lab),
+        Command::Lab(options) => lab::run(&options),
         Command::Completions(options) => completions::run(&options, command()),
         Command::Man(options) => man::run(&options, command()),
     }

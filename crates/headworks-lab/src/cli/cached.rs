@@ -1,4 +1,4 @@
-//! `headworks lab run cached`: what a call costs when its block is cached, here and in the kernel.
+//! `headworks-lab run cached`: what a call costs when its block is cached, here and in the kernel.
 //!
 //! Exit codes: 0 every goal met, 1 one missed or a call failed, 2 options that cannot be.
 
@@ -18,8 +18,8 @@ A file or block device that is named with --beside is OVERWRITTEN. Goals are kno
 benches/cache-vs-kernel.sh makes both.
 
 Examples:
-  headworks lab run cached --size 1G --cpu 1
-  headworks lab run cached --beside xfs=/mnt/file --beside loop=/dev/loop0 --cpu 1")]
+  headworks-lab run cached --size 1G --cpu 1
+  headworks-lab run cached --beside xfs=/mnt/file --beside loop=/dev/loop0 --cpu 1")]
 pub struct Options {
     /// Bytes of the set
     #[arg(long, default_value = "1G", value_parser = parse_size)]

@@ -1,4 +1,4 @@
-//! `headworks lab run seed-002`: which runs, how they are told, and their pictures.
+//! `headworks-lab run seed-002`: which runs, how they are told, and their pictures.
 //!
 //! Exit codes: 0 every goal met, 1 one missed or a file not written, 2 nothing to run.
 
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use headworks::units::{parse_size, parse_time};
-use headworks_lab::seed002::{self, Case, Outcome, Point, pictures};
+use headworks_lab::seed002::{self as experiment, Case, Outcome, Point, pictures};
 
 use headworks::core::writeback::ThrottlePolicy;
 
@@ -19,10 +19,10 @@ use crate::{USAGE, complain};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  headworks lab run seed-002                                    every case; a minute or two
-  headworks lab run seed-002 --case scaling --svg pictures      the seed's table, and pictures of each run
-  headworks lab run seed-002 --case bandwidth --writers 100 --csv events.csv
-  headworks lab run seed-002 --case scaling --bw 3G --pool 256M --writers 1,1000 --throttle ioless,foreground
+  headworks-lab run seed-002                                    every case; a minute or two
+  headworks-lab run seed-002 --case scaling --svg pictures      the seed's table, and pictures of each run
+  headworks-lab run seed-002 --case bandwidth --writers 100 --csv events.csv
+  headworks-lab run seed-002 --case scaling --bw 3G --pool 256M --writers 1,1000 --throttle ioless,foreground
 
 Cases: scaling, grid, disk, files, two, bandwidth, writers, cold, exit, bursts, stalls.
 Bandwidths are in powers of 1000 a second (700M, 3G), sizes in powers of 1024.")]
@@ -106,7 +106,7 @@ impl Options {
     /// Runs the experiment and tells it.
     pub fn run(self) -> ExitCode {
         let Self { seed, case, throttle, writers, bw, pool, seconds, write, switch, .. } = self;
-        let options = seed002::Options {
+        let options = experiment::Options {
             seed,
             cases: case,
             throttles: throttle,
@@ -125,7 +125,7 @@ impl Options {
                 return ExitCode::FAILURE;
             }
         };
-        let report = match seed002::run(&options, |point, outcome| files.add(point, outcome)) {
+        let report = match experiment::run(&options, |point, outcome| files.add(point, outcome)) {
             Ok(report) => report,
             Err(error) => {
                 complain(error);
@@ -163,7 +163,7 @@ impl Files {
         };
         let mut csv = csv.map(create).transpose()?;
         if let Some(csv) = &mut csv {
-            writeln!(csv, "{}", seed002::csv::HEADER).map_err(|error| error.to_string())?;
+            writeln!(csv, "{}", experiment::csv::HEADER).map_err(|error| error.to_string())?;
         }
         Ok(Self { svg, csv, wrong: None })
     }
@@ -177,7 +177,7 @@ impl Files {
             }
             if let Some(csv) = &mut self.csv {
                 for event in &outcome.traces {
-                    writeln!(csv, "{}", seed002::csv::line(&stem, event))?;
+                    writeln!(csv, "{}", experiment::csv::line(&stem, event))?;
                 }
             }
             Ok(())

@@ -1,11 +1,11 @@
-//! `headworks lab run seed-003`: how much bookkeeping a MiB costs, with folios of a block and large ones.
+//! `headworks-lab run seed-003`: how much bookkeeping a MiB costs, with folios of a block and large ones.
 //!
 //! Exit codes: 0 every goal met, 1 one missed, 2 options that cannot be.
 
 use std::process::ExitCode;
 
 use clap::Args;
-use headworks_lab::seed003;
+use headworks_lab::seed003 as experiment;
 
 use crate::{USAGE, complain};
 
@@ -30,7 +30,7 @@ impl Options {
     /// Runs the experiment and tells it.
     pub fn run(self) -> ExitCode {
         let Self { seed, jobs, seconds, json } = self;
-        let report = match seed003::run(&seed003::Options { seed, jobs, seconds }) {
+        let report = match experiment::run(&experiment::Options { seed, jobs, seconds }) {
             Ok(report) => report,
             Err(error) => {
                 complain(error);

@@ -1,4 +1,4 @@
-//! `headworks lab run seed-000 | seed-001 | seed-004 | fairness`: which rows, and how they are told.
+//! `headworks-lab run seed-000 | seed-001 | seed-004 | fairness`: which rows, and how they are told.
 //!
 //! Exit codes: 0 every goal met, 1 one missed, 2 nothing to run.
 

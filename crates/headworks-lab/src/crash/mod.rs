@@ -125,7 +125,7 @@ pub fn judge(rows: &[Row], cuts: u64) -> Vec<Verdict> {
 #[must_use]
 pub fn repeat(seed: u64, shards: Option<u16>) -> String {
     let shards = shards.map_or(String::new(), |shards| format!(" --shards {shards}"));
-    format!("headworks lab run crash --seed {seed} --cuts 1{shards}")
+    format!("headworks-lab run crash --seed {seed} --cuts 1{shards}")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `headworks lab run`: the world in virtual time, from the command line.
+//! `headworks-lab run`: the world in virtual time, from the command line.
 //!
 //! `smoke` runs swarm scenarios from consecutive seeds, for a time or for a number; it prints the hash of each hundred, so two
 //! runs of one seed can be compared as far as the shorter one goes. `null` measures how fast the world turns. A broken rule is
@@ -6,12 +6,12 @@
 //!
 //! Exit codes: 0 all checks met, 1 a check failed.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use headworks::core::prng::Prng;
 use headworks::server::recorder;
 use headworks_lab::crash;
@@ -20,22 +20,16 @@ use headworks_sim::throughput::{Watch, run_null};
 use headworks_sim::{Failure, Smoke};
 use serde_json::json;
 
-use crate::{USAGE, cached, complain, experiments};
+use crate::{USAGE, cached, complain, seed002, seed003, tables};
 
-/// The same path in virtual time, over modelled disks.
-#[derive(Subcommand)]
-pub enum Lab {
-    /// Runs an experiment
-    #[command(subcommand)]
-    Run(Experiment),
-    /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
-    Replay {
-        /// The record
-        file: PathBuf,
-        /// One JSON object
-        #[arg(long)]
-        json: bool,
-    },
+/// Options of `headworks-lab replay`.
+#[derive(Args)]
+pub struct ReplayOptions {
+    /// The record
+    file: PathBuf,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// An experiment.
@@ -43,27 +37,27 @@ pub enum Lab {
 pub enum Experiment {
     /// Tags on a disk: 1 to 512 jobs of 1 MiB writes, cut into pieces of 128 KiB
     #[command(name = "seed-000")]
-    Seed000(experiments::Options),
+    Seed000(tables::Options),
     /// Batch dispatch: device order, merges, and how many requests are outside the elevator
     #[command(name = "seed-001")]
-    Seed001(experiments::Options),
+    Seed001(tables::Options),
     /// Dirty throttling: 1 to 10,000 writers, steps, stalls, small files, on a device that punishes changes of stream
     #[command(name = "seed-002")]
-    Seed002(crate::throttling::Options),
+    Seed002(seed002::Options),
     /// Large folios: index operations, folios, fills and requests for each MiB, with and without
     #[command(name = "seed-003")]
-    Seed003(crate::folios::Options),
+    Seed003(seed003::Options),
     /// Dirty throttling for real: CPU of all threads for a MB written, writers that pause beside writers that write
     #[command(name = "seed-002-cpu")]
-    Seed002Cpu(experiments::Options),
+    Seed002Cpu(tables::Options),
     /// Large folios: what a hit of 64 KiB costs with small ones and with large ones
     #[command(name = "seed-003-cpu")]
-    Seed003Cpu(experiments::Options),
+    Seed003Cpu(tables::Options),
     /// Plugs: how many of a batch's sequential reads become one request
     #[command(name = "seed-004")]
-    Seed004(experiments::Options),
+    Seed004(tables::Options),
     /// Shares of a device: a light reader beside heavy ones, equals, weights
-    Fairness(experiments::Options),
+    Fairness(tables::Options),
     /// Cached blocks in process and, with --beside, in the kernel, in turn: what a call costs
     Cached(cached::Options),
     /// Random worlds with every fault, checked by an oracle
@@ -116,32 +110,30 @@ pub enum Experiment {
     },
 }
 
-/// Does what the command line says.
-pub fn run(lab: Lab) -> ExitCode {
-    let code = match lab {
-        Lab::Replay { file, json } => return replay(&file, json),
-        Lab::Run(Experiment::Null { seed, bios, json }) => run_speed(seed, bios, json),
-        Lab::Run(Experiment::Seed000(options)) => return options.run(Name::Seed000),
-        Lab::Run(Experiment::Seed001(options)) => return options.run(Name::Seed001),
-        Lab::Run(Experiment::Seed002(options)) => return options.run(),
-        Lab::Run(Experiment::Seed002Cpu(options)) => return options.run(Name::Seed002Cpu),
-        Lab::Run(Experiment::Seed003(options)) => return options.run(),
-        Lab::Run(Experiment::Seed003Cpu(options)) => return options.run(Name::Seed003Cpu),
-        Lab::Run(Experiment::Seed004(options)) => return options.run(Name::Seed004),
-        Lab::Run(Experiment::Fairness(options)) => return options.run(Name::Fairness),
-        Lab::Run(Experiment::Cached(options)) => return options.run(),
-        Lab::Run(
-            Experiment::Smoke { shards: Some(shards), .. }
-            | Experiment::Crash { shards: Some(shards), .. },
-        ) if ![1, 2, 4].contains(&shards) => {
+/// Runs an experiment; returns the exit code of the process.
+pub fn run(experiment: Experiment) -> ExitCode {
+    let code = match experiment {
+        Experiment::Null { seed, bios, json } => run_speed(seed, bios, json),
+        Experiment::Seed000(options) => return options.run(Name::Seed000),
+        Experiment::Seed001(options) => return options.run(Name::Seed001),
+        Experiment::Seed002(options) => return options.run(),
+        Experiment::Seed002Cpu(options) => return options.run(Name::Seed002Cpu),
+        Experiment::Seed003(options) => return options.run(),
+        Experiment::Seed003Cpu(options) => return options.run(Name::Seed003Cpu),
+        Experiment::Seed004(options) => return options.run(Name::Seed004),
+        Experiment::Fairness(options) => return options.run(Name::Fairness),
+        Experiment::Cached(options) => return options.run(),
+        Experiment::Smoke { shards: Some(shards), .. }
+        | Experiment::Crash { shards: Some(shards), .. }
+            if ![1, 2, 4].contains(&shards) => {
             complain(format!("shards: {shards} is none of 1, 2, 4"));
             return ExitCode::from(USAGE);
         }
-        Lab::Run(Experiment::Smoke { seed, shards, scenarios, minutes, json }) => {
+        Experiment::Smoke { seed, shards, scenarios, minutes, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
             run_smoke(SmokeOptions { seed, shards, scenarios, minutes, json })
         }
-        Lab::Run(Experiment::Crash { seed, shards, cuts, minutes, json }) => {
+        Experiment::Crash { seed, shards, cuts, minutes, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
             run_crash(CrashOptions { seed, shards, cuts, minutes, json })
         }
@@ -156,8 +148,9 @@ fn fresh_seed() -> u64 {
 }
 
 /// The same inputs must give the same actions.
-fn replay(file: &Path, json: bool) -> ExitCode {
-    let replayed = match recorder::replay(file) {
+pub fn replay(options: &ReplayOptions) -> ExitCode {
+    let json = options.json;
+    let replayed = match recorder::replay(&options.file) {
         Ok(replayed) => replayed,
         Err(error) => {
             complain(error);
@@ -276,7 +269,7 @@ fn run_crash(options: CrashOptions) -> i32 {
 
 fn repeat(seed: u64, shards: Option<u16>) -> String {
     let shards = shards.map_or(String::new(), |shards| format!(" --shards {shards}"));
-    format!("headworks lab run smoke --seed {seed} --scenarios 1{shards}")
+    format!("headworks-lab run smoke --seed {seed} --scenarios 1{shards}")
 }
 
 fn tell_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) {
@@ -284,7 +277,7 @@ fn tell_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |info| {
         inner(info);
         let seed = SEED.load(Ordering::Relaxed);
-        eprintln!("headworks: error: a panic; repeat with: {}", repeat(seed));
+        eprintln!("headworks-lab: error: panic; repeat with: {}", repeat(seed));
     }));
 }
 
