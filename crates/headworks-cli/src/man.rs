@@ -80,7 +80,8 @@ fn collect<'a>(command: &'a Command, called: String, into: &mut Vec<(&'a Command
         format!("{called} {own}{}", one.get_name())
     };
     // headworks-lab has pages of its own, headworks-lab(1) among them.
-    let below = command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "lab");
+    let below =
+        command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "lab");
     let below: Vec<_> = below.map(|one| (one, of_command(one))).collect();
     into.push((command, called));
     below.into_iter().for_each(|(one, called)| collect(one, called, into));

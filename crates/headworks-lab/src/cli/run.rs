@@ -125,7 +125,8 @@ pub fn run(experiment: Experiment) -> ExitCode {
         Experiment::Cached(options) => return options.run(),
         Experiment::Smoke { shards: Some(shards), .. }
         | Experiment::Crash { shards: Some(shards), .. }
-            if ![1, 2, 4].contains(&shards) => {
+            if ![1, 2, 4].contains(&shards) =>
+        {
             complain(format!("shards: {shards} is none of 1, 2, 4"));
             return ExitCode::from(USAGE);
         }
