@@ -127,7 +127,7 @@ check "a stop that takes too long ends with 1" test "$STATUS" -eq 1
 check "and says what is left of which export" grep -Eq 'error: export default: [0-9]+ bytes .* were not written within the 1 s' "$LOG"
 rm -f "$SOCKET"
 
-# Errors of write-out: held, listed, acknowledged. (Where more than 1 % of the cache is held writes are refused, too.)
+# Errors of write-out: held, listed, discarded. (Where more than 1 % of the cache is held writes are refused, too.)
 bad="error:rate=100%,errno=EIO,op=write,range=1M-1280K,of=mem:size=16M"
 serve --cache 256M --control "$CONTROL" "bad=$bad"
 check "writes are acknowledged" client fill "$(at bad)" 4 1 later
@@ -142,7 +142,9 @@ assert all(any(a <= at and at + 4096 <= b for a, b in ranges) for at in bad), ra
 print(sum(b - a for a, b in ranges))')
 check "failed lists the bad range, in all $held bytes" test "${held:-0}" -ge 262144
 check "and no more than was written with it" test "${held:-0}" -le 4194304
-check "acknowledge gives them up" bash -c '"$1" ctl "$2" acknowledge bad | tee /dev/stderr | grep -q "$3 bytes that could not be written"' - "$HEADWORKS" "$CONTROL" "$held"
+check "discard-failed without --yes tells how many" bash -c '"$1" ctl "$2" discard-failed bad 2>&1 | tee /dev/stderr | grep -q "would lose $3 acknowledged bytes"' - "$HEADWORKS" "$CONTROL" "$held"
+check "and flushes still fail" failing
+check "with --yes they are discarded" bash -c '"$1" ctl "$2" discard-failed bad --yes | tee /dev/stderr | grep -q "lost: $3 acknowledged bytes"' - "$HEADWORKS" "$CONTROL" "$held"
 check "flushes work again" client flushes "$(at bad)"
 check "and nothing is listed" says "bad: everything could be written out so far" failed bad
 stop_server

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # matrix: engine
-# The control socket and `headworks ctl`: names and values, switches under load, statistics, acknowledging, bad clients.
+# The control socket and `headworks ctl`: names and values, switches under load, statistics, discarding, bad clients.
 . "$(dirname "$0")/lib.sh"
 
 CONTROL=$DIR/ctl
@@ -128,7 +128,7 @@ found=$?
 check "fio finds every byte" bash -c 'cat "$1"; [ "$2" -eq 128 ]' - "$DIR/fio.out" $found
 stop_server
 
-# A failed flush: the volume is suspect until that is acknowledged.
+# A failed flush: the volume is suspect until the operator discards what may be lost.
 serve --control "$CONTROL" "error:rate=100%,errno=EIO,op=flush,count=1,of=$(spec bad)"
 flushes() { "$PYTHON" -c 'import nbd, sys
 h = nbd.NBD()
@@ -138,12 +138,16 @@ h.flush()' "$URI"; }
 failing() { ! flushes; }
 check "a flush fails" failing
 check "and so does the next, though the device would do it" failing
-check "the log says how to go on" grep -q 'acknowledge' "$LOG"
+check "the log says how to go on" grep -q 'discard-failed' "$LOG"
 check "stats say so" bash -c '"$1" ctl "$2" stats | grep -q SUSPECT' - "$HEADWORKS" "$CONTROL"
-check "an unknown export" fails 1 'default.*ENOENT' acknowledge bad
-check "acknowledge" bash -c '"$1" ctl "$2" acknowledge default | tee /dev/stderr | grep -q "acknowledged; . writes"' - "$HEADWORKS" "$CONTROL"
+check "an unknown export" fails 1 'default.*ENOENT' discard-failed bad --yes
+check "the old name names the new one" fails 2 'discard-failed' acknowledge default
+check "discard-failed without --yes says what would be lost" fails 1 'would lose 0 acknowledged bytes and some or all of the . writes.*nothing was changed.*--yes' discard-failed default
+check "and as JSON, with the same exit code" bash -c '"$1" ctl "$2" --json discard-failed default | grep -q "\"discarded\": false"; [ ${PIPESTATUS[0]} -eq 1 ]' - "$HEADWORKS" "$CONTROL"
+check "and changes nothing: flushes still fail" failing
+check "discard-failed --yes" bash -c '"$1" ctl "$2" discard-failed default --yes | tee /dev/stderr | grep -q "discarded; lost: .* . writes"' - "$HEADWORKS" "$CONTROL"
 check "flushes work again" flushes
-check "a second acknowledgement has nothing to do" bash -c '"$1" ctl "$2" acknowledge default | grep -q "nothing to acknowledge"' - "$HEADWORKS" "$CONTROL"
+check "a second one has nothing to discard" bash -c '"$1" ctl "$2" discard-failed default | grep -q "nothing to discard"' - "$HEADWORKS" "$CONTROL"
 stop_server
 
 # A stop while somebody waits for a switch.

@@ -186,7 +186,7 @@ def _():
 def give_up():
     """Whether a flush succeeds then: what was just tried again is held once more."""
     lost = control.ask("failed", export="a")["result"]["ranges"]
-    given = control.ask("acknowledge", export="a")["result"]["failed_bytes"]
+    given = control.ask("discard-failed", export="a", confirm=True)["result"]["failed_bytes"]
     for place in lost:
         first, last = place["offset"] // PIECE, (place["offset"] + place["bytes"] - 1) // PIECE
         for piece in range(first, last + 1):

@@ -414,14 +414,14 @@ def slow():
         wait_for("the client has gone", lambda: rows()["bad"]["clients"] == 0)
         refused("EIO", "bad", "remove", export="bad")
         wait_for("it shows", lambda: rows()["bad"]["state"] == "suspect")
-        refused("EIO", "acknowledge", "remove", export="bad")
+        refused("EIO", "discard-failed", "remove", export="bad")
         refused("EIO", "bad", "drain", export="bad")
         # It serves as before.
         same_bytes(bytes(connect("bad").pread(BLOCK, 0)), b"9" * BLOCK)
 
         def given_up():
             # What was on its way when it was given up fails once more.
-            must("acknowledge", export="bad")
+            must("discard-failed", export="bad", confirm=True)
             return not isinstance(ask("remove", export="bad", force=True), tuple)
 
         wait_for("it is given up", given_up)

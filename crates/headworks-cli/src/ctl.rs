@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use headworks::server::control::DISKSTATS_FIELDS;
+use headworks::units::display_size;
 use serde_json::{Value, json};
 
 use crate::ctl_live as live;
@@ -34,8 +35,8 @@ Examples:
   headworks ctl /run/hw.ctl set exports/db/ioprio rt:0  the class of its clients: rt, be or idle
   headworks ctl /run/hw.ctl set vm/dirty_bytes 64M      how much of the page cache may be dirty; vm/dirty_ratio is 0 then
   headworks ctl /run/hw.ctl set hw0/queue/read_ahead_kb 512
-  headworks ctl /run/hw.ctl failed db                   what was acknowledged and could not be written out
-  headworks ctl /run/hw.ctl acknowledge db              a flush of db failed, and that is known now
+  headworks ctl /run/hw.ctl failed db                   acknowledged writes that could not be written out
+  headworks ctl /run/hw.ctl discard-failed db           how many bytes would be lost; with --yes they are discarded
   headworks ctl /run/hw.ctl log-level debug             what clients do, too, until it is set back to info
   headworks ctl /run/hw.ctl diskstats                   lines as in /proc/diskstats
   headworks ctl /run/hw.ctl exports                     what is served, as a table
@@ -98,16 +99,27 @@ enum What {
         /// error, warn, info, debug or trace
         level: Option<String>,
     },
-    /// Ranges of an export that were acknowledged and could not be written out
+    /// Lists the acknowledged ranges of an export that could not be written out
     Failed {
         /// The export; `default` is the one without a name
         export: String,
     },
-    /// A flush or write-out of an export failed, and what is lost is known: it is given up, and flushes work again
-    Acknowledge {
+    /// DESTROYS DATA: discards acknowledged writes of an export that could not be written out, so that its flushes succeed again
+    ///
+    /// Without --yes it prints how many bytes would be lost, changes nothing and exits with 1.
+    DiscardFailed {
         /// The export; `default` is the one without a name
         export: String,
+        /// Discard the data
+        #[arg(long)]
+        yes: bool,
     },
+}
+
+/// Whether the server reported what `discard-failed` would destroy and waits for `--yes`.
+fn is_unconfirmed(what: &What, result: &Value) -> bool {
+    let loses = || result["was_suspect"] == true || result["failed_bytes"] != 0;
+    matches!(what, What::DiscardFailed { yes: false, .. }) && loses()
 }
 
 /// One request, from the command line to its exit code.
@@ -121,13 +133,18 @@ pub fn run(options: &Options) -> ExitCode {
     };
     match ask(&options.socket, method, &params) {
         Ok(result) => {
+            let unconfirmed = is_unconfirmed(&options.what, &result);
+            if unconfirmed && !options.json {
+                complain(would_discard(&result));
+                return ExitCode::FAILURE;
+            }
             let text = match options.json {
                 true => format!("{result:#}\n"),
                 false => show(&options.what, &result),
             };
             // Nobody may be reading.
             let _ = std::io::stdout().write_all(text.as_bytes());
-            ExitCode::SUCCESS
+            if unconfirmed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
         Err(error) => {
             complain(error);
@@ -160,7 +177,9 @@ fn request(what: &What) -> Result<(&'static str, Value), String> {
         What::LogLevel { level: None } => ("log-level", json!({})),
         What::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
         What::Failed { export } => ("failed", json!({ "export": export })),
-        What::Acknowledge { export } => ("acknowledge", json!({ "export": export })),
+        What::DiscardFailed { export, yes } => {
+            ("discard-failed", json!({ "export": export, "confirm": yes }))
+        }
     })
 }
 
@@ -218,7 +237,7 @@ fn show(what: &What, result: &Value) -> String {
         What::Latency { .. } => seeing::show_histograms(result),
         What::Why { .. } => seeing::show_why(result),
         What::Failed { .. } => show_failed(result),
-        What::Acknowledge { .. } => show_acknowledged(result),
+        What::DiscardFailed { .. } => show_discarded(result),
     }
 }
 
@@ -275,22 +294,39 @@ fn show_connections(connections: &Value) -> String {
     text
 }
 
-fn show_acknowledged(result: &Value) -> String {
+/// What `discard-failed --yes` destroyed.
+fn show_discarded(result: &Value) -> String {
     let export = plain(&result["export"]);
-    let failed = result["failed_bytes"].as_u64().unwrap_or_default();
-    let given_up = format!("{failed} bytes that could not be written out are given up");
-    let unflushed = &result["unflushed"];
-    let lost = format!(
-        "{unflushed} writes since its last good flush may be lost, whatever a later flush says"
-    );
-    match (result["was_suspect"] == true, failed > 0) {
-        (false, false) => {
-            format!("{export}: nothing to acknowledge: no flush of it has failed\n")
-        }
-        (false, true) => format!("{export}: acknowledged; {given_up}\n"),
-        (true, false) => format!("{export}: acknowledged; {lost}\n"),
-        (true, true) => format!("{export}: acknowledged; {given_up}; {lost}\n"),
+    match result["discarded"] == true {
+        true => format!("{export}: discarded; lost: {}\n", losses(result)),
+        false => format!("{export}: nothing to discard: every write-out and flush succeeded\n"),
     }
+}
+
+/// What `discard-failed` without `--yes` says: the loss, and how to go on.
+fn would_discard(result: &Value) -> String {
+    let export = plain(&result["export"]);
+    format!(
+        "{export}: discard-failed would lose {}; nothing was changed. `failed {export}` lists the ranges; \
+         mend the disk and flush to write them after all, or repeat with --yes to discard them",
+        losses(result)
+    )
+}
+
+/// The data at stake: bytes held after failed write-out, and writes that a failed flush left in doubt.
+fn losses(result: &Value) -> String {
+    let bytes = result["failed_bytes"].as_u64().unwrap_or_default();
+    let mut parts = vec![format!("{bytes} acknowledged bytes ({})", display_size(bytes))];
+    if bytes < 1024 {
+        parts = vec![format!("{bytes} acknowledged bytes")];
+    }
+    if result["was_suspect"] == true {
+        parts.push(format!(
+            "some or all of the {} writes since its last good flush (a device flush failed)",
+            result["unflushed"]
+        ));
+    }
+    parts.join(" and ")
 }
 
 fn show_failed(result: &Value) -> String {
@@ -474,19 +510,33 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_listed_and_what_was_given_up_is_told() {
+    fn failed_ranges_are_listed_with_their_errors() {
         let range = json!({ "offset": 8192, "bytes": 4096, "error": "no space" });
         let failed = |ranges| show_failed(&json!({ "export": "a", "ranges": ranges }));
         assert_eq!(failed(json!([range])), "4096 bytes at 8192: no space\n");
         assert!(failed(json!([])).starts_with("a: everything"));
-        let acknowledged = |suspect: bool, bytes: u64| {
-            show_acknowledged(&json!({ "export": "a", "was_suspect": suspect, "unflushed": 3,
-                "failed_bytes": bytes }))
+    }
+
+    #[test]
+    fn discard_failed_needs_yes_when_data_would_be_lost() {
+        let answer = |suspect: bool, bytes: u64, discarded: bool| {
+            json!({ "export": "a", "was_suspect": suspect, "unflushed": 3, "failed_bytes": bytes,
+                "discarded": discarded })
         };
-        assert!(acknowledged(false, 0).contains("nothing to acknowledge"));
-        assert!(acknowledged(false, 4096).contains("4096 bytes that could not be written out"));
-        assert!(acknowledged(true, 0).contains("3 writes"));
-        assert!(!acknowledged(true, 0).contains("bytes"));
+        let command = |yes| What::DiscardFailed { export: "a".into(), yes };
+        assert!(is_unconfirmed(&command(false), &answer(false, 4096, false)));
+        assert!(is_unconfirmed(&command(false), &answer(true, 0, false)));
+        assert!(!is_unconfirmed(&command(false), &answer(false, 0, false)));
+        assert!(!is_unconfirmed(&command(true), &answer(true, 4096, true)));
+        let refusal = would_discard(&answer(false, 8192, false));
+        assert!(refusal.starts_with("a: discard-failed would lose 8192 acknowledged bytes (8 KiB);"));
+        assert!(refusal.contains("nothing was changed") && refusal.contains("--yes"), "{refusal}");
+        let done = show_discarded(&answer(true, 4096, true));
+        assert!(done.starts_with("a: discarded; lost: 4096 acknowledged bytes"), "{done}");
+        assert!(done.contains("the 3 writes since its last good flush"), "{done}");
+        assert!(show_discarded(&answer(false, 0, false)).contains("nothing to discard"));
+        let (method, params) = request(&command(true)).unwrap();
+        assert_eq!((method, &params["confirm"]), ("discard-failed", &json!(true)));
     }
 
     #[test]

@@ -101,6 +101,39 @@ pub fn explain(error: &clap::Error) -> ExitCode {
         let _ = write!(std::io::stderr(), "{text}");
         return ExitCode::from(USAGE);
     }
+    if let Some(new) = renamed_command(error) {
+        complain(new);
+        return ExitCode::from(USAGE);
+    }
     complain(text.trim_end());
     ExitCode::from(USAGE)
+}
+
+/// What to type in place of a command that no longer exists under its old name.
+fn renamed_command(error: &clap::Error) -> Option<&'static str> {
+    use clap::error::{ContextKind, ContextValue};
+    // An unknown word behind a positional argument is an argument to clap, not a command.
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(name)) if name == "acknowledge" => Some(
+            "there is no command `acknowledge`; `ctl SOCKET discard-failed EXPORT` discards writes that could not be written out",
+        ),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_name_of_discard_failed_names_the_new_one() {
+        let ctl = |words: [&str; 2]| {
+            let line = ["headworks", "ctl", "/run/hw.ctl"].into_iter().chain(words);
+            command().try_get_matches_from(line)
+        };
+        let error = ctl(["acknowledge", "db"]).unwrap_err();
+        assert!(renamed_command(&error).unwrap().contains("discard-failed"));
+        assert_eq!(renamed_command(&ctl(["acknowledged", "db"]).unwrap_err()), None);
+        assert!(ctl(["discard-failed", "db"]).is_ok());
+    }
 }

@@ -128,10 +128,18 @@ impl Service {
             "stats" => takes(&[]).and_then(|()| self.stats()),
             "diskstats" => takes(&[]).and_then(|()| self.diskstats()),
             "connections" => takes(&[]).and_then(|()| self.connections()),
-            "acknowledge" => {
-                takes(&["export"])?;
-                self.acknowledge(text(params, "export")?)
+            "discard-failed" => {
+                takes(&["export", "confirm"])?;
+                let confirm = match params.get("confirm") {
+                    None => false,
+                    Some(Value::Bool(confirm)) => *confirm,
+                    Some(_) => return Err(Fault::params("confirm is true or false")),
+                };
+                self.discard_failed(text(params, "export")?, confirm)
             }
+            "acknowledge" => Err(Fault::method(
+                "there is no method `acknowledge`; `discard-failed` discards the blocks of an export that could not be written"
+            )),
             "histograms" => {
                 takes(&["export"])?;
                 self.histograms(optional_text(params, "export")?)
@@ -154,7 +162,7 @@ impl Service {
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
             other => Err(Fault::method(format!(
-                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, acknowledge, exports, add, remove, resize, drain and log-level"
+                "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, add, remove, resize, drain and log-level"
             ))),
         }
     }
@@ -353,31 +361,36 @@ impl Service {
         Err(Fault::refused("ENOENT", message))
     }
 
-    fn acknowledge(&self, name: &str) -> Answer {
+    /// Discards the blocks of an export whose write-back failed and lets its flushes succeed again. Without `confirm`, an
+    /// export that has something to lose is reported and left as it is.
+    fn discard_failed(&self, name: &str, confirm: bool) -> Answer {
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
         let ExportEntry { volume, home, .. } = *entry;
         let owner = tree.owner(entry);
         let report = self.ask(owner, |answer| Question::Volume { volume, answer })?;
         let failed = self.ask(home, |answer| Question::Failed { volume, answer })?;
-        let control = Control::Acknowledge { volume };
-        // First the blocks that could not be written are given up, then flushes may succeed again.
-        self.ask(home, |answer| Question::Tell { control, answer })?;
-        if owner != home {
-            self.ask(owner, |answer| Question::Tell { control, answer })?;
-        }
         let name = entry.shown_name();
         let bytes: u64 = failed.iter().map(|range| range.len).sum();
-        if report.suspect || bytes > 0 {
-            tracing::warn!(
-                "what export {name} could not write ({bytes} bytes held) was acknowledged: it works again"
-            );
+        if confirm {
+            let control = Control::Acknowledge { volume };
+            // First the blocks that could not be written are given up, then flushes may succeed again.
+            self.ask(home, |answer| Question::Tell { control, answer })?;
+            if owner != home {
+                self.ask(owner, |answer| Question::Tell { control, answer })?;
+            }
+            if report.suspect || bytes > 0 {
+                tracing::warn!(
+                    "export {name}: discarded {bytes} acknowledged bytes that could not be written (ctl discard-failed); its flushes can succeed again"
+                );
+            }
         }
         Ok(json!({
             "export": name,
             "was_suspect": report.suspect,
             "unflushed": report.unflushed,
             "failed_bytes": bytes,
+            "discarded": confirm && (report.suspect || bytes > 0),
         }))
     }
 

@@ -191,7 +191,7 @@ fn a_shard_that_says_nothing_is_given_up_and_one_that_ended_is_told_from_it() {
 }
 
 #[test]
-fn every_shard_hears_of_weights_and_classes_and_the_owner_of_an_acknowledgement() {
+fn weights_and_classes_reach_every_shard_and_discards_the_owner() {
     let bench = Bench::new(Manner::Switch(Ok(())));
     bench.call("set", set("exports/logs/weight", json!(400))).unwrap();
     bench.call("set", set("exports/logs/ioprio", json!("rt:1"))).unwrap();
@@ -200,15 +200,32 @@ fn every_shard_hears_of_weights_and_classes_and_the_owner_of_an_acknowledgement(
         (&get["exports/logs/weight"], &get["exports/logs/ioprio"]),
         (&json!(400), &json!("rt,1"))
     );
-    let acknowledged = bench.call("acknowledge", json!({ "export": "logs" }));
-    let expected =
-        json!({ "export": "logs", "was_suspect": true, "unflushed": 3, "failed_bytes": 8192 });
-    assert_eq!(acknowledged, Ok(expected));
-    assert_eq!(bench.refused("acknowledge", json!({ "export": "nobody" })), "ENOENT");
+    let discarded = bench.call("discard-failed", json!({ "export": "logs", "confirm": true }));
+    let expected = json!({ "export": "logs", "was_suspect": true, "unflushed": 3,
+        "failed_bytes": 8192, "discarded": true });
+    assert_eq!(discarded, Ok(expected));
+    let unknown = json!({ "export": "nobody", "confirm": true });
+    assert_eq!(bench.refused("discard-failed", unknown), "ENOENT");
     let weight = format!("{:?}", Control::Weight { export: ExportId(1), weight: 400 });
     let known = format!("{:?}", Control::Acknowledge { volume: VolumeId(1) });
     let both = vec![weight, "1 rt,1".to_owned()];
     assert_eq!(bench.told(), [[both.clone(), vec![known]].concat(), both]);
+}
+
+#[test]
+fn discard_failed_without_confirm_reports_and_changes_nothing() {
+    let bench = Bench::new(Manner::Switch(Ok(())));
+    let expected = json!({ "export": "logs", "was_suspect": true, "unflushed": 3,
+        "failed_bytes": 8192, "discarded": false });
+    for params in [json!({ "export": "logs" }), json!({ "export": "logs", "confirm": false })] {
+        assert_eq!(bench.call("discard-failed", params), Ok(expected.clone()));
+    }
+    let wrong = json!({ "export": "logs", "confirm": "yes" });
+    assert!(bench.call("discard-failed", wrong).is_err());
+    let old = bench.call("acknowledge", json!({ "export": "logs" })).unwrap_err();
+    let old = super::super::rpc::failure(&Value::Null, &old);
+    assert!(old["error"]["message"].as_str().unwrap().contains("`discard-failed`"), "{old}");
+    assert_eq!(bench.told(), [[""; 0]; 2]);
 }
 
 #[test]
@@ -251,7 +268,7 @@ fn failed_ranges_come_from_the_volumes_home_and_both_shards_hear_of_their_end() 
     let expected = json!({ "export": "logs", "ranges": [range, range] });
     assert_eq!(bench.call("failed", json!({ "export": "logs" })), Ok(expected));
     assert_eq!(bench.refused("failed", json!({ "export": "nobody" })), "ENOENT");
-    bench.call("acknowledge", json!({ "export": "logs" })).unwrap();
+    bench.call("discard-failed", json!({ "export": "logs", "confirm": true })).unwrap();
     let known = format!("{:?}", Control::Acknowledge { volume: VolumeId(1) });
     assert_eq!(bench.told(), [[known.clone()], [known]]);
 }

@@ -41,8 +41,8 @@ impl HeldLog {
                 Some(News::Began) => {
                     let (bytes, why) = held.expect("it began");
                     error!(
-                        "{}: {bytes} acknowledged bytes could not be written out ({why}); they are kept, and flushes fail \
-                         until they could be or are given up (headworks ctl SOCKET failed, acknowledge)",
+                        "{}: {bytes} acknowledged bytes could not be written out ({why}); they are kept in memory, and flushes fail until \
+                         they are written or discarded (headworks ctl SOCKET failed EXPORT, discard-failed EXPORT)",
                         name(volume)
                     );
                 }

@@ -442,8 +442,8 @@ impl Reactor {
             match notice {
                 Notice::Suspect { volume, status } => error!(
                     volume = volume.0,
-                    "a device flush failed ({}): flushes and FUA of this volume fail until that is acknowledged \
-                     (headworks ctl SOCKET acknowledge EXPORT) or it is served anew",
+                    "a device flush failed ({}): flushes and FUA of this volume fail until the server restarts or the \
+                     error is cleared (headworks ctl SOCKET discard-failed EXPORT)",
                     status.err().map_or_else(String::new, |error| error.to_string())
                 ),
                 Notice::TimedOut { volume, op, offset, len } => warn!(

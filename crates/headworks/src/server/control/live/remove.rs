@@ -210,7 +210,7 @@ impl Service {
                 Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {}
                 Err(error) => {
                     let message = format!(
-                        "export {name} could not be written out ({error}), so it stays; see `failed {name}`, and `acknowledge {name}`"
+                        "export {name} could not be written out ({error}), so it stays; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
                     );
                     return Err(Fault::refused("EIO", message));
                 }
@@ -331,13 +331,13 @@ fn may_close(entry: &ExportEntry, report: &ExportReport) -> Result<(), Fault> {
     if report.failed > 0 {
         let bytes = report.failed;
         let message = format!(
-            "{bytes} bytes of export {name} could not be written out; `failed {name}` shows them, `acknowledge {name}` gives them up"
+            "{bytes} bytes of export {name} could not be written out; `failed {name}` lists them, `discard-failed {name}` discards them"
         );
         return Err(Fault::refused("EIO", message));
     }
     if report.suspect {
         let message = format!(
-            "a flush of export {name} has failed; `acknowledge {name}` says that this is known"
+            "a flush of export {name} failed, and earlier writes may be lost; `discard-failed {name}` accepts the loss"
         );
         return Err(Fault::refused("EIO", message));
     }
