@@ -529,7 +529,9 @@ mod tests {
         assert!(!is_unconfirmed(&command(false), &answer(false, 0, false)));
         assert!(!is_unconfirmed(&command(true), &answer(true, 4096, true)));
         let refusal = would_discard(&answer(false, 8192, false));
-        assert!(refusal.starts_with("a: discard-failed would lose 8192 acknowledged bytes (8 KiB);"));
+        assert!(
+            refusal.starts_with("a: discard-failed would lose 8192 acknowledged bytes (8 KiB);")
+        );
         assert!(refusal.contains("nothing was changed") && refusal.contains("--yes"), "{refusal}");
         let done = show_discarded(&answer(true, 4096, true));
         assert!(done.starts_with("a: discarded; lost: 4096 acknowledged bytes"), "{done}");

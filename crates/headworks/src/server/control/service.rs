@@ -138,7 +138,7 @@ impl Service {
                 self.discard_failed(text(params, "export")?, confirm)
             }
             "acknowledge" => Err(Fault::method(
-                "there is no method `acknowledge`; `discard-failed` discards the blocks of an export that could not be written"
+                "there is no method `acknowledge`; `discard-failed` discards the blocks of an export that could not be written",
             )),
             "histograms" => {
                 takes(&["export"])?;

@@ -45,7 +45,9 @@ impl Service {
         }
         if !failures.is_empty() {
             let message = format!("not everything could be written out: {}", failures.join("; "));
-            let message = format!("{message}; `failed EXPORT` lists the bytes, `discard-failed EXPORT` discards them");
+            let message = format!(
+                "{message}; `failed EXPORT` lists the bytes, `discard-failed EXPORT` discards them"
+            );
             return Err(Fault::refused("EIO", message));
         }
         let seconds = since.elapsed().as_secs_f64();
