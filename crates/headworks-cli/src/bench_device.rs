@@ -13,7 +13,7 @@ use headworks::core::stats::{Histogram, Stage};
 use headworks::core::writeback::DirtyOptions;
 use headworks::core::{
     Bio, BioFlags, BioId, CacheOptions, ConfigError, Input, Instant, Message, Notice, Op,
-    QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Spent, Status, VolumeId,
+    QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId, WaitTimes,
 };
 use headworks::device::{Share, Spec};
 use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
@@ -231,7 +231,7 @@ impl Outlet for Generator {
     }
 
     #[inline]
-    fn reply(&mut self, id: BioId, status: Status, _: bool, stage: ReplyStage, _: Spent) {
+    fn reply(&mut self, id: BioId, status: Status, _: bool, stage: ReplyStage, _: WaitTimes) {
         if stage != ReplyStage::Released {
             self.ios += 1;
             self.errors += u64::from(status.is_err());

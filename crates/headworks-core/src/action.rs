@@ -6,8 +6,8 @@
 use crate::bio::{BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::error::Status;
 use crate::input::{Message, ReplyStage, RequestId};
-use crate::spent::Spent;
 use crate::time::Instant;
+use crate::wait_times::WaitTimes;
 
 /// A piece of a bio's buffer, in the order in which it lies on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,11 +92,11 @@ pub enum Notice {
 /// The way of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Towards {
+pub enum CopyDirection {
     /// From the bio's buffer: a write.
-    Pool = 0,
+    ToPool = 0,
     /// Into the bio's buffer: a read.
-    Buffer = 1,
+    ToBuffer = 1,
 }
 
 /// One thing to do.
@@ -115,7 +115,7 @@ pub enum Action {
         /// First byte within the pool.
         at: u64,
         /// Which way.
-        towards: Towards,
+        direction: CopyDirection,
     },
     /// Zero bytes of the pool.
     Zero {
@@ -151,7 +151,7 @@ pub enum Action {
         /// What this says about the buffer.
         stage: ReplyStage,
         /// What it waited for.
-        spent: Spent,
+        wait_times: WaitTimes,
     },
     /// Tell another shard.
     Send {

@@ -7,7 +7,7 @@
 use crate::bio::Bio;
 use crate::error::Status;
 use crate::input::ReplyStage;
-use crate::spent::Spent;
+use crate::wait_times::WaitTimes;
 
 /// A bio that the cache sends to a device: one of its own, or a client's that it passes through.
 #[derive(Clone, Copy, Debug)]
@@ -32,5 +32,5 @@ pub(crate) struct DeviceCompletion {
     /// `Early` at the time-out, `Released` when the device answers after it, otherwise `Final`.
     pub stage: ReplyStage,
     /// The time that the bio waited below the cache, by kind.
-    pub spent: Spent,
+    pub wait_times: WaitTimes,
 }

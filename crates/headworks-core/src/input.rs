@@ -6,7 +6,7 @@
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
 use crate::error::Status;
 use crate::options::Tunable;
-use crate::spent::Spent;
+use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
 
 /// Names a command in flight: the request's slot and how often the slot was used before.
@@ -59,7 +59,7 @@ pub enum Message {
         /// What this says about the buffer.
         stage: ReplyStage,
         /// What it waited for there.
-        spent: Spent,
+        wait_times: WaitTimes,
     },
     /// To the owner: those who wait here need `want` tags of `device`, the first of them no more.
     TagWant {

@@ -29,24 +29,24 @@ mod remote;
 pub mod request;
 pub mod shard;
 pub mod slab;
-pub mod spent;
 pub mod stats;
 pub mod tags;
 pub mod time;
 mod timer;
 mod volume;
+pub mod wait_times;
 pub mod writeback;
 
-pub use action::{Action, Actions, Notice, Segment, Submit, Towards};
+pub use action::{Action, Actions, CopyDirection, Notice, Segment, Submit};
 pub use bio::{Bio, BioFlags, BioId, DeviceId, ExportId, IoClass, Ioprio, Op, ShardId, VolumeId};
 pub use error::{ConfigError, IoError, Status};
 pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
     CacheOptions, Change, ChangeError, DeadlineOptions, DeviceConfig, ErrorPolicy, ExportConfig,
-    NoMerges, PlugNesting, QueueOptions, Scheduler, ShardConfig, Spare, TagPolicy, Tunable,
+    NoMerges, PlugNesting, QueueOptions, Scheduler, ShardConfig, SpareSlots, TagPolicy, Tunable,
     VolumeConfig, VolumeOptions, WakeOptions, WriteMode,
 };
 pub use shard::Shard;
-pub use spent::{Spent, Wait};
 pub use time::Instant;
+pub use wait_times::{WaitKind, WaitTimes};

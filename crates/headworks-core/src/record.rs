@@ -8,7 +8,7 @@ use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, 
 use crate::error::{IoError, Status};
 use crate::input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 use crate::options::Tunable;
-use crate::spent::Spent;
+use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
 
 /// An input in a record: six words.
@@ -65,11 +65,11 @@ impl RunHash {
                 self.add(u64::from(submit.op as u8) << 8 | u64::from(submit.flags.0));
                 self.add(submit.offset);
             }
-            Action::Reply { id, status, hole, stage, spent } => {
+            Action::Reply { id, status, hole, stage, wait_times } => {
                 self.add(2);
                 self.add_id(id);
                 self.add(outcome(status, hole, stage));
-                self.add(spent.word());
+                self.add(wait_times.word());
             }
             Action::Send { to, message } => {
                 self.add(3);
@@ -80,8 +80,8 @@ impl RunHash {
                 self.add(at.0);
             }
             Action::Notice(notice) => self.add_notice(notice),
-            Action::Copy { bio, offset, len, at, towards } => {
-                self.add(10 | (towards as u64) << 8);
+            Action::Copy { bio, offset, len, at, direction } => {
+                self.add(10 | (direction as u64) << 8);
                 self.add_id(bio);
                 self.add(pair(offset, len));
                 self.add(at);
@@ -225,9 +225,9 @@ fn encode_message(message: &Message) -> Words {
             let [a, b, c, d] = bio_words(&bio);
             [3, a, b, c, d, pair(cookie, tags.into())]
         }
-        Message::Done { cookie, id, status, hole, stage, spent } => {
+        Message::Done { cookie, id, status, hole, stage, wait_times } => {
             let outcome = outcome(status, hole, stage);
-            [4, who_word(id), id.sequence, outcome, cookie.into(), spent.word()]
+            [4, who_word(id), id.sequence, outcome, cookie.into(), wait_times.word()]
         }
         Message::TagWant { device, want, bytes, weight } => {
             [5, device.0.into(), want.into(), bytes.into(), weight.into(), 0]
@@ -270,7 +270,7 @@ pub fn decode(words: &Words) -> Option<Input> {
             status: IoError::from_code((words[3] >> 16) as u8),
             hole: words[3] >> 8 & 1 != 0,
             stage: stage_of(words[3])?,
-            spent: Spent::from_word(words[5]),
+            wait_times: WaitTimes::from_word(words[5]),
         },
         5 => Message::TagWant {
             device,
@@ -374,8 +374,8 @@ mod tests {
             }
             5 => Message::Bio { bio, cookie, tags: count },
             6 => {
-                let spent = Spent::from_word(prng.next());
-                Message::Done { cookie, id, status, hole, stage: ReplyStage::Early, spent }
+                let wait_times = WaitTimes::from_word(prng.next());
+                Message::Done { cookie, id, status, hole, stage: ReplyStage::Early, wait_times }
             }
             7 => Message::TagWant { device, want: count, bytes: cookie, weight: id.volume.0 },
             8 => Message::TagGrant { device, count },

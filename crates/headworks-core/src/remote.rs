@@ -15,9 +15,9 @@ use crate::input::{Message, ReplyStage};
 use crate::merge::Limits;
 use crate::options::ShardConfig;
 use crate::queue::{Pools, TimerKind, Weights, answer, clear_timers, cost_bytes, pieces, timer_of};
-use crate::spent::{Spent, Wait};
 use crate::tags::{Ask, Flows, Head, Lease, Who, want_max};
 use crate::time::{Instant, MS};
+use crate::wait_times::{WaitKind, WaitTimes};
 
 /// A lease that nobody used for this long goes back. 10 ms: longer than the gaps of a busy client, short against a seek storm.
 const IDLE_NS: u64 = 10 * MS;
@@ -209,7 +209,7 @@ impl RemoteQueue {
             let waited = now.since(self.line.ticket(head).since);
             self.line.pop(head);
             pools.bios[slot].tags = want;
-            pools.bios[slot].spent = Spent::NONE.plus(Wait::Tag, waited);
+            pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Tag, waited);
             self.send(pools, slot);
         }
         self.line.forget_all();

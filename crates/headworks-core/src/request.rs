@@ -6,8 +6,8 @@
 use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
 use crate::list::{Chained, Link, Linked};
 use crate::slab::{NIL, Slab};
-use crate::spent::Spent;
 use crate::time::Instant;
+use crate::wait_times::WaitTimes;
 
 /// The request pool of a shard.
 pub type Slots = Slab<Request>;
@@ -289,7 +289,7 @@ pub struct BioSlot {
     /// It was answered by time-out; only its buffer is still out.
     pub answered: bool,
     /// What it waited for so far.
-    pub spent: Spent,
+    pub wait_times: WaitTimes,
 }
 
 // One line of the CPU's cache.

@@ -17,34 +17,34 @@ use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
 use crate::remote::RemoteQueue;
 use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
 use crate::slab::NIL;
-use crate::spent::{Spent, Wait};
 use crate::stats::TurnStats;
 use crate::time::Instant;
 use crate::timer::TimerWheel;
 use crate::volume;
+use crate::wait_times::{WaitKind, WaitTimes};
 
 mod change;
 mod view;
 
-use change::{Roll, way_to};
+use change::{Topology, route_to};
 
 /// A device as this shard sees it.
-enum Way {
-    Own(Box<Queue>),
-    Other(Box<RemoteQueue>),
-    Vacant,
+enum DeviceRoute {
+    Local(Box<Queue>),
+    Remote(Box<RemoteQueue>),
+    Unassigned,
 }
 
 /// A volume, and what its bios are checked against.
-struct Place {
-    /// Its home is [`NOBODY`] while there is no volume here: so no bio finds it, and none pays for the question.
+struct VolumeEntry {
+    /// Its home is [`NO_SHARD`] while there is no volume here: so no bio finds it, and none pays for the question.
     config: VolumeConfig,
     /// Its device's, which never changes.
     discard_granularity: u32,
 }
 
 /// Owns vacant devices, and is the home of vacant volumes.
-const NOBODY: ShardId = ShardId(u16::MAX);
+const NO_SHARD: ShardId = ShardId(u16::MAX);
 
 /// Bios in a shard at once: its clients', and those of the caches of all shards, which may all send to a device of this one.
 fn bios_of(config: &ShardConfig) -> u32 {
@@ -76,9 +76,9 @@ pub struct Shard {
     id: ShardId,
     shards: u16,
     /// Up to the last that was ever there.
-    volumes: Vec<Place>,
+    volumes: Vec<VolumeEntry>,
     /// Indexed by device; up to the last that was ever there.
-    ways: Vec<Way>,
+    routes: Vec<DeviceRoute>,
     /// Between the volumes that live here and the plug, if there is one.
     cache: Option<Box<Cache>>,
     /// Client bios in this shard at once.
@@ -91,7 +91,7 @@ pub struct Shard {
     timer: Option<Instant>,
     /// The first timer that is no device's.
     timers_of_cache: u32,
-    roll: Roll,
+    topology: Topology,
     scratch: Vec<SlotId>,
     /// Bios of this turn, and those of them that merged in the plug.
     turn: (u32, u32),
@@ -111,8 +111,8 @@ impl Shard {
         let mut config = config;
         // From here on what is spare looks like what is there.
         config.exports.resize(exports_max, ExportConfig::default());
-        let ways: Vec<Way> = (0..config.devices.len() as u16)
-            .map(|device| way_to(&config, DeviceId(device), slots))
+        let routes: Vec<DeviceRoute> = (0..config.devices.len() as u16)
+            .map(|device| route_to(&config, DeviceId(device), slots))
             .collect();
         let (list, segments) = room_for_actions(&config, volumes_max);
         let cache =
@@ -132,12 +132,16 @@ impl Shard {
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
                 slots_left_over: 0,
             },
-            ways,
-            volumes: config.volumes.iter().map(|volume| Place::new(&config, *volume)).collect(),
+            routes,
+            volumes: config
+                .volumes
+                .iter()
+                .map(|volume| VolumeEntry::new(&config, *volume))
+                .collect(),
             touched: 0,
             timer: None,
             timers_of_cache: queue_timers as u32,
-            roll: Roll::new(config, volumes_max),
+            topology: Topology::new(config, volumes_max),
             scratch: Vec::with_capacity(2 * crate::plug::PLUG_MAX),
             turn: (0, 0),
             turns: TurnStats::default(),
@@ -190,10 +194,10 @@ impl Shard {
             status,
             hole: false,
             stage: ReplyStage::Final,
-            spent: Spent::NONE,
+            wait_times: WaitTimes::NONE,
         };
         let volume = self.volumes.get(usize::from(bio.id.volume.0));
-        let Some(Place { config, discard_granularity: granularity }) =
+        let Some(VolumeEntry { config, discard_granularity: granularity }) =
             volume.filter(|volume| volume.config.home == self.id)
         else {
             self.pools.actions.list.push(reply(Err(IoError::Invalid)));
@@ -236,10 +240,10 @@ impl Shard {
         self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, ..BioSlot::default() };
         self.touched |= 1 << device.0;
         // Own ones first: the others cost a message anyway.
-        if let Way::Own(_) = &self.ways[usize::from(device.0)] {
+        if let DeviceRoute::Local(_) = &self.routes[usize::from(device.0)] {
             return self.enter(now, device, bio, slot, 0);
         }
-        let Way::Other(remote) = &mut self.ways[usize::from(device.0)] else {
+        let DeviceRoute::Remote(remote) = &mut self.routes[usize::from(device.0)] else {
             unreachable!("a volume's device stays while the volume is there")
         };
         remote.submit(now, &mut self.pools, slot, block_size);
@@ -287,7 +291,7 @@ impl Shard {
 
     /// A bio enters the path of a device of this shard.
     fn enter(&mut self, now: Instant, device: DeviceId, bio: Bio, slot: u32, tags: u16) {
-        let Way::Own(queue) = &mut self.ways[usize::from(device.0)] else {
+        let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] else {
             unreachable!("only bios for our own devices enter")
         };
         if queue.is_draining() && tags == 0 {
@@ -307,7 +311,7 @@ impl Shard {
         slot: u32,
         tags: u16,
     ) {
-        let Way::Own(queue) = &mut self.ways[usize::from(device.0)] else {
+        let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] else {
             unreachable!("only bios for our own devices enter")
         };
         if bio.op == Op::Flush {
@@ -342,7 +346,7 @@ impl Shard {
     fn flush_plug(&mut self, now: Instant) {
         let mut ids = std::mem::take(&mut self.scratch);
         while let Some(device) = self.plug.take(&mut ids) {
-            if let Way::Own(queue) = &mut self.ways[usize::from(device.0)] {
+            if let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] {
                 queue.submit(now, &mut self.pools, &ids);
             }
         }
@@ -354,13 +358,13 @@ impl Shard {
         while touched != 0 {
             let device = touched.trailing_zeros() as usize;
             touched &= touched - 1;
-            let open = match self.ways.get_mut(device) {
-                Some(Way::Own(queue)) => queue.run(now, &mut self.pools),
-                Some(Way::Other(remote)) => {
+            let open = match self.routes.get_mut(device) {
+                Some(DeviceRoute::Local(queue)) => queue.run(now, &mut self.pools),
+                Some(DeviceRoute::Remote(remote)) => {
                     remote.run(now, &mut self.pools);
                     false
                 }
-                Some(Way::Vacant) | None => false,
+                Some(DeviceRoute::Unassigned) | None => false,
             };
             if open {
                 self.thaw(now, DeviceId(device as u16));
@@ -375,7 +379,7 @@ impl Shard {
             && let Some(slot) = queue.next_held(pools)
         {
             let (bio, came) = (pools.bios[slot].bio, pools.waits_since(slot));
-            pools.bios[slot].spent = Spent::NONE.plus(Wait::Plug, now.since(came));
+            pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Plug, now.since(came));
             self.enter_open(now, came, device, bio, slot, 0);
         }
         if self.plug.finish() {
@@ -401,14 +405,14 @@ impl Shard {
             }
             self.touched |= 1 << device;
             let kind = timer % TIMERS;
-            match &mut self.ways[device as usize] {
-                Way::Own(queue) if kind == TimerKind::Timeout as u32 => {
+            match &mut self.routes[device as usize] {
+                DeviceRoute::Local(queue) if kind == TimerKind::Timeout as u32 => {
                     queue.on_timeout(now, &mut self.pools);
                 }
-                Way::Own(queue) if kind == TimerKind::Retry as u32 => queue.on_retry(),
-                Way::Own(_) => {}
-                Way::Other(remote) => remote.on_idle(&mut self.pools),
-                Way::Vacant => {}
+                DeviceRoute::Local(queue) if kind == TimerKind::Retry as u32 => queue.on_retry(),
+                DeviceRoute::Local(_) => {}
+                DeviceRoute::Remote(remote) => remote.on_idle(&mut self.pools),
+                DeviceRoute::Unassigned => {}
             }
         }
     }
@@ -416,7 +420,7 @@ impl Shard {
     fn on_message(&mut self, now: Instant, from: ShardId, message: Message) {
         match message {
             Message::Bio { bio, cookie, tags } => self.on_remote_bio(now, from, bio, cookie, tags),
-            Message::Done { cookie, id, status, hole, stage, spent } => {
+            Message::Done { cookie, id, status, hole, stage, wait_times } => {
                 let Some(config) = self.volume(id.volume) else {
                     return;
                 };
@@ -425,7 +429,7 @@ impl Shard {
                 };
                 let known = pools.bios.is_taken(cookie) && pools.bios[cookie].bio.id == id;
                 assert!(known, "an owner answers what it was given");
-                pools.bios[cookie].spent = pools.bios[cookie].spent.and(spent);
+                pools.bios[cookie].wait_times = pools.bios[cookie].wait_times.and(wait_times);
                 remote.on_done(pools, cookie, status, hole, stage);
             }
             Message::TagWant { device, want, bytes, weight } => {
@@ -489,8 +493,9 @@ impl Shard {
 
     /// Another shard's bio goes back as it came.
     fn refuse(&mut self, to: ShardId, bio: &Bio, cookie: u32, error: IoError) {
-        let (id, status, stage, spent) = (bio.id, Err(error), ReplyStage::Final, Spent::NONE);
-        let message = Message::Done { cookie, id, status, hole: false, stage, spent };
+        let (id, status, stage, wait_times) =
+            (bio.id, Err(error), ReplyStage::Final, WaitTimes::NONE);
+        let message = Message::Done { cookie, id, status, hole: false, stage, wait_times };
         self.pools.actions.list.push(Action::Send { to, message });
     }
 
@@ -543,12 +548,12 @@ impl Shard {
                 self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
             }
             Control::Weight { export, weight } => {
-                self.roll.set_weight(export, weight);
-                for way in &mut self.ways {
-                    match way {
-                        Way::Own(queue) => queue.set_weight(export, weight),
-                        Way::Other(remote) => remote.set_weight(export, weight),
-                        Way::Vacant => {}
+                self.topology.set_weight(export, weight);
+                for route in &mut self.routes {
+                    match route {
+                        DeviceRoute::Local(queue) => queue.set_weight(export, weight),
+                        DeviceRoute::Remote(remote) => remote.set_weight(export, weight),
+                        DeviceRoute::Unassigned => {}
                     }
                 }
             }
@@ -591,8 +596,8 @@ impl Shard {
 
     /// A queue of this shard, which will run when the batch ends.
     fn own(&mut self, device: DeviceId) -> Option<(&mut Queue, &mut Pools)> {
-        match self.ways.get_mut(usize::from(device.0)) {
-            Some(Way::Own(queue)) => {
+        match self.routes.get_mut(usize::from(device.0)) {
+            Some(DeviceRoute::Local(queue)) => {
                 self.touched |= 1 << device.0;
                 Some((queue, &mut self.pools))
             }
@@ -600,10 +605,10 @@ impl Shard {
         }
     }
 
-    /// The way to another shard's queue, which will run when the batch ends.
+    /// The route to another shard's queue, which will run when the batch ends.
     fn remote(&mut self, device: DeviceId) -> Option<(&mut RemoteQueue, &mut Pools)> {
-        match self.ways.get_mut(usize::from(device.0)) {
-            Some(Way::Other(remote)) => {
+        match self.routes.get_mut(usize::from(device.0)) {
+            Some(DeviceRoute::Remote(remote)) => {
                 self.touched |= 1 << device.0;
                 Some((remote, &mut self.pools))
             }
@@ -613,19 +618,19 @@ impl Shard {
 
     /// Who owned what was in the device's place before has no say in it.
     fn is_owned_by(&self, device: DeviceId, shard: ShardId) -> bool {
-        let way = self.ways.get(usize::from(device.0));
-        matches!(way, Some(Way::Other(remote)) if remote.owner() == shard)
+        let route = self.routes.get(usize::from(device.0));
+        matches!(route, Some(DeviceRoute::Remote(remote)) if remote.owner() == shard)
     }
 
     /// A volume, if there is one of that name.
     fn volume(&self, volume: VolumeId) -> Option<&VolumeConfig> {
         let place = self.volumes.get(usize::from(volume.0))?;
-        (place.config.home != NOBODY).then_some(&place.config)
+        (place.config.home != NO_SHARD).then_some(&place.config)
     }
 
     fn queue(&self, device: DeviceId) -> Option<&Queue> {
-        match self.ways.get(usize::from(device.0)) {
-            Some(Way::Own(queue)) => Some(queue),
+        match self.routes.get(usize::from(device.0)) {
+            Some(DeviceRoute::Local(queue)) => Some(queue),
             _ => None,
         }
     }

@@ -13,7 +13,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, DeviceConfig, DeviceId,
     ExportId, Input, Instant, IoClass, IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler,
-    Shard, ShardConfig, ShardId, Spare, Status, Submit, TagPolicy, VolumeConfig, VolumeId,
+    Shard, ShardConfig, ShardId, SpareSlots, Status, Submit, TagPolicy, VolumeConfig, VolumeId,
     VolumeOptions,
 };
 
@@ -34,7 +34,7 @@ impl Desk {
         let options = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
         let device = DeviceConfig { owner: ShardId(0), queue };
         let volume = VolumeConfig { home: ShardId(shards - 1), device: DeviceId(0), options };
-        let spare = Spare { devices: 1, volumes: 1, exports: 0, tags: queue.nr_requests };
+        let spare = SpareSlots { devices: 1, volumes: 1, exports: 0, tags: queue.nr_requests };
         let config = |id| ShardConfig {
             id: ShardId(id),
             shards,
@@ -45,7 +45,7 @@ impl Desk {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
-            spare: if joined { spare } else { Spare::default() },
+            spare: if joined { spare } else { SpareSlots::default() },
         };
         let made = (0..shards).map(|id| Shard::new(config(id)).expect("a valid configuration"));
         let mut shards: Vec<Shard> = made.collect();

@@ -16,10 +16,10 @@ use headworks_core::extent::{EXTENTS_MAX, ExtentWriter, extents};
 use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, Control, DeviceId, ErrorPolicy,
-    Extent, ExtentState, Input, Instant, IoError, NoMerges, Notice, Op, QueueOptions, ReplyStage,
-    RequestId, Scheduler, Shard, ShardConfig, Status, Submit, Towards, VolumeId, VolumeOptions,
-    WriteMode,
+    Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, Control, CopyDirection,
+    DeviceId, ErrorPolicy, Extent, ExtentState, Input, Instant, IoError, NoMerges, Notice, Op,
+    QueueOptions, ReplyStage, RequestId, Scheduler, Shard, ShardConfig, Status, Submit, VolumeId,
+    VolumeOptions, WriteMode,
 };
 
 /// Where decisions come from.
@@ -348,13 +348,13 @@ impl<C: Choices> Bed<C> {
                     };
                     self.flying.push(Flying { submit, places, given });
                 }
-                Action::Copy { bio, offset, len, at, towards } => {
+                Action::Copy { bio, offset, len, at, direction } => {
                     let (at, len, offset) = (at as usize, len as usize, offset as usize);
                     let buffer = &mut self.clients[bio.connection as usize].buffer;
                     let buffer = &mut buffer[offset..offset + len];
-                    match towards {
-                        Towards::Pool => self.pool[at..at + len].copy_from_slice(buffer),
-                        Towards::Buffer => buffer.copy_from_slice(&self.pool[at..at + len]),
+                    match direction {
+                        CopyDirection::ToPool => self.pool[at..at + len].copy_from_slice(buffer),
+                        CopyDirection::ToBuffer => buffer.copy_from_slice(&self.pool[at..at + len]),
                     }
                 }
                 Action::Data { bio, len } => {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use headworks::memory::Span;
 use headworks_core::cache::folio::BLOCK;
-use headworks_core::{Action, DeviceId, Op, RequestId, Segment, Submit, Towards, VolumeId};
+use headworks_core::{Action, CopyDirection, DeviceId, Op, RequestId, Segment, Submit, VolumeId};
 
 use crate::pattern::{POISON, SECTOR};
 
@@ -175,7 +175,9 @@ impl Frames {
             self.check(shard, at, len, changes)
         };
         let checked = match *action {
-            Action::Copy { at, len, towards, .. } => check(at, len, towards == Towards::Pool),
+            Action::Copy { at, len, direction, .. } => {
+                check(at, len, direction == CopyDirection::ToPool)
+            }
             Action::Zero { at, len } => check(at, len, true),
             Action::Move { from, to, len } => {
                 check(from, len, false).and_then(|()| check(to, len, true))
@@ -290,7 +292,7 @@ mod tests {
 
     use super::*;
 
-    const COPY: [Towards; 2] = [Towards::Pool, Towards::Buffer];
+    const COPY: [CopyDirection; 2] = [CopyDirection::ToPool, CopyDirection::ToBuffer];
 
     fn start(frames: &mut Frames, op: Op, generation: u32, unit: u32) -> Result<(), String> {
         let submit = Submit {
@@ -316,9 +318,9 @@ mod tests {
 
     /// Whether a byte of `unit` may be (changed, read).
     fn may(frames: &Frames, unit: u64) -> [bool; 2] {
-        COPY.map(|towards| {
+        COPY.map(|direction| {
             let at = unit * u64::from(BLOCK) + 7;
-            let copy = Action::Copy { bio: BioId::default(), offset: 0, len: 1, at, towards };
+            let copy = Action::Copy { bio: BioId::default(), offset: 0, len: 1, at, direction };
             frames.touch(0, &copy).is_ok()
         })
     }

@@ -7,8 +7,8 @@ use headworks_core::time::{MS, SEC, US};
 use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{
     CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, ErrorPolicy, IoClass, Ioprio, NoMerges,
-    Op, PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, Spare, TagPolicy, VolumeConfig,
-    VolumeId, VolumeOptions, WakeOptions, WriteMode,
+    Op, PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, SpareSlots, TagPolicy,
+    VolumeConfig, VolumeId, VolumeOptions, WakeOptions, WriteMode,
 };
 
 use crate::disk::{BadRange, Defect, Faults, Model};
@@ -243,7 +243,7 @@ impl Scenario {
     pub fn shard_config(&self, shard: ShardId) -> ShardConfig {
         let (devices, volumes) = self.residents();
         let (devices, guests) = self.devices.split_at(devices);
-        let spare = Spare {
+        let spare = SpareSlots {
             devices: self.guests.devices as u16,
             volumes: self.guests.volumes as u16,
             exports: 0,

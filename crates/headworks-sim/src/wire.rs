@@ -9,9 +9,9 @@ use headworks::memory::Span;
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{
-    Action, Actions, Bio, BioFlags, BioId, Control, DeviceId, ExtentState, Input, Instant, IoError,
-    Message, Notice, Op, ReplyStage, RequestId, Segment, ShardId, Spent, Status, Submit, Towards,
-    VolumeId,
+    Action, Actions, Bio, BioFlags, BioId, Control, CopyDirection, DeviceId, ExtentState, Input,
+    Instant, IoError, Message, Notice, Op, ReplyStage, RequestId, Segment, ShardId, Status, Submit,
+    VolumeId, WaitTimes,
 };
 
 use crate::check::{check_status, violation};
@@ -456,8 +456,8 @@ impl Wire {
     /// Watches what happens to frames.
     fn cover_frames(&mut self, shard: ShardId, action: &Action, actions: &Actions) {
         let point = match action {
-            Action::Copy { towards: Towards::Pool, .. } => Point::CopyIn,
-            Action::Copy { towards: Towards::Buffer, .. } => Point::CopyOut,
+            Action::Copy { direction: CopyDirection::ToPool, .. } => Point::CopyIn,
+            Action::Copy { direction: CopyDirection::ToBuffer, .. } => Point::CopyOut,
             Action::Zero { .. } => Point::ZeroFrames,
             Action::Data { .. } => return self.coverage.hit(Point::NewerHere),
             Action::Move { .. } => Point::MoveFrames,
@@ -575,7 +575,7 @@ impl Wire {
         }
     }
 
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: Spent) {
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: WaitTimes) {
         const ONCE: &str = "every bio is answered exactly once";
         self.moved = self.now;
         let index = self.index(id.connection);
@@ -895,8 +895,15 @@ impl Outlet for Port<'_> {
         self.wire.frames.span(self.shard.0)
     }
 
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, spent: Spent) {
-        self.wire.reply(id, status, hole, stage, spent);
+    fn reply(
+        &mut self,
+        id: BioId,
+        status: Status,
+        hole: bool,
+        stage: ReplyStage,
+        wait_times: WaitTimes,
+    ) {
+        self.wire.reply(id, status, hole, stage, wait_times);
     }
 
     fn send(&mut self, to: ShardId, message: Message) {

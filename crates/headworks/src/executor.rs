@@ -5,8 +5,8 @@
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
-    Action, Actions, BioId, Completion, DeviceId, EXTENTS_BYTES, ExtentState, Input, Instant,
-    Message, Notice, ReplyStage, ShardId, Spent, Status, Towards, cache::folio::BLOCK,
+    Action, Actions, BioId, Completion, CopyDirection, DeviceId, EXTENTS_BYTES, ExtentState, Input,
+    Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes, cache::folio::BLOCK,
 };
 
 use crate::device::{Batch, Command, Device, DeviceIo};
@@ -21,7 +21,14 @@ pub trait Outlet {
     /// The frames of this shard's cache.
     fn frames(&self) -> Span;
     /// Answer a bio, or free its buffer; what it waited for comes with it.
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, spent: Spent);
+    fn reply(
+        &mut self,
+        id: BioId,
+        status: Status,
+        hole: bool,
+        stage: ReplyStage,
+        wait_times: WaitTimes,
+    );
     /// Tell another shard. For a [`Message::Bio`] the buffer's span goes along.
     fn send(&mut self, to: ShardId, message: Message);
     /// Replace the time at which the shard gets `Input::Timer`.
@@ -148,7 +155,7 @@ impl Executor {
                         spans: submit.segments,
                     });
                 }
-                Action::Copy { bio, offset, len, at, towards } => {
+                Action::Copy { bio, offset, len, at, direction } => {
                     let len = len as usize;
                     let frames = outlet.frames();
                     let pool = part(frames, at as usize, len);
@@ -158,13 +165,13 @@ impl Executor {
                     let all = if whole.0 == bio { whole.1 } else { len };
                     let next = next_copy(&actions.list[index + 1..], frames);
                     let buffer = part(outlet.buffer(bio), offset as usize, len);
-                    let (from, to) = match towards {
-                        Towards::Pool => (buffer, pool),
-                        Towards::Buffer => (pool, buffer),
+                    let (from, to) = match direction {
+                        CopyDirection::ToPool => (buffer, pool),
+                        CopyDirection::ToBuffer => (pool, buffer),
                     };
                     // SAFETY: both ranges were checked, and buffers and pool are different memory. No device has either: the
                     // shard names only frames that are not on their way, and the bio's buffer is its own until its reply.
-                    unsafe { copy(from, to, (len, all), towards, next) };
+                    unsafe { copy(from, to, (len, all), direction, next) };
                 }
                 Action::Zero { at, len } => {
                     let pool = part(outlet.frames(), at as usize, len as usize);
@@ -187,8 +194,8 @@ impl Executor {
                     list.push(len.into(), ExtentState::DATA);
                     list.finish();
                 }
-                Action::Reply { id, status, hole, stage, spent } => {
-                    outlet.reply(id, status, hole, stage, spent);
+                Action::Reply { id, status, hole, stage, wait_times } => {
+                    outlet.reply(id, status, hole, stage, wait_times);
                 }
                 Action::Send { to, message } => outlet.send(to, message),
                 Action::Timer { at } => outlet.timer(at),

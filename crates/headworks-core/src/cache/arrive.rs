@@ -72,9 +72,9 @@ impl Cache {
         self.folios[run.folio].late += 1;
         let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
         if up.bio.op == Op::Read {
-            return self.wake_folio(run.folio, Some(failed), up.spent);
+            return self.wake_folio(run.folio, Some(failed), up.wait_times);
         }
-        self.wake_folio(run.folio, None, up.spent);
+        self.wake_folio(run.folio, None, up.wait_times);
         let volume = self.volume(run.volume);
         volume.errors.record(IoError::TimedOut);
         volume.last_error = IoError::TimedOut;
@@ -89,8 +89,8 @@ impl Cache {
             op.status = Err(IoError::TimedOut);
             let (id, status) = (op.bio.id, op.status);
             let stage = ReplyStage::Early;
-            let spent = up.spent;
-            turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
+            let wait_times = up.wait_times;
+            turn.actions.list.push(Action::Reply { id, status, hole: false, stage, wait_times });
             // If it has its range for itself: who waits for that hears of it, as do those who come until it ends.
             if let Some(mut waiting) = self.ranges.take_waiting(up.cookie) {
                 self.lines.ready.append(&mut self.ops, &mut waiting);
@@ -115,7 +115,7 @@ impl Cache {
         self.no_longer_late(run.folio, up);
         let error = status.err();
         let failed = error.map(|e| (run.block, run.block + u64::from(run.count), e));
-        self.wake_folio(run.folio, failed, up.spent);
+        self.wake_folio(run.folio, failed, up.wait_times);
     }
 
     /// The volume ended within the last block when this was sent, and goes on there now: of its rest nothing is known.
@@ -181,7 +181,7 @@ impl Cache {
         }
         self.volume(run.volume).sub_writing((up.bio.id.sequence >> 32 & 15) as u8);
         self.advance(run.volume);
-        self.wake_folio(run.folio, None, up.spent);
+        self.wake_folio(run.folio, None, up.wait_times);
         self.end_own(up, status);
     }
 
@@ -201,7 +201,7 @@ impl Cache {
         }
         let op = &mut self.ops[up.cookie];
         op.pending -= 1;
-        self.waits[up.cookie as usize].below = up.spent;
+        self.waits[up.cookie as usize].below = up.wait_times;
         // A writer that writes out for itself sends anybody's blocks: their errors are the flushes' to tell.
         if op.step != OpStep::Write {
             op.status = op.status.and(status);

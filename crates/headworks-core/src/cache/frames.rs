@@ -10,7 +10,7 @@ use super::reclaim::Victim;
 use super::{Cache, Turn};
 use crate::bio::VolumeId;
 use crate::slab::NIL;
-use crate::spent::Spent;
+use crate::wait_times::WaitTimes;
 
 /// Folios that eviction looks at before it says that none is clean.
 const VICTIM_STEPS: u32 = 64;
@@ -108,7 +108,7 @@ impl Cache {
             let folio = &self.folios[unit];
             folio.is(Folio::PRESENT) && folio.filling > 0 && folio.dirty + folio.writeback == 0
         })?;
-        self.wake_folio(unit, None, Spent::NONE);
+        self.wake_folio(unit, None, WaitTimes::NONE);
         let blocks = self.folios[unit].blocks();
         self.folios.states_mut(unit, blocks).fill(0);
         self.folios[unit].filling = 0;

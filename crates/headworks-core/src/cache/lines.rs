@@ -9,8 +9,8 @@ use crate::bio::DeviceId;
 use crate::error::IoError;
 use crate::list::Fifo;
 use crate::slab::{NIL, Slab};
-use crate::spent::{Spent, Wait, Waits};
 use crate::time::Instant;
+use crate::wait_times::{WaitKind, WaitRecorder, WaitTimes};
 use crate::writeback::WriterId;
 
 /// The lines of a cache.
@@ -90,7 +90,7 @@ impl Cache {
         let waits = &mut self.waits[slot as usize];
         if self.ops[slot].waits == NIL {
             self.ops[slot].waits = slot;
-            *waits = Waits::default();
+            *waits = WaitRecorder::default();
         }
         waits.begin(now);
     }
@@ -104,14 +104,14 @@ impl Cache {
         let waits = &mut self.waits[op.waits as usize];
         match park {
             WaitFor::Nothing | WaitFor::Slot => {}
-            WaitFor::Writer | WaitFor::Credit(_) => waits.end(now, Wait::Dirty),
+            WaitFor::Writer | WaitFor::Credit(_) => waits.end(now, WaitKind::Dirty),
             _ => waits.end_below(now),
         }
     }
 
     /// All that an operation waited for.
-    pub(super) fn spent(&self, op: &Operation) -> Spent {
-        if op.waits == NIL { Spent::NONE } else { self.waits[op.waits as usize].spent() }
+    pub(super) fn wait_times(&self, op: &Operation) -> WaitTimes {
+        if op.waits == NIL { WaitTimes::NONE } else { self.waits[op.waits as usize].wait_times() }
     }
 
     fn count_wait(&mut self, park: WaitFor) {
@@ -142,7 +142,7 @@ impl Cache {
         &mut self,
         unit: u32,
         failed: Option<(u64, u64, IoError)>,
-        below: Spent,
+        below: WaitTimes,
     ) {
         let mut waiting = std::mem::replace(&mut self.folios[unit].waiters, NIL);
         // The list is the youngest first.

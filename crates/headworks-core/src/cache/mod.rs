@@ -67,9 +67,9 @@ use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::options::{CacheOptions, QueueOptions, ShardConfig, WriteMode};
 use crate::slab::{NIL, Slab};
-use crate::spent::{Spent, Waits};
 use crate::time::Instant;
 use crate::timer::TimerWheel;
+use crate::wait_times::{WaitRecorder, WaitTimes};
 use crate::writeback::credit::Credit;
 use crate::writeback::groups::Groups;
 use crate::writeback::{DirtyOptions, Throttle};
@@ -151,7 +151,7 @@ pub(crate) struct Cache {
     flushers: Vec<Flusher>,
     ops: Slab<Operation>,
     /// What they waited for, by slot.
-    waits: Vec<Waits>,
+    waits: Vec<WaitRecorder>,
     lines: WaitLists,
     ranges: Ranges,
     /// For the queues; the shard takes them at the end of a batch.
@@ -206,7 +206,7 @@ impl Cache {
             devices: (0..devices).map(caching).collect(),
             flushers: (0..devices).map(|_| Flusher::new(options.units, account)).collect(),
             ops: Slab::new(config.bios_max),
-            waits: vec![Waits::default(); config.bios_max as usize],
+            waits: vec![WaitRecorder::default(); config.bios_max as usize],
             lines: WaitLists::new(devices, options.writers_max),
             ranges: Ranges::new(config.bios_max),
             down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
@@ -366,9 +366,9 @@ impl Cache {
     fn finish(&mut self, turn: &mut Turn, op: &mut Operation, status: Status) -> WaitFor {
         self.give_back(op);
         self.end_wait(turn.now, op);
-        let (id, spent) = (op.bio.id, self.spent(op));
+        let (id, wait_times) = (op.bio.id, self.wait_times(op));
         let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
-        turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
+        turn.actions.list.push(Action::Reply { id, status, hole: false, stage, wait_times });
         WaitFor::Nothing
     }
 
@@ -547,6 +547,6 @@ impl Cache {
 
 /// Answers a client that has waited for nothing.
 fn reply(turn: &mut Turn, bio: &Bio, status: Status, stage: ReplyStage) {
-    let (id, spent) = (bio.id, Spent::NONE);
-    turn.actions.list.push(Action::Reply { id, status, hole: false, stage, spent });
+    let (id, wait_times) = (bio.id, WaitTimes::NONE);
+    turn.actions.list.push(Action::Reply { id, status, hole: false, stage, wait_times });
 }

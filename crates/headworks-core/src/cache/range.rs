@@ -196,14 +196,14 @@ impl Cache {
     pub(super) fn on_below(&mut self, turn: &mut Turn, up: DeviceCompletion) {
         let slot = up.cookie;
         let mut op = std::mem::take(&mut self.ops[slot]);
-        self.waits[slot as usize].below = up.spent;
+        self.waits[slot as usize].below = up.wait_times;
         if up.stage == ReplyStage::Early {
             turn.actions.list.push(Action::Reply {
                 id: op.bio.id,
                 status: up.status,
                 hole: false,
                 stage: ReplyStage::Early,
-                spent: up.spent,
+                wait_times: up.wait_times,
             });
             op.answered = true;
             self.ops[slot] = op;
@@ -233,8 +233,8 @@ impl Cache {
             self.unlock(&mut op, slot);
             self.end_wait(turn.now, &mut op);
             let (id, status, stage) = (op.bio.id, up.status, ReplyStage::Final);
-            let spent = self.spent(&op);
-            turn.actions.list.push(Action::Reply { id, status, hole: up.hole, stage, spent });
+            let wait_times = self.wait_times(&op);
+            turn.actions.list.push(Action::Reply { id, status, hole: up.hole, stage, wait_times });
             self.give_back(&mut op);
         }
         self.ops[slot] = op;

@@ -4,7 +4,7 @@ use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{Operation, WaitFor};
 use super::reclaim::Reclaim;
 use super::{COPY_MAX, Cache, Turn};
-use crate::action::{Action, Towards};
+use crate::action::{Action, CopyDirection};
 use crate::error::IoError;
 
 impl Cache {
@@ -82,7 +82,7 @@ impl Cache {
             offset: op.done,
             len,
             at: u64::from(from) << BLOCK_SHIFT | u64::from(within),
-            towards: Towards::Buffer,
+            direction: CopyDirection::ToBuffer,
         });
         self.stats.hits += u64::from(run);
         op.done += len;

@@ -9,7 +9,7 @@ use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
 use super::operation::{OpStep, Operation, WaitFor};
 use super::reclaim::Reclaim;
 use super::{COPY_MAX, Cache, Turn};
-use crate::action::{Action, Towards};
+use crate::action::{Action, CopyDirection};
 use crate::bio::{Bio, DeviceId, IoClass, Op};
 use crate::error::IoError;
 use crate::options::WriteMode;
@@ -204,7 +204,13 @@ impl Cache {
         let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
         turn.actions.list.push(match op.bio.op {
             Op::WriteZeroes => Action::Zero { at, len },
-            _ => Action::Copy { bio: op.bio.id, offset: op.done, len, at, towards: Towards::Pool },
+            _ => Action::Copy {
+                bio: op.bio.id,
+                offset: op.done,
+                len,
+                at,
+                direction: CopyDirection::ToPool,
+            },
         });
         op.done += len;
     }

@@ -14,7 +14,7 @@ pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use change::{Change, ChangeError};
 pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler, TagPolicy, WakeOptions};
 pub use topology::{
-    DeviceConfig, ExportConfig, PlugNesting, ShardConfig, Spare, VolumeConfig, VolumeOptions,
+    DeviceConfig, ExportConfig, PlugNesting, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
 };
 pub use tunable::Tunable;
 pub(crate) use values::Values;

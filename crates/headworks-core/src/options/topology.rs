@@ -75,7 +75,7 @@ impl ExportConfig {
 
 /// Places that are free when a shard starts, for what [`crate::Change`] adds. Everything is sized for them at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spare {
+pub struct SpareSlots {
     /// Devices; with those of the configuration at most 64.
     pub devices: u16,
     /// Volumes; with those of the configuration at most 4096.
@@ -120,7 +120,7 @@ pub struct ShardConfig {
     /// When its writers are made to wait.
     pub dirty: DirtyOptions,
     /// Places for what joins later.
-    pub spare: Spare,
+    pub spare: SpareSlots,
 }
 
 impl ShardConfig {
@@ -217,7 +217,7 @@ impl ShardConfig {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
-            spare: Spare::default(),
+            spare: SpareSlots::default(),
         }
     }
 
@@ -237,8 +237,8 @@ impl ShardConfig {
         }
         text += "\n";
         let spare = &self.spare;
-        if *spare != Spare::default() {
-            let Spare { devices, volumes, exports, tags } = spare;
+        if *spare != SpareSlots::default() {
+            let SpareSlots { devices, volumes, exports, tags } = spare;
             text += &format!("spare {devices} {volumes} {exports} {tags}\n");
         }
         for device in &self.devices {
@@ -268,7 +268,7 @@ impl ShardConfig {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
-            spare: Spare::default(),
+            spare: SpareSlots::default(),
         };
         for line in text.lines() {
             config.read_line(line).ok_or_else(|| {
@@ -295,7 +295,7 @@ impl ShardConfig {
                 };
             }
             ("spare", &[devices, volumes, exports, tags]) => {
-                self.spare = Spare {
+                self.spare = SpareSlots {
                     devices: devices.try_into().ok()?,
                     volumes: volumes.try_into().ok()?,
                     exports: exports.try_into().ok()?,
@@ -440,7 +440,7 @@ mod tests {
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
         config.dirty.dirty_ratio = 33;
-        config.spare = Spare { devices: 2, volumes: 9, exports: 11, tags: 512 };
+        config.spare = SpareSlots { devices: 2, volumes: 9, exports: 11, tags: 512 };
         assert_eq!(ShardConfig::from_lines(&config.to_lines()), Ok(config));
         assert!(ShardConfig::from_lines("shard 0 1").is_err());
         assert!(ShardConfig::from_lines("device 1 2 3").is_err());

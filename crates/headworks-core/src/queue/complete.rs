@@ -21,8 +21,8 @@ use crate::error::{IoError, Status};
 use crate::input::{Completion, ReplyStage, RequestId};
 use crate::request::{Request, SlotId, Slots, State};
 use crate::slab::NIL;
-use crate::spent::Spent;
 use crate::time::Instant;
+use crate::wait_times::WaitTimes;
 
 /// What becomes of a request whose command was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,17 +198,17 @@ impl Queue {
         if request.is(Request::RETRY) && !request.is(Request::TIMED_OUT) && !last {
             let slot = request.bio_head;
             request.bio_head = pools.bios[slot].next;
-            pools.bios[slot].spent = self.account(now, pools, id, status);
+            pools.bios[slot].wait_times = self.account(now, pools, id, status);
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
             self.send(now, pools, id);
             return;
         }
-        let spent = self.account(now, pools, id, status);
+        let wait_times = self.account(now, pools, id, status);
         let (mut slot, tail) = (pools.slots[id].bio_head, pools.slots[id].bio_tail);
         loop {
             let next = pools.bios[slot].next;
-            pools.bios[slot].spent = spent;
+            pools.bios[slot].wait_times = wait_times;
             self.finish_bio(now, pools, slot, status, hole);
             if slot == tail {
                 break;
@@ -222,7 +222,7 @@ impl Queue {
         if pools.slots[id].state == State::InFlight {
             // What the last piece waited for, the bio waited for: from the time that it came.
             let slot = pools.slots[id].bio_head;
-            pools.bios[slot].spent = self.account(now, pools, id, status);
+            pools.bios[slot].wait_times = self.account(now, pools, id, status);
         }
         let parent = pools.slots[id].parent;
         pools.slots[id].state = State::Free;
@@ -260,13 +260,13 @@ impl Queue {
         self.finish_bio(now, pools, slot, status, false);
     }
 
-    fn account(&mut self, now: Instant, pools: &Pools, id: SlotId, status: Status) -> Spent {
+    fn account(&mut self, now: Instant, pools: &Pools, id: SlotId, status: Status) -> WaitTimes {
         let request = &pools.slots[id];
         let (op, stamps) = (request.op, request.stamps);
         let (bytes, volume) = (u64::from(request.len), request.volume);
         let stats = &mut self.volume_mut(volume.0).stats;
         stats.ops[op as usize].errors += u64::from(status.is_err());
-        stats.on_finish(op, bytes, &stamps, now)
+        WaitTimes::of_request(stats.on_finish(op, bytes, &stamps, now))
     }
 
     /// The device is done with a bio's data.

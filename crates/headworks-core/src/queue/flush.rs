@@ -24,8 +24,8 @@ use crate::input::ReplyStage;
 use crate::list::Fifo;
 use crate::request::{Request, SlotId};
 use crate::slab::NIL;
-use crate::spent::Wait;
 use crate::time::Instant;
+use crate::wait_times::WaitKind;
 
 /// One volume's flushes.
 #[derive(Debug)]
@@ -179,7 +179,8 @@ impl Queue {
         while let Some(slot) = self.volume_mut(volume.0).flush.running.pop(&mut pools.bios) {
             // After the data of a FUA write. A flush that could not be joined is the device's time as well.
             let waited = now.since(pools.waits_since(slot));
-            pools.bios[slot].spent = pools.bios[slot].spent.plus(Wait::Device, waited);
+            pools.bios[slot].wait_times =
+                pools.bios[slot].wait_times.plus(WaitKind::Device, waited);
             answer(pools, slot, status, false, ReplyStage::Final);
         }
     }

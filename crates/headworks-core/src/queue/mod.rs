@@ -521,11 +521,13 @@ impl VolumeQueue {
 pub(crate) fn answer(pools: &mut Pools, slot: u32, status: Status, hole: bool, stage: ReplyStage) {
     debug_assert!(status != Err(IoError::Busy), "a refusal is the queue's business");
     let entry = &mut pools.bios[slot];
-    let (id, spent) = (entry.bio.id, entry.spent);
+    let (id, wait_times) = (entry.bio.id, entry.wait_times);
     match entry.origin {
-        Origin::Here => pools.actions.list.push(Action::Reply { id, status, hole, stage, spent }),
+        Origin::Here => {
+            pools.actions.list.push(Action::Reply { id, status, hole, stage, wait_times })
+        }
         Origin::Shard { shard, cookie } => {
-            let message = Message::Done { cookie, id, status, hole, stage, spent };
+            let message = Message::Done { cookie, id, status, hole, stage, wait_times };
             pools.actions.list.push(Action::Send { to: shard, message });
         }
         Origin::Cache { cookie } => {
@@ -535,7 +537,7 @@ pub(crate) fn answer(pools: &mut Pools, slot: u32, status: Status, hole: bool, s
                 status,
                 hole,
                 stage,
-                spent,
+                wait_times,
             });
         }
     }

@@ -11,8 +11,8 @@ use crate::error::IoError;
 use crate::input::ReplyStage;
 use crate::request::{Request, SlotId, Slots};
 use crate::slab::NIL;
-use crate::spent::Spent;
 use crate::time::Instant;
+use crate::wait_times::WaitTimes;
 
 impl Queue {
     /// The oldest command may have timed out.
@@ -35,7 +35,7 @@ impl Queue {
     fn time_out(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         let request = &pools.slots[id];
         let Request { volume, op, offset, len, parent, .. } = *request;
-        let spent = Spent::until(&request.stamps, now);
+        let wait_times = WaitTimes::until(&request.stamps, now);
         let (mut slot, tail) = (request.bio_head, request.bio_tail);
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
@@ -54,7 +54,7 @@ impl Queue {
             let next = pools.bios[slot].next;
             if !pools.bios[slot].answered {
                 self.leases.given_up += u32::from(pools.bios[slot].tags);
-                pools.bios[slot].spent = spent;
+                pools.bios[slot].wait_times = wait_times;
                 answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Early);
             }
             if slot == tail {

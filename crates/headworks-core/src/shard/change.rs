@@ -18,7 +18,7 @@
 //! Invariant: what was sized at the start is never outgrown. Tags are what it was sized for, so they are counted: every shard
 //! takes those of all devices from the same stock, and so all shards agree.
 
-use super::{NOBODY, Place, Shard, Way, room_for_actions};
+use super::{DeviceRoute, NO_SHARD, Shard, VolumeEntry, room_for_actions};
 use crate::bio::{DeviceId, ExportId, VolumeId};
 use crate::cache::DeviceCaching;
 use crate::error::ConfigError;
@@ -30,7 +30,7 @@ use crate::remote::RemoteQueue;
 use crate::time::Instant;
 
 /// What the shard is made from now.
-pub(super) struct Roll {
+pub(super) struct Topology {
     /// Without the volumes, which are the shard's to keep; a vacant device is owned by nobody.
     config: ShardConfig,
     devices_max: usize,
@@ -39,7 +39,7 @@ pub(super) struct Roll {
     tags_left: u32,
 }
 
-impl Roll {
+impl Topology {
     /// Of a shard of `config`, whose exports include the spare ones.
     pub fn new(config: ShardConfig, volumes_max: usize) -> Self {
         let (devices_max, tags_left) = (config.devices_max(), config.spare.tags);
@@ -60,11 +60,11 @@ impl Roll {
 
     fn device(&self, device: DeviceId) -> Option<&DeviceConfig> {
         let device = self.config.devices.get(usize::from(device.0))?;
-        (device.owner != NOBODY).then_some(device)
+        (device.owner != NO_SHARD).then_some(device)
     }
 }
 
-impl Place {
+impl VolumeEntry {
     /// A volume on a device of `config`.
     pub fn new(config: &ShardConfig, volume: VolumeConfig) -> Self {
         let device = &config.devices[usize::from(volume.device.0)];
@@ -72,22 +72,22 @@ impl Place {
     }
 
     fn vacant() -> Self {
-        let (home, device) = (NOBODY, DeviceId(u16::MAX));
+        let (home, device) = (NO_SHARD, DeviceId(u16::MAX));
         let config = VolumeConfig { home, device, options: VolumeOptions::default() };
         Self { config, discard_granularity: 1 }
     }
 }
 
-/// The way to a device of `config`, on a shard with so many slots.
-pub(super) fn way_to(config: &ShardConfig, device: DeviceId, slots: u32) -> Way {
+/// The route to a device of `config`, on a shard with so many slots.
+pub(super) fn route_to(config: &ShardConfig, device: DeviceId, slots: u32) -> DeviceRoute {
     match config.devices[usize::from(device.0)].owner == config.id {
-        true => Way::Own(Box::new(Queue::new(config, device, slots))),
-        false => Way::Other(Box::new(RemoteQueue::new(config, device))),
+        true => DeviceRoute::Local(Box::new(Queue::new(config, device, slots))),
+        false => DeviceRoute::Remote(Box::new(RemoteQueue::new(config, device))),
     }
 }
 
 fn vacant_device() -> DeviceConfig {
-    DeviceConfig { owner: NOBODY, queue: QueueOptions::default() }
+    DeviceConfig { owner: NO_SHARD, queue: QueueOptions::default() }
 }
 
 /// The place is beyond what there is room for, or not as vacant as it should be.
@@ -134,42 +134,42 @@ impl Shard {
     }
 
     fn add_device(&mut self, device: DeviceId, config: DeviceConfig) -> Result<(), ChangeError> {
-        let (index, roll) = (usize::from(device.0), &mut self.roll);
-        let is = roll.device(device).is_some();
-        check_place("device", device.0, roll.devices_max, (is, false))?;
-        roll.config.validate_device(&config)?;
+        let (index, topology) = (usize::from(device.0), &mut self.topology);
+        let is = topology.device(device).is_some();
+        check_place("device", device.0, topology.devices_max, (is, false))?;
+        topology.config.validate_device(&config)?;
         let tags = config.queue.nr_requests;
-        let Some(tags_left) = roll.tags_left.checked_sub(tags) else {
+        let Some(tags_left) = topology.tags_left.checked_sub(tags) else {
             let message =
-                format!("{tags} tags are more than the {} that are spare", roll.tags_left);
+                format!("{tags} tags are more than the {} that are spare", topology.tags_left);
             return Err(ConfigError::new("nr_requests", message).into());
         };
-        roll.tags_left = tags_left;
-        while self.ways.len() <= index {
-            self.ways.push(Way::Vacant);
-            roll.config.devices.push(vacant_device());
+        topology.tags_left = tags_left;
+        while self.routes.len() <= index {
+            self.routes.push(DeviceRoute::Unassigned);
+            topology.config.devices.push(vacant_device());
         }
-        roll.config.devices[index] = config;
-        self.ways[index] = way_to(&roll.config, device, self.pools.slots.capacity());
-        let (list, segments) = room_for_actions(&roll.config, roll.volumes_max);
+        topology.config.devices[index] = config;
+        self.routes[index] = route_to(&topology.config, device, self.pools.slots.capacity());
+        let (list, segments) = room_for_actions(&topology.config, topology.volumes_max);
         self.pools.actions.make_room(list, segments);
         if let Some(cache) = &mut self.cache {
             cache.add_device(device, DeviceCaching::of(&config.queue));
         }
-        if let Way::Own(queue) = &self.ways[index] {
+        if let DeviceRoute::Local(queue) = &self.routes[index] {
             queue.announce(&mut self.pools);
         }
         Ok(())
     }
 
     fn add_volume(&mut self, volume: VolumeId, config: VolumeConfig) -> Result<(), ChangeError> {
-        let (index, roll) = (usize::from(volume.0), &self.roll);
+        let (index, topology) = (usize::from(volume.0), &self.topology);
         let is = self.volume(volume).is_some();
-        check_place("volume", volume.0, roll.volumes_max, (is, false))?;
-        roll.config.validate_volume(&config)?;
-        let place = Place::new(&roll.config, config);
+        check_place("volume", volume.0, topology.volumes_max, (is, false))?;
+        topology.config.validate_volume(&config)?;
+        let place = VolumeEntry::new(&topology.config, config);
         let block_size = config.options.block_size;
-        if let Way::Own(queue) = &mut self.ways[usize::from(config.device.0)] {
+        if let DeviceRoute::Local(queue) = &mut self.routes[usize::from(config.device.0)] {
             // What it changes to was found right for the volumes that it has.
             if queue.is_draining() {
                 return Err(ChangeError::Busy("the options of the device are being changed"));
@@ -181,7 +181,7 @@ impl Shard {
             queue.add_volume(volume, block_size);
         }
         while self.volumes.len() <= index {
-            self.volumes.push(Place::vacant());
+            self.volumes.push(VolumeEntry::vacant());
         }
         self.volumes[index] = place;
         if let Some(cache) = &mut self.cache {
@@ -192,7 +192,7 @@ impl Shard {
 
     fn remove_volume(&mut self, volume: VolumeId) -> Result<(), ChangeError> {
         let config = self.volume(volume).copied();
-        check_place("volume", volume.0, self.roll.volumes_max, (config.is_some(), true))?;
+        check_place("volume", volume.0, self.topology.volumes_max, (config.is_some(), true))?;
         let device = config.map_or(usize::MAX, |config| usize::from(config.device.0));
         if let Some(what) = self.cache.as_ref().and_then(|cache| cache.keeps(volume)) {
             return Err(ChangeError::Busy(what));
@@ -204,7 +204,7 @@ impl Shard {
                 "requests of the volume are in its device or wait for it",
             ));
         }
-        if let Some(Way::Own(queue)) = self.ways.get(device)
+        if let Some(DeviceRoute::Local(queue)) = self.routes.get(device)
             && queue.flushes(volume)
         {
             return Err(ChangeError::Busy("the device has not answered a flush of the volume"));
@@ -215,30 +215,30 @@ impl Shard {
             }
             cache.remove_volume(volume);
         }
-        if let Some(Way::Own(queue)) = self.ways.get_mut(device) {
+        if let Some(DeviceRoute::Local(queue)) = self.routes.get_mut(device) {
             queue.remove_volume(volume);
         }
-        self.volumes[usize::from(volume.0)] = Place::vacant();
+        self.volumes[usize::from(volume.0)] = VolumeEntry::vacant();
         Ok(())
     }
 
     fn remove_device(&mut self, device: DeviceId) -> Result<(), ChangeError> {
-        let config = self.roll.device(device).copied();
-        check_place("device", device.0, self.roll.devices_max, (config.is_some(), true))?;
+        let config = self.topology.device(device).copied();
+        check_place("device", device.0, self.topology.devices_max, (config.is_some(), true))?;
         let Some(config) = config else { return Ok(()) };
         if self.volumes.iter().any(|place| place.config.device == device) {
             return Err(ChangeError::Busy("the device has volumes"));
         }
         let index = usize::from(device.0);
         let tags = config.queue.nr_requests;
-        match &self.ways[index] {
-            Way::Own(queue) if queue.may_leave() => queue.leave(&mut self.pools, tags),
-            Way::Other(remote) if remote.may_leave() => remote.leave(&mut self.pools),
+        match &self.routes[index] {
+            DeviceRoute::Local(queue) if queue.may_leave() => queue.leave(&mut self.pools, tags),
+            DeviceRoute::Remote(remote) if remote.may_leave() => remote.leave(&mut self.pools),
             _ => return Err(ChangeError::Busy("tags of the device are out")),
         }
-        self.ways[index] = Way::Vacant;
-        self.roll.config.devices[index] = vacant_device();
-        self.roll.tags_left += tags;
+        self.routes[index] = DeviceRoute::Unassigned;
+        self.topology.config.devices[index] = vacant_device();
+        self.topology.tags_left += tags;
         if let Some(cache) = &mut self.cache {
             cache.remove_device(device);
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Shard, Way};
+use super::{DeviceRoute, Shard};
 use crate::action::Actions;
 use crate::bio::{DeviceId, VolumeId};
 #[cfg(feature = "defects")]
@@ -14,7 +14,7 @@ use crate::options::QueueOptions;
 use crate::queue::Queue;
 use crate::stats::{QueueStats, TurnStats, VolumeStats};
 use crate::tags::{TagOwner, TagStats};
-use crate::writeback::{DirtyOptions, DirtyStats, TraceEvent, WbStats};
+use crate::writeback::{DirtyOptions, DirtyStats, TraceEvent, WritebackStats};
 
 impl Shard {
     /// What is to be done.
@@ -56,10 +56,10 @@ impl Shard {
         self.pools.bios.taken() == 0
             && self.cache.as_ref().is_none_or(|cache| cache.is_quiet())
             && self.pools.slots.taken() == 0
-            && self.ways.iter().all(|way| match way {
-                Way::Own(queue) => queue.is_quiet(),
-                Way::Other(remote) => remote.is_quiet(),
-                Way::Vacant => true,
+            && self.routes.iter().all(|route| match route {
+                DeviceRoute::Local(queue) => queue.is_quiet(),
+                DeviceRoute::Remote(remote) => remote.is_quiet(),
+                DeviceRoute::Unassigned => true,
             })
     }
 
@@ -72,8 +72,8 @@ impl Shard {
     /// Tags of another shard's device that this shard holds on lease; `None` for an own device.
     #[must_use]
     pub fn tags_leased(&self, device: DeviceId) -> Option<u32> {
-        match self.ways.get(usize::from(device.0)) {
-            Some(Way::Other(remote)) => Some(remote.lease().held()),
+        match self.routes.get(usize::from(device.0)) {
+            Some(DeviceRoute::Remote(remote)) => Some(remote.lease().held()),
             _ => None,
         }
     }
@@ -133,8 +133,9 @@ impl Shard {
 
     /// The same for a device; `None` also if there is none.
     #[must_use]
-    pub fn wb_stats(&self, device: DeviceId) -> Option<WbStats> {
-        let there = !matches!(self.ways.get(usize::from(device.0)), None | Some(Way::Vacant));
+    pub fn wb_stats(&self, device: DeviceId) -> Option<WritebackStats> {
+        let there =
+            !matches!(self.routes.get(usize::from(device.0)), None | Some(DeviceRoute::Unassigned));
         let cache = self.cache.as_ref().filter(|_| there)?;
         Some(cache.throttle().device_stats(device))
     }

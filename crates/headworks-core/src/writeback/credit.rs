@@ -30,7 +30,7 @@ pub fn floor(limit: u32, devices: usize) -> u32 {
 
 /// One device's.
 #[derive(Clone, Copy, Debug, Default)]
-struct Account {
+struct DeviceCredit {
     used: u32,
     /// What the head of its queue was refused; 0: nobody waits.
     wanted: u32,
@@ -42,9 +42,9 @@ struct Account {
 /// Credit of all devices, in blocks.
 #[derive(Clone, Debug)]
 pub struct Credit {
-    accounts: Vec<Account>,
+    credits: Vec<DeviceCredit>,
     /// How many of them are present.
-    devices: usize,
+    present: usize,
     total: u32,
     /// What is not used of the floors, in sum.
     unused: u32,
@@ -55,8 +55,8 @@ impl Credit {
     /// Credit for so many devices, under that limit.
     #[must_use]
     pub fn new(devices: usize, limit: u32) -> Self {
-        let accounts = vec![Account { present: true, ..Account::default() }; devices];
-        let mut credit = Self { accounts, devices, total: 0, unused: 0, floor: 0 };
+        let credits = vec![DeviceCredit { present: true, ..DeviceCredit::default() }; devices];
+        let mut credit = Self { credits, present: devices, total: 0, unused: 0, floor: 0 };
         credit.set_limit(limit);
         credit
     }
@@ -64,32 +64,32 @@ impl Credit {
     /// The floors that go with another limit.
     pub fn set_limit(&mut self, limit: u32) {
         self.floor = floor(limit, self.devices());
-        for account in &mut self.accounts {
+        for account in &mut self.credits {
             account.floor = if account.present { self.floor } else { 0 };
         }
-        self.unused = (0..self.accounts.len()).map(|device| self.gap(device)).sum();
+        self.unused = (0..self.credits.len()).map(|device| self.gap(device)).sum();
     }
 
     /// Devices that there are.
     #[must_use]
     pub fn devices(&self) -> usize {
-        self.devices
+        self.present
     }
 
     /// A device joins, or leaves with nothing in use; [`Credit::set_limit`] is to follow.
     pub fn set_present(&mut self, device: usize, present: bool) {
-        if self.accounts.len() <= device {
-            self.accounts.resize(device + 1, Account::default());
+        if self.credits.len() <= device {
+            self.credits.resize(device + 1, DeviceCredit::default());
         }
-        assert!(self.accounts[device].used == 0, "a device that changes has no credit in use");
-        self.accounts[device] = Account { present, ..Account::default() };
-        self.devices = self.accounts.iter().filter(|account| account.present).count();
+        assert!(self.credits[device].used == 0, "a device that changes has no credit in use");
+        self.credits[device] = DeviceCredit { present, ..DeviceCredit::default() };
+        self.present = self.credits.iter().filter(|account| account.present).count();
     }
 
     /// Takes `blocks` for the device if they fit under `limit`; else remembers that somebody waits for them.
     pub fn reserve(&mut self, device: usize, blocks: u32, limit: u32) -> bool {
         let fits = self.fits(device, blocks, limit);
-        self.accounts[device].wanted = if fits { 0 } else { blocks };
+        self.credits[device].wanted = if fits { 0 } else { blocks };
         if fits {
             self.add(device, blocks);
         }
@@ -99,18 +99,18 @@ impl Credit {
     /// Whether what the device's head was refused would be granted now.
     #[must_use]
     pub fn freed(&self, device: usize, limit: u32) -> bool {
-        self.accounts[device].wanted > 0 && self.fits(device, self.accounts[device].wanted, limit)
+        self.credits[device].wanted > 0 && self.fits(device, self.credits[device].wanted, limit)
     }
 
     /// The refused head is gone, or somebody else heads the queue: nobody is known to wait.
     pub fn forget(&mut self, device: usize) {
-        self.accounts[device].wanted = 0;
+        self.credits[device].wanted = 0;
     }
 
     /// Takes `blocks` without asking: data that is dirty already and is to be counted again.
     pub fn add(&mut self, device: usize, blocks: u32) {
         let gap = self.gap(device);
-        self.accounts[device].used += blocks;
+        self.credits[device].used += blocks;
         self.total += blocks;
         self.unused = self.unused + self.gap(device) - gap;
     }
@@ -118,8 +118,8 @@ impl Credit {
     /// Gives `blocks` back.
     pub fn sub(&mut self, device: usize, blocks: u32) {
         let gap = self.gap(device);
-        assert!(self.accounts[device].used >= blocks, "more credit given back than taken");
-        self.accounts[device].used -= blocks;
+        assert!(self.credits[device].used >= blocks, "more credit given back than taken");
+        self.credits[device].used -= blocks;
         self.total -= blocks;
         self.unused = self.unused + self.gap(device) - gap;
     }
@@ -133,7 +133,7 @@ impl Credit {
     /// In use by one.
     #[must_use]
     pub fn used(&self, device: usize) -> u32 {
-        self.accounts[device].used
+        self.credits[device].used
     }
 
     /// What every device finds free, whatever the others do; 0 with one device.
@@ -145,19 +145,19 @@ impl Credit {
     /// The most the device may have in use, as things are.
     #[must_use]
     pub fn ceiling(&self, device: usize, limit: u32) -> u32 {
-        let others = self.total - self.accounts[device].used + self.unused - self.gap(device);
+        let others = self.total - self.credits[device].used + self.unused - self.gap(device);
         limit.saturating_sub(others)
     }
 
     /// Whether `blocks` more fit under `limit`.
     #[must_use]
     pub fn fits(&self, device: usize, blocks: u32, limit: u32) -> bool {
-        u64::from(self.accounts[device].used) + u64::from(blocks)
+        u64::from(self.credits[device].used) + u64::from(blocks)
             <= u64::from(self.ceiling(device, limit))
     }
 
     fn gap(&self, device: usize) -> u32 {
-        let account = &self.accounts[device];
+        let account = &self.credits[device];
         account.floor.saturating_sub(account.used)
     }
 }

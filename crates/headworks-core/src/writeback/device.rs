@@ -51,7 +51,7 @@ const FRESH_NS: u64 = MS;
 
 /// What a device may use, from the credit, the shares and the thresholds.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct DeviceLimits {
     /// Dirty + writeback + reserved of the device.
     pub used: u32,
     /// Its regions by its part of what was written lately.
@@ -66,7 +66,7 @@ pub struct Room {
 
 /// The paces of now.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Control {
+pub struct PaceControl {
     /// The regions that the device is held to.
     pub regions: Thresholds,
     /// Nobody pauses.
@@ -111,7 +111,7 @@ pub struct Device {
     /// The class of who was refused last: whose limit he waits under.
     pub refused: IoClass,
     /// The paces.
-    pub control: Control,
+    pub control: PaceControl,
     /// What a writer is charged at a time, at the set point: the smoothed mean.
     period_ns: u64,
     short_since: Option<Instant>,
@@ -132,7 +132,7 @@ impl Default for Device {
             weights: 0,
             alive: Instant(0),
             refused: IoClass::default(),
-            control: Control { stale: true, freerun: true, ..Control::default() },
+            control: PaceControl { stale: true, freerun: true, ..PaceControl::default() },
             period_ns: 0,
             short_since: None,
             short_ns: 0,
@@ -158,18 +158,19 @@ impl Device {
     }
 
     /// Computes the paces. `pause_max_ns` is the longest pause.
-    pub fn update(&mut self, now: Instant, room: &Room, pause_max_ns: u64) {
+    pub fn update(&mut self, now: Instant, limits: &DeviceLimits, pause_max_ns: u64) {
         let bandwidth = self.bandwidth.get();
-        let regions = if room.share.limit < room.left.limit { room.share } else { room.left };
-        let freerun = self.freerun(now, room, &regions);
-        let pos_ratio = self.position(now, room, pause_max_ns);
+        let regions =
+            if limits.share.limit < limits.left.limit { limits.share } else { limits.left };
+        let freerun = self.freerun(now, limits, &regions);
+        let pos_ratio = self.position(now, limits, pause_max_ns);
         let weights = self.weights.max(u64::from(WEIGHT_ONE));
         let pace_at = |pos: u64| {
             let scaled = u128::from(bandwidth) * u128::from(pos) * PACE_ONE;
             let pace = scaled * u128::from(WEIGHT_ONE) / u128::from(weights);
             (pace / u128::from(position::ONE)).max(1) as u64
         };
-        let (pause_ns, longest_ns) = pause(weights, room.used, bandwidth, pause_max_ns);
+        let (pause_ns, longest_ns) = pause(weights, limits.used, bandwidth, pause_max_ns);
         let steady = pace_at(pos_ratio.clamp(POS_MIN, position::ONE));
         let mut batch = blocks_in(pause_ns, steady);
         if batch < BATCH_MIN && cost_ns(BATCH_MIN, steady) <= longest_ns {
@@ -177,11 +178,11 @@ impl Device {
         }
         if freerun {
             // Look again before all the writers together could have left half of what is free.
-            let each = u64::from(regions.limit.saturating_sub(room.used)) * u64::from(WEIGHT_ONE);
+            let each = u64::from(regions.limit.saturating_sub(limits.used)) * u64::from(WEIGHT_ONE);
             batch = batch.min(each / weights / 2);
         }
         let scope = u64::from(regions.limit - regions.setpoint);
-        self.control = Control {
+        self.control = PaceControl {
             regions,
             freerun,
             pos_ratio,
@@ -191,38 +192,38 @@ impl Device {
             batch: batch.max(1),
             credit_ns: (scope * SEC / bandwidth).clamp(pause_ns, SEC),
             at: now,
-            used: room.used,
+            used: limits.used,
             weights: self.weights,
             stale: false,
         };
     }
 
     /// The position on the device's share, and on what the others left.
-    fn position(&self, now: Instant, room: &Room, pause_max_ns: u64) -> u64 {
-        let on = |regions: &Thresholds| pos_ratio(regions.setpoint, room.used, regions.limit);
+    fn position(&self, now: Instant, limits: &DeviceLimits, pause_max_ns: u64) -> u64 {
+        let on = |regions: &Thresholds| pos_ratio(regions.setpoint, limits.used, regions.limit);
         let delay_ns = self.period_ns.min(pause_max_ns);
         let damp = |pos: u64, regions: &Thresholds| {
             let flow = u128::from(self.bandwidth.get()) * u128::from(delay_ns) / u128::from(SEC);
             damped(pos, regions.limit - regions.setpoint, flow as u64)
         };
         let inside = |regions: &Thresholds| {
-            if room.used < regions.limit { damp(on(regions), regions) } else { 0 }
+            if limits.used < regions.limit { damp(on(regions), regions) } else { 0 }
         };
         let lowest = if self.is_stalled(now) { 0 } else { POS_LOWEST };
-        inside(&room.share).min(inside(&room.left)).max(lowest)
+        inside(&limits.share).min(inside(&limits.left)).max(lowest)
     }
 
     /// Free-run ends above its threshold and begins again at the background threshold. In between writers may owe time: if
     /// one that happens to be awake ran free there, it would take what the others are waiting for. And a round
     /// of all must fit: else the herd that is let go fills the share at once, drains together, and is let go again.
-    fn freerun(&self, now: Instant, room: &Room, regions: &Thresholds) -> bool {
+    fn freerun(&self, now: Instant, limits: &DeviceLimits, regions: &Thresholds) -> bool {
         let all = |together: bool| together && !self.is_stalled(now);
         if self.control.freerun {
-            room.used <= regions.freerun || all(room.all_freerun)
+            limits.used <= regions.freerun || all(limits.all_freerun)
         } else {
-            let calm = room.used <= regions.background || all(room.all_calm);
+            let calm = limits.used <= regions.background || all(limits.all_calm);
             calm && (self.is_left()
-                || u64::from(room.used) + self.round() <= u64::from(regions.freerun))
+                || u64::from(limits.used) + self.round() <= u64::from(regions.freerun))
         }
     }
 
@@ -318,9 +319,14 @@ mod tests {
     fn device(writers: u64, used: u32) -> Device {
         let regions = Thresholds::of(&DirtyOptions::default(), 1 << 20);
         let mut device = Device { weights: writers * u64::from(WEIGHT_ONE), ..Device::default() };
-        let room =
-            Room { used, share: regions, left: regions, all_freerun: false, all_calm: false };
-        device.update(Instant(SEC), &room, 200 * MS);
+        let limits = DeviceLimits {
+            used,
+            share: regions,
+            left: regions,
+            all_freerun: false,
+            all_calm: false,
+        };
+        device.update(Instant(SEC), &limits, 200 * MS);
         device
     }
 
@@ -356,7 +362,7 @@ mod tests {
     #[test]
     fn a_device_over_its_share_is_slowed_and_a_stalled_one_stopped() {
         let all = Thresholds::of(&DirtyOptions::default(), 1 << 20);
-        let room = Room {
+        let limits = DeviceLimits {
             used: 50_000,
             share: all.share(20_000),
             left: all,
@@ -364,11 +370,11 @@ mod tests {
             all_calm: false,
         };
         let mut device = Device { writeback: 1, alive: Instant(0), ..Device::default() };
-        device.update(Instant(SEC / 2), &room, 200 * MS);
+        device.update(Instant(SEC / 2), &limits, 200 * MS);
         assert_eq!(device.control.pos_ratio, POS_LOWEST);
-        device.update(Instant(2 * SEC), &room, 200 * MS);
+        device.update(Instant(2 * SEC), &limits, 200 * MS);
         assert_eq!(device.control.pos_ratio, 0);
-        let squeezed = Room { left: all.share(51_000), share: all, ..room };
+        let squeezed = DeviceLimits { left: all.share(51_000), share: all, ..limits };
         device.update(Instant(SEC / 2), &squeezed, 200 * MS);
         assert_eq!(device.control.regions.limit, 51_000);
         assert!((POS_LOWEST..position::ONE / 2).contains(&device.control.pos_ratio));

@@ -66,7 +66,7 @@ impl Default for Group {
 
 /// A volume's groups.
 #[derive(Clone, Copy, Debug)]
-struct Ends {
+struct GroupList {
     oldest: u32,
     youngest: u32,
 }
@@ -76,7 +76,7 @@ struct Ends {
 pub(crate) struct Groups {
     pool: Slab<Group>,
     heads: Vec<u32>,
-    volumes: Vec<Ends>,
+    volumes: Vec<GroupList>,
     /// Frames of the folios in them: what a few dirty blocks keep from being evicted.
     units: u32,
     /// Groups that were walked by.
@@ -88,7 +88,7 @@ impl Groups {
     /// Room for `units / 8` groups and one of each volume.
     pub fn new(units: u32, volumes: usize) -> Self {
         let room = units / 8 + volumes as u32 + 16;
-        let ends = Ends { oldest: NIL, youngest: NIL };
+        let ends = GroupList { oldest: NIL, youngest: NIL };
         Self {
             pool: Slab::new(room),
             heads: vec![NIL; room.next_power_of_two() as usize / 2],

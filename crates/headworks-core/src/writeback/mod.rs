@@ -32,7 +32,7 @@ mod writers;
 
 pub use limits::Thresholds;
 pub use options::{DirtyOptions, ThrottlePolicy};
-pub use stats::{DirtyStats, WbStats};
+pub use stats::{DirtyStats, WritebackStats};
 pub use throttle::Throttle;
 pub use trace::{BalanceDirtyPages, BdiDirtyRatelimit, TraceEvent};
 pub use tunable::DirtyTunable;

@@ -5,7 +5,7 @@ use crate::time::{Instant, MS, SEC};
 
 use super::device::{Device, PACE_ONE};
 use super::limits::BLOCK;
-use super::stats::{DirtyStats, WbStats};
+use super::stats::{DirtyStats, WritebackStats};
 use super::throttle::{Throttle, at};
 use super::trace::{BalanceDirtyPages, BdiDirtyRatelimit, TraceEvent};
 use super::writers::{WEIGHT_ONE, Writer, WriterId};
@@ -31,10 +31,10 @@ impl Throttle {
 
     /// Counters of one device.
     #[must_use]
-    pub fn device_stats(&self, device: DeviceId) -> WbStats {
+    pub fn device_stats(&self, device: DeviceId) -> WritebackStats {
         let device = &self.devices[at(device)];
         let rate = |pace: u64| (u128::from(pace) * u128::from(BLOCK) / PACE_ONE) as u64;
-        WbStats {
+        WritebackStats {
             writeback: u64::from(device.writeback),
             reclaimable: u64::from(device.dirty),
             reserved: u64::from(device.reserved),

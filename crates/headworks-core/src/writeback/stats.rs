@@ -56,7 +56,7 @@ impl DirtyStats {
 
 /// Of one device: debugfs `bdi/<device>/stats`. In blocks of 4 KiB but for the rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WbStats {
+pub struct WritebackStats {
     /// `BdiWriteback`: under writeback.
     pub writeback: u64,
     /// `BdiReclaimable`: dirty and not under writeback.

@@ -26,7 +26,7 @@ use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};
 
 use super::credit::{Credit, floor};
-use super::device::{Device, Room, cost_ns};
+use super::device::{Device, DeviceLimits, cost_ns};
 use super::foreground;
 use super::limits::{Thresholds, smoothed};
 use super::options::{DirtyOptions, ThrottlePolicy};
@@ -552,7 +552,7 @@ impl Throttle {
         // speed of memory a slow device would take in a tenth of a second what it drains in half a minute.
         let others = self.weights - self.devices[device].weights;
         let alone = others < u64::from(WEIGHT_ONE);
-        let room = Room {
+        let room = DeviceLimits {
             used,
             share: regions.share(share),
             left: regions.share(left),

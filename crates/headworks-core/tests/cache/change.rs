@@ -3,7 +3,7 @@
 use crate::desk::{BLOCK, Desk, FAILS, MIB};
 use headworks_core::time::SEC;
 use headworks_core::{
-    Change, Control, DeviceId, Input, Instant, IoError, Op, ShardConfig, Spare, VolumeConfig,
+    Change, Control, DeviceId, Input, Instant, IoError, Op, ShardConfig, SpareSlots, VolumeConfig,
     VolumeId, WriteMode,
 };
 
@@ -12,7 +12,7 @@ const ONE: VolumeId = VolumeId(1);
 /// A second volume of the first device may join.
 fn desk(change: impl FnOnce(&mut ShardConfig)) -> Desk {
     Desk::new(1024, |config| {
-        config.spare = Spare { devices: 3, volumes: 9, exports: 0, tags: 512 };
+        config.spare = SpareSlots { devices: 3, volumes: 9, exports: 0, tags: 512 };
         config.devices[0].queue.read_ahead_kb = 64;
         change(config);
     })
@@ -350,7 +350,7 @@ fn one_connection_that_flushes_many_volumes_hears_of_no_old_errors() {
 fn a_volume_of_which_much_is_cached_leaves_in_parts() {
     let (units, cached) = (32_768, 100);
     let mut desk = Desk::new(units, |config| {
-        config.spare = Spare { devices: 0, volumes: 1, exports: 0, tags: 0 };
+        config.spare = SpareSlots { devices: 0, volumes: 1, exports: 0, tags: 0 };
         config.devices[0].queue.max_folio_order = 0;
     });
     let read = |desk: &mut Desk, volume, at| {

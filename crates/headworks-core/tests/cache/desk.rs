@@ -2,7 +2,8 @@
 
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, Input, Instant, IoError, Op,
-    QueueOptions, ReplyStage, Shard, ShardConfig, Spent, Status, Submit, VolumeId, VolumeOptions,
+    QueueOptions, ReplyStage, Shard, ShardConfig, Status, Submit, VolumeId, VolumeOptions,
+    WaitTimes,
 };
 
 use crate::lent::Lent;
@@ -18,7 +19,7 @@ pub struct Answer {
     pub stage: ReplyStage,
     pub at: u64,
     /// What it waited for.
-    pub spent: Spent,
+    pub wait_times: WaitTimes,
 }
 
 pub struct Desk {
@@ -86,8 +87,8 @@ impl Desk {
                     }
                     self.flying.push(submit);
                 }
-                Action::Reply { id, status, stage, spent, .. } => {
-                    self.answers.push(Answer { id, status, stage, at: self.now, spent });
+                Action::Reply { id, status, stage, wait_times, .. } => {
+                    self.answers.push(Answer { id, status, stage, at: self.now, wait_times });
                 }
                 Action::Data { bio, len } => self.told.push((bio, len)),
                 Action::Timer { at } => self.timer = Some(at.0),

@@ -42,8 +42,8 @@ impl Lent {
                         self.parts.push(Part { id: submit.id, fills, start, end });
                     }
                 }
-                Action::Copy { at, len, towards, .. } => {
-                    let writes = towards == headworks_core::Towards::Pool;
+                Action::Copy { at, len, direction, .. } => {
+                    let writes = direction == headworks_core::CopyDirection::ToPool;
                     self.touch(action, (at, at + u64::from(len)), writes);
                 }
                 Action::Zero { at, len } => self.touch(action, (at, at + u64::from(len)), true),

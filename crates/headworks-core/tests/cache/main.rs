@@ -6,6 +6,6 @@ mod faults;
 mod flusher;
 mod lent;
 mod resize;
-mod spent;
 mod status;
+mod wait_times;
 mod walk;

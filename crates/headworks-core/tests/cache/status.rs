@@ -14,7 +14,7 @@ const LONGEST: u64 = u32::MAX as u64 & !(BLOCK - 1);
 enum Outcome {
     Data(u64),
     Asked(u64, u64),
-    Waits,
+    WaitRecorder,
 }
 
 fn ask(desk: &mut Desk, offset: u64, len: u64) -> Outcome {
@@ -33,7 +33,7 @@ fn ask(desk: &mut Desk, offset: u64, len: u64) -> Outcome {
             assert_eq!(desk.answer(id), Some(Ok(())), "it is answered with the device's answer");
             Outcome::Asked(offset, len.into())
         }
-        (None, None) => Outcome::Waits,
+        (None, None) => Outcome::WaitRecorder,
         other => panic!("{other:?}"),
     }
 }
@@ -80,7 +80,7 @@ fn what_is_being_discarded_is_waited_for() {
     let discard = desk.send(1, Op::Discard, MIB, MIB / 2);
     assert_eq!(desk.answer(discard), None, "the device has it");
     assert_eq!(ask(&mut desk, 0, 4 * MIB), Outcome::Asked(0, MIB));
-    assert_eq!(ask(&mut desk, MIB, 4 * MIB), Outcome::Waits);
+    assert_eq!(ask(&mut desk, MIB, 4 * MIB), Outcome::WaitRecorder);
     assert_eq!(ask(&mut desk, MIB + MIB / 2, MIB), Outcome::Data(MIB / 2));
     desk.complete(Ok(()));
     assert_eq!(desk.answer(discard), Some(Ok(())));
@@ -122,7 +122,7 @@ fn a_terabyte_is_told_in_few_questions() {
                 assert!(len > 0);
                 offset + len
             }
-            Outcome::Waits => panic!("nothing is locked"),
+            Outcome::WaitRecorder => panic!("nothing is locked"),
         };
     }
     assert_eq!(data, 100 * BLOCK);

@@ -13,8 +13,8 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId, Input,
     Instant, IoError, Ioprio, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage,
-    RequestId, Segment, Shard, ShardConfig, ShardId, Spent, Status, Submit, VolumeConfig, VolumeId,
-    VolumeOptions,
+    RequestId, Segment, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId,
+    VolumeOptions, WaitTimes,
 };
 
 /// A failure as most devices report it.
@@ -39,7 +39,7 @@ pub struct Bench {
     shown: usize,
     replies: Vec<String>,
     /// What each reply says of its waits.
-    pub spent: Vec<Spent>,
+    pub wait_times: Vec<WaitTimes>,
     notices: Vec<String>,
     sequence: u64,
 }
@@ -66,7 +66,7 @@ impl Bench {
             commands: Vec::new(),
             shown: 0,
             replies: Vec::new(),
-            spent: Vec::new(),
+            wait_times: Vec::new(),
             notices: Vec::new(),
             sequence: 0,
         }
@@ -81,9 +81,9 @@ impl Bench {
                 Action::Submit(submit) => self
                     .commands
                     .push(Command { submit, segments: actions.segments_of(&submit).to_vec() }),
-                Action::Reply { id, status, hole, stage, spent } => {
+                Action::Reply { id, status, hole, stage, wait_times } => {
                     self.replies.push(reply_word(id, status, hole, stage));
-                    self.spent.push(spent);
+                    self.wait_times.push(wait_times);
                 }
                 Action::Send { to, message } => self.outbox.push((to, message)),
                 Action::Timer { at } => self.timer = Some(at.0),
@@ -263,7 +263,7 @@ impl Shards {
             plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
-            spare: headworks_core::Spare::default(),
+            spare: headworks_core::SpareSlots::default(),
         };
         Self { at: (0..count).map(|id| Bench::of(config(id))).collect() }
     }

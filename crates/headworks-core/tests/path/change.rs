@@ -3,12 +3,12 @@
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
     Change, ChangeError, Control, DeviceConfig, DeviceId, ExportId, Input, Instant, Message,
-    QueueOptions, ShardConfig, ShardId, Spare, Tunable, VolumeConfig, VolumeId, VolumeOptions,
+    QueueOptions, ShardConfig, ShardId, SpareSlots, Tunable, VolumeConfig, VolumeId, VolumeOptions,
 };
 
 use crate::bench::{Bench, EIO, Shards, complete};
 
-const SPARE: Spare = Spare { devices: 2, volumes: 3, exports: 4, tags: 300 };
+const SPARE: SpareSlots = SpareSlots { devices: 2, volumes: 3, exports: 4, tags: 300 };
 
 fn bench() -> Bench {
     Bench::with(|config| config.spare = SPARE)
@@ -303,7 +303,7 @@ fn messages_for_what_is_not_there_are_answered_or_ignored() {
         status: Ok(()),
         hole: false,
         stage: headworks_core::ReplyStage::Final,
-        spent: headworks_core::Spent::NONE,
+        wait_times: headworks_core::WaitTimes::NONE,
     };
     let messages = [
         Message::Bio { bio, cookie: 3, tags: 1 },

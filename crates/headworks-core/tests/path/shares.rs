@@ -37,7 +37,7 @@ fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
         plug_nesting: PlugNesting::default(),
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
-        spare: headworks_core::Spare::default(),
+        spare: headworks_core::SpareSlots::default(),
     })
 }
 

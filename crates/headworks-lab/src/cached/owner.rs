@@ -12,7 +12,7 @@ use headworks::server::{Clock, map_frames};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,
-    ReplyStage, Shard, ShardConfig, ShardId, Spent, Status, VolumeOptions,
+    ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeOptions, WaitTimes,
 };
 
 /// Bytes of the largest batch: a turn of the server.
@@ -126,7 +126,7 @@ impl Outlet for Desk {
     }
 
     #[inline]
-    fn reply(&mut self, _: BioId, status: Status, _: bool, _: ReplyStage, _: Spent) {
+    fn reply(&mut self, _: BioId, status: Status, _: bool, _: ReplyStage, _: WaitTimes) {
         self.answered += 1;
         self.errors += u64::from(status.is_err());
     }
@@ -271,18 +271,18 @@ fn all_but_copies(actions: &[Action], desk: &mut Desk) -> u64 {
     let mut copies = 0;
     for action in actions {
         match *action {
-            Action::Copy { bio, offset, len, at, towards } => {
+            Action::Copy { bio, offset, len, at, direction } => {
                 let (pool, buffer) = (desk.frames(), desk.buffer(bio));
                 let (at, offset, len) = (at as usize, offset as usize, len as usize);
                 assert!(at <= pool.len && len <= pool.len - at, "inside the pool");
                 assert!(offset <= buffer.len && len <= buffer.len - offset, "inside the buffer");
                 // SAFETY: both were just checked.
                 let ends = unsafe { (pool.base.add(at), buffer.base.add(offset)) };
-                std::hint::black_box((ends, len, towards));
+                std::hint::black_box((ends, len, direction));
                 copies += 1;
             }
-            Action::Reply { id, status, hole, stage, spent } => {
-                desk.reply(id, status, hole, stage, spent);
+            Action::Reply { id, status, hole, stage, wait_times } => {
+                desk.reply(id, status, hole, stage, wait_times);
             }
             Action::Timer { at } => desk.timer(at),
             ref other => panic!("a hit makes no {other:?}"),

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use headworks_core::stats::VolumeStats;
 use headworks_core::{
     Bio, BioFlags, BioId, ConfigError, DeviceId, Input, Instant, Message, Notice, Op, ReplyStage,
-    Shard, ShardConfig, ShardId, Spent, Status, VolumeId,
+    Shard, ShardConfig, ShardId, Status, VolumeId, WaitTimes,
 };
 
 use super::bed::Bed;
@@ -114,7 +114,7 @@ impl Outlet for Desk {
     }
 
     #[inline]
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: Spent) {
+    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: WaitTimes) {
         if id.connection == OWN_FLUSH {
             self.flushed.get_or_insert(status);
             return;

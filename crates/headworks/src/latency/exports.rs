@@ -2,7 +2,7 @@
 //!
 //! An export takes memory (100 KiB and more) when its first client gets an answer.
 
-use headworks_core::{ExportId, Instant, Spent};
+use headworks_core::{ExportId, Instant, WaitTimes};
 
 use super::slow::{Slow, SlowRing};
 use super::{Table, Totals};
@@ -29,10 +29,10 @@ impl Exports {
         now: Instant,
         (export, connection): (ExportId, u32),
         answered: &Answered,
-        spent: Spent,
+        wait_times: WaitTimes,
     ) {
         let Answered { op, offset, len, total_ns } = *answered;
-        let slow = || Slow { total_ns, at: now, offset, spent, len, connection, op };
+        let slow = || Slow { total_ns, at: now, offset, wait_times, len, connection, op };
         self.entry(export).slow.offer(slow, now, total_ns);
     }
 

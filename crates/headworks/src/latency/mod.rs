@@ -5,14 +5,14 @@
 //! instructions, and nothing is counted twice.
 //!
 //! `total` is measured by whoever talks to the client: from the turn in which a request was complete to the turn in which its
-//! answer was ready. The waits come with the answer ([`Spent`]). What they leave of the total was neither: rings between
+//! answer was ready. The waits come with the answer ([`WaitTimes`]). What they leave of the total was neither: rings between
 //! shards, a queue that was being switched, a turn of this shard.
 
 pub mod exports;
 pub mod slow;
 
 use headworks_core::stats::{BUCKETS, bucket_of, upper_end};
-use headworks_core::{Op, Spent, Wait};
+use headworks_core::{Op, WaitKind, WaitTimes};
 
 /// What operations are told apart as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +54,12 @@ impl Kind {
 }
 
 /// Rows of a kind: the total, then the waits in their order.
-pub const ROWS: usize = 1 + Wait::COUNT;
+pub const ROWS: usize = 1 + WaitKind::COUNT;
 
 /// The words that users see for the rows.
 #[must_use]
 pub fn row_name(row: usize) -> &'static str {
-    row.checked_sub(1).map_or("total", |wait| Wait::ALL[wait].name())
+    row.checked_sub(1).map_or("total", |wait| WaitKind::ALL[wait].name())
 }
 
 /// Waits that were nothing are not counted here: they are what the total has more.
@@ -94,12 +94,12 @@ const _: () = assert!(size_of::<Counts<u32>>() <= 16 << 10, "a connection is sma
 impl Table {
     /// A request was answered.
     #[inline]
-    pub fn record(&mut self, kind: Kind, len: u32, total_ns: u64, spent: Spent) {
+    pub fn record(&mut self, kind: Kind, len: u32, total_ns: u64, wait_times: WaitTimes) {
         let rows = &mut self.counts[kind as usize];
         rows[0][bucket_of(total_ns)] += 1;
-        if !spent.is_none() {
-            for wait in Wait::ALL {
-                let bucket = spent.bucket(wait);
+        if !wait_times.is_none() {
+            for wait in WaitKind::ALL {
+                let bucket = wait_times.bucket(wait);
                 if bucket > 0 {
                     rows[1 + wait as usize][bucket.min(BUCKETS - 1)] += 1;
                 }
@@ -275,16 +275,16 @@ impl Row {
 mod tests {
     use super::*;
 
-    fn spent(device_ns: u64) -> Spent {
-        Spent::from_word((bucket_of(device_ns) as u64) << (8 * Wait::Device as u32))
+    fn wait_times(device_ns: u64) -> WaitTimes {
+        WaitTimes::from_word((bucket_of(device_ns) as u64) << (8 * WaitKind::Device as u32))
     }
 
     #[test]
     fn what_waited_for_nothing_is_counted_in_every_row() {
         let mut table = Table::default();
-        (0..90).for_each(|_| table.record(Kind::Read, 4096, 1_000, Spent::NONE));
-        (0..10).for_each(|_| table.record(Kind::Read, 4096, 5_000_000, spent(5_000_000)));
-        table.record(Kind::Other, 0, 7, Spent::NONE);
+        (0..90).for_each(|_| table.record(Kind::Read, 4096, 1_000, WaitTimes::NONE));
+        (0..10).for_each(|_| table.record(Kind::Read, 4096, 5_000_000, wait_times(5_000_000)));
+        table.record(Kind::Other, 0, 7, WaitTimes::NONE);
         let mut totals = Totals::default();
         totals.add(&table);
         for row in 0..ROWS {
@@ -292,7 +292,7 @@ mod tests {
             assert_eq!(counts.count(), 100, "{}", row_name(row));
             assert_eq!(counts.is_zero(), !["total", "device"].contains(&row_name(row)));
         }
-        let device = totals.row(Kind::Read, 1 + Wait::Device as usize);
+        let device = totals.row(Kind::Read, 1 + WaitKind::Device as usize);
         assert_eq!((device.percentile(500), device.percentile(900)), (0, 0));
         assert_eq!((device.percentile(910), device.max()), (5_242_879, 5_242_879));
         assert_eq!(totals.row(Kind::Read, 0).percentile(500), 1023);
@@ -304,11 +304,11 @@ mod tests {
     #[test]
     fn counts_of_a_connection_that_is_there_very_long_are_put_aside_and_not_lost() {
         let mut table = Table::default();
-        table.record(Kind::Write, 1, 4, Spent::NONE);
+        table.record(Kind::Write, 1, 4, WaitTimes::NONE);
         table.recent = u32::MAX - 1;
-        table.record(Kind::Write, 1, 4, Spent::NONE);
+        table.record(Kind::Write, 1, 4, WaitTimes::NONE);
         assert_eq!((table.recent, table.counts[1][0][4]), (0, 0));
-        table.record(Kind::Write, 1, 4, Spent::NONE);
+        table.record(Kind::Write, 1, 4, WaitTimes::NONE);
         let mut totals = Totals::default();
         totals.add(&table);
         assert_eq!((totals.requests(Kind::Write), totals.bytes(Kind::Write)), (3, 3));

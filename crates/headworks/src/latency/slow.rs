@@ -3,7 +3,7 @@
 //! There is no threshold to be set: a second keeps what is slower than the fastest that it has. So a request is looked at
 //! by one comparison, and the few that are slow take the place of another.
 
-use headworks_core::{Instant, Op, Spent};
+use headworks_core::{Instant, Op, WaitTimes};
 
 /// Seconds that are remembered.
 pub const SECONDS: usize = 60;
@@ -22,7 +22,7 @@ pub struct Slow {
     /// First byte.
     pub offset: u64,
     /// What it waited for.
-    pub spent: Spent,
+    pub wait_times: WaitTimes,
     /// Bytes.
     pub len: u32,
     /// Whose it was.
@@ -45,7 +45,7 @@ const NOBODY: Slow = Slow {
     total_ns: 0,
     at: Instant(0),
     offset: 0,
-    spent: Spent::NONE,
+    wait_times: WaitTimes::NONE,
     len: 0,
     connection: 0,
     op: Op::Read,

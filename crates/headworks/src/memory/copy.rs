@@ -23,7 +23,7 @@
 //! still, which is rare); 4 KiB would take 0.78, but 4.3 times a plain copy where the same few blocks are written again and
 //! again, as journals do. So small copies are plain.
 
-use headworks_core::Towards;
+use headworks_core::CopyDirection;
 
 /// Bytes after which the processor's own read-ahead ends.
 const PAGE: usize = 4096;
@@ -44,14 +44,14 @@ pub unsafe fn copy(
     from: *const u8,
     to: *mut u8,
     (len, all): (usize, usize),
-    towards: Towards,
+    direction: CopyDirection,
     next: *const u8,
 ) {
-    if towards == Towards::Pool && all >= STREAM {
+    if direction == CopyDirection::ToPool && all >= STREAM {
         // SAFETY: passed on.
         return unsafe { stream(from, to, len) };
     }
-    if towards == Towards::Pool {
+    if direction == CopyDirection::ToPool {
         // SAFETY: passed on.
         return unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
     }
@@ -123,11 +123,11 @@ mod tests {
         let from: Vec<u8> = (0..STREAM + 2 * PAGE).map(|n| (n % 251) as u8 + 1).collect();
         let ranges = [(0, 0), (0, 1), (1, PAGE), (PAGE - 1, 2), (77, 3 * PAGE + 5), (0, 4 * PAGE)];
         for (at, len) in ranges {
-            for towards in [Towards::Buffer, Towards::Pool] {
+            for direction in [CopyDirection::ToBuffer, CopyDirection::ToPool] {
                 let mut to = vec![0; from.len()];
                 let (source, target) = (from[at..].as_ptr(), to[at..].as_mut_ptr());
                 // SAFETY: both have `len` bytes from `at` on, and are different vectors.
-                unsafe { copy(source, target, (len, len), towards, from.as_ptr()) };
+                unsafe { copy(source, target, (len, len), direction, from.as_ptr()) };
                 assert_eq!(to[at..at + len], from[at..at + len], "{at} {len}");
                 assert!(to[..at].iter().chain(&to[at + len..]).all(|&byte| byte == 0));
             }

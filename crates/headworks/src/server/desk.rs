@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Spent, Status};
+use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 
 use crate::executor::{Outlet, frames_of};
 use crate::frontend::nbd::connection::Connection;
@@ -208,7 +208,14 @@ impl Outlet for Desk {
         self.frames.as_ref().map_or(NOTHING, Mapping::span)
     }
 
-    fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, spent: Spent) {
+    fn reply(
+        &mut self,
+        id: BioId,
+        status: Status,
+        hole: bool,
+        stage: ReplyStage,
+        wait_times: WaitTimes,
+    ) {
         if id.connection == OWN_FLUSHES {
             self.own_flushes.push((id, status));
             return;
@@ -218,8 +225,8 @@ impl Outlet for Desk {
         if let Some((connection, pool)) = self.connection(slot) {
             let answered = connection.reply(now, id.sequence, (status, hole, stage), pool);
             if let Some(answered) = answered {
-                connection.count(&answered, spent);
-                self.latency.offer(now, (id.export, id.connection), &answered, spent);
+                connection.count(&answered, wait_times);
+                self.latency.offer(now, (id.export, id.connection), &answered, wait_times);
             }
             self.list(slot);
         }

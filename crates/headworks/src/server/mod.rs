@@ -34,7 +34,7 @@ use std::time::Duration;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, ConfigError, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Instant,
-    QueueOptions, ShardConfig, ShardId, Spare, VolumeConfig, VolumeId, WriteMode,
+    QueueOptions, ShardConfig, ShardId, SpareSlots, VolumeConfig, VolumeId, WriteMode,
 };
 
 use crate::tls::Offer;
@@ -372,15 +372,15 @@ fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
         plug_nesting: options.plug_nesting,
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
-        spare: if options.live { spare(assembly) } else { Spare::default() },
+        spare: if options.live { spare(assembly) } else { SpareSlots::default() },
     }
 }
 
 /// Places for 64 devices and 1024 exports in all, and tags for as many devices as are likely to be large.
-fn spare(assembly: &Assembly) -> Spare {
+fn spare(assembly: &Assembly) -> SpareSlots {
     let left = |most: usize, there: usize| most.saturating_sub(there) as u16;
     let devices = left(DEVICES_MAX, assembly.devices.len());
-    Spare {
+    SpareSlots {
         devices,
         volumes: left(EXPORTS_MAX, assembly.volumes.len()),
         exports: left(EXPORTS_MAX, assembly.exports.len()),

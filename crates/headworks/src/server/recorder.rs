@@ -199,7 +199,7 @@ fn read_words<const N: usize>(reader: &mut impl Read) -> Option<[u64; N]> {
 mod tests {
     use super::*;
     use headworks_core::{
-        Bio, BioId, DeviceId, Op, QueueOptions, Spare, VolumeConfig, VolumeId, VolumeOptions,
+        Bio, BioId, DeviceId, Op, QueueOptions, SpareSlots, VolumeConfig, VolumeId, VolumeOptions,
     };
 
     fn record(name: &str) -> (std::path::PathBuf, u64) {
@@ -239,7 +239,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("headworks-changes-{}", std::process::id()));
         let volume = VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() };
         let mut config = ShardConfig::single(QueueOptions::default(), volume, 64);
-        config.spare = Spare { devices: 1, volumes: 1, exports: 1, tags: 256 };
+        config.spare = SpareSlots { devices: 1, volumes: 1, exports: 1, tags: 256 };
         let device = Change::AddDevice { device: DeviceId(1), config: config.devices[0] };
         let home = VolumeConfig { device: DeviceId(1), ..config.volumes[0] };
         let volume = Change::AddVolume { volume: VolumeId(1), config: home };

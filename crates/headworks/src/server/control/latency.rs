@@ -69,13 +69,13 @@ pub fn histograms(totals: &Totals) -> Value {
 mod tests {
     use super::*;
     use crate::latency::Table;
-    use headworks_core::Spent;
+    use headworks_core::WaitTimes;
 
     #[test]
     fn an_operation_that_never_came_is_left_out_and_a_stage_that_was_not_passed_counts_nothing() {
         let (mut table, mut totals) = (Table::default(), Totals::default());
-        (0..99).for_each(|_| table.record(Kind::Read, 4096, 1_000, Spent::NONE));
-        table.record(Kind::Read, 4096, 5_000_000, Spent::NONE);
+        (0..99).for_each(|_| table.record(Kind::Read, 4096, 1_000, WaitTimes::NONE));
+        table.record(Kind::Read, 4096, 5_000_000, WaitTimes::NONE);
         totals.add(&table);
         let summary = summary(&totals);
         assert_eq!(summary.as_object().map(Map::len), Some(1));

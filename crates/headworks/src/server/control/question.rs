@@ -12,7 +12,7 @@ use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
 use headworks_core::tags::TagStats;
-use headworks_core::writeback::{DirtyStats, DirtyTunable, WbStats};
+use headworks_core::writeback::{DirtyStats, DirtyTunable, WritebackStats};
 use headworks_core::{
     Control, DeviceId, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
 };
@@ -237,7 +237,7 @@ pub struct SlowReport {
     /// The slowest of them, the slowest first.
     pub slowest: Vec<Slow>,
     /// How the write-out of its device is; none without a cache.
-    pub writeback: Option<WbStats>,
+    pub writeback: Option<WritebackStats>,
 }
 
 /// A connection.

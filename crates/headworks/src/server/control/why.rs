@@ -3,7 +3,7 @@
 //! Looked at are the slowest hundredth (ten at least) of the requests of the last minute, as far as they were kept
 //! (`latency::slow`). What they waited for is added up; what their waits leave of the total is `elsewhere`.
 
-use headworks_core::{Instant, Wait};
+use headworks_core::{Instant, WaitKind};
 use serde_json::{Map, Value, json};
 
 use super::latency::micros;
@@ -36,21 +36,21 @@ pub struct Facts {
 }
 
 /// Where the time of a request went: nanoseconds of each wait, then what they leave.
-fn parts(slow: &Slow) -> [f64; Wait::COUNT + 1] {
-    let waits = Wait::ALL.map(|wait| slow.spent.at_most(wait) as f64);
+fn parts(slow: &Slow) -> [f64; WaitKind::COUNT + 1] {
+    let waits = WaitKind::ALL.map(|wait| slow.wait_times.at_most(wait) as f64);
     let (sum, total) = (waits.iter().sum::<f64>(), slow.total_ns as f64);
     // A bucket's end may be beyond the total, and who joined a request that waited already hears of all its waits.
     let scale = if sum > total { total / sum } else { 1.0 };
-    let mut all = [0.0; Wait::COUNT + 1];
+    let mut all = [0.0; WaitKind::COUNT + 1];
     for (part, wait) in all.iter_mut().zip(waits) {
         *part = wait * scale;
     }
-    all[Wait::COUNT] = (total - sum * scale).max(0.0);
+    all[WaitKind::COUNT] = (total - sum * scale).max(0.0);
     all
 }
 
 fn name(part: usize) -> &'static str {
-    Wait::ALL.get(part).map_or("elsewhere", |wait| wait.name())
+    WaitKind::ALL.get(part).map_or("elsewhere", |wait| wait.name())
 }
 
 /// The report. `slowest` is sorted, the slowest first.
@@ -62,7 +62,7 @@ pub fn why(facts: &Facts, now: Instant, requests: u64, slowest: &[Slow]) -> Valu
     let looked_at = &slowest[..count];
     let above_ns = looked_at.last().map_or(0, |slow| slow.total_ns);
     let total: f64 = looked_at.iter().map(|slow| slow.total_ns as f64).sum();
-    let mut sums = [0.0; Wait::COUNT + 1];
+    let mut sums = [0.0; WaitKind::COUNT + 1];
     for slow in looked_at {
         sums.iter_mut().zip(parts(slow)).for_each(|(sum, part)| *sum += part);
     }
@@ -130,27 +130,27 @@ fn words(facts: &Facts, told: &[(usize, f64)]) -> String {
 
 fn reason(facts: &Facts, part: usize) -> String {
     let device = &facts.device;
-    match Wait::ALL.get(part) {
-        Some(Wait::Dirty) => {
+    match WaitKind::ALL.get(part) {
+        Some(WaitKind::Dirty) => {
             let of = facts.dirty.map_or_else(String::new, |(dirty, limit)| {
                 format!("{} of at most {} are dirty, ", size(dirty), size(limit))
             });
             let rate = size(facts.write_bandwidth);
             format!("the writer was paused: {of}device {device} writes {rate}/s")
         }
-        Some(Wait::Cache) => {
+        Some(WaitKind::Cache) => {
             "they waited in the page cache for a frame, a locked range or older data".into()
         }
-        Some(Wait::Plug) => {
+        Some(WaitKind::Plug) => {
             format!("an option of {device} was switched, and what was in its queue had to end")
         }
-        Some(Wait::Tag) => {
+        Some(WaitKind::Tag) => {
             format!("{device} has {} tags, and all were in use", facts.nr_requests)
         }
-        Some(Wait::Scheduler) => {
+        Some(WaitKind::Scheduler) => {
             format!("the elevator {} held them back: {device} took no more", facts.scheduler)
         }
-        Some(Wait::Device) => format!("device {device} took that long"),
+        Some(WaitKind::Device) => format!("device {device} took that long"),
         None => "on the way between shards, or behind other work of their shard".into(),
     }
 }
@@ -158,22 +158,22 @@ fn reason(facts: &Facts, part: usize) -> String {
 /// What to turn.
 fn hint(facts: &Facts, part: usize) -> Option<String> {
     let (device, export) = (&facts.device, &facts.export);
-    Some(match Wait::ALL.get(part)? {
-        Wait::Dirty => format!(
+    Some(match WaitKind::ALL.get(part)? {
+        WaitKind::Dirty => format!(
             "dirty: writers make more dirty than {device} writes; vm/dirty_bytes and vm/dirty_background_bytes say how much may wait, exports/{export}/weight whose goes first"
         ),
-        Wait::Cache => format!(
+        WaitKind::Cache => format!(
             "cache: a larger --cache has more frames; {device}/queue/read_ahead_kb fills before somebody asks; fewer flushes and discards wait less for each other"
         ),
-        Wait::Plug => return None,
-        Wait::Tag => format!(
+        WaitKind::Plug => return None,
+        WaitKind::Tag => format!(
             "tag: {device}/queue/nr_requests ({} now) is how many requests it has at once; exports/{export}/weight is the share of them beside other exports",
             facts.nr_requests
         ),
-        Wait::Scheduler => format!(
+        WaitKind::Scheduler => format!(
             "sched: {device}/queue/scheduler and {device}/queue/iosched/read_expire say who waits; that somebody waits, the device decides"
         ),
-        Wait::Device => format!(
+        WaitKind::Device => format!(
             "device: {device} itself: fewer requests at once ({device}/queue/nr_requests, {} now), or a faster disk",
             facts.nr_requests
         ),
@@ -190,21 +190,21 @@ fn stages(slowest: &[Slow]) -> Value {
         (name.to_owned(), value)
     };
     let total = row("total", slowest.iter().map(|slow| slow.total_ns).collect());
-    let waits = Wait::ALL
+    let waits = WaitKind::ALL
         .into_iter()
         .map(|wait| row(wait.name(), slowest.iter().map(|slow| waited(slow, wait)).collect()));
     Value::Object(std::iter::once(total).chain(waits).collect())
 }
 
 /// A wait is known as the upper end of its bucket, the whole exactly: no part is shown longer than the whole.
-fn waited(slow: &Slow, wait: Wait) -> u64 {
-    slow.spent.at_most(wait).min(slow.total_ns)
+fn waited(slow: &Slow, wait: WaitKind) -> u64 {
+    slow.wait_times.at_most(wait).min(slow.total_ns)
 }
 
 fn one(now: Instant, slow: &Slow) -> Value {
-    let waits: Map<String, Value> = Wait::ALL
+    let waits: Map<String, Value> = WaitKind::ALL
         .into_iter()
-        .filter(|wait| slow.spent.bucket(*wait) > 0)
+        .filter(|wait| slow.wait_times.bucket(*wait) > 0)
         .map(|wait| (wait.name().to_owned(), json!(micros(waited(slow, wait)))))
         .collect();
     json!({
@@ -250,7 +250,7 @@ fn size(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks_core::Spent;
+    use headworks_core::WaitTimes;
     use headworks_core::stats::bucket_of;
 
     fn facts() -> Facts {
@@ -264,11 +264,11 @@ mod tests {
         }
     }
 
-    fn slow(total_ns: u64, waits: &[(Wait, u64)]) -> Slow {
+    fn slow(total_ns: u64, waits: &[(WaitKind, u64)]) -> Slow {
         let word = waits
             .iter()
             .fold(0, |word, (wait, ns)| word | (bucket_of(*ns) as u64) << (8 * *wait as u32));
-        Slow { total_ns, spent: Spent::from_word(word), ..Slow::default() }
+        Slow { total_ns, wait_times: WaitTimes::from_word(word), ..Slow::default() }
     }
 
     fn sentence(requests: u64, slowest: &[Slow]) -> String {
@@ -279,7 +279,7 @@ mod tests {
     #[test]
     fn the_largest_part_is_named_first_with_its_reason() {
         let ms = 1_000_000;
-        let one = slow(10 * ms, &[(Wait::Dirty, 8 * ms), (Wait::Device, ms)]);
+        let one = slow(10 * ms, &[(WaitKind::Dirty, 8 * ms), (WaitKind::Device, ms)]);
         let all = [one; 200];
         let text = sentence(12_345, &all);
         let begin = "db: the slowest 1 % of 12,345 requests of the last minute (10.0 ms and more) spent 84 % of their time in dirty (the writer was paused: 60.0 MiB of at most 64.0 MiB are dirty, device hw0 writes 43.0 MiB/s), 10 % in device";
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn who_was_held_by_a_switch_is_told_so() {
-        let text = sentence(20, &[slow(4_000_000, &[(Wait::Plug, 4_000_000)]); 20]);
+        let text = sentence(20, &[slow(4_000_000, &[(WaitKind::Plug, 4_000_000)]); 20]);
         assert!(
             text.contains("100 % of their time in plug (an option of hw0 was switched"),
             "{text}"
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn what_was_not_kept_is_not_claimed() {
-        let all = [slow(2_000_000, &[(Wait::Tag, 2_000_000)]); 50];
+        let all = [slow(2_000_000, &[(WaitKind::Tag, 2_000_000)]); 50];
         let text = sentence(1_000_000, &all);
         assert!(text.contains("the slowest 50 of 1,000,000 requests"), "{text}");
         assert!(text.contains("100 % of their time in tag (hw0 has 64 tags"), "{text}");
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn who_did_not_wait_is_not_among_the_slow() {
-        let mut all = vec![slow(5_000_000, &[(Wait::Device, 5_000_000)]); 20];
+        let mut all = vec![slow(5_000_000, &[(WaitKind::Device, 5_000_000)]); 20];
         all.extend([slow(0, &[]); 200]);
         let text = sentence(100_000, &all);
         assert!(
@@ -324,16 +324,18 @@ mod tests {
     #[test]
     fn a_quiet_export_and_a_fast_one_are_told_so() {
         assert!(sentence(0, &[]).contains("no request"));
-        let text = sentence(500, &[slow(90_000, &[(Wait::Device, 90_000)]); 9]);
+        let text = sentence(500, &[slow(90_000, &[(WaitKind::Device, 90_000)]); 9]);
         assert!(text.contains("nothing is slow: none of the 500 requests"), "{text}");
         assert!(text.ends_with("took longer than 90.0 us"), "{text}");
     }
 
     #[test]
     fn waits_never_come_to_more_than_the_total_and_the_rest_is_elsewhere() {
-        let parts = parts(&slow(1_000, &[(Wait::Device, 3_000), (Wait::Tag, 900)]));
-        assert!((parts.iter().sum::<f64>() - 1_000.0).abs() < 1e-6 && parts[Wait::COUNT] < 1e-6);
-        let shown = one(Instant(0), &slow(20_800_000, &[(Wait::Dirty, 20_800_000)]));
+        let parts = parts(&slow(1_000, &[(WaitKind::Device, 3_000), (WaitKind::Tag, 900)]));
+        assert!(
+            (parts.iter().sum::<f64>() - 1_000.0).abs() < 1e-6 && parts[WaitKind::COUNT] < 1e-6
+        );
+        let shown = one(Instant(0), &slow(20_800_000, &[(WaitKind::Dirty, 20_800_000)]));
         assert_eq!(shown["stages_us"]["dirty"], shown["total_us"]);
         let text = sentence(20, &[slow(4_000_000, &[])]);
         assert!(text.contains("100 % of their time in elsewhere (on the way"), "{text}");

@@ -103,13 +103,13 @@ fn shown(labels: &Labels<'_>, le: Option<&str>) -> String {
 mod tests {
     use super::*;
     use crate::latency::{Kind, Table, Totals};
-    use headworks_core::Spent;
+    use headworks_core::WaitTimes;
 
     #[test]
     fn a_histogram_is_cumulative_and_a_power_of_two_is_beyond_its_own_bound() {
         let mut table = Table::default();
         for ns in [100, 1_023, 1_024, 5_000_000, 90_000_000_000] {
-            table.record(Kind::Read, 1, ns, Spent::NONE);
+            table.record(Kind::Read, 1, ns, WaitTimes::NONE);
         }
         let totals = Totals::from(&table);
         let mut page = Page::default();

@@ -23,8 +23,8 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use headworks_core::{
-    EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Spent, Status,
-    VolumeId,
+    EXTENTS_BYTES, ExportId, Input, Instant, IoError, Ioprio, Op, ReplyStage, Status, VolumeId,
+    WaitTimes,
 };
 
 use super::handshake::{Encryption, ExportInfo, Handshake, Terms};
@@ -361,9 +361,9 @@ impl Connection {
 
     /// A request was answered: it counts, and the turn's time is known.
     #[inline]
-    pub fn count(&mut self, answered: &Answered, spent: Spent) {
+    pub fn count(&mut self, answered: &Answered, wait_times: WaitTimes) {
         if let Some(table) = &mut self.latency {
-            table.record(Kind::of(answered.op), answered.len, answered.total_ns, spent);
+            table.record(Kind::of(answered.op), answered.len, answered.total_ns, wait_times);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use headworks_core::cache::folio::BLOCK;
-use headworks_core::{ExportId, Wait};
+use headworks_core::{ExportId, WaitKind};
 use serde_json::json;
 
 use super::super::latency;
@@ -208,10 +208,10 @@ fn put_clients(page: &mut Page, tree: &Tree, all: &Latencies) {
         }
     }
     for (name, wait, help) in [
-        ("headworks_tag_wait_seconds", Wait::Tag, "Requests that waited for a tag, about."),
+        ("headworks_tag_wait_seconds", WaitKind::Tag, "Requests that waited for a tag, about."),
         (
             "headworks_dirty_pause_seconds",
-            Wait::Dirty,
+            WaitKind::Dirty,
             "Requests that waited because too much was dirty, about.",
         ),
     ] {

@@ -1,19 +1,19 @@
 //! What a bio waited for between the plug and the device comes with its answer, whoever asked.
 
 use headworks_core::time::MS;
-use headworks_core::{Control, DeviceId, Spent, Tunable, Wait};
+use headworks_core::{Control, DeviceId, Tunable, WaitKind, WaitTimes};
 
 use crate::bench::{Bench, EIO};
 
 /// The waits that were not nothing, in whole milliseconds of their bucket's end.
-fn words(spent: Spent) -> String {
-    let waits = Wait::ALL.into_iter().filter(|wait| spent.bucket(*wait) > 0);
-    let word = |wait| format!("{}:{}", Wait::name(wait), spent.at_most(wait) / MS);
+fn words(wait_times: WaitTimes) -> String {
+    let waits = WaitKind::ALL.into_iter().filter(|wait| wait_times.bucket(*wait) > 0);
+    let word = |wait| format!("{}:{}", WaitKind::name(wait), wait_times.at_most(wait) / MS);
     waits.map(word).collect::<Vec<_>>().join(" ")
 }
 
 fn last(bench: &Bench) -> String {
-    words(*bench.spent.last().expect("something was answered"))
+    words(*bench.wait_times.last().expect("something was answered"))
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn every_bio_of_a_request_hears_the_same_and_the_last_piece_speaks_for_all() {
     bench.bios("R0+4k R4k+4k");
     bench.now += 5 * MS;
     bench.done(0);
-    assert_eq!(bench.spent.iter().map(|s| words(*s)).collect::<Vec<_>>(), ["device:5"; 2]);
+    assert_eq!(bench.wait_times.iter().map(|s| words(*s)).collect::<Vec<_>>(), ["device:5"; 2]);
     bench.bios("W0+128k");
     bench.now += 5 * MS;
     bench.done(1);
@@ -74,7 +74,7 @@ fn a_flush_that_cannot_join_waits_for_the_device_and_one_that_joins_for_the_rest
     bench.now += 20 * MS;
     bench.done(1);
     assert_eq!(bench.replies(), "1:ok 2:ok 3:ok");
-    let told: Vec<String> = bench.spent.iter().map(|spent| words(*spent)).collect();
+    let told: Vec<String> = bench.wait_times.iter().map(|wait_times| words(*wait_times)).collect();
     assert_eq!(told, ["device:10", "device:33", "device:20"]);
     bench.now += 10 * MS;
     bench.done(2);
@@ -98,7 +98,7 @@ fn what_a_switch_holds_was_in_the_plug_until_its_end() {
     assert_eq!(bench.sent(), "R0+4k F R1m+8k R2m+4k");
     bench.now += 10 * MS;
     bench.all_done([1, 2, 3]);
-    let told: Vec<String> = bench.spent.iter().map(|spent| words(*spent)).collect();
+    let told: Vec<String> = bench.wait_times.iter().map(|wait_times| words(*wait_times)).collect();
     let held = "plug:20 device:10";
     assert_eq!(told, ["device:20", held, held, held, "plug:16 device:10"]);
     bench.assert_quiet();

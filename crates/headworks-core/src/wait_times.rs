@@ -13,9 +13,11 @@
 use crate::stats::{BUCKETS, Stage, bucket_of, upper_end};
 use crate::time::Instant;
 
+const _: () = assert!(BUCKETS <= 1 << 8, "a bucket fits a byte of `WaitTimes`");
+
 /// What a client's bio waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitKind {
     /// The page cache: a frame, a range that is locked, a fill of somebody else's, an older flush.
     Cache = 0,
     /// A pause of the throttle, or dirty credit.
@@ -30,45 +32,51 @@ pub enum Wait {
     Device = 5,
 }
 
-impl Wait {
+impl WaitKind {
     /// How many there are.
     pub const COUNT: usize = 6;
     /// In order.
-    pub const ALL: [Wait; Wait::COUNT] =
-        [Wait::Cache, Wait::Dirty, Wait::Plug, Wait::Tag, Wait::Scheduler, Wait::Device];
+    pub const ALL: [WaitKind; WaitKind::COUNT] = [
+        WaitKind::Cache,
+        WaitKind::Dirty,
+        WaitKind::Plug,
+        WaitKind::Tag,
+        WaitKind::Scheduler,
+        WaitKind::Device,
+    ];
 
     /// The word users see.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Wait::Cache => "cache",
-            Wait::Dirty => "dirty",
-            Wait::Plug => Stage::Plug.name(),
-            Wait::Tag => Stage::Tag.name(),
-            Wait::Scheduler => Stage::Scheduler.name(),
-            Wait::Device => Stage::Device.name(),
+            WaitKind::Cache => "cache",
+            WaitKind::Dirty => "dirty",
+            WaitKind::Plug => Stage::Plug.name(),
+            WaitKind::Tag => Stage::Tag.name(),
+            WaitKind::Scheduler => Stage::Scheduler.name(),
+            WaitKind::Device => Stage::Device.name(),
         }
     }
 }
 
 /// The buckets of all waits of a bio; a byte each, the first one lowest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spent(u64);
+pub struct WaitTimes(u64);
 
-impl Spent {
+impl WaitTimes {
     /// No wait at all: a hit.
     pub const NONE: Self = Self(0);
 
     /// The bucket of a wait.
     #[inline]
     #[must_use]
-    pub const fn bucket(self, wait: Wait) -> usize {
+    pub const fn bucket(self, wait: WaitKind) -> usize {
         (self.0 >> (8 * wait as u32)) as usize & 0xff
     }
 
     /// The longest time that the wait may have been, in nanoseconds.
     #[must_use]
-    pub fn at_most(self, wait: Wait) -> u64 {
+    pub fn at_most(self, wait: WaitKind) -> u64 {
         upper_end(self.bucket(wait))
     }
 
@@ -90,7 +98,7 @@ impl Spent {
     pub fn from_word(word: u64) -> Self {
         // A damaged record may say anything.
         let bucket = |wait| (word >> (8 * wait as u32) & 0xff).min(BUCKETS as u64 - 1);
-        Self(Wait::ALL.into_iter().fold(0, |all, wait| all | bucket(wait) << (8 * wait as u32)))
+        Self(WaitKind::ALL.into_iter().fold(0, |all, wait| all | bucket(wait) << (8 * wait as u32)))
     }
 
     /// The waits of a request that ends now.
@@ -108,7 +116,7 @@ impl Spent {
 
     /// `ns` more for a wait.
     #[must_use]
-    pub(crate) fn plus(self, wait: Wait, ns: u64) -> Self {
+    pub(crate) fn plus(self, wait: WaitKind, ns: u64) -> Self {
         if ns == 0 {
             return self;
         }
@@ -119,7 +127,7 @@ impl Spent {
 
     /// Another request's waits beside one's own: data, then a flush.
     pub(crate) fn and(self, other: Self) -> Self {
-        Wait::ALL
+        WaitKind::ALL
             .into_iter()
             .filter(|wait| other.bucket(*wait) > 0)
             .fold(self, |sum, wait| sum.plus(wait, other.at_most(wait)))
@@ -128,42 +136,44 @@ impl Spent {
 
 /// The waits of somebody who waits more than once.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waits {
+pub(crate) struct WaitRecorder {
     since: Instant,
-    ns: [u64; Wait::COUNT],
+    ns: [u64; WaitKind::COUNT],
     /// What the bio waited for whose end is waited for, when that is known.
-    pub below: Spent,
+    pub below: WaitTimes,
 }
 
-impl Waits {
+impl WaitRecorder {
     /// It begins to wait.
     pub fn begin(&mut self, now: Instant) {
-        (self.since, self.below) = (now, Spent::NONE);
+        (self.since, self.below) = (now, WaitTimes::NONE);
     }
 
     /// It waited for `wait`.
-    pub fn end(&mut self, now: Instant, wait: Wait) {
+    pub fn end(&mut self, now: Instant, wait: WaitKind) {
         self.ns[wait as usize] += now.since(self.since);
     }
 
     /// It waited for the end of a bio that had spent its time as `below` says; perhaps not for all of it.
     pub fn end_below(&mut self, now: Instant) {
         let mut left = now.since(self.since);
-        for wait in [Wait::Device, Wait::Scheduler, Wait::Tag, Wait::Plug] {
+        for wait in [WaitKind::Device, WaitKind::Scheduler, WaitKind::Tag, WaitKind::Plug] {
             let part = left.min(self.below.at_most(wait));
             self.ns[wait as usize] += part;
             left -= part;
         }
-        self.ns[Wait::Cache as usize] += left;
+        self.ns[WaitKind::Cache as usize] += left;
     }
 
     /// All of it.
-    pub fn spent(&self) -> Spent {
-        if self.ns == [0; Wait::COUNT] {
-            return Spent::NONE;
+    pub fn wait_times(&self) -> WaitTimes {
+        if self.ns == [0; WaitKind::COUNT] {
+            return WaitTimes::NONE;
         }
-        Wait::ALL.into_iter().fold(Spent::NONE, |spent, wait| {
-            Spent(spent.0 | (bucket_of(self.ns[wait as usize]) as u64) << (8 * wait as u32))
+        WaitKind::ALL.into_iter().fold(WaitTimes::NONE, |wait_times, wait| {
+            WaitTimes(
+                wait_times.0 | (bucket_of(self.ns[wait as usize]) as u64) << (8 * wait as u32),
+            )
         })
     }
 }
@@ -172,35 +182,39 @@ impl Waits {
 mod tests {
     use super::*;
 
-    fn told(spent: Spent) -> Vec<(&'static str, u64)> {
-        let waits = Wait::ALL.into_iter().filter(|wait| spent.bucket(*wait) > 0);
-        waits.map(|wait| (wait.name(), spent.at_most(wait) / 1000)).collect()
+    fn told(wait_times: WaitTimes) -> Vec<(&'static str, u64)> {
+        let waits = WaitKind::ALL.into_iter().filter(|wait| wait_times.bucket(*wait) > 0);
+        waits.map(|wait| (wait.name(), wait_times.at_most(wait) / 1000)).collect()
     }
 
     #[test]
     fn waits_have_a_byte_each_and_come_back_from_their_word() {
-        let mut spent = Spent::NONE;
-        for (index, wait) in Wait::ALL.into_iter().enumerate() {
+        let mut wait_times = WaitTimes::NONE;
+        for (index, wait) in WaitKind::ALL.into_iter().enumerate() {
             assert_eq!(wait as usize, index);
-            spent = spent.plus(wait, 1 << (10 + 4 * index));
+            wait_times = wait_times.plus(wait, 1 << (10 + 4 * index));
         }
-        for (index, wait) in Wait::ALL.into_iter().enumerate() {
-            assert_eq!(spent.bucket(wait), bucket_of(1 << (10 + 4 * index)));
+        for (index, wait) in WaitKind::ALL.into_iter().enumerate() {
+            assert_eq!(wait_times.bucket(wait), bucket_of(1 << (10 + 4 * index)));
         }
-        assert_eq!(Spent::from_word(spent.word()), spent);
-        let most = Spent::from_word(u64::MAX);
-        assert_eq!(most.and(most).bucket(Wait::Device), BUCKETS - 1, "a word that nobody wrote");
-        assert!(Spent::NONE.is_none() && !spent.is_none());
-        assert_eq!(Spent::NONE.plus(Wait::Device, u64::MAX).bucket(Wait::Device), 163);
+        assert_eq!(WaitTimes::from_word(wait_times.word()), wait_times);
+        let most = WaitTimes::from_word(u64::MAX);
+        assert_eq!(
+            most.and(most).bucket(WaitKind::Device),
+            BUCKETS - 1,
+            "a word that nobody wrote"
+        );
+        assert!(WaitTimes::NONE.is_none() && !wait_times.is_none());
+        assert_eq!(WaitTimes::NONE.plus(WaitKind::Device, u64::MAX).bucket(WaitKind::Device), 163);
     }
 
     #[test]
     fn a_wait_for_another_bio_is_told_apart_from_its_end_on() {
         let stamps = [0, 1_000_000, 3_000_000, 3_000_000].map(Instant);
-        let below = Spent::until(&stamps, Instant(8_000_000));
+        let below = WaitTimes::until(&stamps, Instant(8_000_000));
         assert_eq!(told(below), [("plug", 1048), ("tag", 2097), ("device", 5242)]);
         let waited = |ns: u64| {
-            let mut waits = Waits::default();
+            let mut waits = WaitRecorder::default();
             waits.begin(Instant(1));
             waits.below = below;
             waits.end_below(Instant(1 + ns));
@@ -216,10 +230,10 @@ mod tests {
 
     #[test]
     fn who_never_waited_has_spent_nothing() {
-        assert_eq!(Waits::default().spent(), Spent::NONE);
-        let mut waits = Waits::default();
+        assert_eq!(WaitRecorder::default().wait_times(), WaitTimes::NONE);
+        let mut waits = WaitRecorder::default();
         waits.begin(Instant(5));
-        waits.end(Instant(5_000_005), Wait::Dirty);
-        assert_eq!(told(waits.spent()), [("dirty", 5242)]);
+        waits.end(Instant(5_000_005), WaitKind::Dirty);
+        assert_eq!(told(waits.wait_times()), [("dirty", 5242)]);
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::desk::{BLOCK, Desk, MIB};
 use headworks_core::time::MS;
-use headworks_core::{BioFlags, BioId, Op, Wait, WriteMode};
+use headworks_core::{BioFlags, BioId, Op, WaitKind, WriteMode};
 
 /// The waits of an answered bio that were not nothing, in milliseconds, rounded up by a bucket at most.
 fn waits(desk: &Desk, id: BioId) -> Vec<(&'static str, f64)> {
     let answer = desk.answers.iter().find(|answer| answer.id == id).expect("it was answered");
-    let waits = Wait::ALL.into_iter().filter(|wait| answer.spent.bucket(*wait) > 0);
-    waits.map(|wait| (wait.name(), answer.spent.at_most(wait) as f64 / MS as f64)).collect()
+    let waits = WaitKind::ALL.into_iter().filter(|wait| answer.wait_times.bucket(*wait) > 0);
+    waits.map(|wait| (wait.name(), answer.wait_times.at_most(wait) as f64 / MS as f64)).collect()
 }
 
 #[track_caller]
