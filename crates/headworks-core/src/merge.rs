@@ -5,7 +5,7 @@
 //! neighbours on purpose (Linux lets the last piece merge; that is not worth a second kind of link here).
 
 use crate::bio::{Bio, BioFlags};
-use crate::elevator::Edge;
+use crate::elevator::MergeEdge;
 use crate::options::QueueOptions;
 use crate::request::{Bios, Request, SlotId, Slots};
 use crate::slab::NIL;
@@ -77,11 +77,11 @@ pub(crate) fn fit_bio(
     bio: &Bio,
     segments: u16,
     limits: &Limits,
-) -> Option<Edge> {
+) -> Option<MergeEdge> {
     let edge = if request.end() == bio.offset {
-        Edge::Back
+        MergeEdge::Back
     } else if request.offset == bio.end() {
-        Edge::Front
+        MergeEdge::Front
     } else {
         return None;
     };
@@ -104,16 +104,16 @@ pub(crate) fn join_bio(
     bios: &mut Bios,
     id: SlotId,
     slot: u32,
-    edge: Edge,
+    edge: MergeEdge,
     segments: u16,
 ) {
     let request = &mut slots[id];
     match edge {
-        Edge::Back => {
+        MergeEdge::Back => {
             bios[request.bio_tail].next = slot;
             request.bio_tail = slot;
         }
-        Edge::Front => {
+        MergeEdge::Front => {
             bios[slot].next = request.bio_head;
             request.bio_head = slot;
             request.offset = bios[slot].bio.offset;
@@ -146,7 +146,7 @@ pub(crate) fn join_requests(
     bios: &mut Bios,
     kept: SlotId,
     gone: SlotId,
-    edge: Edge,
+    edge: MergeEdge,
 ) {
     let (gone_offset, gone_head, gone_tail) =
         (slots[gone].offset, slots[gone].bio_head, slots[gone].bio_tail);
@@ -156,11 +156,11 @@ pub(crate) fn join_requests(
     };
     let kept = &mut slots[kept];
     match edge {
-        Edge::Back => {
+        MergeEdge::Back => {
             bios[kept.bio_tail].next = gone_head;
             kept.bio_tail = gone_tail;
         }
-        Edge::Front => {
+        MergeEdge::Front => {
             bios[gone_tail].next = kept.bio_head;
             kept.bio_head = gone_head;
             kept.offset = gone_offset;
@@ -252,11 +252,11 @@ impl MergeIndex {
         incoming: &Request,
         limits: &Limits,
         fronts: bool,
-    ) -> Option<(SlotId, Edge)> {
+    ) -> Option<(SlotId, MergeEdge)> {
         let mut id = self.heads[BY_END][self.place(incoming.volume.0, incoming.offset)];
         while id != NIL {
             if fit_requests(&slots[id], incoming, limits) {
-                return Some((id, Edge::Back));
+                return Some((id, MergeEdge::Back));
             }
             id = slots[id].chain[BY_END];
         }
@@ -266,7 +266,7 @@ impl MergeIndex {
         let mut id = self.heads[BY_START][self.place(incoming.volume.0, incoming.end())];
         while id != NIL {
             if fit_requests(incoming, &slots[id], limits) {
-                return Some((id, Edge::Front));
+                return Some((id, MergeEdge::Front));
             }
             id = slots[id].chain[BY_START];
         }
@@ -339,10 +339,10 @@ mod tests {
             let fitting: Vec<u32> = entries.filter(naive).collect();
             match index.find(&slots, &incoming, &limits, true) {
                 None => assert!(fitting.is_empty(), "round {round}"),
-                Some((id, Edge::Back)) => {
+                Some((id, MergeEdge::Back)) => {
                     assert!(fitting.contains(&id) && slots[id].end() == incoming.offset);
                 }
-                Some((id, Edge::Front)) => {
+                Some((id, MergeEdge::Front)) => {
                     assert!(fitting.contains(&id) && slots[id].offset == incoming.end());
                 }
             }

@@ -10,7 +10,7 @@
 //! and so loses merges when two streams interleave); a filter of 256 bits answers "no neighbour" for most in two tests.
 
 use crate::bio::{Bio, DeviceId};
-use crate::elevator::Edge;
+use crate::elevator::MergeEdge;
 use crate::merge::{self, Limits};
 use crate::options::{NoMerges, PlugNesting};
 use crate::request::{Bios, SlotId, Slots};
@@ -101,7 +101,7 @@ impl Plug {
                 continue;
             };
             merge::join_bio(slots, bios, id, slot, edge, segments);
-            let grown_to = if edge == Edge::Back { bio.end() } else { bio.offset };
+            let grown_to = if edge == MergeEdge::Back { bio.end() } else { bio.offset };
             self.note(bio.id.volume.0, grown_to);
             return true;
         }

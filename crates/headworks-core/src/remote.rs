@@ -15,7 +15,7 @@ use crate::input::{Message, ReplyStage};
 use crate::merge::Limits;
 use crate::options::ShardConfig;
 use crate::queue::{Pools, TimerKind, Weights, answer, clear_timers, cost_bytes, pieces, timer_of};
-use crate::tags::{Ask, Flows, Head, Lease, Who, want_max};
+use crate::tags::{FlowHead, Flows, Lease, Requester, TagRequest, max_request_tags};
 use crate::time::{Instant, MS};
 use crate::wait_times::{WaitKind, WaitTimes};
 
@@ -31,7 +31,7 @@ pub(crate) struct RemoteQueue {
     lease: Lease,
     line: Flows,
     /// The head, if it needs several tags.
-    gathering: Option<Head>,
+    gathering: Option<FlowHead>,
     weights: Weights,
 }
 
@@ -65,7 +65,7 @@ impl RemoteQueue {
 
     /// Nobody would miss it: it is quiet, and the owner has all its tags.
     pub fn may_leave(&self) -> bool {
-        self.is_quiet() && self.lease.is_over()
+        self.is_quiet() && self.lease.is_released()
     }
 
     /// The device leaves.
@@ -90,9 +90,9 @@ impl RemoteQueue {
         if tags == 0 {
             return self.send(pools, slot);
         }
-        let ask = Ask {
-            who: Who::Request(slot),
-            want: tags,
+        let ask = TagRequest {
+            requester: Requester::Request(slot),
+            tags,
             bytes: cost_bytes(bio.op, bio.len),
             // Only the owner knows how many tags asynchronous ones hold.
             sync: true,
@@ -118,8 +118,8 @@ impl RemoteQueue {
 
     /// Tags that a waiting bio goes over with: what it came with, but never more than the owner would ever grant now. With
     /// fewer than it has pieces its pieces go one after the other.
-    fn tags_for(&self, head: Head) -> u16 {
-        self.line.ticket(head).ask.want.min(want_max(self.nr_requests))
+    fn tags_for(&self, head: FlowHead) -> u16 {
+        self.line.waiter(head).request.tags.min(max_request_tags(self.nr_requests))
     }
 
     /// The owner wants tags back.
@@ -155,7 +155,7 @@ impl RemoteQueue {
     pub fn run(&mut self, now: Instant, pools: &mut Pools) {
         self.serve(now, pools);
         if let Some(head) = self.head()
-            && self.lease.start_wanting()
+            && self.lease.begin_request()
         {
             let message = self.want(head);
             pools.actions.list.push(Action::Send { to: self.owner, message });
@@ -171,9 +171,9 @@ impl RemoteQueue {
     }
 
     /// What the owner is asked for: the head's want at least, and as much of what waits as one want may be.
-    fn want(&self, head: Head) -> Message {
-        let demand = self.line.demand();
-        let most = u32::from(want_max(self.nr_requests));
+    fn want(&self, head: FlowHead) -> Message {
+        let demand = self.line.backlog();
+        let most = u32::from(max_request_tags(self.nr_requests));
         let least = u32::from(self.tags_for(head));
         let want = demand.tags.min(most).max(least);
         // Of the bytes that wait, the part that goes with so many of the tags.
@@ -187,7 +187,7 @@ impl RemoteQueue {
     }
 
     /// Whose turn it is.
-    fn head(&mut self) -> Option<Head> {
+    fn head(&mut self) -> Option<FlowHead> {
         self.gathering.or_else(|| self.line.pick())
     }
 
@@ -203,16 +203,16 @@ impl RemoteQueue {
                 return;
             }
             self.gathering = None;
-            let Who::Request(slot) = self.line.ticket(head).ask.who else {
+            let Requester::Request(slot) = self.line.waiter(head).request.requester else {
                 unreachable!("only bios wait here")
             };
-            let waited = now.since(self.line.ticket(head).since);
+            let waited = now.since(self.line.waiter(head).since);
             self.line.pop(head);
             pools.bios[slot].tags = want;
             pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Tag, waited);
             self.send(pools, slot);
         }
-        self.line.forget_all();
+        self.line.reset();
     }
 
     fn send(&self, pools: &mut Pools, slot: u32) {

@@ -9,7 +9,7 @@
 //!   (each takes the next 4 KiB of one of several files)
 //! ```
 
-use headworks_core::elevator::{self, Batch, Done, Edge, Elevator};
+use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::prng::Prng;
 use headworks_core::request::{SlotId, Slots};
 use headworks_core::time::{MS, US};
@@ -41,11 +41,11 @@ impl Elevator for OneByOne {
         count
     }
 
-    fn on_complete(&mut self, now: Instant, done: &[Done]) {
+    fn on_complete(&mut self, now: Instant, done: &[EndedRequest]) {
         self.inner.on_complete(now, done);
     }
 
-    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: Edge) {
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         self.inner.on_merge(slots, kept, gone, edge);
     }
 

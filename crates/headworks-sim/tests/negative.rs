@@ -3,9 +3,11 @@
 //! The same worlds without the defect pass, so what is found is the defect. Two lies of devices are different: the path must
 //! put up with them, and the worlds pass.
 
-use headworks_core::elevator::{Batch, Edge, Elevator, NoneElevator};
+use headworks_core::elevator::{Batch, Elevator, MergeEdge, NoneElevator};
 use headworks_core::request::{SlotId, Slots};
-use headworks_core::tags::{Ask, FairTags, Freed, Grant, Room, TagOptions, TagOwner, TagStats};
+use headworks_core::tags::{
+    ByteBudget, FairTags, Grant, ReturnedTags, TagOptions, TagOwner, TagRequest, TagStats,
+};
 use headworks_core::{
     DeviceConfig, DeviceId, Instant, QueueOptions, Shard, ShardId, VolumeConfig, VolumeId,
     VolumeOptions,
@@ -166,17 +168,17 @@ impl BadTags {
 }
 
 impl TagOwner for BadTags {
-    fn ask(&mut self, now: Instant, asks: &[Ask], most: usize) -> usize {
-        self.inner.ask(now, asks, most)
+    fn request(&mut self, now: Instant, asks: &[TagRequest], most: usize) -> usize {
+        self.inner.request(now, asks, most)
     }
 
-    fn put(&mut self, now: Instant, freed: Freed) {
+    fn put(&mut self, now: Instant, freed: ReturnedTags) {
         self.puts += 1;
         let leaked = u32::from(self.puts.is_multiple_of(self.leak_every));
-        self.inner.put(now, Freed { count: freed.count - leaked, ..freed });
+        self.inner.put(now, ReturnedTags { count: freed.count - leaked, ..freed });
     }
 
-    fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant> {
+    fn next_grant(&mut self, now: Instant, room: ByteBudget) -> Option<Grant> {
         let grant = self.inner.next_grant(now, room)?;
         self.grants += 1;
         if self.grants.is_multiple_of(self.lose_every) {
@@ -252,7 +254,7 @@ impl Elevator for BadElevator {
         batch.ids().len() - before
     }
 
-    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: Edge) {
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         self.inner.on_merge(slots, kept, gone, edge);
     }
 }

@@ -16,7 +16,7 @@ use crate::time::Instant;
 
 /// Which end of a request grew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Edge {
+pub enum MergeEdge {
     /// A bio was put before it.
     Front,
     /// A bio was put behind it.
@@ -72,7 +72,7 @@ impl Batch {
 
 /// What an elevator is told of a request that has ended; its slot may be another's already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
+pub struct EndedRequest {
     /// Its priority.
     pub ioprio: Ioprio,
     /// What it was.
@@ -97,16 +97,23 @@ pub trait Elevator: Send {
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
 
     /// Whether [`Elevator::on_complete`] is to be called at all.
-    fn wants_done(&self) -> bool {
+    fn needs_completions(&self) -> bool {
         false
     }
 
     /// Requests that were inserted here have ended, or were merged into others: every one exactly once.
-    fn on_complete(&mut self, _now: Instant, _done: &[Done]) {}
+    fn on_complete(&mut self, _now: Instant, _done: &[EndedRequest]) {}
 
     /// `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator. Only `gone` is sure to be here: `kept`
     /// may wait for a tag, or have been refused by the device.
-    fn on_merge(&mut self, _slots: &mut Slots, _kept: SlotId, _gone: Option<SlotId>, _edge: Edge) {}
+    fn on_merge(
+        &mut self,
+        _slots: &mut Slots,
+        _kept: SlotId,
+        _gone: Option<SlotId>,
+        _edge: MergeEdge,
+    ) {
+    }
 
     /// When `dispatch` may have something though nothing was inserted (idling, ageing). Asked only while the device has room.
     fn next_timeout(&self) -> Option<Instant> {

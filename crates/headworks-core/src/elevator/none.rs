@@ -1,6 +1,6 @@
 //! `none`: first in, first out. A doubly linked list through the slots, so that a request merged away leaves in one step.
 
-use super::{Batch, Edge, Elevator};
+use super::{Batch, Elevator, MergeEdge};
 use crate::request::{SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
@@ -62,7 +62,13 @@ impl Elevator for NoneElevator {
         count
     }
 
-    fn on_merge(&mut self, slots: &mut Slots, _kept: SlotId, gone: Option<SlotId>, _edge: Edge) {
+    fn on_merge(
+        &mut self,
+        slots: &mut Slots,
+        _kept: SlotId,
+        gone: Option<SlotId>,
+        _edge: MergeEdge,
+    ) {
         if let Some(gone) = gone {
             self.unlink(slots, gone);
         }
@@ -97,7 +103,7 @@ mod tests {
             let mut slots = Slots::touched(8);
             let mut elevator = NoneElevator::new();
             elevator.insert(Instant(0), &mut slots, &[3, 1, 2]);
-            elevator.on_merge(&mut slots, 0, Some(gone), Edge::Back);
+            elevator.on_merge(&mut slots, 0, Some(gone), MergeEdge::Back);
             elevator.insert(Instant(0), &mut slots, &[4]);
             let left: Vec<_> = [3, 1, 2, 4].into_iter().filter(|&id| id != gone).collect();
             assert_eq!(dispatch(&mut elevator, &mut slots, 8), left);

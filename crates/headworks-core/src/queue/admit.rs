@@ -13,7 +13,7 @@ use crate::merge::Limits;
 use crate::options::{ExportConfig, QueueOptions, ShardConfig};
 use crate::request::{Request, SlotId, State};
 use crate::slab::NIL;
-use crate::tags::{self, Ask, Grant, Room, Who};
+use crate::tags::{self, ByteBudget, Grant, Requester, TagRequest};
 use crate::time::Instant;
 
 impl Queue {
@@ -23,39 +23,39 @@ impl Queue {
             if self.freed.count > 0 {
                 self.tags.put(now, std::mem::take(&mut self.freed));
             }
-            let room = if self.is_full() { Room::Light } else { Room::Any };
-            let Some(Grant { who, tags }) = self.tags.next_grant(now, room) else {
+            let room = if self.is_full() { ByteBudget::LightOnly } else { ByteBudget::Available };
+            let Some(Grant { requester, tags }) = self.tags.next_grant(now, room) else {
                 break;
             };
-            match who {
-                Who::Request(id) => {
+            match requester {
+                Requester::Request(id) => {
                     self.index.remove(&mut pools.slots, id);
-                    self.tags.on_grown(cost_bytes(pools.slots[id].op, pools.slots[id].len));
+                    self.tags.charge_growth(cost_bytes(pools.slots[id].op, pools.slots[id].len));
                     self.admit(now, pools, id, tags);
                 }
-                Who::Shard(shard) => self.lend(pools, shard, tags),
+                Requester::Shard(shard) => self.lend(pools, shard, tags),
             }
         }
     }
 
     /// What a request asks for: one tag, or for a bio over the limits as many as it has pieces, but never so many that the line
     /// would wait for a nearly empty device, and no more bytes at once than half of what is admitted.
-    pub(super) fn ask_of(&self, pools: &mut Pools, id: SlotId) -> Ask {
+    pub(super) fn ask_of(&self, pools: &mut Pools, id: SlotId) -> TagRequest {
         let request = &pools.slots[id];
         let mut want = 1;
         if self.must_split(request) {
             let piece = self.limits.piece(self.block_size(request));
             let by_bytes = (self.inflight_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
             let pieces = request.len.div_ceil(piece);
-            let pieces = if self.tags.continues() { pieces.min(by_bytes as u32) } else { pieces };
-            want = self.tags.want(pieces);
+            let pieces = if self.tags.reuses_tags() { pieces.min(by_bytes as u32) } else { pieces };
+            want = self.tags.tags_for(pieces);
         }
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
         let from = pools.bios[request.bio_head].bio.id;
         pools.slots[id].owed = want;
-        Ask {
-            who: Who::Request(id),
-            want,
+        TagRequest {
+            requester: Requester::Request(id),
+            tags: want,
             bytes,
             sync,
             connection: from.connection,
@@ -206,5 +206,5 @@ pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
 /// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.
 pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
     let pieces = len.div_ceil(limits.piece(block_size)).max(1);
-    pieces.min(u32::from(tags::want_max(nr_requests))) as u16
+    pieces.min(u32::from(tags::max_request_tags(nr_requests))) as u16
 }

@@ -239,7 +239,7 @@ impl Queue {
         }
         let split = &pools.slots[parent];
         // With nothing owed there are as many tags as were asked for; a bio of more pieces than can be asked for goes on, too.
-        if self.tags.continues() || split.is(Request::LEASED) || split.owed == 0 {
+        if self.tags.reuses_tags() || split.is(Request::LEASED) || split.owed == 0 {
             // The tag goes to the next piece: a continuation keeps its ticket. Without a next piece it falls free.
             self.spawn_piece(pools, parent);
         } else {

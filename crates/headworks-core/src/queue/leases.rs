@@ -7,7 +7,7 @@ use crate::action::Action;
 use crate::bio::ExportId;
 use crate::bio::ShardId;
 use crate::input::Message;
-use crate::tags::{Ask, Who, want_max};
+use crate::tags::{Requester, TagRequest, max_request_tags};
 use crate::time::Instant;
 
 /// What another shard wants of a lease.
@@ -52,9 +52,9 @@ impl Queue {
         if self.is_draining() {
             return self.hold_wish(from, wish);
         }
-        let ask = Ask {
-            who: Who::Shard(from),
-            want: wish.want.clamp(1, want_max(self.options.nr_requests)),
+        let ask = TagRequest {
+            requester: Requester::Shard(from),
+            tags: wish.want.clamp(1, max_request_tags(self.options.nr_requests)),
             bytes: wish.bytes,
             sync: true,
             // No connection and no export has these numbers: a shard competes as one, with the weights that wait there.
@@ -63,8 +63,8 @@ impl Queue {
             weight: wish.weight.max(1),
         };
         let most = usize::from(!self.is_full());
-        if self.tags.ask(now, &[ask], most) == 1 {
-            self.lend(pools, from, ask.want);
+        if self.tags.request(now, &[ask], most) == 1 {
+            self.lend(pools, from, ask.tags);
         }
     }
 

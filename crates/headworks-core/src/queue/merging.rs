@@ -5,7 +5,7 @@
 //! line cannot be returned).
 
 use super::{Pools, Queue};
-use crate::elevator::Edge;
+use crate::elevator::MergeEdge;
 use crate::merge;
 use crate::options::{NoMerges, Scheduler};
 use crate::request::{Request, SlotId, State};
@@ -36,7 +36,7 @@ impl Queue {
         // The grown request may touch the next one now.
         let found = self.find_neighbour(pools, kept, true);
         if let Some((gone, edge)) = found.filter(|&(gone, _)| self.may_join(pools, kept, gone)) {
-            let edge = if edge == Edge::Back { Edge::Front } else { Edge::Back };
+            let edge = if edge == MergeEdge::Back { MergeEdge::Front } else { MergeEdge::Back };
             self.index.remove(&mut pools.slots, gone);
             merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
             self.elevator.on_merge(&mut pools.slots, kept, Some(gone), edge);
@@ -52,7 +52,13 @@ impl Queue {
     }
 
     /// `kept` takes the bios of `gone`, which came from the plug; leaves `kept` out of the index.
-    pub(super) fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: Edge) {
+    pub(super) fn absorb(
+        &mut self,
+        pools: &mut Pools,
+        kept: SlotId,
+        gone: SlotId,
+        edge: MergeEdge,
+    ) {
         self.index.remove(&mut pools.slots, kept);
         self.count_merged(pools, gone);
         merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
@@ -76,7 +82,12 @@ impl Queue {
     }
 
     /// A request that waits beside this one; `fronts`: one that starts where it ends, too.
-    fn find_neighbour(&self, pools: &Pools, id: SlotId, fronts: bool) -> Option<(SlotId, Edge)> {
+    fn find_neighbour(
+        &self,
+        pools: &Pools,
+        id: SlotId,
+        fronts: bool,
+    ) -> Option<(SlotId, MergeEdge)> {
         self.index.find(&pools.slots, &pools.slots[id], &self.limits, fronts)
     }
 

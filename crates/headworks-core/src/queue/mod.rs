@@ -34,7 +34,7 @@ pub(crate) use leases::Wish;
 use crate::action::{Action, Actions};
 use crate::bio::{Bio, BioFlags, DeviceId, Ioprio, Op, ShardId, VolumeId};
 use crate::device_bio::DeviceCompletion;
-use crate::elevator::{self, Batch, Done, Elevator};
+use crate::elevator::{self, Batch, Elevator, EndedRequest};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
 use crate::list::List;
@@ -42,7 +42,7 @@ use crate::merge::{Limits, MergeIndex};
 use crate::options::{NoMerges, QueueOptions, ShardConfig};
 use crate::request::{Bios, FlightLink, Origin, QueueLink, Request, SlotId, Slots, State};
 use crate::stats::{QueueStats, VolumeStats};
-use crate::tags::{self, Ask, Freed, TagOwner, Who};
+use crate::tags::{self, Requester, ReturnedTags, TagOwner, TagRequest};
 use crate::time::{Instant, MS};
 use crate::timer::TimerWheel;
 use admit::inflight_max;
@@ -148,14 +148,14 @@ pub(crate) struct Queue {
     /// Timed-out writes that are still in the device.
     zombies: u32,
     /// Tags that fell free in this batch.
-    freed: Freed,
+    freed: ReturnedTags,
     /// Bytes that are admitted and neither finished nor given up.
     admitted_bytes: u64,
     /// No more are admitted beyond this (but to the light ones).
     inflight_max: u64,
     /// What the elevator is to be told of, if it wants to know.
-    done: Vec<Done>,
-    wants_done: bool,
+    done: Vec<EndedRequest>,
+    needs_completions: bool,
     /// A timer of the elevator or of the tag policy is set.
     armed: bool,
     /// Somebody wants to know what ends: the elevator, or the bound on bytes.
@@ -169,7 +169,7 @@ pub(crate) struct Queue {
     weights: Weights,
     /// Requests that got their tags in this batch.
     ready: Vec<SlotId>,
-    asks: Vec<Ask>,
+    asks: Vec<TagRequest>,
     batch: Batch,
 }
 
@@ -195,9 +195,9 @@ impl Queue {
             limits: Limits::new(&options),
             cached: config.cache.is_on(),
             tags: tags::make(&options, waiters_max, config.cache.is_on()),
-            wants_done: elevator.wants_done(),
+            needs_completions: elevator.needs_completions(),
             armed: false,
-            tracks: elevator.wants_done() || options.hw_inflight_kb > 0,
+            tracks: elevator.needs_completions() || options.hw_inflight_kb > 0,
             elevator,
             index: MergeIndex::new(2 * (config.bios_max + config.cache.bios())),
             volumes,
@@ -208,7 +208,7 @@ impl Queue {
             requeue: List::new(),
             busy: false,
             zombies: 0,
-            freed: Freed::default(),
+            freed: ReturnedTags::default(),
             admitted_bytes: 0,
             inflight_max: inflight_max(&options),
             done: Vec::with_capacity(slots as usize),
@@ -289,8 +289,8 @@ impl Queue {
         assert!(self.is_quiet(), "an elevator is replaced while it is empty");
         // They ended in this batch; the new one was never given them.
         self.done.clear();
-        self.wants_done = elevator.wants_done();
-        self.tracks |= self.wants_done;
+        self.needs_completions = elevator.needs_completions();
+        self.tracks |= self.needs_completions;
         self.elevator = elevator;
     }
 
@@ -372,13 +372,14 @@ impl Queue {
             }
         }
         let most = self.most_by_bytes();
-        let granted = self.tags.ask(now, &self.asks, most);
+        let granted = self.tags.request(now, &self.asks, most);
         for index in 0..self.asks.len() {
-            let Ask { who: Who::Request(id), want, .. } = self.asks[index] else {
+            let TagRequest { requester: Requester::Request(id), tags, .. } = self.asks[index]
+            else {
                 continue;
             };
             if index < granted {
-                self.admit(now, pools, id, want);
+                self.admit(now, pools, id, tags);
             } else {
                 pools.slots[id].state = State::Waiting;
                 self.make_findable(pools, id);
@@ -475,8 +476,8 @@ impl Queue {
     /// A request is over for the elevator.
     #[inline]
     fn note_done(&mut self, ioprio: Ioprio, op: Op) {
-        if self.wants_done {
-            self.done.push(Done { ioprio, op });
+        if self.needs_completions {
+            self.done.push(EndedRequest { ioprio, op });
         }
     }
 

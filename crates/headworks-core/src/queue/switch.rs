@@ -156,8 +156,8 @@ impl Queue {
         // Of what was given up and is still in the device the elevator was told then; the new one hears nothing of it.
         self.done.clear();
         self.elevator = elevator::make(&self.options);
-        self.wants_done = self.elevator.wants_done();
-        self.tracks = self.wants_done || next.hw_inflight_kb > 0;
+        self.needs_completions = self.elevator.needs_completions();
+        self.tracks = self.needs_completions || next.hw_inflight_kb > 0;
         // It is set for a command that was sent under the old time-out; nothing that is out has one to come.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
         self.limits = Limits::new(&self.options);

@@ -23,8 +23,10 @@
 //! nothing is held, is granted; a gathering head is passed by at most `reserve` requests (while bytes are short, by what may
 //! be advanced).
 
-use super::flows::{Flows, Head, Ticket};
-use super::{Ask, Freed, Grant, Room, TagOptions, TagOwner, TagStats, want_max};
+use super::flows::{FlowHead, Flows, Waiter};
+use super::{
+    ByteBudget, Grant, ReturnedTags, TagOptions, TagOwner, TagRequest, TagStats, max_request_tags,
+};
 use crate::time::Instant;
 
 /// One tag in so many is kept for light flows. 16: some 6 % of the depth, and none of a device with fewer tags than that.
@@ -34,7 +36,7 @@ const RESERVE_PART: u32 = 16;
 #[derive(Clone, Copy, Debug)]
 struct First {
     kind: usize,
-    head: Head,
+    head: FlowHead,
 }
 
 /// What somebody waits for, and the rest if there is a limit for it.
@@ -102,38 +104,38 @@ impl FairTags {
         self.asyncs + want <= self.async_max || self.asyncs == 0
     }
 
-    fn take(&mut self, ask: &Ask) {
-        self.free -= u32::from(ask.want);
-        self.asyncs += if ask.sync { 0 } else { u32::from(ask.want) };
+    fn take(&mut self, request: &TagRequest) {
+        self.free -= u32::from(request.tags);
+        self.asyncs += if request.sync { 0 } else { u32::from(request.tags) };
     }
 
     /// Somebody waits from now on.
-    fn wait(&mut self, now: Instant, ask: Ask) {
+    fn wait(&mut self, now: Instant, request: TagRequest) {
         let limited = self.async_max < self.depth;
-        let kind = if limited && !ask.sync { ASYNC } else { SYNC };
-        let light = self.flows[kind].push(now, self.stats.waits, ask);
+        let kind = if limited && !request.sync { ASYNC } else { SYNC };
+        let light = self.flows[kind].push(now, self.stats.waits, request);
         let may_pass = light && (self.gathering.is_none() || self.passed < self.reserve);
-        let barges = self.waiters > 0 && u32::from(ask.want) <= self.free && !may_pass;
+        let barges = self.waiters > 0 && u32::from(request.tags) <= self.free && !may_pass;
         self.stats.barging_prevented += u64::from(barges);
         self.stats.waits += 1;
         self.waiters += 1;
     }
 
-    fn ticket(&self, first: First) -> &Ticket {
-        self.flows[first.kind].ticket(first.head)
+    fn waiter(&self, first: First) -> &Waiter {
+        self.flows[first.kind].waiter(first.head)
     }
 
     /// Who gets tags now.
-    fn choose(&mut self, room: Room) -> Option<First> {
+    fn choose(&mut self, room: ByteBudget) -> Option<First> {
         self.short = false;
         if self.free == 0 {
             return None;
         }
-        if room == Room::Light {
+        if room == ByteBudget::LightOnly {
             return self.light();
         }
         let first = self.gathering.or_else(|| self.first())?;
-        let want = u32::from(self.ticket(first).ask.want);
+        let want = u32::from(self.waiter(first).request.tags);
         let spare = if first.head.light { 0 } else { self.reserve };
         if want + spare <= self.free {
             (self.gathering, self.passed) = (None, 0);
@@ -155,8 +157,8 @@ impl FairTags {
         }
         let other = self.flows[ASYNC].pick().map(|head| First { kind: ASYNC, head });
         // Synchronous ones go on while what it needs of the limit comes together.
-        let other = other.filter(|&first| self.async_fits(self.ticket(first).ask.want.into()));
-        let rank = |first: &First| (!first.head.light, self.ticket(*first).number);
+        let other = other.filter(|&first| self.async_fits(self.waiter(first).request.tags.into()));
+        let rank = |first: &First| (!first.head.light, self.waiter(*first).number);
         sync.into_iter().chain(other).min_by_key(rank)
     }
 
@@ -165,7 +167,7 @@ impl FairTags {
         let sync = self.flows[SYNC].light().map(|head| First { kind: SYNC, head });
         let other = self.flows[ASYNC].light().map(|head| First { kind: ASYNC, head });
         let kept = self.gathering.filter(|head| head.kind == ASYNC);
-        let kept = kept.map_or(0, |head| self.ticket(head).ask.want.into());
+        let kept = kept.map_or(0, |head| self.waiter(head).request.tags.into());
         sync.or_else(|| other.filter(|_| self.asyncs + 1 + kept <= self.async_max))
     }
 
@@ -193,41 +195,41 @@ impl FairTags {
 }
 
 impl TagOwner for FairTags {
-    fn ask(&mut self, now: Instant, asks: &[Ask], most: usize) -> usize {
+    fn request(&mut self, now: Instant, requests: &[TagRequest], most: usize) -> usize {
         let mut granted = 0;
-        self.stats.asks += asks.len() as u64;
+        self.stats.requests += requests.len() as u64;
         if self.waiters == 0 {
             // In registers: through memory each ask would wait for the one before it.
             let (mut free, mut asyncs) = (self.free, self.asyncs);
-            for ask in &asks[..most.min(asks.len())] {
-                let want = u32::from(ask.want);
-                let fits = ask.sync || asyncs + want <= self.async_max || asyncs == 0;
+            for request in &requests[..most.min(requests.len())] {
+                let want = u32::from(request.tags);
+                let fits = request.sync || asyncs + want <= self.async_max || asyncs == 0;
                 if want + self.reserve > free || !fits {
                     break;
                 }
                 free -= want;
-                asyncs += if ask.sync { 0 } else { want };
+                asyncs += if request.sync { 0 } else { want };
                 granted += 1;
             }
             (self.free, self.asyncs) = (free, asyncs);
             self.stats.grants += granted as u64;
         }
-        for &ask in &asks[granted..] {
-            let fits = ask.want >= 1 && ask.want <= want_max(self.depth);
+        for &request in &requests[granted..] {
+            let fits = request.tags >= 1 && request.tags <= max_request_tags(self.depth);
             assert!(fits, "a want that never fits");
-            self.wait(now, ask);
+            self.wait(now, request);
         }
         granted
     }
 
-    fn put(&mut self, _now: Instant, freed: Freed) {
+    fn put(&mut self, _now: Instant, freed: ReturnedTags) {
         self.free += freed.count;
         assert!(self.free <= self.depth, "a tag came back twice");
         assert!(freed.asyncs <= self.asyncs, "an asynchronous tag came back twice");
         self.asyncs -= freed.asyncs;
     }
 
-    fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant> {
+    fn next_grant(&mut self, now: Instant, room: ByteBudget) -> Option<Grant> {
         if self.waiters == 0 && !self.waking && self.idle == 0 {
             return None;
         }
@@ -238,21 +240,21 @@ impl TagOwner for FairTags {
             return None;
         };
         self.short = false;
-        let ticket = self.flows[kind].pop(head);
+        let waiter = self.flows[kind].pop(head);
         self.last = kind;
         self.waiters -= 1;
         if self.waiters == 0 {
-            self.flows.iter_mut().for_each(Flows::forget_all);
+            self.flows.iter_mut().for_each(Flows::reset);
         }
-        self.take(&ticket.ask);
+        self.take(&waiter.request);
         self.stats.grants += 1;
         self.stats.wakes += u64::from(!std::mem::replace(&mut self.waking, true));
         self.stats.woken += 1;
-        self.stats.longest_wait_ns = self.stats.longest_wait_ns.max(now.since(ticket.since));
-        Some(Grant { who: ticket.ask.who, tags: ticket.ask.want })
+        self.stats.longest_wait_ns = self.stats.longest_wait_ns.max(now.since(waiter.since));
+        Some(Grant { requester: waiter.request.requester, tags: waiter.request.tags })
     }
 
-    fn on_grown(&mut self, bytes: u32) {
+    fn charge_growth(&mut self, bytes: u32) {
         self.flows[self.last].charge_last(bytes);
     }
 

@@ -26,7 +26,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::tasks::{QUEUES, TaskId, TaskState, Tasks};
-use super::{Ask, Freed, Grant, Room, TagOptions, TagOwner, TagStats, Who};
+use super::{
+    ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest, TagStats,
+};
 use crate::options::WakeOptions;
 use crate::prng::Prng;
 use crate::time::{Instant, SEC};
@@ -217,11 +219,13 @@ impl<R: Rules> Host<R> {
     /// The task gets a tag.
     fn take(&mut self, at: u64, id: TaskId) {
         self.tasks.take(at, id);
-        let &super::tasks::Task { who, want, left, .. } = self.tasks.task(id);
-        match who {
-            Who::Request(_) => self.granted.push_back(Grant { who, tags: 1 }),
-            Who::Shard(_) if left == 0 => self.granted.push_back(Grant { who, tags: want }),
-            Who::Shard(_) => {}
+        let &super::tasks::Task { requester, want, left, .. } = self.tasks.task(id);
+        match requester {
+            Requester::Request(_) => self.granted.push_back(Grant { requester, tags: 1 }),
+            Requester::Shard(_) if left == 0 => {
+                self.granted.push_back(Grant { requester, tags: want })
+            }
+            Requester::Shard(_) => {}
         }
         if left > 0 {
             let task = self.tasks.task_mut(id);
@@ -295,19 +299,19 @@ impl<R: Rules> Host<R> {
 }
 
 impl<R: Rules> TagOwner for Host<R> {
-    fn want(&self, pieces: u32) -> u16 {
+    fn tags_for(&self, pieces: u32) -> u16 {
         u16::try_from(pieces).unwrap_or(u16::MAX)
     }
 
-    fn continues(&self) -> bool {
+    fn reuses_tags(&self) -> bool {
         false
     }
 
     /// Grants nothing at once: the tasks run when the batch ends.
-    fn ask(&mut self, now: Instant, asks: &[Ask], _most: usize) -> usize {
+    fn request(&mut self, now: Instant, requests: &[TagRequest], _most: usize) -> usize {
         self.advance(now.0);
-        for ask in asks {
-            let (id, runs) = self.tasks.begin(now.0, ask);
+        for request in requests {
+            let (id, runs) = self.tasks.begin(now.0, request);
             self.rules.on_piece(&mut self.tasks, id);
             if runs {
                 self.push(now.0, Event::Task(id));
@@ -316,7 +320,7 @@ impl<R: Rules> TagOwner for Host<R> {
         0
     }
 
-    fn put(&mut self, now: Instant, freed: Freed) {
+    fn put(&mut self, now: Instant, freed: ReturnedTags) {
         self.advance(now.0);
         self.tasks.put_asyncs(freed.asyncs);
         for _ in 0..freed.count {
@@ -325,13 +329,13 @@ impl<R: Rules> TagOwner for Host<R> {
         }
     }
 
-    fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant> {
+    fn next_grant(&mut self, now: Instant, room: ByteBudget) -> Option<Grant> {
         self.advance(now.0.saturating_add(1));
         self.watch(now.0);
         match room {
-            Room::Any => self.granted.pop_front(),
+            ByteBudget::Available => self.granted.pop_front(),
             // Tasks know nothing of bytes; the grant waits for a completion, which makes room.
-            Room::Light => None,
+            ByteBudget::LightOnly => None,
         }
     }
 

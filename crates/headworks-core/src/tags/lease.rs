@@ -32,7 +32,7 @@ impl Lease {
     }
 
     /// Whether a `TagWant` must be sent for the head now; from then on one is out.
-    pub fn start_wanting(&mut self) -> bool {
+    pub fn begin_request(&mut self) -> bool {
         !std::mem::replace(&mut self.wanting, true)
     }
 
@@ -74,7 +74,7 @@ impl Lease {
 
     /// Nothing is held or wanted.
     #[must_use]
-    pub fn is_over(&self) -> bool {
+    pub fn is_released(&self) -> bool {
         self.held == 0 && !self.wanting
     }
 
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_revoked_lease_returns_unused_now_and_used_as_they_fall_free() {
         let mut lease = Lease::default();
-        assert!(!lease.try_take(2) && lease.start_wanting() && !lease.start_wanting());
+        assert!(!lease.try_take(2) && lease.begin_request() && !lease.begin_request());
         lease.on_grant(5);
         assert!(lease.try_take(2));
         assert_eq!(lease.on_revoke(), 3);
@@ -115,17 +115,17 @@ mod tests {
     #[test]
     fn a_grant_after_a_revocation_serves_the_whole_want() {
         let mut lease = Lease::default();
-        lease.start_wanting();
+        lease.begin_request();
         lease.on_grant(3);
-        assert!(!lease.try_take(4) && lease.start_wanting());
+        assert!(!lease.try_take(4) && lease.begin_request());
         assert_eq!(lease.on_revoke(), 3);
-        assert!(!lease.is_over(), "a grant is on its way");
+        assert!(!lease.is_released(), "a grant is on its way");
         lease.on_grant(4);
         assert!(lease.try_take(4));
         lease.put(4);
         assert_eq!(lease.settle(), 0, "a grant ends the revocation");
-        assert!(!lease.is_over());
+        assert!(!lease.is_released());
         assert_eq!(lease.on_idle(), 4);
-        assert!(lease.is_over());
+        assert!(lease.is_released());
     }
 }

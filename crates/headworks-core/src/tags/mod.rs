@@ -27,7 +27,7 @@ mod stats;
 mod tasks;
 
 pub use fair::FairTags;
-pub(crate) use flows::{Flows, Head};
+pub(crate) use flows::{FlowHead, Flows};
 pub use kuai_v3::KuaiV3;
 pub use lease::Lease;
 pub use legacy518::Legacy518;
@@ -38,65 +38,65 @@ use crate::options::{QueueOptions, Scheduler, TagPolicy};
 use crate::request::SlotId;
 use crate::time::Instant;
 
-/// Who asks.
+/// The party that asks for tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum Requester {
     /// A request of this shard.
     Request(SlotId),
-    /// Another shard, for its lease.
+    /// Another shard that extends its lease.
     Shard(ShardId),
 }
 
-/// A wish for tags.
+/// A request for one or more tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Who asks.
-    pub who: Who,
-    /// How many tags: what [`TagOwner::want`] said.
-    pub want: u16,
-    /// Bytes they are for; what the asker's share is counted in.
+pub struct TagRequest {
+    /// The party that asks.
+    pub requester: Requester,
+    /// Number of tags, from [`TagOwner::tags_for`]; at least 1.
+    pub tags: u16,
+    /// Bytes that the tags are for; shares are counted in bytes.
     pub bytes: u32,
-    /// Somebody waits for it; the others are held to `async_depth`.
+    /// A caller waits for the result. Other requests are limited to `async_depth` tags.
     pub sync: bool,
-    /// Which connection (or shard) asks: tickets are in order within it.
+    /// The issuing connection or shard. Requests of one connection are served in order.
     pub connection: u32,
-    /// Whose share it spends.
+    /// The export that is charged for the bytes.
     pub export: ExportId,
-    /// That export's weight.
+    /// Weight of that export against the others.
     pub weight: u16,
 }
 
-/// Tags that somebody has from now on.
+/// Tags handed to a requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Who.
-    pub who: Who,
-    /// How many: all that it asked for with `fair`; the baselines grant one at a time until it has all.
+    /// The party that receives the tags.
+    pub requester: Requester,
+    /// Number of tags: with `fair` all that were requested; a policy that grants tag by tag may give fewer.
     pub tags: u16,
 }
 
-/// Tags that fell free.
+/// Tags that the queue returns to the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Freed {
-    /// How many, of all kinds.
+pub struct ReturnedTags {
+    /// Number of tags of all kinds.
     pub count: u32,
-    /// How many of them were not for a synchronous request.
+    /// How many of them asynchronous requests held, at most `count`.
     pub asyncs: u32,
 }
 
-/// Whom the bytes in flight leave room for.
+/// The requests that the limit on bytes in flight (`hw_inflight_kb`) admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
-    /// Anybody.
-    Any,
-    /// Only a connection that is light: its small wish hardly makes the device's queue longer.
-    Light,
+pub enum ByteBudget {
+    /// Any request may be admitted.
+    Available,
+    /// The limit is reached: only light flows, whose small requests barely deepen the device's queue.
+    LightOnly,
 }
 
 /// The largest want that `depth` tags serve: half of them, at least 1, at most 32. Half, so that two large ones overlap; 32,
 /// so that gathering stays short on deep devices.
 #[must_use]
-pub const fn want_max(depth: u32) -> u16 {
+pub const fn max_request_tags(depth: u32) -> u16 {
     match depth / 2 {
         0 => 1,
         half if half > 32 => 32,
@@ -107,27 +107,27 @@ pub const fn want_max(depth: u32) -> u16 {
 /// Owns a device's tags. Crossed once a batch, so it may be a trait object and be changed while the queue runs.
 pub trait TagOwner: Send {
     /// How many tags a request of `pieces` pieces asks for.
-    fn want(&self, pieces: u32) -> u16 {
-        pieces.min(u32::from(want_max(self.depth()))) as u16
+    fn tags_for(&self, pieces: u32) -> u16 {
+        pieces.min(u32::from(max_request_tags(self.depth()))) as u16
     }
 
     /// Whether a finished piece's tag goes to the next piece of its bio; else each piece has a tag granted for itself.
-    fn continues(&self) -> bool {
+    fn reuses_tags(&self) -> bool {
         true
     }
 
     /// Asks in order. Returns how many of the front were granted at once, never more than `most`; the rest wait and come out
     /// of [`TagOwner::next_grant`].
-    fn ask(&mut self, now: Instant, asks: &[Ask], most: usize) -> usize;
+    fn request(&mut self, now: Instant, requests: &[TagRequest], most: usize) -> usize;
 
     /// Tags come back.
-    fn put(&mut self, now: Instant, freed: Freed);
+    fn put(&mut self, now: Instant, freed: ReturnedTags);
 
     /// The next whose turn it is and whose want is free; its tags are taken. Call until `None`, at the end of every batch.
-    fn next_grant(&mut self, now: Instant, room: Room) -> Option<Grant>;
+    fn next_grant(&mut self, now: Instant, room: ByteBudget) -> Option<Grant>;
 
     /// Whom the last grant went to has grown to `bytes` while it waited, by merging: its share pays for all of it.
-    fn on_grown(&mut self, _bytes: u32) {}
+    fn charge_growth(&mut self, _bytes: u32) {}
 
     /// When `next_grant` may have something though nothing came back: a woken task runs.
     fn next_timeout(&self) -> Option<Instant> {

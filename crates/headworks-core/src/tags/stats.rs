@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagStats {
     /// Wishes.
-    pub asks: u64,
+    pub requests: u64,
     /// Wishes that had to wait.
     pub waits: u64,
     /// Wishes that were granted whole.

@@ -17,7 +17,7 @@
 //! did not run yet (Linux counts a task out when it runs); a task is in one line at most: of its queue, while it sleeps, or of
 //! those who wait to gather.
 
-use super::{Ask, TagOptions, TagStats, Who};
+use super::{Requester, TagOptions, TagRequest, TagStats};
 use crate::options::WakeOptions;
 use crate::slab::NIL;
 
@@ -44,7 +44,7 @@ pub enum TaskState {
 /// A thread that submits one bio, piece by piece; or the gathering of a lease for another shard.
 #[derive(Clone, Debug)]
 pub struct Task {
-    pub who: Who,
+    pub requester: Requester,
     pub sync: bool,
     pub want: u16,
     /// Tags that it still has to get.
@@ -141,7 +141,7 @@ impl Tasks {
         };
         let queue = WaitQueue { line: Line::EMPTY, waiters: 0, wait_cnt: wake_batch as i32 };
         let nobody = Task {
-            who: Who::Request(NIL),
+            requester: Requester::Request(NIL),
             sync: true,
             want: 0,
             left: 0,
@@ -193,15 +193,15 @@ impl Tasks {
     }
 
     /// A task for `ask`; false as its second half while it has to wait for another gatherer.
-    pub fn begin(&mut self, at: u64, ask: &Ask) -> (TaskId, bool) {
-        assert!(ask.want >= 1, "nobody asks for nothing");
+    pub fn begin(&mut self, at: u64, request: &TagRequest) -> (TaskId, bool) {
+        assert!(request.tags >= 1, "nobody requests for nothing");
         let id = self.spare.pop(&self.tasks).expect("more waiters than slots exist");
         assert!(self.task(id).state == TaskState::Free, "a task is one at a time");
         *self.task_mut(id) = Task {
-            who: ask.who,
-            sync: ask.sync,
-            want: ask.want,
-            left: ask.want,
+            requester: request.requester,
+            sync: request.sync,
+            want: request.tags,
+            left: request.tags,
             state: TaskState::Runs,
             queue: None,
             preempt: false,
@@ -210,8 +210,8 @@ impl Tasks {
             next: NIL,
         };
         self.alive += 1;
-        self.stats.asks += 1;
-        let Who::Shard(_) = ask.who else {
+        self.stats.requests += 1;
+        let Requester::Shard(_) = request.requester else {
             return (id, true);
         };
         if self.gathering.is_some() {

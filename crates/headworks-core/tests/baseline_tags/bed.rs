@@ -8,7 +8,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use headworks_core::Instant;
 use headworks_core::bio::ExportId;
-use headworks_core::tags::{Ask, Freed, Grant, Room, TagOwner, Who};
+use headworks_core::tags::{ByteBudget, Grant, Requester, ReturnedTags, TagOwner, TagRequest};
 
 /// What runs on the bed.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +130,7 @@ impl<T: TagOwner> Bed<T> {
                 Event::Submit(job) => self.submit(job),
             }
         }
-        while let Some(grant) = self.tags.next_grant(Instant(self.now), Room::Any) {
+        while let Some(grant) = self.tags.next_grant(Instant(self.now), ByteBudget::Available) {
             self.grant(grant);
         }
     }
@@ -165,22 +165,22 @@ impl<T: TagOwner> Bed<T> {
             return;
         }
         job.left -= 1;
-        let want = self.tags.want(pieces.into());
+        let want = self.tags.tags_for(pieces.into());
         (job.owed, job.pieces_out) = (want, job.pieces_out + u32::from(pieces));
-        let ask = Ask {
-            who: Who::Request(number),
-            want,
+        let ask = TagRequest {
+            requester: Requester::Request(number),
+            tags: want,
             bytes: u32::from(pieces) << 17,
             sync: number >= self.load.asyncs,
             connection: number,
             export: ExportId(0),
             weight: 100,
         };
-        assert_eq!(self.tags.ask(Instant(self.now), &[ask], 1), 0, "the baselines grant later");
+        assert_eq!(self.tags.request(Instant(self.now), &[ask], 1), 0, "the baselines grant later");
     }
 
     fn grant(&mut self, grant: Grant) {
-        let Who::Request(number) = grant.who else { panic!("only requests are here") };
+        let Requester::Request(number) = grant.requester else { panic!("only requests are here") };
         assert_eq!(grant.tags, 1, "tag by tag");
         let job = &mut self.jobs[number as usize];
         assert!(job.owed > 0, "no more than was asked for");
@@ -211,7 +211,7 @@ impl<T: TagOwner> Bed<T> {
         self.slots_used -= 1;
         self.fill();
         let asyncs = u32::from(number < self.load.asyncs);
-        self.tags.put(Instant(self.now), Freed { count: 1, asyncs });
+        self.tags.put(Instant(self.now), ReturnedTags { count: 1, asyncs });
         let job = &mut self.jobs[number as usize];
         job.pieces_out -= 1;
         if job.pieces_out.is_multiple_of(self.load.pieces.into()) {

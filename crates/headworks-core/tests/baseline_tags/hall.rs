@@ -1,7 +1,9 @@
 //! A policy and those who ask it, by hand: `ask`, `put`, let time pass, and see who got a tag.
 
 use headworks_core::bio::ExportId;
-use headworks_core::tags::{Ask, Freed, KuaiV3, Legacy518, Room, TagOptions, TagOwner, Who};
+use headworks_core::tags::{
+    ByteBudget, KuaiV3, Legacy518, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
+};
 use headworks_core::{Instant, WakeOptions};
 
 /// A host that takes no time: what is woken runs at once.
@@ -56,17 +58,25 @@ impl<T: TagOwner> Hall<T> {
     /// `count` more ask for `want` tags each; their names go on from 0. Who got tags by that, in order.
     pub fn ask(&mut self, count: u32, want: u16) -> Vec<u32> {
         (0..count).for_each(|_| {
-            let who = Who::Request(self.asked);
+            let who = Requester::Request(self.asked);
             self.asked += 1;
             self.ask_as(who, want, true);
         });
         self.granted()
     }
 
-    pub fn ask_as(&mut self, who: Who, want: u16, sync: bool) {
+    pub fn ask_as(&mut self, requester: Requester, want: u16, sync: bool) {
         let (connection, export) = (0, ExportId(0));
-        let ask = Ask { who, want, bytes: 4096, sync, connection, export, weight: 100 };
-        assert_eq!(self.tags.ask(Instant(self.now), &[ask], 1), 0);
+        let ask = TagRequest {
+            requester,
+            tags: want,
+            bytes: 4096,
+            sync,
+            connection,
+            export,
+            weight: 100,
+        };
+        assert_eq!(self.tags.request(Instant(self.now), &[ask], 1), 0);
     }
 
     /// All tags are taken by others than those who will be named from 0 on.
@@ -78,7 +88,7 @@ impl<T: TagOwner> Hall<T> {
 
     /// Tags come back, in one batch; who got one at the same instant.
     pub fn put(&mut self, count: u32) -> Vec<u32> {
-        self.tags.put(Instant(self.now), Freed { count, asyncs: 0 });
+        self.tags.put(Instant(self.now), ReturnedTags { count, asyncs: 0 });
         self.granted()
     }
 
@@ -105,13 +115,13 @@ impl<T: TagOwner> Hall<T> {
 
     fn granted(&mut self) -> Vec<u32> {
         let mut got = Vec::new();
-        while let Some(grant) = self.tags.next_grant(Instant(self.now), Room::Any) {
-            match grant.who {
-                Who::Request(id) => {
+        while let Some(grant) = self.tags.next_grant(Instant(self.now), ByteBudget::Available) {
+            match grant.requester {
+                Requester::Request(id) => {
                     assert_eq!(grant.tags, 1);
                     got.push(id);
                 }
-                Who::Shard(shard) => {
+                Requester::Shard(shard) => {
                     got.push(1_000_000 + u32::from(shard.0) * 100 + u32::from(grant.tags))
                 }
             }

@@ -1,6 +1,6 @@
 //! What Linux 5.18 gets wrong, each by its name in `tags::legacy518`.
 
-use headworks_core::tags::{Freed, Legacy518, TagOptions, TagOwner, Who};
+use headworks_core::tags::{Legacy518, Requester, ReturnedTags, TagOptions, TagOwner};
 use headworks_core::time::SEC;
 use headworks_core::{Instant, ShardId, WakeOptions};
 
@@ -116,11 +116,11 @@ fn u6_a_batch_of_tags_goes_to_a_piece_each_of_as_many_bios() {
 fn asynchronous_ones_hold_no_more_than_their_part() {
     let options = TagOptions { depth: 8, async_depth: 2, waiters_max: 64 };
     let mut hall = Hall::of(Legacy518::new(options, at_once()));
-    (0..4).for_each(|id| hall.ask_as(Who::Request(id), 1, false));
+    (0..4).for_each(|id| hall.ask_as(Requester::Request(id), 1, false));
     assert_eq!(hall.pass(0), [0, 1]);
-    hall.ask_as(Who::Request(9), 1, true);
+    hall.ask_as(Requester::Request(9), 1, true);
     assert_eq!(hall.pass(0), [9], "a synchronous one finds tags");
-    hall.tags.put(Instant(hall.now), Freed { count: 1, asyncs: 1 });
+    hall.tags.put(Instant(hall.now), ReturnedTags { count: 1, asyncs: 1 });
     assert_eq!((hall.pass(10_000), hall.tags.free()), (vec![2], 5));
 }
 
@@ -129,7 +129,7 @@ fn leases_are_gathered_one_after_the_other() {
     let wake = WakeOptions { per_piece_ns: 6_000, ..at_once() };
     let mut hall = Hall::legacy(4, wake);
     hall.fill();
-    (0..3).for_each(|shard| hall.ask_as(Who::Shard(ShardId(shard)), 3, true));
+    (0..3).for_each(|shard| hall.ask_as(Requester::Shard(ShardId(shard)), 3, true));
     // Two that hold two each would wait for ever. (A lease of three tags of shard 0 reads 1000003.)
     assert_eq!(hall.put_each(4), [1_000_003]);
     assert_eq!((hall.tags.waiters(), hall.tags.free()), (2, 0));

@@ -5,15 +5,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use headworks_core::tags::{Ask, FairTags, Freed, Grant, Room, TagOptions, TagOwner, Who};
+use headworks_core::tags::{
+    ByteBudget, FairTags, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
+};
 use headworks_core::{ExportId, Instant};
 
 pub const KIB: u32 = 1 << 10;
 
 /// An ask of `connection`, by the export 0 unless changed.
-pub fn ask(connection: u32, want: u16, bytes: u32) -> Ask {
-    let (who, export) = (Who::Request(0), ExportId(0));
-    Ask { who, want, bytes, sync: true, connection, export, weight: 100 }
+pub fn request(connection: u32, tags: u16, bytes: u32) -> TagRequest {
+    let (requester, export) = (Requester::Request(0), ExportId(0));
+    TagRequest { requester, tags, bytes, sync: true, connection, export, weight: 100 }
 }
 
 /// The gate and who holds what.
@@ -23,7 +25,7 @@ pub struct Gate {
     pub depth: u32,
     async_depth: u32,
     /// Every ask there was, by its number.
-    pub asks: Vec<Ask>,
+    pub requests: Vec<TagRequest>,
     /// Numbers of those that hold tags, oldest first.
     pub held: VecDeque<usize>,
     /// The model: who waits in each line, and the same among all, in order.
@@ -43,7 +45,7 @@ impl Gate {
             now: 0,
             depth,
             async_depth,
-            asks: Vec::new(),
+            requests: Vec::new(),
             held: VecDeque::new(),
             lines: BTreeMap::new(),
             waiting: 0,
@@ -58,26 +60,29 @@ impl Gate {
     }
 
     /// A batch of asks, then all grants. Returns the number of the first.
-    pub fn batch(&mut self, asks: &[Ask]) -> usize {
-        let first = self.put_in(asks);
-        self.grants(Room::Any);
+    pub fn batch(&mut self, requests: &[TagRequest]) -> usize {
+        let first = self.put_in(requests);
+        self.grants(ByteBudget::Available);
         first
     }
 
     /// A batch of asks; the grants are for later.
-    pub fn put_in(&mut self, asks: &[Ask]) -> usize {
-        let first = self.asks.len();
-        let named = |(n, ask): (usize, &Ask)| Ask { who: Who::Request((first + n) as u32), ..*ask };
-        self.asks.extend(asks.iter().enumerate().map(named));
+    pub fn put_in(&mut self, requests: &[TagRequest]) -> usize {
+        let first = self.requests.len();
+        let named = |(n, request): (usize, &TagRequest)| TagRequest {
+            requester: Requester::Request((first + n) as u32),
+            ..*request
+        };
+        self.requests.extend(requests.iter().enumerate().map(named));
         let before = self.waiting;
-        let at_once = self.tags.ask(Instant(self.now), &self.asks[first..], usize::MAX);
+        let at_once = self.tags.request(Instant(self.now), &self.requests[first..], usize::MAX);
         assert!(at_once == 0 || before == 0, "nobody passes those who wait");
-        for number in first..self.asks.len() {
+        for number in first..self.requests.len() {
             if number < first + at_once {
                 self.hold(number);
             } else {
-                let ask = self.asks[number];
-                let line = (ask.export.0, ask.connection, ask.sync);
+                let request = self.requests[number];
+                let line = (request.export.0, request.connection, request.sync);
                 self.lines.entry(line).or_default().push_back(number);
                 self.waiting += 1;
             }
@@ -85,8 +90,8 @@ impl Gate {
         first
     }
 
-    pub fn ask(&mut self, ask: Ask) -> usize {
-        self.batch(&[ask])
+    pub fn submit(&mut self, request: TagRequest) -> usize {
+        self.batch(&[request])
     }
 
     /// Whether that ask holds its tags now.
@@ -97,47 +102,47 @@ impl Gate {
     /// The device is done with what is at `at` of those that hold tags; then all grants. Returns which ask it was.
     pub fn done(&mut self, at: usize) -> usize {
         let number = self.give_back(at);
-        self.grants(Room::Any);
+        self.grants(ByteBudget::Available);
         number
     }
 
     /// The same; returns the ask.
-    pub fn finish(&mut self, at: usize) -> Ask {
+    pub fn finish(&mut self, at: usize) -> TagRequest {
         let number = self.done(at);
-        self.asks[number]
+        self.requests[number]
     }
 
     fn hold(&mut self, number: usize) {
-        let ask = self.asks[number];
-        let (tags, holders) = &mut self.taken[usize::from(!ask.sync)];
-        (*tags, *holders) = (*tags + u32::from(ask.want), *holders + 1);
+        let request = self.requests[number];
+        let (tags, holders) = &mut self.taken[usize::from(!request.sync)];
+        (*tags, *holders) = (*tags + u32::from(request.tags), *holders + 1);
         self.held.push_back(number);
     }
 
     /// Tags come back; the grants are for later.
     pub fn give_back(&mut self, at: usize) -> usize {
         let number = self.held.remove(at).expect("somebody holds tags");
-        let Ask { want, sync, .. } = self.asks[number];
+        let TagRequest { tags: want, sync, .. } = self.requests[number];
         let count = u32::from(want);
         let asyncs = if sync { 0 } else { count };
         let (tags, holders) = &mut self.taken[usize::from(!sync)];
         (*tags, *holders) = (tags.saturating_sub(count), holders.saturating_sub(1));
-        self.tags.put(Instant(self.now), Freed { count, asyncs });
+        self.tags.put(Instant(self.now), ReturnedTags { count, asyncs });
         number
     }
 
     /// Takes grants until there is none, and looks whether they may be.
-    pub fn grants(&mut self, room: Room) {
-        while let Some(Grant { who, tags }) = self.tags.next_grant(Instant(self.now), room) {
-            let Who::Request(number) = who else {
+    pub fn grants(&mut self, room: ByteBudget) {
+        while let Some(Grant { requester, tags }) = self.tags.next_grant(Instant(self.now), room) {
+            let Requester::Request(number) = requester else {
                 panic!("no shard asked");
             };
-            let ask = self.asks[number as usize];
-            assert_eq!(tags, ask.want, "wants are served whole");
-            if room == Room::Light {
-                assert!(ask.want == 1 && ask.bytes <= 64 * KIB, "{ask:?} is not light");
+            let request = self.requests[number as usize];
+            assert_eq!(tags, request.tags, "wants are served whole");
+            if room == ByteBudget::LightOnly {
+                assert!(request.tags == 1 && request.bytes <= 64 * KIB, "{request:?} is not light");
             }
-            let line = self.lines.get_mut(&(ask.export.0, ask.connection, ask.sync));
+            let line = self.lines.get_mut(&(request.export.0, request.connection, request.sync));
             let first = line.expect("it waited").pop_front();
             assert_eq!(first, Some(number as usize), "the lines of a connection go in order");
             self.waiting -= 1;
@@ -147,13 +152,13 @@ impl Gate {
         self.check(room);
     }
 
-    fn check(&self, room: Room) {
+    fn check(&self, room: ByteBudget) {
         let [(syncs, _), (asyncs, async_holders)] = self.taken;
         assert_eq!(self.tags.free() + syncs + asyncs, self.depth, "tags are conserved");
         assert_eq!(self.tags.waiters() as usize, self.waiting);
         let within = asyncs <= self.async_depth || async_holders == 1;
         assert!(within, "{asyncs} asynchronous tags");
-        let served = self.waiting == 0 || !self.held.is_empty() || room == Room::Light;
+        let served = self.waiting == 0 || !self.held.is_empty() || room == ByteBudget::LightOnly;
         assert!(served, "somebody waits and nobody holds");
     }
 }

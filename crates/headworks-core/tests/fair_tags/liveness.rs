@@ -4,17 +4,19 @@
 //! is held, nothing is granted". Here are the crowds that it looks at.
 
 use headworks_core::prng::Prng;
-use headworks_core::tags::{Ask, FairTags, Freed, Room, TagOptions, TagOwner, want_max};
+use headworks_core::tags::{
+    ByteBudget, FairTags, ReturnedTags, TagOptions, TagOwner, TagRequest, max_request_tags,
+};
 use headworks_core::{ExportId, Instant};
 
-use crate::gate::{Gate, KIB, ask};
+use crate::gate::{Gate, KIB, request};
 
 /// A crowd drawn from a seed: how many connections and exports, how large their wishes.
 struct Crowd {
     prng: Prng,
     connections: u64,
     exports: u64,
-    want_max: u64,
+    max_request_tags: u64,
     asyncs: u32,
     large: u32,
 }
@@ -24,24 +26,24 @@ impl Crowd {
         Self {
             connections: 1 << prng.below(6),
             exports: 1 + prng.below(4),
-            want_max: 1 + prng.below(want_max(depth).into()),
+            max_request_tags: 1 + prng.below(max_request_tags(depth).into()),
             asyncs: [0, 300_000, 900_000, 1_000_000][prng.below(4) as usize],
             large: [0, 100_000, 1_000_000][prng.below(3) as usize],
             prng,
         }
     }
 
-    fn ask(&mut self) -> Ask {
+    fn request(&mut self) -> TagRequest {
         let prng = &mut self.prng;
         let connection = prng.below(self.connections) as u32;
         let large = prng.per_million(self.large);
-        let want = if large { prng.between(1, self.want_max) as u16 } else { 1 };
+        let want = if large { prng.between(1, self.max_request_tags) as u16 } else { 1 };
         let bytes = (u32::from(want) * 4 * KIB) << prng.below(9);
-        Ask {
+        TagRequest {
             sync: !prng.per_million(self.asyncs),
             export: ExportId((u64::from(connection) % self.exports) as u16),
             weight: [1, 100, 100, 10_000][connection as usize % 4],
-            ..ask(connection, want, bytes)
+            ..request(connection, want, bytes)
         }
     }
 }
@@ -55,26 +57,26 @@ fn fuzz(depth: u32, seed: u64, steps: u32) {
     for _ in 0..steps {
         gate.now += prng.below(1000);
         if prng.below(2) == 0 && gate.waiting < waiting_max {
-            let batch: Vec<Ask> = (0..prng.between(1, 8)).map(|_| crowd.ask()).collect();
+            let batch: Vec<TagRequest> = (0..prng.between(1, 8)).map(|_| crowd.request()).collect();
             gate.batch(&batch);
         } else if !gate.held.is_empty() {
             for _ in 0..prng.between(1, 1 + depth as u64 / 8).min(gate.held.len() as u64) {
                 gate.give_back(prng.below(gate.held.len() as u64) as usize);
             }
             if prng.below(8) == 0 {
-                gate.grants(Room::Light);
+                gate.grants(ByteBudget::LightOnly);
             }
-            gate.grants(Room::Any);
+            gate.grants(ByteBudget::Available);
         }
         let idle = gate.tags.stats().idle_max;
-        assert!(idle < u32::from(want_max(depth)) + gate.reserve(), "{idle} tags lay idle");
+        assert!(idle < u32::from(max_request_tags(depth)) + gate.reserve(), "{idle} tags lay idle");
     }
     while !gate.held.is_empty() {
         gate.done(prng.below(gate.held.len() as u64) as usize);
     }
     assert_eq!((gate.waiting, gate.tags.free()), (0, depth), "depth {depth}, seed {seed}");
     let stats = gate.tags.stats();
-    assert_eq!((stats.asks, stats.grants), (gate.asks.len() as u64, stats.asks));
+    assert_eq!((stats.requests, stats.grants), (gate.requests.len() as u64, stats.requests));
 }
 
 #[test]
@@ -96,26 +98,26 @@ fn a_wait_is_bounded_in_bytes_that_others_get() {
         for seed in 0..4 {
             let mut prng = Prng::new(seed);
             let mut gate = Gate::new(depth, depth);
-            let wants = u64::from(want_max(depth).min(8));
+            let wants = u64::from(max_request_tags(depth).min(8));
             let mut next = |n: u32| {
                 let bytes = (4 * KIB) << prng.below(9);
-                ask(n, prng.between(1, wants) as u16, bytes)
+                request(n, prng.between(1, wants) as u16, bytes)
             };
             // Bytes granted to all when each ask was put.
             let (mut granted, mut seen, mut at) = (0_u64, 0, Vec::new());
             for n in 0..48 {
-                gate.ask(next(n % 12));
+                gate.submit(next(n % 12));
             }
             for _ in 0..5_000 {
-                at.resize(gate.asks.len(), granted);
+                at.resize(gate.requests.len(), granted);
                 for &number in &gate.granted[seen..] {
                     let waited = granted - at[number];
                     assert!(waited <= bound, "depth {depth}: passed by {waited} bytes");
-                    granted += u64::from(gate.asks[number].bytes);
+                    granted += u64::from(gate.requests[number].bytes);
                 }
                 seen = gate.granted.len();
                 let done = gate.done(prng_at(&gate, seed));
-                gate.ask(next(gate.asks[done].connection));
+                gate.submit(next(gate.requests[done].connection));
             }
             assert!(seen > 4_000);
         }
@@ -124,22 +126,22 @@ fn a_wait_is_bounded_in_bytes_that_others_get() {
 
 /// Which of those that hold tags is done next: not always the oldest.
 fn prng_at(gate: &Gate, seed: u64) -> usize {
-    Prng::new(seed + gate.asks.len() as u64).below(gate.held.len() as u64) as usize
+    Prng::new(seed + gate.requests.len() as u64).below(gate.held.len() as u64) as usize
 }
 
 #[test]
 fn two_hundred_fifty_six_pieces_on_sixty_two_tags() {
     // Its want is what the policy says for 256 pieces; the rest of them go on its tags, one after the other.
     let mut gate = Gate::new(62, 62);
-    let want = gate.tags.want(256);
+    let want = gate.tags.tags_for(256);
     assert_eq!(want, 31);
-    gate.batch(&vec![ask(1, 1, 128 * KIB); 100]);
-    let large: Vec<usize> = (0..4).map(|n| gate.ask(ask(2 + n, want, 32 << 20))).collect();
+    gate.batch(&vec![request(1, 1, 128 * KIB); 100]);
+    let large: Vec<usize> = (0..4).map(|n| gate.submit(request(2 + n, want, 32 << 20))).collect();
     let mut steps = 0;
     while !large.iter().all(|number| gate.granted.contains(number)) {
         let done = gate.done(0);
-        if gate.asks[done].connection == 1 {
-            gate.ask(ask(1, 1, 128 * KIB));
+        if gate.requests[done].connection == 1 {
+            gate.submit(request(1, 1, 128 * KIB));
         }
         steps += 1;
         assert!(steps < 5_000, "256 turns of 128 KiB each, beside one who takes turns");
@@ -148,17 +150,18 @@ fn two_hundred_fifty_six_pieces_on_sixty_two_tags() {
 
 #[test]
 fn light_writes_do_not_use_up_the_limit_that_a_write_gathers_in() {
-    for room in [Room::Any, Room::Light] {
+    for room in [ByteBudget::Available, ByteBudget::LightOnly] {
         let mut tags = FairTags::new(TagOptions { depth: 32, async_depth: 4, waiters_max: 64 });
-        let write = |connection, want| Ask { sync: false, ..ask(connection, want, 4 * KIB) };
-        assert_eq!(tags.ask(Instant(0), &[ask(1, 1, 4 * KIB); 27], 27), 27);
-        assert_eq!(tags.ask(Instant(0), &[write(2, 4)], 1), 0);
-        assert_eq!(tags.next_grant(Instant(0), Room::Any), None, "it gathers");
-        tags.ask(Instant(0), &[write(3, 1)], 1);
+        let write =
+            |connection, want| TagRequest { sync: false, ..request(connection, want, 4 * KIB) };
+        assert_eq!(tags.request(Instant(0), &[request(1, 1, 4 * KIB); 27], 27), 27);
+        assert_eq!(tags.request(Instant(0), &[write(2, 4)], 1), 0);
+        assert_eq!(tags.next_grant(Instant(0), ByteBudget::Available), None, "it gathers");
+        tags.request(Instant(0), &[write(3, 1)], 1);
         assert_eq!(tags.next_grant(Instant(0), room), None, "{room:?}");
-        tags.put(Instant(0), Freed { count: 1, asyncs: 0 });
-        let large = tags.next_grant(Instant(0), Room::Any).map(|grant| grant.tags);
+        tags.put(Instant(0), ReturnedTags { count: 1, asyncs: 0 });
+        let large = tags.next_grant(Instant(0), ByteBudget::Available).map(|grant| grant.tags);
         assert_eq!(large, Some(4));
-        assert_eq!(tags.next_grant(Instant(0), Room::Any), None, "the limit holds");
+        assert_eq!(tags.next_grant(Instant(0), ByteBudget::Available), None, "the limit holds");
     }
 }

@@ -2,23 +2,23 @@
 
 use headworks_core::ExportId;
 use headworks_core::prng::Prng;
-use headworks_core::tags::Ask;
+use headworks_core::tags::TagRequest;
 
-use crate::gate::{Gate, KIB, ask};
+use crate::gate::{Gate, KIB, request};
 
 /// Everybody keeps a number of asks waiting; the oldest that holds tags is done. Bytes done, by `key`.
 fn run(
     gate: &mut Gate,
     steps: usize,
     keys: usize,
-    mut again: impl FnMut(&Ask) -> Ask,
-    key: impl Fn(&Ask) -> usize,
+    mut again: impl FnMut(&TagRequest) -> TagRequest,
+    key: impl Fn(&TagRequest) -> usize,
 ) -> Vec<f64> {
     let mut bytes = vec![0.0; keys];
     for _ in 0..steps {
         let done = gate.finish(0);
         bytes[key(&done)] += f64::from(done.bytes);
-        gate.ask(again(&done));
+        gate.submit(again(&done));
         gate.now += 1;
     }
     bytes
@@ -30,9 +30,9 @@ fn jain(bytes: &[f64]) -> f64 {
 }
 
 /// 4 KiB to 1 MiB; over 256 KiB they are split.
-fn sized(from: Ask, size: u32) -> Ask {
+fn sized(from: TagRequest, size: u32) -> TagRequest {
     let bytes = (4 * KIB) << (size % 9);
-    Ask { bytes, want: bytes.div_ceil(256 * KIB) as u16, ..from }
+    TagRequest { bytes, tags: bytes.div_ceil(256 * KIB) as u16, ..from }
 }
 
 #[test]
@@ -44,16 +44,16 @@ fn equal_connections_get_equal_bytes_whatever_their_sizes() {
             let mut prng = Prng::new(u64::from(flows));
             let mut next = |n: u32| {
                 let size = if n.is_multiple_of(2) { n / 2 } else { prng.below(9) as u32 };
-                sized(ask(n, 1, 0), size)
+                sized(request(n, 1, 0), size)
             };
             for n in 0..flows {
                 // Small ones need more of them to be always waiting.
                 let many = if next(n).bytes < 64 * KIB { 300 } else { 40 };
                 let many = if flows > 100 { many / 10 } else { many };
-                let asks: Vec<Ask> = (0..many).map(|_| next(n)).collect();
-                gate.batch(&asks);
+                let requests: Vec<TagRequest> = (0..many).map(|_| next(n)).collect();
+                gate.batch(&requests);
             }
-            let key = |ask: &Ask| ask.connection as usize;
+            let key = |request: &TagRequest| request.connection as usize;
             run(&mut gate, steps / 10, flows as usize, |done| next(done.connection), key);
             let bytes = run(&mut gate, steps, flows as usize, |done| next(done.connection), key);
             let index = jain(&bytes);
@@ -75,16 +75,16 @@ fn exports_get_bytes_by_weight_however_many_connections_they_have() {
         let mut next = |export: u16, connection: u32| {
             let export_id = ExportId(export);
             let weight = weights[usize::from(export)];
-            let from = Ask { export: export_id, weight, ..ask(connection, 1, 0) };
+            let from = TagRequest { export: export_id, weight, ..request(connection, 1, 0) };
             sized(from, prng.below(9) as u32)
         };
         for export in 0..3 {
             for n in 0..240 {
-                let asks = next(export, n % connections[usize::from(export)]);
-                gate.ask(asks);
+                let requests = next(export, n % connections[usize::from(export)]);
+                gate.submit(requests);
             }
         }
-        let key = |ask: &Ask| usize::from(ask.export.0);
+        let key = |request: &TagRequest| usize::from(request.export.0);
         run(&mut gate, 10_000, 3, |done| next(done.export.0, done.connection), key);
         let bytes = run(&mut gate, 200_000, 3, |done| next(done.export.0, done.connection), key);
         for (got, want) in [(bytes[1] / bytes[0], 2.0), (bytes[2] / bytes[0], 4.0)] {
@@ -97,10 +97,10 @@ fn exports_get_bytes_by_weight_however_many_connections_they_have() {
 fn light_connections_pay_from_their_export() {
     // Export 1 has 64 connections that come with one small request at a time; export 0 one that always waits. Equal weights.
     let mut gate = Gate::new(8, 8);
-    gate.batch(&[ask(0, 1, 128 * KIB); 16]);
-    let light = |n: u32| Ask { export: ExportId(1), ..ask(n, 1, 16 * KIB) };
+    gate.batch(&[request(0, 1, 128 * KIB); 16]);
+    let light = |n: u32| TagRequest { export: ExportId(1), ..request(n, 1, 16 * KIB) };
     gate.batch(&(0..64).map(light).collect::<Vec<_>>());
-    let key = |ask: &Ask| usize::from(ask.export.0);
+    let key = |request: &TagRequest| usize::from(request.export.0);
     let bytes = run(&mut gate, 50_000, 2, |done| *done, key);
     assert!((bytes[0] / bytes[1] - 1.0).abs() < 0.05, "{bytes:?}");
 }
@@ -108,12 +108,16 @@ fn light_connections_pay_from_their_export() {
 #[test]
 fn a_weight_that_changes_counts_from_the_next_ask() {
     let mut gate = Gate::new(8, 8);
-    let of = |export: u16, weight| Ask { export: ExportId(export), weight, ..ask(1, 1, 64 * KIB) };
+    let of = |export: u16, weight| TagRequest {
+        export: ExportId(export),
+        weight,
+        ..request(1, 1, 64 * KIB)
+    };
     for export in 0..2 {
         gate.batch(&vec![of(export, 100); 50]);
     }
-    let key = |ask: &Ask| usize::from(ask.export.0);
-    let heavier = |done: &Ask| of(done.export.0, if done.export.0 == 1 { 300 } else { 100 });
+    let key = |request: &TagRequest| usize::from(request.export.0);
+    let heavier = |done: &TagRequest| of(done.export.0, if done.export.0 == 1 { 300 } else { 100 });
     run(&mut gate, 100, 2, heavier, key);
     let bytes = run(&mut gate, 20_000, 2, heavier, key);
     assert!((bytes[1] / bytes[0] / 3.0 - 1.0).abs() < 0.05, "{bytes:?}");

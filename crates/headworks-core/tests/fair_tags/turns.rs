@@ -1,33 +1,33 @@
 //! Who goes next: order, gathering, the reserve, light flows, the asynchronous limit.
 
 use headworks_core::ExportId;
-use headworks_core::tags::{Ask, Room, TagOwner};
+use headworks_core::tags::{ByteBudget, TagOwner, TagRequest};
 
-use crate::gate::{Gate, KIB, ask};
+use crate::gate::{Gate, KIB, request};
 
 /// Fills the gate with wants of 1 that connection 9 asks for and gets.
 fn filled(depth: u32, async_depth: u32) -> Gate {
     let mut gate = Gate::new(depth, async_depth);
     let usable = depth - gate.reserve();
-    gate.batch(&vec![ask(9, 1, 128 * KIB); usable as usize]);
+    gate.batch(&vec![request(9, 1, 128 * KIB); usable as usize]);
     assert_eq!((gate.waiting, gate.tags.free()), (0, gate.reserve()));
     gate
 }
 
 /// The connections of the asks that were granted out of line, in order.
 fn order(gate: &Gate) -> Vec<u32> {
-    gate.granted.iter().map(|&number| gate.asks[number].connection).collect()
+    gate.granted.iter().map(|&number| gate.requests[number].connection).collect()
 }
 
 #[test]
 fn an_ask_that_finds_nobody_is_granted_at_once_and_leaves_the_reserve() {
     let mut gate = Gate::new(32, 32);
-    gate.batch(&[ask(1, 16, 512 * KIB), ask(1, 14, 512 * KIB), ask(1, 1, 512 * KIB)]);
+    gate.batch(&[request(1, 16, 512 * KIB), request(1, 14, 512 * KIB), request(1, 1, 512 * KIB)]);
     assert_eq!((gate.held.len(), gate.tags.free()), (2, 2), "two of 32 are kept");
     // As a light one the same connection would get it; it has one waiting already.
-    gate.ask(ask(1, 1, 4 * KIB));
+    gate.submit(request(1, 1, 4 * KIB));
     assert_eq!(gate.held.len(), 2);
-    gate.ask(ask(2, 1, 4 * KIB));
+    gate.submit(request(2, 1, 4 * KIB));
     assert_eq!(gate.held.len(), 3, "a new flow's small wish is what they are kept for");
     assert_eq!(Gate::new(15, 15).reserve(), 0);
 }
@@ -36,8 +36,8 @@ fn an_ask_that_finds_nobody_is_granted_at_once_and_leaves_the_reserve() {
 fn equal_connections_take_turns_by_bytes_not_by_requests() {
     let mut gate = filled(8, 8);
     // What comes first of each is new; then it is 128 KiB a turn.
-    gate.batch(&[ask(1, 1, 128 * KIB); 6]);
-    gate.batch(&vec![ask(2, 1, 64 * KIB); 12]);
+    gate.batch(&[request(1, 1, 128 * KIB); 6]);
+    gate.batch(&vec![request(2, 1, 64 * KIB); 12]);
     (0..18).for_each(|_| _ = gate.done(0));
     assert_eq!(order(&gate), [2, 2, 1, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2, 1, 2, 2]);
 }
@@ -45,16 +45,16 @@ fn equal_connections_take_turns_by_bytes_not_by_requests() {
 #[test]
 fn the_head_gathers_its_whole_want_and_only_the_reserve_passes_it() {
     let mut gate = filled(64, 64);
-    let large = gate.ask(ask(1, 32, 4096 * KIB));
+    let large = gate.submit(request(1, 32, 4096 * KIB));
     // Heavier ones come after it, and light ones that all could use what falls free.
-    let later: Vec<Ask> = (0..20).map(|n| ask(20 + n, 4, 512 * KIB)).collect();
+    let later: Vec<TagRequest> = (0..20).map(|n| request(20 + n, 4, 512 * KIB)).collect();
     gate.batch(&later);
     let (mut passed, mut most_idle) = (0, 0);
     while !gate.holds(large) {
         passed += gate.granted.len();
         gate.granted.clear();
         gate.done(0);
-        gate.ask(ask(100 + gate.asks.len() as u32, 1, 4 * KIB));
+        gate.submit(request(100 + gate.requests.len() as u32, 1, 4 * KIB));
         most_idle = most_idle.max(gate.tags.free());
     }
     assert_eq!(passed, 4, "64 / 16 may pass, and do");
@@ -67,9 +67,9 @@ fn the_head_gathers_its_whole_want_and_only_the_reserve_passes_it() {
 #[test]
 fn nobody_passes_who_gathers_where_there_is_no_reserve() {
     let mut gate = filled(8, 8);
-    let large = gate.ask(ask(1, 4, 512 * KIB));
+    let large = gate.submit(request(1, 4, 512 * KIB));
     gate.done(0);
-    let light = gate.ask(ask(2, 1, 4 * KIB));
+    let light = gate.submit(request(2, 1, 4 * KIB));
     gate.now = 500;
     gate.done(0);
     gate.done(0);
@@ -80,10 +80,10 @@ fn nobody_passes_who_gathers_where_there_is_no_reserve() {
     let stats = gate.tags.stats();
     assert_eq!((stats.barging_prevented, stats.barged, stats.idle_max), (1, 0, 3));
     assert_eq!((stats.idle_tag_ns, stats.longest_wait_ns), (500 + 3 * 300, 800));
-    assert_eq!((stats.waits, stats.asks, stats.grants), (2, 10, 9));
+    assert_eq!((stats.waits, stats.requests, stats.grants), (2, 10, 9));
     gate.give_back(0);
     gate.give_back(0);
-    gate.ask(ask(3, 1, 512 * KIB));
+    gate.submit(request(3, 1, 512 * KIB));
     let stats = gate.tags.stats();
     assert_eq!((stats.wakes, stats.woken), (2, 3), "two batches of grants");
 }
@@ -93,23 +93,26 @@ fn a_light_flow_beside_heavy_ones_waits_for_one_completion_at_most() {
     for (depth, exports, want) in [(4, 1, 1), (64, 1, 1), (64, 8, 1), (64, 1, 16), (256, 8, 32)] {
         let mut gate = Gate::new(depth, depth);
         let export = |n: u32| ExportId((n % exports) as u16);
-        let heavy = |n: u32| Ask { export: export(n), ..ask(n, want, u32::from(want) * 128 * KIB) };
+        let heavy = |n: u32| TagRequest {
+            export: export(n),
+            ..request(n, want, u32::from(want) * 128 * KIB)
+        };
         for n in 0..7 {
             gate.batch(&vec![heavy(n); 40]);
         }
-        let light = Ask { export: export(7), ..ask(7, 1, 4 * KIB) };
-        let (mut number, mut waited, mut served) = (gate.ask(light), 0, 0);
+        let light = TagRequest { export: export(7), ..request(7, 1, 4 * KIB) };
+        let (mut number, mut waited, mut served) = (gate.submit(light), 0, 0);
         for step in 0..5_000 {
             let done = gate.done(0);
             if done == number {
-                number = gate.ask(light);
+                number = gate.submit(light);
                 (waited, served) = (0, served + 1);
             } else if !gate.holds(number) {
                 waited += 1;
             }
             assert!(waited <= 1, "depth {depth}, want {want}: waits at step {step}");
-            if done != number && gate.asks[done].connection < 7 {
-                gate.ask(heavy(gate.asks[done].connection));
+            if done != number && gate.requests[done].connection < 7 {
+                gate.submit(heavy(gate.requests[done].connection));
             }
         }
         assert!(served >= 15, "depth {depth}: {served}");
@@ -121,14 +124,17 @@ fn light_flows_do_not_starve_a_heavy_one() {
     // 300 connections with one small request at a time, always; any two of them could keep the device busy.
     for exports in [1, 2] {
         let mut gate = Gate::new(4, 4);
-        let light = |n: u32| Ask { export: ExportId((n % exports) as u16), ..ask(n, 1, 4 * KIB) };
-        let heavy = ask(1000, 1, 128 * KIB);
+        let light = |n: u32| TagRequest {
+            export: ExportId((n % exports) as u16),
+            ..request(n, 1, 4 * KIB)
+        };
+        let heavy = request(1000, 1, 128 * KIB);
         gate.batch(&[heavy; 8]);
         gate.batch(&(0..300).map(light).collect::<Vec<_>>());
         let (mut heavy_bytes, mut all_bytes) = (0_u64, 0_u64);
         for _ in 0..100_000 {
             let done = gate.finish(0);
-            gate.ask(done);
+            gate.submit(done);
             all_bytes += u64::from(done.bytes);
             heavy_bytes += if done.connection == 1000 { u64::from(done.bytes) } else { 0 };
         }
@@ -141,16 +147,16 @@ fn light_flows_do_not_starve_a_heavy_one() {
 #[test]
 fn connections_that_come_once_do_not_starve_those_that_stay() {
     let mut gate = Gate::new(4, 4);
-    gate.batch(&[ask(0, 1, 128 * KIB); 8]);
+    gate.batch(&[request(0, 1, 128 * KIB); 8]);
     let (mut stays, mut fresh) = (0, 1);
     for _ in 0..20_000 {
         let done = gate.finish(0);
         if done.connection == 0 {
             stays += 1;
-            gate.ask(done);
+            gate.submit(done);
         }
         while gate.waiting < 100 {
-            gate.ask(ask(fresh, 1, 64 * KIB));
+            gate.submit(request(fresh, 1, 64 * KIB));
             fresh += 1;
         }
     }
@@ -162,15 +168,19 @@ fn connections_that_come_once_do_not_starve_those_that_stay() {
 #[test]
 fn only_light_wishes_go_when_bytes_are_short() {
     let mut gate = filled(32, 32);
-    gate.put_in(&[ask(1, 1, 128 * KIB), ask(2, 4, 16 * KIB), ask(3, 1, 64 * KIB + 512)]);
-    gate.put_in(&[ask(4, 1, 64 * KIB); 3]);
+    gate.put_in(&[
+        request(1, 1, 128 * KIB),
+        request(2, 4, 16 * KIB),
+        request(3, 1, 64 * KIB + 512),
+    ]);
+    gate.put_in(&[request(4, 1, 64 * KIB); 3]);
     (0..8).for_each(|_| _ = gate.give_back(0));
-    gate.grants(Room::Light);
+    gate.grants(ByteBudget::LightOnly);
     assert_eq!(order(&gate), [4, 4], "a connection is light for a quantum");
-    gate.put_in(&[ask(5, 1, 64 * KIB), ask(6, 1, 64 * KIB)]);
-    gate.grants(Room::Light);
+    gate.put_in(&[request(5, 1, 64 * KIB), request(6, 1, 64 * KIB)]);
+    gate.grants(ByteBudget::LightOnly);
     assert_eq!(order(&gate), [4, 4, 5], "and so is its export, but for one request");
-    gate.grants(Room::Any);
+    gate.grants(ByteBudget::Available);
     assert_eq!(gate.tags.free(), 2, "whom bytes held back goes when there is room again");
     assert_eq!(gate.tags.stats().idle_max, 2, "tags that wait for bytes are not counted as idle");
 }
@@ -180,18 +190,22 @@ fn asynchronous_ones_are_held_to_their_depth_and_a_read_goes_at_once() {
     for depth in [2, 3, 8, 16, 31, 62, 64, 256, 1024] {
         for async_depth in [1, depth / 4, depth / 2, depth - 1] {
             let mut gate = Gate::new(depth, async_depth.max(1));
-            let write = |n: u32| Ask { sync: false, ..ask(n % 5, 1 + (n % 2) as u16, 256 * KIB) };
-            let write = |n: u32| Ask { want: write(n).want.min((depth / 2) as u16), ..write(n) };
+            let write = |n: u32| TagRequest {
+                sync: false,
+                ..request(n % 5, 1 + (n % 2) as u16, 256 * KIB)
+            };
+            let write =
+                |n: u32| TagRequest { tags: write(n).tags.min((depth / 2) as u16), ..write(n) };
             gate.batch(&(0..2 * depth).map(write).collect::<Vec<_>>());
             assert!(gate.waiting > 0, "depth {depth}, async {async_depth}");
             for n in 0..300 {
                 // A read of one of the writers' connections or of its own, whatever its size.
-                let read = gate.ask(ask(n % 9, 1, (1 + n % 300) * KIB));
+                let read = gate.submit(request(n % 9, 1, (1 + n % 300) * KIB));
                 assert!(gate.holds(read), "depth {depth}, async {async_depth}: read {n} sleeps");
                 let at = gate.held.iter().position(|&number| number == read).unwrap();
                 gate.done(at);
                 gate.done(0);
-                gate.ask(write(n));
+                gate.submit(write(n));
             }
             assert!(!gate.held.is_empty(), "writes go on");
         }
@@ -202,16 +216,16 @@ fn asynchronous_ones_are_held_to_their_depth_and_a_read_goes_at_once() {
 fn the_asynchronous_limit_is_shared_by_turns() {
     // Each connection reads and writes; a busy reader's writes get their part beside those who only write.
     let mut gate = Gate::new(16, 2);
-    let write = |n: u32| Ask { sync: false, ..ask(n, 1, 32 * KIB) };
+    let write = |n: u32| TagRequest { sync: false, ..request(n, 1, 32 * KIB) };
     for n in 0..6 {
         gate.batch(&[write(n); 3]);
-        gate.batch(&vec![ask(n, 1, 32 * KIB); if n < 2 { 12 } else { 0 }]);
+        gate.batch(&vec![request(n, 1, 32 * KIB); if n < 2 { 12 } else { 0 }]);
     }
     let mut writes = [0; 6];
     for _ in 0..6_000 {
         let done = gate.finish(0);
         writes[done.connection as usize] += u32::from(!done.sync);
-        gate.ask(done);
+        gate.submit(done);
     }
     let (least, most) = (writes.iter().min().unwrap(), writes.iter().max().unwrap());
     assert!(*least > 0 && *least * 3 >= writes[2], "{writes:?}");
@@ -222,7 +236,7 @@ fn the_asynchronous_limit_is_shared_by_turns() {
 #[should_panic(expected = "a tag came back twice")]
 fn a_tag_that_comes_back_twice_is_our_bug() {
     let mut gate = Gate::new(4, 4);
-    gate.ask(ask(1, 1, 4 * KIB));
+    gate.submit(request(1, 1, 4 * KIB));
     gate.held.push_back(0);
     gate.give_back(0);
     gate.give_back(0);

@@ -12,7 +12,7 @@
 //! only what changes is written under the lock. A request belongs to its job by its slot; answers come to a job as bits of a
 //! word. A bio that finds a neighbour is counted and goes alone: over the size of the seed's disk there are a handful.
 
-use headworks::core::elevator::{self, Batch, Done, Elevator};
+use headworks::core::elevator::{self, Batch, Elevator, EndedRequest};
 use headworks::core::merge::{Limits, MergeIndex};
 use headworks::core::request::{Request, SlotId, Slots, State};
 use headworks::core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
@@ -95,7 +95,7 @@ impl Elevators {
         &mut self,
         now: Instant,
         room: usize,
-        done: &mut Vec<Done>,
+        done: &mut Vec<EndedRequest>,
         out: &mut Vec<Departed>,
     ) -> bool {
         if !done.is_empty() {
@@ -167,7 +167,7 @@ struct ElevatorPath<'a, L> {
     departed: Vec<Departed>,
     commands: Vec<Command>,
     completions: Vec<Completion>,
-    done: Vec<Done>,
+    done: Vec<EndedRequest>,
     device: NullDevice,
 }
 
@@ -229,7 +229,7 @@ impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
         }
         issue(&mut self.device, now, &mut self.commands, &mut self.completions);
         for completion in self.completions.drain(..) {
-            self.done.push(Done { ioprio: self.incoming.ioprio, op: Op::Write });
+            self.done.push(EndedRequest { ioprio: self.incoming.ioprio, op: Op::Write });
             window.answer(completion.id.slot);
         }
         window.deliver();

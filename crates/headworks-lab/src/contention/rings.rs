@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
-use headworks::core::elevator::{self, Batch, Done, Edge, Elevator};
+use headworks::core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks::core::request::{SlotId, Slots};
 use headworks::core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
 use headworks::device::{Batch as Commands, Device, DeviceIo, NullDevice};
@@ -192,11 +192,11 @@ impl Elevator for WatchedElevator {
         count
     }
 
-    fn on_complete(&mut self, now: Instant, done: &[Done]) {
+    fn on_complete(&mut self, now: Instant, done: &[EndedRequest]) {
         self.inner.on_complete(now, done);
     }
 
-    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: Edge) {
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         self.inner.on_merge(slots, kept, gone, edge);
     }
 

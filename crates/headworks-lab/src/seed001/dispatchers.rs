@@ -15,7 +15,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks_core::elevator::{Batch, Done, Edge, Elevator};
+use headworks_core::elevator::{Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::prng::Prng;
 use headworks_core::request::{SlotId, Slots};
 use headworks_core::{Instant, RequestId};
@@ -225,15 +225,15 @@ impl Elevator for Entered {
         count
     }
 
-    fn wants_done(&self) -> bool {
-        self.inner.wants_done()
+    fn needs_completions(&self) -> bool {
+        self.inner.needs_completions()
     }
 
-    fn on_complete(&mut self, now: Instant, done: &[Done]) {
+    fn on_complete(&mut self, now: Instant, done: &[EndedRequest]) {
         self.inner.on_complete(now, done);
     }
 
-    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: Edge) {
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         self.inside -= usize::from(gone.is_some());
         self.inner.on_merge(slots, kept, gone, edge);
     }

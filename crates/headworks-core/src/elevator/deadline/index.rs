@@ -23,9 +23,9 @@ use crate::slab::NIL;
 
 /// Where a request starts, comparable across the files of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(u128);
+pub(super) struct SortKey(u128);
 
-impl Place {
+impl SortKey {
     /// One number, so that comparing takes no branch.
     #[inline]
     pub fn of(request: &Request) -> Self {
@@ -50,10 +50,10 @@ impl SortIndex {
 
     /// Puts a request behind all of its place.
     pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
-        let (place, rank) = (Place::of(&slots[id]), rank(id));
+        let (place, rank) = (SortKey::of(&slots[id]), rank(id));
         let (mut up, mut side, mut at) = (NIL, BEFORE, self.root);
         while at != NIL && self::rank(at) > rank {
-            side = usize::from(Place::of(&slots[at]) <= place);
+            side = usize::from(SortKey::of(&slots[at]) <= place);
             (up, at) = (at, slots[at].tree[side]);
         }
         self.hang(slots, up, side, id);
@@ -77,10 +77,10 @@ impl SortIndex {
     }
 
     /// The first at `place` or behind it.
-    pub fn at_or_after(&self, slots: &Slots, place: Place) -> SlotId {
+    pub fn at_or_after(&self, slots: &Slots, place: SortKey) -> SlotId {
         let (mut found, mut at) = (NIL, self.root);
         while at != NIL {
-            let fits = Place::of(&slots[at]) >= place;
+            let fits = SortKey::of(&slots[at]) >= place;
             found = if fits { at } else { found };
             at = slots[at].tree[if fits { BEFORE } else { AFTER }];
         }
@@ -117,11 +117,11 @@ impl SortIndex {
 }
 
 /// Hangs the tree of `at` below `id`: what is at `place` or before it on one side, the rest on the other.
-fn split(slots: &mut Slots, mut at: SlotId, place: Place, id: SlotId) {
+fn split(slots: &mut Slots, mut at: SlotId, place: SortKey, id: SlotId) {
     // Where the next part of each side goes: the first right below `id`, then always on the inner side of the last one.
     let mut ends = [(id, BEFORE), (id, AFTER)];
     while at != NIL {
-        let side = usize::from(Place::of(&slots[at]) > place);
+        let side = usize::from(SortKey::of(&slots[at]) > place);
         let (up, end) = ends[side];
         slots[up].tree[end] = at;
         slots[at].tree[UP] = up;
@@ -151,7 +151,7 @@ mod tests {
     use crate::prng::Prng;
 
     fn all(index: &SortIndex, slots: &Slots) -> Vec<SlotId> {
-        let first = index.at_or_after(slots, Place::default());
+        let first = index.at_or_after(slots, SortKey::default());
         std::iter::successors((first != NIL).then_some(first), |&id| {
             let next = index.after(slots, id);
             (next != NIL).then_some(next)
@@ -189,7 +189,7 @@ mod tests {
                     (slots[id].volume, slots[id].offset) =
                         (VolumeId(prng.below(2) as u16), prng.below(20));
                     arrivals += 1;
-                    let key = (Place::of(&slots[id]), arrivals);
+                    let key = (SortKey::of(&slots[id]), arrivals);
                     index.insert(&mut slots, id);
                     model.insert(key, id);
                     keys[id as usize] = Some(key);
@@ -197,7 +197,7 @@ mod tests {
             }
             check(&slots, index.root, NIL);
             assert_eq!(all(&index, &slots), model.values().copied().collect::<Vec<_>>());
-            let from = Place(u128::from(prng.below(2)) << 64 | u128::from(prng.below(22)));
+            let from = SortKey(u128::from(prng.below(2)) << 64 | u128::from(prng.below(22)));
             let found = model.range((from, 0)..).next().map_or(NIL, |(_, &id)| id);
             assert_eq!(index.at_or_after(&slots, from), found);
         }

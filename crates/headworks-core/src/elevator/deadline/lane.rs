@@ -4,7 +4,7 @@
 //! behind it; the line is in the order of deadlines, for everybody gets the same time and a merged request inherits the
 //! place of the older part.
 
-use super::index::{Place, SortIndex};
+use super::index::{SortIndex, SortKey};
 use crate::request::{SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
@@ -19,12 +19,18 @@ pub(super) struct Lane {
     /// Where the sweep goes on; kept, because most requests leave from here.
     next: SlotId,
     /// The start of the request that left last.
-    latest: Place,
+    latest: SortKey,
 }
 
 impl Lane {
     pub fn new() -> Self {
-        Self { index: SortIndex::new(), head: NIL, tail: NIL, next: NIL, latest: Place::default() }
+        Self {
+            index: SortIndex::new(),
+            head: NIL,
+            tail: NIL,
+            next: NIL,
+            latest: SortKey::default(),
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -60,7 +66,7 @@ impl Lane {
 
     /// A request leaves for the device: the sweep is there now.
     pub fn take(&mut self, slots: &mut Slots, id: SlotId) {
-        self.latest = Place::of(&slots[id]);
+        self.latest = SortKey::of(&slots[id]);
         let from_sweep = id == self.next;
         self.unsort(slots, id);
         self.unlink(slots, id);
@@ -87,8 +93,8 @@ impl Lane {
 
     fn sort_in(&mut self, slots: &mut Slots, id: SlotId) {
         self.index.insert(slots, id);
-        let place = Place::of(&slots[id]);
-        if place >= self.latest && (self.next == NIL || place < Place::of(&slots[self.next])) {
+        let place = SortKey::of(&slots[id]);
+        if place >= self.latest && (self.next == NIL || place < SortKey::of(&slots[self.next])) {
             self.next = id;
         }
     }

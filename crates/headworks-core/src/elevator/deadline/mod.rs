@@ -32,7 +32,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-use super::{Batch, Done, Edge, Elevator};
+use super::{Batch, Elevator, EndedRequest, MergeEdge};
 use crate::bio::{IoClass, Op};
 use crate::options::DeadlineOptions;
 use crate::request::{Request, SlotId, Slots, State};
@@ -147,11 +147,11 @@ impl Elevator for DeadlineElevator {
         room - batch.room()
     }
 
-    fn wants_done(&self) -> bool {
+    fn needs_completions(&self) -> bool {
         true
     }
 
-    fn on_complete(&mut self, _now: Instant, done: &[Done]) {
+    fn on_complete(&mut self, _now: Instant, done: &[EndedRequest]) {
         for done in done {
             let level = &mut self.levels[done.ioprio.class().rank()];
             assert!(level.queued > 0, "more requests ended than were inserted");
@@ -159,7 +159,7 @@ impl Elevator for DeadlineElevator {
         }
     }
 
-    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: Edge) {
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         let here = slots[kept].state == State::Queued && !slots[kept].is(Request::REQUEUED);
         if let Some(gone) = gone {
             self.waiting -= 1;
@@ -170,7 +170,7 @@ impl Elevator for DeadlineElevator {
                 lane.remove(slots, gone);
             }
         }
-        if here && edge == Edge::Front {
+        if here && edge == MergeEdge::Front {
             self.lane(&slots[kept]).resort(slots, kept);
         }
     }

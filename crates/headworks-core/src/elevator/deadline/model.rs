@@ -268,11 +268,11 @@ impl Both {
         self.real.on_complete(self.now, &done);
     }
 
-    fn end(&mut self, id: SlotId) -> Done {
+    fn end(&mut self, id: SlotId) -> EndedRequest {
         let Request { ioprio, op, .. } = self.slots[id];
         self.naive.queued[ioprio.class().rank()] -= 1;
         self.free.push(id);
-        Done { ioprio, op }
+        EndedRequest { ioprio, op }
     }
 
     /// A bio joins one that waits.
@@ -282,13 +282,13 @@ impl Both {
         }
         let at = self.any(self.naive.line.len());
         let id = self.naive.line[at].id;
-        let edge = if self.any(2) == 0 { Edge::Front } else { Edge::Back };
+        let edge = if self.any(2) == 0 { MergeEdge::Front } else { MergeEdge::Back };
         self.slots[id].len += 1;
-        if edge == Edge::Front && self.slots[id].offset > 0 {
+        if edge == MergeEdge::Front && self.slots[id].offset > 0 {
             self.slots[id].offset -= 1;
         }
         self.real.on_merge(&mut self.slots, id, None, edge);
-        if edge == Edge::Front {
+        if edge == MergeEdge::Front {
             self.naive.moved(&self.slots, id);
         }
         self.seen[2] += 1;
@@ -310,13 +310,13 @@ impl Both {
         if self.any(4) == 0 {
             let Some(&kept) = self.out.first() else { return };
             (self.slots[kept].state, self.slots[kept].marks) = (State::Queued, Request::REQUEUED);
-            self.real.on_merge(&mut self.slots, kept, Some(gone.id), Edge::Back);
+            self.real.on_merge(&mut self.slots, kept, Some(gone.id), MergeEdge::Back);
             self.naive.line.remove(at);
             self.seen[3] += 1;
         } else if !others.is_empty() {
             let kept = others[self.any(others.len())].clone();
             let front = gone.place < kept.place;
-            let edge = if front { Edge::Front } else { Edge::Back };
+            let edge = if front { MergeEdge::Front } else { MergeEdge::Back };
             self.slots[kept.id].offset = if front { gone.place.1 } else { kept.place.1 };
             self.real.on_merge(&mut self.slots, kept.id, Some(gone.id), edge);
             self.naive.joined(kept.id, gone.id);
@@ -351,7 +351,7 @@ impl Both {
         while !self.naive.line.is_empty() || !self.out.is_empty() {
             self.dispatch();
             let out = std::mem::take(&mut self.out);
-            let done: Vec<Done> = out.into_iter().map(|id| self.end(id)).collect();
+            let done: Vec<EndedRequest> = out.into_iter().map(|id| self.end(id)).collect();
             self.real.on_complete(self.now, &done);
             self.check();
         }

@@ -54,9 +54,9 @@ impl Rig {
     fn complete(&mut self, words: &str) {
         let done = |word| {
             let Request { ioprio, op, .. } = request(word);
-            Done { ioprio, op }
+            EndedRequest { ioprio, op }
         };
-        let done: Vec<Done> = words.split_whitespace().map(done).collect();
+        let done: Vec<EndedRequest> = words.split_whitespace().map(done).collect();
         self.elevator.on_complete(Instant(self.now), &done);
     }
 
@@ -72,13 +72,13 @@ impl Rig {
     fn front(&mut self, word: &str, offset: u64) {
         let id = self.id(word);
         self.slots[id].offset = offset;
-        self.elevator.on_merge(&mut self.slots, id, None, Edge::Front);
+        self.elevator.on_merge(&mut self.slots, id, None, MergeEdge::Front);
     }
 
     /// `gone` joins `kept` behind it.
     fn join(&mut self, kept: &str, gone: &str) {
         let (kept, gone_id) = (self.id(kept), self.id(gone));
-        self.elevator.on_merge(&mut self.slots, kept, Some(gone_id), Edge::Back);
+        self.elevator.on_merge(&mut self.slots, kept, Some(gone_id), MergeEdge::Back);
         self.complete(gone);
     }
 }

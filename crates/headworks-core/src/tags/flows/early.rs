@@ -10,7 +10,7 @@
 //!
 //! Two lists, so that small requests do not wait while a large one gathers its tags.
 
-use super::{BULKY, Flows, Head, LIGHT, QUANTUM};
+use super::{BULKY, FlowHead, Flows, LIGHT, QUANTUM};
 use crate::slab::NIL;
 
 impl Flows {
@@ -34,12 +34,12 @@ impl Flows {
     }
 
     /// The first new flow of a list; those whose export has nothing left to advance are new no longer.
-    pub(super) fn first_early(&mut self, list: usize) -> Option<Head> {
+    pub(super) fn first_early(&mut self, list: usize) -> Option<FlowHead> {
         while self.early[list].head != NIL {
             let flow = self.early[list].head;
             let first = self.front(flow).expect("a new flow waits");
             if self.may_advance(flow, first.cost()) {
-                return Some(Head { flow, light: first.is_light() });
+                return Some(FlowHead { flow, light: first.is_light() });
             }
             self.leave_early(flow);
         }

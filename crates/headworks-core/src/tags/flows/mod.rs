@@ -35,7 +35,7 @@ mod early;
 mod pool;
 mod ring;
 
-use super::Ask;
+use super::TagRequest;
 use crate::bio::ExportId;
 use crate::slab::NIL;
 use crate::time::Instant;
@@ -63,8 +63,8 @@ const BULKY: usize = 1;
 
 /// Someone who waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ticket {
-    pub ask: Ask,
+pub(crate) struct Waiter {
+    pub request: TagRequest,
     /// Since when.
     pub since: Instant,
     /// Counts those who waited before it.
@@ -72,13 +72,13 @@ pub(crate) struct Ticket {
     next: u32,
 }
 
-impl Ticket {
+impl Waiter {
     fn cost(&self) -> i64 {
-        cost(self.ask.bytes)
+        cost(self.request.bytes)
     }
 
     fn is_light(&self) -> bool {
-        self.ask.want == 1 && self.ask.bytes <= LIGHT_MAX
+        self.request.tags == 1 && self.request.bytes <= LIGHT_MAX
     }
 }
 
@@ -88,7 +88,7 @@ fn cost(bytes: u32) -> i64 {
 
 /// The first ticket of a flow, whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct FlowHead {
     flow: u32,
     /// A light flow's.
     pub light: bool,
@@ -126,8 +126,8 @@ impl Flow {
         }
     }
 
-    fn first<'a>(&self, tickets: &'a Pool<Ticket>) -> Option<&'a Ticket> {
-        (self.line.head != NIL).then(|| &tickets[self.line.head])
+    fn first<'a>(&self, waiters: &'a Pool<Waiter>) -> Option<&'a Waiter> {
+        (self.line.head != NIL).then(|| &waiters[self.line.head])
     }
 }
 
@@ -156,8 +156,8 @@ impl Sharer for Export {
 
 /// What waits, all together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Demand {
-    pub tickets: u32,
+pub(crate) struct Backlog {
+    pub waiters: u32,
     pub tags: u32,
     pub bytes: u64,
     /// The weights of the exports that wait.
@@ -167,7 +167,7 @@ pub(crate) struct Demand {
 /// All who wait.
 #[derive(Debug)]
 pub(crate) struct Flows {
-    tickets: Pool<Ticket>,
+    waiters: Pool<Waiter>,
     flows: Pool<Flow>,
     exports: Pool<Export>,
     flow_table: Table,
@@ -176,7 +176,7 @@ pub(crate) struct Flows {
     ring: Ring,
     /// New flows, first in first out: the light ones, the others.
     early: [Line; 2],
-    demand: Demand,
+    backlog: Backlog,
     /// Flows that are remembered and have nothing waiting.
     resting: u32,
     /// The largest cost of all that waited since somebody began to wait.
@@ -191,14 +191,14 @@ impl Flows {
         let flows_max = waiters_max + RESTING_MAX as usize + 1;
         let exports_max = flows_max.min(1 << 16);
         Self {
-            tickets: Pool::new(waiters_max),
+            waiters: Pool::new(waiters_max),
             flows: Pool::new(flows_max),
             exports: Pool::new(exports_max),
             flow_table: Table::new(flows_max),
             export_table: Table::new(exports_max),
             ring: Ring::new(),
             early: [Line { head: NIL, tail: NIL }; 2],
-            demand: Demand::default(),
+            backlog: Backlog::default(),
             resting: 0,
             largest: 0,
             last: (NIL, 0),
@@ -208,33 +208,33 @@ impl Flows {
     /// Nobody waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.demand.tickets == 0
+        self.backlog.waiters == 0
     }
 
     /// What waits, all together.
-    pub fn demand(&self) -> Demand {
-        self.demand
+    pub fn backlog(&self) -> Backlog {
+        self.backlog
     }
 
     /// Somebody begins to wait, the `number`th to do so. True if it goes first, as a light flow.
-    pub fn push(&mut self, now: Instant, number: u64, ask: Ask) -> bool {
-        let export = self.export_of(ask.export, ask.weight.max(1));
-        let flow = self.flow_of(export, ask.connection);
-        let id = self.tickets.take(Ticket { ask, since: now, number, next: NIL });
-        self.largest = self.largest.max(cost(ask.bytes));
+    pub fn push(&mut self, now: Instant, number: u64, request: TagRequest) -> bool {
+        let export = self.export_of(request.export, request.weight.max(1));
+        let flow = self.flow_of(export, request.connection);
+        let id = self.waiters.take(Waiter { request, since: now, number, next: NIL });
+        self.largest = self.largest.max(cost(request.bytes));
         let line = &mut self.flows[flow].line;
         let begins = line.head == NIL;
         match line.tail {
             NIL => line.head = id,
-            tail => self.tickets[tail].next = id,
+            tail => self.waiters[tail].next = id,
         }
         line.tail = id;
         let export = &mut self.exports[export];
-        self.demand.weights += if export.waiting == 0 { export.weight.into() } else { 0 };
+        self.backlog.weights += if export.waiting == 0 { export.weight.into() } else { 0 };
         export.waiting += 1;
-        self.demand.tickets += 1;
-        self.demand.tags += u32::from(ask.want);
-        self.demand.bytes += u64::from(ask.bytes);
+        self.backlog.waiters += 1;
+        self.backlog.tags += u32::from(request.tags);
+        self.backlog.bytes += u64::from(request.bytes);
         if begins {
             self.resting -= 1;
             if self.resting < RESTING_MAX {
@@ -245,46 +245,46 @@ impl Flows {
     }
 
     /// Whose turn it is. Asked again it says the same, unless somebody came or went meanwhile.
-    pub fn pick(&mut self) -> Option<Head> {
+    pub fn pick(&mut self) -> Option<FlowHead> {
         let early = self.first_early(LIGHT);
         early.or_else(|| self.first_early(BULKY)).or_else(|| self.next_turn())
     }
 
     /// The first light flow.
-    pub fn light(&mut self) -> Option<Head> {
+    pub fn light(&mut self) -> Option<FlowHead> {
         self.first_early(LIGHT)
     }
 
     /// A head's ticket.
-    pub fn ticket(&self, head: Head) -> &Ticket {
+    pub fn waiter(&self, head: FlowHead) -> &Waiter {
         self.front(head.flow).expect("a head waits")
     }
 
     /// A head goes; its flow and its export pay.
-    pub fn pop(&mut self, head: Head) -> Ticket {
+    pub fn pop(&mut self, head: FlowHead) -> Waiter {
         let flow = &mut self.flows[head.flow];
         let id = flow.line.head;
-        let ticket = self.tickets[id];
-        flow.line.head = ticket.next;
-        if ticket.next == NIL {
+        let waiter = self.waiters[id];
+        flow.line.head = waiter.next;
+        if waiter.next == NIL {
             flow.line.tail = NIL;
         }
         let export = flow.export;
         self.exports[export].waiting -= 1;
-        self.charge(head.flow, ticket.cost());
-        self.last = (head.flow, ticket.cost());
-        self.tickets.put(id);
-        self.demand.tickets -= 1;
-        self.demand.tags -= u32::from(ticket.ask.want);
-        self.demand.bytes -= u64::from(ticket.ask.bytes);
+        self.charge(head.flow, waiter.cost());
+        self.last = (head.flow, waiter.cost());
+        self.waiters.put(id);
+        self.backlog.waiters -= 1;
+        self.backlog.tags -= u32::from(waiter.request.tags);
+        self.backlog.bytes -= u64::from(waiter.request.bytes);
         // The next of this flow stands behind the other new ones.
         if self.leave_early(head.flow) {
             self.welcome(head.flow);
         }
-        if ticket.next == NIL {
+        if waiter.next == NIL {
             self.rest(head.flow);
         }
-        ticket
+        waiter
     }
 
     /// Who went last was `bytes` long in the end: it pays the rest, if it is remembered.
@@ -303,13 +303,13 @@ impl Flows {
     }
 
     /// Nobody waits for the device: what was spent until now counts no longer.
-    pub fn forget_all(&mut self) {
+    pub fn reset(&mut self) {
         debug_assert!(self.is_empty(), "who waits is known");
         self.largest = 0;
         while let Some(export) = self.ring.pop(&mut self.exports) {
             self.forget_export(export);
         }
-        debug_assert!(self.resting == 0 && self.demand == Demand::default(), "nobody is left");
+        debug_assert!(self.resting == 0 && self.backlog == Backlog::default(), "nobody is left");
     }
 
     /// A flow has nothing left.
@@ -324,7 +324,7 @@ impl Flows {
         }
         let node = &self.exports[export];
         if node.waiting == 0 {
-            self.demand.weights -= u64::from(node.weight);
+            self.backlog.weights -= u64::from(node.weight);
             if node.flows.is_empty() {
                 // Not even a flow of it is remembered: so there are never more exports than flows.
                 self.ring.remove(&mut self.exports, export);
@@ -336,16 +336,16 @@ impl Flows {
     }
 
     /// The first ticket of a flow.
-    fn front(&self, flow: u32) -> Option<&Ticket> {
-        self.flows[flow].first(&self.tickets)
+    fn front(&self, flow: u32) -> Option<&Waiter> {
+        self.flows[flow].first(&self.waiters)
     }
 
     /// The flow whose turn it is in the export whose turn it is.
-    fn next_turn(&mut self) -> Option<Head> {
+    fn next_turn(&mut self) -> Option<FlowHead> {
         let (mut gone_exports, mut gone_flows) = (Ring::new(), Ring::new());
-        let Self { tickets, flows, exports, ring, .. } = self;
+        let Self { waiters, flows, exports, ring, .. } = self;
         let look = |flow: &mut Flow| {
-            flow.first(tickets).map_or(Look::Empty, |ticket| Look::Wants(ticket.cost()))
+            flow.first(waiters).map_or(Look::Empty, |waiter| Look::Wants(waiter.cost()))
         };
         let mut chosen = NIL;
         let found = ring.next_turn(exports, &mut gone_exports, |export| {
@@ -362,7 +362,7 @@ impl Flows {
         while let Some(export) = gone_exports.pop(&mut self.exports) {
             self.forget_export(export);
         }
-        found.map(|_| Head { flow: chosen, light: false })
+        found.map(|_| FlowHead { flow: chosen, light: false })
     }
 
     /// The export with that id, from now on with that weight.
@@ -372,8 +372,8 @@ impl Flows {
         let export = found.unwrap_or_else(|| self.new_export(key));
         let node = &mut self.exports[export];
         if node.waiting > 0 {
-            self.demand.weights += u64::from(weight);
-            self.demand.weights -= u64::from(node.weight);
+            self.backlog.weights += u64::from(weight);
+            self.backlog.weights -= u64::from(node.weight);
         }
         node.weight = weight;
         node.share.quantum = i64::from(weight) * QUANTUM_PER_WEIGHT;

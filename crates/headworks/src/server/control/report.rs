@@ -278,7 +278,7 @@ pub fn device(report: &DeviceReport) -> Value {
             "policy": options.tags.name(),
             "depth": options.nr_requests,
             "free": report.tags_free,
-            "asks": tags.asks,
+            "asks": tags.requests,
             "waits": tags.waits,
             "grants": tags.grants,
             "barging_prevented": tags.barging_prevented,
