@@ -3,12 +3,12 @@
 //! Tables by volume and by device reach to the last place that was ever used, so that spare places cost nothing. A place that is
 //! vacant has no folio, no operation and no list that leads to it; whoever takes it finds it as new.
 
-use super::bios::{filling_most, fills, write_outs};
-use super::flusher::Flusher;
-use super::folio::Folio;
-use super::volume::CachedVolume;
-use super::{Cache, DeviceCaching};
 use crate::bio::{DeviceId, VolumeId};
+use crate::cache::device_io::{filling_most, fills, write_outs};
+use crate::cache::dirty::flusher::Flusher;
+use crate::cache::pool::folio::Folio;
+use crate::cache::volumes::volume::CachedVolume;
+use crate::cache::{Cache, DeviceCaching};
 use crate::list::Fifo;
 use crate::options::{CacheOptions, VolumeConfig};
 use crate::slab::NIL;

@@ -3,10 +3,10 @@
 //! Conservation: frames in folios, free ones, granted ones and shadows are the pool; blocks in states are what the folios, the
 //! volumes and the throttle have counted; who is parked is found by exactly one list.
 
-use super::Cache;
-use super::dirty_regions::DirtyRegions;
-use super::folio::{EvictionList, Folio, block};
-use super::operation::WaitFor;
+use crate::cache::Cache;
+use crate::cache::dirty::dirty_regions::DirtyRegions;
+use crate::cache::pool::folio::{EvictionList, Folio, block};
+use crate::cache::waiters::operation::WaitFor;
 use crate::slab::NIL;
 
 /// What was counted of a volume.
@@ -63,7 +63,7 @@ impl Cache {
             writeback[usize::from(volume.device.0)] += u64::from(folio.writeback);
             filling[usize::from(volume.device.0)] += u64::from(folio.filling);
         }
-        let volume_of = |volume: &super::volume::CachedVolume| Counted {
+        let volume_of = |volume: &crate::cache::volumes::volume::CachedVolume| Counted {
             unclean: volume.unclean,
             held: volume.held,
             folios: volume.folios,
@@ -86,7 +86,9 @@ impl Cache {
             let counts = fills == filling[device] || self.defects.any();
             assert!(counts, "{fills} blocks of device {device}, not {}", filling[device]);
             assert_eq!(u64::from(flusher.in_flight()), writeback[device], "device {device}");
-            let of_device = |v: &&super::volume::CachedVolume| usize::from(v.device.0) == device;
+            let of_device = |v: &&crate::cache::volumes::volume::CachedVolume| {
+                usize::from(v.device.0) == device
+            };
             let held = self.volumes.iter().filter(of_device).map(|v| v.held).sum::<u32>();
             assert_eq!(flusher.held(), held, "device {device}");
         }

@@ -19,7 +19,7 @@ macro_rules! defects {
 
         /// The defect that is active in a cache; always none without the feature `defects`.
         #[derive(Clone, Copy, Debug, Default)]
-        pub(super) struct Defects {
+        pub(in crate::cache) struct Defects {
             #[cfg(feature = "defects")]
             active: CacheDefect,
         }

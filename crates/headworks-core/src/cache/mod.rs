@@ -23,35 +23,20 @@
 //! not written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
 //! `dirty + writeback + credit` never exceeds the limit; nothing here grows.
 
-mod arrive;
-mod bios;
 mod change;
 mod check;
-mod clean;
+mod completion;
 mod defect;
-mod dirty_regions;
-mod fill;
-mod flusher;
-pub mod folio;
-mod frames;
-pub mod ghost;
-mod held;
-pub mod index;
-mod lines;
-mod operation;
-mod range;
-mod read;
+mod device_io;
+mod dirty;
+mod pool;
 pub mod readahead;
-pub mod reclaim;
-mod resize;
-mod shadow;
 mod stats;
-mod status;
-mod sync;
-mod volume;
-mod walk;
-mod write;
-mod writeout;
+mod steps;
+mod volumes;
+mod waiters;
+
+pub use pool::{folio, ghost, index, reclaim};
 
 #[cfg(feature = "defects")]
 pub use defect::CacheDefect;
@@ -74,18 +59,18 @@ use crate::writeback::credit::Credit;
 use crate::writeback::groups::Groups;
 use crate::writeback::{DirtyOptions, Throttle};
 use defect::Defects;
-use dirty_regions::DirtyRegions;
-use flusher::Flusher;
-use folio::{Folios, ORDER_MAX};
-use held::HeldFolios;
-use index::Index;
-use lines::WaitLists;
-use operation::{OpStep, Operation, WaitFor};
-use range::Ranges;
+use dirty::dirty_regions::DirtyRegions;
+use dirty::flusher::Flusher;
+use dirty::held::HeldFolios;
+use pool::folio::{Folios, ORDER_MAX};
+use pool::index::Index;
+use pool::reclaim::Reclaim;
+use pool::shadow::Shadows;
 use readahead::ReadAhead;
-use reclaim::Reclaim;
-use shadow::Shadows;
-use volume::CachedVolume;
+use steps::range::Ranges;
+use volumes::volume::CachedVolume;
+use waiters::operation::{OpStep, Operation, WaitFor};
+use waiters::wait_lists::WaitLists;
 
 /// What the shard lends the cache for a call.
 pub(crate) struct Turn<'a> {
@@ -211,7 +196,7 @@ impl Cache {
             ranges: Ranges::new(config.bios_max),
             down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
             bios: Credit::new(2 * devices, options.bios()),
-            filling: Credit::new(devices, bios::filling_most(options.units, devices)),
+            filling: Credit::new(devices, device_io::filling_most(options.units, devices)),
             passed: 0,
             count: 0,
             timer_base,

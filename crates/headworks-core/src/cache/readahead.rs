@@ -51,7 +51,7 @@ pub struct ReadEvent {
     pub block: u64,
     /// Its blocks, at least 1.
     pub blocks: u32,
-    /// It came to a folio with [`super::folio::Folio::MARKER`].
+    /// It came to a folio with [`crate::cache::pool::folio::Folio::MARKER`].
     pub marker: bool,
 }
 

@@ -7,7 +7,7 @@
 
 /// See the head of this file.
 #[derive(Debug)]
-pub(super) struct HeldFolios {
+pub(in crate::cache) struct HeldFolios {
     words: Box<[u64]>,
 }
 

@@ -3,12 +3,12 @@
 //! A block that is missing is asked for once, however many wait for it: it is `FILLING` until the device answered, and whoever
 //! wants it is parked on its folio. All that a bio needs is asked for before it waits, so its misses overlap.
 
-use super::bios::fills;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use super::operation::{Operation, WaitFor};
-use super::readahead::{ReadAheadLimits, ReadAheadWindow, ReadEvent};
-use super::{Cache, Turn};
 use crate::bio::{Bio, BioFlags, BioId, Op, VolumeId};
+use crate::cache::device_io::fills;
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use crate::cache::readahead::{ReadAheadLimits, ReadAheadWindow, ReadEvent};
+use crate::cache::waiters::operation::{Operation, WaitFor};
+use crate::cache::{Cache, Turn};
 use crate::device_bio::DeviceBio;
 use crate::slab::NIL;
 
@@ -17,7 +17,7 @@ const ASK_MAX: u64 = 1024;
 
 /// For whom and what blocks are filled.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FillReason {
+pub(in crate::cache) struct FillReason {
     /// The bio that caused it.
     pub bio: Bio,
     /// Nobody waits for it yet.
@@ -26,7 +26,11 @@ pub(super) struct FillReason {
 
 impl Cache {
     /// Asks for what is missing from the operation's cursor on, and for what its stream will want next.
-    pub(super) fn ask(&mut self, turn: &mut Turn, op: &mut Operation) -> Result<(), WaitFor> {
+    pub(in crate::cache) fn ask(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+    ) -> Result<(), WaitFor> {
         let volume = op.bio.id.volume;
         let first = op.at() >> BLOCK_SHIFT;
         let all = op.bio.end().div_ceil(u64::from(BLOCK));
@@ -55,7 +59,7 @@ impl Cache {
     }
 
     /// The window of read-ahead that a read starts, if any.
-    pub(super) fn window(
+    pub(in crate::cache) fn window(
         &mut self,
         bio: &Bio,
         first: u64,
@@ -76,7 +80,7 @@ impl Cache {
     }
 
     /// Fills a window beyond what was asked for, from `from` on.
-    pub(super) fn read_ahead(
+    pub(in crate::cache) fn read_ahead(
         &mut self,
         turn: &mut Turn,
         bio: &Bio,
@@ -102,7 +106,7 @@ impl Cache {
     }
 
     /// Asks for every missing block of a range; the block it came to when memory or bios ran out, or the end.
-    pub(super) fn fill_range(
+    pub(in crate::cache) fn fill_range(
         &mut self,
         turn: &mut Turn,
         mut op: Option<&mut Operation>,
@@ -170,7 +174,7 @@ impl Cache {
     }
 
     /// A block with one of these that is not there is waited for. (The defect: also what is written out may be filled.)
-    pub(super) fn busy_bits(&self) -> u8 {
+    pub(in crate::cache) fn busy_bits(&self) -> u8 {
         match self.defects.discard_ignores_writeout() {
             true => block::FILLING,
             false => block::FILLING | block::WRITEBACK,
@@ -178,7 +182,13 @@ impl Cache {
     }
 
     /// Asks for `count` blocks of a folio from its block `first` on; none of them is there or on its way.
-    pub(super) fn send_fill(&mut self, reason: &FillReason, unit: u32, first: u32, count: u32) {
+    pub(in crate::cache) fn send_fill(
+        &mut self,
+        reason: &FillReason,
+        unit: u32,
+        first: u32,
+        count: u32,
+    ) {
         for state in self.folios.states_mut(unit + first, count) {
             *state |= block::FILLING;
         }
@@ -203,19 +213,19 @@ impl Cache {
     }
 
     /// The account of a volume's fills.
-    pub(super) fn fills_of(&self, volume: VolumeId) -> usize {
+    pub(in crate::cache) fn fills_of(&self, volume: VolumeId) -> usize {
         fills(usize::from(self.volumes[usize::from(volume.0)].device.0))
     }
 
     /// The name of a bio of the cache's own, caused by `cause`.
-    pub(super) fn internal_id(&mut self, cause: &BioId, unit: u32, mark: u8) -> BioId {
+    pub(in crate::cache) fn internal_id(&mut self, cause: &BioId, unit: u32, mark: u8) -> BioId {
         self.count = self.count.wrapping_add(1);
         let count = self.count << 4 | u32::from(mark);
         BioId::internal(cause.connection, cause.volume, cause.export, count, unit)
     }
 
     /// Where blocks lie on their volume, in bytes: a last one may be there in part.
-    pub(super) fn bytes_of(&self, volume: VolumeId, at: u64, count: u32) -> (u64, u32) {
+    pub(in crate::cache) fn bytes_of(&self, volume: VolumeId, at: u64, count: u32) -> (u64, u32) {
         let size = self.volumes[usize::from(volume.0)].size;
         let offset = at << BLOCK_SHIFT;
         let len = (u64::from(count) << BLOCK_SHIFT).min(size.saturating_sub(offset));
@@ -223,7 +233,7 @@ impl Cache {
     }
 
     /// A client wants a range in the cache soon.
-    pub(super) fn prefetch(&mut self, turn: &mut Turn, bio: Bio) {
+    pub(in crate::cache) fn prefetch(&mut self, turn: &mut Turn, bio: Bio) {
         let volume = bio.id.volume;
         let first = bio.offset >> BLOCK_SHIFT;
         let most = u64::from(self.folios.units() / 4);
@@ -233,6 +243,6 @@ impl Cache {
             let reached = self.fill_range(turn, None, reason, (volume, first, end), 0);
             self.stats.read_ahead += reached - first;
         }
-        super::reply(turn, &bio, Ok(()), crate::input::ReplyStage::Final);
+        crate::cache::reply(turn, &bio, Ok(()), crate::input::ReplyStage::Final);
     }
 }

@@ -8,10 +8,10 @@
 //! A long range is walked over the pool's headers, any other over its own blocks, of which 2 MiB without a folio are passed at
 //! a look.
 
-use super::Cache;
-use super::folio::{Folio, FolioKey, ORDER_MAX, block};
-use super::operation::{Operation, WaitFor};
 use crate::bio::{Op, VolumeId};
+use crate::cache::Cache;
+use crate::cache::pool::folio::{Folio, FolioKey, ORDER_MAX, block};
+use crate::cache::waiters::operation::{Operation, WaitFor};
 
 /// What one turn may cost, in looks at headers: 1 ms.
 const TURN_MAX: u32 = 1 << 15;
@@ -22,7 +22,7 @@ const FOLIO: u32 = 16;
 
 /// What a walk came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WalkStep {
+pub(in crate::cache) enum WalkStep {
     /// A folio with blocks of the range.
     Folio(u32),
     /// As much as one turn may.
@@ -33,12 +33,12 @@ pub(super) enum WalkStep {
 
 impl Cache {
     /// What one turn may cost.
-    pub(super) const fn turn_budget() -> u32 {
+    pub(in crate::cache) const fn turn_budget() -> u32 {
         TURN_MAX
     }
 
     /// The next folio of a range from `at` (a place in the walk) on; `at` is its place then, and what it cost is taken off `left`.
-    pub(super) fn walk(
+    pub(in crate::cache) fn walk(
         &self,
         volume: VolumeId,
         range: (u64, u64),
@@ -100,7 +100,7 @@ impl Cache {
     }
 
     /// The place in a walk behind a folio that it came to.
-    pub(super) fn behind(&self, range: (u64, u64), unit: u32) -> u64 {
+    pub(in crate::cache) fn behind(&self, range: (u64, u64), unit: u32) -> u64 {
         let folio = &self.folios[unit];
         let blocks = u64::from(folio.blocks());
         match self.places(range) == range.1 - range.0 {
@@ -110,7 +110,7 @@ impl Cache {
     }
 
     /// The next folio of a short range; `at` is behind it then.
-    pub(super) fn next_folio(
+    pub(in crate::cache) fn next_folio(
         &self,
         volume: VolumeId,
         range: (u64, u64),
@@ -125,7 +125,7 @@ impl Cache {
     }
 
     /// The blocks of a folio that are in a range: the first of them, and how many.
-    pub(super) fn overlap(&self, unit: u32, (start, end): (u64, u64)) -> (u32, u32) {
+    pub(in crate::cache) fn overlap(&self, unit: u32, (start, end): (u64, u64)) -> (u32, u32) {
         let folio = &self.folios[unit];
         let base = folio.key.block();
         let from = start.max(base) - base;
@@ -140,7 +140,7 @@ impl Cache {
     }
 
     /// Of a folio's part of a range what is dirty is cancelled and what is valid is forgotten; the cost is taken off `left`.
-    pub(super) fn drop_blocks(&mut self, unit: u32, range: (u64, u64), left: &mut u32) {
+    pub(in crate::cache) fn drop_blocks(&mut self, unit: u32, range: (u64, u64), left: &mut u32) {
         *left = left.saturating_sub(FOLIO + self.cost(unit));
         let (first, count) = self.overlap(unit, range);
         self.cancel_blocks(unit, first, count);
@@ -148,7 +148,7 @@ impl Cache {
     }
 
     /// Dirty blocks of an operation's range need not be written any longer; false if there are more than for one turn.
-    pub(super) fn cancel_some(&mut self, op: &mut Operation, range: (u64, u64)) -> bool {
+    pub(in crate::cache) fn cancel_some(&mut self, op: &mut Operation, range: (u64, u64)) -> bool {
         let mut left = TURN_MAX;
         loop {
             match self.walk(op.bio.id.volume, range, &mut op.walk, &mut left) {
@@ -167,7 +167,7 @@ impl Cache {
 
     /// What is cached of an operation's range is forgotten, up to what is on its way; what to wait for before going on. What a
     /// failed write-out made dirty again is cancelled as soon as it has ended, so that nobody sends it anew.
-    pub(super) fn forget_range(
+    pub(in crate::cache) fn forget_range(
         &mut self,
         op: &mut Operation,
         range: (u64, u64),
@@ -196,7 +196,7 @@ impl Cache {
     }
 
     /// Dirty blocks of a folio need not be written any longer; how many.
-    pub(super) fn cancel_blocks(&mut self, unit: u32, first: u32, count: u32) -> u32 {
+    pub(in crate::cache) fn cancel_blocks(&mut self, unit: u32, first: u32, count: u32) -> u32 {
         if self.folios[unit].dirty == 0 {
             return 0;
         }
@@ -227,7 +227,7 @@ impl Cache {
 
     /// Blocks of a folio are not valid any longer. Nothing of them is dirty. What is on its way (of a volume of another size)
     /// keeps its frames until the device has answered; then the block is asked for anew.
-    pub(super) fn invalidate(&mut self, unit: u32, first: u32, count: u32) {
+    pub(in crate::cache) fn invalidate(&mut self, unit: u32, first: u32, count: u32) {
         for state in self.folios.states_mut(unit + first, count) {
             let void = if *state & block::FILLING != 0 { block::VOID } else { 0 };
             *state = *state & !(block::UPTODATE | block::USED) | void;

@@ -4,13 +4,13 @@
 //! the limit holds at every moment), a frame, the rest of a block that it writes in part. It holds credit while it waits for a
 //! frame, never the other way round: credit is at most a part of the pool, so whoever has it finds a frame in the end.
 
-use super::fill::FillReason;
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use super::operation::{OpStep, Operation, WaitFor};
-use super::reclaim::Reclaim;
-use super::{COPY_MAX, Cache, Turn};
 use crate::action::{Action, CopyDirection};
 use crate::bio::{Bio, DeviceId, IoClass, Op};
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use crate::cache::pool::reclaim::Reclaim;
+use crate::cache::steps::fill::FillReason;
+use crate::cache::waiters::operation::{OpStep, Operation, WaitFor};
+use crate::cache::{COPY_MAX, Cache, Turn};
 use crate::error::IoError;
 use crate::options::WriteMode;
 use crate::slab::NIL;
@@ -21,13 +21,13 @@ const CREDIT_STEP: u32 = 256;
 
 impl Cache {
     /// A write comes.
-    pub(super) fn begin_write(&mut self, turn: &mut Turn, bio: Bio) {
+    pub(in crate::cache) fn begin_write(&mut self, turn: &mut Turn, bio: Bio) {
         let mut op = Operation::new(bio, OpStep::Write);
         self.begin_writer(turn, &mut op);
     }
 
     /// Finds the writer; behind those of it that pause already, or at once.
-    pub(super) fn begin_writer(&mut self, turn: &mut Turn, op: &mut Operation) {
+    pub(in crate::cache) fn begin_writer(&mut self, turn: &mut Turn, op: &mut Operation) {
         op.writer = self.throttle.writer(op.bio.id.connection).0;
         self.hear_from(op.writer, &op.bio);
         if self.has_paused(op.writer)
@@ -40,7 +40,12 @@ impl Cache {
     }
 
     /// Writes up to the first block for which it must wait.
-    pub(super) fn step_write(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
+    pub(in crate::cache) fn step_write(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        slot: u32,
+    ) -> WaitFor {
         if op.status.is_err() || self.is_given_up(op) {
             let status = op.status.and(Err(self.volume(op.bio.id.volume).last_error));
             return self.finish(turn, op, status);
@@ -148,7 +153,7 @@ impl Cache {
     }
 
     /// How the cursor lies in its block.
-    pub(super) fn part(&self, op: &Operation) -> Part {
+    pub(in crate::cache) fn part(&self, op: &Operation) -> Part {
         let (at, left) = (op.at(), op.until - op.done);
         let within = (at % u64::from(BLOCK)) as u32;
         let size = self.volumes[usize::from(op.bio.id.volume.0)].size;
@@ -193,7 +198,7 @@ impl Cache {
     }
 
     /// Blocks that one operation asks credit for at once: a small part of what there is, so that several get some.
-    pub(super) fn credit_most(&self, device: DeviceId) -> u32 {
+    pub(in crate::cache) fn credit_most(&self, device: DeviceId) -> u32 {
         (self.throttle.reserve_max(device) / 8).clamp(1, CREDIT_STEP)
     }
 
@@ -374,7 +379,7 @@ impl Cache {
 
 /// How a cursor lies in its block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(in crate::cache) struct Part {
     /// The whole block is written.
     pub whole: bool,
     /// Whole blocks from here on.

@@ -11,15 +11,15 @@
 //! and what comes of one that is being filled is void. So if the volume is longer again by then, whoever wants the block waits
 //! for that answer and then for the device; old bytes neither overtake new ones nor change under the device.
 
-use super::folio::{BLOCK, BLOCK_SHIFT, block};
-use super::walk::WalkStep;
-use super::{Cache, TimerKind, Turn};
 use crate::action::Action;
 use crate::bio::VolumeId;
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, block};
+use crate::cache::pool::walk::WalkStep;
+use crate::cache::{Cache, TimerKind, Turn};
 
 /// What lies beyond a volume's end and is still to be forgotten.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Truncation {
+pub(in crate::cache) struct Truncation {
     /// Blocks.
     start: u64,
     end: u64,
@@ -75,7 +75,7 @@ impl Cache {
     }
 
     /// Goes on with every cut, each as far as one turn may.
-    pub(super) fn go_on_with_cuts(&mut self, turn: &mut Turn) {
+    pub(in crate::cache) fn go_on_with_cuts(&mut self, turn: &mut Turn) {
         if self.truncations == 0 {
             return;
         }
@@ -109,7 +109,7 @@ impl Cache {
     }
 
     /// Before blocks of a folio are written out: what of them is cut off is not.
-    pub(super) fn cancel_cut(&mut self, unit: u32) {
+    pub(in crate::cache) fn cancel_cut(&mut self, unit: u32) {
         if self.truncations == 0 {
             return;
         }
@@ -124,7 +124,7 @@ impl Cache {
     }
 
     /// The bytes of a frame from `within` on are zeros.
-    pub(super) fn zero_from(&self, turn: &mut Turn, frame: u32, within: u32) {
+    pub(in crate::cache) fn zero_from(&self, turn: &mut Turn, frame: u32, within: u32) {
         let at = u64::from(frame) << BLOCK_SHIFT | u64::from(within);
         turn.actions.list.push(Action::Zero { at, len: BLOCK - within });
     }

@@ -1,15 +1,15 @@
 //! Reads: block by block from what is there, waiting for what is not.
 
-use super::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use super::operation::{Operation, WaitFor};
-use super::reclaim::Reclaim;
-use super::{COPY_MAX, Cache, Turn};
 use crate::action::{Action, CopyDirection};
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
+use crate::cache::pool::reclaim::Reclaim;
+use crate::cache::waiters::operation::{Operation, WaitFor};
+use crate::cache::{COPY_MAX, Cache, Turn};
 use crate::error::IoError;
 
 impl Cache {
     /// Copies up to the first block that is missing; asks for that and waits.
-    pub(super) fn step_read(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
+    pub(in crate::cache) fn step_read(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
         if op.status.is_err() {
             return self.finish(turn, op, op.status);
         }

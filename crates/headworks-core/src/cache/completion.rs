@@ -4,12 +4,12 @@
 //! its time-out comes twice: `Early` (whoever waits for it fails, and until the device answers whoever comes fails as well) and
 //! `Released` (its frames are free; what was to be written is dirty again).
 
-use super::bios::{fills, write_outs};
-use super::folio::{BLOCK, BLOCK_SHIFT, block};
-use super::operation::{OpStep, WaitFor};
-use super::{Cache, Turn};
 use crate::action::Action;
 use crate::bio::{Op, VolumeId};
+use crate::cache::device_io::{fills, write_outs};
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, block};
+use crate::cache::waiters::operation::{OpStep, WaitFor};
+use crate::cache::{Cache, Turn};
 use crate::device_bio::DeviceCompletion;
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;

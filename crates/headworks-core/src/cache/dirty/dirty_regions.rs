@@ -4,11 +4,11 @@
 //! Regions are hashed, and share places: a count of 0 says that there is nothing, any other says little. Invariant: a place's
 //! count is the dirty blocks and those under write-out of all folios whose region is hashed there.
 
-use super::folio::{FolioKey, ORDER_MAX};
+use crate::cache::pool::folio::{FolioKey, ORDER_MAX};
 
 /// See the head of this file.
 #[derive(Debug)]
-pub(super) struct DirtyRegions {
+pub(in crate::cache) struct DirtyRegions {
     counts: Box<[u32]>,
 }
 

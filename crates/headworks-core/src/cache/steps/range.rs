@@ -11,11 +11,11 @@
 //!
 //! Whole blocks only: a discard is rounded inward, direct I/O outward; an unaligned zeroing writes zeros at its ends.
 
-use super::folio::{BLOCK, BLOCK_SHIFT, block};
-use super::operation::{OpStep, Operation, WaitFor};
-use super::{Cache, Turn};
 use crate::action::Action;
 use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, block};
+use crate::cache::waiters::operation::{OpStep, Operation, WaitFor};
+use crate::cache::{Cache, Turn};
 use crate::device_bio::DeviceCompletion;
 use crate::error::IoError;
 use crate::input::ReplyStage;
@@ -37,7 +37,7 @@ struct Lock {
 
 /// The locked ranges; mostly there is none.
 #[derive(Debug)]
-pub(super) struct Ranges {
+pub(in crate::cache) struct Ranges {
     locks: Vec<Lock>,
 }
 
@@ -105,7 +105,7 @@ impl Cache {
     }
 
     /// A zeroing comes: whole blocks go to the device; its ends, or a short one, are written like data.
-    pub(super) fn begin_zeroes(&mut self, turn: &mut Turn, bio: Bio) {
+    pub(in crate::cache) fn begin_zeroes(&mut self, turn: &mut Turn, bio: Bio) {
         let (start, end) = self.inward(&bio);
         let (begins, ends) = outward(&bio);
         let whole = (start, end) == (begins, ends);
@@ -119,7 +119,12 @@ impl Cache {
     }
 
     /// See the head of this file.
-    pub(super) fn step_range(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
+    pub(in crate::cache) fn step_range(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        slot: u32,
+    ) -> WaitFor {
         if slot == NIL {
             return WaitFor::Slot;
         }
@@ -193,7 +198,7 @@ impl Cache {
     }
 
     /// The device answered a bio that was passed down.
-    pub(super) fn on_below(&mut self, turn: &mut Turn, up: DeviceCompletion) {
+    pub(in crate::cache) fn on_below(&mut self, turn: &mut Turn, up: DeviceCompletion) {
         let slot = up.cookie;
         let mut op = std::mem::take(&mut self.ops[slot]);
         self.waits[slot as usize].below = up.wait_times;
@@ -269,13 +274,13 @@ impl Cache {
     }
 
     /// What waits below and needs no step.
-    pub(super) fn step_below(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
+    pub(in crate::cache) fn step_below(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
         let _ = (turn, op);
         WaitFor::Below
     }
 
     /// What a client was told it could not write is not kept (writethrough).
-    pub(super) fn give_up_range(&mut self, bio: &Bio) {
+    pub(in crate::cache) fn give_up_range(&mut self, bio: &Bio) {
         let range = outward(bio);
         let writers = self.writers_of(bio.id.volume);
         let mut at = 0;
@@ -287,7 +292,13 @@ impl Cache {
     }
 
     /// Held blocks are forgotten: reads find what the device has. What `writers` had put there fails, too.
-    pub(super) fn give_up_blocks(&mut self, unit: u32, first: u32, count: u32, writers: &[u32]) {
+    pub(in crate::cache) fn give_up_blocks(
+        &mut self,
+        unit: u32,
+        first: u32,
+        count: u32,
+        writers: &[u32],
+    ) {
         for index in first..first + count {
             let state = self.folios.states(unit + index, 1)[0];
             if state & block::FAILED != 0 && state & (block::WRITEBACK | block::SHADOW) == 0 {
@@ -301,7 +312,7 @@ impl Cache {
 
     /// Operations that write to a volume and are not answered yet. In the scratch, which is to come back: looked for once, and not
     /// for each of ten thousand blocks.
-    pub(super) fn writers_of(&mut self, volume: VolumeId) -> Vec<u32> {
+    pub(in crate::cache) fn writers_of(&mut self, volume: VolumeId) -> Vec<u32> {
         let mut writers = std::mem::take(&mut self.scratch);
         writers.clear();
         let ops = (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot));

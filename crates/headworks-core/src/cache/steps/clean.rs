@@ -4,12 +4,12 @@
 //! waited for and looked at again. It is done when all that it sent came back. A block that somebody else had written meanwhile
 //! is on the device but perhaps not durable: then a flush of the device follows, for FUA.
 
-use super::bios::write_outs;
-use super::folio::{BLOCK, BLOCK_SHIFT, FolioKey, ORDER_MAX, block};
-use super::operation::{OpStep, Operation, WaitFor};
-use super::writeout::{WriteoutReason, WriteoutRequest};
-use super::{Cache, Turn};
 use crate::bio::{Bio, BioFlags, Op};
+use crate::cache::device_io::write_outs;
+use crate::cache::dirty::writeout::{WriteoutReason, WriteoutRequest};
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, FolioKey, ORDER_MAX, block};
+use crate::cache::waiters::operation::{OpStep, Operation, WaitFor};
+use crate::cache::{Cache, Turn};
 use crate::device_bio::DeviceBio;
 use crate::error::IoError;
 use crate::options::WriteMode;
@@ -19,7 +19,12 @@ const LOOK_MAX: u32 = 16_384;
 
 impl Cache {
     /// Writes the range out; then the device's flush if one is needed; then the answer.
-    pub(super) fn step_clean(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
+    pub(in crate::cache) fn step_clean(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        slot: u32,
+    ) -> WaitFor {
         let flags = if op.is_fua() { BioFlags::FUA } else { BioFlags::NONE };
         if let Some(park) = self.clean_range(turn, op, slot, flags.with(BioFlags::SYNC)) {
             return park;
@@ -38,7 +43,7 @@ impl Cache {
     }
 
     /// Sends what is dirty of the operation's range, whole blocks; `None` when all of it came back.
-    pub(super) fn clean_range(
+    pub(in crate::cache) fn clean_range(
         &mut self,
         turn: &mut Turn,
         op: &mut Operation,
@@ -107,7 +112,7 @@ impl Cache {
     }
 
     /// Hands a bio of the client to the device, in the operation's name.
-    pub(super) fn pass_down(&mut self, op: &mut Operation, slot: u32, bio: Bio) {
+    pub(in crate::cache) fn pass_down(&mut self, op: &mut Operation, slot: u32, bio: Bio) {
         op.step = OpStep::Below;
         let flags = bio.flags.without(BioFlags::DIRECT);
         self.down.push(DeviceBio { bio: Bio { flags, ..bio }, cookie: slot });

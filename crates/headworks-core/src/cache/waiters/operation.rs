@@ -22,7 +22,7 @@ use crate::time::Instant;
 
 /// What an operation is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum OpStep {
+pub(in crate::cache) enum OpStep {
     /// Copies blocks to the client, filling what is missing.
     #[default]
     Read,
@@ -42,7 +42,7 @@ pub(super) enum OpStep {
 
 /// What an operation waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum WaitFor {
+pub(in crate::cache) enum WaitFor {
     /// Nothing: it is being stepped.
     #[default]
     Nothing,
@@ -72,7 +72,7 @@ pub(super) enum WaitFor {
 
 /// One operation.
 #[derive(Clone, Debug)]
-pub(super) struct Operation {
+pub(in crate::cache) struct Operation {
     /// What the client asked for.
     pub bio: Bio,
     /// Bytes of the bio that are done.

@@ -14,11 +14,11 @@
 //! Invariants: a block is in one write-out at a time; a flush is not kept waiting by what is dirtied after it came; old data
 //! are found even when nothing else happens (a timer, as long as anything is dirty).
 
-use super::bios::write_outs;
-use super::folio::Folio;
-use super::writeout::{WriteoutReason, WriteoutRequest};
-use super::{Cache, TimerKind, Turn};
 use crate::bio::{BioFlags, DeviceId, VolumeId};
+use crate::cache::device_io::write_outs;
+use crate::cache::dirty::writeout::{WriteoutReason, WriteoutRequest};
+use crate::cache::pool::folio::Folio;
+use crate::cache::{Cache, TimerKind, Turn};
 use crate::error::IoError;
 use crate::slab::NIL;
 use crate::time::{Instant, MS};
@@ -31,7 +31,7 @@ const CENTISEC: u64 = 10 * MS;
 
 /// A device's flusher.
 #[derive(Debug)]
-pub(super) struct Flusher {
+pub(in crate::cache) struct Flusher {
     account: u32,
     /// Folios of the pass, in order of address, and how many of them were dealt with.
     sorted: Vec<u32>,
@@ -125,13 +125,13 @@ impl Flusher {
 
 impl Cache {
     /// Whether writers of a volume are not to wait for room.
-    pub(super) fn is_stuck(&self, volume: VolumeId) -> bool {
+    pub(in crate::cache) fn is_stuck(&self, volume: VolumeId) -> bool {
         let device = self.volumes[usize::from(volume.0)].device;
         self.flushers[usize::from(device.0)].stuck.is_some()
     }
 
     /// Blocks of a volume are held, or no longer.
-    pub(super) fn count_held(&mut self, volume: VolumeId, more: u32, less: u32) {
+    pub(in crate::cache) fn count_held(&mut self, volume: VolumeId, more: u32, less: u32) {
         let entry = &mut self.volumes[usize::from(volume.0)];
         let before = entry.held > 0;
         entry.held = entry.held + more - less;
@@ -143,7 +143,7 @@ impl Cache {
     }
 
     /// A write-out passed its time-out, or one that had was answered.
-    pub(super) fn count_late(&mut self, volume: VolumeId, more: u32, less: u32) {
+    pub(in crate::cache) fn count_late(&mut self, volume: VolumeId, more: u32, less: u32) {
         let device = usize::from(self.volumes[usize::from(volume.0)].device.0);
         let flusher = &mut self.flushers[device];
         flusher.late = flusher.late + more - less;
@@ -163,7 +163,7 @@ impl Cache {
     }
 
     /// The same, when what may be dirty has changed and not what is held.
-    pub(super) fn judge_again(&mut self, device: usize) {
+    pub(in crate::cache) fn judge_again(&mut self, device: usize) {
         let held = self
             .volumes
             .iter()
@@ -173,20 +173,20 @@ impl Cache {
     }
 
     /// Clean folios are wanted: frames are short.
-    pub(super) fn want_clean(&mut self, turn: &mut Turn) {
+    pub(in crate::cache) fn want_clean(&mut self, turn: &mut Turn) {
         let _ = turn;
         self.flushers.iter_mut().for_each(|flusher| flusher.wanted = true);
     }
 
     /// The time to look for old data has come.
-    pub(super) fn on_periodic(&mut self, turn: &mut Turn) {
+    pub(in crate::cache) fn on_periodic(&mut self, turn: &mut Turn) {
         let interval = u64::from(self.dirty.dirty_writeback_centisecs) * CENTISEC;
         self.periodic_at = Some(turn.now.after(interval));
         self.flushers.iter_mut().for_each(|flusher| flusher.periodic = true);
     }
 
     /// When old data are looked for next; never while nothing is dirty.
-    pub(super) fn next_periodic(&mut self, now: Instant) -> Option<Instant> {
+    pub(in crate::cache) fn next_periodic(&mut self, now: Instant) -> Option<Instant> {
         if self.groups.is_empty() || self.dirty.dirty_writeback_centisecs == 0 {
             self.periodic_at = None;
             return None;
@@ -196,7 +196,7 @@ impl Cache {
     }
 
     /// Lets every flusher send what it may.
-    pub(super) fn run_flushers(&mut self, turn: &mut Turn) {
+    pub(in crate::cache) fn run_flushers(&mut self, turn: &mut Turn) {
         if self.groups.is_empty() {
             self.flushers.iter_mut().for_each(|f| (f.wanted, f.periodic) = (false, false));
             return;
@@ -319,7 +319,7 @@ impl Cache {
     }
 
     /// The dirty folios of a group in the order of their addresses, as many as there is room for.
-    pub(super) fn collect(&self, group: u32, sorted: &mut Vec<u32>) {
+    pub(in crate::cache) fn collect(&self, group: u32, sorted: &mut Vec<u32>) {
         sorted.clear();
         let mut unit = self.groups[group].head;
         while unit != NIL && sorted.len() < sorted.capacity() {

@@ -16,11 +16,11 @@
 //! the look was not acknowledged before the question. Under a lock what was dirty may be cancelled before the device has heard
 //! of the discard: nothing is told there.
 
-use super::folio::{BLOCK, BLOCK_SHIFT, FolioKey, ORDER_MAX, block};
-use super::operation::{Operation, WaitFor};
-use super::{Cache, Turn};
 use crate::action::Action;
 use crate::bio::{Bio, VolumeId};
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, FolioKey, ORDER_MAX, block};
+use crate::cache::waiters::operation::{Operation, WaitFor};
+use crate::cache::{Cache, Turn};
 use crate::error::IoError;
 use crate::slab::NIL;
 
@@ -38,7 +38,7 @@ enum Run {
 
 impl Cache {
     /// See the head of this file.
-    pub(super) fn step_status(
+    pub(in crate::cache) fn step_status(
         &mut self,
         turn: &mut Turn,
         op: &mut Operation,

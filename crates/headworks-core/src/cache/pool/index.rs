@@ -26,8 +26,8 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::folio::{Folio, FolioKey, Folios, ORDER_MAX};
 use crate::bio::VolumeId;
+use crate::cache::pool::folio::{Folio, FolioKey, Folios, ORDER_MAX};
 
 /// Entries of a line; with the count it fills a cache line.
 const BUCKET: usize = 15;

@@ -26,8 +26,8 @@
 //!
 //! Invariants: a folio is in the queue that its `list` says, or in none; the queues' units are the sum of their folios'.
 
-use super::folio::{EvictionList, Folio, Folios};
-use super::ghost::Ghost;
+use crate::cache::pool::folio::{EvictionList, Folio, Folios};
+use crate::cache::pool::ghost::Ghost;
 use crate::slab::NIL;
 
 /// 3: two bits, as the authors have it; a folio asked for often survives as many turns of the main queue.
@@ -259,8 +259,8 @@ mod tests {
     use super::*;
     use crate::bio::VolumeId;
     use crate::buddy::Buddy;
-    use crate::cache::folio::FolioKey;
-    use crate::cache::index::Index;
+    use crate::cache::pool::folio::FolioKey;
+    use crate::cache::pool::index::Index;
     use crate::prng::Prng;
     use std::collections::BTreeMap;
 

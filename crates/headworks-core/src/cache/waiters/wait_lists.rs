@@ -3,9 +3,9 @@
 //! Lines are first come, first served. Whoever leaves the line of credit or of frames has what it waited for: a wake-up that
 //! carries nothing would lose the race to a newcomer.
 
-use super::operation::{OpStep, Operation, WaitFor};
-use super::{Cache, TimerKind, Turn};
 use crate::bio::DeviceId;
+use crate::cache::waiters::operation::{OpStep, Operation, WaitFor};
+use crate::cache::{Cache, TimerKind, Turn};
 use crate::error::IoError;
 use crate::list::Fifo;
 use crate::slab::{NIL, Slab};
@@ -15,7 +15,7 @@ use crate::writeback::WriterId;
 
 /// The lines of a cache.
 #[derive(Debug)]
-pub(super) struct WaitLists {
+pub(in crate::cache) struct WaitLists {
     /// Can go on.
     pub ready: Fifo,
     /// Have copied as much as one may in a turn.
@@ -52,7 +52,7 @@ impl WaitLists {
 
 impl Cache {
     /// Puts an operation where what it waits for will find it.
-    pub(super) fn park(&mut self, turn: &mut Turn, slot: u32, park: WaitFor) {
+    pub(in crate::cache) fn park(&mut self, turn: &mut Turn, slot: u32, park: WaitFor) {
         self.stirred = true;
         self.ops[slot].waits_for = park;
         self.begin_wait(turn.now, slot);
@@ -96,7 +96,7 @@ impl Cache {
     }
 
     /// An operation is parked no longer.
-    pub(super) fn end_wait(&mut self, now: Instant, op: &mut Operation) {
+    pub(in crate::cache) fn end_wait(&mut self, now: Instant, op: &mut Operation) {
         let park = std::mem::take(&mut op.waits_for);
         if op.waits == NIL {
             return;
@@ -110,7 +110,7 @@ impl Cache {
     }
 
     /// All that an operation waited for.
-    pub(super) fn wait_times(&self, op: &Operation) -> WaitTimes {
+    pub(in crate::cache) fn wait_times(&self, op: &Operation) -> WaitTimes {
         if op.waits == NIL { WaitTimes::NONE } else { self.waits[op.waits as usize].wait_times() }
     }
 
@@ -126,19 +126,19 @@ impl Cache {
         self.stats.waits[kind] += 1;
     }
 
-    pub(super) fn device_of(&self, slot: u32) -> usize {
+    pub(in crate::cache) fn device_of(&self, slot: u32) -> usize {
         let volume = self.ops[slot].bio.id.volume;
         usize::from(self.volumes[usize::from(volume.0)].device.0)
     }
 
     /// It can go on.
-    pub(super) fn ready(&mut self, slot: u32) {
+    pub(in crate::cache) fn ready(&mut self, slot: u32) {
         self.lines.ready.push(&mut self.ops, slot);
     }
 
     /// Something of a folio ended: whoever waited for it goes on, in the order in which it came. Of a fill that failed, those
     /// whose cursor is within `failed` (blocks of the volume) are over.
-    pub(super) fn wake_folio(
+    pub(in crate::cache) fn wake_folio(
         &mut self,
         unit: u32,
         failed: Option<(u64, u64, IoError)>,
@@ -157,7 +157,7 @@ impl Cache {
             self.waits[slot as usize].below = below;
             if let Some((first, end, error)) = failed {
                 let op = &self.ops[slot];
-                let block = op.at() >> super::folio::BLOCK_SHIFT;
+                let block = op.at() >> crate::cache::pool::folio::BLOCK_SHIFT;
                 // Who writes the whole block, or waits for a write-out, does not need what could not be read.
                 let needs = match op.step {
                     OpStep::Read => true,
@@ -173,7 +173,7 @@ impl Cache {
     }
 
     /// Hands free credit to whoever waits for it, in turn.
-    pub(super) fn serve_credit(&mut self) {
+    pub(in crate::cache) fn serve_credit(&mut self) {
         for device in 0..self.lines.credit.len() {
             while let Some(slot) = self.lines.credit[device].head() {
                 let WaitFor::Credit(want) = self.ops[slot].waits_for else {
@@ -205,7 +205,7 @@ impl Cache {
 
     /// Write-out of a device has come to a stop: whoever waits for credit, or pauses, asks again, and hears of the error if there
     /// is no room.
-    pub(super) fn free_writers(&mut self, device: usize) {
+    pub(in crate::cache) fn free_writers(&mut self, device: usize) {
         let mut line = std::mem::replace(&mut self.lines.credit[device], Fifo::new());
         self.lines.refused[device] = false;
         self.throttle.forget_refused(DeviceId(device as u16));
@@ -220,12 +220,12 @@ impl Cache {
     }
 
     /// Whether somebody waits for credit of a device.
-    pub(super) fn waits_for_credit(&self, device: usize) -> bool {
+    pub(in crate::cache) fn waits_for_credit(&self, device: usize) -> bool {
         self.lines.credit[device].head().is_some()
     }
 
     /// The time at which a writer may go on, if it must wait.
-    pub(super) fn pause_of(&mut self, turn: &Turn, writer: u32) -> Option<Instant> {
+    pub(in crate::cache) fn pause_of(&mut self, turn: &Turn, writer: u32) -> Option<Instant> {
         if writer == NIL {
             return None;
         }
@@ -236,7 +236,7 @@ impl Cache {
     }
 
     /// Whether bios of a writer wait for the end of its pause.
-    pub(super) fn has_paused(&self, writer: u32) -> bool {
+    pub(in crate::cache) fn has_paused(&self, writer: u32) -> bool {
         self.lines.paused[writer as usize].head().is_some()
     }
 
@@ -247,7 +247,7 @@ impl Cache {
     }
 
     /// A writer's pause is over: what waited goes on until it has to pause again.
-    pub(super) fn resume_writer(&mut self, turn: &mut Turn, writer: u32) {
+    pub(in crate::cache) fn resume_writer(&mut self, turn: &mut Turn, writer: u32) {
         loop {
             if self.pause_of(turn, writer).is_some() {
                 if self.has_paused(writer) {
@@ -263,7 +263,7 @@ impl Cache {
     }
 
     /// A connection is gone. What it brought goes on without a pause, in nobody's name.
-    pub(super) fn release_writer(&mut self, turn: &mut Turn, connection: u32) {
+    pub(in crate::cache) fn release_writer(&mut self, turn: &mut Turn, connection: u32) {
         let Some(writer) = self.throttle.close(connection) else {
             return;
         };

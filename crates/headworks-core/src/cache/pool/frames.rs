@@ -4,11 +4,11 @@
 //! it. A newcomer takes none while somebody waits. What was not asked for by a client (read-ahead) never waits and takes none
 //! from the line.
 
-use super::folio::{Folio, FolioKey};
-use super::operation::Operation;
-use super::reclaim::Victim;
-use super::{Cache, Turn};
 use crate::bio::VolumeId;
+use crate::cache::pool::folio::{Folio, FolioKey};
+use crate::cache::pool::reclaim::Victim;
+use crate::cache::waiters::operation::Operation;
+use crate::cache::{Cache, Turn};
 use crate::slab::NIL;
 use crate::wait_times::WaitTimes;
 
@@ -17,12 +17,12 @@ const VICTIM_STEPS: u32 = 64;
 
 impl Cache {
     /// The largest folio that the pool should have: 64 of them fit at least, or a few accesses would fill it.
-    pub(super) fn order_cap(&self) -> u8 {
+    pub(in crate::cache) fn order_cap(&self) -> u8 {
         (self.folios.units() / 64).max(1).ilog2() as u8
     }
 
     /// Makes a folio for `block`, of `order` or below, and enters it; `None` when there is no memory now.
-    pub(super) fn make_folio(
+    pub(in crate::cache) fn make_folio(
         &mut self,
         turn: &mut Turn,
         op: Option<&mut Operation>,
@@ -126,7 +126,7 @@ impl Cache {
     }
 
     /// Drops a folio of which nothing is valid any longer, unless somebody waits for it or something is on its way.
-    pub(super) fn forget_folio(&mut self, unit: u32) {
+    pub(in crate::cache) fn forget_folio(&mut self, unit: u32) {
         let folio = self.folios[unit];
         if folio.is_idle() && folio.waiters == NIL {
             self.reclaim.forget(&mut self.folios, unit);
@@ -135,7 +135,7 @@ impl Cache {
     }
 
     /// Hands frames to whoever waits for them, in turn.
-    pub(super) fn serve_frames(&mut self, turn: &mut Turn) {
+    pub(in crate::cache) fn serve_frames(&mut self, turn: &mut Turn) {
         while let Some(slot) = self.lines.frames.head() {
             if self.defer_fill(slot) {
                 continue;
@@ -152,7 +152,7 @@ impl Cache {
     }
 
     /// A granted frame that was not needed goes back.
-    pub(super) fn drop_frame(&mut self, op: &mut Operation) {
+    pub(in crate::cache) fn drop_frame(&mut self, op: &mut Operation) {
         let (unit, order) = std::mem::replace(&mut op.frame, (NIL, 0));
         if unit != NIL {
             self.frames.put(unit, order);

@@ -6,16 +6,16 @@
 //!
 //! Invariants: a block is in one write-out at a time; a folio is on its group's list exactly while a block of it is to be written.
 
-use super::bios::write_outs;
-use super::folio::block;
-use super::{Cache, Turn};
 use crate::bio::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
+use crate::cache::device_io::write_outs;
+use crate::cache::pool::folio::block;
+use crate::cache::{Cache, Turn};
 use crate::device_bio::DeviceBio;
 use crate::slab::NIL;
 
 /// The reason for a write-out, as the statistics count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteoutReason {
+pub(in crate::cache) enum WriteoutReason {
     /// The background threshold is exceeded.
     Background = 0,
     /// The data is older than `dirty_expire_centisecs`.
@@ -30,7 +30,7 @@ pub(super) enum WriteoutReason {
 
 /// How dirty blocks are sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WriteoutRequest {
+pub(in crate::cache) struct WriteoutRequest {
     /// The operation that waits for them, or `NIL`.
     pub cookie: u32,
     /// In whose name: the flusher's account, or the writer that writes for itself.
@@ -43,7 +43,7 @@ pub(super) struct WriteoutRequest {
 
 impl Cache {
     /// A writer writes out for itself (the old way): up to `quota` blocks of the oldest group; bios that were sent.
-    pub(super) fn write_for_itself(
+    pub(in crate::cache) fn write_for_itself(
         &mut self,
         turn: &mut Turn,
         (volume, connection): (VolumeId, u32),
@@ -78,7 +78,7 @@ impl Cache {
     }
 
     /// Sends the dirty blocks of a part of a folio that are neither held nor on their way; bios and blocks that were sent.
-    pub(super) fn send_dirty(
+    pub(in crate::cache) fn send_dirty(
         &mut self,
         turn: &mut Turn,
         unit: u32,
@@ -175,7 +175,7 @@ impl Cache {
     }
 
     /// Takes a folio off its group's list when nothing of it is to be written any longer.
-    pub(super) fn settle_group(&mut self, unit: u32) {
+    pub(in crate::cache) fn settle_group(&mut self, unit: u32) {
         let folio = self.folios[unit];
         if folio.group == NIL {
             return;

@@ -12,8 +12,8 @@
 //! later hears of it only if nobody had heard before. Beside that, blocks whose write-out failed are *held*, and while any is,
 //! every flush fails.
 
-use super::resize::Truncation;
 use crate::bio::DeviceId;
+use crate::cache::volumes::truncation::Truncation;
 use crate::error::IoError;
 use crate::list::Fifo;
 use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
@@ -27,7 +27,7 @@ const GENERATIONS: u64 = 16;
 
 /// The last error, and how often somebody could have missed one.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct ErrorSequence {
+pub(in crate::cache) struct ErrorSequence {
     error: Option<IoError>,
     count: u32,
     seen: bool,
@@ -65,7 +65,7 @@ impl ErrorSequence {
 
 /// A volume.
 #[derive(Debug)]
-pub(super) struct CachedVolume {
+pub(in crate::cache) struct CachedVolume {
     pub device: DeviceId,
     pub size: u64,
     pub block_size: u32,
@@ -151,7 +151,7 @@ impl CachedVolume {
 
     /// Blocks of the volume, a last one in part included.
     pub fn blocks(&self) -> u64 {
-        self.size.div_ceil(u64::from(super::folio::BLOCK))
+        self.size.div_ceil(u64::from(crate::cache::pool::folio::BLOCK))
     }
 
     /// The current generation as folios carry it.

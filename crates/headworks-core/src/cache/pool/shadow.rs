@@ -4,10 +4,10 @@
 //! small reserve; reads find it there; when the device has answered, its bytes move into the block's own frame. When the
 //! reserve is used up the write waits for the answer.
 
-use super::folio::{BLOCK, BLOCK_SHIFT};
-use super::{Cache, Turn};
 use crate::action::Action;
 use crate::buddy::Buddy;
+use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT};
+use crate::cache::{Cache, Turn};
 
 /// Frames of the reserve: one in 64, within these.
 const SHADOWS_MIN: u32 = 4;
@@ -15,7 +15,7 @@ const SHADOWS_MAX: u32 = 256;
 
 /// The reserve.
 #[derive(Debug)]
-pub(super) struct Shadows {
+pub(in crate::cache) struct Shadows {
     free: Vec<u32>,
     /// (Block's unit, shadow's unit); few, so they are searched one by one.
     used: Vec<(u32, u32)>,
@@ -64,7 +64,7 @@ impl Shadows {
 
 impl Cache {
     /// The device has the old bytes: the new ones move into the block's frame.
-    pub(super) fn end_shadow(&mut self, turn: &mut Turn, unit: u32) {
+    pub(in crate::cache) fn end_shadow(&mut self, turn: &mut Turn, unit: u32) {
         let shadow = self.shadows.put(unit);
         turn.actions.list.push(Action::Move {
             from: u64::from(shadow) << BLOCK_SHIFT,
@@ -74,7 +74,7 @@ impl Cache {
     }
 
     /// The new bytes of a block are not needed (it was discarded).
-    pub(super) fn drop_shadow(&mut self, unit: u32) {
+    pub(in crate::cache) fn drop_shadow(&mut self, unit: u32) {
         self.shadows.put(unit);
     }
 }

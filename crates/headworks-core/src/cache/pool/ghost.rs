@@ -9,7 +9,7 @@
 //!   set      | fingerprint:16 time:16 | ... 16 words |     time = units noted / (reach / 1024), wraps after 64 reaches
 //! ```
 
-use super::folio::FolioKey;
+use crate::cache::pool::folio::FolioKey;
 
 /// Words of a set; they fill a cache line.
 const WAYS: usize = 16;

@@ -10,11 +10,11 @@
 //!
 //! Invariant: an `Ok` means that every write of the volume that was acknowledged before the flush came is durable.
 
-use super::folio::{Folio, block};
-use super::operation::{OpStep, Operation, WaitFor};
-use super::{Cache, TimerKind, Turn};
 use crate::bio::{Bio, VolumeId};
-use crate::cache::folio::BLOCK;
+use crate::cache::pool::folio::BLOCK;
+use crate::cache::pool::folio::{Folio, block};
+use crate::cache::waiters::operation::{OpStep, Operation, WaitFor};
+use crate::cache::{Cache, TimerKind, Turn};
 use crate::error::{IoError, Status};
 use crate::list::Fifo;
 use crate::slab::NIL;
@@ -26,7 +26,7 @@ const BACKOFF_LAST: u64 = 30 * SEC;
 
 impl Cache {
     /// A flush comes.
-    pub(super) fn begin_sync(&mut self, turn: &mut Turn, bio: Bio) {
+    pub(in crate::cache) fn begin_sync(&mut self, turn: &mut Turn, bio: Bio) {
         let mut op = Operation::new(bio, OpStep::Sync);
         op.writer = self.throttle.writer(bio.id.connection).0;
         op.deadline = turn.now.after(self.options.flush_timeout_ns);
@@ -42,7 +42,12 @@ impl Cache {
     }
 
     /// See the head of this file.
-    pub(super) fn step_sync(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
+    pub(in crate::cache) fn step_sync(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        slot: u32,
+    ) -> WaitFor {
         if slot == NIL {
             return WaitFor::Slot;
         }
@@ -82,7 +87,7 @@ impl Cache {
     }
 
     /// A flush must wait: for its generation, or until it can end one.
-    pub(super) fn wait_for_sync(&mut self, turn: &mut Turn, slot: u32) {
+    pub(in crate::cache) fn wait_for_sync(&mut self, turn: &mut Turn, slot: u32) {
         let (volume, deadline) = (self.ops[slot].bio.id.volume, self.ops[slot].deadline);
         let ends = self.ops[slot].generation > 0;
         let volume = &mut self.volumes[usize::from(volume.0)];
@@ -96,7 +101,7 @@ impl Cache {
     }
 
     /// Something of a volume was written, cancelled or held: flushes that waited for it go on.
-    pub(super) fn advance(&mut self, volume: VolumeId) {
+    pub(in crate::cache) fn advance(&mut self, volume: VolumeId) {
         let volume = &mut self.volumes[usize::from(volume.0)];
         volume.advance();
         let mut freed = false;
@@ -119,7 +124,12 @@ impl Cache {
     }
 
     /// The device's flush was answered.
-    pub(super) fn end_sync(&mut self, turn: &mut Turn, op: &mut Operation, below: Status) {
+    pub(in crate::cache) fn end_sync(
+        &mut self,
+        turn: &mut Turn,
+        op: &mut Operation,
+        below: Status,
+    ) {
         // Whatever failed since it began, and was perhaps put among younger dirty blocks by another flush, was its own, too.
         let errors = &mut self.volumes[usize::from(op.bio.id.volume.0)].errors;
         let missed = errors.check(&mut op.asked);
@@ -138,7 +148,7 @@ impl Cache {
     }
 
     /// A connection begins to count on the volume: errors from now on are to reach it.
-    pub(super) fn hear_from(&mut self, writer: u32, bio: &Bio) {
+    pub(in crate::cache) fn hear_from(&mut self, writer: u32, bio: &Bio) {
         let entry = &mut self.heard[writer as usize];
         let who = Some((bio.id.connection, bio.id.volume));
         if entry.0 != who {
@@ -153,7 +163,7 @@ impl Cache {
     }
 
     /// A flush has waited long enough: it fails, and the data stay dirty.
-    pub(super) fn on_sync_timeout(&mut self, turn: &mut Turn) {
+    pub(in crate::cache) fn on_sync_timeout(&mut self, turn: &mut Turn) {
         let mut next: Option<Instant> = None;
         for index in 0..self.volumes.len() {
             for line in [false, true] {
@@ -185,7 +195,7 @@ impl Cache {
 
     /// Every held block of a volume is to be written again. When they are tried again by themselves is another matter: clients
     /// that flush all the time would put that off.
-    pub(super) fn unhold_volume(&mut self, now: Instant, volume: VolumeId) {
+    pub(in crate::cache) fn unhold_volume(&mut self, now: Instant, volume: VolumeId) {
         let mut at = 0;
         while let Some(unit) = self.next_held(volume, at) {
             let blocks = self.folios[unit].blocks();
@@ -210,7 +220,7 @@ impl Cache {
     }
 
     /// Held blocks of a folio are dirty like others; whoever calls sends them at once.
-    pub(super) fn unhold(&mut self, unit: u32, first: u32, count: u32) {
+    pub(in crate::cache) fn unhold(&mut self, unit: u32, first: u32, count: u32) {
         let states = self.folios.states(unit + first, count);
         if states.iter().any(|state| state & block::FAILED != 0) {
             self.unhold_at(Instant(0), unit, first, count);
@@ -240,7 +250,12 @@ impl Cache {
     }
 
     /// A block was held: it is tried again by itself if the volume wants that, or if the reason may pass.
-    pub(super) fn plan_retry(&mut self, turn: &mut Turn, volume: VolumeId, error: IoError) {
+    pub(in crate::cache) fn plan_retry(
+        &mut self,
+        turn: &mut Turn,
+        volume: VolumeId,
+        error: IoError,
+    ) {
         use crate::options::ErrorPolicy;
         let entry = self.volume(volume);
         let passing = matches!(error, IoError::TimedOut | IoError::NoSpace | IoError::NoMemory);
@@ -255,7 +270,7 @@ impl Cache {
     }
 
     /// The time to try held blocks again has come.
-    pub(super) fn retry_failed(&mut self, turn: &mut Turn) {
+    pub(in crate::cache) fn retry_failed(&mut self, turn: &mut Turn) {
         for index in 0..self.volumes.len() {
             if self.volumes[index].retry_at.is_none_or(|at| at > turn.now) {
                 continue;

@@ -13,49 +13,49 @@
 //! Flushers leave a quarter of all to fills; a few of each device's write-outs go in any case. Whoever needs one for itself waits
 //! in the line of its account.
 
-use super::Cache;
-use super::operation::{OpStep, WaitFor};
+use crate::cache::Cache;
+use crate::cache::waiters::operation::{OpStep, WaitFor};
 
 /// Bios of the cache's own that are kept for fills when write-out takes all it may: one in four.
 const FILL_SHARE: u32 = 4;
 
 /// The account of a device's fills.
-pub(super) const fn fills(device: usize) -> usize {
+pub(in crate::cache) const fn fills(device: usize) -> usize {
     2 * device
 }
 
 /// The account of its write-outs.
-pub(super) const fn write_outs(device: usize) -> usize {
+pub(in crate::cache) const fn write_outs(device: usize) -> usize {
     2 * device + 1
 }
 
 /// Blocks that may be on their way from so many devices: from one, all there are.
-pub(super) const fn filling_most(units: u32, devices: usize) -> u32 {
+pub(in crate::cache) const fn filling_most(units: u32, devices: usize) -> u32 {
     if devices > 1 { units / 2 } else { units }
 }
 
 impl Cache {
     /// Bios of the cache's own that are on their way.
-    pub(super) fn in_flight(&self) -> u32 {
+    pub(in crate::cache) fn in_flight(&self) -> u32 {
         self.bios.total()
     }
 
     /// Whether another bio of an account may go out.
-    pub(super) fn may_send(&self, account: usize) -> bool {
+    pub(in crate::cache) fn may_send(&self, account: usize) -> bool {
         let most = filling_most(self.folios.units(), self.filling.devices());
         let frames = account != fills(account / 2) || self.filling.fits(account / 2, 1, most);
         frames && self.bios.fits(account, 1, self.options.bios())
     }
 
     /// Whether a device's flusher may send another one.
-    pub(super) fn may_write_out(&self, device: usize) -> bool {
+    pub(in crate::cache) fn may_write_out(&self, device: usize) -> bool {
         let (bios, account) = (self.options.bios(), write_outs(device));
         let few = self.bios.used(account) < self.bios.floor();
         (few || self.bios.total() < bios - bios / FILL_SHARE) && self.may_send(account)
     }
 
     /// Lets those go on who wait for a bio, in turn: as many as there are.
-    pub(super) fn serve_bios(&mut self) {
+    pub(in crate::cache) fn serve_bios(&mut self) {
         for account in 0..self.lines.bios.len() {
             if self.lines.bios[account].head().is_none() || !self.may_send(account) {
                 continue;
@@ -72,7 +72,7 @@ impl Cache {
 
     /// Whoever is first in line for a frame, to fill it, and has no bio for that: it waits for one, and keeps nobody from the
     /// frame.
-    pub(super) fn defer_fill(&mut self, slot: u32) -> bool {
+    pub(in crate::cache) fn defer_fill(&mut self, slot: u32) -> bool {
         let account = fills(self.device_of(slot));
         let defers = self.ops[slot].step == OpStep::Read && !self.may_send(account);
         if defers {
