@@ -437,6 +437,48 @@ mod tests {
         }
     }
 
+    /// Links that count how often an entry is looked up.
+    struct Counted(Links, std::cell::Cell<u32>);
+
+    impl Index<u32> for Counted {
+        type Output = Link;
+
+        fn index(&self, id: u32) -> &Link {
+            self.1.set(self.1.get() + 1);
+            &self.0[id]
+        }
+    }
+
+    impl IndexMut<u32> for Counted {
+        fn index_mut(&mut self, id: u32) -> &mut Link {
+            self.1.set(self.1.get() + 1);
+            &mut self.0[id]
+        }
+    }
+
+    #[test]
+    fn operations_look_up_a_bounded_number_of_entries() {
+        let mut links = Counted(Links::new(10_000), Default::default());
+        let mut list: List<OnlyLink> = List::new();
+        let steps = |links: &Counted| {
+            let steps = links.1.take();
+            assert!(steps <= 6, "{steps} entries looked up");
+        };
+        for id in 0..10_000 {
+            match id % 2 {
+                0 => list.push_back(&mut links, id),
+                _ => list.push_front(&mut links, id),
+            }
+            steps(&links);
+        }
+        // Oldest first: from the middle outward.
+        for id in 0..10_000 {
+            list.remove(&mut links, id);
+            steps(&links);
+        }
+        assert!(list.is_empty());
+    }
+
     #[test]
     #[cfg(debug_assertions)]
     #[should_panic(expected = "is in a list already")]

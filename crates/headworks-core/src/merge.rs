@@ -6,9 +6,10 @@
 
 use crate::bio::{Bio, BioFlags};
 use crate::elevator::MergeEdge;
+use crate::gauge::Gauge32;
+use crate::list::List;
 use crate::options::QueueOptions;
-use crate::request::{Bios, Request, SlotId, Slots};
-use crate::slab::NIL;
+use crate::request::{Bios, EndLink, Request, SlotId, Slots, StartLink};
 
 /// The device's limits on one data request.
 #[derive(Clone, Copy, Debug)]
@@ -98,7 +99,44 @@ pub(crate) fn fit_bio(
     allowed.then_some(edge)
 }
 
-/// Links `bio` to `request` at `edge`.
+/// What joins a request: a bio from the plug, or all that another request consists of.
+struct Part {
+    offset: u64,
+    len: u32,
+    /// Its bios, linked by offset: the first and the last.
+    head: u32,
+    tail: u32,
+    segments: u16,
+    bios: u16,
+    flags: BioFlags,
+}
+
+/// Links a part to `request` at `edge`; [`fit_bio`] or [`fit_requests`] allowed it.
+#[inline]
+fn join(request: &mut Request, bios: &mut Bios, part: Part, edge: MergeEdge) {
+    match edge {
+        MergeEdge::Back => {
+            debug_assert!(request.end() == part.offset, "a back merge continues the request");
+            bios[request.bio_tail].next = part.head;
+            request.bio_tail = part.tail;
+        }
+        MergeEdge::Front => {
+            debug_assert!(
+                part.offset + u64::from(part.len) == request.offset,
+                "a front merge ends at it"
+            );
+            bios[part.tail].next = request.bio_head;
+            request.bio_head = part.head;
+            request.offset = part.offset;
+        }
+    }
+    request.len += part.len;
+    request.segments += part.segments;
+    request.bios += part.bios;
+    request.flags = joined_flags(request.flags, part.flags);
+}
+
+/// Merges a bio into request `id` at `edge`.
 pub(crate) fn join_bio(
     slots: &mut Slots,
     bios: &mut Bios,
@@ -107,22 +145,9 @@ pub(crate) fn join_bio(
     edge: MergeEdge,
     segments: u16,
 ) {
-    let request = &mut slots[id];
-    match edge {
-        MergeEdge::Back => {
-            bios[request.bio_tail].next = slot;
-            request.bio_tail = slot;
-        }
-        MergeEdge::Front => {
-            bios[slot].next = request.bio_head;
-            request.bio_head = slot;
-            request.offset = bios[slot].bio.offset;
-        }
-    }
-    request.len += bios[slot].bio.len;
-    request.segments += segments;
-    request.bios += 1;
-    request.flags = joined_flags(request.flags, bios[slot].bio.flags);
+    let Bio { offset, len, flags, .. } = bios[slot].bio;
+    let part = Part { offset, len, head: slot, tail: slot, segments, bios: 1, flags };
+    join(&mut slots[id], bios, part, edge);
 }
 
 /// Whether `back`, which starts where `front` ends, may become part of it.
@@ -148,103 +173,103 @@ pub(crate) fn join_requests(
     gone: SlotId,
     edge: MergeEdge,
 ) {
-    let (gone_offset, gone_head, gone_tail) =
-        (slots[gone].offset, slots[gone].bio_head, slots[gone].bio_tail);
-    let (len, segments, count, flags, stamps) = {
-        let gone = &slots[gone];
-        (gone.len, gone.segments, gone.bios, gone.flags, gone.stamps)
+    debug_assert!(kept != gone, "a request is not merged with itself");
+    let from = &slots[gone];
+    let stamps = from.stamps;
+    let part = Part {
+        offset: from.offset,
+        len: from.len,
+        head: from.bio_head,
+        tail: from.bio_tail,
+        segments: from.segments,
+        bios: from.bios,
+        flags: from.flags,
     };
     let kept = &mut slots[kept];
-    match edge {
-        MergeEdge::Back => {
-            bios[kept.bio_tail].next = gone_head;
-            kept.bio_tail = gone_tail;
-        }
-        MergeEdge::Front => {
-            bios[gone_tail].next = kept.bio_head;
-            kept.bio_head = gone_head;
-            kept.offset = gone_offset;
-        }
-    }
-    kept.len += len;
-    kept.segments += segments;
-    kept.bios += count;
-    kept.flags = joined_flags(kept.flags, flags);
-    // Counted from the oldest part on, stage by stage: what the older one spent waiting was not spent in the plug.
+    join(kept, bios, part, edge);
+    // The merged request counts from its oldest part, stage by stage: the older part's time in the queue is not plug time.
     for (stamp, other) in kept.stamps.iter_mut().zip(stamps).take(3) {
         *stamp = (*stamp).min(other);
     }
 }
 
-/// Finds requests that wait in a queue by where they end and where they start.
+/// Waiting requests by where they end and where they start.
 ///
-/// Two tables of chains through the slots, sized at start-up for at most one entry per place on average.
+/// Two hash tables whose buckets are lists through the requests, sized at start for one entry a bucket on average. Insertion
+/// and removal take constant time; a search looks at no more than [`CANDIDATES_MAX`] requests of a bucket, newest first.
+///
+/// Invariant: a request is in both tables while it is marked `INDEXED`, and in neither otherwise.
 #[derive(Debug)]
 pub struct MergeIndex {
-    /// Heads of the chains by end, then by start.
-    heads: [Vec<SlotId>; 2],
+    by_end: Vec<List<EndLink>>,
+    by_start: Vec<List<StartLink>>,
     shift: u32,
-    entries: u32,
+    entries: Gauge32,
+    /// Requests that searches looked at.
+    #[cfg(test)]
+    looked_at: std::cell::Cell<u64>,
 }
 
-/// Which table: by end (for back merges) or by start (for front merges).
-const BY_END: usize = 0;
-const BY_START: usize = 1;
+/// The most requests of a bucket that a search looks at. A bucket is long only where many requests wait at one place and cannot
+/// grow; Linux looks at one request that ends at the right place.
+pub const CANDIDATES_MAX: usize = 16;
 
 impl MergeIndex {
-    /// An index for about that many requests.
+    /// Creates an index for about `entries` requests.
     #[must_use]
     pub fn new(entries: u32) -> Self {
-        let places = entries.clamp(16, 1 << 16).next_power_of_two();
-        let heads = vec![NIL; places as usize];
-        Self { heads: [heads.clone(), heads], shift: 64 - places.trailing_zeros(), entries: 0 }
+        let buckets = entries.clamp(16, 1 << 16).next_power_of_two();
+        Self {
+            by_end: (0..buckets).map(|_| List::new()).collect(),
+            by_start: (0..buckets).map(|_| List::new()).collect(),
+            shift: 64 - buckets.trailing_zeros(),
+            entries: Gauge32::new(0),
+            #[cfg(test)]
+            looked_at: std::cell::Cell::new(0),
+        }
     }
 
-    /// Whether nothing is in it.
+    /// Returns true when no request is in the index.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries == 0
+        self.entries.is_zero()
     }
 
-    fn place(&self, volume: u16, at: u64) -> usize {
+    #[inline]
+    fn bucket(&self, volume: u16, at: u64) -> usize {
         hash(volume, at, self.shift)
     }
 
-    /// Adds a request where it ends and where it starts.
+    /// Adds a request, which is in no index and has a length.
     pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
-        debug_assert!(!slots[id].is(Request::INDEXED));
-        for (table, at) in [(BY_END, slots[id].end()), (BY_START, slots[id].offset)] {
-            let place = self.place(slots[id].volume.0, at);
-            slots[id].chain[table] = self.heads[table][place];
-            self.heads[table][place] = id;
-        }
-        slots[id].marks |= Request::INDEXED;
-        self.entries += 1;
+        let request = &mut slots[id];
+        debug_assert!(!request.is(Request::INDEXED), "a request is indexed once");
+        debug_assert!(request.len > 0, "only requests with data merge");
+        request.marks |= Request::INDEXED;
+        let (volume, start, end) = (request.volume.0, request.offset, request.end());
+        let (by_end, by_start) = (self.bucket(volume, end), self.bucket(volume, start));
+        self.by_end[by_end].push_front(slots, id);
+        self.by_start[by_start].push_front(slots, id);
+        self.entries.add(1);
     }
 
-    /// Takes a request out, if it is in.
+    /// Removes a request if it is in the index; its range is the same as when it was inserted.
+    #[inline]
     pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
-        if !slots[id].is(Request::INDEXED) {
+        let request = &mut slots[id];
+        if !request.is(Request::INDEXED) {
             return;
         }
-        for (table, at) in [(BY_END, slots[id].end()), (BY_START, slots[id].offset)] {
-            let place = self.place(slots[id].volume.0, at);
-            let after = slots[id].chain[table];
-            let mut link = self.heads[table][place];
-            if link == id {
-                self.heads[table][place] = after;
-                continue;
-            }
-            while slots[link].chain[table] != id {
-                link = slots[link].chain[table];
-            }
-            slots[link].chain[table] = after;
-        }
-        slots[id].marks &= !Request::INDEXED;
-        self.entries -= 1;
+        request.marks &= !Request::INDEXED;
+        let (volume, start, end) = (request.volume.0, request.offset, request.end());
+        let (by_end, by_start) = (self.bucket(volume, end), self.bucket(volume, start));
+        self.by_end[by_end].remove(slots, id);
+        self.by_start[by_start].remove(slots, id);
+        self.entries.sub(1);
     }
 
-    /// A request that ends where `incoming` starts, or (if `fronts` may grow) starts where it ends, and may take it.
+    /// Finds a request that may take `incoming`: one that ends where `incoming` starts, or (with `fronts`) starts where it ends.
     #[must_use]
     pub fn find(
         &self,
@@ -253,24 +278,32 @@ impl MergeIndex {
         limits: &Limits,
         fronts: bool,
     ) -> Option<(SlotId, MergeEdge)> {
-        let mut id = self.heads[BY_END][self.place(incoming.volume.0, incoming.offset)];
-        while id != NIL {
+        let volume = incoming.volume.0;
+        let bucket = &self.by_end[self.bucket(volume, incoming.offset)];
+        for id in bucket.iter(slots).take(CANDIDATES_MAX) {
+            self.count_look();
             if fit_requests(&slots[id], incoming, limits) {
                 return Some((id, MergeEdge::Back));
             }
-            id = slots[id].chain[BY_END];
         }
         if !fronts {
             return None;
         }
-        let mut id = self.heads[BY_START][self.place(incoming.volume.0, incoming.end())];
-        while id != NIL {
+        let bucket = &self.by_start[self.bucket(volume, incoming.end())];
+        for id in bucket.iter(slots).take(CANDIDATES_MAX) {
+            self.count_look();
             if fit_requests(incoming, &slots[id], limits) {
                 return Some((id, MergeEdge::Front));
             }
-            id = slots[id].chain[BY_START];
         }
         None
+    }
+
+    /// Counts a request that a search looked at, for tests.
+    #[inline]
+    fn count_look(&self) {
+        #[cfg(test)]
+        self.looked_at.set(self.looked_at.get() + 1);
     }
 }
 
@@ -347,6 +380,30 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Inserts `count` requests for one block that cannot grow, and removes them in the order of arrival: the worst case for a
+    /// bucket. Searches look at a bounded number of them; removals look at the neighbours only, see the tests of `list`.
+    #[test]
+    fn search_looks_at_bounded_candidates_on_a_hot_block() {
+        let count = 8192;
+        let mut slots = Slots::touched(count);
+        let mut index = MergeIndex::new(2 * count);
+        let limits = limits();
+        let full =
+            |offset| Request { offset, len: 12288, segments: 3, bios: 1, ..Request::default() };
+        for id in 0..count {
+            slots.try_take();
+            slots[id] = full(4096 * 3);
+            for incoming in [full(0), full(4096 * 6)] {
+                assert_eq!(index.find(&slots, &incoming, &limits, true), None);
+            }
+            index.insert(&mut slots, id);
+        }
+        (0..count).for_each(|id| index.remove(&mut slots, id));
+        assert!(index.is_empty());
+        let most = 2 * u64::from(count) * CANDIDATES_MAX as u64;
+        assert!(index.looked_at.get() <= most, "{} requests looked at", index.looked_at.get());
     }
 
     fn request(prng: &mut Prng) -> Request {

@@ -68,8 +68,10 @@ pub struct Request {
     pub prev: SlotId,
     /// The split request whose piece this is.
     pub parent: SlotId,
-    /// Chain links of the merge index: by end, then by start.
-    pub chain: [SlotId; 2],
+    /// Neighbours in a bucket of the merge index by end, see [`EndLink`].
+    pub end_link: Link,
+    /// Neighbours in a bucket of the merge index by start, see [`StartLink`].
+    pub start_link: Link,
     /// Links of a sorting elevator's tree: before, after, up.
     pub tree: [SlotId; 3],
     /// Counts what leaves the elevator, round and round: refused requests go again in this order.
@@ -193,7 +195,8 @@ impl Default for Request {
             next: NIL,
             prev: NIL,
             parent: NIL,
-            chain: [NIL; 2],
+            end_link: Link::UNLINKED,
+            start_link: Link::UNLINKED,
             tree: [NIL; 3],
             departure: 0,
             segments: 0,
@@ -224,29 +227,35 @@ pub enum QueueLink {}
 #[derive(Debug)]
 pub enum FlightLink {}
 
-impl Linked<QueueLink> for Request {
-    #[inline]
-    fn link(&self) -> &Link {
-        &self.queue_link
-    }
+/// The kind of lists that use [`Request::end_link`]: buckets of the merge index by end.
+#[derive(Debug)]
+pub enum EndLink {}
 
-    #[inline]
-    fn link_mut(&mut self) -> &mut Link {
-        &mut self.queue_link
-    }
+/// The kind of lists that use [`Request::start_link`]: buckets of the merge index by start.
+#[derive(Debug)]
+pub enum StartLink {}
+
+/// Gives requests a link for one kind of list.
+macro_rules! linked {
+    ($kind:ty, $field:ident) => {
+        impl Linked<$kind> for Request {
+            #[inline]
+            fn link(&self) -> &Link {
+                &self.$field
+            }
+
+            #[inline]
+            fn link_mut(&mut self) -> &mut Link {
+                &mut self.$field
+            }
+        }
+    };
 }
 
-impl Linked<FlightLink> for Request {
-    #[inline]
-    fn link(&self) -> &Link {
-        &self.flight_link
-    }
-
-    #[inline]
-    fn link_mut(&mut self) -> &mut Link {
-        &mut self.flight_link
-    }
-}
+linked!(QueueLink, queue_link);
+linked!(FlightLink, flight_link);
+linked!(EndLink, end_link);
+linked!(StartLink, start_link);
 
 impl Chained for BioSlot {
     #[inline]
