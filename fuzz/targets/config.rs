@@ -1,7 +1,7 @@
 //! What may stand in a configuration file: it is refused with places, or it is written again as what says the same.
 #![no_main]
 
-use headworks::config::File;
+use headworks_server::config::File;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -6,8 +6,8 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use headworks::client::{Client, ClientError, Haggle, Socket};
-use headworks::frontend::nbd::CommandFlags;
+use headworks_nbd::client::{Client, ClientError, Haggle, Socket};
+use headworks_nbd::CommandFlags;
 
 /// What a socket takes without anybody reading.
 const STREAM_MAX: usize = 64 << 10;

@@ -4,10 +4,10 @@
 //! bounded, and a request that is let through keeps the rules that it was checked for.
 #![no_main]
 
-use headworks::frontend::nbd::handshake::OPTIONS_MAX;
-use headworks::frontend::nbd::reply::REPLY_BYTES_MAX;
-use headworks::frontend::nbd::wire::{OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX};
-use headworks::frontend::nbd::{
+use headworks_nbd::handshake::OPTIONS_MAX;
+use headworks_nbd::reply::REPLY_BYTES_MAX;
+use headworks_nbd::wire::{OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use headworks_nbd::{
     Command, CommandFlags, ExportInfo, Handshake, Outcome, Parsed, Replies, Request, RequestParser,
     Terms, TransmissionFlags,
 };

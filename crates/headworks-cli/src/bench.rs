@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use headworks::client::bench::{BenchOptions, Pattern, Verify, Waiting};
-use headworks::client::{ClientOptions, Uri};
-use headworks::core::QueueOptions;
-use headworks::device::Spec;
-use headworks::units::{parse_size, parse_time};
+use headworks_core::QueueOptions;
+use headworks_nbd::client::bench::{BenchOptions, Pattern, Verify, Waiting};
+use headworks_nbd::client::{ClientOptions, Uri};
+use headworks_server::Spec;
+use headworks_server::units::{parse_size, parse_time};
 
 use crate::bench_nbd::{self, BenchNbdOptions};
 use crate::tunables::Queue;

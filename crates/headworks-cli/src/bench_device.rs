@@ -7,20 +7,20 @@
 
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::client::bench::Pattern;
-use headworks::core::prng::Prng;
-use headworks::core::stats::{Histogram, Stage};
-use headworks::core::writeback::DirtyOptions;
-use headworks::core::{
-    Bio, BioFlags, BioId, CacheOptions, ConfigError, Input, Instant, Message, Notice, Op,
-    QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId, WaitTimes,
-};
-use headworks::device::{Share, Spec};
 use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
 use headworks::executor::{Executor, Outlet, frames_of};
 use headworks::memory::{Mapping, NOTHING, Span, tables_in_huge_pages};
-use headworks::server::assemble::{Assembly, ExportSpec};
-use headworks::server::{Clock, map_frames};
+use headworks::{Clock, map_frames};
+use headworks_core::prng::Prng;
+use headworks_core::stats::{Histogram, Stage};
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{
+    Bio, BioFlags, BioId, CacheOptions, ConfigError, Input, Instant, Message, Notice, Op,
+    QueueOptions, ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeId, WaitTimes,
+};
+use headworks_nbd::client::bench::Pattern;
+use headworks_server::assemble::{Assembly, ExportSpec};
+use headworks_server::{Share, Spec};
 use serde_json::json;
 
 use crate::{allocations, bench_feeders};
@@ -287,8 +287,7 @@ fn one_thread(options: &Options, thread: u32) -> Result<Found, String> {
 
 impl Driver {
     fn new(options: &Options, thread: u32) -> Result<Self, ConfigError> {
-        if options.threads > 1
-            && matches!(options.device.base, headworks::device::Base::File { .. })
+        if options.threads > 1 && matches!(options.device.base, headworks_server::Base::File { .. })
         {
             let message = "more than one thread needs a device of its own for each: null or mem";
             return Err(ConfigError::new("threads", message));
@@ -406,7 +405,7 @@ impl Driver {
         let Some(stats) = self.shard.stats(VolumeId(0)) else {
             return (0, 0);
         };
-        let sum = |f: fn(&headworks::core::stats::OpStats) -> u64| stats.ops.iter().map(f).sum();
+        let sum = |f: fn(&headworks_core::stats::OpStats) -> u64| stats.ops.iter().map(f).sum();
         (sum(|op| op.requests), sum(|op| op.merges))
     }
 

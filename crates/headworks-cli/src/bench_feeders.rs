@@ -5,10 +5,10 @@
 
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::core::stats::Histogram;
-use headworks::core::{BioFlags, Ioprio, ReplyStage, VolumeOptions};
 use headworks::embed::{self, Answer, Counts, Handle, Io};
-use headworks::server::assemble::{Assembly, ExportSpec};
+use headworks_core::stats::Histogram;
+use headworks_core::{BioFlags, Ioprio, ReplyStage, VolumeOptions};
+use headworks_server::assemble::{Assembly, ExportSpec};
 use serde_json::json;
 
 use crate::allocations;
@@ -43,7 +43,7 @@ pub fn run(options: &Options) -> Result<(), String> {
 }
 
 fn measure(options: &Options) -> Result<Found, String> {
-    let say = |error: headworks::core::ConfigError| error.to_string();
+    let say = |error: headworks_core::ConfigError| error.to_string();
     let read_only = !options.pattern.writes();
     let export = ExportSpec::new(String::new(), options.device.clone(), read_only);
     let export = ExportSpec { share: options.share, ..export };

@@ -3,8 +3,8 @@
 //! The figures are IOPS, bytes a second, latency and the client's own time per request; with `--verify`, how many reads
 //! were compared. A server that answered with errors makes the command fail, after the figures are printed.
 
-use headworks::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
-use headworks::client::{ClientError, Histogram};
+use headworks_nbd::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
+use headworks_nbd::client::{ClientError, Histogram};
 use serde_json::{Value, json};
 
 /// What to measure and how to print it.
@@ -147,7 +147,7 @@ mod tests {
             run.reads.bytes += 4096;
         }
         BenchReport {
-            export: headworks::client::Export::default(),
+            export: headworks_nbd::client::Export::default(),
             run,
             read_back: Some(Tally::default()),
             warning: None,

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use headworks::server::control::DISKSTATS_FIELDS;
-use headworks::units::display_size;
+use headworks::display_size;
+use headworks_server::control::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
 use crate::ctl_live as live;

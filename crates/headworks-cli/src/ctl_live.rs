@@ -1,7 +1,7 @@
 //! The commands of `headworks ctl` that change what is served: `exports`, `add`, `remove`, `resize`, `drain`.
 
 use clap::Subcommand;
-use headworks::units::display_size;
+use headworks::display_size;
 use serde_json::{Value, json};
 
 use crate::ctl::{list, plain};

@@ -8,8 +8,8 @@ use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsRawFd;
 
 use clap::ValueEnum;
-use headworks::core::ConfigError;
-use headworks::server::{LOG_LEVELS, LogLevel};
+use headworks_core::ConfigError;
+use headworks_server::{LOG_LEVELS, LogLevel};
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;

@@ -1,8 +1,8 @@
 //! What a server promises of writes, in words: how they are acknowledged, and what a crash may lose.
 
-use headworks::core::WriteMode;
-use headworks::core::writeback::DirtyOptions;
-use headworks::units::display_size;
+use headworks::display_size;
+use headworks_core::WriteMode;
+use headworks_core::writeback::DirtyOptions;
 
 /// An export, as far as it matters here.
 pub struct Promise<'a> {

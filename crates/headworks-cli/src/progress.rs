@@ -1,6 +1,6 @@
 //! What a stop says while it writes out: bytes left, rate, time, at most once a second; and what was left when time was over.
 
-use headworks::units::display_size;
+use headworks::display_size;
 
 /// Nanoseconds of a second.
 const SEC: u64 = 1_000_000_000;

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use headworks::core::ConfigError;
+use headworks_core::ConfigError;
 
 /// What the main thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

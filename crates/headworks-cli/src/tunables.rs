@@ -1,13 +1,13 @@
 //! The options of queues and of write-back on the command line, for `serve` and `bench`.
 
 use clap::Args;
-use headworks::config::{
+use headworks_core::time::MS;
+use headworks_core::writeback::{DirtyOptions, DirtyTunable};
+use headworks_core::{ConfigError, QueueOptions, Tunable};
+use headworks_server::config::{
     DirtySettings, Origin, QueueSettings, Tuned, parse_dirty, tune_dirty, tune_queue,
 };
-use headworks::core::time::MS;
-use headworks::core::writeback::{DirtyOptions, DirtyTunable};
-use headworks::core::{ConfigError, QueueOptions, Tunable};
-use headworks::units::parse_time;
+use headworks_server::units::parse_time;
 
 /// The queue's tunables, as in /sys/block/DISK/queue.
 #[derive(Args, Clone, Debug)]

@@ -17,15 +17,13 @@
 //! Invariant of all of it: whatever a peer sends ends this connection at most, with one sentence; it never makes anything
 //! here panic or grow beyond [`OPTION_BYTES_MAX`](wire::OPTION_BYTES_MAX) a connection.
 
-pub mod connection;
+pub mod client;
 pub mod handshake;
 pub mod meta;
-pub mod outgoing;
 pub mod reply;
 pub mod status;
+pub mod tls;
 pub mod transmission;
-pub mod transport;
-pub mod window;
 pub mod wire;
 
 pub use handshake::{BlockSizes, Encryption, ExportInfo, Handshake, Outcome, Terms};

@@ -9,13 +9,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use headworks::client::bench::{self, BenchOptions, Pattern, Verify, Waiting};
-use headworks::client::{Client, ClientError, ClientOptions, Haggle, Socket, Target, Uri};
-use headworks::core::extent::ExtentWriter;
-use headworks::core::prng::Prng;
-use headworks::core::{EXTENTS_BYTES, Extent, ExtentState, Op};
-use headworks::frontend::nbd::status::Question;
-use headworks::frontend::nbd::{
+use headworks_core::extent::ExtentWriter;
+use headworks_core::prng::Prng;
+use headworks_core::{EXTENTS_BYTES, Extent, ExtentState, Op};
+use headworks_nbd::client::bench::{self, BenchOptions, Pattern, Verify, Waiting};
+use headworks_nbd::client::{Client, ClientError, ClientOptions, Haggle, Socket, Target, Uri};
+use headworks_nbd::status::Question;
+use headworks_nbd::{
     CommandFlags, ExportInfo, Handshake, NbdError, Outcome, Parsed, Replies, Request,
     RequestParser, TransmissionFlags,
 };

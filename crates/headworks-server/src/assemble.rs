@@ -10,7 +10,8 @@ use headworks_core::{
 };
 
 use super::opening::{Caching, Opened, Origin, assembled, no_size};
-use crate::device::{Base, Device, FileDevice, Identity, OpenFile, Share, SizeWatch, Spec};
+use crate::spec::{Base, Share, Spec};
+use headworks::device::{Device, FileDevice, Identity, OpenFile, SizeWatch};
 
 /// Where a client can go.
 #[derive(Clone, Debug)]
@@ -479,7 +480,7 @@ mod tests {
 
     #[test]
     fn a_size_that_was_expected_is_no_news_once() {
-        let image = crate::device::testing::TempFile::absent("expected");
+        let image = headworks::device::testing::TempFile::absent("expected");
         let text = format!("file:path={},size=1M", image.path().display());
         let export = ExportSpec::new("a".to_owned(), Spec::parse(&text).unwrap(), false);
         let mut watched = Assembly::new(&[export]).unwrap().files.remove(0);

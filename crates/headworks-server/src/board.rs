@@ -6,11 +6,11 @@ use std::sync::{Mutex, OnceLock};
 
 use headworks_core::{Control, ExportId, ShardId, VolumeId};
 
-use crate::engine::Waker;
-use crate::frontend::nbd::Terms;
-use crate::frontend::nbd::connection::Connection;
-use crate::server::control::order::{Order, Outcome};
-use crate::server::control::question::Question;
+use crate::control::order::{Order, Outcome};
+use crate::control::question::Question;
+use crate::nbd::connection::Connection;
+use headworks::engine::Waker;
+use headworks_nbd::Terms;
 
 /// Something for a shard's thread that is not data.
 pub enum Mail {

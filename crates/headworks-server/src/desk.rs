@@ -8,11 +8,11 @@ use std::collections::HashMap;
 
 use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 
-use crate::executor::{Outlet, frames_of};
-use crate::frontend::nbd::connection::Connection;
 use crate::latency::exports::Exports;
-use crate::memory::{Mapping, NOTHING, Pool, Span};
-use crate::ring::{Consumer, Producer};
+use crate::nbd::connection::Connection;
+use headworks::executor::{Outlet, frames_of};
+use headworks::memory::{Mapping, NOTHING, Pool, Span};
+use headworks::ring::{Consumer, Producer};
 
 /// Most connections of one shard. The last two places name nobody: our own flushes and the cache's account have their ids there.
 pub const CONNECTIONS_MAX: usize = (1 << 12) - 2;

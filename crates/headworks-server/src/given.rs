@@ -104,8 +104,8 @@ fn option(fd: &OwnedFd, what: libc::c_int) -> io::Result<libc::c_int> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::Address;
-    use crate::server::listener::Listener;
+    use crate::Address;
+    use crate::listener::Listener;
     use std::net::TcpStream;
     use std::os::unix::net::UnixStream;
 

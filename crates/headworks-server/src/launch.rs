@@ -12,7 +12,6 @@ use std::thread::JoinHandle;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, VolumeId};
 
-use super::Clock;
 use super::assemble::{Assembly, WatchedFile};
 use super::board::{Board, Mail};
 use super::desk::{Desk, Envelope, Peer};
@@ -20,14 +19,14 @@ use super::listener::Listener;
 use super::options::ServerOptions;
 use super::reactor::{Parts, Reactor, ServedExport};
 use super::recorder::Recorder;
-use crate::device::Device;
-use crate::engine::{self, Waker};
-use crate::executor::Executor;
-use crate::frontend::nbd::connection::ConnectionLimits;
-use crate::memory::{Mapping, Pages, Pool, tables_in_huge_pages};
-use crate::ring::{self, Sleeper};
-use crate::tls::Offer;
-use crate::units::display_size;
+use crate::nbd::connection::ConnectionLimits;
+use headworks::device::Device;
+use headworks::engine::{self, Waker};
+use headworks::executor::Executor;
+use headworks::memory::{Pages, Pool, tables_in_huge_pages};
+use headworks::ring::{self, Sleeper};
+use headworks::{Clock, map_frames, pin};
+use headworks_nbd::tls::Offer;
 
 /// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.
 const RING_EXTRA: usize = 1024;
@@ -284,20 +283,6 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
     Ok((parts, line, pages))
 }
 
-/// The frames of a cache, if there is one. They cost nothing until they are used.
-///
-/// # Errors
-/// The kernel has no address space for them.
-pub fn map_frames(cache: &CacheOptions) -> Result<Option<(Mapping, Pages)>, ConfigError> {
-    if !cache.is_on() {
-        return Ok(None);
-    }
-    let bytes = cache.units as usize * 4096;
-    Mapping::huge(bytes).map(Some).map_err(|error| {
-        ConfigError::new("cache", format!("cannot map {}: {error}", display_size(bytes as u64)))
-    })
-}
-
 fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder, ConfigError> {
     let mut name = path.as_os_str().to_owned();
     if config.id.0 > 0 {
@@ -306,16 +291,4 @@ fn open_record(path: &std::path::Path, config: &ShardConfig) -> Result<Recorder,
     Recorder::create(name.as_ref(), config).map_err(|error| {
         ConfigError::new("record", format!("cannot write {}: {error}", name.to_string_lossy()))
     })
-}
-
-/// Keeps the calling thread on one CPU; a wish, not a promise.
-pub fn pin(cpu: usize) {
-    // SAFETY: an all-zero set is an empty one, and the call reads it only.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu % libc::CPU_SETSIZE as usize, &mut set);
-        if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set) != 0 {
-            tracing::warn!("cannot stay on CPU {cpu}: {}", std::io::Error::last_os_error());
-        }
-    }
 }

@@ -4,9 +4,9 @@ use headworks_core::{ExportId, ShardConfig, VolumeConfig, WriteMode};
 
 use super::assemble::{AssembledExport, Assembly};
 use super::reactor::ServedExport;
-use crate::frontend::nbd::connection::Door;
-use crate::frontend::nbd::wire::STRING_BYTES_MAX;
-use crate::frontend::nbd::{BlockSizes, ExportInfo, TransmissionFlags};
+use crate::nbd::connection::Door;
+use headworks_nbd::wire::STRING_BYTES_MAX;
+use headworks_nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 
 pub(super) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
     let served = assembly.exports.iter().enumerate().map(|(index, export)| {

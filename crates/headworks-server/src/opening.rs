@@ -10,11 +10,12 @@ use headworks_core::{
 };
 
 use super::assemble::{AssembledExport, Common, ExportSpec, WatchedFile};
-use crate::device::{
-    Base, Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice,
-    OpenFile, Share, SizeWatch, Spec,
+use crate::spec::{Base, Share, Spec};
+use headworks::device::{
+    Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
+    SizeWatch,
 };
-use crate::units::display_size;
+use headworks::display_size;
 
 /// How a volume is cached, as far as its exports say.
 #[derive(Clone, Copy, Debug, Default)]

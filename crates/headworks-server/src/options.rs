@@ -7,9 +7,9 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, PlugNesting, Tunable};
 
 use super::{Address, Given, LogLevel, caching, desk};
-use crate::engine::EngineChoice;
-use crate::memory::Pool;
-use crate::tls::TlsOptions;
+use headworks::engine::EngineChoice;
+use headworks::memory::Pool;
+use headworks_nbd::tls::TlsOptions;
 
 /// Bios that a shard's own clients may have in flight at once.
 pub(super) const BIOS_MAX: u32 = 8192;

@@ -10,7 +10,7 @@ use headworks_core::ConfigError;
 use super::assemble::ExportSpec;
 use super::control::Reload;
 use super::control::service::Service;
-use crate::tls::Offer;
+use headworks_nbd::tls::Offer;
 
 /// Changes a server while it runs, from any thread.
 #[derive(Clone)]

@@ -1,29 +1,4 @@
-//! The server: shards on threads, clients in front, devices behind.
-//!
-//! A device and its volumes live on one shard; a client is accepted by shard 0 and moves to its export's shard when the
-//! handshake ends, so a request never changes CPU. `reactor` is the thread, `desk` its connections and rings, `listener`
-//! the sockets, `assemble` what stands below, `options` the numbers, `launch` the start, `offered` what clients are told,
-//! `estate` what is served as it comes and goes, `board` what threads tell each other outside the data path, `control` the
-//! operator's way in.
-
-pub mod assemble;
-mod board;
-mod caching;
-pub mod control;
-mod desk;
-mod estate;
-mod given;
-mod launch;
-mod listener;
-mod metrics;
-mod offered;
-mod opening;
-mod options;
-pub(crate) mod polling;
-mod reactor;
-pub mod recorder;
-mod reloader;
-mod statistics;
+//! The running server: its start, what can be asked of it, its end.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -33,55 +8,30 @@ use std::time::Duration;
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
-    CacheOptions, ConfigError, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Instant,
+    CacheOptions, ConfigError, Control, DeviceConfig, DeviceId, ExportConfig, ExportId,
     QueueOptions, ShardConfig, ShardId, SpareSlots, VolumeConfig, VolumeId, WriteMode,
 };
 
-use crate::tls::Offer;
-use crate::units::display_size;
-use assemble::{Assembly, WatchedFile};
-use board::{Board, Mail};
-use control::ControlSocket;
-use control::live::Live;
-use control::service::{Service, Setting};
-use control::tree::{DeviceEntry, ExportEntry, Tree};
-use estate::Estate;
-use launch::{Crew, Launched, launch, seeds};
-use listener::Listener;
-use metrics::Metrics;
-use offered::served_exports;
-use options::BIOS_MAX;
-pub(crate) use reactor::ServedExport;
-
-pub use control::log_level::{LOG_LEVELS, LogLevel};
-pub use given::{Given, Place};
-pub use launch::{map_frames, pin};
-pub use listener::Address;
-pub use options::ServerOptions;
-pub use reloader::Reloader;
+use crate::assemble::Assembly;
+use crate::board::{Board, Mail};
+use crate::control::ControlSocket;
+use crate::control::live::Live;
+use crate::control::service::{Service, Setting};
+use crate::control::tree::{DeviceEntry, ExportEntry, Tree};
+use crate::estate::Estate;
+use crate::launch::{Crew, Launched, launch, seeds};
+use crate::listener::Listener;
+use crate::metrics::{self, Metrics};
+use crate::offered::served_exports;
+use crate::options::BIOS_MAX;
+use crate::{Reloader, ServerOptions, caching};
+use headworks::display_size;
+use headworks_nbd::tls::Offer;
 
 /// Devices that there can be: what a shard's mask has bits for.
 const DEVICES_MAX: usize = 64;
 /// Exports that there can be if they come and go.
 const EXPORTS_MAX: usize = 1024;
-
-/// Nanoseconds since the server started, on the monotonic clock.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock(std::time::Instant);
-
-impl Clock {
-    /// A clock that starts now.
-    #[must_use]
-    pub fn start() -> Self {
-        Self(std::time::Instant::now())
-    }
-
-    /// The time.
-    #[must_use]
-    pub fn now(self) -> Instant {
-        Instant(self.0.elapsed().as_nanos() as u64)
-    }
-}
 
 /// A server that runs.
 pub struct Server {
@@ -92,7 +42,7 @@ pub struct Server {
     ports: Vec<Option<u16>>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
-    service: Arc<Service>,
+    pub(crate) service: Arc<Service>,
     metrics: Option<Metrics>,
     offer: Option<Arc<Offer>>,
 }
@@ -342,7 +292,7 @@ impl Server {
 }
 
 /// Which device and volume lives where. Caches come later: they are a shard's own.
-fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
+pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
     let shards = options.shards;
     let owner = |device: usize| ShardId(device as u16 % shards);
     let devices = assembly
@@ -389,7 +339,7 @@ fn spare(assembly: &Assembly) -> SpareSlots {
 }
 
 /// What the control socket knows of the rest.
-fn service(
+pub(crate) fn service(
     assembly: &Assembly,
     config: &ShardConfig,
     options: &ServerOptions,

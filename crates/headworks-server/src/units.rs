@@ -4,28 +4,11 @@
 //! refused, since some read 1000 there and some 1024. A time without a unit is seconds. Errors are one sentence that names
 //! the word and shows right ones.
 
+use headworks::device::Probability;
 use headworks_core::{ExportConfig, Ioprio};
 
-/// One in a billion: the resolution of a [`Probability`].
+/// Parts of a [`Probability`].
 const BILLION: u32 = 1_000_000_000;
-
-/// How often something happens, in parts of a billion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Probability(u32);
-
-impl Probability {
-    /// Every time.
-    pub const ALWAYS: Self = Self(BILLION);
-    /// At no time.
-    pub const NEVER: Self = Self(0);
-
-    /// Whether it happens this time.
-    pub fn draw(self, prng: &mut headworks_core::prng::Prng) -> bool {
-        // What is certain draws nothing: it stays certain, and costs nothing.
-        self == Self::ALWAYS
-            || (self != Self::NEVER && prng.below(u64::from(BILLION)) < u64::from(self.0))
-    }
-}
 
 /// A size in bytes: `4096`, `64k`, `10M`, `1.5G`, `1GiB`, `8s` (sectors of 512 bytes).
 ///
@@ -103,8 +86,7 @@ pub fn parse_probability(word: &str) -> Result<Probability, String> {
     };
     billionths
         .and_then(|billionths| u32::try_from(billionths).ok())
-        .filter(|&billionths| billionths <= BILLION)
-        .map(Probability)
+        .and_then(Probability::from_billionths)
         .ok_or_else(|| {
             format!(
                 "`{word}` is not a probability; 1%, 1:100 and 0.01 are, in steps of a billionth"
@@ -147,21 +129,6 @@ pub fn parse_ioprio(word: &str) -> Result<Ioprio, String> {
             "`{word}` is not a class; rt, be and idle are, and with a level of 0 to 7, the best first, be:0"
         )
     })
-}
-
-/// A size as people say it: `1 GiB`, `1.5 GiB`, `1000 bytes`. Rounded down to a tenth.
-#[must_use]
-pub fn display_size(bytes: u64) -> String {
-    if bytes < 1024 {
-        return format!("{bytes} bytes");
-    }
-    let power = (bytes.ilog2() / 10) as usize;
-    let tenths = (u128::from(bytes) * 10) >> (10 * power);
-    let unit = &"KMGTPE"[power - 1..power];
-    match tenths % 10 {
-        0 => format!("{} {unit}iB", tenths / 10),
-        tenth => format!("{}.{tenth} {unit}iB", tenths / 10),
-    }
 }
 
 /// The number at the start of a word, and the rest.
@@ -253,11 +220,12 @@ mod tests {
 
     #[test]
     fn probabilities() {
-        let hundredth = Probability(BILLION / 100);
+        let parts = |parts| Probability::from_billionths(parts).unwrap();
+        let hundredth = parts(BILLION / 100);
         for word in ["1%", "1:100", "0.01", "10:1000", "1.0%"] {
             assert_eq!(parse_probability(word), Ok(hundredth), "{word}");
         }
-        assert_eq!(parse_probability("1:3"), Ok(Probability(333_333_333)));
+        assert_eq!(parse_probability("1:3"), Ok(parts(333_333_333)));
         for (word, probability) in [("0", Probability::NEVER), ("100%", Probability::ALWAYS)] {
             assert_eq!(parse_probability(word), Ok(probability));
         }
@@ -267,35 +235,9 @@ mod tests {
     }
 
     #[test]
-    fn draws_come_as_often_as_they_should() {
-        let mut prng = headworks_core::prng::Prng::new(1);
-        let tenth = parse_probability("10%").unwrap();
-        let hits = (0..10_000).filter(|_| tenth.draw(&mut prng)).count();
-        assert!((900..1100).contains(&hits), "{hits}");
-        assert!((0..1000).all(|_| Probability::ALWAYS.draw(&mut prng)));
-        assert!((0..1000).all(|_| !Probability::NEVER.draw(&mut prng)));
-    }
-
-    #[test]
     fn switches() {
         assert_eq!(parse_switch("On"), Ok(true));
         assert_eq!(parse_switch("0"), Ok(false));
         assert!(parse_switch("maybe").is_err());
-    }
-
-    #[test]
-    fn sizes_for_people() {
-        for (bytes, words) in [
-            (0, "0 bytes"),
-            (1000, "1000 bytes"),
-            (1 << 10, "1 KiB"),
-            (1 << 30, "1 GiB"),
-            (3 << 29, "1.5 GiB"),
-            ((1 << 30) - 1, "1023.9 MiB"),
-            (i64::MAX as u64, "7.9 EiB"),
-            (u64::MAX, "15.9 EiB"),
-        ] {
-            assert_eq!(display_size(bytes), words);
-        }
     }
 }

@@ -3,11 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use headworks::frontend::nbd::reply::REPLY_BYTES_MAX;
-use headworks::frontend::nbd::wire::RequestHeader;
-use headworks::frontend::nbd::{
-    NbdError, Parsed, Replies, RequestParser, Terms, TransmissionFlags,
-};
+use headworks_nbd::reply::REPLY_BYTES_MAX;
+use headworks_nbd::wire::RequestHeader;
+use headworks_nbd::{NbdError, Parsed, Replies, RequestParser, Terms, TransmissionFlags};
 
 struct Counting;
 

@@ -12,13 +12,13 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
-use headworks::core::prng::Prng;
-use headworks::core::{DeviceId, RequestId};
 use headworks::engine::{
     DiskKind, DiskOp, Engine, EngineChoice, Event, Interest, Wait, Waker, open,
 };
 use headworks::memory::Span;
 use headworks::ring::{Sleeper, ring};
+use headworks_core::prng::Prng;
+use headworks_core::{DeviceId, RequestId};
 
 const RUNS: usize = 7;
 
@@ -218,7 +218,7 @@ fn ping_pong(choice: EngineChoice, cpus: [usize; 2], count: u32) -> f64 {
 }
 
 fn messages() {
-    let sleeper = headworks::primitive::Arc::new(Sleeper::default());
+    let sleeper = headworks::sync::Arc::new(Sleeper::default());
     let (mut producer, mut consumer) = ring::<[u64; 6]>(1024, &sleeper);
     let (mut batch, mut out) = (Vec::with_capacity(32), Vec::with_capacity(32));
     for count in [1, 32] {

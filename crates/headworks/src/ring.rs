@@ -28,7 +28,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::primitive::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering, UnsafeCell, fence};
+use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering, UnsafeCell, fence};
 
 /// Where a shard says that it is about to sleep. One per shard, shared by all rings that lead to it.
 #[derive(Debug)]

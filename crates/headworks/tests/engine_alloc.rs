@@ -10,11 +10,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks::core::{DeviceId, RequestId};
 use headworks::engine::{DiskKind, DiskOp, Engine, EngineChoice, Event, Interest, Wait, open};
 use headworks::memory::Span;
-use headworks::primitive::Arc;
 use headworks::ring::{Sleeper, ring};
+use headworks::sync::Arc;
+use headworks_core::{DeviceId, RequestId};
 
 struct Counting;
 

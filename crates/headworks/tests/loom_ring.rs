@@ -11,8 +11,8 @@
 #![cfg(loom)]
 
 use headworks::engine::waker::Bell;
-use headworks::primitive::Arc;
 use headworks::ring::{Consumer, Producer, Sleeper, ring};
+use headworks::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::Write;
 
-use headworks::core::Extent;
+use headworks_core::Extent;
 use serde_json::{Value, json};
 
 /// Prints extents as they come.
@@ -114,7 +114,7 @@ fn describe(kind: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::core::ExtentState;
+    use headworks_core::ExtentState;
     use std::io;
 
     #[test]

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use headworks::client::{Client, ClientError, ClientOptions, Export, Haggle, Uri};
+use headworks_nbd::client::{Client, ClientError, ClientOptions, Export, Haggle, Uri};
 
 mod map;
 mod show;

@@ -1,7 +1,7 @@
 //! A server and its exports as text and as JSON: the names, and the order, are those of `nbdinfo`.
 
-use headworks::client::{Export, Uri};
-use headworks::frontend::nbd::TransmissionFlags as Flags;
+use headworks_nbd::TransmissionFlags as Flags;
+use headworks_nbd::client::{Export, Uri};
 use serde_json::{Map, Value, json};
 
 use super::Server;
@@ -133,7 +133,7 @@ mod tests {
             flags: Flags::SEND_FLUSH.with(Flags::READ_ONLY),
             structured: true,
             contexts: vec!["base:allocation".into()],
-            block_sizes: Some(headworks::frontend::nbd::BlockSizes::default()),
+            block_sizes: Some(headworks_nbd::BlockSizes::default()),
             ..Export::default()
         };
         Server { structured: true, tls: false, exports: vec![(uri, export)] }

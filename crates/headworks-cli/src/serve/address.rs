@@ -4,8 +4,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use headworks::core::ConfigError;
-use headworks::server::{Address, Place};
+use headworks_core::ConfigError;
+use headworks_server::{Address, Place};
 
 use super::Options;
 use super::plan::unix_mode;

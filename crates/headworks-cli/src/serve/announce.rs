@@ -3,9 +3,9 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use headworks::core::{ErrorPolicy, Ioprio, WriteMode};
-use headworks::device::Share;
-use headworks::server::assemble::Assembly;
+use headworks_core::{ErrorPolicy, Ioprio, WriteMode};
+use headworks_server::Share;
+use headworks_server::assemble::Assembly;
 
 use super::{Options, Running};
 use crate::modes::{self, Promise};

@@ -7,11 +7,11 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use headworks::config::{Export, File, Tuned};
-use headworks::core::Tunable;
-use headworks::device::Base;
-use headworks::server::assemble::ExportSpec;
-use headworks::units::display_size;
+use headworks::display_size;
+use headworks_core::Tunable;
+use headworks_server::Base;
+use headworks_server::assemble::ExportSpec;
+use headworks_server::config::{Export, File, Tuned};
 use serde_json::{Value, json};
 
 use super::{Settled, Told, Wrong, plan, refuse};
@@ -86,7 +86,7 @@ fn places(settled: &Settled) -> Vec<String> {
     let wrong = said.filter_map(|setting| {
         let folder = missing_folder(Path::new(setting.word()))?;
         let what = format!("{}: there is no folder {}", setting.name, folder.display());
-        Some(headworks::config::Problem::new(&setting.origin, what).to_string())
+        Some(headworks_server::config::Problem::new(&setting.origin, what).to_string())
     });
     wrong.collect()
 }
@@ -123,7 +123,7 @@ fn image(export: &Export, spec: &ExportSpec) -> Option<String> {
         },
     };
     let what = format!("export {}: {what}", shown_name(&export.name));
-    Some(headworks::config::Problem::new(&export.origin, what).to_string())
+    Some(headworks_server::config::Problem::new(&export.origin, what).to_string())
 }
 
 fn shown_name(name: &str) -> &str {

@@ -17,8 +17,8 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
-use headworks::config::{Export, File, Origin, Problem, Problems, Setting};
-use headworks::units::parse_switch;
+use headworks_server::config::{Export, File, Origin, Problem, Problems, Setting};
+use headworks_server::units::parse_switch;
 
 use super::Options;
 use super::source::load;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use headworks::config::{Origin, dirty_options};
-use headworks::core::QueueOptions;
-use headworks::server::ServerOptions;
+use headworks_core::QueueOptions;
+use headworks_server::ServerOptions;
+use headworks_server::config::{Origin, dirty_options};
 
 use super::super::{Settled, plan};
 use super::{Wrong, settle};

@@ -31,10 +31,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use headworks::config::Problems;
-use headworks::core::ConfigError;
-use headworks::server::assemble::{Assembly, ExportSpec};
-use headworks::server::{Address, LogLevel, Server, ServerOptions};
+use headworks_core::ConfigError;
+use headworks_server::assemble::{Assembly, ExportSpec};
+use headworks_server::config::Problems;
+use headworks_server::{Address, LogLevel, Server, ServerOptions};
 
 use crate::log;
 use crate::modes;

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use headworks::core::ConfigError;
+use headworks_core::ConfigError;
 
 /// The file; it goes with us.
 pub(super) struct PidFile {

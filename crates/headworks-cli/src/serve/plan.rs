@@ -1,9 +1,9 @@
 //! From the words to what is to be served and how, without opening anything.
 
-use headworks::config::{File, Origin, Problem, Problems, dirty_options};
-use headworks::core::{ConfigError, PlugNesting, WriteMode};
-use headworks::server::ServerOptions;
-use headworks::server::assemble::{self, ExportSpec};
+use headworks_core::{ConfigError, PlugNesting, WriteMode};
+use headworks_server::ServerOptions;
+use headworks_server::assemble::{self, ExportSpec};
+use headworks_server::config::{File, Origin, Problem, Problems, dirty_options};
 
 use super::Options;
 use super::address::absolute;

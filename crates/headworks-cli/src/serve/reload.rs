@@ -13,9 +13,9 @@
 use std::io;
 use std::sync::Arc;
 
-use headworks::config::{File, Setting};
-use headworks::server::Reloader;
-use headworks::server::control::Reload as Done;
+use headworks_server::Reloader;
+use headworks_server::config::{File, Setting};
+use headworks_server::control::Reload as Done;
 
 use super::{Settled, Told, plan, tls};
 use crate::signals::Bell;

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use headworks::config::{File, Origin, Position, Problem, Problems, TEXT_MAX};
+use headworks_server::config::{File, Origin, Position, Problem, Problems, TEXT_MAX};
 
 use super::layers::{Settled, Wrong, settle};
 

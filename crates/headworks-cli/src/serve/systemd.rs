@@ -13,8 +13,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use headworks::core::ConfigError;
-use headworks::server::{Given, Place, RollCall, Server};
+use headworks_core::ConfigError;
+use headworks_server::{Given, Place, RollCall, Server};
 use sd_notify::NotifyState;
 
 /// The name (`FileDescriptorName=`) of the control socket.

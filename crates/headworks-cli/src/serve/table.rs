@@ -6,8 +6,8 @@ use std::ffi::OsString;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use headworks::config::{File, Origin, Problem, Problems, Setting, Value, unknown};
-use headworks::nearest::nearest;
+use headworks_server::config::{File, Origin, Problem, Problems, Setting, Value, unknown};
+use headworks_server::did_you_mean::nearest;
 
 use super::layers::{Wrong, is_given};
 use super::source::{PREFIX, variable};

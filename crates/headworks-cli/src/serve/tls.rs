@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use headworks::core::ConfigError;
-use headworks::server::Reloader;
-use headworks::tls::{TlsMode, TlsOptions, files};
+use headworks_core::ConfigError;
+use headworks_nbd::tls::{TlsMode, TlsOptions, files};
+use headworks_server::Reloader;
 
 use super::Options;
 use super::address::{absolute, encode};

@@ -17,7 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use headworks::core::ConfigError;
+use headworks_core::ConfigError;
 
 /// Room for an entry of the user database; a group with very many members wants more, and then it is doubled up to a limit.
 const ENTRY: usize = 16 << 10;

@@ -16,8 +16,8 @@ pub mod owner;
 use std::path::PathBuf;
 use std::time::Instant as WallClock;
 
-use headworks::core::prng::Prng;
 use headworks_core::cache::folio::BLOCK;
+use headworks_core::prng::Prng;
 use headworks_core::{ConfigError, Op};
 
 use crate::report::{Goal, Progress, Report, Row, Verdict};
@@ -130,7 +130,7 @@ pub fn run(options: &Options) -> Result<Report, ConfigError> {
         return Err(ConfigError::new("size", "is not within 1M..=1T, in whole MiB"));
     }
     if let Some(cpu) = options.cpu {
-        headworks::server::pin(cpu);
+        headworks::pin(cpu);
     }
     let mut bench = Bench::new(options)?;
     let jobs: Vec<Job> = JOBS

@@ -8,7 +8,7 @@ use headworks::device::{Device, NullDevice};
 use headworks::engine::{DiskOp, DiskQueue};
 use headworks::executor::{Executor, Outlet, frames_of};
 use headworks::memory::{Mapping, Span, tables_in_huge_pages};
-use headworks::server::{Clock, map_frames};
+use headworks::{Clock, map_frames};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,

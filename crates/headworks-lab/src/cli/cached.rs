@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use headworks::units::parse_size;
 use headworks_lab::cached;
+use headworks_server::units::parse_size;
 
 use crate::{USAGE, complain};
 

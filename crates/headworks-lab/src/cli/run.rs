@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Args, Subcommand};
-use headworks::core::prng::Prng;
-use headworks::server::recorder;
+use headworks_core::prng::Prng;
 use headworks_lab::crash;
 use headworks_lab::experiment::Name;
+use headworks_server::recorder;
 use headworks_sim::throughput::{Watch, run_null};
 use headworks_sim::{Failure, Smoke};
 use serde_json::json;

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use headworks::units::{parse_size, parse_time};
 use headworks_lab::seed002::{self as experiment, Case, Outcome, Point, pictures};
+use headworks_server::units::{parse_size, parse_time};
 
-use headworks::core::writeback::ThrottlePolicy;
+use headworks_core::writeback::ThrottlePolicy;
 
 use crate::{USAGE, complain};
 

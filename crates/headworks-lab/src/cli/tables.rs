@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use headworks::core::TagPolicy;
+use headworks_core::TagPolicy;
 use headworks_lab::experiment::{self, Filter, Kind, Name};
 
 use crate::{USAGE, complain};

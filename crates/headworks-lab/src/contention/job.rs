@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headworks::core::prng::Prng;
-use headworks::primitive::CachePadded;
+use headworks::sync::CachePadded;
+use headworks_core::prng::Prng;
 
 /// Bytes of a block: the seed's `bs=4k`.
 pub(super) const BLOCK: u32 = 4096;

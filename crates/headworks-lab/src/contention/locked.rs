@@ -12,13 +12,13 @@
 //! only what changes is written under the lock. A request belongs to its job by its slot; answers come to a job as bits of a
 //! word. A bio that finds a neighbour is counted and goes alone: over the size of the seed's disk there are a handful.
 
-use headworks::core::elevator::{self, Batch, Elevator, EndedRequest};
-use headworks::core::merge::{Limits, MergeIndex};
-use headworks::core::request::{Request, SlotId, Slots, State};
-use headworks::core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
 use headworks::device::{Batch as Commands, Command, Device, DeviceIo, NullDevice};
 use headworks::engine::{DiskOp, DiskQueue};
 use headworks::memory::Span;
+use headworks_core::elevator::{self, Batch, Elevator, EndedRequest};
+use headworks_core::merge::{Limits, MergeIndex};
+use headworks_core::request::{Request, SlotId, Slots, State};
+use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
 
 use super::job::{BLOCK, OrderCounts, Watch};
 use super::lock::{Lock, LockCounts, Purpose};
@@ -123,7 +123,7 @@ fn template() -> Request {
         bios: 1,
         op: Op::Write,
         flags: BioFlags::SYNC,
-        parent: headworks::core::slab::NIL,
+        parent: headworks_core::slab::NIL,
         ..Request::default()
     }
 }

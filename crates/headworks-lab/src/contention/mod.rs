@@ -51,10 +51,10 @@ pub use lock::LockCounts;
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::core::{QueueOptions, Scheduler};
 use headworks::device::NullDevice;
 use headworks::embed::Counts;
-use headworks::server::{Clock, pin};
+use headworks::{Clock, pin};
+use headworks_core::{QueueOptions, Scheduler};
 
 use job::{Signals, Stream};
 use lock::SpinLock;

@@ -6,11 +6,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
-use headworks::core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
-use headworks::core::request::{SlotId, Slots};
-use headworks::core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
 use headworks::device::{Batch as Commands, Device, DeviceIo, NullDevice};
 use headworks::embed::{self, Answer, Counts, Handle, Io};
+use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
+use headworks_core::request::{SlotId, Slots};
+use headworks_core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
 
 use super::job::{BLOCK, Stream, Watch};
 use super::{Load, Ran, RingCounts, Round};

@@ -9,11 +9,11 @@
 //! So what is between this and the rings is the lock and the batches, nothing else. Devices are called without the lock, as
 //! they must be. The shard's timer is not driven: no command is out for longer than a list.
 
-use headworks::core::{
+use headworks::device::{Command, NullDevice};
+use headworks_core::{
     Action, Bio, BioFlags, BioId, Completion, DeviceId, Input, Instant, Op, Shard, ShardConfig,
     VolumeId, VolumeOptions,
 };
-use headworks::device::{Command, NullDevice};
 
 use super::job::BLOCK;
 use super::lock::{Lock, LockCounts, Purpose};

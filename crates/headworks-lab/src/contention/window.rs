@@ -5,9 +5,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks::core::Instant;
-use headworks::primitive::CachePadded;
-use headworks::server::Clock;
+use headworks::Clock;
+use headworks::sync::CachePadded;
+use headworks_core::Instant;
 
 use super::job::Stream;
 use super::lock::LockCounts;

@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
-use headworks::client::bench::{BenchOptions, Pattern, Tally};
 use headworks_core::{ConfigError, QueueOptions, Scheduler, TagPolicy};
+use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 
 use super::host::{Folder, Host, HostOptions};
 use super::{Found, Length, bytes, job, run};

@@ -7,13 +7,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use headworks::client::{Target, Uri};
-use headworks::device::Spec;
-use headworks::server::assemble::{Assembly, ExportSpec};
-use headworks::server::{Address, Server, ServerOptions};
 use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{ConfigError, QueueOptions};
+use headworks_nbd::client::{Target, Uri};
+use headworks_server::Spec;
+use headworks_server::assemble::{Assembly, ExportSpec};
+use headworks_server::{Address, Server, ServerOptions};
 use serde_json::{Value, json};
 
 /// A private folder; it goes with everything in it.

@@ -18,9 +18,9 @@ pub mod seed003;
 
 use std::time::Duration;
 
-use headworks::client::bench::{self, BenchOptions, Tally};
-use headworks::client::{ClientError, Uri};
 use headworks_core::ConfigError;
+use headworks_nbd::client::bench::{self, BenchOptions, Tally};
+use headworks_nbd::client::{ClientError, Uri};
 use serde_json::Value;
 
 use host::Host;

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use headworks::client::bench::{BenchOptions, Pattern};
 use headworks_core::{ConfigError, QueueOptions, Scheduler, TagPolicy};
+use headworks_nbd::client::bench::{BenchOptions, Pattern};
 
 use super::host::{Host, HostOptions};
 use super::{Length, job, run};

@@ -17,9 +17,9 @@
 use std::thread;
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::client::bench::{self, BenchOptions, Pattern};
 use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{ConfigError, QueueOptions};
+use headworks_nbd::client::bench::{self, BenchOptions, Pattern};
 use serde_json::Value;
 
 use super::host::{Folder, Host, HostOptions};

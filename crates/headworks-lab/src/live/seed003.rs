@@ -9,8 +9,8 @@
 //! `copy` copies as many bytes between the same sort of places. Bookkeeping is `all but copies` less `nothing`. Times are
 //! processor time of the one thread, of runs in turn; medians are judged.
 
-use headworks::core::prng::Prng;
 use headworks::memory::Mapping;
+use headworks_core::prng::Prng;
 use headworks_core::{ConfigError, Op};
 
 use crate::cached::owner::{Doing, Io, Owner, OwnerOptions};

@@ -1,9 +1,9 @@
 //! What a run counted: whole numbers, from the end of the ramp to the end.
 
-use headworks::client::Histogram;
 use headworks_core::cache::CacheStats;
 use headworks_core::stats::QueueStats;
 use headworks_core::tags::TagStats;
+use headworks_nbd::client::Histogram;
 use headworks_sim::disk::Works;
 
 /// One job's share.

@@ -16,7 +16,6 @@
 
 use std::collections::VecDeque;
 
-use headworks::client::Histogram;
 use headworks_core::record::RunHash;
 use headworks_core::time::US;
 use headworks_core::writeback::{DirtyOptions, TraceEvent};
@@ -24,6 +23,7 @@ use headworks_core::{
     Action, Bio, CacheOptions, Completion, ConfigError, DeviceConfig, DeviceId, Input, Instant, Op,
     QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
 };
+use headworks_nbd::client::Histogram;
 use headworks_sim::disk::{Clockwork, Order, Stream, StreamProfile};
 use headworks_sim::events::Events;
 

@@ -18,7 +18,7 @@ use super::pipeline::Pipeline;
 use super::stamp::{Expected, SECTOR_BYTES};
 use super::worker::{Phase, Share, Worker};
 use super::{Client, ClientError, ClientOptions, Export, Histogram, Uri};
-use crate::frontend::nbd::wire::{NbdError, TransmissionFlags};
+use crate::wire::{NbdError, TransmissionFlags};
 
 pub use super::pipeline::Waiting;
 

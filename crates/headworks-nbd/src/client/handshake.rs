@@ -11,13 +11,13 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use super::{ClientError, Socket, Uri, protocol};
-use crate::frontend::nbd::meta::BASE_ALLOCATION;
-use crate::frontend::nbd::wire::{
+use crate::meta::BASE_ALLOCATION;
+use crate::tls::Session;
+use crate::wire::{
     GREETING_BYTES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_HEADER_BYTES, OPTION_REPLY_MAGIC,
     TransmissionFlags, be16, be32, be64, handshake_flags, info, option, option_reply,
 };
-use crate::frontend::nbd::{BlockSizes, wire};
-use crate::tls::Session;
+use crate::{BlockSizes, wire};
 
 /// Longer answers to an option are not believed.
 const REPLY_BYTES_MAX: u32 = 64 << 10;

@@ -11,9 +11,7 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
-use crate::frontend::nbd::wire::{
-    Command, CommandFlags, NbdError, RequestHeader, SIMPLE_REPLY_BYTES,
-};
+use crate::wire::{Command, CommandFlags, NbdError, RequestHeader, SIMPLE_REPLY_BYTES};
 
 pub mod bench;
 mod handshake;

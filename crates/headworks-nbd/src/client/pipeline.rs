@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use super::replies::{self, Next, Reply};
 use super::{ClientError, Export, Socket, protocol};
-use crate::frontend::nbd::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
-use crate::memory::Span;
+use crate::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
+use headworks::memory::Span;
 
 /// What one recvmsg takes at most: enough for 60 reads of 4 KiB, little enough to stay in a core's own cache.
 const INPUT_BYTES: usize = 256 << 10;

@@ -11,7 +11,7 @@
 //! ```
 
 use super::{ClientError, protocol};
-use crate::frontend::nbd::wire::{
+use crate::wire::{
     CHUNK_HEADER_BYTES, NbdError, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRING_BYTES_MAX,
     STRUCTURED_REPLY_MAGIC, be16, be32, be64, chunk,
 };
@@ -133,7 +133,7 @@ fn parse_chunk(bytes: &[u8]) -> Result<Next, ClientError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frontend::nbd::Replies;
+    use crate::Replies;
     use headworks_core::prng::Prng;
 
     /// What the codec of the server makes is what the client reads, at every cut.

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use super::tls::Encrypted;
 use super::{ClientError, Target};
-use crate::memory::Span;
 use crate::tls::Session;
+use headworks::memory::Span;
 
 /// The most pieces that the kernel takes at once (UIO_MAXIOV).
 pub(super) const SPANS_MAX: usize = 1024;

@@ -6,7 +6,7 @@ use headworks_core::{Extent, ExtentState};
 
 use super::replies::Reply;
 use super::{Client, ClientError, protocol};
-use crate::frontend::nbd::wire::{Command, CommandFlags, be32};
+use crate::wire::{Command, CommandFlags, be32};
 
 /// The longest range that is asked about at once: whole pages below 4 GiB.
 const ASKED_MAX: u64 = (1 << 32) - (64 << 10);

@@ -8,10 +8,10 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use super::ClientError;
 use super::socket::Socket;
-use crate::memory::Span;
 use crate::tls::pieces::Pieces;
 use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
 use crate::tls::{Session, TlsError};
+use headworks::memory::Span;
 
 /// What one receive takes at most.
 const RECEIVE_BYTES: usize = 64 << 10;

@@ -16,7 +16,7 @@ use super::ClientError;
 use super::bench::{Pattern, Tally};
 use super::pipeline::{Finished, Pipeline};
 use super::stamp::{self, Expected, Versions};
-use crate::frontend::nbd::wire::{Command, CommandFlags};
+use crate::wire::{Command, CommandFlags};
 
 /// Draws of a random block before a slot stays empty for a turn, because all drawn ones were busy.
 const DRAWS_MAX: u32 = 32;

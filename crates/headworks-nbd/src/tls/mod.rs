@@ -16,7 +16,8 @@ pub mod files;
 pub mod offer;
 pub mod pieces;
 pub mod session;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
 pub mod testing;
 pub mod trust;
 

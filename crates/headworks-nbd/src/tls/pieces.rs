@@ -4,7 +4,7 @@
 //! large ones are taken where they lie.
 
 use super::session::RECORD_BYTES;
-use crate::memory::Span;
+use headworks::memory::Span;
 
 /// Pieces that are taken from the front.
 pub struct Pieces<'a> {

@@ -17,8 +17,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem};
 use super::read::{Entry, Reader, Setting, Value, entries, unknown};
-use crate::device::{Base, Layer, Share, Spec};
-use crate::server::assemble::{ExportSpec, split_name};
+use crate::assemble::{ExportSpec, split_name};
+use crate::spec::{Base, Layer, Share, Spec};
 use crate::units::parse_switch;
 
 /// Longer names do not fit an NBD message.

@@ -31,7 +31,7 @@ use headworks_core::options::Tunable;
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use toml::de::DeTable;
 
-use crate::server::assemble::{ExportSpec, NamedDevice};
+use crate::assemble::{ExportSpec, NamedDevice};
 use read::{Reader, entries};
 use tunables::{apply_queue, read_dirty, read_queue};
 

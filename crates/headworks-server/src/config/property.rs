@@ -4,7 +4,7 @@ use headworks_core::QueueOptions;
 use headworks_core::prng::Prng;
 
 use super::File;
-use crate::server::assemble::ExportSpec;
+use crate::assemble::ExportSpec;
 
 /// Words of the grammar and their neighbours, good and bad.
 const WORDS: [&str; 72] = [

@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, de::DeInteger};
 
 use super::problem::{Lines, Origin, Problem, Problems};
-use crate::nearest::nearest;
+use crate::did_you_mean::nearest;
 
 /// What an option is set to.
 #[derive(Clone, Debug, PartialEq, Eq)]

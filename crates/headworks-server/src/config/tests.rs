@@ -53,7 +53,7 @@ fn a_file_says_all_that_a_spec_can() {
     let specs = file.plan(None, false).unwrap();
     let text = "error:weight=400,ioprio=rt:0,cache=writethrough,on-error=retry,rate=1%,errno=EIO,\
                 of=delay:read=5ms,of=file:path=/srv/a,,b \"c\".img,size=10G,direct=off";
-    let (spec, share) = crate::device::Spec::parse_export(text).unwrap();
+    let (spec, share) = crate::spec::Spec::parse_export(text).unwrap();
     assert_eq!((&specs[0].spec, specs[0].share), (&spec, share));
     assert!(specs[0].read_only && !specs[1].read_only);
     let fast = specs[0].device.as_ref().unwrap();
@@ -252,7 +252,7 @@ fn a_spec_of_the_command_line_is_an_export_too() {
     let text = "delay:read=5ms,weight=7,ioprio=idle,cache=none,on-error=retry,of=/a,b";
     let export = Export::from_words(&format!("n={text}"), true, &Origin::CommandLine).unwrap();
     let spec = export.plan(None, false).unwrap();
-    let (expected, share) = crate::device::Spec::parse_export(text).unwrap();
+    let (expected, share) = crate::spec::Spec::parse_export(text).unwrap();
     assert_eq!((spec.spec, spec.share), (expected, share));
     let written = File { exports: vec![export], ..File::default() }.to_string();
     assert!(

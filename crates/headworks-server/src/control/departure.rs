@@ -75,7 +75,7 @@ impl Departure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::control::tree::tests::tree;
+    use crate::control::tree::tests::tree;
 
     #[test]
     fn the_home_is_first_then_the_owner_and_a_device_leaves_its_owner_last() {

@@ -2,9 +2,9 @@
 
 use headworks_core::{ChangeError, DeviceConfig, DeviceId, ExportId, VolumeConfig, VolumeId};
 
-use crate::device::{Device, OpenFile};
-use crate::server::ServedExport;
-use crate::server::assemble::WatchedFile;
+use crate::assemble::WatchedFile;
+use crate::reactor::ServedExport;
+use headworks::device::{Device, OpenFile};
 
 /// An order to one shard. It is obeyed or refused at once.
 pub enum Order {

@@ -20,8 +20,8 @@ use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, Vol
 use super::report;
 use super::rpc::{Fault, Params};
 use super::tree::{DeviceEntry, ExportEntry, Leaf, Tree, device_name, is_within};
-use crate::server::board::{Board, Mail};
-use crate::server::caching::divided;
+use crate::board::{Board, Mail};
+use crate::caching::divided;
 use crate::units::{parse_ioprio, parse_size, parse_weight};
 
 /// A shard that turns at all answers within a turn; one that does not is stuck in a device or out of CPU.

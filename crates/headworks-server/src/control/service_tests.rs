@@ -10,8 +10,8 @@ use super::super::question::{
 };
 use super::super::tree::tests::tree;
 use super::*;
-use crate::server::assemble::Assembly;
-use crate::server::estate::Estate;
+use crate::assemble::Assembly;
+use crate::estate::Estate;
 
 /// How the shards behave.
 #[derive(Clone, Copy)]

@@ -16,8 +16,8 @@ use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMode};
 
-use crate::nearest::distance;
-use crate::server::assemble::shown_name;
+use crate::assemble::shown_name;
+use crate::did_you_mean::distance;
 
 /// A device: a queue and its volumes.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use headworks_core::{ExportId, Instant, WaitTimes};
 
 use super::slow::{Slow, SlowRing};
 use super::{Table, Totals};
-use crate::frontend::nbd::connection::Answered;
+use crate::nbd::connection::Answered;
 
 /// See the head of this file. Indexed by export.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use super::transport::Transport;
-use crate::memory::{Buffer, Pool, Span};
+use headworks::memory::{Buffer, Pool, Span};
 
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
@@ -71,7 +71,7 @@ impl Outgoing {
     #[must_use]
     pub fn new(replies: usize) -> Self {
         Self {
-            headers: Vec::with_capacity(replies * super::reply::REPLY_BYTES_MAX),
+            headers: Vec::with_capacity(replies * headworks_nbd::reply::REPLY_BYTES_MAX),
             pieces: VecDeque::with_capacity(2 * replies),
             sent: 0,
             replies: 0,

@@ -15,10 +15,10 @@ use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::outgoing::Sent;
-use crate::memory::Span;
-use crate::tls::pieces::Pieces;
-use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
-use crate::tls::{Session, TlsError};
+use headworks::memory::Span;
+use headworks_nbd::tls::pieces::Pieces;
+use headworks_nbd::tls::session::{RECORD_BYTES, SEALED_BYTES};
+use headworks_nbd::tls::{Session, TlsError};
 
 /// Ciphertext of one receive: a turn's worth of work even in the smallest of records.
 const RECEIVE_BYTES: usize = 64 << 10;
@@ -166,7 +166,8 @@ impl Encrypted {
         if count == 0 {
             return Ok(0);
         }
-        let mut target = Target { direct: direct.unwrap_or(crate::memory::NOTHING), plain, at: 0 };
+        let mut target =
+            Target { direct: direct.unwrap_or(headworks::memory::NOTHING), plain, at: 0 };
         let opened = self.session.open(&cipher[..count], |piece| target.put(piece));
         opened.map_err(broken)?;
         match (target.at, self.session.is_ended()) {

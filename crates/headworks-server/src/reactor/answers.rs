@@ -10,10 +10,10 @@ use std::sync::mpsc::Sender;
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
 use super::{Life, Reactor};
-use crate::frontend::nbd::connection::Connection;
-use crate::server::control::question::{
+use crate::control::question::{
     CacheReport, ConnectionReport, DeviceReport, FailedRange, OpCounts, Question, VolumeReport,
 };
+use crate::nbd::connection::Connection;
 
 /// Switches that wait at once: more than there are clients who may ask. Those of clients that gave up stay until the shard
 /// answers.

@@ -19,11 +19,11 @@ use headworks_core::{ExportId, Input, Instant};
 use tracing::{debug, error, warn};
 
 use super::{Hold, LISTENERS, Life, Reactor, Standing};
-use crate::engine::Interest;
-use crate::frontend::nbd::Terms;
-use crate::frontend::nbd::connection::{Connection, End, Intake, Received};
-use crate::frontend::nbd::outgoing::Sent;
-use crate::server::board::Mail;
+use crate::board::Mail;
+use crate::nbd::connection::{Connection, End, Intake, Received};
+use crate::nbd::outgoing::Sent;
+use headworks::engine::Interest;
+use headworks_nbd::Terms;
 
 /// Clients that are accepted in a turn: who comes and goes without end holds up nobody. The rest makes the listener ready again.
 const ACCEPTS_MAX: usize = 16;

@@ -9,10 +9,10 @@
 
 use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
 
-use crate::frontend::nbd::connection::Door;
-use crate::frontend::nbd::handshake::ExportInfo;
-use crate::server::assemble::shown_name;
-use crate::units::display_size;
+use crate::assemble::shown_name;
+use crate::nbd::connection::Door;
+use headworks::display_size;
+use headworks_nbd::handshake::ExportInfo;
 
 /// An export as the shards know it.
 #[derive(Clone)]

@@ -14,14 +14,14 @@ use std::sync::mpsc::channel;
 use headworks_core::{ExportConfig, ShardConfig, VolumeOptions};
 
 use super::*;
-use crate::device::NullDevice;
-use crate::engine::{self, EngineChoice};
-use crate::frontend::nbd::ExportInfo;
-use crate::frontend::nbd::connection::Door;
-use crate::frontend::nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
-use crate::memory::Pool;
-use crate::tls::testing::Certificates;
-use crate::tls::{Session, TlsMode};
+use crate::nbd::connection::Door;
+use headworks::device::NullDevice;
+use headworks::engine::{self, EngineChoice};
+use headworks::memory::Pool;
+use headworks_nbd::ExportInfo;
+use headworks_nbd::tls::testing::Certificates;
+use headworks_nbd::tls::{Session, TlsMode};
+use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
 
 /// Twice the turns after which the engine is asked about those who wait, however busy the others are.
 const WINDOW: u32 = 2 * (SKIPS_MAX + 1);

@@ -18,7 +18,7 @@ use std::cmp::Ordering;
 
 use headworks_core::ExportId;
 
-use crate::frontend::nbd::connection::Turn;
+use crate::nbd::connection::Turn;
 
 /// What an export holds.
 #[derive(Clone, Copy, Debug)]

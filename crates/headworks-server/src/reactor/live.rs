@@ -12,9 +12,9 @@ use headworks_core::{
 };
 
 use super::{Life, Reactor};
-use crate::server::board::Mail;
-use crate::server::control::order::{ExportReport, Order, Outcome, Remains};
-use crate::server::desk::OWN_FLUSHES;
+use crate::board::Mail;
+use crate::control::order::{ExportReport, Order, Outcome, Remains};
+use crate::desk::OWN_FLUSHES;
 
 /// Own flushes that somebody waits for.
 #[derive(Default)]

@@ -6,7 +6,7 @@ use headworks_core::{DeviceId, ExportId, Instant};
 
 use super::answers::TABLES_MAX;
 use super::{Reactor, Standing};
-use crate::server::control::question::{LatencyPart, LatencyReport, SlowReport};
+use crate::control::question::{LatencyPart, LatencyReport, SlowReport};
 
 impl Reactor {
     /// Of each export that had any client here, from one on: those that are gone, and those that are there. As many exports as

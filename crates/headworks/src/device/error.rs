@@ -15,9 +15,9 @@ use std::ops::Range;
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op, VolumeId};
 
+use super::Probability;
 use super::{Batch, Command, Device, DeviceIo};
 use crate::engine::DiskDone;
-use crate::units::Probability;
 
 /// What fails, how often, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +141,6 @@ mod tests {
     use super::*;
     use crate::device::testing::Bench;
     use crate::device::{DelayDevice, DelayOptions, MemDevice, NullDevice};
-    use crate::units::parse_probability;
     use headworks_core::{BioFlags, RequestId};
 
     fn bench(options: ErrorOptions) -> Bench<ErrorDevice> {
@@ -206,7 +205,7 @@ mod tests {
     fn rates_are_kept_and_repeat_with_their_seed() {
         let run = |seed| {
             let mut bench = bench(ErrorOptions {
-                rate: parse_probability("5%").unwrap(),
+                rate: Probability::from_billionths(50_000_000).unwrap(),
                 seed,
                 ..ErrorOptions::default()
             });

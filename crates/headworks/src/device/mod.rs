@@ -13,16 +13,17 @@ mod error;
 mod file;
 mod mem;
 mod null;
-mod spec;
-#[cfg(test)]
-pub(crate) mod testing;
+mod probability;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
 
 pub use delay::{DelayDevice, DelayOptions};
 pub use error::{ErrorDevice, ErrorOptions};
 pub use file::{Direct, FileDevice, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
 pub use mem::MemDevice;
 pub use null::NullDevice;
-pub use spec::{Base, Layer, Share, Spec, Wrapper};
+pub use probability::Probability;
 
 /// One command, with its data as spans of [`Batch::spans`].
 #[derive(Clone, Copy, Debug)]

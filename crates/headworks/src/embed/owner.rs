@@ -27,8 +27,8 @@ use crate::engine::{self, Engine, Event, Wait, Waker};
 use crate::executor::{Executor, Outlet, frames_of};
 use crate::memory::{Mapping, NOTHING, Span, tables_in_huge_pages};
 use crate::ring::{Consumer, Producer, Sleeper, ring};
-use crate::server::polling::Polling;
-use crate::server::{Clock, map_frames, pin};
+use crate::runtime::polling::Polling;
+use crate::runtime::{Clock, map_frames, pin};
 
 /// Bios taken from one ring in a turn: what a plug holds.
 const BIOS_MAX: usize = 32;

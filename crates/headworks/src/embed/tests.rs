@@ -3,8 +3,10 @@
 use headworks_core::{BioFlags, IoError, Ioprio, Op, ReplyStage, prng::Prng};
 
 use super::*;
-use crate::device::{NullDevice, Spec};
-use crate::server::assemble::{Assembly, ExportSpec};
+use crate::device::{
+    DelayDevice, DelayOptions, Device, ErrorDevice, ErrorOptions, MemDevice, NullDevice,
+    Probability,
+};
 
 const BLOCK: usize = 4096;
 
@@ -13,23 +15,51 @@ fn io(op: Op, offset: u64) -> Io {
     Io { op, offset, len, flags: BioFlags::SYNC, ioprio: Ioprio::default() }
 }
 
-/// An owner over the disk that a user would write so.
-fn over(spec: &str, handles: usize) -> (Owner, Vec<Handle>) {
-    let spec = Spec::parse(spec).unwrap();
-    let mut assembly = Assembly::new(&[ExportSpec::new(String::new(), spec, false)]).unwrap();
-    let (queue, device) = assembly.devices.swap_remove(0);
-    let options = Options::new(device, queue, assembly.volumes[0].1);
-    start(Options { handles, depth: 16, ..options }).unwrap()
+/// A disk of 1 MiB below an owner.
+enum Disk {
+    Null,
+    Memory,
+    Delay(u64),
+    FailingFlush,
+}
+
+impl Disk {
+    fn options(&self) -> Options {
+        let null = || Box::new(NullDevice);
+        let memory = || Box::new(MemDevice::new(1 << 20).unwrap());
+        let delay = |ms: u64| DelayOptions {
+            wait_ns: [ms * 1_000_000; Op::COUNT],
+            ..DelayOptions::default()
+        };
+        let failing = ErrorOptions {
+            rate: Probability::ALWAYS,
+            op: Some(Op::Flush),
+            ..ErrorOptions::default()
+        };
+        let (device, queue): (Box<dyn Device>, _) = match self {
+            Self::Null => (null(), NullDevice::queue_options()),
+            Self::Memory => (memory(), MemDevice::queue_options()),
+            Self::Delay(ms) => {
+                (Box::new(DelayDevice::new(delay(*ms), null())), NullDevice::queue_options())
+            }
+            Self::FailingFlush => {
+                (Box::new(ErrorDevice::new(failing, memory())), MemDevice::queue_options())
+            }
+        };
+        let queue = QueueOptions { write_cache: true, ..queue };
+        Options::new(device, queue, VolumeOptions { size: 1 << 20, ..VolumeOptions::default() })
+    }
+}
+
+/// Starts an owner of one disk.
+fn over(disk: &Disk, handles: usize) -> (Owner, Vec<Handle>) {
+    start(Options { handles, depth: 16, ..disk.options() }).unwrap()
 }
 
 #[test]
 fn an_owner_with_a_cache_flushes_it_at_its_end_and_says_how_that_went() {
-    let ended = |spec: &str, cache: CacheOptions| {
-        let spec = Spec::parse(spec).unwrap();
-        let mut assembly = Assembly::new(&[ExportSpec::new(String::new(), spec, false)]).unwrap();
-        let (queue, device) = assembly.devices.swap_remove(0);
-        let options = Options::new(device, queue, assembly.volumes[0].1);
-        let (owner, mut handles) = start(Options { cache, ..options }).unwrap();
+    let ended = |disk: &Disk, cache: CacheOptions| {
+        let (owner, mut handles) = start(Options { cache, ..disk.options() }).unwrap();
         handles[0].buffer(0).fill(7);
         handles[0].put(0, io(Op::Write, 0));
         handles[0].submit();
@@ -38,11 +68,10 @@ fn an_owner_with_a_cache_flushes_it_at_its_end_and_says_how_that_went() {
         owner.join().unwrap().flushed
     };
     let cache = CacheOptions { units: 256, ..CacheOptions::default() };
-    assert_eq!(ended("mem:size=1M", cache), Some(Ok(())));
-    assert_eq!(ended("mem:size=1M", CacheOptions::default()), None);
+    assert_eq!(ended(&Disk::Memory, cache), Some(Ok(())));
+    assert_eq!(ended(&Disk::Memory, CacheOptions::default()), None);
     // The flush reaches the device: its error is not lost.
-    let failing = "error:rate=100%,op=flush,of=mem:size=1M";
-    assert_eq!(ended(failing, cache), Some(Err(IoError::Medium)));
+    assert_eq!(ended(&Disk::FailingFlush, cache), Some(Err(IoError::Medium)));
 }
 
 fn wait_for_one(handle: &mut Handle) -> Answer {
@@ -102,7 +131,7 @@ fn feed(handle: &mut Handle, first_block: u64, count: u64) -> u64 {
 
 #[test]
 fn each_feeders_bytes_come_back_and_every_bio_is_answered_once() {
-    let (owner, handles) = over("mem:size=1M", 4);
+    let (owner, handles) = over(&Disk::Memory, 4);
     std::thread::scope(|scope| {
         for (index, mut handle) in handles.into_iter().enumerate() {
             scope.spawn(move || {
@@ -121,7 +150,7 @@ fn each_feeders_bytes_come_back_and_every_bio_is_answered_once() {
 
 #[test]
 fn a_slow_device_lets_both_ends_sleep() {
-    let (owner, mut handles) = over("delay:all=2ms,of=null:size=1M", 1);
+    let (owner, mut handles) = over(&Disk::Delay(2), 1);
     // On a machine that is busy with others giving the CPU away may take as long as the device.
     let mut rounds = 0;
     while rounds < 10 || handles[0].counts().sleeps == 0 {
@@ -136,7 +165,7 @@ fn a_slow_device_lets_both_ends_sleep() {
 
 #[test]
 fn a_bio_that_cannot_be_is_refused_and_its_slot_is_free() {
-    let (owner, mut handles) = over("null:size=1M", 1);
+    let (owner, mut handles) = over(&Disk::Null, 1);
     handles[0].put(3, io(Op::Write, 1 << 20));
     handles[0].submit();
     let answer = wait_for_one(&mut handles[0]);
@@ -150,7 +179,7 @@ fn a_bio_that_cannot_be_is_refused_and_its_slot_is_free() {
 
 #[test]
 fn a_handle_that_goes_leaves_its_bios_to_the_owner_and_the_others_alone() {
-    let (owner, mut handles) = over("delay:all=1ms,of=null:size=1M", 3);
+    let (owner, mut handles) = over(&Disk::Delay(1), 3);
     let mut gone = handles.remove(1);
     (0..16).for_each(|slot| gone.put(slot, io(Op::Write, u64::from(slot) * 8192)));
     gone.submit();
@@ -165,7 +194,7 @@ fn a_handle_that_goes_leaves_its_bios_to_the_owner_and_the_others_alone() {
 #[test]
 #[should_panic(expected = "slot 2 is in flight")]
 fn a_slot_in_flight_is_not_ours() {
-    let (_owner, mut handles) = over("null:size=1M", 1);
+    let (_owner, mut handles) = over(&Disk::Null, 1);
     handles[0].put(2, io(Op::Read, 0));
     handles[0].buffer(2);
 }

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use crate::primitive::{AtomicBool, CachePadded, Ordering};
+use crate::sync::{AtomicBool, CachePadded, Ordering};
 
 /// Coalesces wake-ups: only the first since the last answer has to make a noise.
 #[derive(Debug)]

@@ -11,11 +11,12 @@ use super::super::service::{Answer, Service, Setting, lock, text};
 use super::super::tree::{DeviceEntry, ExportEntry};
 use super::remove::leaving;
 use super::{refused, wrong};
-use crate::device::{Base, Device};
-use crate::server::assemble::{ExportSpec, shown_name};
-use crate::server::estate::{DeviceHolding, Estate, ExportHolding, Presence, Site, VolumeHolding};
-use crate::server::offered::served;
-use crate::server::opening::{MadeImage, Opened, assembled};
+use crate::assemble::{ExportSpec, shown_name};
+use crate::estate::{DeviceHolding, Estate, ExportHolding, Presence, Site, VolumeHolding};
+use crate::offered::served;
+use crate::opening::{MadeImage, Opened, assembled};
+use crate::spec::Base;
+use headworks::device::Device;
 
 impl Service {
     /// By the words of a client.

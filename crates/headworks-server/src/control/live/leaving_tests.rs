@@ -11,10 +11,11 @@ use serde_json::{Value, json};
 use super::super::order::{ExportReport, Order, Remains};
 use super::super::question::Question;
 use super::super::service::{Service, lock};
-use crate::device::testing::TempFile;
-use crate::server::assemble::{Assembly, ExportSpec};
-use crate::server::board::{Board, Mail};
-use crate::server::{ServerOptions, service, topology};
+use crate::ServerOptions;
+use crate::assemble::{Assembly, ExportSpec};
+use crate::board::{Board, Mail};
+use crate::server::{service, topology};
+use headworks::device::testing::TempFile;
 
 /// Turns a hang into a failure.
 const LONG: Duration = Duration::from_secs(60);

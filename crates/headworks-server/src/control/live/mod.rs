@@ -29,9 +29,9 @@ use headworks_core::{ChangeError, ConfigError, ExportId, ShardId};
 use super::order::{Order, Outcome, Remains};
 use super::rpc::Fault;
 use super::service::{Service, lock, stopping};
-use crate::memory::give_back;
-use crate::server::board::Mail;
-use crate::server::estate::{Estate, PLACES};
+use crate::board::Mail;
+use crate::estate::{Estate, PLACES};
+use headworks::memory::give_back;
 
 pub use reconcile::Reload;
 

@@ -6,9 +6,10 @@ use headworks_core::{ConfigError, Ioprio, VolumeId};
 
 use super::super::rpc::Fault;
 use super::super::service::{Service, lock};
-use crate::device::{Base, Identity};
-use crate::server::assemble::{self, ExportSpec};
-use crate::server::estate::{ExportHolding, Presence};
+use crate::assemble::{self, ExportSpec};
+use crate::estate::{ExportHolding, Presence};
+use crate::spec::Base;
+use headworks::device::Identity;
 
 /// What came of a configuration that was read again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

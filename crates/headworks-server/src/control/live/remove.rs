@@ -20,8 +20,8 @@ use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, lock, stopping, text};
 use super::super::tree::{ExportEntry, Tree};
 use super::{Draining, PAUSE, close, refused};
-use crate::server::assemble::shown_name;
-use crate::server::estate::{Estate, Presence};
+use crate::assemble::shown_name;
+use crate::estate::{Estate, Presence};
 
 /// A client that does not read its last replies holds up a removal no longer than a stop.
 const UNREAD: Duration = Duration::from_secs(5);

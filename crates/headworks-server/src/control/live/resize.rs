@@ -9,9 +9,10 @@ use super::super::service::{Answer, Service, find_export, lock, text};
 use super::super::tree::ExportEntry;
 use super::refused;
 use super::remove::leaving;
-use crate::device::SizeWatch;
-use crate::server::estate::{Presence, VolumeHolding};
-use crate::units::{display_size, parse_size};
+use crate::estate::{Presence, VolumeHolding};
+use crate::units::parse_size;
+use headworks::device::SizeWatch;
+use headworks::display_size;
 
 impl Service {
     /// By the words of a client.

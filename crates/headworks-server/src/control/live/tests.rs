@@ -6,11 +6,11 @@ use headworks_core::{Tunable, VolumeId, WriteMode};
 use serde_json::json;
 
 use super::*;
-use crate::device::testing::TempFile;
-use crate::engine::EngineChoice;
-use crate::server::assemble::{Assembly, ExportSpec};
-use crate::server::control::question::Question;
-use crate::server::{Server, ServerOptions};
+use crate::assemble::{Assembly, ExportSpec};
+use crate::control::question::Question;
+use crate::{Server, ServerOptions};
+use headworks::device::testing::TempFile;
+use headworks::engine::EngineChoice;
 
 fn spec(text: &str) -> ExportSpec {
     ExportSpec::parse(text, false).unwrap()
@@ -150,14 +150,14 @@ fn images_of_a_filesystem_share_a_queue_and_places_are_used_again() {
 
 #[test]
 fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
-    let Some(directory) = crate::device::testing::memory_directory() else { return };
+    let Some(directory) = headworks::device::testing::memory_directory() else { return };
     let image = TempFile::absent_in(&directory, "live-less");
     let text = format!("a=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
     let queue = lock(&server.service.live().estate).devices[&0].config.queue;
     let other = TempFile::absent_in(&directory, "live-less");
     let other = spec(&format!("b=file:path={},size=1M", other.path().display()));
-    let opened = crate::server::opening::Opened::new(&other.spec, true).unwrap();
+    let opened = crate::opening::Opened::new(&other.spec, true).unwrap();
     assert!(opened.fits(&queue));
     let volatile = headworks_core::QueueOptions { write_cache: !queue.write_cache, ..queue };
     assert!(!opened.fits(&volatile));
@@ -234,7 +234,7 @@ fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
     let image = TempFile::absent("live-made");
     let spec = spec(&format!("a=file:path={},size=1M", image.path().display()));
     for replaced in [false, true] {
-        let opened = crate::server::opening::Opened::new(&spec.spec, true).unwrap();
+        let opened = crate::opening::Opened::new(&spec.spec, true).unwrap();
         let made = opened.made(&spec.spec).unwrap();
         drop(opened);
         if replaced {
@@ -244,7 +244,7 @@ fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
         made.undo();
         assert_eq!(image.path().exists(), replaced);
     }
-    let there = crate::server::opening::Opened::new(&spec.spec, false);
+    let there = crate::opening::Opened::new(&spec.spec, false);
     assert!(there.is_ok_and(|opened| opened.made(&spec.spec).is_none()));
 }
 

@@ -13,7 +13,7 @@ use super::super::tree::{DeviceEntry, ExportEntry, Tree, device_name};
 use super::super::why::{Facts, why};
 use super::{Answer, Fault, Params, Service, find_export};
 use crate::latency::{Kind, ROWS, row_name};
-use crate::server::metrics::text::{Page, Type, seconds};
+use crate::metrics::text::{Page, Type, seconds};
 
 /// What each export's clients waited for, those that had any.
 pub(super) type Latencies = BTreeMap<ExportId, LatencyReport>;

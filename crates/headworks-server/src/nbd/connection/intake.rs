@@ -12,10 +12,10 @@ use super::{
     Connection, Door, End, Intake, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received,
     Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES, Turn,
 };
-use crate::frontend::nbd::handshake::Outcome;
-use crate::frontend::nbd::outgoing::Sent;
-use crate::frontend::nbd::transmission::{Parsed, ProtocolError, Request};
-use crate::memory::{Buffer, Span};
+use crate::nbd::outgoing::Sent;
+use headworks::memory::{Buffer, Span};
+use headworks_nbd::handshake::Outcome;
+use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 
 impl Connection {
     /// Reads once and turns what came into bios.
@@ -348,10 +348,10 @@ fn is_hang_up(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frontend::nbd::ExportInfo;
-    use crate::frontend::nbd::connection::ConnectionLimits;
-    use crate::memory::Pool;
+    use crate::nbd::connection::ConnectionLimits;
+    use headworks::memory::Pool;
     use headworks_core::Instant;
+    use headworks_nbd::ExportInfo;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 

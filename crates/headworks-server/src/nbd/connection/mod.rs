@@ -27,17 +27,17 @@ use headworks_core::{
     WaitTimes,
 };
 
-use super::handshake::{Encryption, ExportInfo, Handshake, Terms};
 use super::outgoing::{Outgoing, Sent};
-use super::reply::Replies;
-use super::status::Question;
-use super::transmission::{Request, RequestParser};
 use super::transport::Transport;
 use super::window::{Flying, Window};
-use super::wire::NbdError;
 use crate::latency::{Kind, Table};
-use crate::memory::{Buffer, Pool, Span};
-use crate::tls::Offer;
+use headworks::memory::{Buffer, Pool, Span};
+use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Terms};
+use headworks_nbd::reply::Replies;
+use headworks_nbd::status::Question;
+use headworks_nbd::tls::Offer;
+use headworks_nbd::transmission::{Request, RequestParser};
+use headworks_nbd::wire::NbdError;
 
 /// Requests that one connection brings in a turn, so that no client holds the shard.
 const TURN_BIOS: usize = 64;

@@ -7,9 +7,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use super::*;
-use crate::frontend::nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
-use crate::tls::testing::Certificates;
-use crate::tls::{Session, TlsMode};
+use headworks_nbd::tls::testing::Certificates;
+use headworks_nbd::tls::{Session, TlsMode};
+use headworks_nbd::wire::{RequestHeader, SIMPLE_REPLY_BYTES};
 
 const DISK: usize = 40 << 20;
 const LIMITS: ConnectionLimits = ConnectionLimits {

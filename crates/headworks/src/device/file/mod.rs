@@ -35,7 +35,7 @@ use super::{Batch, Command, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(super) use call::execute;
 pub use open::{Direct, FileMode, FileOptions, Identity, OpenFile, SizeWatch};
 

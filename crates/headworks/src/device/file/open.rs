@@ -27,7 +27,7 @@ use super::mapped::MappedImage;
 use super::{call, probe};
 use crate::engine::{DiskKind, DiskOp};
 use crate::memory::Span;
-use crate::units::display_size;
+use crate::size::display_size;
 
 /// Whether to go past the kernel's page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
