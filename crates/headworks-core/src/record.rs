@@ -207,13 +207,13 @@ pub fn encode(input: &Input) -> Words {
         Input::Control(Control::Acknowledge { volume }) => [8, volume.0.into(), 0, 0, 0, 0],
         Input::Control(Control::Resize { volume, size }) => [9, volume.0.into(), size, 0, 0, 0],
         Input::Control(Control::Set { device, tunable, value, token }) => {
-            [11, device.0.into(), tunable as u64, value, token.into(), 0]
+            [11, device.0.into(), tunable.code().into(), value, token.into(), 0]
         }
         Input::Control(Control::Weight { export, weight }) => {
             [12, export.0.into(), weight.into(), 0, 0, 0]
         }
         Input::Control(Control::SetDirty { tunable, value, token }) => {
-            [16, tunable as u64, value, token.into(), 0, 0]
+            [16, tunable.code().into(), value, token.into(), 0, 0]
         }
         Input::Close { connection } => [14, connection.into(), 0, 0, 0, 0],
     }
@@ -381,7 +381,7 @@ mod tests {
             8 => Message::TagGrant { device, count },
             9 => Message::TagRevoke { device },
             10 => {
-                let tunable = Tunable::from_code(prng.below(30) as u8).unwrap();
+                let tunable = Tunable::ALL[prng.below(Tunable::ALL.len() as u64) as usize];
                 let (value, token) = (bio.offset, cookie);
                 return Input::Control(Control::Set { device, tunable, value, token });
             }

@@ -132,11 +132,11 @@ fn needs_restart(old: &File, new: &File) -> Vec<String> {
 }
 
 fn write_back(file: &File) -> Vec<(u8, u64)> {
-    sorted(file.clone().with_defaults().vm.iter().map(|tuned| (tuned.tunable as u8, tuned.value)))
+    sorted(file.clone().with_defaults().vm.iter().map(|tuned| (tuned.tunable.code(), tuned.value)))
 }
 
 fn queue(file: &File, device: Option<&str>) -> Vec<(u8, u64)> {
-    sorted(file.queue_of(device).iter().map(|tuned| (tuned.tunable as u8, tuned.value)))
+    sorted(file.queue_of(device).iter().map(|tuned| (tuned.tunable.code(), tuned.value)))
 }
 
 fn sorted(pairs: impl Iterator<Item = (u8, u64)>) -> Vec<(u8, u64)> {

@@ -3,7 +3,7 @@
 use crate::error::ConfigError;
 use crate::time::{MS, SEC};
 
-use super::Tunable;
+use super::{Tunable, choice};
 
 /// Which elevator orders a device's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,15 +20,17 @@ impl Scheduler {
     /// Every elevator, in the order of their codes.
     pub const ALL: [Self; 2] = [Self::None, Self::MqDeadline];
 
+    /// The words of sysfs, in the order of their codes.
+    pub const NAMES: [&'static str; 2] = ["none", "mq-deadline"];
+
     /// The word of sysfs.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::MqDeadline => "mq-deadline",
-        }
+        Self::NAMES[self as usize]
     }
 }
+
+choice!(Scheduler);
 
 /// Who decides which request gets a tag next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,16 +49,17 @@ impl TagPolicy {
     /// Every policy, in the order of their codes.
     pub const ALL: [Self; 3] = [Self::Fair, Self::Legacy518, Self::KuaiV3];
 
+    /// The words that users give, in the order of their codes.
+    pub const NAMES: [&'static str; 3] = ["fair", "legacy518", "kuai_v3"];
+
     /// The word that users give.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fair => "fair",
-            Self::Legacy518 => "legacy518",
-            Self::KuaiV3 => "kuai_v3",
-        }
+        Self::NAMES[self as usize]
     }
 }
+
+choice!(TagPolicy);
 
 /// `nomerges`: how hard to look for merges (sysfs values 0, 1, 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +78,8 @@ impl NoMerges {
     /// Every setting, in the order of their sysfs values.
     pub const ALL: [Self; 3] = [Self::MergeAll, Self::OneHit, Self::Never];
 }
+
+choice!(NoMerges);
 
 /// `iosched/*` of mq-deadline; times in milliseconds, as sysfs has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -355,10 +355,12 @@ impl ShardConfig {
 }
 
 impl DeviceConfig {
+    /// The owner, then the value of every tunable at the position of its number; 0 for the number of a removed one.
     pub(super) fn to_numbers(self) -> String {
         let mut text = self.owner.0.to_string();
-        for tunable in Tunable::ALL {
-            text += &format!(" {}", tunable.get(&self.queue));
+        for code in 0..Tunable::CODES {
+            let value = Tunable::from_code(code).map_or(0, |tunable| tunable.get(&self.queue));
+            text += &format!(" {value}");
         }
         text
     }
@@ -366,11 +368,13 @@ impl DeviceConfig {
     pub(super) fn from_numbers(numbers: &[u64]) -> Option<Self> {
         let (&owner, values) = numbers.split_first()?;
         let mut queue = QueueOptions::default();
-        if values.len() != Tunable::ALL.len() {
+        if values.len() != usize::from(Tunable::CODES) {
             return None;
         }
-        for (tunable, &value) in Tunable::ALL.into_iter().zip(values) {
-            tunable.set(&mut queue, value).ok()?;
+        for (code, &value) in (0..).zip(values) {
+            if let Some(tunable) = Tunable::from_code(code) {
+                tunable.set(&mut queue, value).ok()?;
+            }
         }
         Some(Self { owner: ShardId(owner.try_into().ok()?), queue })
     }

@@ -1,6 +1,7 @@
 //! The tunables of write-back, by the names of `/proc/sys/vm`.
 
 use crate::error::ConfigError;
+use crate::options::choice;
 
 /// Who writes when there is too much that is dirty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,16 +20,17 @@ impl ThrottlePolicy {
     /// Every policy, in the order of their numbers.
     pub const ALL: [Self; 3] = [Self::Ioless, Self::Foreground, Self::None];
 
+    /// The words that users give, in the order of their numbers.
+    pub const NAMES: [&'static str; 3] = ["ioless", "foreground", "none"];
+
     /// The word that users give.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ioless => "ioless",
-            Self::Foreground => "foreground",
-            Self::None => "none",
-        }
+        Self::NAMES[self as usize]
     }
 }
+
+choice!(ThrottlePolicy);
 
 /// How much may be dirty, how old it may become, and who waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

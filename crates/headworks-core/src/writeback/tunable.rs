@@ -1,176 +1,60 @@
-//! The options of write-back as a table: number, name, range, value.
+//! The tunables of write-back, under the names of `/proc/sys/vm`.
 //!
-//! One table serves the command line, the control socket (names as in `/proc/sys/vm`) and the live change. The numbers are
-//! stable: they are recorded. As in Linux, bytes and ratio are two ways to say the same: setting one puts the other to zero,
-//! and the one that is not zero counts. (A ratio of zero means that the bytes count; [`DirtyTunable::set`] takes no zero that
-//! would leave neither.)
-
-use std::ops::RangeInclusive;
+//! As in Linux, bytes and ratio are two ways to state one limit: setting one puts the other to zero, and the one that is not zero
+//! applies. A ratio of zero means that the bytes apply; [`DirtyTunable::set`] accepts no zero that would leave neither.
 
 use super::{DirtyOptions, ThrottlePolicy};
-use crate::error::ConfigError;
-use crate::options::Values;
+use crate::options::{Number, Unit, tunables};
 
-/// One option of write-back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-#[allow(missing_docs, reason = "each is the field of `DirtyOptions` of that name")]
-pub enum DirtyTunable {
-    Ratio,
-    Bytes,
-    BackgroundRatio,
-    BackgroundBytes,
-    ExpireCentisecs,
-    WritebackCentisecs,
-    MaxPauseMs,
-    Throttle,
+tunables! {
+    /// One tunable of write-back.
+    pub enum DirtyTunable of DirtyOptions {
+        Ratio              = 0, "dirty_ratio",               1..=90,         Unit::Percent,      AtOnce, { ratio, set_ratio };
+        // At least two blocks: one under writeback and one that becomes dirty meanwhile.
+        Bytes              = 1, "dirty_bytes",               8192..=1 << 42, Unit::Bytes,        AtOnce, [dirty_bytes];
+        BackgroundRatio    = 2, "dirty_background_ratio",    0..=90,         Unit::Percent,      AtOnce, { background_ratio, set_background_ratio };
+        BackgroundBytes    = 3, "dirty_background_bytes",    4096..=1 << 42, Unit::Bytes,        AtOnce, [dirty_background_bytes];
+        ExpireCentisecs    = 4, "dirty_expire_centisecs",    1..=8_640_000,  Unit::Centiseconds, AtOnce, [dirty_expire_centisecs];
+        WritebackCentisecs = 5, "dirty_writeback_centisecs", 0..=8_640_000,  Unit::Centiseconds, AtOnce, [dirty_writeback_centisecs];
+        MaxPauseMs         = 6, "hw_max_pause_ms",           10..=10_000,    Unit::Milliseconds, AtOnce, [max_pause_ms];
+        Throttle           = 7, "hw_throttle",               0..=2,          Unit::Word(&ThrottlePolicy::NAMES), AtOnce, [policy];
+    }
 }
 
-use DirtyTunable as T;
-
 impl DirtyTunable {
-    /// Every option, in the order of their numbers.
-    pub const ALL: [Self; 8] = [
-        T::Ratio,
-        T::Bytes,
-        T::BackgroundRatio,
-        T::BackgroundBytes,
-        T::ExpireCentisecs,
-        T::WritebackCentisecs,
-        T::MaxPauseMs,
-        T::Throttle,
-    ];
-
-    /// The option of that name under `vm/`; our own begin with `hw_`.
+    /// Whether the value is a number of bytes: users write `64M`, and a server divides it among its shards.
     #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|tunable| tunable.name() == name)
+    pub fn is_bytes(self) -> bool {
+        self.unit() == Unit::Bytes
     }
+}
 
-    /// The option with that number.
-    #[must_use]
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.get(usize::from(code)).copied()
-    }
+fn ratio(options: &DirtyOptions) -> u64 {
+    if options.dirty_bytes > 0 { 0 } else { options.dirty_ratio.to_number() }
+}
 
-    /// Its name under `vm/`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            T::Ratio => "dirty_ratio",
-            T::Bytes => "dirty_bytes",
-            T::BackgroundRatio => "dirty_background_ratio",
-            T::BackgroundBytes => "dirty_background_bytes",
-            T::ExpireCentisecs => "dirty_expire_centisecs",
-            T::WritebackCentisecs => "dirty_writeback_centisecs",
-            T::MaxPauseMs => "hw_max_pause_ms",
-            T::Throttle => "hw_throttle",
-        }
-    }
+fn set_ratio(options: &mut DirtyOptions, value: u64) {
+    (options.dirty_ratio, options.dirty_bytes) = (u32::from_number(value), 0);
+}
 
-    /// The words of an option that is a choice, in the order of their values.
-    #[must_use]
-    pub fn words(self) -> Option<[&'static str; 3]> {
-        (self == T::Throttle).then(|| ThrottlePolicy::ALL.map(ThrottlePolicy::name))
-    }
+fn background_ratio(options: &DirtyOptions) -> u64 {
+    if options.dirty_background_bytes > 0 { 0 } else { options.dirty_background_ratio.to_number() }
+}
 
-    /// Whether it is a number of bytes: users write `64M`, and a server divides it among its shards.
-    #[must_use]
-    pub const fn is_bytes(self) -> bool {
-        matches!(self, T::Bytes | T::BackgroundBytes)
-    }
-
-    /// The values that can be set, in the unit of [`DirtyTunable::get`].
-    #[must_use]
-    pub const fn range(self) -> RangeInclusive<u64> {
-        match self {
-            T::Ratio => 1..=90,
-            T::BackgroundRatio => 0..=90,
-            // Two blocks at least: one that is written out and one that becomes dirty meanwhile.
-            T::Bytes => 8192..=1 << 42,
-            T::BackgroundBytes => 4096..=1 << 42,
-            T::ExpireCentisecs => 1..=8_640_000,
-            T::WritebackCentisecs => 0..=8_640_000,
-            T::MaxPauseMs => 10..=10_000,
-            T::Throttle => 0..=ThrottlePolicy::ALL.len() as u64 - 1,
-        }
-    }
-
-    fn values<'a>(self, words: Option<&'a [&'static str]>) -> Values<'a> {
-        Values { name: self.name(), range: self.range(), words }
-    }
-
-    /// Whether `value` is one that it takes.
-    ///
-    /// # Errors
-    /// The range that it takes.
-    pub fn check(self, value: u64) -> Result<(), ConfigError> {
-        self.values(None).check(value)
-    }
-
-    /// The value that `text` stands for: a number, or one of [`DirtyTunable::words`].
-    ///
-    /// # Errors
-    /// The range or the words that it takes.
-    pub fn parse(self, text: &str) -> Result<u64, ConfigError> {
-        self.values(self.words().as_ref().map(|words| &words[..])).parse(text)
-    }
-
-    /// The value as users see it: a number, or for a choice all words with the chosen one in brackets, as sysfs shows it.
-    #[must_use]
-    pub fn show(self, value: u64) -> String {
-        self.values(self.words().as_ref().map(|words| &words[..])).show(value)
-    }
-
-    /// Its value in `options`. Of bytes and ratio, the one that does not count is 0.
-    #[must_use]
-    pub fn get(self, options: &DirtyOptions) -> u64 {
-        let o = options;
-        match self {
-            T::Ratio if o.dirty_bytes > 0 => 0,
-            T::BackgroundRatio if o.dirty_background_bytes > 0 => 0,
-            T::Ratio => o.dirty_ratio.into(),
-            T::Bytes => o.dirty_bytes,
-            T::BackgroundRatio => o.dirty_background_ratio.into(),
-            T::BackgroundBytes => o.dirty_background_bytes,
-            T::ExpireCentisecs => o.dirty_expire_centisecs.into(),
-            T::WritebackCentisecs => o.dirty_writeback_centisecs.into(),
-            T::MaxPauseMs => o.max_pause_ms.into(),
-            T::Throttle => o.policy as u64,
-        }
-    }
-
-    /// Puts `value` into `options`. A ratio counts from then on instead of the bytes, and bytes instead of the ratio.
-    ///
-    /// # Errors
-    /// The range or the words that it takes; `options` is as it was.
-    pub fn set(self, options: &mut DirtyOptions, value: u64) -> Result<(), ConfigError> {
-        self.check(value)?;
-        let o = options;
-        // Every range fits its field.
-        let small = value as u32;
-        match self {
-            T::Ratio => (o.dirty_ratio, o.dirty_bytes) = (small, 0),
-            T::Bytes => o.dirty_bytes = value,
-            T::BackgroundRatio => (o.dirty_background_ratio, o.dirty_background_bytes) = (small, 0),
-            T::BackgroundBytes => o.dirty_background_bytes = value,
-            T::ExpireCentisecs => o.dirty_expire_centisecs = small,
-            T::WritebackCentisecs => o.dirty_writeback_centisecs = small,
-            T::MaxPauseMs => o.max_pause_ms = small,
-            T::Throttle => o.policy = ThrottlePolicy::ALL[value as usize],
-        }
-        Ok(())
-    }
+fn set_background_ratio(options: &mut DirtyOptions, value: u64) {
+    let fields = (&mut options.dirty_background_ratio, &mut options.dirty_background_bytes);
+    (*fields.0, *fields.1) = (u32::from_number(value), 0);
 }
 
 #[cfg(test)]
 mod tests {
+    use super::DirtyTunable as T;
     use super::*;
 
     #[test]
-    fn the_table_is_in_order_and_every_option_comes_back_by_name_and_number() {
+    fn every_tunable_is_found_by_name_and_number() {
         for (code, tunable) in DirtyTunable::ALL.into_iter().enumerate() {
-            assert_eq!(tunable as usize, code);
+            assert_eq!(usize::from(tunable.code()), code);
             assert_eq!(DirtyTunable::from_code(code as u8), Some(tunable));
             assert_eq!(DirtyTunable::from_name(tunable.name()), Some(tunable));
         }
@@ -179,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_every_range_go_in_and_come_out_and_are_valid() {
+    fn range_ends_round_trip_and_are_valid() {
         for tunable in DirtyTunable::ALL {
             for value in [*tunable.range().start(), *tunable.range().end()] {
                 let mut options = DirtyOptions::default();
@@ -195,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_ratio_put_each_other_to_zero_as_in_linux() {
+    fn bytes_and_ratio_exclude_each_other() {
         let mut options = DirtyOptions::default();
         for (ratio, bytes) in [(T::Ratio, T::Bytes), (T::BackgroundRatio, T::BackgroundBytes)] {
             bytes.set(&mut options, 1 << 20).unwrap();
@@ -208,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_a_word() {
+    fn choice_is_parsed_and_shown_as_in_sysfs() {
         assert_eq!(T::Throttle.parse("foreground"), Ok(1));
         assert_eq!(T::Throttle.show(2), "ioless foreground [none]");
         let error = T::Throttle.parse("never").unwrap_err().to_string();

@@ -31,7 +31,7 @@ impl Display for File {
         if !self.vm.is_empty() {
             writeln!(f, "\n[server.vm]")?;
         }
-        for tuned in sorted(&self.vm, |tunable| tunable as u8) {
+        for tuned in sorted(&self.vm, |tunable| tunable.code()) {
             line(f, tuned.tunable.name(), &dirty_word(tuned), &tuned.origin)?;
         }
         write_queue(f, "server.queue", &self.queue)?;
@@ -53,7 +53,7 @@ fn sorted<T: Copy>(tuned: &[Tuned<T>], number: impl Fn(T) -> u8) -> Vec<&Tuned<T
 
 /// Ordinary tunables, then those of each table.
 fn write_queue(f: &mut Formatter<'_>, place: &str, queue: &[Tuned<Tunable>]) -> fmt::Result {
-    let queue = sorted(queue, |tunable| tunable as u8);
+    let queue = sorted(queue, |tunable| tunable.code());
     let mut tables: Vec<&str> = Vec::new();
     let split = |tuned: &Tuned<Tunable>| tuned.tunable.name().split_once('/');
     for tuned in &queue {
