@@ -1,17 +1,17 @@
 //! A shard with a cache over a disk that fails, refuses, stops short and lies; the bytes decide the configuration and every
-//! step. What a read finds, what FUA and flush promise and the tables of the cache are checked: see `headworks_sim::bed`.
+//! step. What a read finds, what FUA and flush promise and the tables of the cache are checked: see `headworks_sim::harness`.
 #![no_main]
 
-use headworks_sim::bed::{Bed, BedOptions, Tape};
+use headworks_sim::harness::{Harness, HarnessOptions, ByteChoices};
 
-const KIND: BedOptions = BedOptions { clients: 4, region: 20_000, faults: true };
+const KIND: HarnessOptions = HarnessOptions { clients: 4, region: 20_000, faults: true };
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let mut tape = Tape(data);
+    let mut tape = ByteChoices(data);
     let config = KIND.draw(&mut tape);
-    let mut bed = Bed::new(KIND, config, tape);
-    while !bed.is_over() {
-        bed.run(1, None);
+    let mut harness = Harness::new(KIND, config, tape);
+    while !harness.is_over() {
+        harness.run(1, None);
     }
-    bed.flush_and_compare();
+    harness.flush_and_compare();
 });

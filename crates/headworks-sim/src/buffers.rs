@@ -9,10 +9,10 @@
 
 use headworks::memory::Span;
 
-use crate::pattern::POISON;
+use crate::sector_pattern::POISON;
 
 /// Equal buffers, named by their index.
-pub struct Buffers {
+pub struct PoisonedBuffers {
     base: *mut u8,
     bytes: usize,
     slot_bytes: usize,
@@ -21,9 +21,9 @@ pub struct Buffers {
 }
 
 // SAFETY: the memory behind `base` belongs to this value alone; spans of it are used on the thread that runs the world.
-unsafe impl Send for Buffers {}
+unsafe impl Send for PoisonedBuffers {}
 
-impl Buffers {
+impl PoisonedBuffers {
     /// `count` buffers of `slot_bytes`.
     #[must_use]
     pub fn new(count: usize, slot_bytes: usize) -> Self {
@@ -73,7 +73,7 @@ impl Buffers {
     }
 }
 
-impl Drop for Buffers {
+impl Drop for PoisonedBuffers {
     fn drop(&mut self) {
         let memory = std::ptr::slice_from_raw_parts_mut(self.base, self.bytes);
         // SAFETY: made by `Box::into_raw` of a slice of this length, and dropped once. The world drops its devices, which
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_write_to_a_free_buffer_is_found_at_the_next_take() {
-        let mut buffers = Buffers::new(2, 4096);
+        let mut buffers = PoisonedBuffers::new(2, 4096);
         assert!(buffers.take(1));
         buffers.bytes_mut(1, 4096).fill(7);
         buffers.poison(1, 4096);

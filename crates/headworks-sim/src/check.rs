@@ -5,7 +5,7 @@ use std::fmt;
 
 use headworks_core::{Bio, BioFlags, DeviceId, Instant, IoError, Op, Shard, Status};
 
-use crate::disk::Defect;
+use crate::disk::DiskDefect;
 use crate::oracle::Violation;
 use crate::scenario::Scenario;
 
@@ -79,14 +79,14 @@ pub fn check_status(
     // A cache moves blocks for several bios, and remembers for a flush what failed before.
     let by_cache = cached
         && (faulty || waits_for_flush)
-        && (faults.any() || device.defect == Defect::ClaimsTooMuch);
+        && (faults.any() || device.defect == DiskDefect::ClaimsTooMuch);
     let caused = match error {
         IoError::Medium | IoError::NoSpace | IoError::TimedOut if by_cache => true,
         IoError::TimedOut if cached && waits_for_flush => true,
         IoError::Medium => {
             faulty
                 && (bio.op != Op::Flush && (faults.medium > 0 || faults.nothing > 0)
-                    || bio.op.has_data() && device.defect == Defect::ClaimsTooMuch
+                    || bio.op.has_data() && device.defect == DiskDefect::ClaimsTooMuch
                     || waits_for_flush && (faults.flush > 0 || faults.late > 0)
                     || faults.is_bad(bio.id.volume, Op::Read, bio.offset, bio.len))
         }

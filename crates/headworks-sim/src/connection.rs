@@ -10,13 +10,13 @@
 
 use headworks_core::{Bio, BioId, EXTENTS_BYTES, ReplyStage, ShardId};
 
-use crate::buffers::Buffers;
+use crate::buffers::PoisonedBuffers;
 use crate::oracle::Ticket;
 use crate::workload::Job;
 
 /// Where a bio is, as its connection sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stage {
+pub enum BioStage {
     /// Nobody's.
     #[default]
     Free,
@@ -28,11 +28,11 @@ pub enum Stage {
 
 /// A bio on its way.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Flight {
+pub struct InFlightBio {
     /// What was asked.
     pub bio: Bio,
     /// Where it is.
-    pub stage: Stage,
+    pub stage: BioStage,
     /// It must be refused.
     pub malformed: bool,
     /// Its volume became shorter than its end meanwhile.
@@ -52,15 +52,15 @@ pub struct Connection {
     /// What it does.
     pub job: Job,
     /// Its memory, one buffer a slot.
-    pub buffers: Buffers,
+    pub buffers: PoisonedBuffers,
     /// By slot.
-    pub flights: Vec<Flight>,
+    pub slots: Vec<InFlightBio>,
     /// The shard had no room when it wanted to submit.
     pub starved: bool,
     /// It will submit at a time already set, or is listed to.
     pub planned: bool,
     /// It submits nothing: its volume is about to leave, or away.
-    pub held: bool,
+    pub paused: bool,
     /// Bios until it closes; 0: it stays.
     pub until_close: u32,
     free: Vec<u8>,
@@ -73,19 +73,19 @@ impl Connection {
     pub fn new(id: u32, home: ShardId, job: Job) -> Self {
         let depth = usize::from(job.options.depth);
         assert!((1..=256).contains(&depth), "a slot fits 8 bits");
-        let job_closes = job.options.close_after;
+        let close_after = job.options.close_after;
         let largest = *job.options.sizes.iter().max().expect("four sizes");
         let largest = largest.max(EXTENTS_BYTES);
         Self {
             id,
             home,
-            buffers: Buffers::new(depth, largest as usize),
+            buffers: PoisonedBuffers::new(depth, largest as usize),
             job,
-            flights: vec![Flight::default(); depth],
+            slots: vec![InFlightBio::default(); depth],
             starved: false,
             planned: false,
-            held: false,
-            until_close: job_closes,
+            paused: false,
+            until_close: close_after,
             free: (0..depth as u16).rev().map(|slot| slot as u8).collect(),
             count: 0,
         }
@@ -94,13 +94,13 @@ impl Connection {
     /// Whether it has a bio to submit and a slot for it.
     #[must_use]
     pub fn can_submit(&self) -> bool {
-        self.job.left > 0 && !self.free.is_empty() && !self.held
+        self.job.left > 0 && !self.free.is_empty() && !self.paused
     }
 
     /// Bios that are not over.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.flights.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     /// Whether all its bios are over.
@@ -121,7 +121,7 @@ impl Connection {
         };
         let (bio, malformed) = self.job.next(id);
         let slot = usize::from(slot);
-        self.flights[slot] = Flight { bio, stage: Stage::Waiting, malformed, ..Flight::default() };
+        self.slots[slot] = InFlightBio { bio, stage: BioStage::Waiting, malformed, ..InFlightBio::default() };
         (bio, slot, malformed)
     }
 
@@ -142,20 +142,20 @@ impl Connection {
     #[must_use]
     pub fn slot(&self, id: BioId) -> Option<usize> {
         let slot = (id.sequence & 0xff) as usize;
-        let flight = self.flights.get(slot)?;
-        (flight.stage != Stage::Free && flight.bio.id == id).then_some(slot)
+        let flight = self.slots.get(slot)?;
+        (flight.stage != BioStage::Free && flight.bio.id == id).then_some(slot)
     }
 
-    /// Moves a bio on; `None` if this answer cannot come now.
+    /// Hotplug a bio on; `None` if this answer cannot come now.
     pub fn answer(&mut self, slot: usize, stage: ReplyStage) -> Option<()> {
-        let flight = &mut self.flights[slot];
+        let flight = &mut self.slots[slot];
         flight.stage = match (flight.stage, stage) {
-            (Stage::Waiting, ReplyStage::Final) => Stage::Free,
-            (Stage::Waiting, ReplyStage::Early) => Stage::Answered,
-            (Stage::Answered, ReplyStage::Released) => Stage::Free,
+            (BioStage::Waiting, ReplyStage::Final) => BioStage::Free,
+            (BioStage::Waiting, ReplyStage::Early) => BioStage::Answered,
+            (BioStage::Answered, ReplyStage::Released) => BioStage::Free,
             _ => return None,
         };
-        if flight.stage == Stage::Free {
+        if flight.stage == BioStage::Free {
             self.free.push(slot as u8);
         }
         Some(())
@@ -163,7 +163,7 @@ impl Connection {
 
     /// Poisons what nobody may use any longer.
     pub fn poison(&mut self, slot: usize) {
-        let bio = self.flights[slot].bio;
+        let bio = self.slots[slot].bio;
         let len = bio.op.buffer_len(bio.len);
         if len > 0 {
             self.buffers.poison(slot, len);
@@ -172,15 +172,15 @@ impl Connection {
 
     /// The power failed: nothing comes back.
     pub fn reset(&mut self) {
-        for slot in 0..self.flights.len() {
-            if self.flights[slot].stage != Stage::Free {
+        for slot in 0..self.slots.len() {
+            if self.slots[slot].stage != BioStage::Free {
                 self.poison(slot);
-                self.flights[slot].stage = Stage::Free;
+                self.slots[slot].stage = BioStage::Free;
                 self.free.push(slot as u8);
             }
         }
         self.job.left = 0;
-        (self.starved, self.planned, self.held) = (false, false, false);
+        (self.starved, self.planned, self.paused) = (false, false, false);
     }
 
     /// Bytes of a bio's buffer that it uses.

@@ -9,7 +9,7 @@ use headworks_core::record::RunHash;
 
 use crate::check::Failure;
 use crate::coverage::{Coverage, Point};
-use crate::oracle::{CUT_RULE, Survival};
+use crate::oracle::{CUT_RULE, CutReport};
 use crate::scenario::Scenario;
 use crate::world;
 
@@ -22,7 +22,7 @@ pub const SHARDS: [u16; 3] = [1, 2, 4];
 
 /// What devices lied about, and what was seen of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lies {
+pub struct LyingDevices {
     /// Worlds with such a device.
     pub worlds: u64,
     /// Worlds where data were found lost.
@@ -31,7 +31,7 @@ pub struct Lies {
 
 /// A run under way.
 #[derive(Clone, Debug, Default)]
-pub struct Crash {
+pub struct CrashRun {
     /// The next seed.
     pub seed: u64,
     /// Forces the number of shards.
@@ -43,15 +43,15 @@ pub struct Crash {
     /// Bios answered.
     pub bios: u64,
     /// What was found after cuts, by number of shards as in [`SHARDS`] and by write mode.
-    pub survived: [[Survival; WriteMode::ALL.len()]; SHARDS.len()],
+    pub survived: [[CutReport; WriteMode::ALL.len()]; SHARDS.len()],
     /// Of devices.
-    pub lies: Lies,
+    pub lies: LyingDevices,
     /// What was passed.
     pub coverage: Coverage,
     hash: RunHash,
 }
 
-impl Crash {
+impl CrashRun {
     /// A run that starts at `seed`.
     #[must_use]
     pub fn new(seed: u64, shards: Option<u16>) -> Self {
@@ -61,7 +61,7 @@ impl Crash {
     /// Runs the next scenario.
     ///
     /// # Errors
-    /// The rule that it broke; [`Crash::seed`] still names it.
+    /// The rule that it broke; [`CrashRun::seed`] still names it.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let lies = self.seed.is_multiple_of(LYING_EVERY);
         let scenario = Scenario::draw_crash(self.seed, self.shards, lies);

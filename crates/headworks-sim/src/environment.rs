@@ -15,26 +15,26 @@ use headworks_core::{
 };
 
 use crate::check::{check_status, violation};
-use crate::connection::{Connection, Stage};
+use crate::connection::{Connection, BioStage};
 use crate::coverage::{Coverage, Point};
-use crate::events::Events;
+use crate::events::EventQueue;
 use crate::frames::Frames;
-use crate::hearing::Hearing;
+use crate::owed_errors::OwedErrors;
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
-use crate::pattern::{POISON, SECTOR};
+use crate::sector_pattern::{POISON, SECTOR};
 use crate::scenario::{Scenario, WorldDefect};
 
-/// What the heap holds.
+/// HistoryEvent the heap holds.
 #[derive(Clone, Copy, Debug)]
-pub enum Happening {
+pub enum Event {
     /// A message arrives.
     Deliver {
         /// Who sent it.
         from: ShardId,
         /// Who gets it.
         to: ShardId,
-        /// What.
+        /// HistoryEvent.
         message: Message,
     },
     /// A connection submits.
@@ -43,7 +43,7 @@ pub enum Happening {
         connection: u32,
     },
     /// A volume is to leave, or its leaving or coming goes on.
-    Move,
+    HotplugChange,
     /// The operator changes a queue.
     Switch {
         /// Whose.
@@ -58,14 +58,14 @@ pub enum Happening {
 
 /// A line of history.
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct HistoryEntry {
     now: Instant,
     bio: Bio,
-    what: What,
+    what: HistoryEvent,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum HistoryEvent {
     Submitted,
     Answered(Status, ReplyStage),
     /// A command of the cache's own.
@@ -74,33 +74,33 @@ enum What {
     Closed,
 }
 
-/// How much history is kept; what is told of it at most.
+/// How much history is kept; what is last_message of it at most.
 const HISTORY: usize = 1 << 14;
-const TOLD: usize = 60;
+const HISTORY_SHOWN: usize = 60;
 
-/// What is broken when an error of write-out is kept from somebody.
-pub const HEARD: &str = "an error of write-out fails the next flush of every connection";
+/// HistoryEvent is broken when an error of write-out is kept from somebody.
+pub const ERROR_REPORTED: &str = "an error of write-out fails the next flush of every connection";
 
-const STABLE: &str = "bytes on their way do not change";
+const DATA_STABLE: &str = "bytes on their way do not change";
 
 /// See the head of this file.
-pub struct Wire {
+pub struct Environment {
     /// The scenario.
     pub scenario: Scenario,
     /// Virtual time.
     pub now: Instant,
-    /// What comes.
-    pub events: Events<Happening>,
+    /// HistoryEvent comes.
+    pub events: EventQueue<Event>,
     /// When each shard wants `Input::Timer`.
     pub timers: Vec<Option<Instant>>,
     /// The jobs' connections, then one per volume that verifies.
     pub connections: Vec<Connection>,
     /// Connections that may submit at once.
     pub ready: Vec<u32>,
-    /// What each sector may hold.
+    /// HistoryEvent each sector may hold.
     pub oracle: Oracle,
     /// Who must hear of errors of write-out.
-    pub hearing: Hearing,
+    pub owed_errors: OwedErrors,
     /// The turn of a shard that goes on, or was the last.
     pub turn: u64,
     /// The caches' pools.
@@ -108,12 +108,12 @@ pub struct Wire {
     /// By volume: how its last flush was answered.
     pub flushed: Vec<Option<Status>>,
     /// When something was submitted or answered last.
-    pub moved: Instant,
-    /// When a shard was told of a completion, or by another, last.
-    pub told: Instant,
+    pub last_progress: Instant,
+    /// When a shard was last_message of a completion, or by another, last.
+    pub last_message: Instant,
     /// Who changes queues while they work.
     pub operator: Operator,
-    /// What the run went through.
+    /// HistoryEvent the run went through.
     pub coverage: Coverage,
     /// The first broken rule.
     pub broken: Option<Violation>,
@@ -134,11 +134,11 @@ pub struct Wire {
     /// When the last message between two shards arrives.
     arrivals: Vec<Instant>,
     delays: Prng,
-    history: Vec<Line>,
+    history: Vec<HistoryEntry>,
     history_at: usize,
 }
 
-impl Wire {
+impl Environment {
     /// Around the shards of `scenario`, with nothing going on.
     #[must_use]
     pub fn new(scenario: Scenario, connections: Vec<Connection>) -> Self {
@@ -149,17 +149,17 @@ impl Wire {
         let shards = usize::from(scenario.shards);
         Self {
             now: Instant(0),
-            events: Events::with_capacity(4096),
+            events: EventQueue::with_capacity(4096),
             timers: vec![None; shards],
             ready: Vec::with_capacity(connections.len()),
-            hearing: Hearing::new(connections.len()),
+            owed_errors: OwedErrors::new(connections.len()),
             turn: 0,
             connections,
             oracle: Oracle::new(&contracts),
             frames: Frames::new(scenario.shards, scenario.cache.units),
             flushed: vec![None; scenario.volumes.len()],
-            moved: Instant(0),
-            told: Instant(0),
+            last_progress: Instant(0),
+            last_message: Instant(0),
             operator: Operator::new(scenario.seed, scenario.devices.len(), scenario.cache.is_on()),
             coverage: Coverage::default(),
             broken: None,
@@ -199,19 +199,19 @@ impl Wire {
                 self.oracle.forget_beyond(volume as u16, config.options.size);
             }
         }
-        self.hearing.cut();
+        self.owed_errors.cut();
         self.operator.cut();
     }
 
-    /// What a power cut finds.
+    /// HistoryEvent a power cut finds.
     pub fn cover_cut(&mut self) {
         self.coverage.hit(Point::PowerCut);
         if self.frames.writing() == 0 {
             return;
         }
         self.coverage.hit(Point::CutWriting);
-        let flights = self.connections.iter().flat_map(|connection| &connection.flights);
-        let mut flights = flights.filter(|flight| flight.stage == Stage::Waiting);
+        let flights = self.connections.iter().flat_map(|connection| &connection.slots);
+        let mut flights = flights.filter(|flight| flight.stage == BioStage::Waiting);
         if flights.any(|flight| {
             flight.bio.op == Op::Flush && self.scenario.is_cached(flight.bio.id.volume)
         }) {
@@ -219,9 +219,9 @@ impl Wire {
         }
     }
 
-    /// Whether anybody waits for an answer, or has something to submit.
+    /// Whether anybody has_waiters for an answer, or has something to submit.
     #[must_use]
-    pub fn waits(&self) -> bool {
+    pub fn has_waiters(&self) -> bool {
         let open = |connection: &Connection| !connection.is_done();
         self.connections.iter().any(open) || self.operator.unanswered() > 0
     }
@@ -266,14 +266,14 @@ impl Wire {
         }
         let id = BioId { connection: old, ..BioId::default() };
         let volume = self.connections[index].job.options.volume;
-        self.note(Bio { id: BioId { volume, ..id }, ..Bio::default() }, What::Closed);
+        self.log(Bio { id: BioId { volume, ..id }, ..Bio::default() }, HistoryEvent::Closed);
         let again = old + self.connections.len() as u32;
         self.connections[index].reopen(again);
-        self.hearing.on_close(index);
+        self.owed_errors.on_close(index);
     }
 
     fn submit(&mut self, index: usize) -> Bio {
-        self.moved = self.now;
+        self.last_progress = self.now;
         let (bio, slot, malformed) = self.connections[index].submit();
         let device = self.scenario.volumes[usize::from(bio.id.volume.0)].device;
         let outstanding = &mut self.outstanding[usize::from(device.0)];
@@ -299,9 +299,9 @@ impl Wire {
             bytes.fill(POISON);
         }
         if !refused {
-            connection.flights[slot].ticket = self.oracle.submit(&bio, bytes);
+            connection.slots[slot].ticket = self.oracle.submit(&bio, bytes);
         }
-        self.note(bio, What::Submitted);
+        self.log(bio, HistoryEvent::Submitted);
         self.cover_bio(&bio, malformed);
         bio
     }
@@ -332,10 +332,10 @@ impl Wire {
     pub fn replace(&mut self, volume: VolumeId) {
         self.oracle.replace(volume.0);
         self.suspect[usize::from(volume.0)] = None;
-        self.hearing.on_replaced(volume);
+        self.owed_errors.on_replaced(volume);
         for index in 0..self.connections.len() {
             if self.connections[index].job.options.volume == volume {
-                self.hearing.on_close(index);
+                self.owed_errors.on_close(index);
             }
         }
     }
@@ -358,7 +358,7 @@ impl Wire {
                 continue;
             }
             connection.job.fit(old, size);
-            for flight in connection.flights.iter_mut().filter(|f| f.stage != Stage::Free) {
+            for flight in connection.slots.iter_mut().filter(|f| f.stage != BioStage::Free) {
                 flight.is_cut_off |= !flight.malformed && flight.bio.end() > size;
                 busy |= flight.is_cut_off;
             }
@@ -377,7 +377,7 @@ impl Wire {
         if pause == 0 {
             self.ready.push(id);
         } else {
-            let issue = Happening::Issue { connection: id };
+            let issue = Event::Issue { connection: id };
             self.events.push(self.now.after(pause), issue);
         }
     }
@@ -388,7 +388,7 @@ impl Wire {
     }
 
     /// `shard` has room again: who had to wait for it goes on.
-    pub fn feed(&mut self, shard: ShardId) {
+    pub fn resume_starved(&mut self, shard: ShardId) {
         for index in 0..self.connections.len() {
             let connection = &mut self.connections[index];
             if connection.starved && connection.home == shard {
@@ -400,8 +400,8 @@ impl Wire {
     }
 
     /// An input for `shard` comes off the heap.
-    pub fn take_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
-        self.told = self.now;
+    pub fn receive_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
+        self.last_message = self.now;
         if let Message::Bio { bio, .. } = message {
             if bio.id.unit().is_some() {
                 return Input::Message { from, message };
@@ -409,7 +409,7 @@ impl Wire {
             let index = self.index(bio.id.connection);
             let connection = &mut self.connections[index];
             match connection.slot(bio.id) {
-                Some(slot) => connection.flights[slot].holder = Some(to),
+                Some(slot) => connection.slots[slot].holder = Some(to),
                 None => self.fail(violation(
                     "a message is about a bio in flight",
                     format!("shard {} sent {:?}, which is over", from.0, bio.id),
@@ -445,7 +445,7 @@ impl Wire {
             let split = connection.slot(first.bio).is_some_and(|slot| {
                 submit.op.has_data()
                     && first.offset == 0
-                    && first.len < connection.flights[slot].bio.len
+                    && first.len < connection.slots[slot].bio.len
             });
             if split {
                 self.coverage.hit(Point::RequestSplit);
@@ -465,8 +465,8 @@ impl Wire {
             _ => return,
         };
         self.coverage.hit(point);
-        if let Err(wrong) = self.frames.touch(shard.0, action) {
-            self.fail(violation(STABLE, wrong));
+        if let Err(wrong) = self.frames.check_access(shard.0, action) {
+            self.fail(violation(DATA_STABLE, wrong));
         }
     }
 
@@ -478,7 +478,7 @@ impl Wire {
         let remote = self.scenario.devices[usize::from(submit.device.0)].config.owner
             != volumes[usize::from(submit.volume.0)].home;
         if let Err(wrong) = submitted {
-            self.fail(violation(STABLE, wrong));
+            self.fail(violation(DATA_STABLE, wrong));
         }
         let Some(first) = segments.first().filter(|first| first.bio.unit().is_some()) else {
             return;
@@ -493,62 +493,62 @@ impl Wire {
         }
         let Submit { offset, len, op, flags, .. } = *submit;
         let bio = Bio { id: first.bio, offset, len, op, flags, ..Bio::default() };
-        self.note(bio, What::Sent(submit.id));
+        self.log(bio, HistoryEvent::Sent(submit.id));
     }
 
-    /// A shard is about to be told of a completion.
+    /// A shard is about to be last_message of a completion.
     pub fn complete(&mut self, device: DeviceId, id: RequestId, status: Status) {
-        self.told = self.now;
+        self.last_message = self.now;
         if let Some((volume, offset, len)) = self.frames.place(device, id) {
             let id_of = BioId { volume, ..BioId::default() };
             let bio = Bio { id: id_of, offset, len, ..Bio::default() };
-            self.note(bio, What::Came(id, status));
+            self.log(bio, HistoryEvent::Came(id, status));
             let failed = status.is_err_and(|error| error != IoError::Busy);
-            if failed && self.all_are_heard() && self.frames.is_writeout(device, id) {
-                self.hearing.on_failed(volume, offset, len.into());
+            if failed && self.reports_errors_to_all() && self.frames.is_writeout(device, id) {
+                self.owed_errors.on_command_failed(volume, offset, len.into());
             }
         }
         if let Err(wrong) = self.frames.complete(device, id) {
-            self.fail(violation(STABLE, wrong));
+            self.fail(violation(DATA_STABLE, wrong));
         }
     }
 
     /// Whether each connection has a place of its own in the cache's table of writers: those that share one hear of an error
     /// together.
-    fn all_are_heard(&self) -> bool {
+    fn reports_errors_to_all(&self) -> bool {
         self.scenario.cache.writers_max as usize >= self.connections.len()
     }
 
     /// A shard's turn is over, in which it noted the failures that `held` tells.
     pub fn note_failures(&mut self, volume: VolumeId, held: &[(u64, u64, IoError)]) {
-        if !self.hearing.is_noted(volume, held) || self.scenario.promises_nothing(volume) {
+        if !self.owed_errors.is_recorded(volume, held) || self.scenario.promises_nothing(volume) {
             return;
         }
         for (place, connection) in self.connections.iter().enumerate() {
             if connection.job.options.volume == volume {
-                self.hearing.owe(place, self.turn);
+                self.owed_errors.owe(place, self.turn);
             }
         }
     }
 
     /// Keeps account of who heard of errors.
-    fn check_hearing(&mut self, place: usize, bio: &Bio, status: Status) {
-        // What an old connection left is nobody's any longer.
+    fn check_owed_error(&mut self, place: usize, bio: &Bio, status: Status) {
+        // HistoryEvent an old connection left is nobody's any longer.
         if bio.id.connection != self.connections[place].id {
             return;
         }
         match (bio.op, status) {
             (Op::Flush, Err(_)) => {
-                let owed = self.hearing.on_failure(place, self.turn);
+                let owed = self.owed_errors.on_failure(place, self.turn);
                 self.coverage.add(Point::ErrorHeard, owed.into());
             }
-            (Op::Flush, Ok(())) if self.hearing.is_kept_from(place) => {
+            (Op::Flush, Ok(())) if self.owed_errors.is_owed(place) => {
                 let detail = format!("{bio:?} succeeded, and its connection was told of none");
-                self.fail(violation(HEARD, detail));
+                self.fail(violation(ERROR_REPORTED, detail));
             }
-            (Op::Flush, Ok(())) => self.hearing.on_success(place, self.turn),
+            (Op::Flush, Ok(())) => self.owed_errors.on_success(place, self.turn),
             (Op::Write, Ok(())) if !bio.flags.contains(BioFlags::DIRECT) => {
-                self.hearing.on_success(place, self.turn);
+                self.owed_errors.on_success(place, self.turn);
             }
             _ => {}
         }
@@ -577,14 +577,14 @@ impl Wire {
 
     fn reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage, _: WaitTimes) {
         const ONCE: &str = "every bio is answered exactly once";
-        self.moved = self.now;
+        self.last_progress = self.now;
         let index = self.index(id.connection);
         let slot = self.connections.get(index).and_then(|c| c.slot(id));
         let Some(slot) = slot else {
             let detail = format!("{stage:?} {status:?} for {id:?}, which is not in flight");
             return self.fail(violation(ONCE, detail));
         };
-        let flight = self.connections[index].flights[slot];
+        let flight = self.connections[index].slots[slot];
         if self.connections[index].answer(slot, stage).is_none() {
             let detail = format!("{stage:?} {status:?} for {id:?}, which is {:?}", flight.stage);
             return self.fail(violation(ONCE, detail));
@@ -595,13 +595,13 @@ impl Wire {
             self.outstanding[usize::from(device.0)] -= 1;
         }
         if self.scenario.checked {
-            self.note(flight.bio, What::Answered(status, stage));
+            self.log(flight.bio, HistoryEvent::Answered(status, stage));
             self.cover_reply(status, hole, stage);
             if let Err(violation) = self.check_reply(index, slot, status, hole, stage) {
                 self.fail(violation);
             }
             if stage != ReplyStage::Released {
-                self.check_hearing(index, &flight.bio, status);
+                self.check_owed_error(index, &flight.bio, status);
             }
             if flight.bio.op == Op::Flush && stage != ReplyStage::Released {
                 self.on_flushed(&flight.bio, status);
@@ -640,7 +640,7 @@ impl Wire {
     pub fn plan_acknowledge(&mut self, volume: VolumeId) {
         self.acknowledging[usize::from(volume.0)] = true;
         let after = self.delays.between(100_000, 20_000_000);
-        let acknowledge = Happening::Acknowledge { volume };
+        let acknowledge = Event::Acknowledge { volume };
         self.events.push(self.now.after(after), acknowledge);
     }
 
@@ -653,7 +653,7 @@ impl Wire {
         stage: ReplyStage,
     ) -> Result<(), Violation> {
         let connection = &self.connections[index];
-        let flight = connection.flights[slot];
+        let flight = connection.slots[slot];
         let bio = flight.bio;
         let is_cut_off = flight.is_cut_off
             && matches!(status, Err(IoError::Invalid | IoError::NoSpace))
@@ -747,7 +747,7 @@ impl Wire {
         let pair = usize::from(from.0) * usize::from(self.scenario.shards) + usize::from(to.0);
         let at = self.now.after(delay).max(self.arrivals[pair]);
         self.arrivals[pair] = at;
-        self.events.push(at, Happening::Deliver { from, to, message });
+        self.events.push(at, Event::Deliver { from, to, message });
     }
 
     fn notice(&mut self, notice: Notice) {
@@ -760,25 +760,25 @@ impl Wire {
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
             Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
             Notice::UnknownCompletion { .. } => self.unknown_completions += 1,
-            Notice::Set { token, status } => self.on_switched(token, status),
+            Notice::Set { token, status } => self.on_option_answered(token, status),
         }
     }
 
-    fn on_switched(&mut self, token: u32, status: Status) {
+    fn on_option_answered(&mut self, token: u32, status: Status) {
         self.coverage.hit(match status {
             Ok(()) => Point::Switched,
             Err(_) => Point::SwitchRefused,
         });
         match self.operator.on_answer(token, status) {
             Ok((device, after)) => {
-                self.events.push(self.now.after(after), Happening::Switch { device });
+                self.events.push(self.now.after(after), Event::Switch { device });
             }
             Err(wrong) => self.fail(violation("a change is answered as it deserves", wrong)),
         }
     }
 
-    fn note(&mut self, bio: Bio, what: What) {
-        let line = Line { now: self.now, bio, what };
+    fn log(&mut self, bio: Bio, what: HistoryEvent) {
+        let line = HistoryEntry { now: self.now, bio, what };
         if self.history.len() < HISTORY {
             self.history.push(line);
         } else {
@@ -787,7 +787,7 @@ impl Wire {
         self.history_at += 1;
     }
 
-    /// What happened to `place`, or the last that happened at all, oldest first.
+    /// HistoryEvent happened to `place`, or the last that happened at all, oldest first.
     #[must_use]
     pub fn history(&self, place: Option<(u16, u64)>) -> Vec<String> {
         let newest = self.history_at % HISTORY.max(1);
@@ -803,10 +803,10 @@ impl Wire {
             })
         };
         let lines = old.iter().chain(new).rev();
-        let lines = lines.filter(|line| concerns(&line.bio)).take(TOLD);
-        let mut told: Vec<_> = lines.map(tell).collect();
-        told.reverse();
-        told
+        let lines = lines.filter(|line| concerns(&line.bio)).take(HISTORY_SHOWN);
+        let mut last_message: Vec<_> = lines.map(tell).collect();
+        last_message.reverse();
+        last_message
     }
 
     /// Where everything stands, for people.
@@ -822,7 +822,7 @@ impl Wire {
                 connection.job.left,
                 if connection.starved { ", no room" } else { "" }
             );
-            let flights = connection.flights.iter();
+            let flights = connection.slots.iter();
             for flight in flights.filter(|f| f.stage != Default::default()).take(4) {
                 let Bio { op, offset, len, .. } = flight.bio;
                 let id = flight.bio.id.sequence;
@@ -833,15 +833,15 @@ impl Wire {
     }
 }
 
-fn tell(line: &Line) -> String {
+fn tell(line: &HistoryEntry) -> String {
     let Bio { id, op, offset, len, flags, .. } = line.bio;
     let what = match line.what {
-        What::Sent(id) => format!("sent by the cache as {}.{}", id.slot, id.generation),
-        What::Came(id, status) => format!("{}.{} came: {status:?}", id.slot, id.generation),
-        What::Closed => "the connection closed".into(),
-        What::Submitted => "submitted".into(),
-        What::Answered(Ok(()), stage) => format!("{stage:?}"),
-        What::Answered(Err(error), stage) => format!("{stage:?}: {error}"),
+        HistoryEvent::Sent(id) => format!("sent by the cache as {}.{}", id.slot, id.generation),
+        HistoryEvent::Came(id, status) => format!("{}.{} came: {status:?}", id.slot, id.generation),
+        HistoryEvent::Closed => "the connection closed".into(),
+        HistoryEvent::Submitted => "submitted".into(),
+        HistoryEvent::Answered(Ok(()), stage) => format!("{stage:?}"),
+        HistoryEvent::Answered(Err(error), stage) => format!("{stage:?}: {error}"),
     };
     format!(
         "{:>14} ns  {}/{:#x} {:?} {}:{}+{} flags {:#x}  {what}",
@@ -849,42 +849,42 @@ fn tell(line: &Line) -> String {
     )
 }
 
-/// The wire as one shard's executor sees it.
-pub struct Port<'a> {
-    /// The wire.
-    pub wire: &'a mut Wire,
+/// The env as one shard's executor sees it.
+pub struct ShardPort<'a> {
+    /// The env.
+    pub env: &'a mut Environment,
     /// The shard.
     pub shard: ShardId,
 }
 
-impl Port<'_> {
+impl ShardPort<'_> {
     /// The frames of a bio that a cache made: this shard's, or one's that sent it here.
     fn frames_of(&mut self, bio: BioId, unit: u32) -> Span {
-        let volume = self.wire.scenario.volumes[usize::from(bio.volume.0)];
-        let owner = self.wire.scenario.devices[usize::from(volume.device.0)].config.owner;
+        let volume = self.env.scenario.volumes[usize::from(bio.volume.0)];
+        let owner = self.env.scenario.devices[usize::from(volume.device.0)].config.owner;
         if self.shard != volume.home && self.shard != owner {
             let detail = format!("shard {} uses the frames of {bio:?}", self.shard.0);
-            self.wire.fail(violation("frames are used by their shard and their device", detail));
+            self.env.fail(violation("frames are used by their shard and their device", detail));
         }
-        frames_of(self.wire.frames.span(volume.home.0), unit)
+        frames_of(self.env.frames.span(volume.home.0), unit)
     }
 }
 
-impl Outlet for Port<'_> {
+impl Outlet for ShardPort<'_> {
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
             return self.frames_of(bio, unit);
         }
-        let connection = &self.wire.connections[self.wire.index(bio.connection)];
+        let connection = &self.env.connections[self.env.index(bio.connection)];
         let home = connection.home;
         if let Some(slot) = connection.slot(bio)
-            && (home == self.shard || connection.flights[slot].holder == Some(self.shard))
+            && (home == self.shard || connection.slots[slot].holder == Some(self.shard))
         {
             return connection.buffers.span(slot);
         }
         let span = connection.buffers.span(0);
         let detail = format!("shard {} uses the buffer of {bio:?}", self.shard.0);
-        self.wire.fail(violation(
+        self.env.fail(violation(
             "a buffer is used between submission and release, by who has its bio",
             detail,
         ));
@@ -892,7 +892,7 @@ impl Outlet for Port<'_> {
     }
 
     fn frames(&self) -> Span {
-        self.wire.frames.span(self.shard.0)
+        self.env.frames.span(self.shard.0)
     }
 
     fn reply(
@@ -903,19 +903,19 @@ impl Outlet for Port<'_> {
         stage: ReplyStage,
         wait_times: WaitTimes,
     ) {
-        self.wire.reply(id, status, hole, stage, wait_times);
+        self.env.reply(id, status, hole, stage, wait_times);
     }
 
     fn send(&mut self, to: ShardId, message: Message) {
-        self.wire.send(self.shard, to, message);
+        self.env.send(self.shard, to, message);
     }
 
     fn timer(&mut self, at: Instant) {
-        self.wire.timers[usize::from(self.shard.0)] = Some(at);
+        self.env.timers[usize::from(self.shard.0)] = Some(at);
     }
 
     fn notice(&mut self, notice: Notice) {
-        self.wire.notice(notice);
+        self.env.notice(notice);
     }
 }
 

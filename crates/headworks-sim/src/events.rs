@@ -8,9 +8,9 @@ use std::collections::BinaryHeap;
 
 use headworks_core::Instant;
 
-/// Events of one kind, earliest first.
+/// EventQueue of one kind, earliest first.
 #[derive(Debug)]
-pub struct Events<T> {
+pub struct EventQueue<T> {
     heap: BinaryHeap<Reverse<Entry<T>>>,
     sequence: u64,
 }
@@ -42,7 +42,7 @@ impl<T> Ord for Entry<T> {
     }
 }
 
-impl<T> Events<T> {
+impl<T> EventQueue<T> {
     /// None yet, with room for `capacity` before anything is allocated.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn equal_times_keep_the_order_in_which_they_were_put_in() {
-        let mut events = Events::with_capacity(8);
+        let mut events = EventQueue::with_capacity(8);
         for (at, name) in [(5, "b1"), (3, "a"), (5, "b2"), (9, "c"), (5, "b3")] {
             events.push(Instant(at), name);
         }

@@ -5,7 +5,7 @@
 //!   free --Submit(Write)--> leaving --Complete--> free          read by anybody, changed by nobody (stable bytes)
 //! ```
 //!
-//! A frame counts as used until its shard was told of the completion: before that the policy cannot know of it. The sum of
+//! A frame counts as used until its shard was told of the completion: before that the policy cannot know of it. The checksum of
 //! what was submitted must still be the same then. Whatever breaks this is told, and ends the run.
 
 use std::collections::BTreeMap;
@@ -14,11 +14,11 @@ use headworks::memory::Span;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{Action, CopyDirection, DeviceId, Op, RequestId, Segment, Submit, VolumeId};
 
-use crate::pattern::{POISON, SECTOR};
+use crate::sector_pattern::{POISON, SECTOR};
 
 /// Who uses a sector of a frame: a device may get a block in several commands.
 #[derive(Clone, Copy, Debug, Default)]
-struct Uses {
+struct FrameUse {
     /// Reads of a device into it.
     fills: u16,
     /// Writes of a device out of it.
@@ -29,7 +29,7 @@ struct Uses {
 struct Pool {
     base: *mut u8,
     bytes: usize,
-    uses: Vec<Uses>,
+    uses: Vec<FrameUse>,
 }
 
 // SAFETY: the memory behind `base` belongs to this value alone; spans of it are used on the thread that runs the world.
@@ -39,7 +39,7 @@ impl Pool {
     fn new(units: u32) -> Self {
         let bytes = units as usize * BLOCK as usize;
         let memory = vec![POISON; bytes].into_boxed_slice();
-        let uses = vec![Uses::default(); bytes / SECTOR];
+        let uses = vec![FrameUse::default(); bytes / SECTOR];
         Self { base: Box::into_raw(memory).cast(), bytes, uses }
     }
 
@@ -50,7 +50,7 @@ impl Pool {
     }
 
     fn reset(&mut self) {
-        self.uses.fill(Uses::default());
+        self.uses.fill(FrameUse::default());
         // SAFETY: the whole allocation, and the power failed: no device has a span of it.
         unsafe { self.base.write_bytes(POISON, self.bytes) };
     }
@@ -66,28 +66,28 @@ impl Drop for Pool {
 
 /// A part of a command: bytes of a pool.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct FrameRange {
     pool: u16,
     fill: bool,
     at: usize,
     len: usize,
-    sum: u64,
+    checksum: u64,
 }
 
 /// A command: where it goes, and its parts.
 #[derive(Debug)]
-struct Flight {
+struct FrameCommand {
     volume: VolumeId,
     offset: u64,
     bytes: u32,
-    pieces: Vec<Piece>,
+    pieces: Vec<FrameRange>,
 }
 
 /// See the head of this file.
 pub struct Frames {
     pools: Vec<Pool>,
     /// By command. Looked up only by name.
-    flights: BTreeMap<(DeviceId, RequestId), Flight>,
+    commands: BTreeMap<(DeviceId, RequestId), FrameCommand>,
     /// Commands of this turn whose bytes are not summed yet.
     fresh: Vec<(DeviceId, RequestId)>,
     writing: usize,
@@ -98,7 +98,7 @@ impl Frames {
     #[must_use]
     pub fn new(shards: u16, units: u32) -> Self {
         let pools = (0..shards).map(|_| Pool::new(units)).collect();
-        Self { pools, flights: BTreeMap::new(), fresh: Vec::new(), writing: 0 }
+        Self { pools, commands: BTreeMap::new(), fresh: Vec::new(), writing: 0 }
     }
 
     /// The memory of a shard's pool.
@@ -116,7 +116,7 @@ impl Frames {
 
     /// The power failed: nothing is on its way, and nothing is in memory.
     pub fn cut(&mut self) {
-        self.flights.clear();
+        self.commands.clear();
         self.fresh.clear();
         self.writing = 0;
         self.pools.iter_mut().for_each(Pool::reset);
@@ -138,7 +138,7 @@ impl Frames {
             let Some(unit) = segment.bio.unit() else { continue };
             let at = unit as usize * BLOCK as usize + segment.offset as usize;
             let piece =
-                Piece { pool: pool_of(segment), fill, at, len: segment.len as usize, sum: 0 };
+                FrameRange { pool: pool_of(segment), fill, at, len: segment.len as usize, checksum: 0 };
             self.begin(piece).map_err(|wrong| format!("{submit:?}: {wrong}"))?;
             pieces.push(piece);
         }
@@ -147,13 +147,13 @@ impl Frames {
             self.writing += usize::from(!fill);
             self.fresh.push(name);
             let Submit { volume, offset, len: bytes, .. } = *submit;
-            self.flights.insert(name, Flight { volume, offset, bytes, pieces });
+            self.commands.insert(name, FrameCommand { volume, offset, bytes, pieces });
         }
         Ok(())
     }
 
-    fn begin(&mut self, piece: Piece) -> Result<(), String> {
-        let Piece { pool, fill, at, len, .. } = piece;
+    fn begin(&mut self, piece: FrameRange) -> Result<(), String> {
+        let FrameRange { pool, fill, at, len, .. } = piece;
         self.check(pool, at, len, fill)?;
         for uses in self.uses_mut(pool, at, len) {
             if fill {
@@ -169,7 +169,7 @@ impl Frames {
     ///
     /// # Errors
     /// A frame that may not be touched so now.
-    pub fn touch(&self, shard: u16, action: &Action) -> Result<(), String> {
+    pub fn check_access(&self, shard: u16, action: &Action) -> Result<(), String> {
         let check = |at, len, changes| {
             let (at, len) = frames(at, len);
             self.check(shard, at, len, changes)
@@ -206,11 +206,11 @@ impl Frames {
     }
 
     /// The turn's copies were made: what its commands write is what they must write.
-    pub fn sum_up(&mut self) {
+    pub fn checksum_writes(&mut self) {
         for name in std::mem::take(&mut self.fresh) {
-            let Some(flight) = self.flights.get_mut(&name) else { continue };
+            let Some(flight) = self.commands.get_mut(&name) else { continue };
             for piece in flight.pieces.iter_mut().filter(|piece| !piece.fill) {
-                piece.sum = sum(self.pools[usize::from(piece.pool)].bytes(piece.at, piece.len));
+                piece.checksum = checksum(self.pools[usize::from(piece.pool)].bytes(piece.at, piece.len));
             }
         }
     }
@@ -218,14 +218,14 @@ impl Frames {
     /// Where a command goes that is on its way: volume, offset, bytes.
     #[must_use]
     pub fn place(&self, device: DeviceId, id: RequestId) -> Option<(VolumeId, u64, u32)> {
-        let flight = self.flights.get(&(device, id))?;
+        let flight = self.commands.get(&(device, id))?;
         Some((flight.volume, flight.offset, flight.bytes))
     }
 
     /// Whether a command writes frames out, and nothing else.
     #[must_use]
     pub fn is_writeout(&self, device: DeviceId, id: RequestId) -> bool {
-        let flight = self.flights.get(&(device, id));
+        let flight = self.commands.get(&(device, id));
         flight.is_some_and(|flight| {
             let bytes: usize = flight.pieces.iter().map(|piece| piece.len).sum();
             flight.pieces.iter().all(|piece| !piece.fill) && bytes == flight.bytes as usize
@@ -237,12 +237,12 @@ impl Frames {
     /// # Errors
     /// What it wrote is not what it was given.
     pub fn complete(&mut self, device: DeviceId, id: RequestId) -> Result<(), String> {
-        let Some(Flight { pieces, .. }) = self.flights.remove(&(device, id)) else {
+        let Some(FrameCommand { pieces, .. }) = self.commands.remove(&(device, id)) else {
             return Ok(());
         };
         self.writing -= usize::from(pieces.iter().any(|piece| !piece.fill));
         let mut checked = Ok(());
-        for Piece { pool, fill, at, len, sum: was } in pieces {
+        for FrameRange { pool, fill, at, len, checksum: was } in pieces {
             for uses in self.uses_mut(pool, at, len) {
                 if fill {
                     uses.fills -= 1;
@@ -250,7 +250,7 @@ impl Frames {
                     uses.writes -= 1;
                 }
             }
-            if !fill && sum(self.pools[usize::from(pool)].bytes(at, len)) != was {
+            if !fill && checksum(self.pools[usize::from(pool)].bytes(at, len)) != was {
                 checked = Err(format!(
                     "{id:?} of device {}: bytes {at}+{len} of pool {pool} changed",
                     device.0
@@ -260,7 +260,7 @@ impl Frames {
         checked
     }
 
-    fn uses_mut(&mut self, pool: u16, at: usize, len: usize) -> &mut [Uses] {
+    fn uses_mut(&mut self, pool: u16, at: usize, len: usize) -> &mut [FrameUse] {
         &mut self.pools[usize::from(pool)].uses[sectors(at, len)]
     }
 }
@@ -278,12 +278,12 @@ fn frames(at: u64, len: u32) -> (usize, usize) {
 }
 
 /// Differs wherever the bytes differ in one word.
-fn sum(bytes: &[u8]) -> u64 {
+fn checksum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let mix =
-        |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    let sum = words.iter().fold(1, |sum, word| mix(sum, u64::from_le_bytes(*word)));
-    rest.iter().fold(sum, |sum, &byte| mix(sum, byte.into()))
+        |checksum: u64, word: u64| (checksum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let checksum = words.iter().fold(1, |checksum, word| mix(checksum, u64::from_le_bytes(*word)));
+    rest.iter().fold(checksum, |checksum, &byte| mix(checksum, byte.into()))
 }
 
 #[cfg(test)]
@@ -308,7 +308,7 @@ mod tests {
         };
         let bio = BioId::internal(0, VolumeId(0), ExportId(0), 0, unit);
         let done = frames.submit(&submit, &[Segment { bio, offset: 0, len: 8192 }], |_| 0);
-        frames.sum_up();
+        frames.checksum_writes();
         done
     }
 
@@ -321,7 +321,7 @@ mod tests {
         COPY.map(|direction| {
             let at = unit * u64::from(BLOCK) + 7;
             let copy = Action::Copy { bio: BioId::default(), offset: 0, len: 1, at, direction };
-            frames.touch(0, &copy).is_ok()
+            frames.check_access(0, &copy).is_ok()
         })
     }
 

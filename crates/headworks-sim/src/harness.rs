@@ -1,7 +1,7 @@
 //! One shard with real bytes, a disk that answers in any order or badly, and a model of what every byte must be.
 //!
 //! Smaller than the world: no timing, no workloads, one device. Everything that happens is one draw from [`Choices`]: a seeded
-//! stream for tests, or the bytes that a fuzzer made ([`Tape`]), so that the fuzzer chooses every step.
+//! stream for tests, or the bytes that a fuzzer made ([`ByteChoices`]), so that the fuzzer chooses every step.
 //!
 //! Each client has a region of its own and one bio on its way, so what a read must find is known exactly; regions share blocks,
 //! so clients still meet. What a failed write left behind is not known until it is written again, and is not checked. What was
@@ -39,9 +39,9 @@ impl Choices for Prng {
 }
 
 /// Choices that somebody else made, as bytes.
-pub struct Tape<'a>(pub &'a [u8]);
+pub struct ByteChoices<'a>(pub &'a [u8]);
 
-impl Choices for Tape<'_> {
+impl Choices for ByteChoices<'_> {
     fn below(&mut self, bound: u64) -> u64 {
         let wanted = if bound <= 256 { 1 } else { 3 };
         let count = wanted.min(self.0.len());
@@ -66,7 +66,7 @@ const FRAME: u64 = 4096;
 
 /// How large a bed is and how kind.
 #[derive(Clone, Copy, Debug)]
-pub struct BedOptions {
+pub struct HarnessOptions {
     /// Clients, each with a region.
     pub clients: u32,
     /// Bytes of a region.
@@ -75,7 +75,7 @@ pub struct BedOptions {
     pub faults: bool,
 }
 
-impl BedOptions {
+impl HarnessOptions {
     /// The volume that holds every region.
     #[must_use]
     pub const fn volume_size(&self) -> u64 {
@@ -147,7 +147,7 @@ impl Client {
 }
 
 /// A command in the disk, with the places of its bytes.
-struct Flying {
+struct InFlight {
     submit: Submit,
     places: Vec<(u64, u32)>,
     /// A write's bytes at its submission: they must be the same at its completion.
@@ -155,9 +155,9 @@ struct Flying {
 }
 
 /// See the head of this file. Every broken promise is a panic that says which.
-pub struct Bed<C> {
+pub struct Harness<C> {
     shard: Shard,
-    options: BedOptions,
+    options: HarnessOptions,
     config: ShardConfig,
     choices: C,
     now: u64,
@@ -168,7 +168,7 @@ pub struct Bed<C> {
     size: u64,
     /// The volume is there, and its device.
     there: (bool, bool),
-    flying: Vec<Flying>,
+    in_flight: Vec<InFlight>,
     clients: Vec<Client>,
     flushes: BTreeMap<u32, Status>,
     /// Blocks may have been given up: what is on the disk is not known as well.
@@ -195,10 +195,10 @@ fn tell(disk: &[u8], submit: &Submit, list: &mut [u8]) {
     list.finish();
 }
 
-impl<C: Choices> Bed<C> {
+impl<C: Choices> Harness<C> {
     /// A bed over a new shard.
     #[must_use]
-    pub fn new(options: BedOptions, config: ShardConfig, choices: C) -> Self {
+    pub fn new(options: HarnessOptions, config: ShardConfig, choices: C) -> Self {
         let size = options.volume_size() as usize;
         let region = options.region as usize;
         let client = |_| Client {
@@ -223,7 +223,7 @@ impl<C: Choices> Bed<C> {
             disk: vec![0; size],
             size: options.volume_size(),
             there: (true, true),
-            flying: Vec::new(),
+            in_flight: Vec::new(),
             flushes: BTreeMap::new(),
             gave_up: false,
             answered: 0,
@@ -346,7 +346,7 @@ impl<C: Choices> Bed<C> {
                         Op::Write => self.bytes(&places),
                         _ => Vec::new(),
                     };
-                    self.flying.push(Flying { submit, places, given });
+                    self.in_flight.push(InFlight { submit, places, given });
                 }
                 Action::Copy { bio, offset, len, at, direction } => {
                     let (at, len, offset) = (at as usize, len as usize, offset as usize);
@@ -526,11 +526,11 @@ impl<C: Choices> Bed<C> {
 
     /// The disk finishes something, well or badly.
     fn complete_one(&mut self) -> Option<Input> {
-        if self.flying.is_empty() {
+        if self.in_flight.is_empty() {
             return None;
         }
-        let at = self.choices.below(self.flying.len() as u64) as usize;
-        let Flying { submit, places, given } = self.flying.swap_remove(at);
+        let at = self.choices.below(self.in_flight.len() as u64) as usize;
+        let InFlight { submit, places, given } = self.in_flight.swap_remove(at);
         let mut completion =
             Completion { id: submit.id, transferred: submit.len, status: Ok(()), hole: false };
         let fault = if self.options.faults { self.choices.below(16) } else { 0 };

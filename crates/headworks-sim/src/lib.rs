@@ -5,7 +5,7 @@
 //! other rules). `scenario` draws a world from a seed, `smoke` runs many. Nothing here reads a clock, starts a thread, or
 //! does real I/O; a run is a function of its seed.
 
-pub mod bed;
+pub mod harness;
 pub mod buffers;
 pub mod check;
 pub mod connection;
@@ -14,19 +14,19 @@ pub mod crash;
 pub mod disk;
 pub mod events;
 pub mod frames;
-pub mod hearing;
+pub mod owed_errors;
 pub mod operator;
 pub mod oracle;
-pub mod pattern;
+pub mod sector_pattern;
 pub mod scenario;
 pub mod smoke;
 pub mod throughput;
-pub mod wire;
+pub mod environment;
 pub mod workload;
 pub mod world;
 
 pub use check::Failure;
-pub use crash::Crash;
+pub use crash::CrashRun;
 pub use scenario::Scenario;
-pub use smoke::Smoke;
+pub use smoke::SmokeRun;
 pub use world::{Outcome, run};

@@ -68,7 +68,7 @@ fn draw_dirty(tunable: DirtyTunable, prng: &mut Prng) -> u64 {
 
 /// A change that was asked for.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct PendingChange {
     token: u32,
     wrong: bool,
     /// Whatever is not wrong succeeds.
@@ -80,7 +80,7 @@ struct Asked {
 pub struct Operator {
     prng: Prng,
     /// By device.
-    asked: Vec<Option<Asked>>,
+    asked: Vec<Option<PendingChange>>,
     left: u32,
     tokens: u32,
     cached: bool,
@@ -119,7 +119,7 @@ impl Operator {
             false => draw_value(tunable, most, &mut self.prng),
         };
         let token = self.tokens;
-        self.asked[usize::from(device.0)] = Some(Asked { token, wrong, sure: false });
+        self.asked[usize::from(device.0)] = Some(PendingChange { token, wrong, sure: false });
         Some(Control::Set { device, tunable, value, token })
     }
 
@@ -132,7 +132,7 @@ impl Operator {
             false => draw_dirty(tunable, &mut self.prng),
         };
         let token = self.tokens;
-        self.asked[usize::from(device.0)] = Some(Asked { token, wrong, sure: true });
+        self.asked[usize::from(device.0)] = Some(PendingChange { token, wrong, sure: true });
         Control::SetDirty { tunable, value, token }
     }
 
@@ -146,7 +146,7 @@ impl Operator {
             return Err(format!("an answer with token {token}, which nobody waits for"));
         };
         let taken = self.asked[device].take();
-        let Asked { wrong, sure, .. } = taken.expect("its place was just found");
+        let PendingChange { wrong, sure, .. } = taken.expect("its place was just found");
         let fits = match status {
             status if sure => status == if wrong { Err(IoError::Invalid) } else { Ok(()) },
             // Smaller than a block, too.

@@ -30,8 +30,8 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use crate::pattern::{self, Found, POISON, SECTOR};
-use crate::workload::Cuts;
+use crate::sector_pattern::{self, SectorContent, POISON, SECTOR};
+use crate::workload::SectorCuts;
 
 const NIL: u32 = u32::MAX;
 /// A tick that has not come yet.
@@ -48,7 +48,7 @@ pub const CUT_RULE: &str = "a power cut loses nothing that was flushed";
 
 /// What was found after power cuts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Survival {
+pub struct CutReport {
     /// Cells that were looked at.
     pub cells: u64,
     /// Of these, those that were written since the last cut.
@@ -57,7 +57,7 @@ pub struct Survival {
     pub old: u64,
 }
 
-impl Survival {
+impl CutReport {
     /// Another's are counted, too.
     pub fn add(&mut self, other: &Self) {
         self.cells += other.cells;
@@ -153,16 +153,16 @@ pub struct Contract {
     pub lasting: bool,
 }
 
-/// Cuts for volumes where bios are aligned to sectors.
+/// SectorCuts for volumes where bios are aligned to sectors.
 #[must_use]
 pub fn whole_sectors() -> Vec<u16> {
     vec![0]
 }
 
-/// Cuts for volumes where they are not. Every cell has bytes that no other version has: the first the version's number, the
+/// SectorCuts for volumes where they are not. Every cell has bytes that no other version has: the first the version's number, the
 /// others at least eight of the mixed words.
 #[must_use]
-pub fn draw_cuts(prng: &mut Prng) -> Cuts {
+pub fn draw_cuts(prng: &mut Prng) -> SectorCuts {
     let first = prng.between(9, 80);
     let second = prng.between(first.max(24) + 8, 300);
     let third = prng.between(second + 9, 503);
@@ -220,7 +220,7 @@ pub struct Oracle {
     /// Reads look at what survived a power cut, and settle it.
     recovering: bool,
     /// By write mode.
-    survived: [Survival; WriteMode::ALL.len()],
+    survived: [CutReport; WriteMode::ALL.len()],
 }
 
 impl Oracle {
@@ -248,7 +248,7 @@ impl Oracle {
             tick: 1,
             version: 0,
             recovering: false,
-            survived: [Survival::default(); WriteMode::ALL.len()],
+            survived: [CutReport::default(); WriteMode::ALL.len()],
         }
     }
 
@@ -371,7 +371,7 @@ impl Oracle {
 
     /// What was found after cuts, by write mode.
     #[must_use]
-    pub fn survived(&self) -> [Survival; WriteMode::ALL.len()] {
+    pub fn survived(&self) -> [CutReport; WriteMode::ALL.len()] {
         self.survived
     }
 
@@ -601,12 +601,12 @@ impl Oracle {
             let place = Some((bio.id.volume.0, offset));
             let start = (offset - bio.offset) as usize;
             let found = match hole {
-                true => Found::Version(0),
+                true => SectorContent::Version(0),
                 false => self.identify(cell, &bytes[start..start + len], bio.id.volume.0),
             };
-            let Found::Version(version) = found else {
+            let SectorContent::Version(version) = found else {
                 // A part of a sector does not tell a version that is no longer possible.
-                let old = self.recovering && len < SECTOR && found == Found::Garbage;
+                let old = self.recovering && len < SECTOR && found == SectorContent::Garbage;
                 return Err(Violation {
                     rule: if old { CUT_RULE } else { "a read returns what was written there" },
                     detail: format!(
@@ -640,22 +640,22 @@ impl Oracle {
     }
 
     /// What the bytes of a cell are. A part of a sector is known only by what it could be.
-    fn identify(&self, cell: usize, bytes: &[u8], volume: u16) -> Found {
+    fn identify(&self, cell: usize, bytes: &[u8], volume: u16) -> SectorContent {
         let (sector, at, len) = self.volumes[usize::from(volume)].place(cell);
         if len == SECTOR {
-            return pattern::identify(bytes, volume, sector);
+            return sector_pattern::identify(bytes, volume, sector);
         }
         let base = self.cells[cell].base;
         let versions = self.list(cell).map(|(_, write)| write.version);
         let known = versions.chain((base < ANY).then_some(base));
         let mut known =
-            known.filter(|&version| pattern::is_part(bytes, version, volume, sector, at));
-        let named = (at == 0).then(|| pattern::named(bytes));
-        let named = named.filter(|&version| pattern::is_part(bytes, version, volume, sector, at));
+            known.filter(|&version| sector_pattern::is_part(bytes, version, volume, sector, at));
+        let named = (at == 0).then(|| sector_pattern::named(bytes));
+        let named = named.filter(|&version| sector_pattern::is_part(bytes, version, volume, sector, at));
         match known.next().or(named) {
-            Some(version) => Found::Version(version),
-            None if bytes.iter().all(|&byte| byte == POISON) => Found::Poison,
-            None => Found::Garbage,
+            Some(version) => SectorContent::Version(version),
+            None if bytes.iter().all(|&byte| byte == POISON) => SectorContent::Poison,
+            None => SectorContent::Garbage,
         }
     }
 
@@ -756,7 +756,7 @@ fn fill_all(bio: &Bio, version: u64, bytes: &mut [u8]) {
     while !rest.is_empty() {
         let (sector, at) = (offset / SECTOR as u64, offset as usize % SECTOR);
         let (part, after) = rest.split_at_mut(rest.len().min(SECTOR - at));
-        pattern::fill_part(part, version, bio.id.volume.0, sector, at);
+        sector_pattern::fill_part(part, version, bio.id.volume.0, sector, at);
         offset += part.len() as u64;
         rest = after;
     }

@@ -11,13 +11,13 @@ use headworks_core::{
     VolumeConfig, VolumeId, VolumeOptions, WakeOptions, WriteMode,
 };
 
-use crate::disk::{BadRange, Defect, Faults, Model};
+use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
 use crate::oracle::{self, Contract};
-use crate::pattern::SECTOR;
-use crate::workload::{Cuts, JobOptions, Pattern};
+use crate::sector_pattern::SECTOR;
+use crate::workload::{SectorCuts, JobOptions, AccessPattern};
 
 /// Bios of a guest each time that it comes.
-const GUEST_BIOS: u32 = 100;
+const HOTPLUGGED_BIOS: u32 = 100;
 
 /// Whether worlds with caches are drawn.
 pub const CACHED: bool = true;
@@ -28,11 +28,11 @@ pub struct DeviceScenario {
     /// Its place and queue, as the shards know it.
     pub config: DeviceConfig,
     /// How fast it is.
-    pub model: Model,
+    pub model: LatencyModel,
     /// What goes wrong.
     pub faults: Faults,
     /// What it lies about: only tests do that.
-    pub defect: Defect,
+    pub defect: DiskDefect,
 }
 
 /// A defect of the world around the shards, for the tests that show that the checkers see it.
@@ -49,7 +49,7 @@ pub enum WorldDefect {
 
 /// How many of a world's devices and volumes are not there at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Guests {
+pub struct HotpluggedCount {
     /// Devices.
     pub devices: usize,
     /// Volumes.
@@ -73,8 +73,8 @@ pub struct Scenario {
     pub volumes: Vec<VolumeConfig>,
     /// Bytes that a volume may grow to; by volume id.
     pub sizes_max: Vec<u64>,
-    /// The last so many devices and volumes are guests: their places are spare at the start, and they come and go.
-    pub guests: Guests,
+    /// The last so many devices and volumes are hotplugged: their places are spare at the start, and they come and go.
+    pub hotplugged: HotpluggedCount,
     /// The cache of each shard.
     pub cache: CacheOptions,
     /// When its writers are made to wait.
@@ -88,10 +88,10 @@ pub struct Scenario {
     /// After how many turns the power fails, if it does.
     pub cut_after: Option<u64>,
     /// How many changes of options happen in a round.
-    pub switches: u32,
+    pub option_changes: u32,
     /// How often in a round a volume leaves, mostly with its device, and another comes in its place; or one comes that was not
     /// there, or goes for good; or one becomes longer or shorter.
-    pub moves: u32,
+    pub hotplug_changes: u32,
     /// How often the jobs run, each time with the power cut anew.
     pub rounds: u32,
     /// What is broken on purpose.
@@ -105,25 +105,25 @@ impl Scenario {
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {
         let cached = CACHED && Prng::new(seed).split("cached").below(3) > 0;
-        Self::draw_with(seed, shards, cached, draw_moves(&mut Prng::new(seed).split("moves")))
+        Self::draw_with(seed, shards, cached, draw_hotplug_changes(&mut Prng::new(seed).split("moves")))
     }
 
     /// The scenario of `seed` with caches and power cuts; its first device says that it flushed and did not, if it `lies`.
     #[must_use]
     pub fn draw_crash(seed: u64, shards: Option<u16>, lies: bool) -> Self {
-        // They are about what a volume's own past leaves behind: nothing moves.
+        // They are about what a volume's own past leaves behind: nothing hotplug_changes.
         let mut scenario = Self::draw_with(seed, shards, true, 0);
         let mut prng = Prng::new(seed).split("crash");
         scenario.rounds = prng.between(3, 8) as u32;
         scenario.cut_after = Some(prng.between(1 << 6, 1 << 15));
         if lies {
-            scenario.devices[0].defect = Defect::SkipsFlush;
+            scenario.devices[0].defect = DiskDefect::SkipsFlush;
             scenario.devices[0].config.queue.write_cache = true;
         }
         scenario
     }
 
-    fn draw_with(seed: u64, shards: Option<u16>, cached: bool, moves: u32) -> Self {
+    fn draw_with(seed: u64, shards: Option<u16>, cached: bool, hotplug_changes: u32) -> Self {
         let root = Prng::new(seed);
         let mut world = root.split("world");
         let drawn = [1, 2, 4][world.below(3) as usize];
@@ -135,9 +135,9 @@ impl Scenario {
             (0..count).map(|_| draw_device(&mut prng, shards, immediate_only)).collect();
         let mut volumes = draw_volumes(&mut root.split("volumes"), shards, &devices);
         let there = volumes.len();
-        let guests = match moves {
-            0 => Guests::default(),
-            _ => draw_guests(&mut root.split("guests"), shards, &mut devices, &mut volumes),
+        let hotplugged = match hotplug_changes {
+            0 => HotpluggedCount::default(),
+            _ => draw_hotplugged(&mut root.split("guests"), shards, &mut devices, &mut volumes),
         };
         let (cache, dirty) = match cached {
             true => draw_cache(&mut root.split("cache")),
@@ -155,13 +155,13 @@ impl Scenario {
         let mut prng = root.split("guests' jobs");
         jobs.extend((there..volumes.len()).map(|guest| {
             let job = draw_job_of(&mut prng, &volumes, guest);
-            JobOptions { bios: job.bios.min(GUEST_BIOS), ..job }
+            JobOptions { bios: job.bios.min(HOTPLUGGED_BIOS), ..job }
         }));
-        if moves > 0 {
+        if hotplug_changes > 0 {
             jobs.iter_mut().for_each(|job| job.bios = job.bios.div_ceil(2));
         }
         let mut prng = root.split("sizes");
-        let sizes_max = volumes.iter().map(|volume| match moves {
+        let sizes_max = volumes.iter().map(|volume| match hotplug_changes {
             0 => volume.options.size,
             _ => volume.options.size + prng.below(3) * prng.below(64) * 4096,
         });
@@ -181,15 +181,15 @@ impl Scenario {
             devices,
             volumes,
             sizes_max,
-            guests,
+            hotplugged,
             cache,
             dirty,
             jobs,
             turn_max: [1, 4, 16, 64, 256][world.below(5) as usize],
             message_delay_ns: [100, 5 * US, 50 * US][world.below(3) as usize],
             cut_after: (world.below(2) == 0).then(|| world.between(1, 1_500)),
-            switches: root.split("switches").below(12) as u32,
-            moves,
+            option_changes: root.split("switches").below(12) as u32,
+            hotplug_changes,
             rounds,
             defect: WorldDefect::None,
             checked: true,
@@ -234,20 +234,20 @@ impl Scenario {
 
     /// How many devices and volumes are there from the start.
     #[must_use]
-    pub fn residents(&self) -> (usize, usize) {
-        (self.devices.len() - self.guests.devices, self.volumes.len() - self.guests.volumes)
+    pub fn permanent(&self) -> (usize, usize) {
+        (self.devices.len() - self.hotplugged.devices, self.volumes.len() - self.hotplugged.volumes)
     }
 
-    /// The topology as `shard` gets it, with places for the guests.
+    /// The topology as `shard` gets it, with places for the hotplugged.
     #[must_use]
     pub fn shard_config(&self, shard: ShardId) -> ShardConfig {
-        let (devices, volumes) = self.residents();
-        let (devices, guests) = self.devices.split_at(devices);
+        let (devices, volumes) = self.permanent();
+        let (devices, hotplugged) = self.devices.split_at(devices);
         let spare = SpareSlots {
-            devices: self.guests.devices as u16,
-            volumes: self.guests.volumes as u16,
+            devices: self.hotplugged.devices as u16,
+            volumes: self.hotplugged.volumes as u16,
             exports: 0,
-            tags: guests.iter().map(|device| device.config.queue.nr_requests).sum(),
+            tags: hotplugged.iter().map(|device| device.config.queue.nr_requests).sum(),
         };
         ShardConfig {
             id: shard,
@@ -265,7 +265,7 @@ impl Scenario {
 }
 
 /// In three worlds of ten.
-fn draw_moves(prng: &mut Prng) -> u32 {
+fn draw_hotplug_changes(prng: &mut Prng) -> u32 {
     match prng.below(10) {
         0..3 => prng.between(1, 8) as u32,
         _ => 0,
@@ -277,7 +277,7 @@ fn draw_device(prng: &mut Prng, shards: u16, immediate: bool) -> DeviceScenario 
     let queue = draw_queue(prng, model);
     let config = DeviceConfig { owner: ShardId(prng.below(shards.into()) as u16), queue };
     let faults = draw_faults(prng);
-    let mut device = DeviceScenario { config, model, faults, defect: Defect::None };
+    let mut device = DeviceScenario { config, model, faults, defect: DiskDefect::None };
     draw_tags(&mut prng.split("tags"), &mut device.config.queue);
     draw_scheduler(&mut prng.split("scheduler"), &mut device.config.queue);
     device
@@ -303,17 +303,17 @@ fn draw_tags(prng: &mut Prng, queue: &mut QueueOptions) {
     };
 }
 
-fn draw_model(prng: &mut Prng, immediate: bool) -> Model {
+fn draw_model(prng: &mut Prng, immediate: bool) -> LatencyModel {
     match prng.below(4) {
-        _ if immediate => Model::Immediate,
-        0 => Model::Seek {
+        _ if immediate => LatencyModel::Immediate,
+        0 => LatencyModel::Seek {
             settle_ns: prng.between(100 * US, 2 * MS),
             stroke_ns: prng.between(1_000, 20_000),
             turn_ns: 8_333_333,
             track_sectors: prng.between(500, 3_000),
         },
-        1 => Model::Immediate,
-        _ => Model::Constant {
+        1 => LatencyModel::Immediate,
+        _ => LatencyModel::Constant {
             latency_ns: prng.between(US, 200 * US),
             jitter_ns: prng.between(0, 300 * US),
             channels: prng.between(1, 64) as u8,
@@ -321,11 +321,11 @@ fn draw_model(prng: &mut Prng, immediate: bool) -> Model {
     }
 }
 
-fn draw_queue(prng: &mut Prng, model: Model) -> QueueOptions {
+fn draw_queue(prng: &mut Prng, model: LatencyModel) -> QueueOptions {
     let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
     // Above what the slowest of our disks needs for a full queue of the largest commands: late means a fault.
     let io_timeout_ns = match model {
-        Model::Seek { .. } => 60 * SEC,
+        LatencyModel::Seek { .. } => 60 * SEC,
         _ => u64::from(pick(&[1, 5, 30])) * SEC,
     };
     QueueOptions {
@@ -415,15 +415,15 @@ fn draw_volume(
 }
 
 /// Who comes later: a device or none, and a volume or two, mostly on it.
-fn draw_guests(
+fn draw_hotplugged(
     prng: &mut Prng,
     shards: u16,
     devices: &mut Vec<DeviceScenario>,
     volumes: &mut Vec<VolumeConfig>,
-) -> Guests {
-    let guests = Guests { devices: prng.below(2) as usize, volumes: prng.between(1, 2) as usize };
-    devices.extend((0..guests.devices).map(|_| draw_device(prng, shards, false)));
-    for _ in 0..guests.volumes {
+) -> HotpluggedCount {
+    let hotplugged = HotpluggedCount { devices: prng.below(2) as usize, volumes: prng.between(1, 2) as usize };
+    devices.extend((0..hotplugged.devices).map(|_| draw_device(prng, shards, false)));
+    for _ in 0..hotplugged.volumes {
         let device = match prng.below(4) {
             0 => prng.below(devices.len() as u64),
             _ => devices.len() as u64 - 1,
@@ -431,7 +431,7 @@ fn draw_guests(
         let volume = draw_volume(prng, shards, devices, DeviceId(device as u16));
         volumes.push(volume);
     }
-    guests
+    hotplugged
 }
 
 /// Small pools, so that all of them fill, and limits that are met.
@@ -498,7 +498,7 @@ fn draw_cached_volume(prng: &mut Prng, volume: &mut VolumeConfig) {
 
 /// Where bios of a volume may begin and end within sectors, in half of the volumes where the oracle can tell; equal for all
 /// its jobs.
-fn cuts_of(seed: u64, volume: VolumeId, mode: WriteMode) -> Cuts {
+fn cuts_of(seed: u64, volume: VolumeId, mode: WriteMode) -> SectorCuts {
     let mut prng = Prng::new(seed ^ u64::from(volume.0) << 32).split("cuts");
     match mode {
         WriteMode::Writeback | WriteMode::Writethrough if prng.below(2) == 0 => {
@@ -582,7 +582,7 @@ fn draw_job_of(prng: &mut Prng, volumes: &[VolumeConfig], volume: usize) -> JobO
         bios: prng.between(20, 600) as u32,
         weights,
         sizes,
-        pattern: [Pattern::Sequential, Pattern::Random, Pattern::Hot][prng.below(3) as usize],
+        pattern: [AccessPattern::Sequential, AccessPattern::Random, AccessPattern::Hot][prng.below(3) as usize],
         fua: [0, 50_000, 400_000][prng.below(3) as usize],
         flags: [0, 250_000, 500_000][prng.below(3) as usize],
         malformed: [0, 0, 20_000][prng.below(3) as usize],

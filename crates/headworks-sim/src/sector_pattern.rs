@@ -18,7 +18,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// What was found in a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum SectorContent {
     /// A whole sector of this version, at its place; 0 for zeros.
     Version(u64),
     /// A whole sector that belongs elsewhere.
@@ -76,13 +76,13 @@ pub fn is_part(bytes: &[u8], version: u64, volume: u16, sector: u64, at: usize) 
 
 /// What `bytes`, one sector, is when read at `sector` of `volume`.
 #[must_use]
-pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
+pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> SectorContent {
     let (words, rest) = bytes.as_chunks::<8>();
     assert!(words.len() == WORDS && rest.is_empty(), "one sector");
     let (version, place) = (u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]));
     if version == 0 {
         let any = words.iter().fold(0, |any, w| any | u64::from_le_bytes(*w));
-        return if any == 0 { Found::Version(0) } else { Found::Garbage };
+        return if any == 0 { SectorContent::Version(0) } else { SectorContent::Garbage };
     }
     let seed = seed(version, place);
     let differs = words.iter().enumerate().skip(2).fold(0, |any, (i, word)| {
@@ -90,16 +90,16 @@ pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> Found {
     });
     if differs != 0 {
         let poison = bytes.iter().all(|&byte| byte == POISON);
-        return if poison { Found::Poison } else { Found::Garbage };
+        return if poison { SectorContent::Poison } else { SectorContent::Garbage };
     }
     if place != (u64::from(volume) << 48 | sector) {
-        return Found::Misplaced {
+        return SectorContent::Misplaced {
             version,
             volume: (place >> 48) as u16,
             sector: place & ((1 << 48) - 1),
         };
     }
-    Found::Version(version)
+    SectorContent::Version(version)
 }
 
 const fn seed(version: u64, place: u64) -> u64 {
@@ -114,23 +114,23 @@ mod tests {
     #[test]
     fn a_sector_tells_what_it_is() {
         let mut bytes = [0; SECTOR];
-        assert_eq!(identify(&bytes, 1, 2), Found::Version(0));
+        assert_eq!(identify(&bytes, 1, 2), SectorContent::Version(0));
         fill(&mut bytes, 77, 1, 2);
-        assert_eq!(identify(&bytes, 1, 2), Found::Version(77));
-        let elsewhere = Found::Misplaced { version: 77, volume: 1, sector: 2 };
+        assert_eq!(identify(&bytes, 1, 2), SectorContent::Version(77));
+        let elsewhere = SectorContent::Misplaced { version: 77, volume: 1, sector: 2 };
         assert_eq!(identify(&bytes, 1, 3), elsewhere);
         for at in [0, 8, 16, 300, 511] {
             let mut torn = bytes;
             torn[at] ^= 1;
-            assert_ne!(identify(&torn, 1, 2), Found::Version(77), "byte {at}");
+            assert_ne!(identify(&torn, 1, 2), SectorContent::Version(77), "byte {at}");
         }
-        assert_eq!(identify(&[POISON; SECTOR], 1, 2), Found::Poison);
+        assert_eq!(identify(&[POISON; SECTOR], 1, 2), SectorContent::Poison);
         let mut part = [0; 13];
         fill_part(&mut part, 77, 1, 2, 499);
         assert_eq!(part, bytes[499..]);
         assert!(is_part(&part, 77, 1, 2, 499) && !is_part(&part, 78, 1, 2, 499));
         let mut dirt = [0; SECTOR];
         dirt[511] = 1;
-        assert_eq!(identify(&dirt, 1, 2), Found::Garbage);
+        assert_eq!(identify(&dirt, 1, 2), SectorContent::Garbage);
     }
 }

@@ -15,7 +15,7 @@ pub const COVERED_AFTER: u64 = 300;
 
 /// A run under way.
 #[derive(Clone, Debug, Default)]
-pub struct Smoke {
+pub struct SmokeRun {
     /// The next seed.
     pub seed: u64,
     /// Forces the number of shards.
@@ -29,7 +29,7 @@ pub struct Smoke {
     hash: RunHash,
 }
 
-impl Smoke {
+impl SmokeRun {
     /// A run that starts at `seed`.
     #[must_use]
     pub fn new(seed: u64, shards: Option<u16>) -> Self {
@@ -39,7 +39,7 @@ impl Smoke {
     /// Runs the next scenario.
     ///
     /// # Errors
-    /// The rule that it broke; [`Smoke::seed`] still names it.
+    /// The rule that it broke; [`SmokeRun::seed`] still names it.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let outcome = world::run(Scenario::draw(self.seed, self.shards))?;
         self.hash.add(outcome.hash);

@@ -9,16 +9,16 @@ use headworks_core::{
 };
 
 use crate::check::Failure;
-use crate::disk::{Defect, Faults, Model};
-use crate::scenario::{DeviceScenario, Guests, Scenario, WorldDefect};
-use crate::workload::{JobOptions, Pattern};
+use crate::disk::{DiskDefect, Faults, LatencyModel};
+use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
+use crate::workload::{JobOptions, AccessPattern};
 use crate::world::{self, Outcome};
 
 /// What looks on while the world turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Watch {
+pub enum Checking {
     /// Nothing: the null device holds no bytes.
-    Nothing,
+    Off,
     /// The oracle, over real bytes.
     Oracle,
 }
@@ -27,7 +27,7 @@ pub enum Watch {
 ///
 /// # Errors
 /// The rule that was broken.
-pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failure>> {
+pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Failure>> {
     const SIZE: u64 = 16 << 20;
     let volume = VolumeConfig {
         home: ShardId(0),
@@ -36,9 +36,9 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
     };
     let device = DeviceScenario {
         config: DeviceConfig { owner: ShardId(0), queue: QueueOptions::default() },
-        model: Model::Immediate,
+        model: LatencyModel::Immediate,
         faults: Faults::default(),
-        defect: Defect::None,
+        defect: DiskDefect::None,
     };
     let job = JobOptions {
         volume: VolumeId(0),
@@ -51,7 +51,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         // A flush now and then, as a database would; it also lets the oracle forget.
         weights: [1_000, 1_000, 2, 0, 0, 0, 0],
         sizes: [4096; 4],
-        pattern: Pattern::Random,
+        pattern: AccessPattern::Random,
         fua: 0,
         flags: 0,
         malformed: 0,
@@ -66,18 +66,18 @@ pub fn run_null(seed: u64, bios: u32, watch: Watch) -> Result<Outcome, Box<Failu
         devices: vec![device],
         volumes: vec![volume],
         sizes_max: vec![volume.options.size],
-        guests: Guests::default(),
+        hotplugged: HotpluggedCount::default(),
         cache: headworks_core::CacheOptions::default(),
         dirty: headworks_core::writeback::DirtyOptions::default(),
         jobs: vec![job; 4],
         turn_max: 256,
         message_delay_ns: 100,
         cut_after: None,
-        switches: 0,
-        moves: 0,
+        option_changes: 0,
+        hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,
-        checked: watch == Watch::Oracle,
+        checked: watch == Checking::Oracle,
     })
 }
 
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn both_ways_answer_every_bio() {
-        for watch in [Watch::Nothing, Watch::Oracle] {
+        for watch in [Checking::Off, Checking::Oracle] {
             let outcome = run_null(1, 4_000, watch).unwrap();
             assert!(outcome.bios >= 4_000);
         }

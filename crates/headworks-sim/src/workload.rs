@@ -6,11 +6,11 @@
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
 
-use crate::pattern::SECTOR;
+use crate::sector_pattern::SECTOR;
 
 /// Where the next bio goes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pattern {
+pub enum AccessPattern {
     /// One after the other, round and round.
     #[default]
     Sequential,
@@ -44,7 +44,7 @@ pub struct JobOptions {
     /// Sizes to choose from, each as likely.
     pub sizes: [u32; 4],
     /// Where.
-    pub pattern: Pattern,
+    pub pattern: AccessPattern,
     /// Rate of FUA among what writes.
     pub fua: u32,
     /// Rate of each of the other flags.
@@ -60,13 +60,13 @@ pub struct JobOptions {
     /// The volume takes bios that begin and end anywhere.
     pub any_byte: bool,
     /// Where they do so within sectors; all 0: only at their edges.
-    pub cuts: Cuts,
+    pub cuts: SectorCuts,
     /// After so many bios it closes and comes again as another; 0: never.
     pub close_after: u32,
 }
 
 /// Places within a sector, the first is 0.
-pub type Cuts = [u16; 4];
+pub type SectorCuts = [u16; 4];
 
 /// A job under way.
 #[derive(Clone, Debug)]
@@ -177,12 +177,12 @@ impl Job {
         let len = u64::from(sizes[self.prng.below(4) as usize]).min(span);
         let blocks = (span - len) / u64::from(block_size) + 1;
         let offset = match pattern {
-            Pattern::Random => start + self.prng.below(blocks) * u64::from(block_size),
-            Pattern::Hot => {
+            AccessPattern::Random => start + self.prng.below(blocks) * u64::from(block_size),
+            AccessPattern::Hot => {
                 let hot = if self.prng.below(8) == 0 { blocks } else { blocks.min(16) };
                 start + self.prng.below(hot) * u64::from(block_size)
             }
-            Pattern::Sequential => {
+            AccessPattern::Sequential => {
                 if self.cursor + len > end {
                     self.cursor = start;
                 }
@@ -190,7 +190,7 @@ impl Job {
                 self.cursor += len;
                 offset
             }
-            Pattern::Once => {
+            AccessPattern::Once => {
                 let offset = if self.cursor < end { self.cursor } else { start };
                 self.cursor = offset + len.min(end - offset);
                 return (offset, (self.cursor - offset) as u32);
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn bios_keep_to_their_region_and_alignment() {
-        for pattern in [Pattern::Sequential, Pattern::Random, Pattern::Hot] {
+        for pattern in [AccessPattern::Sequential, AccessPattern::Random, AccessPattern::Hot] {
             let options = JobOptions {
                 volume: VolumeId(0),
                 start: 8192,

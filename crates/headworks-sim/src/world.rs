@@ -24,27 +24,27 @@ use headworks_core::{
 use crate::check::{Failure, check_quiet, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
-use crate::disk::{Disk, DiskFile, DiskOptions, Fault, Model, NullDisk, SharedDisk};
-use crate::oracle::Survival;
-use crate::pattern::SECTOR;
+use crate::disk::{Disk, DiskFile, DiskOptions, Fault, LatencyModel, NullDisk, SharedDisk};
+use crate::oracle::CutReport;
+use crate::sector_pattern::SECTOR;
 use crate::scenario::{Scenario, WorldDefect};
-use crate::wire::{Happening, NoDisk, Port, Wire};
-use crate::workload::{Job, JobOptions, Pattern};
+use crate::environment::{Event, NoDisk, ShardPort, Environment};
+use crate::workload::{Job, JobOptions, AccessPattern};
 
-mod moves;
+mod hotplug;
 mod sizes;
 
-use moves::Moves;
+use hotplug::Hotplug;
 
 /// A shard and what drives it.
-struct Cell {
-    shard: Shard,
+struct SimShard {
+    core: Shard,
     executor: Executor,
     inbox: Vec<Input>,
     turn: Vec<Input>,
 }
 
-impl Cell {
+impl SimShard {
     /// How many of the first `size` inputs make a turn: an acknowledgement has one of its own, so that what it gives up is
     /// known.
     fn until_acknowledge(&self, size: usize) -> usize {
@@ -62,12 +62,12 @@ pub type Prepare = fn(&mut Shard, &Scenario, ShardId);
 
 /// See the head of this file.
 pub struct World {
-    cells: Vec<Cell>,
-    wire: Wire,
+    shards: Vec<SimShard>,
+    env: Environment,
     disks: Vec<SharedDisk>,
     prepare: Prepare,
     order: Prng,
-    moves: Moves,
+    hotplug: Hotplug,
     hash: RunHash,
     turns: u64,
     turns_max: u64,
@@ -91,12 +91,12 @@ pub struct Outcome {
     pub coverage: Coverage,
     /// Answers of devices that nothing waited for.
     pub unknown_completions: u64,
-    /// Lies that disks told.
+    /// LyingDevices that disks told.
     pub lies: u64,
     /// Power cuts.
     pub cuts: u64,
     /// What was found after them, by write mode.
-    pub survived: [Survival; WriteMode::ALL.len()],
+    pub survived: [CutReport; WriteMode::ALL.len()],
 }
 
 const FLUSHES: [u32; Op::COUNT] = [0, 0, 1, 0, 0, 0, 0];
@@ -131,7 +131,7 @@ pub fn run_prepared(scenario: Scenario, prepare: Prepare) -> Result<Outcome, Box
     let mut world = World::new(scenario, prepare);
     for round in 0..rounds {
         world.run_round(round);
-        if world.wire.broken.is_some() {
+        if world.env.broken.is_some() {
             break;
         }
     }
@@ -154,16 +154,16 @@ impl World {
             job.left = 0;
             connections.push(Connection::new(id as u32, home, job));
         }
-        let cells = make_cells(&scenario, &disks, prepare);
-        let moves = Moves::new(root.split("mover"), &scenario);
-        let wire = Wire::new(scenario, connections);
+        let shards = make_shards(&scenario, &disks, prepare);
+        let hotplug = Hotplug::new(root.split("mover"), &scenario);
+        let env = Environment::new(scenario, connections);
         Self {
-            cells,
-            wire,
+            shards,
+            env,
             disks,
             prepare,
             order: root.split("order"),
-            moves,
+            hotplug,
             hash: RunHash::default(),
             turns: 0,
             turns_max: 0,
@@ -173,22 +173,22 @@ impl World {
     }
 
     fn run_round(&mut self, round: u32) {
-        let jobs = self.wire.scenario.jobs.len();
+        let jobs = self.env.scenario.jobs.len();
         self.set_faulty(true);
-        let changes = self.wire.scenario.switches;
-        for (device, after) in self.wire.operator.start(changes).into_iter().enumerate() {
+        let changes = self.env.scenario.option_changes;
+        for (device, after) in self.env.operator.start(changes).into_iter().enumerate() {
             let device = DeviceId(device as u16);
-            self.wire.events.push(self.wire.now.after(after), Happening::Switch { device });
+            self.env.events.push(self.env.now.after(after), Event::Switch { device });
         }
-        self.plan_moves();
-        for connection in &mut self.wire.connections[..jobs] {
-            let there = self.moves.is_there(connection.job.options.volume);
-            connection.held = !there;
+        self.plan_hotplug();
+        for connection in &mut self.env.connections[..jobs] {
+            let there = self.hotplug.is_present(connection.job.options.volume);
+            connection.paused = !there;
             connection.job.left = if there { connection.job.options.bios } else { 0 };
         }
         // The cut comes at another turn in each round.
-        let cut_after = self.wire.scenario.cut_after;
-        let cut_after = match self.wire.scenario.cache.is_on() {
+        let cut_after = self.env.scenario.cut_after;
+        let cut_after = match self.env.scenario.cache.is_on() {
             false => cut_after.map(|turns| turns / u64::from(round + 1)),
             // Of early and late ones as many: there are more turns in which a lot goes on than in which it begins.
             true => cut_after.map(|turns| {
@@ -202,15 +202,15 @@ impl World {
             Stop::Quiet => self.check_quiet(),
             Stop::Cut => self.cut(),
         }
-        if self.wire.broken.is_some() || !self.wire.scenario.checked {
+        if self.env.broken.is_some() || !self.env.scenario.checked {
             return;
         }
         self.set_faulty(false);
         self.verify();
         // What is in memory was seen. Is it on the disk, too, once a flush says so?
-        if stop == Stop::Quiet && self.wire.scenario.cache.is_on() {
+        if stop == Stop::Quiet && self.env.scenario.cache.is_on() {
             self.flush_all();
-            if self.wire.broken.is_none() {
+            if self.env.broken.is_none() {
                 self.cut();
                 self.verify();
             }
@@ -219,20 +219,20 @@ impl World {
 
     /// Flushes every volume, the operator's help included.
     fn flush_all(&mut self) {
-        let jobs = self.wire.scenario.jobs.len();
-        for index in jobs..self.wire.connections.len() {
-            let volume = self.wire.connections[index].job.options.volume;
-            if !self.moves.is_there(volume) {
+        let jobs = self.env.scenario.jobs.len();
+        for index in jobs..self.env.connections.len() {
+            let volume = self.env.connections[index].job.options.volume;
+            if !self.hotplug.is_present(volume) {
                 continue;
             }
             let mut tries = 0;
             loop {
-                let job = &mut self.wire.connections[index].job;
+                let job = &mut self.env.connections[index].job;
                 let weights = std::mem::replace(&mut job.options.weights, FLUSHES);
                 job.left = 1;
                 let stop = self.run_jobs(None);
-                self.wire.connections[index].job.options.weights = weights;
-                let flushed = self.wire.flushed[usize::from(volume.0)];
+                self.env.connections[index].job.options.weights = weights;
+                let flushed = self.env.flushed[usize::from(volume.0)];
                 if stop == Stop::Broken || flushed.is_some_and(|status| status.is_ok()) {
                     break;
                 }
@@ -244,40 +244,40 @@ impl World {
                 };
                 if tries > most {
                     let detail = format!("volume {}: {flushed:?}", volume.0);
-                    return self.wire.fail(violation(FLUSH_AGAIN, detail));
+                    return self.env.fail(violation(FLUSH_AGAIN, detail));
                 }
                 if tries > 1 {
-                    self.wire.plan_acknowledge(volume);
+                    self.env.plan_acknowledge(volume);
                 }
             }
         }
-        if self.wire.broken.is_none() {
+        if self.env.broken.is_none() {
             self.check_quiet();
         }
     }
 
     /// Reads every byte.
     fn verify(&mut self) {
-        let jobs = self.wire.scenario.jobs.len();
+        let jobs = self.env.scenario.jobs.len();
         // One volume after the other, so that even the smallest shards have room for every read.
-        for index in jobs..self.wire.connections.len() {
-            let job = &mut self.wire.connections[index].job;
-            if !self.moves.is_there(job.options.volume) {
+        for index in jobs..self.env.connections.len() {
+            let job = &mut self.env.connections[index].job;
+            if !self.hotplug.is_present(job.options.volume) {
                 continue;
             }
-            let size = self.wire.scenario.volumes[index - jobs].options.size;
+            let size = self.env.scenario.volumes[index - jobs].options.size;
             job.rewind();
             job.left = bios_of_reader(size);
             if self.run_jobs(None) == Stop::Broken {
                 return;
             }
         }
-        self.wire.oracle.recovered();
+        self.env.oracle.recovered();
         self.check_quiet();
     }
 
     fn set_faulty(&mut self, faulty: bool) {
-        self.wire.faulty = faulty;
+        self.env.faulty = faulty;
         for disk in &self.disks {
             disk.lock().set_faulty(faulty);
         }
@@ -285,25 +285,25 @@ impl World {
 
     /// Runs until nothing is to come, or for `turns` turns.
     fn run_jobs(&mut self, turns: Option<u64>) -> Stop {
-        let left: u64 = self.wire.connections.iter().map(|c| u64::from(c.job.left)).sum();
+        let left: u64 = self.env.connections.iter().map(|c| u64::from(c.job.left)).sum();
         // Refusals and messages take turns of their own; ten times that is no progress.
         self.turns_max = self.turns + 2_000 * (left + 100);
         let stop_at = turns.map(|turns| self.turns + turns);
-        if self.wire.scenario.cache.is_on() {
+        if self.env.scenario.cache.is_on() {
             self.idle_left = self.order.below(64) as u32;
-            self.wire.moved = self.wire.now;
+            self.env.last_progress = self.env.now;
         }
-        self.wire.start();
+        self.env.start();
         self.issue_ready();
         loop {
-            if self.wire.broken.is_some() {
+            if self.env.broken.is_some() {
                 return Stop::Broken;
             }
             if stop_at.is_some_and(|at| self.turns >= at) {
                 return Stop::Cut;
             }
             if !self.step() {
-                return match self.wire.broken {
+                return match self.env.broken {
                     Some(_) => Stop::Broken,
                     None => Stop::Quiet,
                 };
@@ -313,30 +313,30 @@ impl World {
 
     /// One turn of one shard, or the next point in time; false when nothing is to come.
     fn step(&mut self) -> bool {
-        let busy = self.cells.iter().filter(|cell| !cell.inbox.is_empty()).count();
+        let busy = self.shards.iter().filter(|shard| !shard.inbox.is_empty()).count();
         if busy > 0 {
             let mut pick = match busy {
                 1 => 0,
                 busy => self.order.below(busy as u64),
             };
-            let index = self.cells.iter().position(|cell| {
-                let this = !cell.inbox.is_empty() && pick == 0;
-                pick -= u64::from(!cell.inbox.is_empty() && !this);
+            let index = self.shards.iter().position(|shard| {
+                let this = !shard.inbox.is_empty() && pick == 0;
+                pick -= u64::from(!shard.inbox.is_empty() && !this);
                 this
             });
             self.turn(index.expect("one of the busy shards was picked"));
             return true;
         }
-        let timers = self.wire.timers.iter().flatten().copied();
-        let disks = self.cells.iter().filter_map(|cell| cell.executor.next_timeout());
-        let others = disks.chain(self.wire.events.next_at()).min();
+        let timers = self.env.timers.iter().flatten().copied();
+        let disks = self.shards.iter().filter_map(|shard| shard.executor.next_timeout());
+        let others = disks.chain(self.env.events.next_at()).min();
         let Some(next) = timers.chain(others).min() else {
             return false;
         };
-        if self.wire.scenario.cache.is_on() && !self.goes_on(next, others.is_some()) {
+        if self.env.scenario.cache.is_on() && !self.goes_on(next, others.is_some()) {
             return false;
         }
-        self.wire.now = self.wire.now.max(next);
+        self.env.now = self.env.now.max(next);
         self.take_due();
         true
     }
@@ -345,10 +345,10 @@ impl World {
     /// what is dirty may or may not be written.
     fn goes_on(&mut self, next: Instant, comes: bool) -> bool {
         const LONGEST: u64 = 3_600 * SEC;
-        if self.wire.waits() {
-            let since = next.since(self.wire.moved);
+        if self.env.has_waiters() {
+            let since = next.since(self.env.last_progress);
             if since > LONGEST {
-                self.wire.fail(violation(
+                self.env.fail(violation(
                     "every wait has an owner who will end it",
                     format!("nothing was answered for {} s", since / SEC),
                 ));
@@ -356,121 +356,121 @@ impl World {
             return since <= LONGEST;
         }
         // Leases go home, and 5.18's lost wake-ups are made good for.
-        if comes || next.since(self.wire.moved.max(self.wire.told)) < 6 * SEC {
+        if comes || next.since(self.env.last_progress.max(self.env.last_message)) < 6 * SEC {
             return true;
         }
         self.idle_left = self.idle_left.saturating_sub(1);
         self.idle_left > 0
     }
 
-    /// Moves everything that is due into the inboxes.
+    /// Hotplug everything that is due into the inboxes.
     fn take_due(&mut self) {
-        let now = self.wire.now;
-        while let Some((_, happening)) = self.wire.events.pop_due(now) {
+        let now = self.env.now;
+        while let Some((_, happening)) = self.env.events.pop_due(now) {
             match happening {
-                Happening::Deliver { from, to, message } => {
-                    let input = self.wire.take_message(from, to, message);
-                    self.cells[usize::from(to.0)].inbox.push(input);
+                Event::Deliver { from, to, message } => {
+                    let input = self.env.receive_message(from, to, message);
+                    self.shards[usize::from(to.0)].inbox.push(input);
                 }
-                Happening::Issue { connection } => self.wire.ready.push(connection),
-                Happening::Move => self.go_on_moving(),
-                Happening::Switch { device } if self.moves.concern(device) => {
+                Event::Issue { connection } => self.env.ready.push(connection),
+                Event::HotplugChange => self.continue_hotplug(),
+                Event::Switch { device } if self.hotplug.affects(device) => {
                     // Nobody changes what is not there, or not yet everywhere.
-                    if self.moves.go_on() {
-                        self.wire.events.push(now.after(MS), Happening::Switch { device });
+                    if self.hotplug.is_active() {
+                        self.env.events.push(now.after(MS), Event::Switch { device });
                     }
                 }
-                Happening::Switch { device } => {
-                    let config = &self.wire.scenario.devices[usize::from(device.0)].config;
-                    if let Some(control) = self.wire.operator.change(device, &config.queue) {
+                Event::Switch { device } => {
+                    let config = &self.env.scenario.devices[usize::from(device.0)].config;
+                    if let Some(control) = self.env.operator.change(device, &config.queue) {
                         let owner = usize::from(config.owner.0);
                         let shard = match control {
                             // Any shard's: each has its own.
                             Control::SetDirty { .. } => {
-                                self.wire.coverage.hit(Point::DirtySet);
-                                self.order.below(self.cells.len() as u64) as usize
+                                self.env.coverage.hit(Point::DirtySet);
+                                self.order.below(self.shards.len() as u64) as usize
                             }
                             _ => owner,
                         };
-                        self.cells[shard].inbox.push(Input::Control(control));
+                        self.shards[shard].inbox.push(Input::Control(control));
                     }
                 }
-                Happening::Acknowledge { volume } => {
-                    let input = self.wire.acknowledge(volume);
+                Event::Acknowledge { volume } => {
+                    let input = self.env.acknowledge(volume);
                     let VolumeConfig { home, device, .. } =
-                        self.wire.scenario.volumes[usize::from(volume.0)];
-                    let owner = self.wire.scenario.devices[usize::from(device.0)].config.owner;
-                    self.cells[usize::from(owner.0)].inbox.push(input);
-                    if home != owner && self.wire.scenario.is_cached(volume) {
-                        self.cells[usize::from(home.0)].inbox.push(input);
+                        self.env.scenario.volumes[usize::from(volume.0)];
+                    let owner = self.env.scenario.devices[usize::from(device.0)].config.owner;
+                    self.shards[usize::from(owner.0)].inbox.push(input);
+                    if home != owner && self.env.scenario.is_cached(volume) {
+                        self.shards[usize::from(home.0)].inbox.push(input);
                     }
                 }
             }
         }
-        for (cell, timer) in self.cells.iter_mut().zip(&mut self.wire.timers) {
+        for (shard, timer) in self.shards.iter_mut().zip(&mut self.env.timers) {
             if timer.is_some_and(|at| at <= now) {
                 *timer = None;
-                self.wire.coverage.hit(Point::Timer);
-                cell.inbox.push(Input::Timer);
+                self.env.coverage.hit(Point::Timer);
+                shard.inbox.push(Input::Timer);
             }
-            if cell.executor.next_timeout().is_some_and(|at| at <= now) {
-                cell.executor.on_timeout(now, &mut NoDisk, &mut cell.inbox);
+            if shard.executor.next_timeout().is_some_and(|at| at <= now) {
+                shard.executor.on_timeout(now, &mut NoDisk, &mut shard.inbox);
             }
         }
         self.issue_ready();
     }
 
     fn issue_ready(&mut self) {
-        while let Some(connection) = self.wire.ready.pop() {
-            let home = self.wire.connections[self.wire.index(connection)].home;
-            let cell = &mut self.cells[usize::from(home.0)];
+        while let Some(connection) = self.env.ready.pop() {
+            let home = self.env.connections[self.env.index(connection)].home;
+            let shard = &mut self.shards[usize::from(home.0)];
             // What lies in the inbox may take a slot each.
-            let room = (cell.shard.room() as usize).saturating_sub(cell.inbox.len());
-            self.wire.issue(connection, room, &mut cell.inbox);
+            let room = (shard.core.room() as usize).saturating_sub(shard.inbox.len());
+            self.env.issue(connection, room, &mut shard.inbox);
         }
     }
 
     /// A shard takes a batch, and what it decides is carried out.
     fn turn(&mut self, index: usize) {
         self.turns += 1;
-        self.wire.turn = self.turns;
-        let (now, shard) = (self.wire.now, ShardId(index as u16));
-        let most = self.wire.scenario.turn_max as u64;
+        self.env.turn = self.turns;
+        let (now, id) = (self.env.now, ShardId(index as u16));
+        let most = self.env.scenario.turn_max as u64;
         let size = self.order.between(1, most) as usize;
-        let size = self.cells[index].until_acknowledge(size);
-        let cell = &mut self.cells[index];
-        if size >= cell.inbox.len() {
-            std::mem::swap(&mut cell.inbox, &mut cell.turn);
+        let size = self.shards[index].until_acknowledge(size);
+        let shard = &mut self.shards[index];
+        if size >= shard.inbox.len() {
+            std::mem::swap(&mut shard.inbox, &mut shard.turn);
         } else {
-            cell.turn.extend(cell.inbox.drain(..size));
+            shard.turn.extend(shard.inbox.drain(..size));
         }
-        self.hash.add(u64::from(shard.0) << 32 | cell.turn.len() as u64);
+        self.hash.add(u64::from(id.0) << 32 | shard.turn.len() as u64);
         self.hash.add(now.0);
-        cell.turn.iter().for_each(|input| self.hash.add_input(input));
-        if self.wire.scenario.checked {
-            watch_inputs(&mut self.wire, cell);
+        shard.turn.iter().for_each(|input| self.hash.add_input(input));
+        if self.env.scenario.checked {
+            watch_inputs(&mut self.env, shard);
         }
-        cell.shard.handle(now, &cell.turn);
-        cell.turn.clear();
-        let actions = cell.shard.actions();
+        shard.core.handle(now, &shard.turn);
+        shard.turn.clear();
+        let actions = shard.core.actions();
         self.hash.add_actions(actions);
-        if self.wire.scenario.checked {
-            self.wire.cover_actions(shard, actions);
+        if self.env.scenario.checked {
+            self.env.cover_actions(id, actions);
         }
-        let mut port = Port { wire: &mut self.wire, shard };
-        cell.executor.run(now, actions, &mut port, &mut NoDisk, &mut cell.inbox);
-        watch_failures(&mut self.wire, cell, shard);
-        self.wire.frames.sum_up();
-        if self.wire.scenario.defect == WorldDefect::ReusesBuffers {
-            self.wire.reuse_buffers(actions);
+        let mut port = ShardPort { env: &mut self.env, shard: id };
+        shard.executor.run(now, actions, &mut port, &mut NoDisk, &mut shard.inbox);
+        watch_failures(&mut self.env, shard, id);
+        self.env.frames.checksum_writes();
+        if self.env.scenario.defect == WorldDefect::ReusesBuffers {
+            self.env.reuse_buffers(actions);
         }
-        cell.shard.clear_actions();
-        if cell.shard.room() > 0 {
-            self.wire.feed(shard);
+        shard.core.clear_actions();
+        if shard.core.room() > 0 {
+            self.env.resume_starved(id);
         }
         self.issue_ready();
         if self.turns > self.turns_max {
-            self.wire.fail(violation(
+            self.env.fail(violation(
                 "work comes to an end",
                 format!("{} turns and still not done", self.turns),
             ));
@@ -479,31 +479,31 @@ impl World {
 
     /// Nothing is to come: all must be answered, and all must be back.
     fn check_quiet(&mut self) {
-        let waiting: usize = self.wire.connections.iter().map(Connection::in_flight).sum();
-        let to_come: u32 = self.wire.connections.iter().map(|c| c.job.left).sum();
+        let waiting: usize = self.env.connections.iter().map(Connection::in_flight).sum();
+        let to_come: u32 = self.env.connections.iter().map(|c| c.job.left).sum();
         if waiting > 0 || to_come > 0 {
-            return self.wire.fail(violation(
+            return self.env.fail(violation(
                 "every wait has an owner who will end it",
                 format!("{waiting} bios wait, {to_come} are to come, and no event is pending"),
             ));
         }
-        let unanswered = self.wire.operator.unanswered();
+        let unanswered = self.env.operator.unanswered();
         if unanswered > 0 {
-            return self.wire.fail(violation(
+            return self.env.fail(violation(
                 "every wait has an owner who will end it",
                 format!("{unanswered} changes of options were not answered"),
             ));
         }
-        for (index, cell) in self.cells.iter().enumerate() {
-            if let Err(violation) = check_quiet(&self.wire.scenario, &cell.shard, index as u16) {
-                return self.wire.fail(violation);
+        for (index, shard) in self.shards.iter().enumerate() {
+            if let Err(violation) = check_quiet(&self.env.scenario, &shard.core, index as u16) {
+                return self.env.fail(violation);
             }
         }
         for (index, disk) in self.disks.iter().enumerate() {
             let in_flight = disk.lock().in_flight();
             if in_flight > 0 {
                 let detail = format!("device {index} still has {in_flight} commands");
-                self.wire.fail(violation("when all is answered, everything is back", detail));
+                self.env.fail(violation("when all is answered, everything is back", detail));
             }
         }
         self.check_commands();
@@ -514,7 +514,7 @@ impl World {
         for disk in &self.disks {
             if let Some(broken) = disk.lock().broken() {
                 let broken = violation("commands keep to the device's limits", broken);
-                self.wire.fail(broken);
+                self.env.fail(broken);
             }
         }
     }
@@ -523,57 +523,57 @@ impl World {
     fn cut(&mut self) {
         self.check_commands();
         self.cuts += 1;
-        self.wire.cover_cut();
-        for cell in &self.cells {
-            let stats = cell.shard.cache_stats().unwrap_or_default();
+        self.env.cover_cut();
+        for shard in &self.shards {
+            let stats = shard.core.cache_stats().unwrap_or_default();
             let (held, shadow) = (stats.held > 0, stats.shadows > 0);
-            let dirty = cell.shard.dirty_stats().is_some_and(|stats| stats.nr_dirty > 0);
-            self.wire.coverage.add(Point::CutHeld, held.into());
-            self.wire.coverage.add(Point::CutShadow, shadow.into());
-            self.wire.coverage.add(Point::CutDirty, dirty.into());
+            let dirty = shard.core.dirty_stats().is_some_and(|stats| stats.nr_dirty > 0);
+            self.env.coverage.add(Point::CutHeld, held.into());
+            self.env.coverage.add(Point::CutShadow, shadow.into());
+            self.env.coverage.add(Point::CutDirty, dirty.into());
         }
         self.count_caches();
-        let now = self.wire.now;
+        let now = self.env.now;
         for disk in &self.disks {
             disk.lock().cut(now);
         }
-        self.wire.cut();
-        self.stop_moving();
-        self.cells = make_cells(&self.wire.scenario, &self.disks, self.prepare);
-        self.bring_guests_back();
+        self.env.cut();
+        self.stop_hotplug();
+        self.shards = make_shards(&self.env.scenario, &self.disks, self.prepare);
+        self.restore_hotplugged();
     }
 
     fn finish(mut self) -> Result<Outcome, Box<Failure>> {
         // The first cause is what a disk was wrongly given, if it was.
-        if self.wire.broken.is_some() {
+        if self.env.broken.is_some() {
             let first = self.disks.iter().find_map(|disk| {
                 let broken = disk.lock().broken().map(String::from);
                 broken.map(|text| violation("commands keep to the device's limits", text))
             });
-            self.wire.broken = first.or(self.wire.broken);
+            self.env.broken = first.or(self.env.broken);
         }
         self.check_notices();
         self.count_caches();
         self.count_coverage();
         let lies = self.disks.iter().map(|disk| disk.lock().counters().lies).sum();
-        match self.wire.broken.take() {
+        match self.env.broken.take() {
             Some(violation) => Err(Box::new(Failure {
-                seed: self.wire.scenario.seed,
-                at: self.wire.now,
-                history: self.wire.history(violation.place),
+                seed: self.env.scenario.seed,
+                at: self.env.now,
+                history: self.env.history(violation.place),
                 state: self.state(),
                 violation,
             })),
             None => Ok(Outcome {
                 hash: self.hash.0,
-                bios: self.wire.answered,
+                bios: self.env.answered,
                 turns: self.turns,
-                at: self.wire.now,
-                coverage: self.wire.coverage,
-                unknown_completions: self.wire.unknown_completions,
+                at: self.env.now,
+                coverage: self.env.coverage,
+                unknown_completions: self.env.unknown_completions,
                 lies,
                 cuts: self.cuts,
-                survived: self.wire.oracle.survived(),
+                survived: self.env.oracle.survived(),
             }),
         }
     }
@@ -585,43 +585,43 @@ impl World {
             .iter()
             .map(|disk| disk.lock().counters().faults[Fault::Flush as usize])
             .sum();
-        let said = self.wire.coverage.count(Point::NoticeSuspect);
+        let said = self.env.coverage.count(Point::NoticeSuspect);
         if failed_flushes > 0 && said == 0 && self.cuts == 0 {
             let detail = format!("{failed_flushes} device flushes failed and no notice came");
-            self.wire.fail(violation("an error is never lost", detail));
+            self.env.fail(violation("an error is never lost", detail));
         }
     }
 
     fn state(&self) -> String {
         let mut text = format!("  after {} turns\n", self.turns);
-        for (index, cell) in self.cells.iter().enumerate() {
+        for (index, shard) in self.shards.iter().enumerate() {
             text += &format!(
                 "  shard {index}: room {} of {}, {} inputs wait, timer {:?}\n",
-                cell.shard.room(),
-                self.wire.scenario.bios_max,
-                cell.inbox.len(),
-                self.wire.timers[index].map(|at| at.0),
+                shard.core.room(),
+                self.env.scenario.bios_max,
+                shard.inbox.len(),
+                self.env.timers[index].map(|at| at.0),
             );
-            if let (Some(cache), Some(dirty)) = (cell.shard.cache_stats(), cell.shard.dirty_stats())
+            if let (Some(cache), Some(dirty)) = (shard.core.cache_stats(), shard.core.dirty_stats())
             {
                 let headworks_core::cache::CacheStats { free, held, shadowed, waits, .. } = cache;
                 text += &format!("    cache: {free} free, {held} held, {shadowed} shadowed,");
                 text += &format!(" waits {waits:?}, {} dirty,", dirty.nr_dirty);
                 text += &format!(" {} under write-out\n", dirty.nr_writeback);
-                text += &format!("    {}\n", cell.shard.told_waits());
+                text += &format!("    {}\n", shard.core.told_waits());
             }
-            for device in 0..self.wire.scenario.devices.len() as u16 {
+            for device in 0..self.env.scenario.devices.len() as u16 {
                 let id = DeviceId(device);
-                if let Some(free) = cell.shard.tags_free(id) {
+                if let Some(free) = shard.core.tags_free(id) {
                     text += &format!("    owns device {device}: {free} tags free\n");
                 }
-                if let Some(leased) = cell.shard.tags_leased(id).filter(|&leased| leased > 0) {
+                if let Some(leased) = shard.core.tags_leased(id).filter(|&leased| leased > 0) {
                     text += &format!("    leases {leased} tags of device {device}\n");
                 }
             }
         }
         for (index, disk) in self.disks.iter().enumerate() {
-            let device = &self.wire.scenario.devices[index];
+            let device = &self.env.scenario.devices[index];
             let disk = disk.lock();
             text += &format!(
                 "  device {index}: {} commands in it, {:?}, {:?}\n",
@@ -630,30 +630,30 @@ impl World {
                 device.faults
             );
         }
-        text + &self.wire.state()
+        text + &self.env.state()
     }
 
     /// What the caches did, before they are gone.
     fn count_caches(&mut self) {
-        for cell in &self.cells {
-            if let Some(stats) = cell.shard.cache_stats() {
-                count_cache(&mut self.wire.coverage, &stats);
+        for shard in &self.shards {
+            if let Some(stats) = shard.core.cache_stats() {
+                count_cache(&mut self.env.coverage, &stats);
             }
         }
     }
 
     fn count_coverage(&mut self) {
-        let coverage = &mut self.wire.coverage;
-        coverage.hit(match self.wire.scenario.shards {
+        let coverage = &mut self.env.coverage;
+        coverage.hit(match self.env.scenario.shards {
             1 => Point::ShardsOne,
             2 => Point::ShardsTwo,
             _ => Point::ShardsFour,
         });
-        for (disk, device) in self.disks.iter().zip(&self.wire.scenario.devices) {
+        for (disk, device) in self.disks.iter().zip(&self.env.scenario.devices) {
             coverage.hit(match device.model {
-                Model::Immediate => Point::ModelImmediate,
-                Model::Constant { .. } => Point::ModelConstant,
-                Model::Seek { .. } => Point::ModelSeek,
+                LatencyModel::Immediate => Point::ModelImmediate,
+                LatencyModel::Constant { .. } => Point::ModelConstant,
+                LatencyModel::Seek { .. } => Point::ModelSeek,
             });
             count_disk(coverage, &disk.lock());
         }
@@ -661,36 +661,36 @@ impl World {
 }
 
 /// What a shard is about to be told, as far as it is about frames or gives blocks up.
-fn watch_inputs(wire: &mut Wire, cell: &Cell) {
-    for input in &cell.turn {
+fn watch_inputs(env: &mut Environment, shard: &SimShard) {
+    for input in &shard.turn {
         match *input {
             Input::Complete { device, completion } => {
-                wire.complete(device, completion.id, completion.status);
+                env.complete(device, completion.id, completion.status);
             }
-            Input::Control(Control::Acknowledge { volume }) => give_up(wire, &cell.shard, volume),
+            Input::Control(Control::Acknowledge { volume }) => give_up(env, &shard.core, volume),
             _ => {}
         }
     }
 }
 
 /// What a shard noted of commands that failed.
-fn watch_failures(wire: &mut Wire, cell: &Cell, shard: ShardId) {
-    for index in 0..wire.scenario.volumes.len() {
+fn watch_failures(env: &mut Environment, shard: &SimShard, id: ShardId) {
+    for index in 0..env.scenario.volumes.len() {
         let volume = VolumeId(index as u16);
-        if wire.scenario.volumes[index].home == shard && wire.hearing.expects(volume) {
+        if env.scenario.volumes[index].home == id && env.owed_errors.has_unreported(volume) {
             let mut held = Vec::new();
-            cell.shard.failed_ranges(volume, &mut held);
-            wire.note_failures(volume, &held);
+            shard.core.failed_ranges(volume, &mut held);
+            env.note_failures(volume, &held);
         }
     }
 }
 
 /// What failed on `volume` and is held by `shard` is lost from now on.
-fn give_up(wire: &mut Wire, shard: &Shard, volume: VolumeId) {
+fn give_up(env: &mut Environment, shard: &Shard, volume: VolumeId) {
     let mut ranges = Vec::new();
     shard.failed_ranges(volume, &mut ranges);
     for (offset, len, _) in ranges {
-        wire.give_up(volume, offset, len);
+        env.give_up(volume, offset, len);
     }
 }
 
@@ -780,8 +780,8 @@ fn make_disks(scenario: &Scenario) -> Vec<SharedDisk> {
     disks.collect()
 }
 
-fn make_cells(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Vec<Cell> {
-    let cells = (0..scenario.shards).map(|number| {
+fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Vec<SimShard> {
+    let shards = (0..scenario.shards).map(|number| {
         let id = ShardId(number);
         let device = |(index, device): (usize, &crate::scenario::DeviceScenario)| {
             if device.config.owner != id {
@@ -794,17 +794,17 @@ fn make_cells(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> Ve
             Some(made)
         };
         let devices = scenario.devices.iter().enumerate().map(device).collect();
-        let mut shard = Shard::new(scenario.shard_config(id))
+        let mut core = Shard::new(scenario.shard_config(id))
             .expect("scenarios are drawn within the options' ranges");
-        prepare(&mut shard, scenario, id);
-        Cell {
-            shard,
+        prepare(&mut core, scenario, id);
+        SimShard {
+            core,
             executor: Executor::new(devices),
             inbox: Vec::with_capacity(1024),
             turn: Vec::with_capacity(1024),
         }
     });
-    cells.collect()
+    shards.collect()
 }
 
 /// Bytes of a reader's bio.
@@ -828,7 +828,7 @@ fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
         bios: bios_of_reader(size),
         weights: [1, 0, 0, 0, 0, 0, 0],
         sizes: [STEP; 4],
-        pattern: Pattern::Once,
+        pattern: AccessPattern::Once,
         ..JobOptions::default()
     }
 }

@@ -1,21 +1,21 @@
-//! The cache with real bytes in a pool that is much smaller than the volume: see `bed`.
+//! The cache with real bytes in a pool that is much smaller than the volume: see `harness`.
 
 use headworks_core::prng::Prng;
 use headworks_core::writeback::ThrottlePolicy;
 use headworks_core::{ShardConfig, WriteMode};
-use headworks_sim::bed::{Bed, BedOptions};
+use headworks_sim::harness::{Harness, HarnessOptions};
 
-const KIND: BedOptions = BedOptions { clients: 6, region: 100_000, faults: false };
+const KIND: HarnessOptions = HarnessOptions { clients: 6, region: 100_000, faults: false };
 
-fn rounds(options: BedOptions, seeds: std::ops::Range<u64>, config: impl Fn(u64) -> ShardConfig) {
+fn rounds(options: HarnessOptions, seeds: std::ops::Range<u64>, config: impl Fn(u64) -> ShardConfig) {
     for seed in seeds {
-        let mut bed = Bed::new(options, config(seed), Prng::new(seed));
+        let mut harness = Harness::new(options, config(seed), Prng::new(seed));
         for _ in 0..4 {
-            bed.run(600, None);
-            bed.flush_and_compare();
+            harness.run(600, None);
+            harness.flush_and_compare();
         }
-        assert!(bed.answered() > 500, "{} bios", bed.answered());
-        assert!(bed.told().iter().all(|&extents| extents > 3), "{:?}", bed.told());
+        assert!(harness.answered() > 500, "{} bios", harness.answered());
+        assert!(harness.told().iter().all(|&extents| extents > 3), "{:?}", harness.told());
     }
 }
 
@@ -54,6 +54,6 @@ fn the_old_way_of_throttling_keeps_every_byte_too() {
 /// Any configuration, over a disk that fails, refuses and stops short: what is promised still holds.
 #[test]
 fn a_bad_disk_loses_nothing_that_was_promised() {
-    let bad = BedOptions { faults: true, ..KIND };
+    let bad = HarnessOptions { faults: true, ..KIND };
     rounds(bad, 100..140, |seed| bad.draw(&mut Prng::new(seed).split("configuration")));
 }

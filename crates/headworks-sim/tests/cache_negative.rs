@@ -6,7 +6,7 @@ use headworks_core::ShardId;
 use headworks_core::cache::CacheDefect;
 use headworks_sim::oracle::CUT_RULE;
 use headworks_sim::scenario::Scenario;
-use headworks_sim::wire::HEARD;
+use headworks_sim::environment::ERROR_REPORTED;
 use headworks_sim::world::{Prepare, run_prepared};
 
 /// As many worlds as a defect may go unseen in.
@@ -65,7 +65,7 @@ defects! {
 
 #[test]
 fn an_error_of_write_out_told_to_one_connection_only() {
-    must_find(WORLDS_RARE, &[HEARD], |shard, _, _| {
+    must_find(WORLDS_RARE, &[ERROR_REPORTED], |shard, _, _| {
         shard.set_cache_defect(CacheDefect::ErrorReportedOnce);
     });
 }

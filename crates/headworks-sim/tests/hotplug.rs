@@ -8,7 +8,7 @@ use headworks_sim::world::{Prepare, run_prepared};
 const WORLDS: u64 = 24;
 
 fn world(seed: u64) -> Scenario {
-    Scenario { moves: 12, ..Scenario::draw(seed, None) }
+    Scenario { hotplug_changes: 12, ..Scenario::draw(seed, None) }
 }
 
 fn broken(prepare: Prepare) -> (Vec<&'static str>, Coverage) {
@@ -30,7 +30,7 @@ fn nothing_of_what_left_is_left() {
     for point in often {
         assert!(coverage.count(point) > WORLDS, "{}", point.name());
     }
-    // Of guests only where some were drawn.
+    // Of hotplugged only where some were drawn.
     let some = [
         Point::VolumeJoined,
         Point::VolumeParted,

@@ -12,9 +12,9 @@ use headworks_core::{
     DeviceConfig, DeviceId, Instant, QueueOptions, Shard, ShardId, VolumeConfig, VolumeId,
     VolumeOptions,
 };
-use headworks_sim::disk::{Defect, Faults, Model};
-use headworks_sim::scenario::{DeviceScenario, Guests, Scenario, WorldDefect};
-use headworks_sim::workload::{JobOptions, Pattern};
+use headworks_sim::disk::{DiskDefect, Faults, LatencyModel};
+use headworks_sim::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
+use headworks_sim::workload::{JobOptions, AccessPattern};
 use headworks_sim::world::{Outcome, Prepare, run_prepared};
 
 const DEPTH: u32 = 16;
@@ -30,9 +30,9 @@ fn world(seed: u64, home: u16) -> Scenario {
     };
     let device = DeviceScenario {
         config: DeviceConfig { owner: ShardId(0), queue },
-        model: Model::Constant { latency_ns: 50_000, jitter_ns: 100_000, channels: 8 },
+        model: LatencyModel::Constant { latency_ns: 50_000, jitter_ns: 100_000, channels: 8 },
         faults: Faults::default(),
-        defect: Defect::None,
+        defect: DiskDefect::None,
     };
     let volume = VolumeConfig {
         home: ShardId(home),
@@ -49,7 +49,7 @@ fn world(seed: u64, home: u16) -> Scenario {
         bios: 300,
         weights: [10, 30, 4, 0, 0, 0, 0],
         sizes: [4096, 8192, 4096, 32768],
-        pattern: Pattern::Hot,
+        pattern: AccessPattern::Hot,
         fua: 200_000,
         flags: 0,
         malformed: 0,
@@ -64,15 +64,15 @@ fn world(seed: u64, home: u16) -> Scenario {
         devices: vec![device],
         volumes: vec![volume],
         sizes_max: vec![volume.options.size],
-        guests: Guests::default(),
+        hotplugged: HotpluggedCount::default(),
         cache: headworks_core::CacheOptions::default(),
         dirty: headworks_core::writeback::DirtyOptions::default(),
         jobs: vec![job; 4],
         turn_max: 16,
         message_delay_ns: 5_000,
         cut_after: None,
-        switches: 0,
-        moves: 0,
+        option_changes: 0,
+        hotplug_changes: 0,
         rounds: 1,
         defect: WorldDefect::None,
         checked: true,
@@ -116,7 +116,7 @@ fn without_a_defect_nothing_is_found() {
 #[test]
 fn a_device_that_skips_flushes_is_found_after_a_power_cut() {
     let change = |scenario: &mut Scenario| {
-        scenario.devices[0].defect = Defect::SkipsFlush;
+        scenario.devices[0].defect = DiskDefect::SkipsFlush;
         scenario.jobs.iter_mut().for_each(|job| job.fua = 0);
         scenario.cut_after = Some(300);
     };
@@ -126,7 +126,7 @@ fn a_device_that_skips_flushes_is_found_after_a_power_cut() {
 #[test]
 fn a_device_that_skips_fua_is_found_after_a_power_cut() {
     let change = |scenario: &mut Scenario| {
-        scenario.devices[0].defect = Defect::SkipsFua;
+        scenario.devices[0].defect = DiskDefect::SkipsFua;
         scenario.jobs.iter_mut().for_each(|job| job.weights[2] = 0);
         scenario.cut_after = Some(300);
     };
@@ -280,7 +280,7 @@ fn an_elevator_that_doubles_a_request_is_found() {
     assert_eq!(found.count(), 0, "worlds that noticed nothing");
 }
 
-fn put_up_with(defect: Defect) -> Vec<Outcome> {
+fn put_up_with(defect: DiskDefect) -> Vec<Outcome> {
     let worlds = (1..=10).map(|seed| {
         let mut scenario = world(seed, u16::from(seed % 2 == 0));
         scenario.devices[0].defect = defect;
@@ -291,14 +291,14 @@ fn put_up_with(defect: Defect) -> Vec<Outcome> {
 
 #[test]
 fn a_device_that_answers_twice_is_put_up_with_and_told_of() {
-    for outcome in put_up_with(Defect::AnswersTwice) {
+    for outcome in put_up_with(DiskDefect::AnswersTwice) {
         assert!(outcome.lies > 0 && outcome.unknown_completions == outcome.lies);
     }
 }
 
 #[test]
 fn a_device_that_claims_too_much_is_put_up_with() {
-    for outcome in put_up_with(Defect::ClaimsTooMuch) {
+    for outcome in put_up_with(DiskDefect::ClaimsTooMuch) {
         assert!(outcome.lies > 0);
     }
 }

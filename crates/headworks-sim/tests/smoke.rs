@@ -1,11 +1,11 @@
 //! The world over seeds: nothing breaks, everything happens, and equal seeds are equal runs.
 
-use headworks_sim::Smoke;
+use headworks_sim::SmokeRun;
 use headworks_sim::smoke::COVERED_AFTER;
 
 #[test]
 fn swarm_scenarios_break_nothing_and_leave_nothing_out() {
-    let mut smoke = Smoke::new(1, None);
+    let mut smoke = SmokeRun::new(1, None);
     for _ in 0..COVERED_AFTER {
         if let Err(failure) = smoke.run_next() {
             panic!("{failure}");
@@ -17,7 +17,7 @@ fn swarm_scenarios_break_nothing_and_leave_nothing_out() {
 #[test]
 fn equal_seeds_give_equal_hashes_and_others_do_not() {
     let hash = |seed, shards| {
-        let mut smoke = Smoke::new(seed, shards);
+        let mut smoke = SmokeRun::new(seed, shards);
         (0..3).for_each(|_| smoke.run_next().unwrap());
         smoke.hash()
     };

@@ -16,8 +16,8 @@ use headworks_core::prng::Prng;
 use headworks_lab::crash;
 use headworks_lab::experiment::Name;
 use headworks_server::recorder;
-use headworks_sim::throughput::{Watch, run_null};
-use headworks_sim::{Failure, Smoke};
+use headworks_sim::throughput::{Checking, run_null};
+use headworks_sim::{Failure, SmokeRun};
 use serde_json::json;
 
 use crate::{USAGE, cached, complain, seed002, seed003, tables};
@@ -200,7 +200,7 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 #[must_use]
 pub fn run_smoke(options: SmokeOptions) -> i32 {
     tell_seed_on_panic(move |seed| repeat(seed, options.shards));
-    let (mut smoke, start) = (Smoke::new(options.seed, options.shards), Instant::now());
+    let (mut smoke, start) = (SmokeRun::new(options.seed, options.shards), Instant::now());
     let time = Duration::from_secs(60 * options.minutes);
     loop {
         let enough = match options.scenarios {
@@ -299,7 +299,7 @@ fn tell_failure(failure: &Failure, command: String, json: bool) {
     }
 }
 
-fn tell_end(smoke: &Smoke, options: SmokeOptions, took: Duration) {
+fn tell_end(smoke: &SmokeRun, options: SmokeOptions, took: Duration) {
     let missed: Vec<_> = smoke.missed().iter().map(|point| point.name()).collect();
     let per_second = smoke.bios as f64 / took.as_secs_f64();
     if options.json {
@@ -329,7 +329,7 @@ fn tell_end(smoke: &Smoke, options: SmokeOptions, took: Duration) {
 #[must_use]
 pub fn run_speed(seed: u64, bios: u32, json: bool) -> i32 {
     for (watch, name, bios) in
-        [(Watch::Nothing, "null", bios), (Watch::Oracle, "null with the oracle", bios / 5)]
+        [(Checking::Off, "null", bios), (Checking::Oracle, "null with the oracle", bios / 5)]
     {
         let start = Instant::now();
         match run_null(seed, bios, watch) {

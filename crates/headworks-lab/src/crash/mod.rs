@@ -5,8 +5,8 @@
 //! was not flushed (a run in which nothing is ever lost tests nothing). A broken rule is no row: it ends the run.
 
 use headworks_core::WriteMode;
-use headworks_sim::crash::{COVERED_AFTER, Crash, LYING_EVERY, SHARDS};
-use headworks_sim::oracle::Survival;
+use headworks_sim::crash::{COVERED_AFTER, CrashRun, LYING_EVERY, SHARDS};
+use headworks_sim::oracle::CutReport;
 use headworks_sim::{Failure, coverage::Point};
 
 use crate::report::{Goal, Report, Row, Verdict};
@@ -31,9 +31,9 @@ pub struct Options {
 /// The first rule that was broken.
 pub fn run(
     options: Options,
-    mut goes_on: impl FnMut(&Crash) -> bool,
-) -> Result<Crash, Box<Failure>> {
-    let mut crash = Crash::new(options.seed, options.shards);
+    mut goes_on: impl FnMut(&CrashRun) -> bool,
+) -> Result<CrashRun, Box<Failure>> {
+    let mut crash = CrashRun::new(options.seed, options.shards);
     while goes_on(&crash) {
         crash.run_next()?;
     }
@@ -42,7 +42,7 @@ pub fn run(
 
 /// What a run that began at `seed` and was to make `cuts` cuts says.
 #[must_use]
-pub fn report(crash: &Crash, seed: u64, cuts: u64) -> Report {
+pub fn report(crash: &CrashRun, seed: u64, cuts: u64) -> Report {
     let rows = rows(crash, seed);
     Report {
         title: "crash: power cuts at any moment under random load".into(),
@@ -60,7 +60,7 @@ pub fn report(crash: &Crash, seed: u64, cuts: u64) -> Report {
     }
 }
 
-fn rows(crash: &Crash, seed: u64) -> Vec<Row> {
+fn rows(crash: &CrashRun, seed: u64) -> Vec<Row> {
     let mut rows = vec![
         Row::new("run")
             .with("seed", seed)
@@ -70,7 +70,7 @@ fn rows(crash: &Crash, seed: u64) -> Vec<Row> {
             .with("hash", format!("{:016x}", crash.hash())),
     ];
     for (shards, modes) in SHARDS.iter().zip(&crash.survived) {
-        for (mode, Survival { cells, open, old }) in WriteMode::ALL.iter().zip(modes) {
+        for (mode, CutReport { cells, open, old }) in WriteMode::ALL.iter().zip(modes) {
             if crash.shards.is_none_or(|only| only == *shards) {
                 let row = Row::new("found after cuts").with("shards", *shards);
                 let row = row.with("mode", mode.name()).with("cells", *cells);

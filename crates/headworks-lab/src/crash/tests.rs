@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn few() -> Crash {
+fn few() -> CrashRun {
     let options = Options { seed: 1, shards: None };
     run(options, |crash| crash.cuts < 12).unwrap()
 }

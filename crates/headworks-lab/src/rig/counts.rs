@@ -4,7 +4,7 @@ use headworks_core::cache::CacheStats;
 use headworks_core::stats::QueueStats;
 use headworks_core::tags::TagStats;
 use headworks_nbd::client::Histogram;
-use headworks_sim::disk::Works;
+use headworks_sim::disk::ModelCounters;
 
 /// One job's share.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +39,7 @@ pub struct Counts {
     /// What the tag policy counted.
     pub tags: TagStats,
     /// What the device did inside.
-    pub works: Works,
+    pub device: ModelCounters,
     /// What the cache counted; places are those at the end.
     pub cache: CacheStats,
     /// Folios that were made.
@@ -66,7 +66,7 @@ pub(super) struct Snapshot {
     pub tags: TagStats,
     pub merges: u64,
     pub requests: u64,
-    pub works: Works,
+    pub device: ModelCounters,
     pub cache: CacheStats,
 }
 
@@ -114,8 +114,8 @@ impl Counts {
         self.requests = at.requests - since.requests;
         self.issued = at.queue.issued - since.queue.issued;
         self.sequential = at.queue.sequential - since.queue.sequential;
-        self.works.positionings = at.works.positionings - since.works.positionings;
-        self.works.media_bytes = at.works.media_bytes - since.works.media_bytes;
+        self.device.positionings = at.device.positionings - since.device.positionings;
+        self.device.media_bytes = at.device.media_bytes - since.device.media_bytes;
         self.count_cache(&at.cache);
         // Maxima cannot be taken apart: the tag policy's counts are of the whole run.
         self.tags = at.tags;

@@ -21,8 +21,8 @@ use headworks_core::{
     Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant,
     PlugNesting, QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
 };
-use headworks_sim::disk::{Clockwork, Order};
-use headworks_sim::events::Events;
+use headworks_sim::disk::{DeviceModel, ModelCommand};
+use headworks_sim::events::EventQueue;
 
 pub use counts::{Counts, JobCounts};
 use job::Job;
@@ -51,7 +51,7 @@ pub struct RigOptions {
     /// Bytes of the device, and of the volume on it.
     pub size: u64,
     /// The device.
-    pub device: Box<dyn Clockwork>,
+    pub device: Box<dyn DeviceModel>,
     /// Who asks.
     pub jobs: Vec<JobOptions>,
     /// Shares.
@@ -72,16 +72,16 @@ enum Happening {
     /// A job submits its next batch.
     Wake { job: u32 },
     /// A request reaches the device.
-    Issue { id: RequestId, order: Order },
+    Issue { id: RequestId, order: ModelCommand },
 }
 
 /// See the head of this file.
 pub struct Rig {
     shard: Shard,
-    device: Box<dyn Clockwork>,
+    device: Box<dyn DeviceModel>,
     dispatcher: Option<Box<dyn Dispatcher>>,
     jobs: Vec<Job>,
-    events: Events<Happening>,
+    events: EventQueue<Happening>,
     timer: Option<Instant>,
     now: Instant,
     ramp_ends: Instant,
@@ -113,7 +113,7 @@ impl Rig {
             Job::new(options, number, Prng::new(root.clone().next() ^ u64::from(number)))
         });
         let jobs: Vec<Job> = jobs.collect();
-        let mut events = Events::with_capacity(jobs.len() + 64);
+        let mut events = EventQueue::with_capacity(jobs.len() + 64);
         for job in 0..jobs.len() as u32 {
             // Not all at one time: a thousand threads do not start at once either.
             events.push(Instant(u64::from(job) * 1_000), Happening::Wake { job });
@@ -194,7 +194,7 @@ impl Rig {
             tags,
             merges: volume.ops.iter().map(|op| op.merges).sum(),
             requests: volume.ops.iter().map(|op| op.requests).sum(),
-            works: self.device.works(),
+            device: self.device.counters(),
             cache: self.shard.cache_stats().unwrap_or_default(),
         }
     }
@@ -248,7 +248,7 @@ impl Rig {
                     let id = submit.id;
                     let token = u64::from(id.slot) << 32 | u64::from(id.generation);
                     let (op, offset, len) = (submit.op, submit.offset, submit.len);
-                    self.dispatch(id, Order { token, op, offset, len });
+                    self.dispatch(id, ModelCommand { token, op, offset, len });
                 }
                 Action::Reply { id, status, stage, .. } => {
                     self.counts.errors += u64::from(status.is_err());
@@ -267,7 +267,7 @@ impl Rig {
         self.shard.clear_actions();
     }
 
-    fn dispatch(&mut self, id: RequestId, order: Order) {
+    fn dispatch(&mut self, id: RequestId, order: ModelCommand) {
         self.in_device += 1;
         self.counts.in_device_max = self.counts.in_device_max.max(self.in_device);
         self.counts.lens.put(id.slot, order.len);
@@ -278,7 +278,7 @@ impl Rig {
         }
     }
 
-    fn issue(&mut self, id: RequestId, order: Order) {
+    fn issue(&mut self, id: RequestId, order: ModelCommand) {
         self.device.submit(self.now, order);
         if let Some(dispatcher) = &mut self.dispatcher {
             dispatcher.issued(id);

@@ -43,7 +43,7 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
         .with("bs_kib", kib)
         .with("seconds", seconds)
         .with("bytes", counts.bytes)
-        .with("positionings", counts.works.positionings);
+        .with("positionings", counts.device.positionings);
     let (measured, sim) = compare(&row);
     Ok(row.with("measured", measured).with_real("sim", sim, 1).with_real(
         "error_percent",

@@ -170,8 +170,8 @@ impl Point {
             .with("bytes", counts.bytes)
             .with("issued", counts.issued)
             .with("sequential", counts.sequential)
-            .with("positionings", counts.works.positionings)
-            .with("media_bytes", counts.works.media_bytes)
+            .with("positionings", counts.device.positionings)
+            .with("media_bytes", counts.device.media_bytes)
             .with("bios_squared", squares)
             .with("p50_us", counts.latency.percentile(500) / 1_000)
             .with("p99_us", counts.latency.percentile(990) / 1_000)
@@ -180,7 +180,7 @@ impl Point {
             .with("hash", format!("{:016x}", counts.hash))
             .with_real("mib_s", mib / length.seconds as f64, 1)
             .with_real("in_sequence", counts.sequential as f64 / counts.issued.max(1) as f64, 3)
-            .with_real("positionings_mib", counts.works.positionings as f64 / mib.max(1.0), 2)
+            .with_real("positionings_mib", counts.device.positionings as f64 / mib.max(1.0), 2)
             .with_real("jain", jain(counts.jobs.iter().map(|job| job.bios as f64)), 4)
     }
 }

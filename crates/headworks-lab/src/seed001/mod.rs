@@ -14,7 +14,7 @@ pub mod threads;
 
 use headworks_core::time::{SEC, US};
 use headworks_core::{ConfigError, DeviceId, Op, PlugNesting, QueueOptions, Scheduler, elevator};
-use headworks_sim::disk::{Clockwork, Hdd, HddProfile, PerCommand};
+use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, PerCommand};
 
 use crate::experiment::{Filter, Progress};
 use crate::report::{Goal, Report, Row, Verdict};
@@ -100,7 +100,7 @@ impl Case {
         }
     }
 
-    fn clockwork(self) -> (Box<dyn Clockwork>, u64) {
+    fn device_model(self) -> (Box<dyn DeviceModel>, u64) {
         let profile = HddProfile::seed_000(32);
         match self {
             Self::Order => (Box::new(PerCommand::null()), NULL_SIZE),
@@ -181,7 +181,7 @@ fn name(way: Way) -> (&'static str, usize) {
 }
 
 fn run_one(seed: u64, case: Case, way: Way, length: Length) -> Result<Row, ConfigError> {
-    let (device, size) = case.clockwork();
+    let (device, size) = case.device_model();
     let [ramp_ns, runtime_ns] = match case {
         Case::Order => length.order,
         Case::Merge => length.merge,

@@ -24,8 +24,8 @@ use headworks_core::{
     QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
 };
 use headworks_nbd::client::Histogram;
-use headworks_sim::disk::{Clockwork, Order, Stream, StreamProfile};
-use headworks_sim::events::Events;
+use headworks_sim::disk::{DeviceModel, ModelCommand, Stream, StreamProfile};
+use headworks_sim::events::EventQueue;
 
 use super::series::{SAMPLE_NS, Sample};
 use super::writer::{Writer, WriterOptions};
@@ -125,7 +125,7 @@ pub struct Bed {
     /// Bytes of the command in each slot of each device.
     lens: Vec<Vec<u32>>,
     writers: Vec<Writer>,
-    events: Events<Happening>,
+    events: EventQueue<Happening>,
     timer: Option<Instant>,
     now: Instant,
     ends: Instant,
@@ -150,7 +150,7 @@ impl Bed {
         let writers = options.writers.len();
         let mut shard = Shard::new(config(&options))?;
         shard.trace_dirty(options.trace);
-        let mut events = Events::with_capacity(writers + 64);
+        let mut events = EventQueue::with_capacity(writers + 64);
         for (number, writer) in (0u32..).zip(&options.writers) {
             // Not all at one time: a thousand threads do not start at once either.
             let starts = writer.starts_at.after(u64::from(number) * US);
@@ -194,7 +194,7 @@ impl Bed {
                 continue;
             }
             self.idle = true;
-            let devices = self.devices.iter().filter_map(Clockwork::next_timeout);
+            let devices = self.devices.iter().filter_map(DeviceModel::next_timeout);
             let Some(next) = devices.chain(self.timer).chain(self.events.next_at()).min() else {
                 break;
             };
@@ -209,10 +209,10 @@ impl Bed {
             waits.map(|(since, ..)| self.now.since(since)).max().unwrap_or(0);
         let Outcome { media, busy_ns, switches, .. } = &mut self.outcome;
         for (index, device) in self.devices.iter().enumerate() {
-            let works = device.works();
+            let counters = device.counters();
             let (bytes, switched, busy) = self.before[index];
-            media.push(works.media_bytes - bytes);
-            *switches += works.positionings - switched;
+            media.push(counters.media_bytes - bytes);
+            *switches += counters.positionings - switched;
             busy_ns.push(busy_of(&self.shard, index, self.now) - busy);
         }
         self.outcome.bytes = self.writers.iter().map(|writer| writer.bytes).collect();
@@ -269,7 +269,7 @@ impl Bed {
     fn sample(&mut self, at: Instant) {
         self.events.push(at.after(SAMPLE_NS), Happening::Sample);
         self.sample.at = at;
-        self.sample.media = self.devices.iter().map(|device| device.works().media_bytes).sum();
+        self.sample.media = self.devices.iter().map(|device| device.counters().media_bytes).sum();
         self.look();
         self.outcome.samples.push(self.sample);
         let Sample { accepted, writers, turns, wakeups, .. } = self.sample;
@@ -298,9 +298,9 @@ impl Bed {
     fn ramp_ends(&mut self) {
         self.writers.iter_mut().for_each(|writer| writer.bytes = 0);
         for (index, device) in self.devices.iter().enumerate() {
-            let works = device.works();
+            let counters = device.counters();
             let busy = busy_of(&self.shard, index, self.now);
-            self.before[index] = (works.media_bytes, works.positionings, busy);
+            self.before[index] = (counters.media_bytes, counters.positionings, busy);
         }
         let Outcome { over_limit, worst_ppm, failed, samples, traces, .. } =
             std::mem::take(&mut self.outcome);
@@ -355,7 +355,7 @@ impl Bed {
                     self.outcome.request_bytes += u64::from(submit.len);
                 }
                 let (op, offset, len) = (submit.op, submit.offset, submit.len);
-                self.devices[device].submit(self.now, Order { token, op, offset, len });
+                self.devices[device].submit(self.now, ModelCommand { token, op, offset, len });
                 PER_BIO_NS
             }
             Action::Reply { id, status, stage, .. } => {

@@ -1,11 +1,11 @@
 //! Devices that have time and no bytes: what an experiment over millions of commands needs.
 //!
-//! A [`Clockwork`] takes commands and says later which of them are done. It may answer in another order, and work on after an
+//! A [`DeviceModel`] takes commands and says later which of them are done. It may answer in another order, and work on after an
 //! answer (a disk that empties its cache). Everything is a function of the commands and their times; whole nanoseconds, no
 //! clock. The calibrated ones are [`super::Hdd`], [`super::Ssd`] and [`TwoPoint`].
 //!
 //! ```text
-//!   submit(now, order) ---> waits, works ---> next_timeout() ---> on_timeout(now, done)
+//!   submit(now, order) ---> waits, counters ---> next_timeout() ---> on_timeout(now, done)
 //! ```
 //!
 //! Invariant: each token comes back once; nothing happens between `next_timeout` and an earlier call.
@@ -13,12 +13,12 @@
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, Op};
 
-use super::timing::{Model, Timing};
-use crate::events::Events;
+use super::timing::{LatencyModel, Timing};
+use crate::events::EventQueue;
 
 /// One command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Order {
+pub struct ModelCommand {
     /// Comes back when it is done.
     pub token: u64,
     /// What it is.
@@ -31,7 +31,7 @@ pub struct Order {
 
 /// What a device did inside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Works {
+pub struct ModelCounters {
     /// Times a head had to be moved or waited for its sector.
     pub positionings: u64,
     /// Bytes to and from the medium.
@@ -39,9 +39,9 @@ pub struct Works {
 }
 
 /// A device's time.
-pub trait Clockwork {
+pub trait DeviceModel {
     /// Takes a command.
-    fn submit(&mut self, now: Instant, order: Order);
+    fn submit(&mut self, now: Instant, order: ModelCommand);
 
     /// When something happens next.
     fn next_timeout(&self) -> Option<Instant>;
@@ -50,8 +50,8 @@ pub trait Clockwork {
     fn on_timeout(&mut self, now: Instant, done: &mut Vec<u64>);
 
     /// What it did inside so far.
-    fn works(&self) -> Works {
-        Works::default()
+    fn counters(&self) -> ModelCounters {
+        ModelCounters::default()
     }
 }
 
@@ -67,7 +67,7 @@ pub struct TwoPoint {
     per_command_ns: u64,
     bytes_per_second: u64,
     free_at: Instant,
-    events: Events<u64>,
+    events: EventQueue<u64>,
 }
 
 impl TwoPoint {
@@ -79,13 +79,13 @@ impl TwoPoint {
             per_command_ns,
             bytes_per_second,
             free_at: Instant(0),
-            events: Events::with_capacity(256),
+            events: EventQueue::with_capacity(256),
         }
     }
 }
 
-impl Clockwork for TwoPoint {
-    fn submit(&mut self, now: Instant, order: Order) {
+impl DeviceModel for TwoPoint {
+    fn submit(&mut self, now: Instant, order: ModelCommand) {
         let takes = self.per_command_ns + transfer_ns(order.len.into(), self.bytes_per_second);
         self.free_at = self.free_at.max(now).after(takes);
         self.events.push(self.free_at, order.token);
@@ -102,31 +102,31 @@ impl Clockwork for TwoPoint {
     }
 }
 
-/// A per-command [`Model`] without bytes.
+/// A per-command [`LatencyModel`] without bytes.
 #[derive(Debug)]
 pub struct PerCommand {
     timing: Timing,
     prng: Prng,
-    events: Events<u64>,
+    events: EventQueue<u64>,
 }
 
 impl PerCommand {
     /// An idle one.
     #[must_use]
-    pub fn new(model: Model, seed: u64) -> Self {
+    pub fn new(model: LatencyModel, seed: u64) -> Self {
         let prng = Prng::new(seed);
-        Self { timing: Timing::new(model), prng, events: Events::with_capacity(256) }
+        Self { timing: Timing::new(model), prng, events: EventQueue::with_capacity(256) }
     }
 
     /// null_blk with its default latency of 10 us and depth of 64.
     #[must_use]
     pub fn null() -> Self {
-        Self::new(Model::Constant { latency_ns: 10_000, jitter_ns: 0, channels: 64 }, 0)
+        Self::new(LatencyModel::Constant { latency_ns: 10_000, jitter_ns: 0, channels: 64 }, 0)
     }
 }
 
-impl Clockwork for PerCommand {
-    fn submit(&mut self, now: Instant, order: Order) {
+impl DeviceModel for PerCommand {
+    fn submit(&mut self, now: Instant, order: ModelCommand) {
         let (sector, sectors) = (order.offset / 512, u64::from(order.len / 512));
         let end = self.timing.finish(now, sector, sectors, &mut self.prng);
         self.events.push(end, order.token);
@@ -150,12 +150,12 @@ pub(super) mod testing {
     use super::*;
 
     /// What a closed loop saw.
-    pub struct Loop {
+    pub struct ClosedLoop {
         pub done: u64,
         pub ns: u64,
     }
 
-    impl Loop {
+    impl ClosedLoop {
         pub fn per_second(&self) -> f64 {
             self.done as f64 * 1e9 / self.ns as f64
         }
@@ -163,14 +163,14 @@ pub(super) mod testing {
 
     /// Keeps `depth` commands of `len` bytes in the device until `warm + count` are done; the last `count` are measured.
     pub fn drive(
-        device: &mut dyn Clockwork,
+        device: &mut dyn DeviceModel,
         depth: u64,
         (warm, count): (u64, u64),
-        mut next: impl FnMut(u64) -> Order,
-    ) -> Loop {
+        mut next: impl FnMut(u64) -> ModelCommand,
+    ) -> ClosedLoop {
         let (mut issued, mut finished, mut since, mut done) = (0, 0, Instant(0), Vec::new());
         while issued < depth {
-            device.submit(Instant(0), Order { token: issued, ..next(issued) });
+            device.submit(Instant(0), ModelCommand { token: issued, ..next(issued) });
             issued += 1;
         }
         loop {
@@ -182,26 +182,26 @@ pub(super) mod testing {
                     since = now;
                 }
                 if finished == warm + count {
-                    return Loop { done: count, ns: now.since(since) };
+                    return ClosedLoop { done: count, ns: now.since(since) };
                 }
-                device.submit(now, Order { token: issued, ..next(issued) });
+                device.submit(now, ModelCommand { token: issued, ..next(issued) });
                 issued += 1;
             }
         }
     }
 
     /// Random aligned places.
-    pub fn random(op: Op, len: u32, size: u64) -> impl FnMut(u64) -> Order {
+    pub fn random(op: Op, len: u32, size: u64) -> impl FnMut(u64) -> ModelCommand {
         let mut prng = Prng::new(7);
         move |_| {
             let offset = prng.below(size / u64::from(len)) * u64::from(len);
-            Order { token: 0, op, offset, len }
+            ModelCommand { token: 0, op, offset, len }
         }
     }
 
     /// One after the other.
-    pub fn sequential(op: Op, len: u32) -> impl FnMut(u64) -> Order {
-        move |index| Order { token: 0, op, offset: index * u64::from(len), len }
+    pub fn sequential(op: Op, len: u32) -> impl FnMut(u64) -> ModelCommand {
+        move |index| ModelCommand { token: 0, op, offset: index * u64::from(len), len }
     }
 }
 

@@ -108,7 +108,7 @@ impl Faults {
 
 /// A lie built into a device, for the tests that show that the checkers see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Defect {
+pub enum DiskDefect {
     /// None: the device keeps its word.
     #[default]
     None,

@@ -19,9 +19,9 @@ use std::collections::VecDeque;
 use headworks_core::time::US;
 use headworks_core::{Instant, Op};
 
-use super::clockwork::{Clockwork, Order, Works, transfer_ns};
+use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
 use super::write_cache::WriteCache;
-use crate::events::Events;
+use crate::events::EventQueue;
 
 /// Idle time of the head between two neighbouring transfers that costs no turn: a track buffer hides it.
 const SKEW_NS: u64 = 20_000;
@@ -88,13 +88,13 @@ impl HddProfile {
 
 /// What ends next.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum HddEvent {
     /// A write is in the cache.
-    Taken(Order),
+    Taken(ModelCommand),
     /// The head has written so many bytes.
     Written(u64),
     /// The head has read.
-    Read(Order),
+    Read(ModelCommand),
     /// The data of a read are with the host.
     Sent(u64),
 }
@@ -105,8 +105,8 @@ pub struct Hdd {
     profile: HddProfile,
     track_bytes: u64,
     stroke_root: u64,
-    line: VecDeque<Order>,
-    reads: Vec<Order>,
+    line: VecDeque<ModelCommand>,
+    reads: Vec<ModelCommand>,
     cache: WriteCache,
     /// Bytes of the cache that are spoken for and not in it: on their way in, or under the head.
     reserved: u64,
@@ -114,8 +114,8 @@ pub struct Hdd {
     head_busy: bool,
     head_at: u64,
     head_since: Instant,
-    events: Events<Step>,
-    works: Works,
+    events: EventQueue<HddEvent>,
+    counters: ModelCounters,
 }
 
 impl Hdd {
@@ -135,8 +135,8 @@ impl Hdd {
             head_busy: false,
             head_at: 0,
             head_since: Instant(0),
-            events: Events::with_capacity(64),
-            works: Works::default(),
+            events: EventQueue::with_capacity(64),
+            counters: ModelCounters::default(),
         }
     }
 
@@ -154,11 +154,11 @@ impl Hdd {
                     self.link_busy = true;
                     let takes = transfer_ns(len, self.profile.link_bytes_per_second);
                     let at = now.after(self.profile.command_ns + takes);
-                    self.events.push(at, Step::Taken(order));
+                    self.events.push(at, HddEvent::Taken(order));
                 }
                 Op::Read => self.reads.push(order),
                 // Nothing else is measured on this model: it costs the command alone.
-                _ => self.events.push(now.after(self.profile.command_ns), Step::Sent(order.token)),
+                _ => self.events.push(now.after(self.profile.command_ns), HddEvent::Sent(order.token)),
             }
             self.line.pop_front();
         }
@@ -170,12 +170,12 @@ impl Hdd {
     fn start_head(&mut self, now: Instant) {
         let full = self.line.front().is_some_and(|order| order.op == Op::Write);
         if !self.reads.is_empty() && (!full || self.cache.bytes() == 0) {
-            let cost = |&(_, order): &(usize, &Order)| self.position_ns(now, order.offset, 0);
+            let cost = |&(_, order): &(usize, &ModelCommand)| self.position_ns(now, order.offset, 0);
             let best = self.reads.iter().enumerate().min_by_key(cost);
             let (index, _) = best.expect("there are reads");
             let order = self.reads.remove(index);
             let at = self.move_head(now, order.offset, order.len.into(), 0);
-            self.events.push(at, Step::Read(order));
+            self.events.push(at, HddEvent::Read(order));
             return;
         }
         let settle = self.profile.settle_ns;
@@ -186,7 +186,7 @@ impl Hdd {
         let len = self.cache.take_front(start, self.profile.unit_bytes);
         self.reserved += len;
         let at = self.move_head(now, start, len, settle);
-        self.events.push(at, Step::Written(len));
+        self.events.push(at, HddEvent::Written(len));
     }
 
     /// The time until byte `to` is under the head.
@@ -208,16 +208,16 @@ impl Hdd {
     /// The head goes to `start` and passes over `len` bytes; when it has.
     fn move_head(&mut self, now: Instant, start: u64, len: u64, settle_ns: u64) -> Instant {
         let position = self.position_ns(now, start, settle_ns);
-        self.works.positionings += u64::from(position > 0);
-        self.works.media_bytes += len;
+        self.counters.positionings += u64::from(position > 0);
+        self.counters.media_bytes += len;
         let at = now.after(position + transfer_ns(len, self.profile.media_bytes_per_second));
         (self.head_busy, self.head_at, self.head_since) = (true, start + len, at);
         at
     }
 }
 
-impl Clockwork for Hdd {
-    fn submit(&mut self, now: Instant, order: Order) {
+impl DeviceModel for Hdd {
+    fn submit(&mut self, now: Instant, order: ModelCommand) {
         self.line.push_back(order);
         self.advance(now);
     }
@@ -229,36 +229,36 @@ impl Clockwork for Hdd {
     fn on_timeout(&mut self, now: Instant, done: &mut Vec<u64>) {
         while let Some((at, step)) = self.events.pop_due(now) {
             match step {
-                Step::Taken(order) => {
+                HddEvent::Taken(order) => {
                     self.link_busy = false;
                     self.reserved -= u64::from(order.len);
                     self.cache.insert(order.offset, order.len.into());
                     done.push(order.token);
                 }
-                Step::Written(len) => {
+                HddEvent::Written(len) => {
                     self.head_busy = false;
                     self.reserved -= len;
                 }
-                Step::Read(order) => {
+                HddEvent::Read(order) => {
                     self.head_busy = false;
                     let takes = transfer_ns(order.len.into(), self.profile.link_bytes_per_second);
                     let at = at.after(self.profile.command_ns + takes);
-                    self.events.push(at, Step::Sent(order.token));
+                    self.events.push(at, HddEvent::Sent(order.token));
                 }
-                Step::Sent(token) => done.push(token),
+                HddEvent::Sent(token) => done.push(token),
             }
             self.advance(at);
         }
     }
 
-    fn works(&self) -> Works {
-        self.works
+    fn counters(&self) -> ModelCounters {
+        self.counters
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::clockwork::testing::{drive, random, sequential};
+    use super::super::device_model::testing::{drive, random, sequential};
     use super::*;
 
     const MIB: f64 = (1 << 20) as f64;
@@ -304,7 +304,7 @@ mod tests {
         let media = profile.media_bytes_per_second as f64;
         assert!((rate * f64::from(128 << 10) / media - 1.0).abs() < 0.02, "{rate}");
         // What the head waits for is the start, and a turn where it overtook the host.
-        assert!(hdd.works().positionings < 20, "{:?}", hdd.works());
+        assert!(hdd.counters().positionings < 20, "{:?}", hdd.counters());
     }
 
     #[test]
@@ -312,8 +312,8 @@ mod tests {
         let profile = HddProfile::seed_000(32);
         let mut hdd = Hdd::new(profile);
         let mut writes = random(Op::Write, 1 << 20, profile.capacity);
-        (0..20).for_each(|token| hdd.submit(Instant(0), Order { token, ..writes(token) }));
-        hdd.submit(Instant(0), Order { token: 99, op: Op::Read, offset: 1 << 40, len: 4096 });
+        (0..20).for_each(|token| hdd.submit(Instant(0), ModelCommand { token, ..writes(token) }));
+        hdd.submit(Instant(0), ModelCommand { token: 99, op: Op::Read, offset: 1 << 40, len: 4096 });
         let (mut done, mut at) = (Vec::new(), Instant(0));
         while !done.contains(&99) {
             at = hdd.next_timeout().unwrap();

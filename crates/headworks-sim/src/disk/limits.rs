@@ -110,10 +110,10 @@ impl Disk {
             return None;
         }
         let end = command.offset + u64::from(command.len);
-        let late = self.held.iter().find(|held| {
-            let other = &held.command;
-            held.in_use
-                && held.expires < now
+        let late = self.pending.iter().find(|pending| {
+            let other = &pending.command;
+            pending.in_use
+                && pending.expires < now
                 && other.op.is_write()
                 && other.volume == command.volume
                 && other.offset < end

@@ -10,9 +10,9 @@
 //!
 //! Because bytes move at seeded times between submission and answer, whoever changes a buffer meanwhile, or frees it, shows
 //! in the data. The disk also checks that the commands keep to what it was said to take (`limits`). Invariant: each command
-//! is answered once, after its last piece (but for a [`Defect`]).
+//! is answered once, after its last piece (but for a [`DiskDefect`]).
 
-mod clockwork;
+mod device_model;
 mod faults;
 mod hdd;
 mod limits;
@@ -34,18 +34,18 @@ use headworks_core::{
     VolumeId,
 };
 
-pub use clockwork::{Clockwork, Order, PerCommand, TwoPoint, Works};
-pub use faults::{BadRange, Defect, Fault, Faults};
+pub use device_model::{DeviceModel, ModelCommand, PerCommand, TwoPoint, ModelCounters};
+pub use faults::{BadRange, DiskDefect, Fault, Faults};
 pub use hdd::{Hdd, HddProfile};
 pub use null::NullDisk;
 pub use ssd::{Ssd, SsdProfile};
 pub use store::Store;
 pub use stream::{Stream, StreamProfile};
-pub use timing::Model;
+pub use timing::LatencyModel;
 
-use crate::events::Events;
-use crate::pattern::SECTOR;
-use store::Replaced;
+use crate::events::EventQueue;
+use crate::sector_pattern::SECTOR;
+use store::ReplacedVersion;
 use timing::Timing;
 
 /// A file of a disk.
@@ -64,16 +64,16 @@ pub struct DiskFile {
 /// What a disk is made from.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// What the path was told that this disk takes.
+    /// What the path was status_written that this disk takes.
     pub queue: QueueOptions,
     /// Its files.
     pub files: Vec<DiskFile>,
     /// How fast it is.
-    pub model: Model,
+    pub model: LatencyModel,
     /// What goes wrong.
     pub faults: Faults,
     /// What it lies about.
-    pub defect: Defect,
+    pub defect: DiskDefect,
     /// Its stream of chance.
     pub seed: u64,
 }
@@ -89,7 +89,7 @@ pub struct DiskCounters {
     pub holes: u64,
     /// Commands in the device when the power failed.
     pub torn: u64,
-    /// Lies told.
+    /// LyingDevices status_written.
     pub lies: u64,
     /// Commands that came again after they were refused.
     pub requeued: u64,
@@ -144,22 +144,22 @@ pub struct Disk {
     /// First sector of each file on the platters.
     places: Vec<u64>,
     timing: Timing,
-    events: Events<Step>,
-    held: Vec<Held>,
+    events: EventQueue<DiskEvent>,
+    pending: Vec<PendingCommand>,
     free: Vec<u32>,
     /// By the slot of the request.
-    last: Vec<Last>,
+    last: Vec<LastOutcome>,
     prng: Prng,
     /// Counts what happens, so that "before" is never a matter of equal times.
     tick: u64,
-    flushes_held: u32,
+    flushes_pending: u32,
     faulty: bool,
     counters: DiskCounters,
     broken: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum DiskEvent {
     Piece { slot: u32, first: u32, end: u32 },
     End { slot: u32 },
     Again { id: RequestId, transferred: u32 },
@@ -167,14 +167,14 @@ enum Step {
 
 /// What became of the last command of a request's slot.
 #[derive(Clone, Copy, Debug, Default)]
-struct Last {
+struct LastOutcome {
     generation: u32,
     fault: Option<Fault>,
     next: u64,
 }
 
 /// A command in the disk.
-struct Held {
+struct PendingCommand {
     command: Command,
     spans: Vec<Span>,
     submitted: u64,
@@ -184,7 +184,7 @@ struct Held {
     /// Answers "all zeros" if so at the end; its bytes move only then.
     may_be_hole: bool,
     /// Its list of extents is written.
-    told: bool,
+    status_written: bool,
     in_use: bool,
 }
 
@@ -204,12 +204,12 @@ impl Disk {
             prng: Prng::new(options.seed),
             files,
             places,
-            events: Events::with_capacity(1024),
-            held: Vec::with_capacity(256),
+            events: EventQueue::with_capacity(1024),
+            pending: Vec::with_capacity(256),
             free: Vec::with_capacity(256),
             last: Vec::with_capacity(1024),
             tick: 1,
-            flushes_held: 0,
+            flushes_pending: 0,
             faulty: true,
             counters: DiskCounters::default(),
             broken: None,
@@ -232,7 +232,7 @@ impl Disk {
     /// Commands in it.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.held.len() - self.free.len()
+        self.pending.len() - self.free.len()
     }
 
     /// Another file, of `size` zeros, is in the place of a volume's.
@@ -265,9 +265,9 @@ impl Disk {
     pub fn cut(&mut self, now: Instant) {
         self.counters.torn += self.in_flight() as u64;
         self.events.clear();
-        self.held.clear();
+        self.pending.clear();
         self.free.clear();
-        self.flushes_held = 0;
+        self.flushes_pending = 0;
         self.timing.reset(now);
         for store in self.files.iter_mut().flatten() {
             store.cut(&mut self.prng);
@@ -324,9 +324,9 @@ impl Disk {
     fn remember(&mut self, command: &Command, fault: Option<Fault>, transferred: u32) {
         let slot = command.id.slot as usize;
         if self.last.len() <= slot {
-            self.last.resize(slot + 1, Last::default());
+            self.last.resize(slot + 1, LastOutcome::default());
         }
-        self.last[slot] = Last {
+        self.last[slot] = LastOutcome {
             generation: command.id.generation,
             fault,
             next: command.offset + u64::from(transferred),
@@ -376,10 +376,10 @@ impl Disk {
     ) -> u32 {
         self.tick += 1;
         let hole_ok = command.op == Op::Read && command.flags.contains(BioFlags::HOLE_OK);
-        let slot = self.free.pop().unwrap_or(self.held.len() as u32);
+        let slot = self.free.pop().unwrap_or(self.pending.len() as u32);
         let old_spans =
-            self.held.get_mut(slot as usize).map(|held| std::mem::take(&mut held.spans));
-        let mut held = Held {
+            self.pending.get_mut(slot as usize).map(|pending| std::mem::take(&mut pending.spans));
+        let mut pending = PendingCommand {
             command: *command,
             spans: old_spans.unwrap_or_default(),
             submitted: self.tick,
@@ -387,15 +387,15 @@ impl Disk {
             status,
             transferred,
             may_be_hole: hole_ok && status.is_ok() && self.prng.below(2) == 0,
-            told: false,
+            status_written: false,
             in_use: true,
         };
-        held.spans.clear();
-        held.spans.extend_from_slice(spans);
-        self.flushes_held += u32::from(command.op == Op::Flush);
-        match self.held.get_mut(slot as usize) {
-            Some(place) => *place = held,
-            None => self.held.push(held),
+        pending.spans.clear();
+        pending.spans.extend_from_slice(spans);
+        self.flushes_pending += u32::from(command.op == Op::Flush);
+        match self.pending.get_mut(slot as usize) {
+            Some(place) => *place = pending,
+            None => self.pending.push(pending),
         }
         slot
     }
@@ -414,17 +414,17 @@ impl Disk {
         }
     }
 
-    /// Cuts the command into pieces and gives each its time.
+    /// SectorCuts the command into pieces and gives each its time.
     fn plan(&mut self, now: Instant, end: Instant, slot: u32) {
-        let held = &self.held[slot as usize];
-        let (len, op) = (held.transferred, held.command.op);
+        let pending = &self.pending[slot as usize];
+        let (len, op) = (pending.transferred, pending.command.op);
         let span = end.since(now);
         if op == Op::BlockStatus {
             // A disk looks at its blocks at any time while it has the command.
-            if held.status.is_ok() && self.prng.below(2) == 0 {
-                self.tell(slot);
+            if pending.status.is_ok() && self.prng.below(2) == 0 {
+                self.write_status(slot);
             }
-        } else if len > 0 && op != Op::Flush && !held.may_be_hole {
+        } else if len > 0 && op != Op::Flush && !pending.may_be_hole {
             let most = if span == 0 { 1 } else { 4 };
             let sectors = len / SECTOR as u32;
             let pieces = self.prng.between(1, u64::from(sectors.clamp(1, most))) as u32;
@@ -432,19 +432,19 @@ impl Disk {
                 let at = |n: u32| (u64::from(sectors) * u64::from(n) / u64::from(pieces)) as u32;
                 let (first, end) = (at(piece) * SECTOR as u32, at(piece + 1) * SECTOR as u32);
                 let when = now.after(self.prng.below(span + 1));
-                self.events.push(when, Step::Piece { slot, first, end });
+                self.events.push(when, DiskEvent::Piece { slot, first, end });
             }
         }
-        self.events.push(end, Step::End { slot });
+        self.events.push(end, DiskEvent::End { slot });
     }
 
     /// A device that answers twice puts the second answer some time after the first.
     fn answer_again(&mut self, end: Instant, command: &Command) {
-        if self.options.defect != Defect::AnswersTwice || self.prng.below(8) != 0 {
+        if self.options.defect != DiskDefect::AnswersTwice || self.prng.below(8) != 0 {
             return;
         }
         self.counters.lies += 1;
-        let again = Step::Again { id: command.id, transferred: command.len };
+        let again = DiskEvent::Again { id: command.id, transferred: command.len };
         let after = self.prng.below(50_000);
         self.events.push(end.after(after), again);
     }
@@ -453,9 +453,9 @@ impl Disk {
     fn advance(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         while let Some((_, step)) = self.events.pop_due(now) {
             match step {
-                Step::Piece { slot, first, end } => self.run_piece(slot, first, end),
-                Step::End { slot } => completions.extend(self.end(slot)),
-                Step::Again { id, transferred } => {
+                DiskEvent::Piece { slot, first, end } => self.run_piece(slot, first, end),
+                DiskEvent::End { slot } => completions.extend(self.end(slot)),
+                DiskEvent::Again { id, transferred } => {
                     completions.push(Completion { id, transferred, status: Ok(()), hole: false })
                 }
             }
@@ -463,13 +463,13 @@ impl Disk {
     }
 
     /// Tells what the range of a command is made of, in pieces of its own size; zeros may be called data, never the other way.
-    fn tell(&mut self, slot: u32) {
-        let held = &self.held[slot as usize];
-        let Command { volume, offset, len, flags, .. } = held.command;
+    fn write_status(&mut self, slot: u32) {
+        let pending = &self.pending[slot as usize];
+        let Command { volume, offset, len, flags, .. } = pending.command;
         let store =
             self.files[usize::from(volume.0)].as_ref().expect("checked when it was started");
         // SAFETY: the span is valid and ours until the command is answered, by the promise of `Device::submit`.
-        let list = unsafe { std::slice::from_raw_parts_mut(held.spans[0].base, held.spans[0].len) };
+        let list = unsafe { std::slice::from_raw_parts_mut(pending.spans[0].base, pending.spans[0].len) };
         let most = if flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
         let mut writer = ExtentWriter::new(list, len, most);
         let piece = SECTOR as u64 * [1, 8, 8, 128][self.prng.below(4) as usize];
@@ -477,28 +477,28 @@ impl Disk {
         while at < end {
             let next = ((at / piece + 1) * piece).min(end);
             let zeros = store.read(at, (next - at) as usize).iter().all(|&byte| byte == 0);
-            let told = zeros && self.prng.below(8) > 0;
-            let state = if told { ExtentState::HOLE_ZERO } else { ExtentState::DATA };
+            let status_written = zeros && self.prng.below(8) > 0;
+            let state = if status_written { ExtentState::HOLE_ZERO } else { ExtentState::DATA };
             if !writer.push(next - at, state) || self.prng.below(64) == 0 {
                 break;
             }
             at = next;
         }
         writer.finish();
-        self.held[slot as usize].told = true;
+        self.pending[slot as usize].status_written = true;
     }
 
-    /// Moves the bytes `first..end` of a command.
+    /// Hotplug the bytes `first..end` of a command.
     fn run_piece(&mut self, slot: u32, first: u32, end: u32) {
-        let held = &self.held[slot as usize];
-        let command = held.command;
+        let pending = &self.pending[slot as usize];
+        let command = pending.command;
         let (offset, len) = (command.offset + u64::from(first), (end - first) as usize);
         let store = self.files[usize::from(command.volume.0)]
             .as_mut()
             .expect("checked when it was started");
         if command.op == Op::Read {
             let bytes = store.read(offset, len);
-            each_span(&held.spans, first as usize, len, |at, span| {
+            each_span(&pending.spans, first as usize, len, |at, span| {
                 // SAFETY: spans are valid and ours until the command is answered, by the promise of `Device::submit`.
                 unsafe {
                     span.base.copy_from_nonoverlapping(bytes[at..at + span.len].as_ptr(), span.len);
@@ -510,17 +510,17 @@ impl Disk {
         if command.op == Op::Discard && self.prng.below(4) == 0 {
             return;
         }
-        let (flushing, prng) = (self.flushes_held > 0, &mut self.prng);
+        let (flushing, prng) = (self.flushes_pending > 0, &mut self.prng);
         let replaced = || match flushing || prng.below(4) == 0 {
-            true => Replaced::Kept,
-            false => Replaced::Lost,
+            true => ReplacedVersion::Kept,
+            false => ReplacedVersion::Lost,
         };
         let bytes = store.write(offset, len, replaced);
-        if command.op != Op::Write || held.spans.is_empty() {
+        if command.op != Op::Write || pending.spans.is_empty() {
             bytes.fill(0);
             return;
         }
-        each_span(&held.spans, first as usize, len, |at, span| {
+        each_span(&pending.spans, first as usize, len, |at, span| {
             // SAFETY: as above.
             unsafe {
                 span.base.copy_to_nonoverlapping(bytes[at..at + span.len].as_mut_ptr(), span.len);
@@ -530,19 +530,19 @@ impl Disk {
 
     fn end(&mut self, slot: u32) -> Option<Completion> {
         self.tick += 1;
-        let held = &self.held[slot as usize];
-        if held.command.op == Op::BlockStatus && held.status.is_ok() && !held.told {
-            self.tell(slot);
+        let pending = &self.pending[slot as usize];
+        if pending.command.op == Op::BlockStatus && pending.status.is_ok() && !pending.status_written {
+            self.write_status(slot);
         }
-        let held = &mut self.held[slot as usize];
-        let command = held.command;
-        held.in_use = false;
-        let (status, transferred) = (held.status, held.transferred);
-        let (may_be_hole, submitted) = (held.may_be_hole, held.submitted);
+        let pending = &mut self.pending[slot as usize];
+        let command = pending.command;
+        pending.in_use = false;
+        let (status, transferred) = (pending.status, pending.transferred);
+        let (may_be_hole, submitted) = (pending.may_be_hole, pending.submitted);
         self.free.push(slot);
         let mut hole = false;
         if command.op == Op::Flush {
-            self.flushes_held -= 1;
+            self.flushes_pending -= 1;
             self.end_flush(status, submitted);
         } else {
             if may_be_hole {
@@ -551,7 +551,7 @@ impl Disk {
             self.end_data(&command, transferred);
         }
         let too_much = self.faulty
-            && self.options.defect == Defect::ClaimsTooMuch
+            && self.options.defect == DiskDefect::ClaimsTooMuch
             && command.op.has_data()
             && self.prng.below(8) == 0;
         self.counters.lies += u64::from(too_much);
@@ -565,7 +565,7 @@ impl Disk {
     }
 
     fn end_flush(&mut self, status: Status, submitted: u64) {
-        if status.is_err() || self.options.defect == Defect::SkipsFlush {
+        if status.is_err() || self.options.defect == DiskDefect::SkipsFlush {
             self.counters.lies += u64::from(status.is_ok());
             return;
         }
@@ -575,7 +575,7 @@ impl Disk {
     }
 
     fn end_hole(&mut self, slot: u32, transferred: u32) -> bool {
-        let command = &self.held[slot as usize].command;
+        let command = &self.pending[slot as usize].command;
         let store = self.files[usize::from(command.volume.0)].as_ref();
         let zeros = store.is_some_and(|store| {
             let bytes = store.read(command.offset, transferred as usize);
@@ -595,7 +595,7 @@ impl Disk {
         }
         let fua = command.flags.contains(BioFlags::FUA) && self.options.queue.fua;
         let durable = match self.options.defect {
-            Defect::SkipsFua => !self.options.queue.write_cache,
+            DiskDefect::SkipsFua => !self.options.queue.write_cache,
             _ => fua || !self.options.queue.write_cache,
         };
         let store = self.files[usize::from(command.volume.0)]

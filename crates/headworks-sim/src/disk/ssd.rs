@@ -12,8 +12,8 @@
 
 use headworks_core::{Instant, Op};
 
-use super::clockwork::{Clockwork, Order, Works, transfer_ns};
-use crate::events::Events;
+use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
+use crate::events::EventQueue;
 
 /// A disk's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,22 +91,22 @@ impl SsdProfile {
 
 /// What ends next.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum SsdEvent {
     /// The controller has looked at a command.
-    Fetched(Order),
-    /// A channel has read a chunk of a flying command.
-    Ready { flying: u32, len: u32 },
-    /// So many bytes of a flying command are with the host.
-    Sent { flying: u32, len: u32 },
+    Fetched(ModelCommand),
+    /// A channel has read a chunk of a in_flight command.
+    Ready { in_flight: u32, len: u32 },
+    /// So many bytes of a in_flight command are with the host.
+    Sent { in_flight: u32, len: u32 },
     /// A write is in the buffer.
-    Buffered(Order),
+    Buffered(ModelCommand),
     /// A write is answered.
     Answered(u64),
 }
 
 /// A read under way.
 #[derive(Clone, Copy, Debug, Default)]
-struct Flying {
+struct InFlight {
     token: u64,
     len: u32,
     ready: u32,
@@ -119,14 +119,14 @@ pub struct Ssd {
     profile: SsdProfile,
     controller_free: Instant,
     channels_free: Vec<Instant>,
-    /// To the host, from the host; the same one if only one direction works at a time.
+    /// To the host, from the host; the same one if only one direction counters at a time.
     link_free: [Instant; 2],
     drain_free: Instant,
     last_read_end: u64,
-    flying: Vec<Flying>,
+    in_flight: Vec<InFlight>,
     unused: Vec<u32>,
-    events: Events<Step>,
-    works: Works,
+    events: EventQueue<SsdEvent>,
+    counters: ModelCounters,
 }
 
 impl Ssd {
@@ -141,29 +141,29 @@ impl Ssd {
             link_free: [Instant(0); 2],
             drain_free: Instant(0),
             last_read_end: u64::MAX,
-            flying: Vec::with_capacity(256),
+            in_flight: Vec::with_capacity(256),
             unused: Vec::with_capacity(256),
-            events: Events::with_capacity(1024),
-            works: Works::default(),
+            events: EventQueue::with_capacity(1024),
+            counters: ModelCounters::default(),
         }
     }
 
-    fn fetched(&mut self, now: Instant, order: Order) {
+    fn fetched(&mut self, now: Instant, order: ModelCommand) {
         match order.op {
             Op::Read => self.read(now, order),
             Op::Write => {
                 let at = self.use_link(now, 1, order.len);
-                self.events.push(at, Step::Buffered(order));
+                self.events.push(at, SsdEvent::Buffered(order));
             }
-            _ => self.events.push(now, Step::Answered(order.token)),
+            _ => self.events.push(now, SsdEvent::Answered(order.token)),
         }
     }
 
-    fn read(&mut self, now: Instant, order: Order) {
-        let flying = self.take_flying();
-        self.flying[flying as usize] =
-            Flying { token: order.token, len: order.len, ready: 0, sent: 0 };
-        self.works.media_bytes += u64::from(order.len);
+    fn read(&mut self, now: Instant, order: ModelCommand) {
+        let in_flight = self.take_in_flight();
+        self.in_flight[in_flight as usize] =
+            InFlight { token: order.token, len: order.len, ready: 0, sent: 0 };
+        self.counters.media_bytes += u64::from(order.len);
         let ahead = self.last_read_end == order.offset;
         self.last_read_end = order.offset + u64::from(order.len);
         let mut left = order.len;
@@ -173,15 +173,15 @@ impl Ssd {
                 true => now.after(self.profile.read_ahead_ns),
                 false => self.use_channel(now),
             };
-            self.events.push(at, Step::Ready { flying, len });
+            self.events.push(at, SsdEvent::Ready { in_flight, len });
             left -= len;
         }
     }
 
-    fn take_flying(&mut self) -> u32 {
+    fn take_in_flight(&mut self) -> u32 {
         self.unused.pop().unwrap_or_else(|| {
-            self.flying.push(Flying::default());
-            self.flying.len() as u32 - 1
+            self.in_flight.push(InFlight::default());
+            self.in_flight.len() as u32 - 1
         })
     }
 
@@ -200,8 +200,8 @@ impl Ssd {
         self.link_free[link]
     }
 
-    fn ready(&mut self, now: Instant, flying: u32, len: u32) {
-        let entry = &mut self.flying[flying as usize];
+    fn ready(&mut self, now: Instant, in_flight: u32, len: u32) {
+        let entry = &mut self.in_flight[in_flight as usize];
         entry.ready += len;
         let send = match self.profile.whole_commands {
             true if entry.ready < entry.len => return,
@@ -209,34 +209,34 @@ impl Ssd {
             false => len,
         };
         let at = self.use_link(now, 0, send);
-        self.events.push(at, Step::Sent { flying, len: send });
+        self.events.push(at, SsdEvent::Sent { in_flight, len: send });
     }
 
-    fn sent(&mut self, flying: u32, len: u32, done: &mut Vec<u64>) {
-        let entry = &mut self.flying[flying as usize];
+    fn sent(&mut self, in_flight: u32, len: u32, done: &mut Vec<u64>) {
+        let entry = &mut self.in_flight[in_flight as usize];
         entry.sent += len;
         if entry.sent == entry.len {
             done.push(entry.token);
-            self.unused.push(flying);
+            self.unused.push(in_flight);
         }
     }
 
     /// The flash takes what is in the buffer at its own pace; who is too far ahead waits for it.
-    fn buffered(&mut self, now: Instant, order: Order) {
+    fn buffered(&mut self, now: Instant, order: ModelCommand) {
         let p = &self.profile;
         let takes = p.drain_ns + transfer_ns(order.len.into(), p.drain_bytes_per_second);
         self.drain_free = self.drain_free.max(now).after(takes);
-        self.works.media_bytes += u64::from(order.len);
+        self.counters.media_bytes += u64::from(order.len);
         let behind = Instant(self.drain_free.0.saturating_sub(p.buffer_ns));
-        self.events.push(now.after(p.write_ns).max(behind), Step::Answered(order.token));
+        self.events.push(now.after(p.write_ns).max(behind), SsdEvent::Answered(order.token));
     }
 }
 
-impl Clockwork for Ssd {
-    fn submit(&mut self, now: Instant, order: Order) {
+impl DeviceModel for Ssd {
+    fn submit(&mut self, now: Instant, order: ModelCommand) {
         let takes = self.profile.command_ns[usize::from(order.op != Op::Read)];
         self.controller_free = self.controller_free.max(now).after(takes);
-        self.events.push(self.controller_free, Step::Fetched(order));
+        self.events.push(self.controller_free, SsdEvent::Fetched(order));
     }
 
     fn next_timeout(&self) -> Option<Instant> {
@@ -246,23 +246,23 @@ impl Clockwork for Ssd {
     fn on_timeout(&mut self, now: Instant, done: &mut Vec<u64>) {
         while let Some((at, step)) = self.events.pop_due(now) {
             match step {
-                Step::Fetched(order) => self.fetched(at, order),
-                Step::Ready { flying, len } => self.ready(at, flying, len),
-                Step::Sent { flying, len } => self.sent(flying, len, done),
-                Step::Buffered(order) => self.buffered(at, order),
-                Step::Answered(token) => done.push(token),
+                SsdEvent::Fetched(order) => self.fetched(at, order),
+                SsdEvent::Ready { in_flight, len } => self.ready(at, in_flight, len),
+                SsdEvent::Sent { in_flight, len } => self.sent(in_flight, len, done),
+                SsdEvent::Buffered(order) => self.buffered(at, order),
+                SsdEvent::Answered(token) => done.push(token),
             }
         }
     }
 
-    fn works(&self) -> Works {
-        self.works
+    fn counters(&self) -> ModelCounters {
+        self.counters
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::clockwork::testing::{drive, random, sequential};
+    use super::super::device_model::testing::{drive, random, sequential};
     use super::*;
 
     const SIZE: u64 = 1 << 36;
@@ -316,7 +316,7 @@ mod tests {
         let ends_at = |whole_commands| {
             let mut ssd = Ssd::new(SsdProfile { whole_commands, ..SsdProfile::nvme() });
             let (mut done, mut now) = (Vec::new(), Instant(0));
-            ssd.submit(now, Order { token: 9, op: Op::Read, offset: 1 << 30, len: 4 << 20 });
+            ssd.submit(now, ModelCommand { token: 9, op: Op::Read, offset: 1 << 30, len: 4 << 20 });
             while let Some(next) = ssd.next_timeout() {
                 now = next;
                 ssd.on_timeout(now, &mut done);

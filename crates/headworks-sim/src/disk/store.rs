@@ -11,7 +11,7 @@
 
 use headworks_core::prng::Prng;
 
-use crate::pattern::SECTOR;
+use crate::sector_pattern::SECTOR;
 
 /// One file.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ const IN_FLIGHT: u64 = u64::MAX;
 
 /// Whether the version that a write replaces reaches the medium before it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Replaced {
+pub enum ReplacedVersion {
     /// It does: a flush that counts it is under way, or the cache happened to write it out.
     Kept,
     /// It is gone.
@@ -70,7 +70,7 @@ impl Store {
         assert!(bytes.is_multiple_of(SECTOR), "whole sectors");
         if size < self.end {
             let len = (self.end - size) as usize;
-            self.write(size, len, || Replaced::Lost).fill(0);
+            self.write(size, len, || ReplacedVersion::Lost).fill(0);
             self.complete(size, len, tick);
         }
         if bytes > self.cache.len() {
@@ -92,14 +92,14 @@ impl Store {
         &mut self,
         offset: u64,
         len: usize,
-        mut replaced: impl FnMut() -> Replaced,
+        mut replaced: impl FnMut() -> ReplacedVersion,
     ) -> &mut [u8] {
         let (first, count) = (offset as usize / SECTOR, len / SECTOR);
         for index in first..first + count {
             let sector = &mut self.sectors[index];
             if !sector.dirty {
                 self.dirty.push(index as u32);
-            } else if replaced() == Replaced::Kept {
+            } else if replaced() == ReplacedVersion::Kept {
                 let at = index * SECTOR;
                 self.durable[at..at + SECTOR].copy_from_slice(&self.cache[at..at + SECTOR]);
             } else {
@@ -168,7 +168,7 @@ impl Store {
 mod tests {
     use super::*;
 
-    fn write(store: &mut Store, sector: u64, byte: u8, replaced: Replaced) {
+    fn write(store: &mut Store, sector: u64, byte: u8, replaced: ReplacedVersion) {
         store.write(sector * 512, SECTOR, || replaced).fill(byte);
     }
 
@@ -189,10 +189,10 @@ mod tests {
 
     #[test]
     fn a_cut_keeps_unflushed_sectors_by_coin_and_flushed_ones_always() {
-        let unflushed = |store: &mut Store, _: &mut Prng| write(store, 0, 1, Replaced::Lost);
+        let unflushed = |store: &mut Store, _: &mut Prng| write(store, 0, 1, ReplacedVersion::Lost);
         assert_eq!(survivors(unflushed, 0), [0, 1]);
         let flushed = |store: &mut Store, prng: &mut Prng| {
-            write(store, 0, 1, Replaced::Lost);
+            write(store, 0, 1, ReplacedVersion::Lost);
             store.complete(0, SECTOR, 10);
             store.flush(11, prng);
         };
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_flush_does_not_count_what_completed_after_its_submission() {
         let late = |store: &mut Store, prng: &mut Prng| {
-            write(store, 0, 1, Replaced::Lost);
+            write(store, 0, 1, ReplacedVersion::Lost);
             store.complete(0, SECTOR, 12);
             store.flush(11, prng);
         };
@@ -212,9 +212,9 @@ mod tests {
     #[test]
     fn a_flush_owes_a_version_that_a_write_in_flight_replaced() {
         let replaced = |store: &mut Store, prng: &mut Prng| {
-            write(store, 0, 1, Replaced::Lost);
+            write(store, 0, 1, ReplacedVersion::Lost);
             store.complete(0, SECTOR, 10);
-            write(store, 0, 2, Replaced::Lost);
+            write(store, 0, 2, ReplacedVersion::Lost);
             store.flush(11, prng);
         };
         assert_eq!(survivors(replaced, 0), [2]);
@@ -223,12 +223,12 @@ mod tests {
     #[test]
     fn a_replaced_version_that_was_kept_is_the_least_that_survives() {
         let kept = |store: &mut Store, _: &mut Prng| {
-            write(store, 3, 1, Replaced::Lost);
-            write(store, 3, 2, Replaced::Kept);
+            write(store, 3, 1, ReplacedVersion::Lost);
+            write(store, 3, 2, ReplacedVersion::Kept);
         };
         assert_eq!(survivors(kept, 3), [1, 2]);
         let forced = |store: &mut Store, _: &mut Prng| {
-            write(store, 3, 1, Replaced::Lost);
+            write(store, 3, 1, ReplacedVersion::Lost);
             store.persist(3 * 512, SECTOR);
         };
         assert_eq!(survivors(forced, 3), [1]);

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use headworks_core::Instant;
 
-use super::clockwork::{Clockwork, Order, Works, transfer_ns};
+use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
 
 /// What a [`Stream`] is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,11 +98,11 @@ pub struct Stream {
     ends: VecDeque<u64>,
     free_at: Instant,
     /// What is in the device: when it is done, its token and bytes.
-    works: VecDeque<(Instant, u64, u64)>,
+    counters: VecDeque<(Instant, u64, u64)>,
     /// Done, and held back for a burst.
     held: Vec<u64>,
     held_bytes: u64,
-    done: Works,
+    done: ModelCounters,
 }
 
 impl Stream {
@@ -116,15 +116,15 @@ impl Stream {
             ends: VecDeque::with_capacity(profile.streams + 1),
             profile,
             free_at: Instant(0),
-            works: VecDeque::with_capacity(256),
+            counters: VecDeque::with_capacity(256),
             held: Vec::with_capacity(256),
             held_bytes: 0,
-            done: Works::default(),
+            done: ModelCounters::default(),
         }
     }
 
     /// Whether the command goes on with a stream; its end is remembered either way.
-    fn follow(&mut self, order: &Order) -> bool {
+    fn follow(&mut self, order: &ModelCommand) -> bool {
         let known = self.ends.iter().position(|&end| end == order.offset);
         if let Some(place) = known {
             self.ends.remove(place);
@@ -135,8 +135,8 @@ impl Stream {
     }
 }
 
-impl Clockwork for Stream {
-    fn submit(&mut self, now: Instant, order: Order) {
+impl DeviceModel for Stream {
+    fn submit(&mut self, now: Instant, order: ModelCommand) {
         let mut start = self.profile.awake(self.free_at.max(now)).0;
         // A flush has no place, so it ends no stream.
         if order.len > 0 && !self.follow(&order) {
@@ -145,30 +145,30 @@ impl Clockwork for Stream {
         }
         let start = start.after(self.profile.per_command_ns);
         self.free_at = self.profile.transferred(start, order.len.into());
-        self.works.push_back((self.free_at, order.token, order.len.into()));
+        self.counters.push_back((self.free_at, order.token, order.len.into()));
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.works.front().map(|&(at, ..)| at)
+        self.counters.front().map(|&(at, ..)| at)
     }
 
     fn on_timeout(&mut self, now: Instant, done: &mut Vec<u64>) {
-        while let Some(&(at, token, bytes)) = self.works.front() {
+        while let Some(&(at, token, bytes)) = self.counters.front() {
             if at > now {
                 return;
             }
-            self.works.pop_front();
+            self.counters.pop_front();
             self.done.media_bytes += bytes;
             self.held.push(token);
             self.held_bytes += bytes;
-            if self.held_bytes >= self.profile.burst_bytes || self.works.is_empty() {
+            if self.held_bytes >= self.profile.burst_bytes || self.counters.is_empty() {
                 done.append(&mut self.held);
                 self.held_bytes = 0;
             }
         }
     }
 
-    fn works(&self) -> Works {
+    fn counters(&self) -> ModelCounters {
         self.done
     }
 }
@@ -178,19 +178,19 @@ mod tests {
     use headworks_core::Op;
     use headworks_core::time::{MS, SEC};
 
-    use super::super::clockwork::testing::{drive, sequential};
+    use super::super::device_model::testing::{drive, sequential};
     use super::*;
 
     const MIB: u32 = 1 << 20;
 
     /// Two streams, a command each in turn.
-    fn two_streams(index: u64) -> Order {
+    fn two_streams(index: u64) -> ModelCommand {
         let (stream, step) = (index % 2, index / 2);
         let offset = (stream << 40) + step * u64::from(MIB);
-        Order { token: 0, op: Op::Write, offset, len: MIB }
+        ModelCommand { token: 0, op: Op::Write, offset, len: MIB }
     }
 
-    fn mb_per_second(profile: &StreamProfile, next: impl FnMut(u64) -> Order) -> f64 {
+    fn mb_per_second(profile: &StreamProfile, next: impl FnMut(u64) -> ModelCommand) -> f64 {
         let mut device = Stream::new(profile.clone());
         let rate = drive(&mut device, 4, (4, 2000), next).per_second();
         rate * f64::from(MIB) / 1e6
@@ -229,7 +229,7 @@ mod tests {
         let mut profile = StreamProfile::new(1_000_000_000, 0);
         profile.burst_bytes = 3 * u64::from(MIB);
         let mut device = Stream::new(profile);
-        let order = |token| Order { token, ..sequential(Op::Write, MIB)(token) };
+        let order = |token| ModelCommand { token, ..sequential(Op::Write, MIB)(token) };
         (0..4).for_each(|token| device.submit(Instant(0), order(token)));
         let mut seen = Vec::new();
         while let Some(now) = device.next_timeout() {

@@ -7,7 +7,7 @@ use headworks_core::{Instant, prng::Prng};
 
 /// Which device, with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Model {
+pub enum LatencyModel {
     /// Answers within the call that submits.
     Immediate,
     /// Every command takes `latency_ns` and up to `jitter_ns` more, `channels` at a time; so answers change their order.
@@ -35,7 +35,7 @@ pub enum Model {
 /// A device's clockwork.
 #[derive(Debug)]
 pub struct Timing {
-    model: Model,
+    model: LatencyModel,
     /// When each channel (or the head) falls free.
     free_at: [u64; 64],
     head_sector: u64,
@@ -44,21 +44,21 @@ pub struct Timing {
 impl Timing {
     /// Idle, at sector 0.
     #[must_use]
-    pub fn new(model: Model) -> Self {
+    pub fn new(model: LatencyModel) -> Self {
         Self { model, free_at: [0; 64], head_sector: 0 }
     }
 
     /// When a command on `sectors` sectors from `sector` (of the whole device), submitted now, ends.
     pub fn finish(&mut self, now: Instant, sector: u64, sectors: u64, prng: &mut Prng) -> Instant {
         match self.model {
-            Model::Immediate => now,
-            Model::Constant { latency_ns, jitter_ns, channels } => {
+            LatencyModel::Immediate => now,
+            LatencyModel::Constant { latency_ns, jitter_ns, channels } => {
                 let channels = &mut self.free_at[..usize::from(channels.clamp(1, 64))];
                 let channel = channels.iter_mut().min().expect("there is at least one channel");
                 *channel = now.0.max(*channel) + latency_ns + prng.below(jitter_ns + 1);
                 Instant(*channel)
             }
-            Model::Seek { settle_ns, stroke_ns, turn_ns, track_sectors } => {
+            LatencyModel::Seek { settle_ns, stroke_ns, turn_ns, track_sectors } => {
                 let start = now.0.max(self.free_at[0]);
                 let distance = self.head_sector.abs_diff(sector);
                 let seek = match distance {
@@ -88,7 +88,7 @@ impl Timing {
 mod tests {
     use super::*;
 
-    const DISK: Model = Model::Seek {
+    const DISK: LatencyModel = LatencyModel::Seek {
         settle_ns: 500_000,
         stroke_ns: 1_000,
         turn_ns: 8_333_000,
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn channels_work_side_by_side() {
-        let model = Model::Constant { latency_ns: 100, jitter_ns: 0, channels: 2 };
+        let model = LatencyModel::Constant { latency_ns: 100, jitter_ns: 0, channels: 2 };
         let (mut timing, mut prng) = (Timing::new(model), Prng::new(1));
         let ends: Vec<_> = (0..5).map(|_| timing.finish(Instant(0), 0, 1, &mut prng).0).collect();
         assert_eq!(ends, [100, 100, 200, 200, 300]);

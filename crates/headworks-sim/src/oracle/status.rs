@@ -7,7 +7,7 @@ use headworks_core::extent::extents;
 use headworks_core::{Bio, Extent, ExtentState};
 
 use super::{ANY, Entry, Oracle, Ticket, Violation, WriteRecord};
-use crate::pattern::SECTOR;
+use crate::sector_pattern::SECTOR;
 
 impl Oracle {
     /// What is told to be zeros is what a read begun with the question may find to be zeros.

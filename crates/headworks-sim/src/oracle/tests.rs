@@ -4,13 +4,13 @@ use super::*;
 use headworks_core::IoError;
 
 /// One sector, bios by hand.
-struct Game {
+struct OracleTest {
     oracle: Oracle,
 }
 
 type Flight = (Bio, Ticket, Vec<u8>);
 
-impl Game {
+impl OracleTest {
     fn new() -> Self {
         Self::of(WriteMode::None)
     }
@@ -78,7 +78,7 @@ const ZEROS: [u8; 512] = [0; 512];
 
 #[test]
 fn a_completed_write_is_seen_and_an_overlapping_one_may_be() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let one = game.write();
     let two = game.start(Op::Write, BioFlags::NONE);
     assert!(!game.may_see(&ZEROS) && game.may_see(&two.2) && game.may_see(&one));
@@ -88,7 +88,7 @@ fn a_completed_write_is_seen_and_an_overlapping_one_may_be() {
 
 #[test]
 fn what_a_read_saw_of_concurrent_writes_stays() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let (one, two) = (game.start(Op::Write, BioFlags::NONE), game.start(Op::Write, BioFlags::NONE));
     game.end(&two, Ok(()), ReplyStage::Final);
     game.end(&one, Ok(()), ReplyStage::Final);
@@ -99,7 +99,7 @@ fn what_a_read_saw_of_concurrent_writes_stays() {
 
 #[test]
 fn what_a_read_fixed_binds_reads_that_begin_later() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let one = game.write();
     let failed = game.start(Op::Write, BioFlags::NONE);
     let slow = game.start(Op::Read, BioFlags::NONE);
@@ -114,13 +114,13 @@ fn what_a_read_fixed_binds_reads_that_begin_later() {
 
 #[test]
 fn a_flush_counts_what_was_acknowledged_before_it_was_submitted() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let one = game.write();
     let flush = game.start(Op::Flush, BioFlags::NONE);
     let two = game.write();
     game.end(&flush, Ok(()), ReplyStage::Final);
     assert_eq!(game.survivors(&[&ZEROS, &one, &two]), [false, true, true]);
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let one = game.write();
     let flush = game.start(Op::Flush, BioFlags::NONE);
     game.end(&flush, Err(IoError::Medium), ReplyStage::Final);
@@ -129,7 +129,7 @@ fn a_flush_counts_what_was_acknowledged_before_it_was_submitted() {
 
 #[test]
 fn fua_is_durable_alone() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let one = game.write();
     let two = game.run(Op::Write, BioFlags::FUA);
     let three = game.write();
@@ -139,7 +139,7 @@ fn fua_is_durable_alone() {
 
 #[test]
 fn a_failed_write_is_old_or_new_and_a_late_one_never_beats_its_successor() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let one = game.write();
     let late = game.start(Op::Write, BioFlags::NONE);
     game.end(&late, Err(IoError::TimedOut), ReplyStage::Early);
@@ -152,7 +152,7 @@ fn a_failed_write_is_old_or_new_and_a_late_one_never_beats_its_successor() {
 
 #[test]
 fn discard_leaves_old_or_zeros_and_write_zeroes_leaves_zeros() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let one = game.write();
     game.run(Op::Discard, BioFlags::NONE);
     assert!(game.may_see(&one) && game.may_see(&ZEROS) && game.may_see(&one));
@@ -162,7 +162,7 @@ fn discard_leaves_old_or_zeros_and_write_zeroes_leaves_zeros() {
 
 #[test]
 fn a_discard_may_cancel_what_is_in_memory_only() {
-    let mut game = Game::of(WriteMode::Writeback);
+    let mut game = OracleTest::of(WriteMode::Writeback);
     let one = game.write();
     game.flush();
     let two = game.write();
@@ -172,7 +172,7 @@ fn a_discard_may_cancel_what_is_in_memory_only() {
     assert!(!game.may_see(&one) && !game.may_see(&two) && game.may_see(&three));
     game.flush();
     assert_eq!(game.survivors(&[&one, &two, &ZEROS, &three]), [false, false, false, true]);
-    let mut game = Game::of(WriteMode::None);
+    let mut game = OracleTest::of(WriteMode::None);
     let (one, two) = (game.write(), game.write());
     game.run(Op::Discard, BioFlags::NONE);
     assert!(!game.may_see(&one) && game.may_see(&two));
@@ -180,7 +180,7 @@ fn a_discard_may_cancel_what_is_in_memory_only() {
 
 #[test]
 fn what_the_operator_gave_up_is_old_or_new() {
-    let mut game = Game::of(WriteMode::Writeback);
+    let mut game = OracleTest::of(WriteMode::Writeback);
     let (one, two) = (game.write(), game.write());
     assert!(!game.may_see(&one));
     game.oracle.give_up(0, 0, 512);
@@ -191,14 +191,14 @@ fn what_the_operator_gave_up_is_old_or_new() {
 
 #[test]
 fn an_unsafe_volume_keeps_any_version_of_its_own_through_a_cut() {
-    let mut game = Game::of(WriteMode::Unsafe);
+    let mut game = OracleTest::of(WriteMode::Unsafe);
     let one = game.write();
     game.flush();
     let two = game.write();
     game.flush();
     assert!(!game.may_see(&one) && game.may_see(&two));
     let mut foreign = one.clone();
-    pattern::fill(&mut foreign, 1, 0, 1);
+    sector_pattern::fill(&mut foreign, 1, 0, 1);
     assert_eq!(game.survivors(&[&ZEROS, &one, &two, &foreign]), [true, true, true, false]);
 }
 
@@ -235,7 +235,7 @@ fn parts_of_a_sector_have_versions_of_their_own() {
 
 #[test]
 fn lists_stay_short_when_flushes_come() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     for _ in 0..1_000 {
         game.write();
         game.flush();
@@ -246,8 +246,8 @@ fn lists_stay_short_when_flushes_come() {
 
 #[test]
 fn foreign_bytes_are_named() {
-    let mut game = Game::new();
+    let mut game = OracleTest::new();
     let mut bytes = game.write();
     bytes[100] ^= 1;
-    assert!(!game.may_see(&bytes) && !game.may_see(&[pattern::POISON; 512]));
+    assert!(!game.may_see(&bytes) && !game.may_see(&[sector_pattern::POISON; 512]));
 }

@@ -4,13 +4,13 @@
 //! seen by the oracle. One move is under way at a time; the shards hear of each change one after the other, with other turns between.
 //!
 //! ```text
-//!   replace:  Emptying --home agrees--> Leaving, shard by shard --> (DeviceLeaving --> DeviceComing) --> Coming, shard by shard
+//!   replace:  Emptying --home agrees--> RemovingVolume, shard by shard --> (RemovingDevice --> AddingDevice) --> AddingVolume, shard by shard
 //!              |  ^ `-- dirty: a flush --.
 //!              |  '----------------------'
 //!              `-- refused too often: the volume stays
-//!   part:     (all of it discarded) Emptying --> Leaving --> (DeviceLeaving)          a guest goes
-//!   join:     (DeviceComing -->) Coming                                               a guest comes to its spare place
-//!   resize:   longer; or shorter --> Short --> longer again, perhaps before a command has ended
+//!   part:     (all of it discarded) Emptying --> RemovingVolume --> (RemovingDevice)          a guest goes
+//!   join:     (AddingDevice -->) AddingVolume                                               a guest comes to its spare place
+//!   resize:   longer; or shorter --> Shrunk --> longer again, perhaps before a command has ended
 //! ```
 //!
 //! The connections of what leaves submit nothing meanwhile; half of them come again under another id. Invariant, checked at each
@@ -24,7 +24,7 @@ use super::{FLUSHES, World, bios_of_reader};
 use crate::check::violation;
 use crate::coverage::Point;
 use crate::scenario::Scenario;
-use crate::wire::Happening;
+use crate::environment::Event;
 
 /// What a volume's reader does when it does not flush.
 const READS: [u32; Op::COUNT] = [1, 0, 0, 0, 0, 0, 0];
@@ -37,46 +37,46 @@ const TRIES_LAST: u32 = 1_000_000;
 
 /// How far a move is; the number counts the shards that have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum HotplugStage {
     Emptying,
-    Leaving(usize),
-    DeviceLeaving(usize),
-    DeviceComing(usize),
-    Coming(usize),
-    Short,
+    RemovingVolume(usize),
+    RemovingDevice(usize),
+    AddingDevice(usize),
+    AddingVolume(usize),
+    Shrunk,
 }
 
 /// What a move is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Goal {
+enum HotplugGoal {
     Replace,
-    Join,
-    Part,
+    Add,
+    Remove,
     Resize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Move {
-    goal: Goal,
+struct HotplugChange {
+    goal: HotplugGoal,
     volume: VolumeId,
     device: DeviceId,
-    stage: Stage,
+    stage: HotplugStage,
     tries: u32,
 }
 
 /// See the head of this file.
-pub(super) struct Moves {
+pub(super) struct Hotplug {
     pub(super) prng: Prng,
     left: u32,
-    under_way: Option<Move>,
+    under_way: Option<HotplugChange>,
     /// By id: after a power cut it is there.
     volumes: Vec<bool>,
     devices: Vec<bool>,
 }
 
-impl Moves {
+impl Hotplug {
     pub fn new(prng: Prng, scenario: &Scenario) -> Self {
-        let (devices, volumes) = scenario.residents();
+        let (devices, volumes) = scenario.permanent();
         Self {
             prng,
             left: 0,
@@ -87,18 +87,18 @@ impl Moves {
     }
 
     /// Whether a device may be away, or not yet known everywhere.
-    pub fn concern(&self, device: DeviceId) -> bool {
+    pub fn affects(&self, device: DeviceId) -> bool {
         !self.devices[usize::from(device.0)]
-            || self.under_way.is_some_and(|at| at.device == device && at.goal != Goal::Resize)
+            || self.under_way.is_some_and(|at| at.device == device && at.goal != HotplugGoal::Resize)
     }
 
-    /// Whether a volume is there, between two moves.
-    pub fn is_there(&self, volume: VolumeId) -> bool {
+    /// Whether a volume is there, between two hotplug.
+    pub fn is_present(&self, volume: VolumeId) -> bool {
         self.volumes[usize::from(volume.0)]
     }
 
     /// Whether there is more to come.
-    pub fn go_on(&self) -> bool {
+    pub fn is_active(&self) -> bool {
         self.left > 0 || self.under_way.is_some()
     }
 
@@ -113,34 +113,34 @@ impl Moves {
 
 impl World {
     /// A new round.
-    pub(super) fn plan_moves(&mut self) {
-        self.moves.left = self.wire.scenario.moves;
-        if self.moves.left > 0 {
-            self.move_after(20 * MS);
+    pub(super) fn plan_hotplug(&mut self) {
+        self.hotplug.left = self.env.scenario.hotplug_changes;
+        if self.hotplug.left > 0 {
+            self.schedule_step(20 * MS);
         }
     }
 
     /// The power failed: what is there afterwards is there on every shard.
-    pub(super) fn stop_moving(&mut self) {
-        (self.moves.left, self.moves.under_way) = (0, None);
-        let jobs = self.wire.scenario.jobs.len();
-        for reader in &mut self.wire.connections[jobs..] {
+    pub(super) fn stop_hotplug(&mut self) {
+        (self.hotplug.left, self.hotplug.under_way) = (0, None);
+        let jobs = self.env.scenario.jobs.len();
+        for reader in &mut self.env.connections[jobs..] {
             reader.job.options.weights = READS;
         }
     }
 
-    /// New shards know of the residents only.
-    pub(super) fn bring_guests_back(&mut self) {
-        let (devices, volumes) = self.wire.scenario.residents();
+    /// New shards know of the permanent only.
+    pub(super) fn restore_hotplugged(&mut self) {
+        let (devices, volumes) = self.env.scenario.permanent();
         let mut changes = Vec::new();
-        for index in (devices..self.moves.devices.len()).filter(|&at| self.moves.devices[at]) {
-            let config = self.wire.scenario.devices[index].config;
+        for index in (devices..self.hotplug.devices.len()).filter(|&at| self.hotplug.devices[at]) {
+            let config = self.env.scenario.devices[index].config;
             changes.push(Change::AddDevice { device: DeviceId(index as u16), config });
         }
-        for index in (volumes..self.moves.volumes.len()).filter(|&at| self.moves.volumes[at]) {
-            let config = self.wire.scenario.volumes[index];
+        for index in (volumes..self.hotplug.volumes.len()).filter(|&at| self.hotplug.volumes[at]) {
+            let config = self.env.scenario.volumes[index];
             changes.push(Change::AddVolume { volume: VolumeId(index as u16), config });
-            self.wire.coverage.hit(Point::CutGuests);
+            self.env.coverage.hit(Point::CutGuests);
         }
         for change in changes {
             let owner = match change {
@@ -149,152 +149,152 @@ impl World {
                 _ => unreachable!("they come"),
             };
             for shard in self.order(&[owner]) {
-                if let Err(error) = self.cells[shard].shard.change(self.wire.now, &change) {
+                if let Err(error) = self.shards[shard].core.change(self.env.now, &change) {
                     let detail = format!("shard {shard} of {change:?}: {error}");
-                    self.wire.fail(violation("a change that can be made is made", detail));
+                    self.env.fail(violation("a change that can be made is made", detail));
                 }
                 self.turn(shard);
             }
         }
     }
 
-    fn move_after(&mut self, most: u64) {
-        let after = self.moves.prng.between(US, most);
-        self.wire.events.push(self.wire.now.after(after), Happening::Move);
+    fn schedule_step(&mut self, most: u64) {
+        let after = self.hotplug.prng.between(US, most);
+        self.env.events.push(self.env.now.after(after), Event::HotplugChange);
     }
 
     /// The next step of the move that is under way, or of the next one.
-    pub(super) fn go_on_moving(&mut self) {
-        let Some(at) = self.moves.under_way else {
-            return self.begin_move();
+    pub(super) fn continue_hotplug(&mut self) {
+        let Some(at) = self.hotplug.under_way else {
+            return self.begin_change();
         };
         match at.stage {
-            Stage::Emptying => self.empty(at),
-            Stage::Leaving(agreed) => {
+            HotplugStage::Emptying => self.empty(at),
+            HotplugStage::RemovingVolume(agreed) => {
                 let change = Change::RemoveVolume { volume: at.volume };
-                self.step_move(at, agreed, change, self.leaving_order(&at));
+                self.ask_shard(at, agreed, change, self.removal_order(&at));
             }
-            Stage::DeviceLeaving(agreed) => {
-                let order = self.device_leaving_order(&at);
+            HotplugStage::RemovingDevice(agreed) => {
+                let order = self.device_removal_order(&at);
                 let waits = |input: &Input| matches!(input, Input::Control(Control::Set { device, .. }) if *device == at.device);
                 // What the operator has said already is done first.
-                if self.cells[order[agreed]].inbox.iter().any(waits) {
-                    return self.move_after(MS);
+                if self.shards[order[agreed]].inbox.iter().any(waits) {
+                    return self.schedule_step(MS);
                 }
-                self.step_move(at, agreed, Change::RemoveDevice { device: at.device }, order);
+                self.ask_shard(at, agreed, Change::RemoveDevice { device: at.device }, order);
             }
-            Stage::DeviceComing(agreed) => {
-                let config = self.wire.scenario.devices[usize::from(at.device.0)].config;
+            HotplugStage::AddingDevice(agreed) => {
+                let config = self.env.scenario.devices[usize::from(at.device.0)].config;
                 let change = Change::AddDevice { device: at.device, config };
-                self.step_move(at, agreed, change, self.coming_order(&at));
+                self.ask_shard(at, agreed, change, self.addition_order(&at));
             }
-            Stage::Coming(agreed) => {
-                let config = self.wire.scenario.volumes[usize::from(at.volume.0)];
+            HotplugStage::AddingVolume(agreed) => {
+                let config = self.env.scenario.volumes[usize::from(at.volume.0)];
                 let change = Change::AddVolume { volume: at.volume, config };
-                self.step_move(at, agreed, change, self.coming_order(&at));
+                self.ask_shard(at, agreed, change, self.addition_order(&at));
             }
-            Stage::Short => {
+            HotplugStage::Shrunk => {
                 self.resize(at.volume, false);
-                self.end_move(at);
+                self.end_change(at);
             }
         }
     }
 
-    fn begin_move(&mut self) {
-        if self.moves.left == 0 {
+    fn begin_change(&mut self) {
+        if self.hotplug.left == 0 {
             return;
         }
-        self.moves.left -= 1;
-        let (_, residents) = self.wire.scenario.residents();
-        let (goal, volume) = match self.moves.prng.below(10) {
-            0..3 => (Goal::Join, self.moves.pick(false, residents)),
-            3..5 => (Goal::Part, self.moves.pick(true, residents)),
-            5..8 => (Goal::Resize, self.moves.pick(true, 0)),
-            _ => (Goal::Replace, None),
+        self.hotplug.left -= 1;
+        let (_, permanent) = self.env.scenario.permanent();
+        let (goal, volume) = match self.hotplug.prng.below(10) {
+            0..3 => (HotplugGoal::Add, self.hotplug.pick(false, permanent)),
+            3..5 => (HotplugGoal::Remove, self.hotplug.pick(true, permanent)),
+            5..8 => (HotplugGoal::Resize, self.hotplug.pick(true, 0)),
+            _ => (HotplugGoal::Replace, None),
         };
-        let (goal, volume) = match (volume, self.moves.pick(true, 0)) {
+        let (goal, volume) = match (volume, self.hotplug.pick(true, 0)) {
             (Some(volume), _) => (goal, volume),
-            (None, Some(volume)) => (Goal::Replace, volume),
+            (None, Some(volume)) => (HotplugGoal::Replace, volume),
             (None, None) => return,
         };
-        let device = self.wire.scenario.volumes[usize::from(volume.0)].device;
-        let at = Move { goal, volume, device, stage: Stage::Emptying, tries: 0 };
+        let device = self.env.scenario.volumes[usize::from(volume.0)].device;
+        let at = HotplugChange { goal, volume, device, stage: HotplugStage::Emptying, tries: 0 };
         match goal {
-            Goal::Resize => self.begin_resize(at),
-            Goal::Join => self.begin_coming(at),
-            Goal::Part | Goal::Replace => self.begin_leaving(at),
+            HotplugGoal::Resize => self.begin_resize(at),
+            HotplugGoal::Add => self.begin_addition(at),
+            HotplugGoal::Remove | HotplugGoal::Replace => self.begin_removal(at),
         }
     }
 
-    fn begin_leaving(&mut self, at: Move) {
-        self.moves.under_way = Some(at);
-        let jobs = self.wire.scenario.jobs.len();
-        for connection in &mut self.wire.connections[..jobs] {
+    fn begin_removal(&mut self, at: HotplugChange) {
+        self.hotplug.under_way = Some(at);
+        let jobs = self.env.scenario.jobs.len();
+        for connection in &mut self.env.connections[..jobs] {
             if connection.job.options.volume != at.volume {
                 continue;
             }
-            connection.held = true;
-            if at.goal == Goal::Part {
+            connection.paused = true;
+            if at.goal == HotplugGoal::Remove {
                 connection.job.left = 0;
             }
         }
-        let options = self.wire.scenario.volumes[usize::from(at.volume.0)].options;
-        if at.goal == Goal::Part && !options.read_only && self.moves.prng.below(2) == 0 {
-            self.wire.coverage.hit(Point::PartedDiscarded);
-            let reader = &mut self.wire.connections[jobs + usize::from(at.volume.0)].job;
+        let options = self.env.scenario.volumes[usize::from(at.volume.0)].options;
+        if at.goal == HotplugGoal::Remove && !options.read_only && self.hotplug.prng.below(2) == 0 {
+            self.env.coverage.hit(Point::PartedDiscarded);
+            let reader = &mut self.env.connections[jobs + usize::from(at.volume.0)].job;
             reader.options.weights = DISCARDS;
-            self.send_reader(&at, bios_of_reader(options.size));
+            self.run_reader(&at, bios_of_reader(options.size));
         }
-        self.move_after(100 * US);
+        self.schedule_step(100 * US);
     }
 
     /// The volume's reader does something else for once.
-    fn send_reader(&mut self, at: &Move, bios: u32) {
-        let reader = self.wire.scenario.jobs.len() + usize::from(at.volume.0);
-        let job = &mut self.wire.connections[reader].job;
+    fn run_reader(&mut self, at: &HotplugChange, bios: u32) {
+        let reader = self.env.scenario.jobs.len() + usize::from(at.volume.0);
+        let job = &mut self.env.connections[reader].job;
         job.rewind();
         job.left = bios;
         self.turns_max += 2_000 * u64::from(bios);
-        self.wire.plan(reader);
+        self.env.plan(reader);
         self.issue_ready();
     }
 
     /// Waits until nothing of the volume is on its way, then asks its home; now and then it asks before.
-    fn empty(&mut self, at: Move) {
-        let jobs = self.wire.scenario.jobs.len();
+    fn empty(&mut self, at: HotplugChange) {
+        let jobs = self.env.scenario.jobs.len();
         let of_volume = |c: &&crate::connection::Connection| c.job.options.volume == at.volume;
         let flights: usize =
-            self.wire.connections.iter().filter(of_volume).map(|c| c.in_flight()).sum();
-        let flushing = self.wire.connections[jobs + usize::from(at.volume.0)].job.left > 0;
-        let home = self.leaving_order(&at)[0];
+            self.env.connections.iter().filter(of_volume).map(|c| c.in_flight()).sum();
+        let flushing = self.env.connections[jobs + usize::from(at.volume.0)].job.left > 0;
+        let home = self.removal_order(&at)[0];
         let unseen = |input: &Input| matches!(input, Input::Bio(bio) if bio.id.volume == at.volume);
         if flights == 0 && !flushing {
-            self.wire.connections[jobs + usize::from(at.volume.0)].job.options.weights = READS;
-            self.moves.under_way = Some(Move { stage: Stage::Leaving(0), ..at });
-            return self.go_on_moving();
+            self.env.connections[jobs + usize::from(at.volume.0)].job.options.weights = READS;
+            self.hotplug.under_way = Some(HotplugChange { stage: HotplugStage::RemovingVolume(0), ..at });
+            return self.continue_hotplug();
         }
-        let seen = flights > 0 && !self.cells[home].inbox.iter().any(unseen);
-        if seen && self.moves.prng.below(3) == 0 {
+        let seen = flights > 0 && !self.shards[home].inbox.iter().any(unseen);
+        if seen && self.hotplug.prng.below(3) == 0 {
             let change = Change::RemoveVolume { volume: at.volume };
             if self.ask(home, &change).is_ok() {
                 let detail =
                     format!("volume {} left with {flights} bios on their way", at.volume.0);
-                return self.wire.fail(violation("a volume in use stays", detail));
+                return self.env.fail(violation("a volume in use stays", detail));
             }
         }
-        self.move_after(5 * MS);
+        self.schedule_step(5 * MS);
     }
 
     fn ask(&mut self, shard: usize, change: &Change) -> Result<(), ChangeError> {
-        let asked = self.cells[shard].shard.change(self.wire.now, change);
+        let asked = self.shards[shard].core.change(self.env.now, change);
         if matches!(asked, Err(ChangeError::Busy(_))) {
-            self.wire.coverage.hit(Point::ChangeBusy);
+            self.env.coverage.hit(Point::ChangeBusy);
         }
         asked
     }
 
     /// Asks the next shard in `order`.
-    fn step_move(&mut self, at: Move, agreed: usize, change: Change, order: Vec<usize>) {
+    fn ask_shard(&mut self, at: HotplugChange, agreed: usize, change: Change, order: Vec<usize>) {
         match self.ask(order[agreed], &change) {
             Ok(()) => {
                 self.turn(order[agreed]);
@@ -303,150 +303,150 @@ impl World {
             Err(ChangeError::Busy(_)) if at.tries < TRIES_LAST => self.refused(at),
             Err(error) => {
                 let detail = format!("shard {} of {change:?}: {error}", order[agreed]);
-                self.wire.fail(violation("a change that can be made is made", detail));
+                self.env.fail(violation("a change that can be made is made", detail));
             }
         }
     }
 
-    fn agreed(&mut self, at: Move, all: bool) {
-        let parts = at.goal == Goal::Part;
+    fn agreed(&mut self, at: HotplugChange, all: bool) {
+        let parts = at.goal == HotplugGoal::Remove;
         let stage = match at.stage {
-            Stage::Emptying => Stage::Leaving(0),
-            Stage::Leaving(n) if !all => Stage::Leaving(n + 1),
-            Stage::Leaving(_) => {
-                self.wire.coverage.hit(Point::VolumeLeft);
+            HotplugStage::Emptying => HotplugStage::RemovingVolume(0),
+            HotplugStage::RemovingVolume(n) if !all => HotplugStage::RemovingVolume(n + 1),
+            HotplugStage::RemovingVolume(_) => {
+                self.env.coverage.hit(Point::VolumeLeft);
                 if parts {
-                    self.moves.volumes[usize::from(at.volume.0)] = false;
-                    self.wire.coverage.hit(Point::VolumeParted);
+                    self.hotplug.volumes[usize::from(at.volume.0)] = false;
+                    self.env.coverage.hit(Point::VolumeParted);
                 }
                 self.replace(at.volume);
                 match self.device_is_empty(&at) {
-                    true => Stage::DeviceLeaving(0),
-                    false if parts => return self.end_move(at),
-                    false => Stage::Coming(0),
+                    true => HotplugStage::RemovingDevice(0),
+                    false if parts => return self.end_change(at),
+                    false => HotplugStage::AddingVolume(0),
                 }
             }
-            Stage::DeviceLeaving(n) if !all => Stage::DeviceLeaving(n + 1),
-            Stage::DeviceLeaving(_) if parts => {
-                self.moves.devices[usize::from(at.device.0)] = false;
-                self.wire.coverage.hit(Point::DeviceParted);
-                return self.end_move(at);
+            HotplugStage::RemovingDevice(n) if !all => HotplugStage::RemovingDevice(n + 1),
+            HotplugStage::RemovingDevice(_) if parts => {
+                self.hotplug.devices[usize::from(at.device.0)] = false;
+                self.env.coverage.hit(Point::DeviceParted);
+                return self.end_change(at);
             }
-            Stage::DeviceLeaving(_) => {
-                self.wire.coverage.hit(Point::DeviceLeft);
-                Stage::DeviceComing(0)
+            HotplugStage::RemovingDevice(_) => {
+                self.env.coverage.hit(Point::DeviceLeft);
+                HotplugStage::AddingDevice(0)
             }
-            Stage::DeviceComing(n) if !all => Stage::DeviceComing(n + 1),
-            Stage::DeviceComing(_) => return self.begin_coming(at),
-            Stage::Coming(n) if !all => Stage::Coming(n + 1),
-            Stage::Coming(_) | Stage::Short => return self.end_move(at),
+            HotplugStage::AddingDevice(n) if !all => HotplugStage::AddingDevice(n + 1),
+            HotplugStage::AddingDevice(_) => return self.begin_addition(at),
+            HotplugStage::AddingVolume(n) if !all => HotplugStage::AddingVolume(n + 1),
+            HotplugStage::AddingVolume(_) | HotplugStage::Shrunk => return self.end_change(at),
         };
-        self.moves.under_way = Some(Move { stage, tries: 0, ..at });
-        self.move_after(100 * US);
+        self.hotplug.under_way = Some(HotplugChange { stage, tries: 0, ..at });
+        self.schedule_step(100 * US);
     }
 
     /// The volume comes, if its device is there, or else that does.
-    fn begin_coming(&mut self, at: Move) {
-        let device = &mut self.moves.devices[usize::from(at.device.0)];
+    fn begin_addition(&mut self, at: HotplugChange) {
+        let device = &mut self.hotplug.devices[usize::from(at.device.0)];
         let stage = match std::mem::replace(device, true) {
             false => {
-                self.wire.coverage.hit(Point::DeviceJoined);
-                Stage::DeviceComing(0)
+                self.env.coverage.hit(Point::DeviceJoined);
+                HotplugStage::AddingDevice(0)
             }
             true => {
-                self.moves.volumes[usize::from(at.volume.0)] = true;
-                Stage::Coming(0)
+                self.hotplug.volumes[usize::from(at.volume.0)] = true;
+                HotplugStage::AddingVolume(0)
             }
         };
-        self.moves.under_way = Some(Move { stage, tries: 0, ..at });
-        self.move_after(100 * US);
+        self.hotplug.under_way = Some(HotplugChange { stage, tries: 0, ..at });
+        self.schedule_step(100 * US);
     }
 
-    fn refused(&mut self, at: Move) {
+    fn refused(&mut self, at: HotplugChange) {
         let tries = at.tries + 1;
-        self.moves.under_way = Some(Move { tries, ..at });
+        self.hotplug.under_way = Some(HotplugChange { tries, ..at });
         match at.stage {
-            Stage::Leaving(0) if tries > TRIES_MAX => {
-                self.wire.coverage.hit(Point::ChangeGivenUp);
-                self.end_move(at);
+            HotplugStage::RemovingVolume(0) if tries > TRIES_MAX => {
+                self.env.coverage.hit(Point::ChangeGivenUp);
+                self.end_change(at);
             }
             // What is dirty is written out.
-            Stage::Leaving(0) => {
-                let reader = self.wire.scenario.jobs.len() + usize::from(at.volume.0);
-                self.wire.connections[reader].job.options.weights = FLUSHES;
-                self.moves.under_way = Some(Move { stage: Stage::Emptying, tries, ..at });
-                self.send_reader(&at, 1);
-                self.move_after(5 * MS);
+            HotplugStage::RemovingVolume(0) => {
+                let reader = self.env.scenario.jobs.len() + usize::from(at.volume.0);
+                self.env.connections[reader].job.options.weights = FLUSHES;
+                self.hotplug.under_way = Some(HotplugChange { stage: HotplugStage::Emptying, tries, ..at });
+                self.run_reader(&at, 1);
+                self.schedule_step(5 * MS);
             }
-            _ => self.move_after(50 * MS),
+            _ => self.schedule_step(50 * MS),
         }
     }
 
-    fn begin_resize(&mut self, at: Move) {
-        let shorter = self.moves.prng.below(2) == 0;
+    fn begin_resize(&mut self, at: HotplugChange) {
+        let shorter = self.hotplug.prng.below(2) == 0;
         if self.resize(at.volume, shorter) {
-            self.moves.under_way = Some(Move { stage: Stage::Short, ..at });
+            self.hotplug.under_way = Some(HotplugChange { stage: HotplugStage::Shrunk, ..at });
             // Often for less time than a command takes.
-            let most = [10 * US, 300 * US, 20 * MS][self.moves.prng.below(3) as usize];
-            return self.move_after(most);
+            let most = [10 * US, 300 * US, 20 * MS][self.hotplug.prng.below(3) as usize];
+            return self.schedule_step(most);
         }
-        self.end_move(at);
+        self.end_change(at);
     }
 
-    fn end_move(&mut self, at: Move) {
-        self.moves.under_way = None;
-        if self.moves.is_there(at.volume) && at.goal != Goal::Resize {
-            self.let_in(&at);
+    fn end_change(&mut self, at: HotplugChange) {
+        self.hotplug.under_way = None;
+        if self.hotplug.is_present(at.volume) && at.goal != HotplugGoal::Resize {
+            self.resume_connections(&at);
         }
-        if self.moves.left > 0 {
-            self.move_after(5 * MS);
+        if self.hotplug.left > 0 {
+            self.schedule_step(5 * MS);
         }
     }
 
     /// The connections of a volume that came, or stayed, go on.
-    fn let_in(&mut self, at: &Move) {
-        let jobs = self.wire.scenario.jobs.len();
-        if at.goal == Goal::Join {
-            self.wire.coverage.hit(Point::VolumeJoined);
+    fn resume_connections(&mut self, at: &HotplugChange) {
+        let jobs = self.env.scenario.jobs.len();
+        if at.goal == HotplugGoal::Add {
+            self.env.coverage.hit(Point::VolumeJoined);
         }
         for index in 0..jobs {
-            let connection = &mut self.wire.connections[index];
+            let connection = &mut self.env.connections[index];
             if connection.job.options.volume != at.volume {
                 continue;
             }
-            connection.held = false;
-            if at.goal == Goal::Join {
+            connection.paused = false;
+            if at.goal == HotplugGoal::Add {
                 connection.job.left = connection.job.options.bios;
                 self.turns_max += 2_000 * u64::from(connection.job.left);
             }
             let home = usize::from(connection.home.0);
-            if self.moves.prng.below(2) == 0 {
-                self.wire.close(index, &mut self.cells[home].inbox);
+            if self.hotplug.prng.below(2) == 0 {
+                self.env.close(index, &mut self.shards[home].inbox);
             }
-            self.wire.plan(index);
+            self.env.plan(index);
         }
         self.issue_ready();
     }
 
     /// Whether the device leaves with the volume: it has no other, and if the volume goes for good it is a guest, too.
-    fn device_is_empty(&self, at: &Move) -> bool {
-        let volumes = self.wire.scenario.volumes.iter().zip(&self.moves.volumes).enumerate();
+    fn device_is_empty(&self, at: &HotplugChange) -> bool {
+        let volumes = self.env.scenario.volumes.iter().zip(&self.hotplug.volumes).enumerate();
         let mut others = volumes.filter(|&(index, (volume, there))| {
             index != usize::from(at.volume.0) && *there && volume.device == at.device
         });
-        let (residents, _) = self.wire.scenario.residents();
-        let goes = at.goal == Goal::Replace || usize::from(at.device.0) >= residents;
+        let (permanent, _) = self.env.scenario.permanent();
+        let goes = at.goal == HotplugGoal::Replace || usize::from(at.device.0) >= permanent;
         goes && others.next().is_none()
     }
 
     fn owner(&self, device: DeviceId) -> ShardId {
-        self.wire.scenario.devices[usize::from(device.0)].config.owner
+        self.env.scenario.devices[usize::from(device.0)].config.owner
     }
 
     /// All shards, those first.
     fn order(&self, first: &[ShardId]) -> Vec<usize> {
         let mut order = Vec::new();
-        let all = (0..self.cells.len()).map(|shard| ShardId(shard as u16));
+        let all = (0..self.shards.len()).map(|shard| ShardId(shard as u16));
         for shard in first.iter().copied().chain(all).map(|shard| usize::from(shard.0)) {
             if !order.contains(&shard) {
                 order.push(shard);
@@ -455,18 +455,18 @@ impl World {
         order
     }
 
-    fn leaving_order(&self, at: &Move) -> Vec<usize> {
-        let home = self.wire.scenario.volumes[usize::from(at.volume.0)].home;
+    fn removal_order(&self, at: &HotplugChange) -> Vec<usize> {
+        let home = self.env.scenario.volumes[usize::from(at.volume.0)].home;
         self.order(&[home, self.owner(at.device)])
     }
 
-    fn device_leaving_order(&self, at: &Move) -> Vec<usize> {
+    fn device_removal_order(&self, at: &HotplugChange) -> Vec<usize> {
         let mut order = self.order(&[self.owner(at.device)]);
         order.rotate_left(1);
         order
     }
 
-    fn coming_order(&self, at: &Move) -> Vec<usize> {
+    fn addition_order(&self, at: &HotplugChange) -> Vec<usize> {
         self.order(&[self.owner(at.device)])
     }
 }

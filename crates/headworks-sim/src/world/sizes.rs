@@ -1,4 +1,4 @@
-//! How long the files of the world are: another one's is drawn when a volume is replaced, and a volume's own changes while it works.
+//! How long the files of the world are: another one's is drawn when a volume is replaced, and a volume's own changes while it counters.
 //!
 //! Invariant: disk, oracle, jobs and scenario agree on the size at once; the volume's home hears of it in its turn, behind what was
 //! submitted before. What lies beyond may be old or zeros from then on (the oracle's `cut_off`), and what comes when a volume
@@ -8,29 +8,29 @@ use headworks_core::{Control, Input, VolumeConfig, VolumeId};
 
 use super::World;
 use crate::coverage::Point;
-use crate::pattern::SECTOR;
+use crate::sector_pattern::SECTOR;
 
 impl World {
     /// The old file is gone; what comes is all zeros.
     pub(super) fn replace(&mut self, volume: VolumeId) {
         let VolumeConfig { device, options, .. } =
-            self.wire.scenario.volumes[usize::from(volume.0)];
-        let (old, same) = (options.size, self.moves.prng.below(2) == 0);
+            self.env.scenario.volumes[usize::from(volume.0)];
+        let (old, same) = (options.size, self.hotplug.prng.below(2) == 0);
         let size = if same { old } else { self.draw_size(volume) };
         if let Some(disk) = self.disks.get(usize::from(device.0)) {
             disk.lock().replace(volume, size);
-            self.wire.replace(volume);
-            self.wire.scenario.volumes[usize::from(volume.0)].options.size = size;
-            self.wire.fit(volume, old, size);
-            self.wire.coverage.add(Point::CameResized, (size != old).into());
+            self.env.replace(volume);
+            self.env.scenario.volumes[usize::from(volume.0)].options.size = size;
+            self.env.fit(volume, old, size);
+            self.env.coverage.add(Point::CameResized, (size != old).into());
         }
     }
 
     /// A size that a volume may have.
     fn draw_size(&mut self, volume: VolumeId) -> u64 {
-        let options = self.wire.scenario.volumes[usize::from(volume.0)].options;
-        let most = self.wire.scenario.sizes_max[usize::from(volume.0)];
-        let prng = &mut self.moves.prng;
+        let options = self.env.scenario.volumes[usize::from(volume.0)].options;
+        let most = self.env.scenario.sizes_max[usize::from(volume.0)];
+        let prng = &mut self.hotplug.prng;
         let unit = match options.block_size <= SECTOR as u32 && prng.below(2) == 0 {
             true => SECTOR as u64,
             false => 8192,
@@ -43,22 +43,22 @@ impl World {
 
     /// The file has another size, and the volume's home hears of it; whether it became shorter.
     pub(super) fn resize(&mut self, volume: VolumeId, shorter: bool) -> bool {
-        let config = self.wire.scenario.volumes[usize::from(volume.0)];
+        let config = self.env.scenario.volumes[usize::from(volume.0)];
         let old = config.options.size;
         let drawn = self.draw_size(volume);
         let size = if shorter { drawn.min(old) } else { drawn.max(old) };
         if size == old {
             return false;
         }
-        self.wire.coverage.hit(if size < old { Point::Shrunk } else { Point::Grown });
+        self.env.coverage.hit(if size < old { Point::Shrunk } else { Point::Grown });
         if let Some(disk) = self.disks.get(usize::from(config.device.0)) {
             disk.lock().resize(volume, size);
         }
-        if self.wire.resize(volume, size) && size < old {
-            self.wire.coverage.hit(Point::ShrunkBusy);
+        if self.env.resize(volume, size) && size < old {
+            self.env.coverage.hit(Point::ShrunkBusy);
         }
         let input = Input::Control(Control::Resize { volume, size });
-        self.cells[usize::from(config.home.0)].inbox.push(input);
+        self.shards[usize::from(config.home.0)].inbox.push(input);
         size < old
     }
 }
