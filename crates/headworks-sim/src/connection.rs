@@ -121,7 +121,8 @@ impl Connection {
         };
         let (bio, malformed) = self.job.next(id);
         let slot = usize::from(slot);
-        self.slots[slot] = InFlightBio { bio, stage: BioStage::Waiting, malformed, ..InFlightBio::default() };
+        self.slots[slot] =
+            InFlightBio { bio, stage: BioStage::Waiting, malformed, ..InFlightBio::default() };
         (bio, slot, malformed)
     }
 

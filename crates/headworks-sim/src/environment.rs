@@ -15,15 +15,15 @@ use headworks_core::{
 };
 
 use crate::check::{check_status, violation};
-use crate::connection::{Connection, BioStage};
+use crate::connection::{BioStage, Connection};
 use crate::coverage::{Coverage, Point};
 use crate::events::EventQueue;
 use crate::frames::Frames;
-use crate::owed_errors::OwedErrors;
 use crate::operator::Operator;
 use crate::oracle::{Oracle, Violation};
-use crate::sector_pattern::{POISON, SECTOR};
+use crate::owed_errors::OwedErrors;
 use crate::scenario::{Scenario, WorldDefect};
+use crate::sector_pattern::{POISON, SECTOR};
 
 /// HistoryEvent the heap holds.
 #[derive(Clone, Copy, Debug)]

@@ -137,8 +137,13 @@ impl Frames {
         for segment in segments {
             let Some(unit) = segment.bio.unit() else { continue };
             let at = unit as usize * BLOCK as usize + segment.offset as usize;
-            let piece =
-                FrameRange { pool: pool_of(segment), fill, at, len: segment.len as usize, checksum: 0 };
+            let piece = FrameRange {
+                pool: pool_of(segment),
+                fill,
+                at,
+                len: segment.len as usize,
+                checksum: 0,
+            };
             self.begin(piece).map_err(|wrong| format!("{submit:?}: {wrong}"))?;
             pieces.push(piece);
         }
@@ -210,7 +215,8 @@ impl Frames {
         for name in std::mem::take(&mut self.fresh) {
             let Some(flight) = self.commands.get_mut(&name) else { continue };
             for piece in flight.pieces.iter_mut().filter(|piece| !piece.fill) {
-                piece.checksum = checksum(self.pools[usize::from(piece.pool)].bytes(piece.at, piece.len));
+                piece.checksum =
+                    checksum(self.pools[usize::from(piece.pool)].bytes(piece.at, piece.len));
             }
         }
     }
@@ -280,8 +286,9 @@ fn frames(at: u64, len: u32) -> (usize, usize) {
 /// Differs wherever the bytes differ in one word.
 fn checksum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
-    let mix =
-        |checksum: u64, word: u64| (checksum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let mix = |checksum: u64, word: u64| {
+        (checksum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    };
     let checksum = words.iter().fold(1, |checksum, word| mix(checksum, u64::from_le_bytes(*word)));
     rest.iter().fold(checksum, |checksum, &byte| mix(checksum, byte.into()))
 }

@@ -5,23 +5,23 @@
 //! other rules). `scenario` draws a world from a seed, `smoke` runs many. Nothing here reads a clock, starts a thread, or
 //! does real I/O; a run is a function of its seed.
 
-pub mod harness;
 pub mod buffers;
 pub mod check;
 pub mod connection;
 pub mod coverage;
 pub mod crash;
 pub mod disk;
+pub mod environment;
 pub mod events;
 pub mod frames;
-pub mod owed_errors;
+pub mod harness;
 pub mod operator;
 pub mod oracle;
-pub mod sector_pattern;
+pub mod owed_errors;
 pub mod scenario;
+pub mod sector_pattern;
 pub mod smoke;
 pub mod throughput;
-pub mod environment;
 pub mod workload;
 pub mod world;
 

@@ -30,7 +30,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use crate::sector_pattern::{self, SectorContent, POISON, SECTOR};
+use crate::sector_pattern::{self, POISON, SECTOR, SectorContent};
 use crate::workload::SectorCuts;
 
 const NIL: u32 = u32::MAX;
@@ -651,7 +651,8 @@ impl Oracle {
         let mut known =
             known.filter(|&version| sector_pattern::is_part(bytes, version, volume, sector, at));
         let named = (at == 0).then(|| sector_pattern::named(bytes));
-        let named = named.filter(|&version| sector_pattern::is_part(bytes, version, volume, sector, at));
+        let named =
+            named.filter(|&version| sector_pattern::is_part(bytes, version, volume, sector, at));
         match known.next().or(named) {
             Some(version) => SectorContent::Version(version),
             None if bytes.iter().all(|&byte| byte == POISON) => SectorContent::Poison,

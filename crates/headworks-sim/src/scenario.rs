@@ -14,7 +14,7 @@ use headworks_core::{
 use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
 use crate::oracle::{self, Contract};
 use crate::sector_pattern::SECTOR;
-use crate::workload::{SectorCuts, JobOptions, AccessPattern};
+use crate::workload::{AccessPattern, JobOptions, SectorCuts};
 
 /// Bios of a guest each time that it comes.
 const HOTPLUGGED_BIOS: u32 = 100;
@@ -105,7 +105,12 @@ impl Scenario {
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {
         let cached = CACHED && Prng::new(seed).split("cached").below(3) > 0;
-        Self::draw_with(seed, shards, cached, draw_hotplug_changes(&mut Prng::new(seed).split("moves")))
+        Self::draw_with(
+            seed,
+            shards,
+            cached,
+            draw_hotplug_changes(&mut Prng::new(seed).split("moves")),
+        )
     }
 
     /// The scenario of `seed` with caches and power cuts; its first device says that it flushed and did not, if it `lies`.
@@ -421,7 +426,8 @@ fn draw_hotplugged(
     devices: &mut Vec<DeviceScenario>,
     volumes: &mut Vec<VolumeConfig>,
 ) -> HotpluggedCount {
-    let hotplugged = HotpluggedCount { devices: prng.below(2) as usize, volumes: prng.between(1, 2) as usize };
+    let hotplugged =
+        HotpluggedCount { devices: prng.below(2) as usize, volumes: prng.between(1, 2) as usize };
     devices.extend((0..hotplugged.devices).map(|_| draw_device(prng, shards, false)));
     for _ in 0..hotplugged.volumes {
         let device = match prng.below(4) {
@@ -582,7 +588,8 @@ fn draw_job_of(prng: &mut Prng, volumes: &[VolumeConfig], volume: usize) -> JobO
         bios: prng.between(20, 600) as u32,
         weights,
         sizes,
-        pattern: [AccessPattern::Sequential, AccessPattern::Random, AccessPattern::Hot][prng.below(3) as usize],
+        pattern: [AccessPattern::Sequential, AccessPattern::Random, AccessPattern::Hot]
+            [prng.below(3) as usize],
         fua: [0, 50_000, 400_000][prng.below(3) as usize],
         flags: [0, 250_000, 500_000][prng.below(3) as usize],
         malformed: [0, 0, 20_000][prng.below(3) as usize],

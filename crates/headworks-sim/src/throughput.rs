@@ -11,7 +11,7 @@ use headworks_core::{
 use crate::check::Failure;
 use crate::disk::{DiskDefect, Faults, LatencyModel};
 use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
-use crate::workload::{JobOptions, AccessPattern};
+use crate::workload::{AccessPattern, JobOptions};
 use crate::world::{self, Outcome};
 
 /// What looks on while the world turns.

@@ -25,11 +25,11 @@ use crate::check::{Failure, check_quiet, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
 use crate::disk::{Disk, DiskFile, DiskOptions, Fault, LatencyModel, NullDisk, SharedDisk};
+use crate::environment::{Environment, Event, NoDisk, ShardPort};
 use crate::oracle::CutReport;
-use crate::sector_pattern::SECTOR;
 use crate::scenario::{Scenario, WorldDefect};
-use crate::environment::{Event, NoDisk, ShardPort, Environment};
-use crate::workload::{Job, JobOptions, AccessPattern};
+use crate::sector_pattern::SECTOR;
+use crate::workload::{AccessPattern, Job, JobOptions};
 
 mod hotplug;
 mod sizes;

@@ -7,7 +7,11 @@ use headworks_sim::harness::{Harness, HarnessOptions};
 
 const KIND: HarnessOptions = HarnessOptions { clients: 6, region: 100_000, faults: false };
 
-fn rounds(options: HarnessOptions, seeds: std::ops::Range<u64>, config: impl Fn(u64) -> ShardConfig) {
+fn rounds(
+    options: HarnessOptions,
+    seeds: std::ops::Range<u64>,
+    config: impl Fn(u64) -> ShardConfig,
+) {
     for seed in seeds {
         let mut harness = Harness::new(options, config(seed), Prng::new(seed));
         for _ in 0..4 {

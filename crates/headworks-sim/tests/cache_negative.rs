@@ -4,9 +4,9 @@
 
 use headworks_core::ShardId;
 use headworks_core::cache::CacheDefect;
+use headworks_sim::environment::ERROR_REPORTED;
 use headworks_sim::oracle::CUT_RULE;
 use headworks_sim::scenario::Scenario;
-use headworks_sim::environment::ERROR_REPORTED;
 use headworks_sim::world::{Prepare, run_prepared};
 
 /// As many worlds as a defect may go unseen in.

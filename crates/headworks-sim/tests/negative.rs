@@ -14,7 +14,7 @@ use headworks_core::{
 };
 use headworks_sim::disk::{DiskDefect, Faults, LatencyModel};
 use headworks_sim::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
-use headworks_sim::workload::{JobOptions, AccessPattern};
+use headworks_sim::workload::{AccessPattern, JobOptions};
 use headworks_sim::world::{Outcome, Prepare, run_prepared};
 
 const DEPTH: u32 = 16;

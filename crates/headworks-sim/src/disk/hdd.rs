@@ -158,7 +158,9 @@ impl Hdd {
                 }
                 Op::Read => self.reads.push(order),
                 // Nothing else is measured on this model: it costs the command alone.
-                _ => self.events.push(now.after(self.profile.command_ns), HddEvent::Sent(order.token)),
+                _ => self
+                    .events
+                    .push(now.after(self.profile.command_ns), HddEvent::Sent(order.token)),
             }
             self.line.pop_front();
         }
@@ -170,7 +172,8 @@ impl Hdd {
     fn start_head(&mut self, now: Instant) {
         let full = self.line.front().is_some_and(|order| order.op == Op::Write);
         if !self.reads.is_empty() && (!full || self.cache.bytes() == 0) {
-            let cost = |&(_, order): &(usize, &ModelCommand)| self.position_ns(now, order.offset, 0);
+            let cost =
+                |&(_, order): &(usize, &ModelCommand)| self.position_ns(now, order.offset, 0);
             let best = self.reads.iter().enumerate().min_by_key(cost);
             let (index, _) = best.expect("there are reads");
             let order = self.reads.remove(index);
@@ -313,7 +316,10 @@ mod tests {
         let mut hdd = Hdd::new(profile);
         let mut writes = random(Op::Write, 1 << 20, profile.capacity);
         (0..20).for_each(|token| hdd.submit(Instant(0), ModelCommand { token, ..writes(token) }));
-        hdd.submit(Instant(0), ModelCommand { token: 99, op: Op::Read, offset: 1 << 40, len: 4096 });
+        hdd.submit(
+            Instant(0),
+            ModelCommand { token: 99, op: Op::Read, offset: 1 << 40, len: 4096 },
+        );
         let (mut done, mut at) = (Vec::new(), Instant(0));
         while !done.contains(&99) {
             at = hdd.next_timeout().unwrap();

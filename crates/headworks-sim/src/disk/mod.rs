@@ -34,7 +34,7 @@ use headworks_core::{
     VolumeId,
 };
 
-pub use device_model::{DeviceModel, ModelCommand, PerCommand, TwoPoint, ModelCounters};
+pub use device_model::{DeviceModel, ModelCommand, ModelCounters, PerCommand, TwoPoint};
 pub use faults::{BadRange, DiskDefect, Fault, Faults};
 pub use hdd::{Hdd, HddProfile};
 pub use null::NullDisk;
@@ -469,7 +469,8 @@ impl Disk {
         let store =
             self.files[usize::from(volume.0)].as_ref().expect("checked when it was started");
         // SAFETY: the span is valid and ours until the command is answered, by the promise of `Device::submit`.
-        let list = unsafe { std::slice::from_raw_parts_mut(pending.spans[0].base, pending.spans[0].len) };
+        let list =
+            unsafe { std::slice::from_raw_parts_mut(pending.spans[0].base, pending.spans[0].len) };
         let most = if flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
         let mut writer = ExtentWriter::new(list, len, most);
         let piece = SECTOR as u64 * [1, 8, 8, 128][self.prng.below(4) as usize];
@@ -531,7 +532,10 @@ impl Disk {
     fn end(&mut self, slot: u32) -> Option<Completion> {
         self.tick += 1;
         let pending = &self.pending[slot as usize];
-        if pending.command.op == Op::BlockStatus && pending.status.is_ok() && !pending.status_written {
+        if pending.command.op == Op::BlockStatus
+            && pending.status.is_ok()
+            && !pending.status_written
+        {
             self.write_status(slot);
         }
         let pending = &mut self.pending[slot as usize];

@@ -23,8 +23,8 @@ use headworks_core::{Change, ChangeError, Control, DeviceId, Input, Op, ShardId,
 use super::{FLUSHES, World, bios_of_reader};
 use crate::check::violation;
 use crate::coverage::Point;
-use crate::scenario::Scenario;
 use crate::environment::Event;
+use crate::scenario::Scenario;
 
 /// What a volume's reader does when it does not flush.
 const READS: [u32; Op::COUNT] = [1, 0, 0, 0, 0, 0, 0];
@@ -89,7 +89,9 @@ impl Hotplug {
     /// Whether a device may be away, or not yet known everywhere.
     pub fn affects(&self, device: DeviceId) -> bool {
         !self.devices[usize::from(device.0)]
-            || self.under_way.is_some_and(|at| at.device == device && at.goal != HotplugGoal::Resize)
+            || self
+                .under_way
+                .is_some_and(|at| at.device == device && at.goal != HotplugGoal::Resize)
     }
 
     /// Whether a volume is there, between two hotplug.
@@ -270,7 +272,8 @@ impl World {
         let unseen = |input: &Input| matches!(input, Input::Bio(bio) if bio.id.volume == at.volume);
         if flights == 0 && !flushing {
             self.env.connections[jobs + usize::from(at.volume.0)].job.options.weights = READS;
-            self.hotplug.under_way = Some(HotplugChange { stage: HotplugStage::RemovingVolume(0), ..at });
+            self.hotplug.under_way =
+                Some(HotplugChange { stage: HotplugStage::RemovingVolume(0), ..at });
             return self.continue_hotplug();
         }
         let seen = flights > 0 && !self.shards[home].inbox.iter().any(unseen);
@@ -374,7 +377,8 @@ impl World {
             HotplugStage::RemovingVolume(0) => {
                 let reader = self.env.scenario.jobs.len() + usize::from(at.volume.0);
                 self.env.connections[reader].job.options.weights = FLUSHES;
-                self.hotplug.under_way = Some(HotplugChange { stage: HotplugStage::Emptying, tries, ..at });
+                self.hotplug.under_way =
+                    Some(HotplugChange { stage: HotplugStage::Emptying, tries, ..at });
                 self.run_reader(&at, 1);
                 self.schedule_step(5 * MS);
             }

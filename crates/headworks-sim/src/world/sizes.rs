@@ -13,8 +13,7 @@ use crate::sector_pattern::SECTOR;
 impl World {
     /// The old file is gone; what comes is all zeros.
     pub(super) fn replace(&mut self, volume: VolumeId) {
-        let VolumeConfig { device, options, .. } =
-            self.env.scenario.volumes[usize::from(volume.0)];
+        let VolumeConfig { device, options, .. } = self.env.scenario.volumes[usize::from(volume.0)];
         let (old, same) = (options.size, self.hotplug.prng.below(2) == 0);
         let size = if same { old } else { self.draw_size(volume) };
         if let Some(disk) = self.disks.get(usize::from(device.0)) {
