@@ -1,8 +1,7 @@
 //! The plug holds a turn's batch back until it is whole, so that neighbours become one request.
 //!
 //! A shard starts the plug when a batch of inputs begins and finishes it when the batch ends. Plugs nest: inner ones are
-//! inert, only the outermost finish flushes (each bio has one of its own, so that `PlugNesting::Inner` shows what it is
-//! worth that they are inert). A plug also flushes when it holds [`PLUG_MAX`] requests (twice as many when they
+//! inert, only the outermost finish flushes. A plug also flushes when it holds [`PLUG_MAX`] requests (twice as many when they
 //! are for several devices) or when its last request grew to [`PLUG_BYTES`]: more would only wait, not merge. Requests leave
 //! in the order in which they came. A plugged request holds no tag yet, so a full device never deadlocks with a plug.
 //!
@@ -12,7 +11,7 @@
 use crate::bio::{Bio, DeviceId};
 use crate::elevator::MergeEdge;
 use crate::merge::{self, Limits};
-use crate::options::{NoMerges, PlugNesting};
+use crate::options::NoMerges;
 use crate::request::{Bios, SlotId, Slots};
 
 /// Requests for one device that a plug holds; as Linux.
@@ -24,7 +23,6 @@ pub const PLUG_BYTES: u32 = 128 << 10;
 #[derive(Debug)]
 pub(crate) struct Plug {
     depth: u32,
-    nesting: PlugNesting,
     entries: Vec<(DeviceId, SlotId)>,
     several_devices: bool,
     /// Bits for the places where held requests end or start.
@@ -32,10 +30,9 @@ pub(crate) struct Plug {
 }
 
 impl Plug {
-    pub fn new(nesting: PlugNesting) -> Self {
+    pub fn new() -> Self {
         Self {
             depth: 0,
-            nesting,
             entries: Vec::with_capacity(2 * PLUG_MAX),
             several_devices: false,
             filter: [0; 4],
@@ -53,13 +50,6 @@ impl Plug {
         assert!(self.depth > 0, "a plug is finished as often as it was started");
         self.depth -= 1;
         self.depth == 0 && !self.entries.is_empty()
-    }
-
-    /// Ends the plug that a bio's own submitter would have held within this one; true when it flushes.
-    #[inline]
-    #[must_use]
-    pub fn finish_inner(&self) -> bool {
-        self.nesting == PlugNesting::Inner && !self.entries.is_empty()
     }
 
     /// Whether the plug must be flushed before it takes another request.
@@ -153,7 +143,7 @@ mod tests {
 
     #[test]
     fn only_the_outermost_finish_flushes_and_only_if_there_is_something() {
-        let mut plug = Plug::new(PlugNesting::Outermost);
+        let mut plug = Plug::new();
         plug.start();
         assert!(!plug.finish());
         plug.start();
@@ -164,28 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn with_inner_nesting_every_bio_flushes() {
-        let mut plug = Plug::new(PlugNesting::Inner);
-        plug.start();
-        plug.add(&Bio::default(), DeviceId(0), 0);
-        assert!(plug.finish_inner());
-        while plug.take(&mut Vec::new()).is_some() {}
-        assert!(!plug.finish_inner() && !plug.finish(), "nothing is left for the outer one");
-        plug = Plug::new(PlugNesting::Outermost);
-        plug.start();
-        plug.add(&Bio::default(), DeviceId(0), 0);
-        assert!(!plug.finish_inner() && plug.finish());
-    }
-
-    #[test]
     #[should_panic(expected = "as often as it was started")]
     fn a_finish_too_many_is_our_bug() {
-        let _ = Plug::new(PlugNesting::Outermost).finish();
+        let _ = Plug::new().finish();
     }
 
     #[test]
     fn requests_leave_by_device_the_oldest_ones_first_and_in_order() {
-        let mut plug = Plug::new(PlugNesting::Outermost);
+        let mut plug = Plug::new();
         for (id, device) in [1, 0, 1, 2, 0].into_iter().enumerate() {
             plug.add(&Bio::default(), DeviceId(device), id as u32);
         }

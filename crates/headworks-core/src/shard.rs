@@ -122,7 +122,7 @@ impl Shard {
             shards: config.shards,
             cache,
             bios_max: config.bios_max,
-            plug: Plug::new(config.plug_nesting),
+            plug: Plug::new(),
             pools: Pools {
                 bios: Bios::new(bios_of(&config)),
                 waits_since: vec![0; bios_of(&config) as usize],
@@ -338,9 +338,6 @@ impl Shard {
         slots[id].marks = marks | if tags > 0 { Request::LEASED } else { 0 };
         slots[id].tags = tags;
         self.plug.add(&bio, device, id);
-        if self.plug.finish_inner() {
-            self.flush_plug(now);
-        }
     }
 
     fn flush_plug(&mut self, now: Instant) {

@@ -12,8 +12,8 @@ use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, DeviceConfig, DeviceId,
-    ExportId, Input, Instant, IoClass, IoError, Ioprio, Op, PlugNesting, QueueOptions, Scheduler,
-    Shard, ShardConfig, ShardId, SpareSlots, Status, Submit, TagPolicy, VolumeConfig, VolumeId,
+    ExportId, Input, Instant, IoClass, IoError, Ioprio, Op, QueueOptions, Scheduler, Shard,
+    ShardConfig, ShardId, SpareSlots, Status, Submit, TagPolicy, VolumeConfig, VolumeId,
     VolumeOptions,
 };
 
@@ -42,7 +42,6 @@ impl Desk {
             devices: if joined { Vec::new() } else { vec![device] },
             volumes: if joined { Vec::new() } else { vec![volume] },
             exports: Vec::new(),
-            plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: if joined { spare } else { SpareSlots::default() },

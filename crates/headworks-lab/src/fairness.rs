@@ -9,9 +9,7 @@
 //! their parts within 5 %. Each with `none` and with mq-deadline, on an NVMe and on a SATA disk.
 
 use headworks_core::time::SEC;
-use headworks_core::{
-    ConfigError, ExportConfig, ExportId, PlugNesting, QueueOptions, Scheduler, TagPolicy,
-};
+use headworks_core::{ConfigError, ExportConfig, ExportId, QueueOptions, Scheduler, TagPolicy};
 use headworks_sim::disk::{Ssd, SsdProfile};
 
 use crate::experiment::{Filter, Progress};
@@ -186,7 +184,6 @@ impl Point {
             device: Box::new(Ssd::new(self.disk.profile)),
             jobs: self.case.jobs(size),
             exports: WEIGHTS.map(|weight| ExportConfig { weight }).to_vec(),
-            plug_nesting: PlugNesting::default(),
             cache: Default::default(),
             ramp_ns: SEC / 10,
             runtime_ns: seconds * SEC,

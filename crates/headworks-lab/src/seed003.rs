@@ -11,7 +11,7 @@
 //! read in large folios: they must not cost a large folio's work.
 
 use headworks_core::time::{SEC, US};
-use headworks_core::{CacheOptions, ConfigError, Op, PlugNesting, QueueOptions};
+use headworks_core::{CacheOptions, ConfigError, Op, QueueOptions};
 use headworks_sim::disk::TwoPoint;
 
 use crate::experiment::Progress;
@@ -138,7 +138,6 @@ fn run_one(options: &Options, case: Case, jobs: u32, order: u8) -> Result<Row, C
         device: Box::new(TwoPoint::new(DEVICE.0, DEVICE.1)),
         jobs: list,
         exports: Vec::new(),
-        plug_nesting: PlugNesting::default(),
         cache: CacheOptions { units: (POOL / 4096) as u32, ..CacheOptions::default() },
         // Once round what is hot takes 0.1 s.
         ramp_ns: SEC / 2,

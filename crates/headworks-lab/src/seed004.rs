@@ -6,12 +6,12 @@
 //! and the other batch sizes are its curve.
 
 use headworks_core::time::SEC;
-use headworks_core::{ConfigError, Op, PlugNesting, QueueOptions};
+use headworks_core::{ConfigError, Op, QueueOptions};
 use headworks_sim::disk::TwoPoint;
 
 use crate::experiment::{Filter, Progress};
 use crate::report::{Goal, Report, Row, Verdict};
-use crate::rig::{JobOptions, Rig, RigOptions};
+use crate::rig::{JobOptions, Plugging, Rig, RigOptions};
 
 /// Fitted to the seed's two rows: 4 KiB requests at 283,638 KiB/s and 64 KiB requests at 873,224 KiB/s, one at a time.
 const PER_COMMAND_NS: u64 = 10_157;
@@ -24,15 +24,15 @@ const SEED_KB: [f64; 2] = [283_638.0, 873_224.0];
 const SEED_MERGES: f64 = 2_046_000.0;
 
 /// What is run: every batch size with the plug as it is, the seed's with inner plugs that flush.
-const RUNS: [(PlugNesting, u32); 8] = [
-    (PlugNesting::Inner, BATCH),
-    (PlugNesting::Outermost, 1),
-    (PlugNesting::Outermost, 2),
-    (PlugNesting::Outermost, 4),
-    (PlugNesting::Outermost, 8),
-    (PlugNesting::Outermost, BATCH),
-    (PlugNesting::Outermost, 32),
-    (PlugNesting::Outermost, 64),
+const RUNS: [(Plugging, u32); 8] = [
+    (Plugging::Bio, BATCH),
+    (Plugging::Batch, 1),
+    (Plugging::Batch, 2),
+    (Plugging::Batch, 4),
+    (Plugging::Batch, 8),
+    (Plugging::Batch, BATCH),
+    (Plugging::Batch, 32),
+    (Plugging::Batch, 64),
 ];
 
 /// Runs it.
@@ -46,8 +46,8 @@ pub fn run(filter: &Filter) -> Result<Report, ConfigError> {
 fn run_for(filter: &Filter, seconds: u64) -> Result<Report, ConfigError> {
     let mut progress = Progress::new("seed-004", RUNS.len());
     let mut rows = Vec::new();
-    for (nesting, batch) in RUNS {
-        rows.push(run_one(filter.seed, nesting, batch, seconds)?);
+    for (plugging, batch) in RUNS {
+        rows.push(run_one(filter.seed, plugging, batch, seconds)?);
         progress.step();
     }
     Ok(Report {
@@ -65,14 +65,14 @@ fn run_for(filter: &Filter, seconds: u64) -> Result<Report, ConfigError> {
     })
 }
 
-fn name(nesting: PlugNesting) -> &'static str {
-    match nesting {
-        PlugNesting::Outermost => "outermost",
-        PlugNesting::Inner => "inner",
+fn name(plugging: Plugging) -> &'static str {
+    match plugging {
+        Plugging::Batch => "outermost",
+        Plugging::Bio => "inner",
     }
 }
 
-fn run_one(seed: u64, nesting: PlugNesting, batch: u32, seconds: u64) -> Result<Row, ConfigError> {
+fn run_one(seed: u64, plugging: Plugging, batch: u32, seconds: u64) -> Result<Row, ConfigError> {
     const SIZE: u64 = 100 << 30;
     let job = JobOptions {
         op: Op::Read,
@@ -83,21 +83,21 @@ fn run_one(seed: u64, nesting: PlugNesting, batch: u32, seconds: u64) -> Result<
         end: SIZE,
         ..JobOptions::default()
     };
-    let rig = Rig::new(RigOptions {
+    let mut rig = Rig::new(RigOptions {
         seed,
         queue: QueueOptions::default(),
         size: SIZE,
         device: Box::new(TwoPoint::new(PER_COMMAND_NS, BYTES_PER_SECOND)),
         jobs: vec![job],
         exports: Vec::new(),
-        plug_nesting: nesting,
         cache: Default::default(),
         ramp_ns: 0,
         runtime_ns: seconds * SEC,
     })?;
+    rig.set_plugging(plugging);
     let counts = rig.run();
     Ok(Row::new("runs")
-        .with("plug", name(nesting))
+        .with("plug", name(plugging))
         .with("batch", batch)
         .with("seconds", seconds)
         .with("reads", counts.bios)
@@ -117,12 +117,12 @@ fn kib_per_second(row: &Row) -> f64 {
 /// The verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
-    let find = |nesting: PlugNesting| {
-        let is = |row: &&Row| row.is("plug", name(nesting)) && row.int("batch") == u64::from(BATCH);
+    let find = |plugging: Plugging| {
+        let is =
+            |row: &&Row| row.is("plug", name(plugging)) && row.int("batch") == u64::from(BATCH);
         rows.iter().find(is)
     };
-    let (Some(before), Some(after)) = (find(PlugNesting::Inner), find(PlugNesting::Outermost))
-    else {
+    let (Some(before), Some(after)) = (find(Plugging::Bio), find(Plugging::Batch)) else {
         return Vec::new();
     };
     let part = |row: &Row| row.int("merges") as f64 / row.int("reads") as f64;
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_merges_of_ten_seconds_are_the_seeds() {
-        let row = run_one(1, PlugNesting::Outermost, BATCH, SECONDS).unwrap();
+        let row = run_one(1, Plugging::Batch, BATCH, SECONDS).unwrap();
         // 218,306 reads a second, 15/16 of them.
         let expected = 2_046_619.0;
         assert!((row.int("merges") as f64 - expected).abs() < 200.0, "{row:?}");

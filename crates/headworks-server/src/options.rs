@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{CacheOptions, ConfigError, PlugNesting, Tunable};
+use headworks_core::{CacheOptions, ConfigError, Tunable};
 
 use super::{Address, Given, LogLevel, caching, desk};
 use headworks::engine::EngineChoice;
@@ -54,8 +54,6 @@ pub struct ServerOptions {
     pub handshake_ns: u64,
     /// A client that reads or sends nothing of what is under way for this long is closed.
     pub stall_ns: u64,
-    /// Which plug flushes when plugs nest.
-    pub plug_nesting: PlugNesting,
     /// A stop that takes longer leaves what is not written; 0: however long it takes.
     pub stop_ns: u64,
     /// Write all inputs there; shards beyond the first add `.N`.
@@ -89,7 +87,6 @@ impl Default for ServerOptions {
             requests: 128,
             handshake_ns: 10_000_000_000,
             stall_ns: 60_000_000_000,
-            plug_nesting: PlugNesting::default(),
             stop_ns: 60_000_000_000,
             record: None,
             live: false,

@@ -319,7 +319,6 @@ pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardCon
             .iter()
             .map(|export| ExportConfig { weight: export.weight })
             .collect(),
-        plug_nesting: options.plug_nesting,
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
         spare: if options.live { spare(assembly) } else { SpareSlots::default() },

@@ -7,8 +7,8 @@ use headworks_core::time::{MS, SEC, US};
 use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{
     CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, ErrorPolicy, IoClass, Ioprio, NoMerges,
-    Op, PlugNesting, QueueOptions, Scheduler, ShardConfig, ShardId, SpareSlots, TagPolicy,
-    VolumeConfig, VolumeId, VolumeOptions, WakeOptions, WriteMode,
+    Op, QueueOptions, Scheduler, ShardConfig, ShardId, SpareSlots, TagPolicy, VolumeConfig,
+    VolumeId, VolumeOptions, WakeOptions, WriteMode,
 };
 
 use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
@@ -261,7 +261,6 @@ impl Scenario {
             devices: devices.iter().map(|device| device.config).collect(),
             volumes: self.volumes[..volumes].to_vec(),
             exports: Vec::new(),
-            plug_nesting: PlugNesting::default(),
             cache: CacheOptions { account: u32::MAX - u32::from(shard.0), ..self.cache },
             dirty: self.dirty,
             spare,

@@ -1,6 +1,6 @@
 //! From the words to what is to be served and how, without opening anything.
 
-use headworks_core::{ConfigError, PlugNesting, WriteMode};
+use headworks_core::{ConfigError, WriteMode};
 use headworks_server::ServerOptions;
 use headworks_server::assemble::{self, ExportSpec};
 use headworks_server::config::{File, Origin, Problem, Problems, dirty_options};
@@ -58,7 +58,6 @@ fn server_options(options: &Options, config: &File) -> Result<ServerOptions, Pro
         handshake_ns: options.handshake_timeout,
         stall_ns: options.stall_timeout,
         record: options.record.clone(),
-        plug_nesting: PlugNesting::default(),
         cache: options.cache,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,

@@ -16,6 +16,6 @@ pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler, TagPolicy, W
 pub(crate) use table::{Number, Row, choice, tunables};
 pub use table::{TunableChange, Unit};
 pub use topology::{
-    DeviceConfig, ExportConfig, PlugNesting, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
+    DeviceConfig, ExportConfig, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
 };
 pub use tunable::Tunable;

@@ -86,17 +86,6 @@ pub struct SpareSlots {
     pub tags: u32,
 }
 
-/// Which plug flushes when plugs nest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum PlugNesting {
-    /// Only the outermost: a turn's batch stays whole.
-    #[default]
-    Outermost = 0,
-    /// Each one, so that every bio goes alone: what seed 004 takes Linux of 2015 to do. A baseline for experiments.
-    Inner = 1,
-}
-
 /// All that a shard is made from. Every shard of a server gets the same topology and its own `id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardConfig {
@@ -113,8 +102,6 @@ pub struct ShardConfig {
     pub volumes: Vec<VolumeConfig>,
     /// Every export, indexed by [`crate::ExportId`], at most 4096; a bio of one that is not here has the default's share.
     pub exports: Vec<ExportConfig>,
-    /// Which plug flushes when plugs nest.
-    pub plug_nesting: PlugNesting,
     /// This shard's cache.
     pub cache: CacheOptions,
     /// When its writers are made to wait.
@@ -214,7 +201,6 @@ impl ShardConfig {
             devices: vec![DeviceConfig { owner: ShardId(0), queue }],
             volumes: vec![VolumeConfig { home: ShardId(0), device: DeviceId(0), options: volume }],
             exports: Vec::new(),
-            plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: SpareSlots::default(),
@@ -224,10 +210,7 @@ impl ShardConfig {
     /// The configuration as lines of numbers, for the head of a record. [`ShardConfig::from_lines`] reads it.
     #[must_use]
     pub fn to_lines(&self) -> String {
-        let mut text = format!(
-            "shard {} {} {} {}\n",
-            self.id.0, self.shards, self.bios_max, self.plug_nesting as u8
-        );
+        let mut text = format!("shard {} {} {} 0\n", self.id.0, self.shards, self.bios_max);
         let c = &self.cache;
         text +=
             &format!("cache {} {} {} {}\n", c.units, c.writers_max, c.flush_timeout_ns, c.account);
@@ -265,7 +248,6 @@ impl ShardConfig {
             devices: Vec::new(),
             volumes: Vec::new(),
             exports: Vec::new(),
-            plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: SpareSlots::default(),
@@ -284,15 +266,11 @@ impl ShardConfig {
         let kind = words.next()?;
         let numbers: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
         match (kind, &numbers[..]) {
-            ("shard", &[id, shards, bios_max, nesting]) => {
+            // The last number is always 0: an option that records of earlier versions had.
+            ("shard", &[id, shards, bios_max, 0]) => {
                 self.id = ShardId(id.try_into().ok()?);
                 self.shards = shards.try_into().ok()?;
                 self.bios_max = bios_max.try_into().ok()?;
-                self.plug_nesting = match nesting {
-                    0 => PlugNesting::Outermost,
-                    1 => PlugNesting::Inner,
-                    _ => return None,
-                };
             }
             ("spare", &[devices, volumes, exports, tags]) => {
                 self.spare = SpareSlots {
@@ -440,7 +418,6 @@ mod tests {
         let mut config = ShardConfig::single(queue, volume, 77);
         config.devices.push(DeviceConfig { owner: ShardId(3), queue: QueueOptions::default() });
         config.exports = vec![ExportConfig { weight: 7 }, ExportConfig::default()];
-        config.plug_nesting = PlugNesting::Inner;
         (config.shards, config.id) = (4, ShardId(2));
         config.cache = CacheOptions { units: 512, writers_max: 9, ..CacheOptions::default() };
         config.dirty.dirty_ratio = 33;

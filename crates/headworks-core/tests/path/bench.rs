@@ -12,9 +12,8 @@
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, DeviceConfig, DeviceId, Input,
-    Instant, IoError, Ioprio, Message, Notice, Op, PlugNesting, QueueOptions, ReplyStage,
-    RequestId, Segment, Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId,
-    VolumeOptions, WaitTimes,
+    Instant, IoError, Ioprio, Message, Notice, Op, QueueOptions, ReplyStage, RequestId, Segment,
+    Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions, WaitTimes,
 };
 
 /// A failure as most devices report it.
@@ -260,7 +259,6 @@ impl Shards {
                 })
                 .collect(),
             exports: Vec::new(),
-            plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             dirty: DirtyOptions::default(),
             spare: headworks_core::SpareSlots::default(),

@@ -1,8 +1,6 @@
 //! The plug: a batch is held until it is whole, so that neighbours become one request.
 
-use headworks_core::{
-    Control, DeviceConfig, DeviceId, NoMerges, PlugNesting, ShardConfig, Tunable,
-};
+use headworks_core::{Control, DeviceConfig, DeviceId, NoMerges, ShardConfig, Tunable};
 
 use crate::bench::Bench;
 
@@ -175,18 +173,14 @@ fn a_request_grows_to_max_segments_and_no_further() {
 }
 
 #[test]
-fn with_inner_nesting_what_was_held_goes_alone_too() {
-    for (nesting, sent) in
-        [(PlugNesting::Inner, "R0+4k W0+4k W4k+4k"), (PlugNesting::Outermost, "R0+4k W0+8k")]
-    {
-        let mut bench = Bench::with(|config| config.plug_nesting = nesting);
-        bench.bios("R0+4k");
-        let (device, tunable) = (DeviceId(0), Tunable::MaxSectorsKb);
-        bench.control(Control::Set { device, tunable, value: 64, token: 1 });
-        bench.bios("W0+4k W4k+4k");
-        bench.done(0);
-        assert_eq!(bench.sent(), sent);
-        bench.finish_from(1);
-        bench.assert_quiet();
-    }
+fn bios_held_during_option_change_merge_afterwards() {
+    let mut bench = Bench::new(|_| ());
+    bench.bios("R0+4k");
+    let (device, tunable) = (DeviceId(0), Tunable::MaxSectorsKb);
+    bench.control(Control::Set { device, tunable, value: 64, token: 1 });
+    bench.bios("W0+4k W4k+4k");
+    bench.done(0);
+    assert_eq!(bench.sent(), "R0+4k W0+8k");
+    bench.finish_from(1);
+    bench.assert_quiet();
 }

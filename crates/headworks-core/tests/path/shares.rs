@@ -3,7 +3,7 @@
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     CacheOptions, Control, DeviceConfig, DeviceId, ExportConfig, ExportId, Input, Message,
-    PlugNesting, QueueOptions, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
+    QueueOptions, ShardConfig, ShardId, VolumeConfig, VolumeOptions,
 };
 
 use crate::bench::Bench;
@@ -34,7 +34,6 @@ fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
         devices: vec![DeviceConfig { owner: ShardId(0), queue }],
         volumes: vec![volume(0), volume(1)],
         exports: weights.iter().map(|&weight| ExportConfig { weight }).collect(),
-        plug_nesting: PlugNesting::default(),
         cache: CacheOptions::default(),
         dirty: DirtyOptions::default(),
         spare: headworks_core::SpareSlots::default(),

@@ -19,7 +19,7 @@ use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;
 use headworks_core::{
     Action, CacheOptions, Completion, ConfigError, DeviceId, ExportConfig, Input, Instant,
-    PlugNesting, QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
+    QueueOptions, ReplyStage, RequestId, Shard, ShardConfig, VolumeId, VolumeOptions,
 };
 use headworks_sim::disk::{DeviceModel, ModelCommand};
 use headworks_sim::events::EventQueue;
@@ -42,6 +42,17 @@ pub trait Dispatcher {
     fn issued(&mut self, id: RequestId);
 }
 
+/// How the bios of a batch are plugged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Plugging {
+    /// One plug holds the whole batch.
+    #[default]
+    Batch,
+    /// Each bio has a plug of its own and reaches the queue alone. Seed 004 takes Linux of 2015 to do this, where an inner plug
+    /// flushed the outer one. A turn of the shard is one plug, so each bio gets a turn.
+    Bio,
+}
+
 /// What a run is made of.
 pub struct RigOptions {
     /// Of the jobs' places.
@@ -56,8 +67,6 @@ pub struct RigOptions {
     pub jobs: Vec<JobOptions>,
     /// Shares.
     pub exports: Vec<ExportConfig>,
-    /// Which plug flushes.
-    pub plug_nesting: PlugNesting,
     /// The shard's cache; jobs must think then, or answers from memory take no time at all.
     pub cache: CacheOptions,
     /// Virtual time before the counting starts.
@@ -91,6 +100,7 @@ pub struct Rig {
     in_device: u32,
     counts: Counts,
     hash: RunHash,
+    plugging: Plugging,
 }
 
 impl Rig {
@@ -104,7 +114,6 @@ impl Rig {
         let bios_max = options.jobs.iter().map(|job| job.iodepth).sum();
         let mut config = ShardConfig::single(options.queue, volume, bios_max);
         config.exports = options.exports;
-        config.plug_nesting = options.plug_nesting;
         config.cache = options.cache;
         let thinks = options.jobs.iter().all(|job| job.think_ns > 0);
         assert!(thinks || !options.cache.is_on(), "answers from memory take no time");
@@ -133,12 +142,18 @@ impl Rig {
             done: Vec::with_capacity(256),
             in_device: 0,
             hash: RunHash::default(),
+            plugging: Plugging::Batch,
         })
     }
 
     /// Puts somebody between the elevator and the device, before the run.
     pub fn set_dispatcher(&mut self, dispatcher: Box<dyn Dispatcher>) {
         self.dispatcher = Some(dispatcher);
+    }
+
+    /// Sets how the bios of a batch are plugged, before the run.
+    pub fn set_plugging(&mut self, plugging: Plugging) {
+        self.plugging = plugging;
     }
 
     /// The shard, before the run.
@@ -231,7 +246,15 @@ impl Rig {
         if more {
             self.events.push(self.now, Happening::Wake { job });
         }
-        self.turn();
+        match self.plugging {
+            Plugging::Batch => self.turn(),
+            Plugging::Bio => {
+                for input in std::mem::take(&mut self.inputs) {
+                    self.inputs.push(input);
+                    self.turn();
+                }
+            }
+        }
     }
 
     /// The shard takes the inputs, and what it decides is carried out.
@@ -313,7 +336,6 @@ mod tests {
             device,
             jobs,
             exports: Vec::new(),
-            plug_nesting: PlugNesting::default(),
             cache: CacheOptions::default(),
             ramp_ns: SEC / 10,
             runtime_ns: SEC,

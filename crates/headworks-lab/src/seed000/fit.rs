@@ -1,7 +1,7 @@
 //! The disk against the seed's single-job table, the only one that it was fitted to.
 
 use headworks_core::time::SEC;
-use headworks_core::{ConfigError, Op, PlugNesting, QueueOptions};
+use headworks_core::{ConfigError, Op, QueueOptions};
 use headworks_sim::disk::{Hdd, HddProfile};
 
 use super::published::SINGLE;
@@ -32,7 +32,6 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
         device: Box::new(Hdd::new(profile)),
         jobs: vec![job],
         exports: Vec::new(),
-        plug_nesting: PlugNesting::default(),
         cache: Default::default(),
         ramp_ns: 10 * SEC,
         runtime_ns: seconds * SEC,

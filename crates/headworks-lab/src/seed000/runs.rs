@@ -2,7 +2,7 @@
 
 use headworks_core::time::SEC;
 use headworks_core::{
-    ConfigError, DeadlineOptions, Op, PlugNesting, QueueOptions, Scheduler, TagPolicy, WakeOptions,
+    ConfigError, DeadlineOptions, Op, QueueOptions, Scheduler, TagPolicy, WakeOptions,
 };
 use headworks_sim::disk::{Hdd, HddProfile};
 
@@ -146,7 +146,6 @@ impl Point {
             device: Box::new(Hdd::new(profile)),
             jobs: (0..self.jobs).map(job).collect(),
             exports: Vec::new(),
-            plug_nesting: PlugNesting::default(),
             cache: Default::default(),
             ramp_ns: length.ramp * SEC,
             runtime_ns: length.seconds * SEC,

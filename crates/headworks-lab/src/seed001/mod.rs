@@ -13,7 +13,7 @@ mod dispatchers;
 pub mod threads;
 
 use headworks_core::time::{SEC, US};
-use headworks_core::{ConfigError, DeviceId, Op, PlugNesting, QueueOptions, Scheduler, elevator};
+use headworks_core::{ConfigError, DeviceId, Op, QueueOptions, Scheduler, elevator};
 use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, PerCommand};
 
 use crate::experiment::{Filter, Progress};
@@ -200,7 +200,6 @@ fn run_one(seed: u64, case: Case, way: Way, length: Length) -> Result<Row, Confi
         device,
         jobs: case.jobs(),
         exports: Vec::new(),
-        plug_nesting: PlugNesting::default(),
         cache: Default::default(),
         ramp_ns,
         runtime_ns,
