@@ -14,8 +14,8 @@ use headworks::display_size;
 use headworks_server::control::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
-use crate::ctl_live as live;
-use crate::{USAGE, complain, seeing};
+use crate::ctl_exports as live;
+use crate::{USAGE, complain, observe};
 
 /// Everything but a switch is answered at once; a shard that is stuck is given up by the server before this.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -233,9 +233,9 @@ fn show(what: &What, result: &Value) -> String {
         What::Live(live) => live.show(result),
         What::Connections => show_connections(result),
         What::LogLevel { .. } => plain(&result["level"]) + "\n",
-        What::Latency { export: None } => seeing::show_percentiles(result),
-        What::Latency { .. } => seeing::show_histograms(result),
-        What::Why { .. } => seeing::show_why(result),
+        What::Latency { export: None } => observe::show_percentiles(result),
+        What::Latency { .. } => observe::show_histograms(result),
+        What::Why { .. } => observe::show_why(result),
         What::Failed { .. } => show_failed(result),
         What::DiscardFailed { .. } => show_discarded(result),
     }

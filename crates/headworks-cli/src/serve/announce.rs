@@ -8,7 +8,7 @@ use headworks_server::Share;
 use headworks_server::assemble::Assembly;
 
 use super::{Options, Running};
-use crate::modes::{self, Promise};
+use crate::durability::{self, Promise};
 
 /// An export as it is shown.
 pub(super) struct Shown {
@@ -67,8 +67,8 @@ fn announcement(running: &Running) -> String {
     }
     text += &format!("engine: {}\n", running.server.engine());
     text += &format!("cache: {}\n", running.server.cache().unwrap_or("none"));
-    text += &format!("write mode: {}\n", modes::write_modes(&promises));
-    text += &format!("kill -9 loses: {}\n", modes::loss(&promises, running.dirty_limit));
+    text += &format!("write mode: {}\n", durability::write_modes(&promises));
+    text += &format!("kill -9 loses: {}\n", durability::loss(&promises, running.dirty_limit));
     for export in &running.exports {
         text += &format!("uri: {}\n", export.uri);
     }
@@ -138,8 +138,8 @@ fn announcement_json(running: &Running) -> String {
         "engine": running.server.engine(),
         "cache": running.server.cache(),
         "cache_bytes": running.cache_bytes,
-        "write_mode": modes::write_modes(&promises),
-        "kill_loses": modes::loss(&promises, running.dirty_limit),
+        "write_mode": durability::write_modes(&promises),
+        "kill_loses": durability::loss(&promises, running.dirty_limit),
         "notes": running.notes,
         "unix": running.unix.as_deref().map(Path::to_string_lossy),
         "port": running.port,

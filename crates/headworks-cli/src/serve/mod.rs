@@ -37,7 +37,7 @@ use headworks_server::config::Problems;
 use headworks_server::{Address, LogLevel, Server, ServerOptions};
 
 use crate::log;
-use crate::modes;
+use crate::durability;
 use crate::signals::Signals;
 use crate::{USAGE, complain};
 use address::{PrivateDirectory, addresses, places, uri};
@@ -197,7 +197,7 @@ fn start(
         export.uri = tls::encrypted(uri, &server_options.tls);
     }
     let ServerOptions { cache: cache_bytes, control, .. } = server_options;
-    let dirty_limit = modes::dirty_limit(cache_bytes, &server_options.dirty);
+    let dirty_limit = durability::dirty_limit(cache_bytes, &server_options.dirty);
     let stop = (options.stop_timeout > 0).then(|| Duration::from_nanos(options.stop_timeout));
     Ok(Running {
         server,

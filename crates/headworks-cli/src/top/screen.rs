@@ -239,7 +239,7 @@ fn clients(connections: &Value) -> Vec<Line<'static>> {
         let text = |name: &str| one[name].as_str().unwrap_or("-").to_owned();
         let p99 = |op: &str| {
             let us = one["latency"][op]["total"]["p99_us"].as_f64();
-            us.map_or("-".into(), crate::seeing::micros)
+            us.map_or("-".into(), crate::observe::micros)
         };
         Line::from(format!(
             "{:>10}  {:<24} {:<12} {:>4} in flight, p99 read {}, write {}",

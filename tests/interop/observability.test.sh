@@ -42,18 +42,18 @@ check "the hint names nr_requests" sh -c '"$1" ctl "$2" why slow | grep -q "hint
 LOAD=$!
 is_loaded() { ctl latency | grep -q '^fast '; }
 check "a load to look at" wait_until 20 is_loaded
-script seeing.py top "$HEADWORKS" "$CONTROL"
+script observability.py top "$HEADWORKS" "$CONTROL"
 check "the load lasted" kill $LOAD
 wait $LOAD
 nobody_is_there() { [ "$(ctl connections --json)" = "[]" ]; }
 check "its connection is gone" wait_until 20 nobody_is_there
-script seeing.py silent "$HEADWORKS" "$CONTROL" "$SERVER"
+script observability.py silent "$HEADWORKS" "$CONTROL" "$SERVER"
 check "top without a terminal is lines" sh -c '"$1" top "$2" --batch 1 | grep -q "^fast  *[0-9]"' - "$HEADWORKS" "$CONTROL"
 check "a server that is not there: one sentence" sh -c '! "$1" top "$2.none" --batch 1 2>&1 >/dev/null | grep -qv "^headworks: error: cannot connect to the control socket"' - "$HEADWORKS" "$CONTROL"
 check "ctl latency has a row of each export that was used" sh -c 'test "$("$1" ctl "$2" latency | tail -n +2 | cut -d" " -f1 | sort -u | tr "\n" " ")" = "fast slow "' - "$HEADWORKS" "$CONTROL"
 
-script seeing.py page "$HEADWORKS" "$CONTROL" "$PAGE"
-script seeing.py hostile "$PAGE"
+script observability.py page "$HEADWORKS" "$CONTROL" "$PAGE"
+script observability.py hostile "$PAGE"
 stop_server
 
 # More than a shard tells in one turn.
@@ -63,14 +63,14 @@ for number in {0..69}; do
 done
 serve --control "$CONTROL" --metrics 127.0.0.1:0 --shards 2 --spread "${exports[@]}"
 PAGE=$(sed -n 's/^metrics: //p' "$OUT")
-script seeing.py many "$HEADWORKS" "$CONTROL" "$PAGE" "$SOCKET" 70
+script observability.py many "$HEADWORKS" "$CONTROL" "$PAGE" "$SOCKET" 70
 stop_server
 
 # Writers side by side, whose requests meet in the queue.
 serve --metrics 127.0.0.1:0 --scheduler mq-deadline --queue-depth 1 "db=delay:all=3ms,of=mem:size=64M"
 load db --rw write --iodepth 128 --threads 4 --runtime 1 &
 LOAD=$!
-script seeing.py counters "$(sed -n 's/^metrics: //p' "$OUT")" $LOAD
+script observability.py counters "$(sed -n 's/^metrics: //p' "$OUT")" $LOAD
 wait $LOAD
 stop_server
 
