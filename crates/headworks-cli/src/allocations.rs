@@ -1,17 +1,17 @@
-//! Counts allocations, so that a benchmark can say that there were none.
+//! A counting allocator: lets a benchmark report how many allocations a run made.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, counted.
+/// The system allocator with a counter.
 struct Counting;
 
 // SAFETY: every call goes to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // Relaxed: only the number matters.
+        // Relaxed: the counter orders nothing.
         COUNT.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promise, passed on.
         unsafe { System.alloc(layout) }
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations of the process so far.
+/// Number of allocations of this process so far.
 pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! `headworks bench`: what to measure, in fio's words; in process or against a server.
+//! `headworks bench`: command line of the benchmark, in fio's terms; for a device in process or an NBD server.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use headworks_server::Spec;
 use headworks_server::units::{parse_size, parse_time};
 
 use crate::bench_nbd::{self, BenchNbdOptions};
-use crate::tunables::Queue;
+use crate::tunables::QueueArgs;
 use crate::{USAGE, bench_device, complain};
 
-/// Measures a device in process, or an NBD server.
+/// Measures a device in this process, or an NBD server
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -23,70 +23,71 @@ Examples:
   headworks bench --device null:size=1T --rw randwrite --feeders 16
   headworks bench --device mem:size=1G --cache 2G --rw randread       through the page cache
   headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify")]
-pub struct Options {
-    /// A device, in process
+pub struct BenchArgs {
+    /// Device to measure in this process
     #[arg(long, value_name = "SPEC", required_unless_present = "uri", conflicts_with = "uri")]
     device: Option<String>,
-    /// A server
+    /// NBD server to measure
     #[arg(long)]
     uri: Option<String>,
-    /// read, write, randread, randwrite or randrw
+    /// Access pattern: read, write, randread, randwrite or randrw
     #[arg(long, default_value = "randread")]
     rw: String,
-    /// Bytes of each request
+    /// Block size: bytes of each request
     #[arg(long, default_value = "4k", value_parser = parse_size)]
     bs: u64,
-    /// Requests in flight, on each thread
+    /// Requests in flight, per thread
     #[arg(long, default_value_t = 32)]
     iodepth: u32,
-    /// Threads: connections to a server, or shards in process
+    /// Number of threads: connections to a server, or shards in process
     #[arg(long, default_value_t = 1)]
     threads: u32,
-    /// Threads that feed one shard over rings, instead of shards that feed themselves (in process)
+    /// Number of threads that submit to one shard over rings (in process); without it each shard's thread submits
+    /// itself
     #[arg(long, value_name = "N", conflicts_with_all = ["uri", "threads", "ios"])]
     feeders: Option<u32>,
-    /// How long
+    /// Duration of the run
     #[arg(long, default_value = "5s", value_parser = parse_time, value_name = "TIME")]
     runtime: u64,
-    /// Stop after so many requests instead (in process)
+    /// Stop after this many requests instead of after --runtime (in process)
     #[arg(long, value_name = "N", conflicts_with = "uri")]
     ios: Option<u64>,
-    /// Use only so many bytes from the start (server), or the size of a device that names none
+    /// Use only this many bytes from the start (server), or the size of a device without one (in process)
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
-    /// A page cache for each thread; 0: none (in process)
+    /// Size of the page cache of each thread; 0: no cache (in process)
     #[arg(long, value_parser = parse_size, default_value = "0", conflicts_with = "uri", value_name = "SIZE")]
     cache: u64,
-    /// For random blocks
+    /// Seed of the random offsets
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// auto, uring or threads (in process)
+    /// I/O engine: auto, uring or threads (in process)
     #[arg(long, default_value = "auto", conflicts_with = "uri")]
     engine: String,
-    /// Write everything once before measuring (server)
+    /// Write the whole range once before measuring (server)
     #[arg(long, conflicts_with = "device")]
     fill: bool,
-    /// Check what is read against what was written (server)
+    /// Compare what is read with what was written (server)
     #[arg(long, conflicts_with = "device")]
     verify: bool,
-    /// With --verify: the export is new, so what was not written must read as zeros
+    /// With --verify: the export is new, so blocks that were never written must read as zeros
     #[arg(long, requires = "verify")]
     from_zeros: bool,
-    /// Ask for structured replies (server)
+    /// Negotiate structured replies (server)
     #[arg(long, conflicts_with = "device")]
     structured: bool,
-    /// Look for replies instead of sleeping (server)
+    /// Busy-poll for replies instead of sleeping (server)
     #[arg(long, conflicts_with = "device")]
     poll: bool,
     #[command(flatten)]
-    queue: Queue,
-    /// One JSON object
+    queue: QueueArgs,
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Measures.
-pub fn run(options: Options) -> ExitCode {
+/// Runs the benchmark and returns the exit code.
+pub fn run(options: BenchArgs) -> ExitCode {
     match measure(options) {
         Ok(()) => ExitCode::SUCCESS,
         Err((code, message)) => {
@@ -102,7 +103,7 @@ fn usage(error: impl std::fmt::Display) -> Failure {
     (USAGE, error.to_string())
 }
 
-fn measure(options: Options) -> Result<(), Failure> {
+fn measure(options: BenchArgs) -> Result<(), Failure> {
     let pattern: Pattern = options.rw.parse().map_err(usage)?;
     let block_bytes = u32::try_from(options.bs).ok().filter(|bytes| (1..=32 << 20).contains(bytes));
     let block_bytes =
@@ -126,7 +127,7 @@ fn measure(options: Options) -> Result<(), Failure> {
 
 fn in_process(
     device: &str,
-    options: &Options,
+    options: &BenchArgs,
     pattern: Pattern,
     block_bytes: u32,
 ) -> Result<(), Failure> {
@@ -136,7 +137,7 @@ fn in_process(
         device.set_default_size(size);
     }
     let queue = options.queue.clone();
-    let bench = bench_device::Options {
+    let bench = bench_device::DeviceBenchOptions {
         device,
         pattern,
         block_bytes,
@@ -156,7 +157,12 @@ fn in_process(
     bench_device::run(&bench).map_err(|message| (1, message))
 }
 
-fn server(uri: &str, options: &Options, pattern: Pattern, block_bytes: u32) -> Result<(), Failure> {
+fn server(
+    uri: &str,
+    options: &BenchArgs,
+    pattern: Pattern,
+    block_bytes: u32,
+) -> Result<(), Failure> {
     let uri: Uri = uri.parse().map_err(usage)?;
     let verify = match (options.verify, options.from_zeros) {
         (false, _) => Verify::Off,

@@ -1,9 +1,9 @@
-//! `headworks bench --device`: the path in process, from bio to device and back, without a protocol.
+//! `headworks bench --device`: measures the I/O path in process, from bio to device and back, without a protocol.
 //!
-//! A thread is a shard with a device of its own, driven as the server drives it: inputs in batches, actions through the same
-//! executor, one clock reading a turn. The generator keeps `iodepth` bios in flight and records each one's latency; stage
-//! statistics are on. What is printed beside the rate says whether the rate means anything: CPU time, turns, batch sizes,
-//! merges, allocations during the run.
+//! Each thread is a shard with a device of its own, driven like in the server: inputs in batches, actions through the
+//! same executor, one clock reading per turn. The generator keeps `iodepth` bios in flight and records the latency of
+//! each; stage statistics are on. The report shows CPU time, turns, batch sizes, merges and allocations, so that a
+//! reader can judge the rate.
 
 use std::time::{Duration, Instant as WallClock};
 
@@ -25,61 +25,61 @@ use serde_json::json;
 
 use crate::{allocations, bench_feeders};
 
-/// Shares of a run that is not counted: buffers and caches become warm.
+/// Warm-up before the measurement, as a fraction (1/n) of the run time.
 const WARM_UP: u32 = 10;
-/// Turns between looks at the wall clock's end of the run.
+/// Turns between two checks of the end time.
 const LOOK_EVERY: u32 = 64;
 
-/// Changes a queue's options.
+/// A function that changes the queue options.
 pub type Tune = Box<dyn Fn(&mut QueueOptions) -> Result<(), ConfigError> + Send + Sync>;
 
-/// What to measure.
-pub struct Options {
-    /// The device.
+/// Parameters of a benchmark in process.
+pub struct DeviceBenchOptions {
+    /// Device to measure, each thread its own.
     pub device: Spec,
-    /// Which blocks, in which direction.
+    /// Direction and order of the blocks.
     pub pattern: Pattern,
-    /// Bytes of a bio.
+    /// Bytes of each bio.
     pub block_bytes: u32,
-    /// Bios in flight.
+    /// Bios in flight per thread.
     pub iodepth: u32,
-    /// Shards, each with a thread and a device.
+    /// Number of shards, each with a thread and a device.
     pub threads: u32,
-    /// Threads that feed one shard over rings; 0: the shard's own thread makes the bios.
+    /// Number of threads that submit to one shard over rings; 0: the shard's thread submits itself.
     pub feeders: u32,
-    /// How long.
+    /// Duration of the measured part.
     pub runtime: Duration,
-    /// Stop after so many bios instead; for instruction counts.
+    /// Number of bios after which the run stops instead; for instruction counts.
     pub ios: Option<u64>,
-    /// For random blocks.
+    /// Seed of the random offsets.
     pub seed: u64,
-    /// How to wait for disks.
+    /// I/O engine of the shards.
     pub engine: EngineChoice,
-    /// Each shard's page cache.
+    /// Page cache of each shard.
     pub cache: CacheOptions,
-    /// How much of it may be dirty.
+    /// Limits of dirty data in it.
     pub dirty: DirtyOptions,
-    /// How the device's volume is cached.
+    /// Export options: write mode, weight and priority of the volume.
     pub share: Share,
-    /// Changes the queue's options.
+    /// Changes to the queue options.
     pub queue: Tune,
-    /// One JSON object instead of lines for people.
+    /// Print one JSON object instead of text.
     pub json: bool,
 }
 
-/// A cache of `bytes`.
+/// Cache options for a cache of `bytes`.
 ///
 /// # Errors
-/// Too small or too large.
+/// The size is out of range.
 pub fn cache_of(bytes: u64) -> Result<CacheOptions, ConfigError> {
     let units = u32::try_from(bytes.div_ceil(4096)).unwrap_or(u32::MAX);
     let cache = CacheOptions { units, ..CacheOptions::default() };
     cache.validate().map(|()| cache)
 }
 
-/// What one thread found.
+/// Measurements of one thread.
 #[derive(Default)]
-struct Found {
+struct ThreadResult {
     ios: u64,
     errors: u64,
     turns: u64,
@@ -92,8 +92,8 @@ struct Found {
     stages: [Histogram; Stage::COUNT],
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<(), String> {
+/// Runs the benchmark and prints the report.
+pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
     if options.feeders > 0 {
         return bench_feeders::run(options);
     }
@@ -106,7 +106,7 @@ pub fn run(options: &Options) -> Result<(), String> {
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
         }),
     };
-    let found: Vec<Found> = found.into_iter().collect::<Result<_, _>>()?;
+    let found: Vec<ThreadResult> = found.into_iter().collect::<Result<_, _>>()?;
     report(options, &found);
     match found.iter().map(|found| found.errors).sum::<u64>() {
         0 => Ok(()),
@@ -114,7 +114,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Which block comes next.
+/// Generator of the next block to access.
 pub struct Blocks {
     block_bytes: u64,
     pattern: Pattern,
@@ -124,11 +124,11 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The stream of one thread over a disk of `size` bytes.
+    /// Creates the block sequence of one thread on a disk of `size` bytes.
     ///
     /// # Errors
-    /// The disk is smaller than a block.
-    pub fn new(options: &Options, thread: u32, size: u64) -> Result<Self, String> {
+    /// The disk is smaller than one block.
+    pub fn new(options: &DeviceBenchOptions, thread: u32, size: u64) -> Result<Self, String> {
         let block_bytes = u64::from(options.block_bytes);
         let blocks = size / block_bytes;
         if blocks == 0 {
@@ -138,7 +138,7 @@ impl Blocks {
         Ok(Self { block_bytes, pattern: options.pattern, blocks, next_block: 0, prng })
     }
 
-    /// What to do, and where.
+    /// Returns the next operation and its offset.
     pub fn next(&mut self) -> (Op, u64) {
         let op = match self.pattern {
             Pattern::Read | Pattern::RandRead => Op::Read,
@@ -163,7 +163,7 @@ impl Blocks {
     }
 }
 
-/// The generator's end of the path.
+/// Generator side of the path: buffers, slots and latencies.
 struct Generator {
     buffers: Mapping,
     frames: Option<Mapping>,
@@ -179,7 +179,7 @@ struct Generator {
 }
 
 impl Generator {
-    fn new(options: &Options, thread: u32, size: u64) -> Result<Self, String> {
+    fn new(options: &DeviceBenchOptions, thread: u32, size: u64) -> Result<Self, String> {
         let stride = options.block_bytes as usize;
         let blocks = Blocks::new(options, thread, size)?;
         let buffers = Mapping::new(stride * options.iodepth as usize)
@@ -199,7 +199,7 @@ impl Generator {
         })
     }
 
-    /// Fills up to the depth.
+    /// Submits bios until `iodepth` are in flight.
     fn refill(&mut self, inputs: &mut Vec<Input>) {
         while let Some(slot) = self.free.pop() {
             self.started[slot as usize] = self.now;
@@ -256,7 +256,7 @@ impl Outlet for Generator {
     fn notice(&mut self, _notice: Notice) {}
 }
 
-/// A shard, its device and what drives them.
+/// A shard with its device, executor and generator.
 struct Driver {
     shard: Shard,
     executor: Executor,
@@ -266,10 +266,10 @@ struct Driver {
     inputs: Vec<Input>,
     batch: Vec<Input>,
     events: Vec<Event>,
-    found: Found,
+    found: ThreadResult,
 }
 
-fn one_thread(options: &Options, thread: u32) -> Result<Found, String> {
+fn one_thread(options: &DeviceBenchOptions, thread: u32) -> Result<ThreadResult, String> {
     let mut driver = Driver::new(options, thread).map_err(|error| error.to_string())?;
     let counted = options.ios.unwrap_or(u64::MAX);
     if options.ios.is_none() {
@@ -286,7 +286,7 @@ fn one_thread(options: &Options, thread: u32) -> Result<Found, String> {
 }
 
 impl Driver {
-    fn new(options: &Options, thread: u32) -> Result<Self, ConfigError> {
+    fn new(options: &DeviceBenchOptions, thread: u32) -> Result<Self, ConfigError> {
         if options.threads > 1 && matches!(options.device.base, headworks_server::Base::File { .. })
         {
             let message = "more than one thread needs a device of its own for each: null or mem";
@@ -317,11 +317,11 @@ impl Driver {
             inputs: Vec::with_capacity(4 * options.iodepth as usize + 16),
             batch: Vec::with_capacity(4 * options.iodepth as usize + 16),
             events: Vec::with_capacity(1024),
-            found: Found::default(),
+            found: ThreadResult::default(),
         })
     }
 
-    /// Turns until the time or the number of bios is over.
+    /// Runs turns until the time or the number of bios is reached.
     fn turns_for(&mut self, runtime: Duration, ios: u64) -> Result<(), String> {
         let end = self.clock.now().after(runtime.as_nanos() as u64);
         let mut until_look = LOOK_EVERY;
@@ -338,7 +338,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Until no device has a buffer or a frame of ours. What is dirty then is lost: nobody asked for it to be kept.
+    /// Runs turns until no device uses a buffer or frame of this process. Dirty data is discarded.
     fn drain(&mut self) -> Result<(), String> {
         while !self.shard.is_quiet() {
             self.turn(false)?;
@@ -363,7 +363,7 @@ impl Driver {
         if inputs.is_empty() {
             return self.wait();
         }
-        // As the reactor: until devices that answer at once have nothing more to say.
+        // Like the reactor: repeats until devices that complete synchronously have no more completions.
         while !inputs.is_empty() {
             std::mem::swap(inputs, batch);
             shard.handle(now, batch);
@@ -375,7 +375,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Everything is in the device.
+    /// Sleeps until a completion or a timer; all bios are in the device.
     fn wait(&mut self) -> Result<(), String> {
         let times = [self.generator.timer, self.executor.next_timeout()];
         let now = self.generator.now;
@@ -393,11 +393,11 @@ impl Driver {
         Ok(())
     }
 
-    /// The warm-up does not count.
+    /// Resets the counters after the warm-up.
     fn forget(&mut self) {
         (self.generator.ios, self.generator.errors) = (0, 0);
         self.generator.latency = Histogram::default();
-        self.found = Found::default();
+        self.found = ThreadResult::default();
         (self.found.requests, self.found.merges) = self.totals();
     }
 
@@ -409,7 +409,7 @@ impl Driver {
         (sum(|op| op.requests), sum(|op| op.merges))
     }
 
-    fn finish(mut self) -> Found {
+    fn finish(mut self) -> ThreadResult {
         let (requests, merges) = self.totals();
         self.found.requests = requests - self.found.requests;
         self.found.merges = merges - self.found.merges;
@@ -427,7 +427,7 @@ impl Driver {
     }
 }
 
-/// CPU time of this thread: what the path costs, whatever else the machine does.
+/// CPU time of this thread, in nanoseconds; independent of other load on the machine.
 fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call fills the struct it is given.
@@ -435,10 +435,10 @@ fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn report(options: &Options, found: &[Found]) {
-    let sum = |f: fn(&Found) -> u64| found.iter().map(f).sum::<u64>();
+fn report(options: &DeviceBenchOptions, found: &[ThreadResult]) {
+    let sum = |f: fn(&ThreadResult) -> u64| found.iter().map(f).sum::<u64>();
     let (ios, turns, requests) = (sum(|f| f.ios), sum(|f| f.turns), sum(|f| f.requests));
-    let rate = |f: &Found| f.ios as f64 * 1e9 / f.elapsed_ns.max(1) as f64;
+    let rate = |f: &ThreadResult| f.ios as f64 * 1e9 / f.elapsed_ns.max(1) as f64;
     let iops: f64 = found.iter().map(rate).sum();
     let mut latency = Histogram::default();
     found.iter().for_each(|found| latency.merge(&found.latency));
@@ -502,7 +502,7 @@ fn report(options: &Options, found: &[Found]) {
     );
 }
 
-/// For people.
+/// Nanoseconds as microseconds, for the text report.
 pub fn micros(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }

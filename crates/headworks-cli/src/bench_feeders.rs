@@ -1,7 +1,8 @@
-//! `headworks bench --device --feeders N`: threads that feed one owner over rings, as a program does that embeds the path.
+//! `headworks bench --device --feeders N`: threads that submit to one owner thread over rings, like a program that
+//! embeds the library.
 //!
-//! Each feeder keeps `iodepth` bios in flight and submits and takes answers in batches of 8 (fewer if the depth is less). What
-//! is printed beside the rate is what the hand-over costs: pushes, sleeps and wake-ups for each bio, of both ends.
+//! Each feeder keeps `iodepth` bios in flight; it submits and reaps in batches of 8 (fewer if the depth is less). The
+//! report shows the cost of the hand-over: pushes, sleeps and wake-ups per bio on both sides.
 
 use std::time::{Duration, Instant as WallClock};
 
@@ -12,16 +13,16 @@ use headworks_server::assemble::{Assembly, ExportSpec};
 use serde_json::json;
 
 use crate::allocations;
-use crate::bench_device::{Blocks, Options, micros};
+use crate::bench_device::{Blocks, DeviceBenchOptions, micros};
 
-/// The seed's `iodepth_batch_submit` and `iodepth_batch_complete`.
+/// Batch size, as fio's `iodepth_batch_submit` and `iodepth_batch_complete`.
 const BATCH: usize = 8;
-/// Shares of a run that is not counted.
+/// Warm-up before the measurement, as a fraction (1/n) of the run time.
 const WARM_UP: u32 = 10;
 
-/// What the run found.
+/// Sum of the measurements of all feeders.
 #[derive(Default)]
-struct Found {
+struct FeederResult {
     ios: u64,
     errors: u64,
     latency: Histogram,
@@ -32,8 +33,8 @@ struct Found {
     owner: Counts,
 }
 
-/// Measures and prints.
-pub fn run(options: &Options) -> Result<(), String> {
+/// Runs the benchmark and prints the report.
+pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
     let found = measure(options)?;
     report(options, &found);
     match found.errors {
@@ -42,7 +43,7 @@ pub fn run(options: &Options) -> Result<(), String> {
     }
 }
 
-fn measure(options: &Options) -> Result<Found, String> {
+fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
     let say = |error: headworks_core::ConfigError| error.to_string();
     let read_only = !options.pattern.writes();
     let export = ExportSpec::new(String::new(), options.device.clone(), read_only);
@@ -65,7 +66,7 @@ fn measure(options: &Options) -> Result<Found, String> {
     for (index, handle) in (0..).zip(handles) {
         feeders.push(Feeder::new(options, index, handle, volume)?);
     }
-    let mut found = Found::default();
+    let mut found = FeederResult::default();
     let begin = WallClock::now() + options.runtime / WARM_UP;
     let end = begin + options.runtime;
     std::thread::scope(|scope| {
@@ -97,7 +98,7 @@ fn add(total: &mut Counts, counts: Counts) {
     total.sleeps += counts.sleeps;
 }
 
-/// One thread's end.
+/// State of one submitting thread.
 struct Feeder {
     handle: Handle,
     blocks: Blocks,
@@ -112,7 +113,7 @@ struct Feeder {
 
 impl Feeder {
     fn new(
-        options: &Options,
+        options: &DeviceBenchOptions,
         index: u32,
         handle: Handle,
         volume: VolumeOptions,
@@ -131,7 +132,7 @@ impl Feeder {
         })
     }
 
-    /// Feeds until `end`; counts from `begin` on.
+    /// Submits until `end`; counts completions from `begin` on.
     fn run(mut self, begin: WallClock, end: WallClock) -> Self {
         let batch = BATCH.min(self.started.len());
         loop {
@@ -186,14 +187,14 @@ fn process_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn report(options: &Options, found: &Found) {
+fn report(options: &DeviceBenchOptions, found: &FeederResult) {
     let iops = found.ios as f64 / found.elapsed.as_secs_f64();
     let bytes = iops * f64::from(options.block_bytes);
     let cpu = found.cpu_ns as f64 / found.ios.max(1) as f64;
     let latency = |per_mille| found.latency.percentile(per_mille);
-    // Counts are of the whole run.
+    // Counters cover the whole run, warm-up included.
     let per_io = |count: u64| count as f64 / found.feeders.messages.max(1) as f64;
-    let Found { feeders, owner, .. } = found;
+    let FeederResult { feeders, owner, .. } = found;
     if options.json {
         let end = |counts: &Counts| json!({"pushes": counts.pushes, "wakes": counts.wakes, "sleeps": counts.sleeps, "messages": counts.messages});
         println!(

@@ -1,21 +1,21 @@
-//! `headworks bench --uri`: measures an NBD server and prints what was found.
+//! `headworks bench --uri`: measures an NBD server and prints the report.
 //!
-//! The figures are IOPS, bytes a second, latency and the client's own time per request; with `--verify`, how many reads
-//! were compared. A server that answered with errors makes the command fail, after the figures are printed.
+//! The report has IOPS, bytes per second, latency and the client's CPU time per request; with `--verify` also the
+//! number of compared reads. The command fails after the report if the server answered a request with an error.
 
 use headworks_nbd::client::bench::{self, BenchOptions, BenchReport, Direction, Tally, Waiting};
 use headworks_nbd::client::{ClientError, Histogram};
 use serde_json::{Value, json};
 
-/// What to measure and how to print it.
+/// Parameters of a benchmark of a server.
 pub struct BenchNbdOptions {
-    /// The benchmark.
+    /// The benchmark itself.
     pub bench: BenchOptions,
-    /// One JSON object instead of lines for people.
+    /// Print one JSON object instead of text.
     pub json: bool,
 }
 
-/// Measures and prints.
+/// Runs the benchmark and prints the report.
 pub fn run(options: &BenchNbdOptions) -> Result<(), ClientError> {
     let report = bench::run(&options.bench)?;
     if let Some(warning) = &report.warning {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_per_second_and_per_request() {
+    fn report_has_rates_per_second_and_cpu_per_request() {
         let options = BenchOptions::new("nbd://h".parse().expect("a good URI"));
         let text = as_text(&options, &report());
         assert!(

@@ -1,4 +1,4 @@
-//! `headworks completions SHELL`: what makes a shell complete this command, out of the description of the command line itself.
+//! `headworks completions SHELL`: completion scripts, generated from the description of the command line.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Command, ValueEnum};
 use clap_complete::shells;
 
-/// Prints what completes this command in a shell.
+/// Prints a completion script for a shell
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -16,8 +16,8 @@ Examples:
   . <(headworks completions bash)                       for this shell only
 
 `make install` writes all three.")]
-pub struct Options {
-    /// For which shell
+pub struct CompletionsArgs {
+    /// Shell that the script is for
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -29,9 +29,9 @@ enum Shell {
     Fish,
 }
 
-/// From the words to the exit code.
-pub fn run(options: &Options, command: Command) -> ExitCode {
-    // Nobody may be reading.
+/// Prints the script and returns the exit code.
+pub fn run(options: &CompletionsArgs, command: Command) -> ExitCode {
+    // Standard output may be closed.
     let _ = std::io::stdout().write_all(&script(options.shell, command));
     ExitCode::SUCCESS
 }
@@ -53,7 +53,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn every_shell_hears_of_every_command() {
+    fn every_shell_script_names_every_command() {
         let command = crate::Cli::command();
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let text = String::from_utf8(script(shell, command.clone())).unwrap();

@@ -1,7 +1,7 @@
-//! `headworks ctl SOCKET ...`: one request to a running server's control socket, its answer for people or as JSON.
+//! `headworks ctl SOCKET ...`: one request to the control socket of a running server, and its answer as text or JSON.
 //!
-//! The server knows the names and the ranges; this only carries words. What it refuses ends with 1 and one sentence; what is
-//! wrong with the words of the command line ends with 2.
+//! The server validates names and values. A request that it refuses prints one sentence and exits with 1; a usage
+//! error exits with 2.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,15 +14,15 @@ use headworks::display_size;
 use headworks_server::control::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 
-use crate::ctl_exports as live;
+use crate::ctl_exports::ExportCommand;
 use crate::{USAGE, complain, observe};
 
-/// Everything but a switch is answered at once; a shard that is stuck is given up by the server before this.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Far more than the longest answer; a peer that sends more is no control socket.
+/// Time-out for an answer. The server gives up a stuck shard earlier and says so.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest accepted answer, far above the longest real one; a peer that sends more is no control socket.
 const ANSWER_MAX: u64 = 256 << 20;
 
-/// Looks at a running server and changes it, by its control socket.
+/// Controls a running server through its control socket
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -51,64 +51,65 @@ Examples:
 
 Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; our own begin with hw_. hw0 is the first device: images on one filesystem are one
 device, and `get exports/NAME/device` says which. A value that is refused changes nothing.")]
-pub struct Options {
-    /// The socket that the server was given with --control
+pub struct CtlArgs {
+    /// Control socket of the server (its --control)
     #[arg(value_name = "SOCKET")]
     socket: PathBuf,
     #[command(subcommand)]
-    what: What,
-    /// JSON, as the server gave it
+    command: CtlCommand,
+    /// Print the server's answer as JSON
     #[arg(long, global = true)]
     json: bool,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// Shows one value, those below a path, or all
+enum CtlCommand {
+    /// Prints one value, all values below a path, or all values
     Get {
-        /// Such as hw0/queue/scheduler, hw0/queue, exports/db or connections
+        /// Path such as hw0/queue/scheduler, hw0/queue, exports/db or connections
         path: Option<String>,
     },
     /// Changes a value while the server runs
     Set {
-        /// Such as hw0/queue/nr_requests, or PATH=VALUE
+        /// Path such as hw0/queue/nr_requests, or PATH=VALUE
         path: String,
-        /// Its new value
+        /// New value
         value: Option<String>,
     },
-    /// Counters and times of exports, devices and connections
+    /// Prints counters and stage times of exports, devices and connections
     Stats,
-    /// Lines as in /proc/diskstats, one for each device
+    /// Prints one line per device in the format of /proc/diskstats
     Diskstats,
     #[command(flatten)]
-    Live(live::Live),
-    /// What clients waited for: percentiles of all exports, or all buckets of one
+    Export(ExportCommand),
+    /// Prints latency percentiles of all exports, or the histogram of one
     Latency {
-        /// The export; `default` is the one without a name
+        /// Export name; `default` is the export without a name
         export: Option<String>,
     },
-    /// Where the slow requests of an export spent the last minute
+    /// Explains where the slow requests of an export spent the last minute
     Why {
-        /// The export; `default` is the one without a name
+        /// Export name; `default` is the export without a name
         export: String,
     },
-    /// Who is connected
+    /// Lists the connected clients
     Connections,
-    /// Shows how much is logged, or changes it while the server runs
+    /// Prints the log level, or changes it while the server runs
     LogLevel {
         /// error, warn, info, debug or trace
         level: Option<String>,
     },
-    /// Lists the acknowledged ranges of an export that could not be written out
+    /// Lists the ranges of an export that were acknowledged and could not be written
     Failed {
-        /// The export; `default` is the one without a name
+        /// Export name; `default` is the export without a name
         export: String,
     },
-    /// DESTROYS DATA: discards acknowledged writes of an export that could not be written out, so that its flushes succeed again
+    /// DESTROYS DATA: discards acknowledged writes that could not be written, so that flushes of the export succeed
+    /// again
     ///
     /// Without --yes it prints how many bytes would be lost, changes nothing and exits with 1.
     DiscardFailed {
-        /// The export; `default` is the one without a name
+        /// Export name; `default` is the export without a name
         export: String,
         /// Discard the data
         #[arg(long)]
@@ -116,15 +117,15 @@ enum What {
     },
 }
 
-/// Whether the server reported what `discard-failed` would destroy and waits for `--yes`.
-fn is_unconfirmed(what: &What, result: &Value) -> bool {
+/// Returns true if `discard-failed` would destroy data and `--yes` was not given.
+fn is_unconfirmed(command: &CtlCommand, result: &Value) -> bool {
     let loses = || result["was_suspect"] == true || result["failed_bytes"] != 0;
-    matches!(what, What::DiscardFailed { yes: false, .. }) && loses()
+    matches!(command, CtlCommand::DiscardFailed { yes: false, .. }) && loses()
 }
 
-/// One request, from the command line to its exit code.
-pub fn run(options: &Options) -> ExitCode {
-    let (method, params) = match request(&options.what) {
+/// Sends the request, prints the answer and returns the exit code.
+pub fn run(options: &CtlArgs) -> ExitCode {
+    let (method, params) = match request(&options.command) {
         Ok(request) => request,
         Err(error) => {
             complain(error);
@@ -133,16 +134,16 @@ pub fn run(options: &Options) -> ExitCode {
     };
     match ask(&options.socket, method, &params) {
         Ok(result) => {
-            let unconfirmed = is_unconfirmed(&options.what, &result);
+            let unconfirmed = is_unconfirmed(&options.command, &result);
             if unconfirmed && !options.json {
                 complain(would_discard(&result));
                 return ExitCode::FAILURE;
             }
             let text = match options.json {
                 true => format!("{result:#}\n"),
-                false => show(&options.what, &result),
+                false => show(&options.command, &result),
             };
-            // Nobody may be reading.
+            // Standard output may be closed.
             let _ = std::io::stdout().write_all(text.as_bytes());
             if unconfirmed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
@@ -153,11 +154,11 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
-fn request(what: &What) -> Result<(&'static str, Value), String> {
-    Ok(match what {
-        What::Get { path: None } => ("get", json!({})),
-        What::Get { path: Some(path) } => ("get", json!({ "path": path })),
-        What::Set { path, value } => {
+fn request(command: &CtlCommand) -> Result<(&'static str, Value), String> {
+    Ok(match command {
+        CtlCommand::Get { path: None } => ("get", json!({})),
+        CtlCommand::Get { path: Some(path) } => ("get", json!({ "path": path })),
+        CtlCommand::Set { path, value } => {
             let both = match value {
                 Some(value) => Some((path.as_str(), value.as_str())),
                 None => path.split_once('='),
@@ -167,35 +168,35 @@ fn request(what: &What) -> Result<(&'static str, Value), String> {
             };
             ("set", json!({ "path": path, "value": value }))
         }
-        What::Stats => ("stats", json!({})),
-        What::Diskstats => ("diskstats", json!({})),
-        What::Live(live) => live.request(),
-        What::Latency { export: None } => ("stats", json!({})),
-        What::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
-        What::Why { export } => ("why", json!({ "export": export })),
-        What::Connections => ("connections", json!({})),
-        What::LogLevel { level: None } => ("log-level", json!({})),
-        What::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
-        What::Failed { export } => ("failed", json!({ "export": export })),
-        What::DiscardFailed { export, yes } => {
+        CtlCommand::Stats => ("stats", json!({})),
+        CtlCommand::Diskstats => ("diskstats", json!({})),
+        CtlCommand::Export(command) => command.request(),
+        CtlCommand::Latency { export: None } => ("stats", json!({})),
+        CtlCommand::Latency { export: Some(export) } => ("histograms", json!({ "export": export })),
+        CtlCommand::Why { export } => ("why", json!({ "export": export })),
+        CtlCommand::Connections => ("connections", json!({})),
+        CtlCommand::LogLevel { level: None } => ("log-level", json!({})),
+        CtlCommand::LogLevel { level: Some(level) } => ("log-level", json!({ "level": level })),
+        CtlCommand::Failed { export } => ("failed", json!({ "export": export })),
+        CtlCommand::DiscardFailed { export, yes } => {
             ("discard-failed", json!({ "export": export, "confirm": yes }))
         }
     })
 }
 
-/// Asks the server; the error is a sentence.
+/// Sends one request and returns its result, or an error sentence for the user.
 pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String> {
     let at = socket.display();
     let mut stream = UnixStream::connect(socket)
         .map_err(|error| format!("cannot connect to the control socket {at}: {error}"))?;
-    // A switch may wait for commands as long as the server's io_timeout allows, a write-out as long as the device takes; the
-    // server says when that is over.
+    // No time-out for these: a change waits for commands up to the server's io_timeout, a write-out as long as the
+    // device takes, and the server itself ends both.
     let waits = ["set", "add", "remove", "resize", "drain"].contains(&method);
-    let patience = (!waits).then_some(PATIENCE);
+    let timeout = (!waits).then_some(ANSWER_TIMEOUT);
     let broken = |error: std::io::Error| format!("the control socket {at} is broken: {error}");
-    stream.set_read_timeout(patience).map_err(broken)?;
+    stream.set_read_timeout(timeout).map_err(broken)?;
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
-    // A server that refuses everybody answers without reading.
+    // A server at its limit of control clients answers without reading.
     let sent = stream.write_all(format!("{request}\n").as_bytes());
     let mut line = String::new();
     let read = BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line);
@@ -211,7 +212,7 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
     }
 }
 
-/// The server's sentence, with what would be right and the errno where it does not say so already.
+/// Formats an error answer: the message, the accepted values and the errno, each once.
 fn refusal(error: &Value) -> String {
     let mut text = error["message"].as_str().unwrap_or("the server refused").to_owned();
     let data = |name: &str| error["data"][name].as_str();
@@ -224,24 +225,24 @@ fn refusal(error: &Value) -> String {
     text
 }
 
-fn show(what: &What, result: &Value) -> String {
-    match what {
-        What::Get { path } => show_values(path.as_deref().unwrap_or_default(), result),
-        What::Set { .. } => show_values("", result),
-        What::Stats => show_stats(result),
-        What::Diskstats => list(result).iter().map(diskstats_line).collect(),
-        What::Live(live) => live.show(result),
-        What::Connections => show_connections(result),
-        What::LogLevel { .. } => plain(&result["level"]) + "\n",
-        What::Latency { export: None } => observe::show_percentiles(result),
-        What::Latency { .. } => observe::show_histograms(result),
-        What::Why { .. } => observe::show_why(result),
-        What::Failed { .. } => show_failed(result),
-        What::DiscardFailed { .. } => show_discarded(result),
+fn show(command: &CtlCommand, result: &Value) -> String {
+    match command {
+        CtlCommand::Get { path } => show_values(path.as_deref().unwrap_or_default(), result),
+        CtlCommand::Set { .. } => show_values("", result),
+        CtlCommand::Stats => show_stats(result),
+        CtlCommand::Diskstats => list(result).iter().map(diskstats_line).collect(),
+        CtlCommand::Export(command) => command.show(result),
+        CtlCommand::Connections => show_connections(result),
+        CtlCommand::LogLevel { .. } => plain(&result["level"]) + "\n",
+        CtlCommand::Latency { export: None } => observe::show_percentiles(result),
+        CtlCommand::Latency { .. } => observe::show_histograms(result),
+        CtlCommand::Why { .. } => observe::show_why(result),
+        CtlCommand::Failed { .. } => show_failed(result),
+        CtlCommand::DiscardFailed { .. } => show_discarded(result),
     }
 }
 
-/// A string without its quotes, anything else as JSON has it.
+/// A string without its quotes, anything else as JSON.
 pub fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -254,7 +255,7 @@ fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().into_iter().flatten()
 }
 
-/// The value alone for one name, as cat shows a file of sysfs; lines for several.
+/// Formats one value alone, as cat shows a file in sysfs; several as `path = value` lines.
 fn show_values(path: &str, values: &Value) -> String {
     if let Some(value) = values.get(path.trim_matches('/')) {
         return plain(value) + "\n";
@@ -294,7 +295,7 @@ fn show_connections(connections: &Value) -> String {
     text
 }
 
-/// What `discard-failed --yes` destroyed.
+/// Formats the result of `discard-failed --yes`.
 fn show_discarded(result: &Value) -> String {
     let export = plain(&result["export"]);
     match result["discarded"] == true {
@@ -303,7 +304,7 @@ fn show_discarded(result: &Value) -> String {
     }
 }
 
-/// What `discard-failed` without `--yes` says: the loss, and how to go on.
+/// Formats what `discard-failed` without `--yes` would destroy, and how to go on.
 fn would_discard(result: &Value) -> String {
     let export = plain(&result["export"]);
     format!(
@@ -313,7 +314,7 @@ fn would_discard(result: &Value) -> String {
     )
 }
 
-/// The data at stake: bytes held after failed write-out, and writes that a failed flush left in doubt.
+/// Formats the loss: bytes kept after failed write-back, and writes in doubt since a failed device flush.
 fn losses(result: &Value) -> String {
     let bytes = result["failed_bytes"].as_u64().unwrap_or_default();
     let mut parts = vec![format!("{bytes} acknowledged bytes ({})", display_size(bytes))];
@@ -340,7 +341,7 @@ fn show_failed(result: &Value) -> String {
     }
 }
 
-/// The page cache and what of it is dirty; nothing where there is none.
+/// Formats the lines about the page cache and dirty data; empty without a cache.
 fn show_cache(cache: &Value, dirty: &Value) -> String {
     let mut text = String::new();
     let count = |table: &Value, name: &str| table[name].as_u64().unwrap_or_default();
@@ -452,7 +453,7 @@ fn stages(stages: &Value) -> String {
     order.map(stage).join(", ")
 }
 
-/// Nanoseconds as people say them.
+/// Formats nanoseconds with a fitting unit.
 fn time(ns: &Value) -> String {
     match ns.as_u64().unwrap_or_default() {
         ns @ 0..1_000 => format!("{ns} ns"),
@@ -467,7 +468,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_value_is_shown_as_sysfs_shows_it_and_several_as_lines() {
+    fn one_value_prints_like_sysfs_several_as_lines() {
         let one = json!({ "hw0/queue/scheduler": "none [mq-deadline]" });
         assert_eq!(show_values("hw0/queue/scheduler", &one), "none [mq-deadline]\n");
         assert_eq!(show_values("/hw0/queue/scheduler/", &one), "none [mq-deadline]\n");
@@ -476,10 +477,10 @@ mod tests {
     }
 
     #[test]
-    fn a_set_takes_both_forms_and_a_value_may_hold_an_equals_sign() {
+    fn set_accepts_both_forms_and_equals_sign_in_value() {
         let params = |path: &str, value: Option<&str>| {
             let value = value.map(str::to_owned);
-            request(&What::Set { path: path.into(), value }).map(|(_, params)| params)
+            request(&CtlCommand::Set { path: path.into(), value }).map(|(_, params)| params)
         };
         let expected = json!({ "path": "a/b", "value": "c" });
         assert_eq!(params("a/b", Some("c")), Ok(expected.clone()));
@@ -489,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_shown_in_mebibytes_and_only_if_there_is_one() {
+    fn cache_sizes_print_in_mib_and_only_with_cache() {
         assert_eq!(show_cache(&Value::Null, &Value::Null), "");
         let cache = json!({ "units": 512, "resident": 256, "hits": 3, "misses": 1, "filled": 1,
             "read_ahead": 0, "evicted": 0, "held": 1, "folios": [0, 7, 0, 0, 0, 0, 0, 0, 0, 1] });
@@ -523,7 +524,7 @@ mod tests {
             json!({ "export": "a", "was_suspect": suspect, "unflushed": 3, "failed_bytes": bytes,
                 "discarded": discarded })
         };
-        let command = |yes| What::DiscardFailed { export: "a".into(), yes };
+        let command = |yes| CtlCommand::DiscardFailed { export: "a".into(), yes };
         assert!(is_unconfirmed(&command(false), &answer(false, 4096, false)));
         assert!(is_unconfirmed(&command(false), &answer(true, 0, false)));
         assert!(!is_unconfirmed(&command(false), &answer(false, 0, false)));
@@ -542,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_the_range_once_and_the_errno() {
+    fn refusal_names_accepted_range_once_and_errno() {
         let error = |message: &str| {
             let data = json!({ "errno": "EINVAL", "accepted": "1..=4096" });
             refusal(&json!({ "code": -32000, "message": message, "data": data }))
@@ -553,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_diskstats_reads_as_the_kernels() {
+    fn diskstats_line_has_kernel_format() {
         let fields: serde_json::Map<String, Value> = DISKSTATS_FIELDS
             .iter()
             .enumerate()

@@ -1,4 +1,4 @@
-//! The commands of `headworks ctl` that change what is served: `exports`, `add`, `remove`, `resize`, `drain`.
+//! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`.
 
 use clap::Subcommand;
 use headworks::display_size;
@@ -7,47 +7,47 @@ use serde_json::{Value, json};
 use crate::ctl::{list, plain};
 
 #[derive(Subcommand)]
-pub enum Live {
-    /// What is served: a row for each export
+pub enum ExportCommand {
+    /// Lists the exports, one row each
     Exports,
-    /// Serves one more export; clients may choose it when this returns
+    /// Adds an export; clients can open it when the command returns
     Add {
-        /// SPEC or NAME=SPEC, as for `headworks serve`; a file that is served already is shared
+        /// SPEC or NAME=SPEC, as for `headworks serve`; an image that is already served is shared
         #[arg(value_name = "[NAME=]SPEC")]
         spec: String,
-        /// Clients may only read
+        /// Make the export read-only
         #[arg(long)]
         read_only: bool,
     },
-    /// Serves an export no longer: it is written out and flushed, its image is closed and unlocked
+    /// Removes an export: writes it out, flushes, closes and unlocks its image
     Remove {
-        /// The export; `default` is the one without a name
+        /// Export name; `default` is the export without a name
         export: String,
-        /// Also if clients are connected: they are closed when their requests are answered
+        /// Disconnect its clients after their requests in flight are answered
         #[arg(long)]
         force: bool,
     },
-    /// Gives an export more bytes, and its image with it; clients see them when they connect anew
+    /// Grows an export and its image; clients see the new size when they reconnect
     Resize {
-        /// The export; `default` is the one without a name
+        /// Export name; `default` is the export without a name
         export: String,
-        /// Its new size, such as 20G; without it: the size that its file or disk has now
+        /// New size, such as 20G; without it: the present size of the file or disk
         size: Option<String>,
     },
-    /// Writes out everything that is dirty and flushes the devices; returns when that is done
+    /// Writes all dirty data and flushes the devices; returns when done
     Drain {
-        /// The export; without it all of them
+        /// Export name; without it all exports
         export: Option<String>,
     },
 }
 
-impl Live {
-    /// The method and its parameters.
+impl ExportCommand {
+    /// Returns the JSON-RPC method and its parameters.
     pub fn request(&self) -> (&'static str, Value) {
         match self {
             Self::Exports => ("exports", json!({})),
             Self::Add { spec, read_only } => {
-                // A path is this shell's, not the server's.
+                // A relative path is relative to this process, not the server.
                 let cwd = std::env::current_dir().unwrap_or_default();
                 let cwd = cwd.to_string_lossy();
                 ("add", json!({ "spec": spec, "read_only": read_only, "cwd": cwd }))
@@ -62,7 +62,7 @@ impl Live {
         }
     }
 
-    /// The answer, for people.
+    /// Formats the answer as text.
     pub fn show(&self, result: &Value) -> String {
         let export = plain(&result["export"]);
         match self {
@@ -104,7 +104,7 @@ fn size(bytes: &Value) -> String {
     bytes.as_u64().map_or_else(|| "-".to_owned(), display_size)
 }
 
-/// Columns as wide as what is in them.
+/// Formats the list of exports; columns are as wide as their content.
 fn table(exports: &Value) -> String {
     let head = [
         "NAME", "SIZE", "DEVICE", "CACHE", "ACCESS", "WEIGHT", "IOPRIO", "CLIENTS", "DIRTY",
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_for_each_export_under_the_names_of_its_columns() {
+    fn exports_table_has_one_row_per_export() {
         let row = |name: &str, clients: u32| {
             json!({ "name": name, "size": 1 << 30, "device": "hw0", "cache": "writeback",
                 "read_only": clients == 0, "weight": 100, "ioprio": "be,4", "clients": clients,
@@ -162,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn answers_say_what_was_done() {
-        let remove = Live::Remove { export: String::new(), force: true };
+    fn answers_tell_what_was_done() {
+        let remove = ExportCommand::Remove { export: String::new(), force: true };
         let gone = |clients: u32, closed: bool| {
             remove.show(&json!({ "export": "a", "clients": clients, "closed": closed }))
         };
         assert_eq!(gone(0, true), "a: removed; its image is closed\n");
         assert!(gone(3, false).contains("3 clients were closed; another export"));
-        let resize = Live::Resize { export: String::new(), size: None };
+        let resize = ExportCommand::Resize { export: String::new(), size: None };
         let resized = |before: u64, size: u64| {
             resize.show(&json!({ "export": "a", "before": before, "size": size }))
         };

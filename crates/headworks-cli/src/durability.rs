@@ -1,22 +1,22 @@
-//! What a server promises of writes, in words: how they are acknowledged, and what a crash may lose.
+//! Durability of exports in words: when a write is acknowledged, and what a crash or power cut may lose.
 
 use headworks::display_size;
 use headworks_core::WriteMode;
 use headworks_core::writeback::DirtyOptions;
 
-/// An export, as far as it matters here.
-pub struct Promise<'a> {
-    /// Its name for people.
+/// The properties of an export that decide what a crash loses.
+pub struct ExportDurability<'a> {
+    /// Name for messages.
     pub name: &'a str,
-    /// Its bytes outlive the process.
+    /// The data outlives the process.
     pub lasting: bool,
-    /// Nobody may write it.
+    /// Clients cannot write.
     pub read_only: bool,
     /// When a write is acknowledged.
     pub mode: WriteMode,
 }
 
-/// The most that may be dirty in a cache of `bytes`.
+/// Upper limit of dirty bytes in a cache of `bytes`.
 pub fn dirty_limit(bytes: u64, dirty: &DirtyOptions) -> u64 {
     match dirty.dirty_bytes {
         0 => (u128::from(bytes) * u128::from(dirty.dirty_ratio) / 100) as u64,
@@ -24,8 +24,8 @@ pub fn dirty_limit(bytes: u64, dirty: &DirtyOptions) -> u64 {
     }
 }
 
-/// When a write is acknowledged: `writeback: ...`, or of several modes each with its exports.
-pub fn write_modes(exports: &[Promise]) -> String {
+/// Describes when writes are acknowledged: `writeback: ...`, with export names if modes differ.
+pub fn write_modes(exports: &[ExportDurability]) -> String {
     grouped(exports, "; ", |export| {
         let means = match export.mode {
             WriteMode::Writeback => {
@@ -41,8 +41,8 @@ pub fn write_modes(exports: &[Promise]) -> String {
     })
 }
 
-/// What a kill -9 may lose, and a power cut, where `dirty` bytes may be in the cache alone.
-pub fn loss(exports: &[Promise], dirty: u64) -> String {
+/// Describes what a kill -9 and a power cut may lose, with at most `dirty` bytes only in the cache.
+pub fn loss(exports: &[ExportDurability], dirty: u64) -> String {
     let most = display_size(dirty);
     grouped(exports, "; ", |export| {
         let lost = match export.mode {
@@ -66,11 +66,11 @@ pub fn loss(exports: &[Promise], dirty: u64) -> String {
     })
 }
 
-/// What is said of each export, the same words once: `WORD: TEXT`, and if exports differ `WORD (names): TEXT`.
+/// Joins equal texts: `WORD: TEXT` if all exports agree, else `WORD (names): TEXT` per group.
 fn grouped<'a>(
-    exports: &[Promise<'a>],
+    exports: &[ExportDurability<'a>],
     between: &str,
-    say: impl Fn(&Promise<'a>) -> (&'static str, String),
+    say: impl Fn(&ExportDurability<'a>) -> (&'static str, String),
 ) -> String {
     let mut groups: Vec<((&'static str, String), Vec<&str>)> = Vec::new();
     for export in exports {
@@ -97,12 +97,12 @@ fn grouped<'a>(
 mod tests {
     use super::*;
 
-    fn export(name: &str, mode: WriteMode) -> Promise<'_> {
-        Promise { name, lasting: true, read_only: false, mode }
+    fn export(name: &str, mode: WriteMode) -> ExportDurability<'_> {
+        ExportDurability { name, lasting: true, read_only: false, mode }
     }
 
     #[test]
-    fn what_all_exports_have_is_said_once_and_what_differs_by_name() {
+    fn equal_modes_print_once_different_ones_with_names() {
         let same = [export("a", WriteMode::Writeback), export("b", WriteMode::Writeback)];
         assert!(write_modes(&same).starts_with("writeback: an acknowledged write is in the cache"));
         let mixed = [
@@ -116,14 +116,14 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_loses_what_the_mode_leaves_in_memory() {
+    fn loss_depends_on_write_mode() {
         let one = |mode| loss(&[export("a", mode)], 50 << 20);
         assert!(one(WriteMode::None).starts_with("nothing that was acknowledged; a power cut"));
         assert_eq!(one(WriteMode::None), one(WriteMode::Writethrough));
         assert!(one(WriteMode::Writeback).contains("not flushed, at most 50 MiB"));
         assert!(one(WriteMode::Unsafe).contains("flushed or not, at most 50 MiB"));
-        let memory = Promise { lasting: false, ..export("m", WriteMode::None) };
-        let read_only = Promise { read_only: true, ..export("r", WriteMode::Writeback) };
+        let memory = ExportDurability { lasting: false, ..export("m", WriteMode::None) };
+        let read_only = ExportDurability { read_only: true, ..export("r", WriteMode::Writeback) };
         let text = loss(&[memory, read_only, export("w", WriteMode::None)], 0);
         assert!(
             text.starts_with("of m everything: its bytes are in memory; of r nothing"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_limit_what_is_dirty_before_the_ratio_does() {
+    fn dirty_bytes_limits_before_dirty_ratio() {
         let mut dirty = DirtyOptions::default();
         assert_eq!(dirty_limit(100 << 20, &dirty), 20 << 20);
         dirty.dirty_bytes = 8 << 20;

@@ -1,7 +1,7 @@
-//! Where messages go and how many of them: standard error, the journal, syslog, nowhere.
+//! Log targets and levels: standard error, the journal, syslog or none.
 //!
-//! Standard error that is the journal's (`JOURNAL_STREAM` names it) gets each line's priority in the journal's own form, `<4>`,
-//! instead of a time and a level in words: the journal has both. How much is said is switched while the server runs.
+//! If standard error is the journal (`JOURNAL_STREAM` names it), each line starts with its priority (`<4>`) in place
+//! of time and level. The level can change while the server runs.
 
 use std::ffi::CString;
 use std::io::{self, IsTerminal, Write};
@@ -17,19 +17,19 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Where messages go.
+/// Target of log messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogTo {
-    // No documentation on purpose: it would make the help of every option a paragraph.
+    // No doc comments here: clap would turn the help of every option into paragraphs.
     Stderr,
     Syslog,
     Null,
 }
 
-/// Starts to log; `verbose` times more than what an operator should know.
+/// Installs the logger; each `verbose` raises the level by one above info.
 ///
 /// # Errors
-/// There is no system log.
+/// The target is syslog and there is none.
 pub fn install(to: LogTo, verbose: u8) -> Result<LogLevel, ConfigError> {
     let level = match verbose {
         0 => LevelFilter::INFO,
@@ -49,14 +49,14 @@ pub fn install(to: LogTo, verbose: u8) -> Result<LogLevel, ConfigError> {
     tracing_subscriber::registry().with(layer.with_filter(filter)).init();
     Ok(LogLevel::new(move |wanted| {
         if let Some(level) = wanted.and_then(|wanted| wanted.parse::<LevelFilter>().ok()) {
-            // It fails only when nothing listens any more.
+            // Fails only after the subscriber is gone.
             let _ = handle.reload(level);
         }
         name(handle.clone_current().unwrap_or(LevelFilter::OFF))
     }))
 }
 
-/// The filter's place among the names, which are in the order of what they let through.
+/// Name of the filter; the names are ordered by verbosity.
 fn name(level: LevelFilter) -> &'static str {
     let levels = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
     let place = levels.into_iter().position(|one| LevelFilter::from_level(one) == level);
@@ -78,7 +78,7 @@ impl Sink {
             LogTo::Stderr => Ok(Self::Stderr),
             LogTo::Null => Ok(Self::Null),
             LogTo::Syslog if std::path::Path::new("/dev/log").exists() => {
-                // SAFETY: the name is static, which openlog asks for.
+                // SAFETY: openlog keeps the pointer, and the string is static.
                 unsafe {
                     let options = libc::LOG_PID | libc::LOG_NDELAY;
                     libc::openlog(c"headworks".as_ptr(), options, libc::LOG_DAEMON);
@@ -93,7 +93,7 @@ impl Sink {
     }
 }
 
-/// Whether standard error is the journal's, and not a file that the service was given beside it.
+/// Returns true if standard error is the journal itself, not a file that the service was given instead.
 fn is_journal() -> bool {
     let Ok(named) = std::env::var("JOURNAL_STREAM") else { return false };
     // SAFETY: plain data that the call fills.
@@ -128,14 +128,14 @@ fn priority(level: Level) -> libc::c_int {
     }
 }
 
-/// One message on its way.
+/// One log message while it is formatted.
 struct Line {
     sink: Sink,
     priority: libc::c_int,
 }
 
 impl Write for Line {
-    /// Takes a whole message.
+    /// Writes a complete message.
     fn write(&mut self, message: &[u8]) -> io::Result<usize> {
         match self.sink {
             Sink::Stderr => io::stderr().write_all(message)?,
@@ -157,7 +157,7 @@ impl Write for Line {
     }
 }
 
-/// Every line of a message with its priority: the journal makes an entry of each.
+/// Prefixes every line with the priority: the journal makes an entry of each line.
 fn marked(priority: libc::c_int, message: &[u8]) -> Vec<u8> {
     let mut marked = Vec::with_capacity(message.len() + 8);
     for line in message.trim_ascii_end().split(|byte| *byte == b'\n') {
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_journal_gets_the_priority_of_each_line() {
+    fn every_line_gets_the_journal_priority() {
         let warning = priority(Level::WARN);
         assert_eq!(marked(warning, b"one\n"), b"<4>one\n");
         assert_eq!(marked(priority(Level::ERROR), b"one\n two\n"), b"<3>one\n<3> two\n");
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_a_level_and_every_level_has_its_name() {
+    fn names_and_levels_map_both_ways() {
         for level in LOG_LEVELS {
             assert_eq!(name(level.parse().unwrap()), level);
         }

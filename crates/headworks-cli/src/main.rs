@@ -1,4 +1,4 @@
-//! The `headworks` command.
+//! The `headworks` command: a server of disk images over NBD, and the tools to control and measure it.
 
 mod allocations;
 mod bench;
@@ -8,13 +8,13 @@ mod bench_nbd;
 mod completions;
 mod ctl;
 mod ctl_exports;
+mod durability;
 mod info;
 mod lab;
 mod log;
 mod man;
-mod durability;
-mod progress;
 mod observe;
+mod progress;
 mod serve;
 mod signals;
 mod top;
@@ -24,7 +24,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::io::Write as _;
 use std::process::ExitCode;
 
-/// The block I/O path as a user-space server, library and laboratory.
+/// Block I/O path in user space: an NBD server with a page cache, I/O schedulers and fair shares between its clients
 #[derive(Parser)]
 #[command(name = "headworks", version, about, propagate_version = true, args_override_self = true)]
 struct Cli {
@@ -34,36 +34,36 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serves disk images over NBD.
-    Serve(Box<serve::Options>),
-    /// Looks at a configuration file and says what would be served, or what is wrong.
-    Check(serve::check::Options),
-    /// Measures a device in process, or an NBD server.
-    Bench(bench::Options),
-    /// Looks at a running server and changes it, by its control socket.
-    Ctl(ctl::Options),
-    /// Shows what a running server does, a row for each export.
-    Top(top::Options),
-    /// Shows what an NBD server offers.
-    Info(info::Options),
-    /// Runs experiments in virtual time, over modelled disks, with headworks-lab.
+    /// Serves disk images over NBD
+    Serve(Box<serve::ServeArgs>),
+    /// Checks a configuration file: prints what would be served, or every error with its position
+    Check(serve::check::CheckArgs),
+    /// Measures a device in this process, or an NBD server
+    Bench(bench::BenchArgs),
+    /// Controls a running server through its control socket
+    Ctl(ctl::CtlArgs),
+    /// Shows live rates and latencies of a running server, one row per export
+    Top(top::TopArgs),
+    /// Shows the exports of an NBD server and what they support
+    Info(info::InfoArgs),
+    /// Runs experiments in virtual time, on modelled disks (headworks-lab)
     Lab(lab::Options),
-    /// Prints what completes this command in a shell.
-    Completions(completions::Options),
-    /// Lists the manual pages, or writes them to a directory.
-    Man(man::Options),
+    /// Prints a completion script for a shell
+    Completions(completions::CompletionsArgs),
+    /// Lists the manual pages, or writes them to a directory
+    Man(man::ManArgs),
 }
 
-/// What the user got wrong, and nothing was done.
+/// Exit code of a usage error; nothing was done.
 pub const USAGE: u8 = 2;
 
-/// Says an error the way all commands do.
+/// Prints an error to standard error in the form that all commands share.
 pub fn complain(error: impl std::fmt::Display) {
-    // Nobody may be reading: no reason to end in another way than was meant.
+    // Standard error may be closed; the exit code still tells.
     let _ = writeln!(std::io::stderr(), "headworks: error: {error}");
 }
 
-/// Everything that the command line knows.
+/// The description of the whole command line.
 pub fn command() -> clap::Command {
     Cli::command().mut_subcommand("serve", serve::switches)
 }
@@ -87,10 +87,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and version go to standard output; what is wrong with the command line looks like every other error.
+/// Prints help and version to standard output, usage errors like every other error.
 pub fn explain(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Nobody may be reading.
+        // Standard output may be closed.
         let _ = error.print();
         return ExitCode::SUCCESS;
     }
@@ -109,10 +109,10 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-/// What to type in place of a command that no longer exists under its old name.
+/// The message for a command that was renamed.
 fn renamed_command(error: &clap::Error) -> Option<&'static str> {
     use clap::error::{ContextKind, ContextValue};
-    // An unknown word behind a positional argument is an argument to clap, not a command.
+    // Behind a positional argument, clap reports an unknown command as an unexpected argument.
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(name)) if name == "acknowledge" => Some(
             "there is no command `acknowledge`; `ctl SOCKET discard-failed EXPORT` discards writes that could not be written out",

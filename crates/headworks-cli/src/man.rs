@@ -1,8 +1,7 @@
-//! `headworks man [DIR]`: a manual page for each command, out of the description of the command line itself, so that no page says
-//! what the command does not.
+//! `headworks man [DIR]`: manual pages of all commands, generated from the description of the command line.
 //!
-//! What stands behind the options in `--help` becomes sections of its own: a block that begins with `Examples:` is EXAMPLES, the
-//! paragraphs are NOTES; an indented line keeps its form. The pages about files and protocols are written by hand, in
+//! Text behind the options of `--help` becomes sections: a block that begins with `Examples:` is EXAMPLES, other
+//! paragraphs are NOTES; indented lines keep their form. Pages about files and protocols are written by hand, in
 //! packaging/man.
 
 use std::io::{self, Write};
@@ -17,7 +16,7 @@ use crate::complain;
 /// Pages that are written by hand.
 const BY_HAND: &str = "headworks.toml(5), headworks-protocol(7), headworks-tuning(7)";
 
-/// Lists the manual pages, or writes them to a directory.
+/// Lists the manual pages, or writes them to a directory
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -25,24 +24,24 @@ Examples:
   headworks man /tmp/man && man -l /tmp/man/headworks-serve.1
 
 `make install` writes them to where man(1) looks, with those of packaging/man.")]
-pub struct Options {
-    /// Write them here; it is made if it is missing
+pub struct ManArgs {
+    /// Target directory; created if missing
     directory: Option<PathBuf>,
 }
 
-/// A page and its file's name.
+/// A page with its file name.
 struct Page {
     name: String,
     text: Vec<u8>,
 }
 
-/// From the words to the exit code.
-pub fn run(options: &Options, command: Command) -> ExitCode {
+/// Lists or writes the pages and returns the exit code.
+pub fn run(options: &ManArgs, command: Command) -> ExitCode {
     let written = pages(command).and_then(|pages| match &options.directory {
         Some(directory) => write(directory, &pages),
         None => {
             let names: String = pages.iter().map(|page| format!("{}\n", page.name)).collect();
-            // Nobody may be reading.
+            // Standard output may be closed.
             let _ = io::stdout().write_all(names.as_bytes());
             Ok(())
         }
@@ -62,7 +61,7 @@ fn write(directory: &std::path::Path, pages: &[Page]) -> io::Result<()> {
     pages.iter().try_for_each(|page| std::fs::write(directory.join(&page.name), &page.text))
 }
 
-/// All pages, a command's before those of its commands.
+/// Renders all pages, each command before its subcommands.
 fn pages(command: Command) -> io::Result<Vec<Page>> {
     let mut command = command.disable_help_subcommand(true);
     command.build();
@@ -72,14 +71,14 @@ fn pages(command: Command) -> io::Result<Vec<Page>> {
     commands.iter().map(|(command, called)| page(command, called, &names)).collect()
 }
 
-/// Every command, with how it is called.
+/// Collects every command with its full invocation.
 fn collect<'a>(command: &'a Command, called: String, into: &mut Vec<(&'a Command, String)>) {
     let of_command = |one: &Command| {
         let own = command.get_positionals().filter_map(|argument| argument.get_value_names());
         let own: String = own.flatten().map(|name| format!("{name} ")).collect();
         format!("{called} {own}{}", one.get_name())
     };
-    // headworks-lab has pages of its own, headworks-lab(1) among them.
+    // headworks-lab has its own pages.
     let below =
         command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "lab");
     let below: Vec<_> = below.map(|one| (one, of_command(one))).collect();
@@ -116,7 +115,7 @@ fn page(command: &Command, called: &str, names: &[String]) -> io::Result<Page> {
     Ok(Page { name: format!("{name}.1"), text })
 }
 
-/// EXAMPLES and NOTES.
+/// Renders the sections EXAMPLES and NOTES.
 fn sections(help: &str) -> String {
     let (mut examples, mut notes) = (String::new(), String::new());
     for block in help.split("\n\n") {
@@ -132,13 +131,13 @@ fn sections(help: &str) -> String {
     section("EXAMPLES", examples) + &section("NOTES", notes)
 }
 
-/// Lines that keep their form.
+/// Renders lines that keep their form.
 fn as_it_is<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     let lines: String = lines.map(|line| escaped(line.trim_start()) + "\n").collect();
     format!(".nf\n{lines}.fi\n")
 }
 
-/// A paragraph; what is indented in it keeps its form.
+/// Renders a paragraph; indented lines keep their form.
 fn paragraph(block: &str) -> String {
     let mut text = String::from(".PP\n");
     let lines: Vec<&str> = block.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -151,7 +150,7 @@ fn paragraph(block: &str) -> String {
     text
 }
 
-/// A line that means what it says to the formatter.
+/// Escapes a line so that troff prints it as it is.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\e").replace('-', "\\-");
     match line.starts_with(['.', '\'']) {
@@ -160,7 +159,7 @@ fn escaped(line: &str) -> String {
     }
 }
 
-/// The pages of the commands above, beside and below this one, and those by hand.
+/// Renders SEE ALSO: pages of the parent, sibling and child commands, and those written by hand.
 fn see_also(own: &str, names: &[String]) -> String {
     let parent = own.rsplit_once('-').map_or("", |(parent, _)| parent);
     let is_near = |name: &&String| {
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_a_page_and_every_option_stands_in_it() {
+    fn every_command_has_a_page_with_every_option() {
         let mut command = crate::Cli::command().disable_help_subcommand(true);
         command.build();
         let mut commands = Vec::new();
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_keep_their_lines_and_notes_are_filled() {
+    fn examples_keep_lines_and_notes_are_filled() {
         let text = sections("Examples:\n  one -x\n  .two\n\nA note\ngoes on:\n  as it is\nend.");
         let expected = ".SH EXAMPLES\n.nf\none \\-x\n\\&.two\n.fi\n\
             .SH NOTES\n.PP\nA note\ngoes on:\n.nf\nas it is\n.fi\nend.\n";
@@ -217,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_is_taken_for_a_request() {
+    fn no_text_becomes_a_troff_request() {
         for page in all() {
             let text = String::from_utf8(page.text).unwrap();
             let requests = [
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn near_pages_are_named() {
+    fn see_also_names_parent_and_children() {
         let text = text("headworks-ctl-get.1");
         assert!(text.contains("\\fBheadworks ctl SOCKET get\\fR "), "{text}");
         let end = text.rsplit_once(".SH SEE ALSO\n").unwrap().1;

@@ -1,13 +1,13 @@
-//! `ctl latency` and `ctl why` for people: tables of what clients waited for.
+//! Text output of `ctl latency` and `ctl why`.
 
 use serde_json::Value;
 
-/// The columns: what a request waited for, in the order in which it does.
+/// Stages of a request, in the order in which it passes them.
 pub const STAGES: [&str; 7] = ["total", "cache", "dirty", "plug", "tag", "sched", "device"];
 
 const OPS: [&str; 3] = ["read", "write", "other"];
 
-/// Microseconds as people say them.
+/// Formats microseconds with a fitting unit.
 pub fn micros(us: f64) -> String {
     match us {
         us if us <= 0.0 => "0".into(),
@@ -22,7 +22,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_default()
 }
 
-/// Percentiles of every export, from `stats`: p50/p99 of each stage.
+/// Formats p50/p99 of each stage for every export, from `stats`.
 pub fn show_percentiles(stats: &Value) -> String {
     let heads = STAGES.map(|stage| format!("{stage:>15}")).concat();
     let mut text = format!("{:<12} {:<6} {:>12}{heads}   p50/p99\n", "export", "op", "requests");
@@ -41,7 +41,7 @@ pub fn show_percentiles(stats: &Value) -> String {
     text
 }
 
-/// All buckets of an export, a line for each doubling, as `zpool iostat -w` has it.
+/// Formats the histogram of an export, one line per power of two, like `zpool iostat -w`.
 pub fn show_histograms(report: &Value) -> String {
     let export = report["export"].as_str().unwrap_or_default();
     let mut text = String::new();
@@ -65,7 +65,7 @@ pub fn show_histograms(report: &Value) -> String {
     if text.is_empty() { format!("{export}: no request was answered yet\n") } else { text }
 }
 
-/// Counts by doubling: the first has what took no time, the next what took up to 1 ns.
+/// Sums buckets by powers of two; row 0 counts zero, row n up to 2^n - 1 ns.
 fn doublings(buckets: &Value) -> Vec<u64> {
     let mut counts = Vec::new();
     for pair in buckets.as_array().into_iter().flatten() {
@@ -83,7 +83,7 @@ fn upper_us(row: usize) -> f64 {
     ((1_u64 << row) - 1) as f64 / 1e3
 }
 
-/// The sentence, the stages of the slow ones, the worst of them, and what may help.
+/// Formats the summary, the stages of the slow requests, the slowest ones and the hints.
 pub fn show_why(report: &Value) -> String {
     let mut text = format!("{}\n", report["sentence"].as_str().unwrap_or_default());
     if report["slow"] != true {
@@ -133,7 +133,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn buckets_are_shown_by_doubling_and_every_request_in_each_column() {
+    fn histogram_rows_double_and_columns_count_every_request() {
         let buckets = json!([[0.0, 5], [5.119, 2], [7.167, 3]]);
         assert_eq!(doublings(&buckets).iter().sum::<u64>(), 10);
         let rows = json!({ "total": [[6.143, 4], [8.191, 6]], "device": buckets });
@@ -148,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn times_have_the_unit_that_suits_them() {
+    fn times_print_with_a_fitting_unit() {
         let shown = [0.0, 0.25, 12.34, 5242.8, 2_000_000.0].map(micros);
         assert_eq!(shown, ["0", "250ns", "12.3us", "5.2ms", "2.0s"]);
     }
 
     #[test]
-    fn nothing_slow_is_one_line() {
+    fn nothing_slow_prints_one_line() {
         let text = show_why(&json!({ "sentence": "a: nothing is slow", "slow": false }));
         assert_eq!(text, "a: nothing is slow\n");
     }

@@ -1,30 +1,30 @@
-//! What a stop says while it writes out: bytes left, rate, time, at most once a second; and what was left when time was over.
+//! Progress lines of a shutdown: bytes left, rate and estimated time; and the loss if it was cut short.
 
 use headworks::display_size;
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const SEC: u64 = 1_000_000_000;
 
-/// A stop that is under way.
+/// Progress of one shutdown.
 pub struct Progress {
-    /// Bytes that were left at the first look, and when that was.
+    /// Time in nanoseconds and bytes left at the first sample.
     first: Option<(u64, u64)>,
 }
 
 impl Progress {
-    /// Nothing was looked at yet.
+    /// Creates a progress without samples.
     pub fn new() -> Self {
         Self { first: None }
     }
 
-    /// The line for `left` bytes, `at` nanoseconds after the stop began; none when nothing is left.
+    /// Returns the line for `left` bytes at `at` nanoseconds after the start; none if nothing is left.
     pub fn line(&mut self, at: u64, left: u64) -> Option<String> {
         let &mut (began, all) = self.first.get_or_insert((at, left));
         if left == 0 {
             return None;
         }
         let shown = display_size(left);
-        // Nobody writes any more, so more can be left only because the first look came too early.
+        // The amount can grow only if the first sample was taken before the server stopped writers.
         let (took, written) = (at.saturating_sub(began), all.saturating_sub(left));
         if written == 0 || took == 0 {
             self.first = Some((began, all.max(left)));
@@ -37,7 +37,7 @@ impl Progress {
     }
 }
 
-/// What an export lost by a stop that was not waited for: `reason` says why nobody waits.
+/// Message about the bytes of an export that were not written; `reason` says why the shutdown was cut short.
 pub fn lost(export: &str, left: u64, reason: &str) -> String {
     format!("export {export}: {left} bytes ({}) were not written {reason}", display_size(left))
 }
@@ -47,20 +47,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_and_time_come_from_what_was_written_since_the_first_look() {
+    fn rate_is_the_average_since_the_first_sample() {
         let mut progress = Progress::new();
         let mib = 1 << 20;
         assert_eq!(progress.line(SEC, 64 * mib).unwrap(), "stopping: 64 MiB left to write");
         let line = progress.line(3 * SEC, 48 * mib).unwrap();
         assert_eq!(line, "stopping: 48 MiB left to write, 8 MiB/s, about 6 s");
-        // Slower: an average over the whole stop, not over the last second.
+        // Slower: the average of the whole stop, not of the last second.
         let line = progress.line(5 * SEC, 48 * mib).unwrap();
         assert_eq!(line, "stopping: 48 MiB left to write, 4 MiB/s, about 12 s");
         assert_eq!(progress.line(6 * SEC, 0), None);
     }
 
     #[test]
-    fn more_than_at_first_and_next_to_nothing_are_no_rates() {
+    fn growing_amount_prints_no_rate() {
         let mut progress = Progress::new();
         assert_eq!(progress.line(0, 0), None);
         assert_eq!(progress.line(SEC, 4096).unwrap(), "stopping: 4 KiB left to write");

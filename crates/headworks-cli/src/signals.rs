@@ -1,4 +1,4 @@
-//! Signals as something to wait for, together with what other threads tell: the server's end, a reload's.
+//! Events of the main thread: signals, and notifications from other threads.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -7,43 +7,43 @@ use std::time::{Duration, Instant};
 
 use headworks_core::ConfigError;
 
-/// What the main thread waits for.
+/// Event that the main thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
-    /// SIGTERM, SIGINT or SIGQUIT.
+pub enum MainEvent {
+    /// SIGTERM, SIGINT or SIGQUIT: stop.
     Stop,
-    /// SIGUSR1: tell the statistics.
+    /// SIGUSR1: log the statistics.
     Statistics,
-    /// SIGHUP: load again.
+    /// SIGHUP: reload the configuration.
     Reload,
-    /// A reload has ended.
+    /// A reload has finished.
     Reloaded,
-    /// A child has ended.
+    /// A child process has ended.
     Child,
     /// The server has ended.
     Ended,
-    /// Nothing came for so long as was asked.
-    Silence,
+    /// The time-out passed without an event.
+    TimedOut,
 }
 
-/// All signals that matter, blocked and readable.
+/// The blocked signals and the notifications, both readable.
 pub struct Signals {
     signals: OwnedFd,
-    told: UnixStream,
-    other_end: UnixStream,
+    receiver: UnixStream,
+    sender: UnixStream,
 }
 
-/// What [`Bell`]s say that announce the end of a reload; all others announce the server's.
+/// Bytes that a [`MainNotifier`] sends: the end of a reload, and the end of the server.
 const RELOADED: u8 = b'r';
 const ENDED: u8 = b'e';
 
-/// Tells the main thread that something has ended; from any thread.
-pub struct Bell(UnixStream, u8);
+/// Notifies the main thread; usable from any thread.
+pub struct MainNotifier(UnixStream, u8);
 
-impl Bell {
-    /// Tells it.
-    pub fn ring(&self) {
-        // One byte always fits; nobody reads any more only when the process ends anyway.
+impl MainNotifier {
+    /// Sends the notification.
+    pub fn notify(&self) {
+        // One byte always fits; the read end closes only when the process ends.
         let _ = (&self.0).write(&[self.1]);
     }
 }
@@ -69,7 +69,7 @@ fn wanted() -> libc::sigset_t {
 }
 
 impl Signals {
-    /// Blocks the signals for this thread and all that it starts.
+    /// Blocks the signals for this thread and all threads that it starts later.
     pub fn block() -> io::Result<Self> {
         let set = wanted();
         // SAFETY: the set is initialised; the fd is new and ours.
@@ -83,11 +83,11 @@ impl Signals {
             }
             OwnedFd::from_raw_fd(fd)
         };
-        let (told, other_end) = UnixStream::pair()?;
-        Ok(Self { signals, told, other_end })
+        let (receiver, sender) = UnixStream::pair()?;
+        Ok(Self { signals, receiver, sender })
     }
 
-    /// For a child, between fork and exec: it gets its signals.
+    /// Unblocks the signals in a child, between fork and exec.
     pub fn unblock() -> io::Result<()> {
         let set = wanted();
         // SAFETY: async-signal-safe, on an initialised set.
@@ -97,69 +97,69 @@ impl Signals {
         }
     }
 
-    /// What the server tells its end with.
-    pub fn ended(&self) -> Result<Bell, ConfigError> {
-        self.bell(ENDED)
+    /// Creates the notifier for the end of the server.
+    pub fn ended(&self) -> Result<MainNotifier, ConfigError> {
+        self.notifier(ENDED)
     }
 
-    /// What a reload tells its end with.
-    pub fn reloaded(&self) -> Result<Bell, ConfigError> {
-        self.bell(RELOADED)
+    /// Creates the notifier for the end of a reload.
+    pub fn reloaded(&self) -> Result<MainNotifier, ConfigError> {
+        self.notifier(RELOADED)
     }
 
-    fn bell(&self, says: u8) -> Result<Bell, ConfigError> {
-        let copy = self.other_end.try_clone();
-        copy.map(|stream| Bell(stream, says)).map_err(|error| {
+    fn notifier(&self, kind: u8) -> Result<MainNotifier, ConfigError> {
+        let copy = self.sender.try_clone();
+        copy.map(|stream| MainNotifier(stream, kind)).map_err(|error| {
             ConfigError::new("serve", format!("no file descriptor is left: {error}"))
         })
     }
 
-    /// Waits for the next thing that matters, no longer than `patience`; for ever without.
-    pub fn wait(&self, patience: Option<Duration>) -> News {
-        let until = patience.map(|patience| Instant::now() + patience);
+    /// Waits for the next event, at most `timeout`; without one, for ever.
+    pub fn wait(&self, timeout: Option<Duration>) -> MainEvent {
+        let until = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             let left = until.map_or(-1, |until| {
                 let left = until.saturating_duration_since(Instant::now()).as_micros();
                 i32::try_from(left.div_ceil(1000)).unwrap_or(i32::MAX)
             });
             let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut fds = [poll(self.signals.as_raw_fd()), poll(self.told.as_raw_fd())];
-            // SAFETY: two entries, as said.
+            let mut fds = [poll(self.signals.as_raw_fd()), poll(self.receiver.as_raw_fd())];
+            // SAFETY: two entries, as passed.
             let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, left) };
             if ready < 0 {
                 continue;
             }
             if ready == 0 {
-                return News::Silence;
+                return MainEvent::TimedOut;
             }
             if fds[0].revents != 0
-                && let Some(news) = self.next_signal()
+                && let Some(event) = self.next_signal()
             {
-                return news;
+                return event;
             }
             if fds[1].revents != 0 {
-                let mut says = [ENDED];
-                let _ = (&self.told).read(&mut says);
-                return if says[0] == RELOADED { News::Reloaded } else { News::Ended };
+                let mut kind = [ENDED];
+                let _ = (&self.receiver).read(&mut kind);
+                return if kind[0] == RELOADED { MainEvent::Reloaded } else { MainEvent::Ended };
             }
         }
     }
 
-    fn next_signal(&self) -> Option<News> {
+    fn next_signal(&self) -> Option<MainEvent> {
         // SAFETY: plain data that the read fills.
         let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
         let size = size_of::<libc::signalfd_siginfo>();
-        // SAFETY: the buffer has the size that is said.
+        // SAFETY: the buffer has the size that is passed.
         let count = unsafe { libc::read(self.signals.as_raw_fd(), (&raw mut info).cast(), size) };
         if count != size as isize {
             return None;
         }
         match info.ssi_signo as i32 {
-            libc::SIGCHLD => Some(News::Child),
+            libc::SIGCHLD => Some(MainEvent::Child),
             libc::SIGPIPE => None,
-            libc::SIGUSR1 => Some(News::Statistics),
-            libc::SIGHUP => Some(News::Reload),
-            _ => Some(News::Stop),
+            libc::SIGUSR1 => Some(MainEvent::Statistics),
+            libc::SIGHUP => Some(MainEvent::Reload),
+            _ => Some(MainEvent::Stop),
         }
     }
 }

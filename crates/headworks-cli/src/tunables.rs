@@ -1,4 +1,4 @@
-//! The options of queues and of write-back on the command line, for `serve` and `bench`.
+//! Queue and write-back options on the command line of `serve` and `bench`.
 
 use clap::Args;
 use headworks_core::time::MS;
@@ -9,45 +9,45 @@ use headworks_server::config::{
 };
 use headworks_server::units::parse_time;
 
-/// The queue's tunables, as in /sys/block/DISK/queue.
+/// Queue and write-back options, named as in /sys/block/DISK/queue
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Queue (names as in /sys/block/*/queue)")]
-pub struct Queue {
-    /// Requests admitted to a device's queue at once
+pub struct QueueArgs {
+    /// Number of tags: requests admitted to a device queue at once
     #[arg(long, value_name = "N")]
     nr_requests: Option<u32>,
-    /// Commands in a device at once
+    /// Commands outstanding in a device at once
     #[arg(long, value_name = "N")]
     queue_depth: Option<u32>,
-    /// Largest request
+    /// Largest request, in KiB
     #[arg(long, value_name = "KIB")]
     max_sectors_kb: Option<u32>,
-    /// Most segments of a request
+    /// Most segments of one request
     #[arg(long, value_name = "N")]
     max_segments: Option<u16>,
-    /// 0 merges everywhere, 1 only with the last request, 2 never
+    /// Merging: 0 full, 1 only with the last request, 2 off
     #[arg(long, value_name = "N")]
     nomerges: Option<u64>,
-    /// A command that takes longer is answered with an error
+    /// Command time-out: a command that takes longer fails with an I/O error
     #[arg(long, value_parser = time, value_name = "TIME")]
     io_timeout: Option<u64>,
-    /// The order of requests: none or mq-deadline
+    /// I/O scheduler: none or mq-deadline
     #[arg(long, value_name = "NAME")]
     scheduler: Option<String>,
     /// Who gets a tag next: fair; for experiments legacy518 or kuai_v3
     #[arg(long, value_name = "POLICY")]
     tags: Option<String>,
-    /// Any option by its name under queue/, as `headworks ctl` has it: iosched/fifo_batch=32, hw_inflight_kb=320; or under
-    /// vm/, of write-back, all threads together: vm/dirty_bytes=64M, vm/dirty_expire_centisecs=500
+    /// Any tunable by its path in `headworks ctl get`: iosched/fifo_batch=32, hw_inflight_kb=320 for queues,
+    /// vm/dirty_bytes=64M for write-back (of all threads together)
     #[arg(long = "set", value_name = "NAME=VALUE")]
     set: Vec<String>,
 }
 
-impl Queue {
-    /// What the user named, in order: of queues, and of write-back.
+impl QueueArgs {
+    /// Returns the given queue and write-back settings, in order.
     ///
     /// # Errors
-    /// What is out of range.
+    /// A value is out of range.
     pub fn settings(&self, origin: &Origin) -> Result<(QueueSettings, DirtySettings), ConfigError> {
         let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
         let Self { io_timeout, scheduler, tags, set, .. } = self;
@@ -63,7 +63,7 @@ impl Queue {
             (Tunable::MaxSectorsKb, max_sectors_kb.map(u64::from)),
             (Tunable::MaxSegments, max_segments.map(u64::from)),
             (Tunable::NoMerges, *nomerges),
-            // In whole milliseconds, as it is recorded and shown.
+            // Whole milliseconds, the resolution in which it is recorded and shown.
             (Tunable::IoTimeout, io_timeout.map(|ns| ns.div_ceil(MS))),
         ];
         for (tunable, number) in numbers {
@@ -76,8 +76,8 @@ impl Queue {
         }
         for word in set {
             match setting(word)? {
-                Setting::Queue(tunable, value) => put(tunable, value)?,
-                Setting::Dirty(tunable, value) => {
+                ParsedSetting::Queue(tunable, value) => put(tunable, value)?,
+                ParsedSetting::Dirty(tunable, value) => {
                     tune_dirty(&mut dirty, Tuned { tunable, value, origin: origin.clone() });
                 }
             }
@@ -85,20 +85,20 @@ impl Queue {
         Ok((queue, dirty))
     }
 
-    /// Overrides what the user named.
+    /// Applies the given queue settings to `options`.
     ///
     /// # Errors
-    /// What is out of range.
+    /// A value is out of range.
     pub fn apply(&self, options: &mut QueueOptions) -> Result<(), ConfigError> {
         let (queue, _) = self.settings(&Origin::CommandLine)?;
         queue.iter().try_for_each(|tuned| tuned.tunable.set(options, tuned.value))?;
         options.validate()
     }
 
-    /// What the user named of write-back, over the defaults.
+    /// Returns the write-back options: the defaults with the given settings.
     ///
     /// # Errors
-    /// What is out of range.
+    /// A value is out of range.
     pub fn dirty(&self) -> Result<DirtyOptions, ConfigError> {
         let (_, dirty) = self.settings(&Origin::CommandLine)?;
         let mut options = DirtyOptions::default();
@@ -107,14 +107,14 @@ impl Queue {
     }
 }
 
-/// What a word of `--set` says.
-enum Setting {
+/// One setting of `--set`.
+enum ParsedSetting {
     Queue(Tunable, u64),
     Dirty(DirtyTunable, u64),
 }
 
-/// Reads a word of `--set`. What the device itself is, is no option.
-fn setting(word: &str) -> Result<Setting, ConfigError> {
+/// Parses one setting of `--set`; properties of the device cannot be set.
+fn setting(word: &str) -> Result<ParsedSetting, ConfigError> {
     if let Some(of_dirty) = word.strip_prefix("vm/") {
         return dirty_setting(word, of_dirty);
     }
@@ -128,10 +128,10 @@ fn setting(word: &str) -> Result<Setting, ConfigError> {
         let message = format!("`{word}` is not NAME=VALUE with a name of {}", names.join(", "));
         return Err(ConfigError::new("set", message));
     };
-    Ok(Setting::Queue(tunable, tunable.parse(value)?))
+    Ok(ParsedSetting::Queue(tunable, tunable.parse(value)?))
 }
 
-fn dirty_setting(word: &str, text: &str) -> Result<Setting, ConfigError> {
+fn dirty_setting(word: &str, text: &str) -> Result<ParsedSetting, ConfigError> {
     let found = text
         .split_once('=')
         .and_then(|(name, value)| DirtyTunable::from_name(name).map(|tunable| (tunable, value)));
@@ -140,7 +140,7 @@ fn dirty_setting(word: &str, text: &str) -> Result<Setting, ConfigError> {
         let message = format!("`{word}` is not NAME=VALUE with a name of {names}");
         return Err(ConfigError::new("set", message));
     };
-    parse_dirty(tunable, value).map(|value| Setting::Dirty(tunable, value))
+    parse_dirty(tunable, value).map(|value| ParsedSetting::Dirty(tunable, value))
 }
 
 fn time(word: &str) -> Result<u64, String> {
@@ -151,9 +151,9 @@ fn time(word: &str) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn queue(set: &[&str]) -> Queue {
+    fn queue(set: &[&str]) -> QueueArgs {
         let set = set.iter().map(|word| (*word).to_owned()).collect();
-        Queue {
+        QueueArgs {
             nr_requests: None,
             queue_depth: None,
             max_sectors_kb: None,
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn words_under_vm_are_of_write_back_and_all_others_of_the_queue() {
+    fn vm_settings_are_write_back_all_others_queue() {
         let both = queue(&["vm/dirty_bytes=64M", "nr_requests=7", "vm/hw_throttle=none"]);
         let mut options = QueueOptions::default();
         both.apply(&mut options).unwrap();
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_word_is_told_what_there_is() {
+    fn unknown_setting_lists_the_known_ones() {
         let error = |word: &str| queue(&[word]).dirty().unwrap_err().to_string();
         assert!(error("vm/dirty=1").contains("vm/dirty_background_bytes"));
         assert!(error("vm/dirty_bytes").contains("NAME=VALUE"));

@@ -1,4 +1,4 @@
-//! What an export is made of, as `nbdinfo --map` shows it: neighbours of a kind are one line.
+//! `headworks info --map`: extents as `nbdinfo --map` shows them; neighbours of one type are one line.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -7,28 +7,28 @@ use std::io::Write;
 use headworks_core::Extent;
 use serde_json::{Value, json};
 
-/// Prints extents as they come.
+/// Prints extents while they arrive.
 pub struct Printer<W> {
     out: W,
-    /// Nobody reads any longer.
+    /// The reader of standard output is gone.
     unheard: bool,
     totals: bool,
     json: bool,
-    /// Where the last run began, how long it is, its type.
+    /// Offset, length and type of the run that is not printed yet.
     run: (u64, u64, u32),
     printed: bool,
-    /// Bytes by type.
+    /// Bytes per type.
     sums: BTreeMap<u32, u64>,
 }
 
 impl<W: Write> Printer<W> {
-    /// Prints each run, or only how much there is of each type.
+    /// Creates a printer of runs, or with `totals` only of the bytes per type.
     pub fn new(out: W, totals: bool, json: bool) -> Self {
         let (run, sums) = ((0, 0, 0), BTreeMap::new());
         Self { out, unheard: false, totals, json, run, printed: false, sums }
     }
 
-    /// Whether anybody reads what is printed.
+    /// Returns false after the reader of standard output is gone.
     pub fn is_heard(&self) -> bool {
         !self.unheard
     }
@@ -37,7 +37,7 @@ impl<W: Write> Printer<W> {
         self.unheard |= self.out.write_all(text.to_string().as_bytes()).is_err();
     }
 
-    /// The next extent.
+    /// Adds the next extent.
     pub fn push(&mut self, extent: &Extent) {
         let (start, len, kind) = self.run;
         if len > 0 && kind != extent.state.0 {
@@ -48,7 +48,7 @@ impl<W: Write> Printer<W> {
         *self.sums.entry(extent.state.0).or_default() += u64::from(extent.len);
     }
 
-    /// That was all.
+    /// Prints the last run and the totals.
     pub fn finish(mut self) {
         if self.run.1 > 0 {
             self.print_run();
@@ -60,7 +60,7 @@ impl<W: Write> Printer<W> {
             (false, true) => self.say("[]\n"),
             (false, false) => {}
         }
-        // Nobody may be reading.
+        // A closed output ends the map.
         let _ = self.out.flush();
     }
 
@@ -118,7 +118,7 @@ mod tests {
     use std::io;
 
     #[test]
-    fn neighbours_of_a_kind_are_one_run_over_answers_too() {
+    fn neighbours_of_one_type_join_across_replies() {
         let mut printer = Printer::new(io::sink(), true, false);
         for (len, state) in [(4096, 0), (4096, 0), (u32::MAX, 3), (u32::MAX, 3), (1, 0)] {
             printer.push(&Extent { len, state: ExtentState(state) });
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(totals_as_json(&BTreeMap::new()), json!([]));
     }
 
-    /// Takes one write, as a reader that goes away.
+    /// A writer that fails after its first write.
     struct Once(Vec<u8>);
 
     impl Write for Once {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_goes_away_is_noticed_and_nothing_else_happens() {
+    fn closed_output_stops_the_map() {
         let mut once = Once(Vec::new());
         let mut printer = Printer::new(&mut once, false, false);
         for (index, state) in [0, 3, 0, 3].into_iter().enumerate() {

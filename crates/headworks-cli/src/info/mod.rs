@@ -1,7 +1,7 @@
-//! `headworks info URI`: what a server says of itself and of its exports, in the words of `nbdinfo`.
+//! `headworks info URI`: what a server and its exports support, in the terms of `nbdinfo`.
 //!
-//! Asks without choosing, so that a server that admits one client at a time is not occupied. A server too old for that is
-//! asked by choosing; a map can only be had by choosing.
+//! The information comes from NBD_OPT_INFO, without opening an export, so that a server that admits one client at a
+//! time is not occupied. Old servers without NBD_OPT_INFO, and `--map`, need NBD_OPT_GO.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -15,35 +15,35 @@ mod show;
 
 use crate::{USAGE, complain};
 
-/// How long the server may be silent.
+/// Time-out for an answer of the server.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Exports that are asked about on one connection: servers bound the options of a handshake.
+/// Exports queried per connection; servers limit the number of options in a handshake.
 const ASKED_MAX: usize = 100;
 
-/// What to show.
+/// Shows the exports of an NBD server and what they support
 #[derive(Args, Debug)]
-pub struct Options {
-    /// The server and the export
+pub struct InfoArgs {
+    /// Server and export
     pub uri: String,
-    /// JSON, with the names that `nbdinfo --json` has
+    /// Print JSON with the field names of `nbdinfo --json`
     #[arg(long)]
     pub json: bool,
-    /// Every export that the server lists
+    /// Show every export that the server lists
     #[arg(long, conflicts_with_all = ["size", "map"])]
     pub list: bool,
-    /// The size alone, in bytes
+    /// Print only the size, in bytes
     #[arg(long, conflicts_with = "map")]
     pub size: bool,
-    /// What the export is made of: offset, length, type, and the type in words
+    /// Print the allocation map: offset, length, type and its meaning
     #[arg(long)]
     pub map: bool,
-    /// With --map: how much there is of each type
+    /// With --map: print the bytes of each type instead
     #[arg(long, requires = "map")]
     pub totals: bool,
 }
 
-/// Asks and prints.
-pub fn run(options: &Options) -> ExitCode {
+/// Queries the server, prints the result and returns the exit code.
+pub fn run(options: &InfoArgs) -> ExitCode {
     let uri = match options.uri.parse() {
         Ok(uri) => uri,
         Err(error) => {
@@ -52,16 +52,16 @@ pub fn run(options: &Options) -> ExitCode {
         }
     };
     let shown = match options {
-        Options { map: true, totals, json, .. } => show_map(&uri, *totals, *json),
-        Options { list: true, json, .. } => all(&uri).map(|server| show::print(&server, *json)),
-        Options { size: true, json, .. } => one(&uri).map(|server| {
+        InfoArgs { map: true, totals, json, .. } => show_map(&uri, *totals, *json),
+        InfoArgs { list: true, json, .. } => all(&uri).map(|server| show::print(&server, *json)),
+        InfoArgs { size: true, json, .. } => one(&uri).map(|server| {
             let size = server.exports[0].1.size;
             match json {
                 true => print(&format!("{}\n", serde_json::json!({ "export-size": size }))),
                 false => print(&format!("{size}\n")),
             }
         }),
-        Options { json, .. } => one(&uri).map(|server| show::print(&server, *json)),
+        InfoArgs { json, .. } => one(&uri).map(|server| show::print(&server, *json)),
     };
     match shown {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,15 +73,15 @@ pub fn run(options: &Options) -> ExitCode {
 }
 
 fn print(text: &str) {
-    // Nobody may be reading.
+    // Standard output may be closed.
     let _ = io::stdout().write_all(text.as_bytes());
 }
 
-/// What a server told.
+/// A server and the exports that were queried.
 struct Server {
     structured: bool,
     tls: bool,
-    /// Each with its address.
+    /// Exports with their URIs.
     exports: Vec<(Uri, Export)>,
 }
 
@@ -91,7 +91,7 @@ fn connect(uri: &Uri) -> Result<Haggle, ClientError> {
     Ok(haggle)
 }
 
-/// The export that the address names.
+/// Queries the export that the URI names.
 fn one(uri: &Uri) -> Result<Server, ClientError> {
     let mut haggle = connect(uri)?;
     let export = match ask(&mut haggle, &uri.export) {
@@ -99,7 +99,7 @@ fn one(uri: &Uri) -> Result<Server, ClientError> {
             haggle.abort()?;
             export
         }
-        // Either the export does not exist, or the server knows only how to choose: choosing tells which.
+        // The export does not exist, or the server has no NBD_OPT_INFO: NBD_OPT_GO tells which.
         Err(ClientError::Refused(_)) => {
             haggle.abort()?;
             connect(uri)?.go(&uri.export)?.1
@@ -110,7 +110,7 @@ fn one(uri: &Uri) -> Result<Server, ClientError> {
     Ok(Server { structured, tls, exports: vec![(uri.clone(), export)] })
 }
 
-/// Every export of the server.
+/// Queries every export of the server.
 fn all(uri: &Uri) -> Result<Server, ClientError> {
     let mut haggle = connect(uri)?;
     let structured = haggle.is_structured();

@@ -1,4 +1,4 @@
-//! A server and its exports as text and as JSON: the names, and the order, are those of `nbdinfo`.
+//! Output of `headworks info` as text and JSON; names and order are those of `nbdinfo`.
 
 use headworks_nbd::TransmissionFlags as Flags;
 use headworks_nbd::client::{Export, Uri};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::Server;
 
-/// What an export can be asked to be or do, in the order of the lines.
+/// Transmission flags in the order of the output.
 const FACTS: [(&str, Flags); 10] = [
     ("is_rotational", Flags::ROTATIONAL),
     ("is_read_only", Flags::READ_ONLY),
@@ -22,7 +22,7 @@ const FACTS: [(&str, Flags); 10] = [
 
 const BLOCK_SIZES: [&str; 3] = ["block_size_minimum", "block_size_preferred", "block_size_maximum"];
 
-/// Prints what a server told.
+/// Prints a server and its exports.
 pub fn print(server: &Server, json: bool) {
     super::print(&match json {
         true => format!("{:#}\n", as_json(server)),
@@ -114,7 +114,7 @@ fn one_text(uri: &Uri, export: &Export) -> String {
     text
 }
 
-/// A size as people say it, if it is a whole number of a unit.
+/// A size with its largest exact unit, if it has one.
 fn short_size(bytes: u64) -> Option<String> {
     let step = (bytes.trailing_zeros() / 10).min(6) as usize;
     let unit = ["", "K", "M", "G", "T", "P", "E"][step];
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_as_nbdinfo_shows_it() {
+    fn text_has_the_format_of_nbdinfo() {
         let expected = "protocol: newstyle-fixed without TLS, using structured packets\n\
             export=\"a\\n\":\n\texport-size: 1610612736 (1536M)\n\turi: nbd+unix:///a?socket=/s\n\
             \tcontexts:\n\t\tbase:allocation\n\tis_rotational: false\n\tis_read_only: true\n\
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn json_tells_the_same() {
+    fn json_has_the_same_facts_as_text() {
         let mut server = server();
         let json = as_json(&server);
         let export = &json["exports"][0];
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(export["contexts"], json!(["base:allocation"]));
         assert_eq!(export["block_size_maximum"], 32 << 20);
         assert_eq!(json["structured"], true);
-        // What was not told is left out.
+        // Facts that the server did not send are left out.
         (server.exports[0].1.block_sizes, server.exports[0].1.size) = (None, 1000);
         let json = as_json(&server);
         assert_eq!(json["exports"][0].get("block_size_minimum"), None);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_units_are_said_in_short() {
+    fn only_exact_multiples_have_a_short_size() {
         let all = [0, 512, 1024, 1536, 10 << 20, u64::MAX, 1 << 63].map(short_size);
         let expected = [None, None, Some("1K"), None, Some("10M"), None, Some("8E")];
         assert_eq!(all, expected.map(|size| size.map(String::from)));

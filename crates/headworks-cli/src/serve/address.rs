@@ -1,4 +1,4 @@
-//! Where clients connect, and the URIs that say so.
+//! Listening addresses of the server and the URIs of its exports.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use headworks_core::ConfigError;
 use headworks_server::{Address, Place};
 
-use super::Options;
+use super::ServeArgs;
 use super::plan::unix_mode;
-use super::systemd::{Sockets, unix_path};
+use super::systemd::{InheritedSockets, unix_path};
 
-/// A directory of our own for a socket; it goes with us.
+/// A directory for the private socket, removed on drop.
 pub(super) struct PrivateDirectory(pub PathBuf);
 
 impl Drop for PrivateDirectory {
@@ -21,8 +21,8 @@ impl Drop for PrivateDirectory {
 }
 
 pub(super) fn addresses(
-    options: &Options,
-    sockets: &Sockets,
+    options: &ServeArgs,
+    sockets: &InheritedSockets,
 ) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
     let mut listen: Vec<Address> = sockets.listen.iter().cloned().map(Address::Given).collect();
     let mut private = None;
@@ -41,7 +41,7 @@ pub(super) fn addresses(
     };
     if let Some(path) = path {
         let path = absolute(&path);
-        // A service manager may have made it already.
+        // A service manager may have passed this socket already.
         if !sockets.has(&path) {
             listen.push(Address::Unix { path, mode: unix_mode(options)? });
         }
@@ -49,7 +49,7 @@ pub(super) fn addresses(
     Ok((listen, private))
 }
 
-/// The first unix socket's path, and the address of the first TCP socket.
+/// Path of the first unix socket and address of the first TCP socket.
 pub(super) fn places(listen: &[Address]) -> (Option<PathBuf>, Option<IpAddr>) {
     let unix = listen.iter().find_map(|address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
@@ -71,7 +71,7 @@ pub(super) fn absolute(path: &PathBuf) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.clone())
 }
 
-/// A new directory that only we may enter.
+/// Creates a new directory with mode 0700.
 fn private_directory() -> Result<PrivateDirectory, ConfigError> {
     use std::os::unix::fs::DirBuilderExt;
     let base = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
@@ -104,7 +104,7 @@ pub(super) fn uri(
     }
 }
 
-/// A name or a path as it may stand in a URI.
+/// Percent-encodes a name or path for a URI.
 pub(super) fn encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let encoded = text.bytes().map(|byte| match plain(byte) {

@@ -1,4 +1,4 @@
-//! What a user sees when the server is up: what is served, where, and what may be lost.
+//! Start message of the server: exports, addresses, and what a crash may lose.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -7,11 +7,11 @@ use headworks_core::{ErrorPolicy, Ioprio, WriteMode};
 use headworks_server::Share;
 use headworks_server::assemble::Assembly;
 
-use super::{Options, Running};
-use crate::durability::{self, Promise};
+use super::{Running, ServeArgs};
+use crate::durability::{self, ExportDurability};
 
-/// An export as it is shown.
-pub(super) struct Shown {
+/// An export in the start message.
+pub(super) struct AnnouncedExport {
     pub name: String,
     pub description: String,
     pub size: u64,
@@ -21,14 +21,14 @@ pub(super) struct Shown {
     pub read_only: bool,
     pub mode: WriteMode,
     pub on_error: ErrorPolicy,
-    /// Its bytes outlive the process.
+    /// The data outlives the process.
     pub lasting: bool,
 }
 
-pub(super) fn shown(assembly: &Assembly, cache: bool) -> Vec<Shown> {
+pub(super) fn shown(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport> {
     let exports = assembly.exports.iter().map(|export| {
         let (_, volume) = &assembly.volumes[usize::from(export.volume.0)];
-        Shown {
+        AnnouncedExport {
             name: export.name.clone(),
             description: export.description.clone(),
             size: volume.size,
@@ -43,10 +43,10 @@ pub(super) fn shown(assembly: &Assembly, cache: bool) -> Vec<Shown> {
     });
     exports.collect()
 }
-pub(super) fn announce(options: &Options, running: &Running) {
+pub(super) fn announce(options: &ServeArgs, running: &Running) {
     let text = if options.json { announcement_json(running) } else { announcement(running) };
     let mut out = io::stdout().lock();
-    // Nobody may be reading.
+    // Standard output may be closed.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
@@ -87,21 +87,21 @@ fn announcement(running: &Running) -> String {
     text
 }
 
-fn promises(exports: &[Shown]) -> Vec<Promise<'_>> {
-    exports.iter().map(Shown::promise).collect()
+fn promises(exports: &[AnnouncedExport]) -> Vec<ExportDurability<'_>> {
+    exports.iter().map(AnnouncedExport::promise).collect()
 }
 
-impl Shown {
+impl AnnouncedExport {
     pub fn shown_name(&self) -> &str {
         if self.name.is_empty() { "(default)" } else { &self.name }
     }
 
-    fn promise(&self) -> Promise<'_> {
+    fn promise(&self) -> ExportDurability<'_> {
         let Self { lasting, read_only, mode, .. } = *self;
-        Promise { name: self.shown_name(), lasting, read_only, mode }
+        ExportDurability { name: self.shown_name(), lasting, read_only, mode }
     }
 
-    /// Its share and its class, if they are not the ordinary ones.
+    /// Weight and class, if they differ from the default.
     fn share(&self) -> String {
         let ordinary = Share::default();
         let mut text = String::new();

@@ -1,6 +1,6 @@
-//! `headworks check FILE`: what would be served, or all that is wrong. Nothing is made and nothing is opened for writing.
+//! `headworks check FILE`: prints what would be served, or every error. Creates nothing and opens nothing for writing.
 //!
-//! What is wrong with the words ends with 2, what is wrong with the world (an image that is not there) with 1.
+//! Invalid options exit with 2, a missing image or directory exits with 1.
 
 use std::io::Write as _;
 use std::os::unix::fs::FileTypeExt;
@@ -14,32 +14,32 @@ use headworks_server::assemble::ExportSpec;
 use headworks_server::config::{Export, File, Tuned};
 use serde_json::{Value, json};
 
-use super::{Settled, Told, Wrong, plan, refuse};
+use super::{EffectiveOptions, OptionError, OptionSources, plan, refuse};
 use crate::complain;
 
-/// Looks at a configuration file.
+/// Checks a configuration file: prints what would be served, or every error with its position
 #[derive(clap::Args)]
-pub struct Options {
-    /// The configuration file; of NAME.toml also NAME.d/*.toml
+pub struct CheckArgs {
+    /// Configuration file; NAME.d/*.toml is read, too
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// From the file to an exit code.
-pub fn run(options: &Options) -> ExitCode {
-    let settled = match Told::by_file(&options.file).settle() {
-        Ok(settled) => settled,
+/// Checks the file and returns the exit code.
+pub fn run(options: &CheckArgs) -> ExitCode {
+    let effective = match OptionSources::by_file(&options.file).resolve() {
+        Ok(effective) => effective,
         Err(wrong) => return refuse_as(options, &wrong),
     };
-    let (specs, _) = match plan(&settled) {
+    let (specs, _) = match plan(&effective) {
         Ok(planned) => planned,
-        Err(problems) => return refuse_as(options, &Wrong::Words(problems)),
+        Err(problems) => return refuse_as(options, &OptionError::Invalid(problems)),
     };
-    let both = settled.config.exports.iter().zip(&specs);
-    let missing: Vec<String> = places(&settled)
+    let both = effective.config.exports.iter().zip(&specs);
+    let missing: Vec<String> = places(&effective)
         .into_iter()
         .chain(both.filter_map(|(export, spec)| image(export, spec)))
         .collect();
@@ -48,39 +48,39 @@ pub fn run(options: &Options) -> ExitCode {
         tell_problems(options, &missing);
         return ExitCode::FAILURE;
     }
-    let summary = summary(&settled, &specs);
+    let summary = summary(&effective, &specs);
     let text = match options.json {
         true => format!("{summary}\n"),
         false => show(&options.file, &summary),
     };
-    // Nobody may be reading.
+    // Standard output may be closed.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
 
-/// Says what is wrong to people, and to the program that asked.
-fn refuse_as(options: &Options, wrong: &Wrong) -> ExitCode {
+/// Prints errors as text and, with --json, as JSON.
+fn refuse_as(options: &CheckArgs, wrong: &OptionError) -> ExitCode {
     let said = match wrong {
-        Wrong::Usage(error) => error.to_string(),
-        Wrong::Words(problems) => problems.to_string(),
-        Wrong::World(error) => error.to_string(),
+        OptionError::Usage(error) => error.to_string(),
+        OptionError::Invalid(problems) => problems.to_string(),
+        OptionError::Io(error) => error.to_string(),
     };
     let lines: Vec<String> = said.lines().map(str::to_owned).collect();
     tell_problems(options, &lines);
     refuse(wrong)
 }
 
-fn tell_problems(options: &Options, problems: &[String]) {
+fn tell_problems(options: &CheckArgs, problems: &[String]) {
     if options.json {
-        // Nobody may be reading.
+        // Standard output may be closed.
         let _ = writeln!(std::io::stdout(), "{}", json!({ "problems": problems }));
     }
 }
 
-/// What is in the way of sockets and files that are made at the start.
-fn places(settled: &Settled) -> Vec<String> {
+/// Errors about sockets and files that the server would create.
+fn places(effective: &EffectiveOptions) -> Vec<String> {
     let names = ["unix", "control", "pid-file", "record"];
-    let said = settled.config.server.iter().filter(|setting| {
+    let said = effective.config.server.iter().filter(|setting| {
         names.contains(&setting.name.as_str()) && !["", "-"].contains(&setting.word())
     });
     let wrong = said.filter_map(|setting| {
@@ -96,7 +96,7 @@ fn missing_folder(path: &Path) -> Option<PathBuf> {
     (!folder.is_dir()).then_some(folder)
 }
 
-/// What is wrong with an export's image.
+/// Error about the image of an export, if any.
 fn image(export: &Export, spec: &ExportSpec) -> Option<String> {
     let Base::File { path, options } = &spec.spec.base else { return None };
     let shown = path.display();
@@ -110,7 +110,7 @@ fn image(export: &Export, spec: &ExportSpec) -> Option<String> {
         },
         Err(error) => format!("cannot look at {shown}: {error}"),
         Ok(found) if found.is_dir() => format!("{shown} is a folder"),
-        // To open a pipe would be to wait for whoever writes.
+        // Opening a pipe would block until a writer opens it.
         Ok(found) if !found.is_file() && !found.file_type().is_block_device() => {
             format!("{shown} is no file and no block device")
         }
@@ -130,8 +130,8 @@ fn shown_name(name: &str) -> &str {
     if name.is_empty() { "(default)" } else { name }
 }
 
-fn summary(settled: &Settled, specs: &[ExportSpec]) -> Value {
-    let Settled { options, config, notes } = settled;
+fn summary(effective: &EffectiveOptions, specs: &[ExportSpec]) -> Value {
+    let EffectiveOptions { options, config, notes } = effective;
     let exports: Vec<Value> = specs.iter().map(export).collect();
     let devices: Vec<Value> = config.devices.iter().map(|device| {
         let users = specs.iter().filter(|spec| device_of(spec) == Some(device.name.as_str()));
@@ -185,7 +185,7 @@ fn device_of(spec: &ExportSpec) -> Option<&str> {
     spec.device.as_ref().map(|named| named.name.as_str())
 }
 
-/// What is said of a queue; what nobody said is left out.
+/// The options set for a queue; defaults are left out.
 fn queue(config: &File, device: Option<&str>) -> Value {
     let value = |tuned: &Tuned<Tunable>| {
         let words = tuned.tunable.words();
@@ -198,7 +198,7 @@ fn queue(config: &File, device: Option<&str>) -> Value {
     Value::Object(config.queue_of(device).iter().map(value).collect())
 }
 
-/// The summary for people.
+/// Formats the summary as text.
 fn show(file: &Path, summary: &Value) -> String {
     let mut text = format!("{}: nothing is wrong\n", file.display());
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -1,4 +1,4 @@
-//! The command that is served while it runs (`--run`).
+//! The command of `--run`, a child process during which the server runs.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -11,7 +11,7 @@ pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {
     let first = running.exports.first().map_or("", |export| export.uri.as_str());
     let mut shell = Command::new("/bin/sh");
     shell.arg("-c").arg(command).env("uri", first).env("nbd", first);
-    // They were meant for us.
+    // These variables are addressed to this process.
     for name in ["LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC"] {
         shell.env_remove(name);
     }
@@ -24,7 +24,7 @@ pub(super) fn spawn(command: &str, running: &Running) -> io::Result<Child> {
     if let Some(path) = &running.control {
         shell.env("control", path);
     }
-    // SAFETY: between fork and exec only the signal mask is set back, by one system call.
+    // SAFETY: between fork and exec only the signal mask is reset, by one system call.
     unsafe { shell.pre_exec(Signals::unblock).spawn() }
 }
 pub(super) fn child_code(status: ExitStatus) -> ExitCode {

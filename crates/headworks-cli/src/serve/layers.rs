@@ -1,14 +1,14 @@
-//! What `serve` is told, by whom: the command line wins over the environment, that over the configuration file, that over defaults.
+//! Option sources of `serve` and their precedence: command line, environment, configuration file, defaults.
 //!
 //! ```text
-//!   command line --+-------------------------------------------------> clap -> Options
-//!   HEADWORKS_* ---+- checked one by one - become defaults of clap's ----^  \-> who said what -> File, to plan and to dump
+//!   command line --+-------------------------------------------------> clap -> ServeArgs
+//!   HEADWORKS_* ---+- checked one by one - become defaults of clap's ----^  \-> origins -> File, to plan and to dump
 //!   FILE, FILE.d --+
 //! ```
 //!
-//! The table of options is clap's own (see `table`): an option that is added to [`Options`] is known in a file's `[server]`, in the environment
-//! and in a dump without another line. A switch can be turned off (`--spread=off`), so that the command line can overrule a
-//! file. What is said of queues and of write-back is merged tunable by tunable instead, see `Queue`.
+//! The table of options is clap's own (`table`): an option added to [`ServeArgs`] works in `[server]` of a file, in
+//! the environment and in a dump without further code. A switch can be turned off (`--spread=off`), so that the
+//! command line can override a file. Queue and write-back settings merge per tunable, see `QueueArgs`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -20,43 +20,43 @@ use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
 use headworks_server::config::{Export, File, Origin, Problem, Problems, Setting};
 use headworks_server::units::parse_switch;
 
-use super::Options;
+use super::ServeArgs;
 use super::source::load;
-use super::table::Table;
+use super::table::OptionTable;
 
-/// Why there is nothing to serve.
+/// Error while the options are collected.
 #[derive(Debug)]
-pub enum Wrong {
-    /// A word on the command line: clap's own message.
+pub enum OptionError {
+    /// Error on the command line, with clap's message.
     Usage(clap::Error),
-    /// Words elsewhere, all that are wrong.
-    Words(Problems),
+    /// All errors in the environment or the file.
+    Invalid(Problems),
     /// A file that cannot be read.
-    World(String),
+    Io(String),
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for OptionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(error) => error.fmt(f),
-            Self::Words(problems) => problems.fmt(f),
-            Self::World(error) => f.write_str(error),
+            Self::Invalid(problems) => problems.fmt(f),
+            Self::Io(error) => f.write_str(error),
         }
     }
 }
 
-/// What `serve` is told, all layers together.
+/// Effective options of `serve`, all sources merged.
 #[derive(Debug)]
-pub struct Settled {
-    /// Options, whoever said them.
-    pub options: Options,
-    /// The same with who said them, and exports, devices and tunables.
+pub struct EffectiveOptions {
+    /// Effective value of every option.
+    pub options: ServeArgs,
+    /// The same with the origin of each value, and exports, devices and tunables.
     pub config: File,
-    /// What a user may not have meant.
+    /// Hints about probable mistakes.
     pub notes: Vec<String>,
 }
 
-/// Makes switches of `serve` take `=off`, so that a layer can overrule one below it.
+/// Lets switches of `serve` take `=off`, so that a source can override those below it.
 pub fn switches(serve: Command) -> Command {
     serve.mut_args(|arg| match arg.get_action() {
         ArgAction::SetTrue => arg
@@ -72,24 +72,24 @@ pub fn switches(serve: Command) -> Command {
     })
 }
 
-/// Puts the layers together: `words` are the whole command line, `environment` all variables.
+/// Merges the sources: `words` is the whole command line, `environment` all variables.
 ///
 /// # Errors
-/// All that is wrong in the first layer that has something wrong.
-pub fn settle(
+/// All errors of the first source that has any.
+pub fn resolve(
     words: &[OsString],
     environment: &BTreeMap<String, String>,
-) -> Result<Settled, Wrong> {
+) -> Result<EffectiveOptions, OptionError> {
     let mut command = crate::command();
     let given = matches(&mut command.clone(), words)?;
-    let table = Table::new(&command);
+    let table = OptionTable::new(&command);
     let (said, mut notes) = table.environment(environment)?;
     let (file, mut problems) = match config_path(&given, &said) {
         Some(path) => load(&path)?,
         None => Default::default(),
     };
     problems.0.extend(table.check(&file.server));
-    let file = problems.or(file).map_err(Wrong::Words)?;
+    let file = problems.or(file).map_err(OptionError::Invalid)?;
     let in_file = File { server: file.server.clone(), ..File::default() };
     let lower = in_file.merged(File { server: said.server, ..File::default() });
     let not_given =
@@ -98,7 +98,7 @@ pub fn settle(
         command = table.with_default(command, setting);
     }
     let matches = matches(&mut command, words)?;
-    let options = Options::from_arg_matches(&matches).map_err(Wrong::Usage)?;
+    let options = ServeArgs::from_arg_matches(&matches).map_err(OptionError::Usage)?;
     let server = table.effective(&matches, &given, &lower);
     let (queue, vm) = options.queue.settings(&Origin::CommandLine).map_err(usage)?;
     let exports = exports(&options.exports, file.exports.is_empty())?;
@@ -106,16 +106,16 @@ pub fn settle(
         .merged(File { queue: said.queue, vm: said.vm, ..File::default() })
         .merged(File { server, queue, vm, exports, ..File::default() });
     notes.extend(config.notes());
-    Ok(Settled { options, config, notes })
+    Ok(EffectiveOptions { options, config, notes })
 }
 
-/// What is wrong with the meaning of words of the command line.
-fn usage(error: impl fmt::Display) -> Wrong {
-    Wrong::Words(Problems(vec![Problem::new(&Origin::CommandLine, error.to_string())]))
+/// Error about the value of a command line argument.
+fn usage(error: impl fmt::Display) -> OptionError {
+    OptionError::Invalid(Problems(vec![Problem::new(&Origin::CommandLine, error.to_string())]))
 }
 
-fn matches(command: &mut Command, words: &[OsString]) -> Result<ArgMatches, Wrong> {
-    let mut matches = command.try_get_matches_from_mut(words).map_err(Wrong::Usage)?;
+fn matches(command: &mut Command, words: &[OsString]) -> Result<ArgMatches, OptionError> {
+    let mut matches = command.try_get_matches_from_mut(words).map_err(OptionError::Usage)?;
     matches.remove_subcommand().map(|(_, matches)| matches).ok_or_else(|| usage("no command"))
 }
 
@@ -129,8 +129,8 @@ fn config_path(given: &ArgMatches, said: &File) -> Option<PathBuf> {
     path.or_else(|| named.map(|setting| PathBuf::from(setting.word())))
 }
 
-/// Exports of the command line. A single one that has no name is the one without a name.
-fn exports(texts: &[String], no_others: bool) -> Result<Vec<Export>, Wrong> {
+/// Parses the exports of the command line. A single one without a name is the unnamed export.
+fn exports(texts: &[String], no_others: bool) -> Result<Vec<Export>, OptionError> {
     let mut exports: Vec<Export> = Vec::new();
     for text in texts {
         let only = texts.len() == 1 && no_others;

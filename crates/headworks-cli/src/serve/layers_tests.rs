@@ -1,4 +1,4 @@
-//! Who wins, where an error is, and that a dump is served as what it was dumped from.
+//! Precedence of option sources, positions of errors, and dumps that serve the same as their source.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,10 +8,10 @@ use headworks_core::QueueOptions;
 use headworks_server::ServerOptions;
 use headworks_server::config::{Origin, dirty_options};
 
-use super::super::{Settled, plan};
-use super::{Wrong, settle};
+use super::super::{EffectiveOptions, plan};
+use super::{OptionError, resolve};
 
-/// A folder with a file `a.toml`.
+/// A directory with a file `a.toml`.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -39,16 +39,16 @@ impl Drop for Folder {
     }
 }
 
-fn told(words: &str, variables: &[(&str, &str)]) -> Result<Settled, Wrong> {
+fn resolved(words: &str, variables: &[(&str, &str)]) -> Result<EffectiveOptions, OptionError> {
     let words = ["headworks", "serve"].into_iter().chain(words.split_whitespace());
     let words: Vec<OsString> = words.map(OsString::from).collect();
     let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-    settle(&words, &variables.iter().map(pair).collect::<BTreeMap<_, _>>())
+    resolve(&words, &variables.iter().map(pair).collect::<BTreeMap<_, _>>())
 }
 
-/// The words of an option and who said them.
-fn said(settled: &Settled, name: &str) -> (String, &'static str) {
-    let setting = settled.config.server.iter().find(|setting| setting.name == name).unwrap();
+/// Value of an option and its origin.
+fn setting_of(effective: &EffectiveOptions, name: &str) -> (String, &'static str) {
+    let setting = effective.config.server.iter().find(|setting| setting.name == name).unwrap();
     let origin = match setting.origin {
         Origin::Default => "default",
         Origin::File(_) => "file",
@@ -59,7 +59,7 @@ fn said(settled: &Settled, name: &str) -> (String, &'static str) {
 }
 
 #[test]
-fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
+fn command_line_overrides_environment_overrides_file() {
     let text = "[server]\nport = 1\ncache = '1M'\ncpus = [0, 1]\nspread = true\nverbose = 1\n\
                 ip-addr = '::1'\nread-only = true\nunix = '/f'";
     let folder = Folder::new("wins", text);
@@ -73,7 +73,7 @@ fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
     ];
     let words =
         format!("-c {} mem:size=1M --shards 3 --cpus 4 -U /c --read-only=off", folder.file());
-    let settled = told(&words, &variables).unwrap();
+    let effective = resolved(&words, &variables).unwrap();
     for (name, value, origin) in [
         ("port", "1", "file"),
         ("ip-addr", "::1", "file"),
@@ -87,21 +87,21 @@ fn the_command_line_wins_over_the_environment_and_that_over_the_file() {
         ("requests", "128", "default"),
         ("control", "", "default"),
     ] {
-        assert_eq!(said(&settled, name), (value.to_owned(), origin), "{name}");
+        assert_eq!(setting_of(&effective, name), (value.to_owned(), origin), "{name}");
     }
-    let o = &settled.options;
+    let o = &effective.options;
     assert_eq!((o.port, o.cache, o.verbose, o.shards), (Some(1), 2 << 20, 2, 3));
     assert_eq!((&o.cpus[..], o.spread, o.read_only), (&[4][..], false, false));
     assert_eq!(o.unix.as_deref(), Some(Path::new("/c")));
-    // What nobody says above the file is the file's, lists and switches too.
-    let settled = told("mem:size=1M", &[("HEADWORKS_CONFIG", &folder.file())]).unwrap();
-    let o = &settled.options;
+    // Options set only in the file keep its value, lists and switches too.
+    let effective = resolved("mem:size=1M", &[("HEADWORKS_CONFIG", &folder.file())]).unwrap();
+    let o = &effective.options;
     assert_eq!((&o.cpus[..], o.spread, o.verbose, o.cache), (&[0, 1][..], true, 1, 1 << 20));
-    assert_eq!(said(&settled, "cpus"), ("0 1".to_owned(), "file"));
+    assert_eq!(setting_of(&effective, "cpus"), ("0 1".to_owned(), "file"));
 }
 
 #[test]
-fn tunables_are_merged_one_by_one() {
+fn tunables_merge_one_by_one() {
     let text = "[server.queue]\nnr_requests = 1\nmax_sectors_kb = 64\nnomerges = 2\n\
                 [server.vm]\ndirty_bytes = '1M'\nhw_max_pause_ms = 50";
     let folder = Folder::new("tunables", text);
@@ -112,44 +112,44 @@ fn tunables_are_merged_one_by_one() {
     ];
     let words =
         format!("-c {} mem:size=1M --nr-requests 3 --set vm/hw_max_pause_ms=70", folder.file());
-    let settled = told(&words, &variables).unwrap();
+    let effective = resolved(&words, &variables).unwrap();
     let mut queue = QueueOptions::default();
-    settled.config.apply_queue(None, &mut queue).unwrap();
+    effective.config.apply_queue(None, &mut queue).unwrap();
     let found = (queue.nr_requests, queue.max_sectors_kb, queue.nomerges as u8);
     assert_eq!((found, queue.deadline.fifo_batch), ((3, 64, 1), 5));
-    let dirty = dirty_options(&settled.config.vm).unwrap();
+    let dirty = dirty_options(&effective.config.vm).unwrap();
     assert_eq!((dirty.dirty_bytes, dirty.dirty_ratio, dirty.max_pause_ms), (0, 7, 70));
 }
 
 #[test]
-fn exports_of_the_command_line_come_after_those_of_the_file_or_replace_them() {
+fn exports_of_command_line_extend_or_replace_those_of_file() {
     let text = "[[export]]\nname = 'a'\nmem.size = 1\n[[export]]\nname = 'b'\nmem.size = 2";
     let folder = Folder::new("exports", text);
     let names = |words: &str| {
-        let settled = told(&format!("-c {} {words}", folder.file()), &[]).unwrap();
-        let (specs, _) = plan(&settled).unwrap();
+        let effective = resolved(&format!("-c {} {words}", folder.file()), &[]).unwrap();
+        let (specs, _) = plan(&effective).unwrap();
         let each = specs.iter().map(|spec| format!("{}={}", spec.name, spec.spec.size().unwrap()));
         each.collect::<Vec<_>>().join(" ")
     };
     assert_eq!(names(""), "a=1 b=2");
     assert_eq!(names("b=mem:size=3 c=mem:size=4"), "a=1 b=3 c=4");
-    // Beside others it needs a name.
+    // Beside other exports it needs a name.
     assert_eq!(names("mem:size=5"), "a=1 b=2 mem=5");
-    let alone = told("mem:size=5", &[]).unwrap();
+    let alone = resolved("mem:size=5", &[]).unwrap();
     assert_eq!(alone.config.exports[0].name, "");
     folder.write("a.d/20.toml", "[[export]]\nname = 'a'\nmem.size = 20\n[server]\nport = 20");
     folder.write("a.d/10.toml", "[[export]]\nname = 'a'\nmem.size = 10\n[server]\nport = 10");
     folder.write("a.d/30.conf", "no TOML at all");
     assert_eq!(names(""), "a=20 b=2");
-    assert_eq!(told(&format!("-c {}", folder.file()), &[]).unwrap().options.port, Some(20));
+    assert_eq!(resolved(&format!("-c {}", folder.file()), &[]).unwrap().options.port, Some(20));
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_place() {
+fn errors_name_their_position() {
     let text = "[server]\ncahce = 5\ncache = '5MB'\nport = [1, 2]\nnr-requests = 5\nunix_mode = 600\n\
                 config = 'x'\nverbose = 'x'\nspread = 7\nengine = ''\n[[export]]\nname = 5\nfoo = 1";
     let folder = Folder::new("wrong", text);
-    let error = told(&format!("-c {}", folder.file()), &[]).unwrap_err().to_string();
+    let error = resolved(&format!("-c {}", folder.file()), &[]).unwrap_err().to_string();
     let wanted = [
         "2:1: server has no `cahce`; the nearest is `cache`",
         "3:1: cache: `5MB` may mean",
@@ -166,9 +166,9 @@ fn what_is_wrong_is_told_with_its_place() {
         assert!(line.contains(&format!("a.toml:{wanted}")), "{wanted}\n{error}");
     }
     assert_eq!(error.lines().count(), wanted.len(), "{error}");
-    let refused = |words: &str, variables: &[(&str, &str)]| match told(words, variables) {
+    let refused = |words: &str, variables: &[(&str, &str)]| match resolved(words, variables) {
         Err(wrong) => wrong.to_string(),
-        Ok(settled) => plan(&settled).unwrap_err().to_string(),
+        Ok(effective) => plan(&effective).unwrap_err().to_string(),
     };
     let port = refused("", &[("HEADWORKS_PORT", "99999")]);
     assert!(port.starts_with("environment: HEADWORKS_PORT: port: 99999 is not in"), "{port}");
@@ -180,11 +180,11 @@ fn what_is_wrong_is_told_with_its_place() {
     folder.write("a.toml", "[server]\n\nshards = 65\n[[export]]\nname = 'a'\nmem.size = 1");
     let shards = refused(&format!("-c {}", folder.file()), &[]);
     assert!(shards.contains("a.toml:3:1: shards: 65 is not within"), "{shards}");
-    let note = told("mem:size=1", &[("HEADWORKS_CAHCE", "1"), ("HEADWORKS_FOO", "1")]).unwrap();
+    let note = resolved("mem:size=1", &[("HEADWORKS_CAHCE", "1"), ("HEADWORKS_FOO", "1")]).unwrap();
     assert_eq!(note.notes, ["HEADWORKS_CAHCE is no option; is it HEADWORKS_CACHE?"]);
 }
 
-/// A dump without who said what.
+/// A dump without its origin comments.
 fn bare(dump: &str) -> String {
     let line =
         |line: &str| line.split("  #").next().unwrap().split(" # ").next().unwrap().to_owned();
@@ -192,7 +192,7 @@ fn bare(dump: &str) -> String {
 }
 
 #[test]
-fn a_dump_is_served_as_what_it_was_dumped_from() {
+fn dump_serves_the_same_exports_as_its_source() {
     let folder = Folder::new("dump", "");
     for words in [
         "mem:size=1M",
@@ -204,11 +204,11 @@ fn a_dump_is_served_as_what_it_was_dumped_from() {
          --set iosched/fifo_batch=3 --set vm/dirty_bytes=64M --set vm/dirty_background_ratio=0 mem:size=1M",
         "error:rate=1%,weight=5,ioprio=idle,cache=unsafe,on-error=retry,of=delay:read=5ms,of=mem:size=1M",
     ] {
-        let settled = told(words, &[]).unwrap();
-        let planned = plan(&settled).unwrap();
-        let dump = settled.config.with_defaults().to_string();
+        let effective = resolved(words, &[]).unwrap();
+        let planned = plan(&effective).unwrap();
+        let dump = effective.config.with_defaults().to_string();
         folder.write("a.toml", &dump);
-        let again = told(&format!("-c {}", folder.file()), &[]).unwrap();
+        let again = resolved(&format!("-c {}", folder.file()), &[]).unwrap();
         let replanned = plan(&again).unwrap();
         assert_eq!(bare(&again.config.clone().with_defaults().to_string()), bare(&dump), "{words}");
         assert_eq!(server(&replanned.1), server(&planned.1), "{words}");
@@ -223,23 +223,23 @@ fn a_dump_is_served_as_what_it_was_dumped_from() {
     }
 }
 
-/// A file can be read again, so its server is live; queues are compared by what they come to.
+/// A server with a file is live, because the file can be reloaded; queues are compared by their effective options.
 fn server(options: &ServerOptions) -> String {
     format!("{:?}", ServerOptions { live: true, queue: Vec::new(), ..options.clone() })
 }
 
 fn settled_queue(words: &str, queue: &mut QueueOptions) {
-    told(words, &[]).unwrap().config.apply_queue(None, queue).unwrap();
+    resolved(words, &[]).unwrap().config.apply_queue(None, queue).unwrap();
 }
 
 #[test]
-fn the_example_is_a_configuration() {
+fn example_file_is_a_valid_configuration() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/headworks.toml");
-    let settled = told(&format!("-c {path}"), &[]).unwrap();
-    let (specs, server) = plan(&settled).unwrap();
-    assert_eq!((specs.len(), settled.config.devices.len(), settled.notes.len()), (3, 1, 0));
+    let effective = resolved(&format!("-c {path}"), &[]).unwrap();
+    let (specs, server) = plan(&effective).unwrap();
+    assert_eq!((specs.len(), effective.config.devices.len(), effective.notes.len()), (3, 1, 0));
     assert_eq!((server.cache, server.dirty.dirty_bytes), (1 << 30, 256 << 20));
-    // What is commented out is right, too, where it is one line of [server].
+    // Commented options must be valid, too, if each is one line of [server].
     let text = std::fs::read_to_string(path).unwrap();
     let (server, _) = text.split_once("\n[server.vm]").unwrap();
     let all: String = server
@@ -247,15 +247,15 @@ fn the_example_is_a_configuration() {
         .map(|line| line.strip_prefix("#:").unwrap_or(line).to_owned() + "\n")
         .collect();
     let folder = Folder::new("example", &(all + "[[export]]\nname = ''\nmem.size = '1M'"));
-    let settled = told(&format!("-c {}", folder.file()), &[]).unwrap();
-    plan(&settled).unwrap();
-    let unset: Vec<&str> = settled
+    let effective = resolved(&format!("-c {}", folder.file()), &[]).unwrap();
+    plan(&effective).unwrap();
+    let unset: Vec<&str> = effective
         .config
         .server
         .iter()
         .filter(|s| s.origin == Origin::Default)
         .map(|s| s.name.as_str())
         .collect();
-    // What asks for a child, a record or JSON is for the command line.
+    // --run, --record and --json are for the command line.
     assert_eq!(unset, ["json", "record", "run"], "packaging/headworks.toml shows every option");
 }

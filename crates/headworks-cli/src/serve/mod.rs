@@ -1,13 +1,13 @@
-//! `headworks serve`: from the command line to a running server, and to its end.
+//! `headworks serve`: from the command line to a running server, and its shutdown.
 //!
-//! The main thread blocks all signals before any other thread starts and then only waits: for a signal, for the server's
-//! end, for the child of `--run`. One SIGTERM or SIGINT drains, writes out, flushes and ends with 0; a second, or the end of
-//! `--stop-timeout`, ends at once and says what was not written.
+//! The main thread blocks all signals before it starts other threads, and then waits for a signal, the end of the
+//! server or the end of the `--run` child. One SIGTERM or SIGINT drains, writes out, flushes and exits with 0; a
+//! second one, or the end of `--stop-timeout`, exits at once and reports what was not written.
 //!
-//! `options` are the words, `layers` who said them (with `table`, the names, and `source`, where they are found), `plan` what they
-//! mean, `check` the command that only looks, `address` where clients connect, `announce` what users are told, `child` the command
-//! of `--run`, `reload` what SIGHUP does, `stop` the way to the end; `tls` what is encrypted, `systemd` whom a service manager talks
-//! to, `user` who we are once all is open, `sandbox` what we may not do from then on.
+//! Modules: `options` the arguments, `layers` their precedence (`table` the names, `source` files and environment),
+//! `plan` their meaning, `check` the dry run, `address` listeners, `announce` the start message, `child` the command
+//! of `--run`, `reload` SIGHUP, `stop` the shutdown, `tls` certificates, `systemd` the service manager, `user`
+//! dropping privileges, `sandbox` the seccomp filter.
 
 mod address;
 mod announce;
@@ -36,84 +36,86 @@ use headworks_server::assemble::{Assembly, ExportSpec};
 use headworks_server::config::Problems;
 use headworks_server::{Address, LogLevel, Server, ServerOptions};
 
-use crate::log;
 use crate::durability;
+use crate::log;
 use crate::signals::Signals;
 use crate::{USAGE, complain};
 use address::{PrivateDirectory, addresses, places, uri};
-use announce::{Shown, announce, shown};
+use announce::{AnnouncedExport, announce, shown};
 use child::{child_code, spawn};
 use options::Sandbox;
 use pid_file::PidFile;
 use plan::blame;
 use reload::Reload;
-use stop::{Waited, end_at_once, wait};
-use systemd::{Manager, Sockets, unix_path};
+use stop::{StopOutcome, end_at_once, wait};
+use systemd::{InheritedSockets, ServiceManager, unix_path};
 use user::User;
 
-pub use layers::{Settled, Wrong, switches};
-pub use options::Options;
+pub use layers::{EffectiveOptions, OptionError, switches};
+pub use options::ServeArgs;
 pub use plan::plan;
-pub use source::Told;
+pub use source::OptionSources;
 
-/// Serves until it is told to stop.
+/// Runs the server until it is told to stop.
 pub fn run() -> ExitCode {
-    // Before anything is opened that could have their numbers.
-    let sockets = match Sockets::take() {
+    // First, before anything opens a descriptor with the number of a passed socket.
+    let sockets = match InheritedSockets::take() {
         Ok(sockets) => sockets,
         Err(error) => return fail(error),
     };
-    let told = Told::here();
-    let settled = match told.settle() {
-        Ok(settled) => settled,
+    let sources = OptionSources::here();
+    let effective = match sources.resolve() {
+        Ok(effective) => effective,
         Err(wrong) => return refuse(&wrong),
     };
-    let log_level = match log::install(settled.options.log, settled.options.verbose) {
+    let log_level = match log::install(effective.options.log, effective.options.verbose) {
         Ok(log_level) => log_level,
         Err(error) => return fail(error),
     };
-    // Before any thread starts, so that all inherit the mask.
+    // Before any thread starts: threads inherit the signal mask.
     let signals = match Signals::block() {
         Ok(signals) => signals,
         Err(error) => return fail(format!("cannot wait for signals: {error}")),
     };
-    // What is wrong with the words comes before anything is opened, and has a code of its own.
-    let planned = match plan(&settled) {
+    // Usage errors are reported before anything is opened, with exit code 2.
+    let planned = match plan(&effective) {
         Ok(planned) => planned,
-        Err(problems) => return refuse(&Wrong::Words(problems)),
+        Err(problems) => return refuse(&OptionError::Invalid(problems)),
     };
-    if settled.options.dump_config {
-        return dump(settled);
+    if effective.options.dump_config {
+        return dump(effective);
     }
-    let user = match user(&settled.options) {
+    let user = match user(&effective.options) {
         Ok(user) => user,
-        Err(error) => return refuse(&Wrong::Words(Problems(vec![blame(&settled.config, &error)]))),
+        Err(error) => {
+            return refuse(&OptionError::Invalid(Problems(vec![blame(&effective.config, &error)])));
+        }
     };
-    let place = Place { sockets, log_level, user };
-    match start(&settled, planned, place, &signals) {
+    let environment = Environment { sockets, log_level, user };
+    match start(&effective, planned, environment, &signals) {
         Ok(running) => {
-            let mut reload = Reload::new(told, &settled);
-            serve(&settled.options, running, &signals, &mut reload)
+            let mut reload = Reload::new(sources, &effective);
+            serve(&effective.options, running, &signals, &mut reload)
         }
         Err(error) => fail(error),
     }
 }
 
-/// Says all that is wrong; words have a code of their own.
-pub fn refuse(wrong: &Wrong) -> ExitCode {
+/// Prints all errors and returns the exit code: 2 for usage errors, 1 for others.
+pub fn refuse(wrong: &OptionError) -> ExitCode {
     match wrong {
-        Wrong::Usage(error) => return crate::explain(error),
-        Wrong::Words(problems) => problems.to_string().lines().for_each(complain),
-        Wrong::World(error) => return fail(error),
+        OptionError::Usage(error) => return crate::explain(error),
+        OptionError::Invalid(problems) => problems.to_string().lines().for_each(complain),
+        OptionError::Io(error) => return fail(error),
     }
     ExitCode::from(USAGE)
 }
 
-/// What would be served, in the form of a configuration file.
-fn dump(settled: Settled) -> ExitCode {
-    let notes: String = settled.notes.iter().map(|note| format!("# note: {note}\n")).collect();
-    let text = notes + &settled.config.with_defaults().to_string();
-    // Nobody may be reading.
+/// Prints the effective options in the form of a configuration file.
+fn dump(effective: EffectiveOptions) -> ExitCode {
+    let notes: String = effective.notes.iter().map(|note| format!("# note: {note}\n")).collect();
+    let text = notes + &effective.config.with_defaults().to_string();
+    // Standard output may be closed.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }
@@ -123,41 +125,41 @@ fn fail(error: impl std::fmt::Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// What a server is given beside its words.
-struct Place {
-    sockets: Sockets,
+/// What the process provides beside its options: passed sockets, log level, user.
+struct Environment {
+    sockets: InheritedSockets,
     log_level: LogLevel,
     user: Option<User>,
 }
 
-fn user(options: &Options) -> Result<Option<User>, ConfigError> {
+fn user(options: &ServeArgs) -> Result<Option<User>, ConfigError> {
     options.user.as_deref().map(user::look_up).transpose()
 }
 
 struct Running {
     server: Server,
-    exports: Vec<Shown>,
+    exports: Vec<AnnouncedExport>,
     notes: Vec<String>,
-    /// The most that may be dirty, in bytes.
+    /// Upper limit of dirty bytes.
     dirty_limit: u64,
     cache_bytes: u64,
-    /// How long a stop may take; none: however long.
+    /// Time limit of a shutdown; none means unlimited.
     stop: Option<Duration>,
     unix: Option<PathBuf>,
     port: Option<u16>,
     control: Option<PathBuf>,
-    /// The directory of a private socket; it goes with us.
+    /// Directory of the private socket, removed with this.
     private: Option<PrivateDirectory>,
     pid_file: Option<PidFile>,
 }
 
 fn start(
-    settled: &Settled,
+    effective: &EffectiveOptions,
     (specs, mut server_options): (Vec<ExportSpec>, ServerOptions),
-    Place { sockets, log_level, user }: Place,
+    Environment { sockets, log_level, user }: Environment,
     signals: &Signals,
 ) -> Result<Running, ConfigError> {
-    let Settled { options, config, .. } = settled;
+    let EffectiveOptions { options, config, .. } = effective;
     if let Some(user) = &user {
         user.prepare()?;
     }
@@ -176,7 +178,7 @@ fn start(
     server_options.metrics_given = sockets.metrics;
     server_options.log_level = Some(log_level);
     let mut exports = shown(&assembly, server_options.cache > 0);
-    let mut notes = settled.notes.clone();
+    let mut notes = effective.notes.clone();
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
     let ended = signals.ended()?;
@@ -188,7 +190,7 @@ fn start(
         own.iter().try_for_each(|path| user.give(path))?;
         user.become_it()
     };
-    let server = Server::start_after(assembly, &server_options, move || ended.ring(), opened)?;
+    let server = Server::start_after(assembly, &server_options, move || ended.notify(), opened)?;
     let pid_file_path = options.pid_file.as_deref();
     notes.extend(user.iter().flat_map(|user| user.leftovers(&own, pid_file_path)));
     let port = server.ports().iter().copied().flatten().next();
@@ -214,7 +216,7 @@ fn start(
     })
 }
 
-/// Files that we make to be reached by, and that a user whom we become is to have.
+/// Socket files that the server creates; `--user` becomes their owner.
 fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec<PathBuf> {
     let unix = options.listen.iter().filter_map(|address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
@@ -224,7 +226,12 @@ fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec
     unix.chain(control).chain(private.map(|private| private.0.clone())).collect()
 }
 
-fn serve(options: &Options, running: Running, signals: &Signals, reload: &mut Reload) -> ExitCode {
+fn serve(
+    options: &ServeArgs,
+    running: Running,
+    signals: &Signals,
+    reload: &mut Reload,
+) -> ExitCode {
     announce(options, &running);
     let child = match options.run.as_ref().map(|command| spawn(command, &running)).transpose() {
         Ok(child) => child,
@@ -234,22 +241,22 @@ fn serve(options: &Options, running: Running, signals: &Signals, reload: &mut Re
             return fail(format!("cannot run the command: {error}"));
         }
     };
-    // The command has to be started before; of what it starts nothing is ours.
+    // After the child has started: the filter forbids exec.
     if options.sandbox == Sandbox::On
         && let Err(error) = sandbox::enter()
     {
         tracing::warn!("no system call is refused to the server (--sandbox): {error}");
     }
-    let mut manager = Manager::new();
+    let mut manager = ServiceManager::new();
     manager.ready(running.exports.len());
     let status = match wait(&running, signals, &mut manager, child, reload) {
-        Waited::AtOnce => end_at_once(&running, "before the stop that was not waited for"),
-        Waited::TooLong => {
+        StopOutcome::AtOnce => end_at_once(&running, "before the stop that was not waited for"),
+        StopOutcome::TimedOut => {
             let time =
                 format!("within the {} s of --stop-timeout", options.stop_timeout / 1_000_000_000);
             end_at_once(&running, &time)
         }
-        Waited::Ended(status) => status,
+        StopOutcome::Ended(status) => status,
     };
     let Running { server, pid_file, .. } = running;
     drop(pid_file);

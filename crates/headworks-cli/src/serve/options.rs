@@ -1,4 +1,4 @@
-//! The words of `headworks serve`.
+//! Command line arguments of `headworks serve`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,9 +7,9 @@ use clap::Args;
 use headworks_server::units::{parse_size, parse_time};
 
 use crate::log::LogTo;
-use crate::tunables::Queue;
+use crate::tunables::QueueArgs;
 
-/// Serves disk images over NBD.
+/// Serves disk images over NBD
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -37,117 +37,118 @@ itself), default hold.
 The command line comes before variables of the environment (HEADWORKS_ and the option's name), those before the file; a switch
 can be turned off: --spread=off.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
-pub struct Options {
-    /// What to serve; the first is the default export
+pub struct ServeArgs {
+    /// Exports to serve; the first is the default export
     #[arg(value_name = "[NAME=]SPEC")]
     pub(super) exports: Vec<String>,
-    /// Take what is not said here from this file, see headworks.toml; SIGHUP reads it again
+    /// Configuration file, see headworks.toml(5); options given elsewhere override it, SIGHUP reloads it
     #[arg(short, long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
-    /// Print what would be served, as a configuration file that says who said what, and end
+    /// Print the effective configuration with the origin of each value, and exit
     #[arg(long)]
     pub(super) dump_config: bool,
-    /// Listen on this unix socket; `-` makes a private one
+    /// Listen on this unix socket; `-` creates a private one
     #[arg(short = 'U', long, value_name = "PATH")]
     pub(super) unix: Option<PathBuf>,
-    /// Permissions of the unix socket, octal
+    /// Mode of the unix socket, octal
     #[arg(long, value_name = "MODE", default_value = "600")]
     pub(super) unix_mode: String,
     /// Listen on this TCP port; 0 takes a free one
     #[arg(short, long)]
     pub(super) port: Option<u16>,
-    /// Listen on this address (with --port)
+    /// TCP address to listen on, with --port
     #[arg(short = 'i', long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub(super) ip_addr: IpAddr,
-    /// Listen for `headworks ctl` on this unix socket, for the owner alone
+    /// Control socket for `headworks ctl`; mode 600
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
-    /// Encrypted clients: off, on (who asks) or require (nobody gets anything without)
+    /// TLS: off, on (if the client asks) or require (unencrypted clients are refused)
     #[arg(long, value_name = "MODE", default_value = "off")]
     pub(super) tls: String,
-    /// Directory of server-cert.pem and server-key.pem, and ca-cert.pem for --tls-verify-peer
+    /// Directory with server-cert.pem and server-key.pem, and ca-cert.pem for --tls-verify-peer
     #[arg(long, value_name = "DIR")]
     pub(super) tls_certificates: Option<PathBuf>,
-    /// Clients must show a certificate signed by one of ca-cert.pem
+    /// Require a client certificate signed by ca-cert.pem
     #[arg(long)]
     pub(super) tls_verify_peer: bool,
     /// Pre-shared keys are not supported
     #[arg(long, value_name = "FILE", hide = true)]
     pub(super) tls_psk: Option<PathBuf>,
-    /// Answer Prometheus at this address: GET /metrics; port 0 takes a free one
+    /// Serve Prometheus metrics at this address (GET /metrics); port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", value_parser = metrics_address)]
     pub(super) metrics: Option<SocketAddr>,
     /// Refuse all writes
     #[arg(short, long)]
     pub(super) read_only: bool,
-    /// Size of devices that name none; makes image files that are missing
+    /// Size of devices without one; creates missing image files
     #[arg(long, value_parser = size)]
     pub(super) size: Option<u64>,
-    /// How to wait for disks and sockets: auto, uring or threads
+    /// I/O engine: auto, uring or threads
     #[arg(long, default_value = "auto", value_name = "ENGINE")]
     pub(super) engine: String,
-    /// Look this many microseconds before sleeping; 0 never
+    /// Busy-poll this many microseconds before sleeping; 0 disables polling
     #[arg(long, default_value_t = 50, value_name = "N")]
     pub(super) poll_us: u64,
-    /// Threads; devices are shared out among them
+    /// Number of shards (threads); devices are distributed over them
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(super) shards: u16,
-    /// Share out volumes among the threads, too, even of one device
+    /// Distribute the volumes of one device over the shards, too
     #[arg(long)]
     pub(super) spread: bool,
-    /// CPUs for the threads, in order: 0,1
+    /// CPUs of the shards, in order: 0,1
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub(super) cpus: Vec<usize>,
-    /// Run a shell command with $uri, $unixsocket, $port, $nbd and $control; serve until it ends, end with its status
+    /// Serve while this shell command runs and exit with its status; it gets $uri, $unixsocket, $port, $nbd and
+    /// $control
     #[arg(long, value_name = "CMD")]
     pub(super) run: Option<String>,
-    /// Write the process id here once clients may connect
+    /// Write the process id to this file once clients can connect
     #[arg(short = 'P', long, value_name = "FILE")]
     pub(super) pid_file: Option<PathBuf>,
-    /// Become this user, by name or id, once everything is open and before clients are served
+    /// Change to this user (name or id) after everything is open and before clients are served
     #[arg(short, long, value_name = "USER[:GROUP]")]
     pub(super) user: Option<String>,
-    /// Refuse ourselves the system calls that a server never needs: starting programs, mounting, tracing and the like
+    /// Enable the seccomp filter: refuse system calls that a server never needs, such as exec, mount and ptrace
     #[arg(long, value_enum, default_value = "on", value_name = "ON|OFF")]
     pub(super) sandbox: Sandbox,
-    /// Record every input of the path, for `headworks lab replay`
+    /// Record all inputs of the I/O path for `headworks lab replay`
     #[arg(long, value_name = "FILE")]
     pub(super) record: Option<PathBuf>,
-    /// The page cache, all threads together; 0: none
+    /// Size of the page cache, all shards together; 0 disables it
     #[arg(long, value_parser = size, default_value = "256M", value_name = "SIZE")]
     pub(super) cache: u64,
-    /// Memory for requests' data, for each thread
+    /// Memory for request data, per shard
     #[arg(long, value_parser = size, default_value = "128M", value_name = "SIZE")]
     pub(super) buffers: u64,
-    /// Clients at once, for each thread
+    /// Maximum number of clients, per shard
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub(super) connections: usize,
-    /// Requests of one client in flight
+    /// Maximum number of requests in flight, per client
     #[arg(long, default_value_t = 128, value_name = "N")]
     pub(super) requests: usize,
-    /// A handshake may take this long
+    /// Time limit of a handshake
     #[arg(long, value_parser = time, default_value = "10s", value_name = "TIME")]
     pub(super) handshake_timeout: u64,
-    /// A payload or reply that makes no progress for this long ends its connection
+    /// Close a connection whose payload or reply makes no progress for this long
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
     pub(super) stall_timeout: u64,
-    /// A stop may take this long to write everything out; 0: however long
+    /// Time limit for writing dirty data at a shutdown; 0: unlimited
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
     pub(super) stop_timeout: u64,
     #[command(flatten)]
-    pub(super) queue: Queue,
-    /// One JSON object at the start instead of lines
+    pub(super) queue: QueueArgs,
+    /// Print the start message as one JSON object
     #[arg(long)]
     pub(super) json: bool,
-    /// Where messages go: standard error (or the journal behind it), the system's log, nowhere
+    /// Log target: standard error (or the journal behind it), syslog or none
     #[arg(long, value_enum, default_value = "stderr", value_name = "WHERE")]
     pub(super) log: LogTo,
-    /// Say more: once for connections, twice for everything
+    /// Log more: once for connections, twice for everything
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
 }
 
-/// Whether system calls are refused.
+/// State of the seccomp filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Sandbox {
     On,

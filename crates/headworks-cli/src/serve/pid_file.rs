@@ -1,7 +1,8 @@
-//! The file with the process id: made when clients may connect, taken away at the end.
+//! The pid file: created when clients can connect, removed at shutdown.
 //!
-//! It is made before privileges are given up, so that it may lie where only root writes. There it can only be emptied at the
-//! end, through the descriptor that was kept; it is never given to the user, for root may act on what it says.
+//! It is created before privileges are dropped, so that it may lie where only root can write. Such a file can only be
+//! truncated at shutdown, through the open descriptor. It is never given to the user, because root may act on its
+//! content.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,14 +10,14 @@ use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 
-/// The file; it goes with us.
+/// A pid file, removed on drop.
 pub(super) struct PidFile {
     path: PathBuf,
     file: File,
 }
 
 impl PidFile {
-    /// Writes it.
+    /// Creates the file with the process id.
     pub(super) fn write(path: &Path) -> Result<Self, ConfigError> {
         let written = File::create(path).and_then(|mut file| {
             writeln!(file, "{}", std::process::id())?;
@@ -27,7 +28,7 @@ impl PidFile {
         })
     }
 
-    /// Takes it away, or empties it where that is not allowed any more.
+    /// Removes the file, or truncates it where that is no longer allowed.
     pub(super) fn remove(&self) {
         if std::fs::remove_file(&self.path).is_err() {
             let _ = self.file.set_len(0);
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_holds_the_id_and_goes() {
+    fn file_holds_the_id_and_is_removed() {
         let path = std::env::temp_dir().join(format!("headworks-pid-{}", std::process::id()));
         let file = PidFile::write(&path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();

@@ -1,18 +1,18 @@
-//! From the words to what is to be served and how, without opening anything.
+//! The plan of a server: exports and options derived from the arguments without opening anything.
 
 use headworks_core::{ConfigError, WriteMode};
 use headworks_server::ServerOptions;
 use headworks_server::assemble::{self, ExportSpec};
 use headworks_server::config::{File, Origin, Problem, Problems, dirty_options};
 
-use super::Options;
+use super::ServeArgs;
 use super::address::absolute;
-use super::layers::Settled;
+use super::layers::EffectiveOptions;
 use super::tls::tls_options;
 
-/// What to serve and how, checked as far as that goes without opening anything.
-pub fn plan(settled: &Settled) -> Result<(Vec<ExportSpec>, ServerOptions), Problems> {
-    let Settled { options, config, .. } = settled;
+/// Derives exports and server options; checks all that can be checked without opening anything.
+pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOptions), Problems> {
+    let EffectiveOptions { options, config, .. } = effective;
     let specs = config.plan(options.size, options.read_only)?;
     let one = |problem: Problem| Problems(vec![problem]);
     let server = server_options(options, config).map_err(one)?;
@@ -30,14 +30,14 @@ pub fn plan(settled: &Settled) -> Result<(Vec<ExportSpec>, ServerOptions), Probl
     Ok((specs, server))
 }
 
-/// An error with the place of the option that it names.
+/// An error with the position of the option that it names.
 pub(super) fn blame(config: &File, error: &ConfigError) -> Problem {
     let said = config.server.iter().find(|setting| setting.name == error.option);
     let origin = said.map_or(&Origin::CommandLine, |setting| &setting.origin);
     Problem::new(origin, error.to_string())
 }
 
-fn server_options(options: &Options, config: &File) -> Result<ServerOptions, Problem> {
+fn server_options(options: &ServeArgs, config: &File) -> Result<ServerOptions, Problem> {
     let blamed = |error| blame(config, &error);
     unix_mode(options).map_err(blamed)?;
     let server = ServerOptions {
@@ -61,7 +61,7 @@ fn server_options(options: &Options, config: &File) -> Result<ServerOptions, Pro
         cache: options.cache,
         dirty: dirty_options(&config.vm)?,
         stop_ns: options.stop_timeout,
-        // Whoever can reach the server, or change its file, can change what it serves.
+        // The control socket and a reload can change the exports.
         live: options.control.is_some() || options.config.is_some(),
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
         tls: tls_options(options).map_err(blamed)?,
@@ -70,7 +70,7 @@ fn server_options(options: &Options, config: &File) -> Result<ServerOptions, Pro
     Ok(server)
 }
 
-pub(super) fn unix_mode(options: &Options) -> Result<u32, ConfigError> {
+pub(super) fn unix_mode(options: &ServeArgs) -> Result<u32, ConfigError> {
     let mode = u32::from_str_radix(&options.unix_mode, 8).ok();
     mode.filter(|mode| *mode <= 0o777).ok_or_else(|| {
         let message = format!("`{}` is no octal mode such as 660", options.unix_mode);

@@ -1,14 +1,14 @@
-//! SIGHUP: the configuration file is read again.
+//! SIGHUP: reload of the configuration file.
 //!
 //! ```text
-//!   read, check --wrong--> said in the log, nothing changes
-//!        `--good---> exports come, go and change; what needs a new start is said
+//!   read, check --error--> logged, nothing changes
+//!        `--good--> exports are added, removed, changed; options that need a restart are logged
 //! ```
 //!
-//! What was said on the command line and in the environment is said again: it still wins.
+//! The command line and the environment are applied again and still override the file.
 //!
-//! It has a thread of its own: an export that leaves is written out first, however long that takes, and meanwhile the main thread
-//! has signals to take and signs of life to give. A SIGHUP that comes meanwhile is another reload, after this one.
+//! A reload has its own thread, because removing an export writes it out first, and the main thread has to serve
+//! signals and the watchdog meanwhile. A SIGHUP during a reload starts another one after it.
 
 use std::io;
 use std::sync::Arc;
@@ -17,36 +17,36 @@ use headworks_server::Reloader;
 use headworks_server::config::{File, Setting};
 use headworks_server::control::Reload as Done;
 
-use super::{Settled, Told, plan, tls};
-use crate::signals::Bell;
+use super::{EffectiveOptions, OptionSources, plan, tls};
+use crate::signals::MainNotifier;
 
-/// Reloads, one at a time.
+/// State of reloads; one runs at a time.
 pub struct Reload {
     loader: Arc<Loader>,
     under_way: bool,
-    /// Another one was asked for since it began.
+    /// A SIGHUP arrived during the reload.
     again: bool,
 }
 
-/// What is loaded, and how it was said.
+/// The loaded configuration and its sources.
 struct Loader {
-    told: Told,
+    sources: OptionSources,
     loaded: File,
     has_file: bool,
 }
 
 impl Reload {
-    pub fn new(told: Told, settled: &Settled) -> Self {
-        let has_file = settled.options.config.is_some();
-        let loader = Loader { told, loaded: settled.config.clone(), has_file };
+    pub fn new(sources: OptionSources, effective: &EffectiveOptions) -> Self {
+        let has_file = effective.options.config.is_some();
+        let loader = Loader { sources, loaded: effective.config.clone(), has_file };
         Self { loader: Arc::new(loader), under_way: false, again: false }
     }
 
-    /// Begins one, whose end the bell tells, or remembers that another one has to follow; true if it began.
+    /// Starts a reload that ends with the notifier, or queues one behind the running one; returns true if it started.
     ///
     /// # Errors
-    /// No thread is left.
-    pub fn begin(&mut self, server: Reloader, bell: Bell) -> io::Result<bool> {
+    /// A thread could not be started.
+    pub fn begin(&mut self, server: Reloader, notifier: MainNotifier) -> io::Result<bool> {
         self.again = self.under_way;
         if self.under_way {
             return Ok(false);
@@ -56,13 +56,13 @@ impl Reload {
         thread.spawn(move || {
             loader.load(&server);
             tls::reload(&server);
-            bell.ring();
+            notifier.notify();
         })?;
         self.under_way = true;
         Ok(true)
     }
 
-    /// One has ended; true if another one has to begin.
+    /// Ends a reload; returns true if another one is queued.
     pub fn end(&mut self) -> bool {
         self.under_way = false;
         std::mem::take(&mut self.again)
@@ -70,17 +70,17 @@ impl Reload {
 }
 
 impl Loader {
-    /// Reads the file again and does what can be done.
+    /// Reads the file and applies what can change at run time.
     fn load(&self, server: &Reloader) {
         if !self.has_file {
             tracing::info!("there is no configuration file to load again");
             return;
         }
-        let settled = match self.told.settle() {
-            Ok(settled) => settled,
+        let effective = match self.sources.resolve() {
+            Ok(effective) => effective,
             Err(wrong) => return refuse(&wrong.to_string()),
         };
-        let (specs, _) = match plan(&settled) {
+        let (specs, _) = match plan(&effective) {
             Ok(planned) => planned,
             Err(problems) => return refuse(&problems.to_string()),
         };
@@ -88,7 +88,7 @@ impl Loader {
             Ok(done) => tell(&done),
             Err(error) => return refuse(&error.to_string()),
         }
-        for what in needs_restart(&self.loaded, &settled.config) {
+        for what in needs_restart(&self.loaded, &effective.config) {
             tracing::warn!("{what} differs now: it changes when the server starts again");
         }
         tracing::info!("the configuration is loaded again");
@@ -101,7 +101,7 @@ fn refuse(problems: &str) {
     }
 }
 
-/// What came and went is said where it is done.
+/// Logs the result; the server itself logs added and removed exports.
 fn tell(done: &Done) {
     for (name, what) in &done.changed {
         tracing::info!("export {name} has {what} now");
@@ -114,7 +114,7 @@ fn tell(done: &Done) {
     }
 }
 
-/// What differs from what the server was started with and cannot change while it runs.
+/// Names of changed options that take effect only after a restart.
 fn needs_restart(old: &File, new: &File) -> Vec<String> {
     let differs = |setting: &&Setting| {
         let other = old.server.iter().find(|other| other.name == setting.name);
@@ -123,7 +123,7 @@ fn needs_restart(old: &File, new: &File) -> Vec<String> {
     let options = new.server.iter().filter(differs).map(|setting| setting.name.clone());
     let vm = (write_back(old) != write_back(new)).then(|| "[server.vm]".to_owned());
     let all = (queue(old, None) != queue(new, None)).then(|| "[server.queue]".to_owned());
-    // A device that is new gets its own queue at once.
+    // A new device gets its own queue at once.
     let both = new.devices.iter().map(|device| device.name.as_str());
     let both = both.filter(|name| old.devices.iter().any(|device| device.name == *name));
     let devices = both.filter(|name| queue(old, Some(name)) != queue(new, Some(name)));
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_is_named_once_and_what_only_stands_elsewhere_does_not_differ() {
+    fn only_changed_options_need_a_restart() {
         let file = |text: &str| File::parse("f", text).unwrap();
         let old = file(
             "[server]\ncpus = [0]\nport = 1\n[server.vm]\ndirty_ratio = 5\n[server.queue]\n\

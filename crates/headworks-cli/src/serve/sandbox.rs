@@ -1,14 +1,14 @@
-//! What a server never does once it serves: system calls that are refused from then on, in all threads, for good.
+//! The seccomp filter of a running server: a deny list for all threads, permanent.
 //!
-//! A list of what is refused, not of what is allowed. The C library, the standard library and the engines call what they like, and
-//! that changes with their versions; an allowed list that misses one call breaks a server that holds acknowledged writes. A refused
-//! list can only miss something, so it names what an attacker who already runs code here would want next: start programs, map
-//! memory to execute, look into other processes, change mounts, namespaces, users, clocks and the kernel.
+//! An allow list would be stricter, but the system calls of the C library, the standard library and the engines vary
+//! with their versions, and a call missing from it breaks a server that holds acknowledged writes. The deny list names
+//! what an attacker with code execution needs next: starting programs, executable memory, other processes, mounts,
+//! namespaces, users, clocks and the kernel.
 //!
-//! What is refused fails with EPERM; nothing is killed for it, because a killed server loses what it holds. `clone3` fails with
-//! ENOSYS: a filter cannot look at its arguments, and the C library falls back to `clone`, whose flags it can look at. Calls by
-//! another architecture's entry kill the process, as no code of ours makes them; x32, which shares x86_64's entry, is refused call
-//! by call.
+//! A refused call fails with EPERM and kills nothing, because a killed server loses dirty data. `clone3` fails with
+//! ENOSYS: a filter cannot read its arguments, and the C library falls back to `clone`, whose flags it can check. A
+//! call through another architecture's entry kills the process, as this program never makes one; x32, which shares the
+//! x86_64 entry, is refused per call.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,19 @@ use seccompiler::{
     SeccompFilter, SeccompRule,
 };
 
-/// The bit that marks the calls of x86_64's x32 entry.
+/// Bit that marks x32 calls of the x86_64 entry.
 #[cfg(target_arch = "x86_64")]
 const X32: i64 = 0x4000_0000;
-/// x32's own numbers of what is refused: execve, ptrace, kexec_load, process_vm_readv and _writev, execveat.
+/// x32's own numbers of refused calls: execve, ptrace, kexec_load, process_vm_readv, process_vm_writev, execveat.
 #[cfg(target_arch = "x86_64")]
 const X32_OWN: [i64; 6] = [520, 521, 528, 539, 540, 545];
 
-/// Refused whatever the arguments.
+/// Calls refused with any arguments.
 const REFUSED: &[i64] = &[
-    // Other programs; io_uring cannot start any.
+    // Starting programs; io_uring cannot start any.
     libc::SYS_execve,
     libc::SYS_execveat,
-    // Other processes.
+    // Access to other processes.
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
@@ -37,7 +37,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_kcmp,
     libc::SYS_pidfd_getfd,
     libc::SYS_perf_event_open,
-    // Shared memory of System V: the one way to memory that may be executed which says so in none of mmap's flags.
+    // System V shared memory can become executable without a flag of mmap that a filter could check.
     libc::SYS_shmat,
     // Mounts and namespaces.
     libc::SYS_mount,
@@ -53,7 +53,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_mount_setattr,
     libc::SYS_unshare,
     libc::SYS_setns,
-    // Users, groups and capabilities: whoever we are by now, we stay.
+    // Users, groups and capabilities.
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,
@@ -65,10 +65,10 @@ const REFUSED: &[i64] = &[
     libc::SYS_setgroups,
     libc::SYS_capset,
     libc::SYS_personality,
-    // Files by other ways than their names, and files that others may run as us.
+    // Files by handle, and set-user-id files.
     libc::SYS_open_by_handle_at,
     libc::SYS_mknodat,
-    // The kernel itself, its keys and its clocks.
+    // The kernel, its keys and clocks.
     libc::SYS_bpf,
     libc::SYS_userfaultfd,
     libc::SYS_init_module,
@@ -110,10 +110,10 @@ const REFUSED: &[i64] = &[
     libc::SYS_uselib,
 ];
 
-/// Puts all threads, and those to come, behind the filter.
+/// Installs the filter for all present and future threads.
 ///
 /// # Errors
-/// A sentence, if the kernel refuses; then nothing is refused to us.
+/// A sentence if the kernel refuses; then no call is filtered.
 pub(super) fn enter() -> Result<(), String> {
     let entered = programs().and_then(|programs| {
         programs.iter().try_for_each(|program| seccompiler::apply_filter_all_threads(program))
@@ -121,7 +121,7 @@ pub(super) fn enter() -> Result<(), String> {
     entered.map_err(|error| error.to_string())
 }
 
-/// The filters; the kernel asks all of them and takes the strictest answer. One has one way to refuse.
+/// The filter programs; the kernel runs all and takes the strictest result. Each program has one way to refuse.
 fn programs() -> Result<[BpfProgram; 2], seccompiler::Error> {
     Ok([refusals()?, no_clone3()?])
 }
@@ -130,10 +130,10 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 fn refusals() -> Result<BpfProgram, seccompiler::Error> {
     let mut rules: Rules = REFUSED.iter().map(|call| (*call, Vec::new())).collect();
-    // A thread, not a process: processes are for programs and namespaces, and we have neither.
+    // Only threads: a new process would be for a program or a namespace.
     let thread = libc::CLONE_THREAD as u64;
     rules.insert(libc::SYS_clone, vec![when(0, Is::MaskedEq(thread), 0)?]);
-    // Memory is filled by clients: none of it is ever executed.
+    // Memory is filled by clients and never executed.
     let executable = libc::PROT_EXEC as u64;
     for call in [libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_pkey_mprotect] {
         rules.insert(call, vec![when(2, Is::MaskedEq(executable), executable)?]);
@@ -150,7 +150,7 @@ fn no_clone3() -> Result<BpfProgram, seccompiler::Error> {
     compile(rules, SeccompAction::Errno(libc::ENOSYS as u32))
 }
 
-/// The same for the x32 entry.
+/// The same rules for the x32 entry.
 #[cfg(target_arch = "x86_64")]
 fn x32(rules: &Rules) -> Rules {
     let same = rules.iter().map(|(call, chain)| (call | X32, chain.clone()));
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use std::io;
 
-    /// What a call ends with, in a thread of its own behind the filters.
+    /// Runs a call behind the filters in a thread of its own and returns its result.
     fn behind<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
         let thread = std::thread::spawn(move || {
             for program in programs().unwrap() {
@@ -189,14 +189,14 @@ mod tests {
         io::Error::last_os_error().raw_os_error().unwrap()
     }
 
-    /// A call without arguments that would fail otherwise, with another error.
+    /// A call without arguments that would otherwise fail with another error.
     fn refuses(call: i64) -> i32 {
-        // SAFETY: null is no pointer that any of these calls follows into our memory.
+        // SAFETY: these calls follow no null pointer into memory of this process.
         behind(move || errno(unsafe { libc::syscall(call, 0, 0, 0, 0, 0, 0) }))
     }
 
     #[test]
-    fn what_is_on_the_list_is_refused_by_both_entries() {
+    fn deny_list_holds_for_both_entries() {
         for call in REFUSED {
             assert_eq!(refuses(*call), libc::EPERM, "call {call}");
             #[cfg(target_arch = "x86_64")]
@@ -209,16 +209,16 @@ mod tests {
     }
 
     #[test]
-    fn no_program_is_started() {
+    fn starting_a_program_fails() {
         let error = behind(|| std::process::Command::new("true").spawn().unwrap_err());
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
-        // A new process by the fallback of those who try clone3 first.
+        // A new process by the fallback from clone3.
         assert_eq!(refuses(libc::SYS_clone), libc::EPERM);
         assert_eq!(refuses(libc::SYS_clone3), libc::ENOSYS);
     }
 
     #[test]
-    fn threads_memory_and_files_are_as_before() {
+    fn threads_memory_and_files_still_work() {
         behind(|| {
             let sum: u32 = std::thread::spawn(|| vec![1_u32; 1 << 20].iter().sum()).join().unwrap();
             assert_eq!(sum, 1 << 20);
@@ -231,9 +231,9 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_is_executable() {
+    fn executable_memory_is_refused() {
         let anywhere = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: new memory, wherever the kernel wants it.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses.
         let map = move |protection| unsafe {
             libc::mmap(std::ptr::null_mut(), 4096, protection, anywhere, -1, 0)
         };
@@ -242,7 +242,7 @@ mod tests {
         let refused = behind(move || {
             let memory = map(libc::PROT_READ | libc::PROT_WRITE);
             assert_ne!(memory, libc::MAP_FAILED);
-            // SAFETY: the page was mapped above and nobody else knows it.
+            // SAFETY: the page was mapped above and has no other user.
             let status = unsafe { libc::mprotect(memory, 4096, libc::PROT_READ | libc::PROT_EXEC) };
             errno(status.into())
         });

@@ -1,4 +1,4 @@
-//! Files and variables as they are found.
+//! Configuration files and environment variables.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,44 +8,44 @@ use std::path::{Path, PathBuf};
 
 use headworks_server::config::{File, Origin, Position, Problem, Problems, TEXT_MAX};
 
-use super::layers::{Settled, Wrong, settle};
+use super::layers::{EffectiveOptions, OptionError, resolve};
 
-/// The words and variables of a process: with the files they are all that `serve` is told.
-pub struct Told {
+/// Arguments and environment of a process; with the configuration files, all option sources of `serve`.
+pub struct OptionSources {
     words: Vec<OsString>,
     variables: BTreeMap<String, String>,
 }
 
-impl Told {
-    /// Those of this process.
+impl OptionSources {
+    /// The sources of this process.
     pub fn here() -> Self {
         Self { words: std::env::args_os().collect(), variables: environment() }
     }
 
-    /// A server that only a file says something to.
+    /// Sources that consist of one configuration file.
     pub fn by_file(path: &Path) -> Self {
         let words = ["headworks", "serve", "--config"].map(OsString::from).into_iter();
         Self { words: words.chain([path.into()]).collect(), variables: BTreeMap::new() }
     }
 
-    /// Reads the file, too, and puts all together.
-    pub fn settle(&self) -> Result<Settled, Wrong> {
-        settle(&self.words, &self.variables)
+    /// Reads the configuration file and merges all sources.
+    pub fn resolve(&self) -> Result<EffectiveOptions, OptionError> {
+        resolve(&self.words, &self.variables)
     }
 }
 
-/// Drop-ins that are read at most.
+/// Maximum number of drop-in files.
 const DROP_INS_MAX: usize = 256;
 
-/// What variables begin with.
+/// Prefix of environment variables.
 pub const PREFIX: &str = "HEADWORKS_";
 
-/// The variable of an option.
+/// Environment variable of an option.
 pub fn variable(name: &str) -> String {
     format!("{PREFIX}{}", name.replace('-', "_").to_uppercase())
 }
 
-/// The environment, as far as it is text.
+/// The environment, as far as it is UTF-8.
 fn environment() -> BTreeMap<String, String> {
     let text = |(name, value): (OsString, OsString)| {
         Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
@@ -53,8 +53,8 @@ fn environment() -> BTreeMap<String, String> {
     std::env::vars_os().filter_map(text).collect()
 }
 
-/// A file and its drop-ins: NAME.toml, then NAME.d/*.toml in the order of their names.
-pub fn load(path: &Path) -> Result<(File, Problems), Wrong> {
+/// Reads a file and its drop-ins: NAME.toml, then NAME.d/*.toml in the order of their names.
+pub fn load(path: &Path) -> Result<(File, Problems), OptionError> {
     let mut problems = Problems::default();
     let mut file = File::default();
     for path in std::iter::once(path.to_owned()).chain(drop_ins(path)?) {
@@ -65,7 +65,7 @@ pub fn load(path: &Path) -> Result<(File, Problems), Wrong> {
     Ok((file, problems))
 }
 
-fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, Wrong> {
+fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, OptionError> {
     let folder = path.with_extension("d");
     let entries = match fs::read_dir(&folder) {
         Ok(entries) => entries,
@@ -85,19 +85,19 @@ fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, Wrong> {
     }
     if found.len() > DROP_INS_MAX {
         let message = format!("{} has more than {DROP_INS_MAX} files", folder.display());
-        return Err(Wrong::World(message));
+        return Err(OptionError::Io(message));
     }
     found.sort();
     Ok(found)
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Wrong {
-    Wrong::World(format!("cannot read {}: {error}", path.display()))
+fn unreadable(path: &Path, error: &io::Error) -> OptionError {
+    OptionError::Io(format!("cannot read {}: {error}", path.display()))
 }
 
-fn read(path: &Path) -> Result<(File, Problems), Wrong> {
+fn read(path: &Path) -> Result<(File, Problems), OptionError> {
     let mut bytes = Vec::new();
-    // One more than there may be, so that too many are noticed.
+    // One byte more than the limit, to detect longer files.
     let most = TEXT_MAX as u64 + 1;
     fs::File::open(path)
         .and_then(|file| file.take(most).read_to_end(&mut bytes))

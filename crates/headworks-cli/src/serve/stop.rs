@@ -1,39 +1,39 @@
-//! Waiting for the end, and the ways to it.
+//! The main loop of a running server and its shutdown.
 
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use super::Running;
 use super::reload::Reload;
-use super::systemd::Manager;
+use super::systemd::ServiceManager;
 use crate::complain;
 use crate::progress::{self, Progress};
-use crate::signals::{News, Signals};
+use crate::signals::{MainEvent, Signals};
 
-/// How often a stop is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// Interval of progress messages.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a stop that may not take time waits for the shards to tell what is lost. One that turns tells within
-/// milliseconds; one that does not is not worth more.
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long an immediate exit waits for the shards to report what is lost. A shard that turns answers within
+/// milliseconds; one that hangs gets no more time.
+const LOSS_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A stop that is under way.
-struct Stop {
+/// A shutdown in progress.
+struct OngoingStop {
     since: Instant,
-    told: Instant,
+    reported: Instant,
     progress: Progress,
 }
 
-impl Stop {
+impl OngoingStop {
     fn new() -> Self {
         let now = Instant::now();
-        Self { since: now, told: now, progress: Progress::new() }
+        Self { since: now, reported: now, progress: Progress::new() }
     }
 
-    /// Tells how far it is, once a second; true if its time is over.
-    fn look(&mut self, running: &Running, manager: &Manager) -> bool {
-        if self.told.elapsed() >= LOOK {
-            self.told = Instant::now();
+    /// Reports the progress once per interval; returns true after the time limit.
+    fn report(&mut self, running: &Running, manager: &ServiceManager) -> bool {
+        if self.reported.elapsed() >= REPORT_INTERVAL {
+            self.reported = Instant::now();
             let left = running.server.left().into_iter().flatten().sum();
             let at = self.since.elapsed().as_nanos() as u64;
             let line = self.progress.line(at, left);
@@ -46,32 +46,33 @@ impl Stop {
     }
 }
 
-pub(super) enum Waited {
-    /// The server has ended; the status of the child, if there was one.
+pub(super) enum StopOutcome {
+    /// The server has ended; with the status of the child, if there was one.
     Ended(Option<ExitStatus>),
-    /// The user does not want to wait any more.
+    /// A second signal asks for an immediate exit.
     AtOnce,
-    /// The time for a stop is over.
-    TooLong,
+    /// The time limit of the shutdown has passed.
+    TimedOut,
 }
 
 pub(super) fn wait(
     running: &Running,
     signals: &Signals,
-    manager: &mut Manager,
+    manager: &mut ServiceManager,
     mut child: Option<Child>,
     reload: &mut Reload,
-) -> Waited {
-    let (mut stop, mut status): (Option<Stop>, _) = (None, None);
+) -> StopOutcome {
+    let (mut stop, mut status): (Option<OngoingStop>, _) = (None, None);
     loop {
-        // Nobody is waited for in vain: the server says when it has ended.
-        let patience = stop.as_ref().map(|_| LOOK).into_iter().chain(manager.patience()).min();
-        let news = signals.wait(patience);
-        manager.look(&running.server);
-        match news {
-            News::Stop if stop.is_some() => return Waited::AtOnce,
-            News::Stop => {
-                stop = Some(Stop::new());
+        // Without a shutdown or watchdog there is no time-out: the end of the server is an event.
+        let timeout =
+            stop.as_ref().map(|_| REPORT_INTERVAL).into_iter().chain(manager.ping_due_in()).min();
+        let event = signals.wait(timeout);
+        manager.ping_watchdog(&running.server);
+        match event {
+            MainEvent::Stop if stop.is_some() => return StopOutcome::AtOnce,
+            MainEvent::Stop => {
+                stop = Some(OngoingStop::new());
                 manager.stopping();
                 if let Some(child) = &child {
                     // SAFETY: the child has not been waited for, so the id is its own.
@@ -79,39 +80,41 @@ pub(super) fn wait(
                 }
                 running.server.stop();
             }
-            News::Child => {
+            MainEvent::Child => {
                 let ended = child.as_mut().and_then(|child| child.try_wait().ok().flatten());
                 if ended.is_some() {
                     (status, child) = (ended, None);
                     manager.stopping();
-                    stop.get_or_insert_with(Stop::new);
+                    stop.get_or_insert_with(OngoingStop::new);
                     running.server.stop();
                 }
             }
-            News::Statistics => running.server.tell_statistics(),
-            News::Reload if stop.is_some() => tracing::info!("nothing is loaded again in a stop"),
-            News::Reload => begin(reload, running, signals, manager),
-            News::Reloaded if stop.is_some() => {}
-            News::Reloaded => {
+            MainEvent::Statistics => running.server.tell_statistics(),
+            MainEvent::Reload if stop.is_some() => {
+                tracing::info!("nothing is loaded again in a stop")
+            }
+            MainEvent::Reload => begin(reload, running, signals, manager),
+            MainEvent::Reloaded if stop.is_some() => {}
+            MainEvent::Reloaded => {
                 manager.ready(running.server.exports().len());
                 if reload.end() {
                     begin(reload, running, signals, manager);
                 }
             }
-            News::Ended => return Waited::Ended(status),
-            News::Silence => {}
+            MainEvent::Ended => return StopOutcome::Ended(status),
+            MainEvent::TimedOut => {}
         }
         if let Some(stop) = &mut stop
-            && stop.look(running, manager)
+            && stop.report(running, manager)
         {
-            return Waited::TooLong;
+            return StopOutcome::TimedOut;
         }
     }
 }
 
-fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &Manager) {
-    let begun = signals.reloaded().map_err(|error| error.to_string()).and_then(|bell| {
-        reload.begin(running.server.reloader(), bell).map_err(|error| error.to_string())
+fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &ServiceManager) {
+    let begun = signals.reloaded().map_err(|error| error.to_string()).and_then(|notifier| {
+        reload.begin(running.server.reloader(), notifier).map_err(|error| error.to_string())
     });
     match begun {
         Ok(true) => manager.reloading(),
@@ -120,10 +123,10 @@ fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &Ma
     }
 }
 
-/// The second signal, or no time is left: say what is not written and not flushed, and go. Threads may be in a device that does not answer: nothing may wait for
-/// them, so nothing that they use is dropped.
+/// Exits at once, after a second signal or the time limit, and prints what was not written and not flushed. Threads
+/// may be blocked in a device, so nothing waits for them and nothing that they use is dropped.
 pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
-    let _ = running.server.roll_call().wait(LAST_WORD);
+    let _ = running.server.roll_call().wait(LOSS_REPORT_TIMEOUT);
     let (unflushed, left) = (running.server.unflushed(), running.server.left());
     let mut all_flushed = true;
     let exports = running.server.exports();

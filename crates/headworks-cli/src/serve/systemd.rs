@@ -1,13 +1,13 @@
-//! What a service manager gives us and hears of us: sockets that it made (`LISTEN_FDS`), how far we are (`NOTIFY_SOCKET`), a sign
-//! of life (`WATCHDOG_USEC`). Without one, all of it is nothing.
+//! Service manager protocol: passed sockets (`LISTEN_FDS`), status (`NOTIFY_SOCKET`), watchdog (`WATCHDOG_USEC`).
+//! Without a manager all of it does nothing.
 //!
 //! ```text
 //!   sockets --> READY=1, STATUS=serving N exports --> RELOADING=1, READY=1 --> STOPPING=1, STATUS=stopping: 2 GiB left, ...
 //!                   `---- WATCHDOG=1 while every shard answers, also in a stop ----'      `-- EXTEND_TIMEOUT_USEC each second
 //! ```
 //!
-//! The sign of life is given by the main loop, and only if every shard has turned since the last one: a shard that hangs is what a
-//! watchdog is for. A stop has its own limit, `--stop-timeout`; as long as that allows it, the manager is asked for more time.
+//! The main loop pings the watchdog only if every shard has turned since the last ping, so that a hanging shard is
+//! detected. A shutdown has its own limit, `--stop-timeout`; within it the manager is asked for more time.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -17,21 +17,21 @@ use headworks_core::ConfigError;
 use headworks_server::{Given, Place, RollCall, Server};
 use sd_notify::NotifyState;
 
-/// The name (`FileDescriptorName=`) of the control socket.
+/// Name (`FileDescriptorName=`) of the control socket.
 const CONTROL: &str = "control";
-/// That of the socket for scrapers; every other name is an NBD listener's.
+/// Name of the metrics socket; sockets with any other name are NBD listeners.
 const METRICS: &str = "metrics";
-/// A stop says once a second that it goes on; so much time makes a late message no end.
+/// Extension of the manager's stop time-out, sent every second with reserve for a late message.
 const EXTENSION: Duration = Duration::from_secs(15);
 
-/// Sockets that were made for us.
+/// Sockets passed by the service manager.
 #[derive(Default)]
-pub(super) struct Sockets {
-    /// For clients.
+pub(super) struct InheritedSockets {
+    /// Listeners for clients.
     pub listen: Vec<Given>,
-    /// For the operator.
+    /// Listener for the control protocol.
     pub control: Option<Given>,
-    /// For Prometheus; TCP.
+    /// Listener for Prometheus; TCP.
     pub metrics: Option<Given>,
 }
 
@@ -39,18 +39,18 @@ fn error(message: impl Into<String>) -> ConfigError {
     ConfigError::new("LISTEN_FDS", message.into())
 }
 
-impl Sockets {
-    /// Takes them; to be called once, before anything else is opened.
+impl InheritedSockets {
+    /// Takes the passed sockets; must be called once, before anything else is opened.
     pub(super) fn take() -> Result<Self, ConfigError> {
         let fail = |reason| error(format!("cannot take the sockets: {reason}"));
         let mut sockets = Self::default();
-        // Those of another process (`LISTEN_PID`) come with names, and only their number is none.
+        // `listen_fds` checks `LISTEN_PID`, the variant with names does not.
         if sd_notify::listen_fds().map_err(fail)?.len() == 0 {
             return Ok(sockets);
         }
         let given = sd_notify::listen_fds_with_names().map_err(fail)?;
         for (fd, name) in given {
-            // SAFETY: the variables say that it is ours, and nothing was opened that it could be instead.
+            // SAFETY: the variables pass this descriptor to the process, and nothing was opened before.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             sockets.add(Given::new(fd).map_err(error)?, &name)?;
         }
@@ -77,13 +77,13 @@ impl Sockets {
         }
     }
 
-    /// Whether a unix socket at `path` is among those for clients.
+    /// Returns true if a unix socket at `path` is among the client listeners.
     pub(super) fn has(&self, path: &std::path::Path) -> bool {
         self.listen.iter().any(|given| unix_path(given).as_deref() == Some(path))
     }
 }
 
-/// Where a unix socket lies.
+/// Path of a unix socket.
 pub(super) fn unix_path(given: &Given) -> Option<PathBuf> {
     match given.place() {
         Ok(Place::Unix(path)) => path,
@@ -91,18 +91,18 @@ pub(super) fn unix_path(given: &Given) -> Option<PathBuf> {
     }
 }
 
-/// Who hears of us.
-pub(super) struct Manager {
-    /// It wants a sign of life so often.
+/// Connection to the service manager.
+pub(super) struct ServiceManager {
+    /// Watchdog time-out that the manager asks for.
     watchdog: Option<Duration>,
-    /// When it gets the next one.
+    /// Time of the next ping.
     due: Instant,
     roll_call: Option<RollCall>,
-    /// What is served, in words.
+    /// Status text while serving.
     serving: String,
 }
 
-impl Manager {
+impl ServiceManager {
     pub(super) fn new() -> Self {
         let usable = |watchdog: &Duration| !watchdog.is_zero();
         Self {
@@ -113,7 +113,7 @@ impl Manager {
         }
     }
 
-    /// Clients may connect.
+    /// Reports that clients can connect.
     pub(super) fn ready(&mut self, exports: usize) {
         self.serving = match exports {
             1 => "serving 1 export".into(),
@@ -122,21 +122,21 @@ impl Manager {
         tell(&[NotifyState::Ready, NotifyState::Status(&self.serving)]);
     }
 
-    /// The configuration is being loaded again; `ready` is its end.
+    /// Reports a reload; `ready` ends it.
     pub(super) fn reloading(&self) {
-        // Newer managers want to know when.
+        // Newer managers require the time.
         match NotifyState::monotonic_usec_now() {
             Ok(now) => tell(&[NotifyState::Reloading, now]),
             Err(_) => tell(&[NotifyState::Reloading]),
         }
     }
 
-    /// The end has begun.
+    /// Reports the start of a shutdown.
     pub(super) fn stopping(&self) {
         tell(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
     }
 
-    /// The end goes on, `line` says how far it is.
+    /// Reports a continuing shutdown; `line` is its progress.
     pub(super) fn still_stopping(&self, line: Option<&str>) {
         let more = NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32);
         match line {
@@ -145,18 +145,18 @@ impl Manager {
         }
     }
 
-    /// How long the main loop may wait before `look` is due; none without a watchdog.
-    pub(super) fn patience(&self) -> Option<Duration> {
+    /// Time until `ping_watchdog` is due; none without a watchdog.
+    pub(super) fn ping_due_in(&self) -> Option<Duration> {
         self.watchdog.map(|_| self.due.saturating_duration_since(Instant::now()))
     }
 
-    /// Gives a sign of life if it is due and every shard has given one.
-    pub(super) fn look(&mut self, server: &Server) {
+    /// Pings the watchdog if it is due and every shard has turned since the last ping.
+    pub(super) fn ping_watchdog(&mut self, server: &Server) {
         let Some(watchdog) = self.watchdog else { return };
         if Instant::now() < self.due {
             return;
         }
-        // Twice as often as is asked for: a shard that misses one look has another before time is up.
+        // Twice as often as required: a shard that misses one check has another before the time-out.
         self.due = Instant::now() + watchdog / 4;
         let answered = self.roll_call.as_ref().is_none_or(RollCall::is_complete);
         if answered {
@@ -167,7 +167,7 @@ impl Manager {
 }
 
 fn tell(state: &[NotifyState]) {
-    // A manager that is gone hears nothing, and nothing follows from that.
+    // A manager that is gone has no effect on the server.
     if let Err(error) = sd_notify::notify(state) {
         tracing::debug!("the service manager cannot be told: {error}");
     }
@@ -184,8 +184,8 @@ mod tests {
     }
 
     #[test]
-    fn one_socket_is_the_operators_one_for_scrapers_and_all_others_are_for_clients() {
-        let mut sockets = Sockets::default();
+    fn sockets_are_assigned_by_name() {
+        let mut sockets = InheritedSockets::default();
         for name in ["headworks@a.socket", "unknown", "control", "nbd", "metrics"] {
             sockets.add(given(), name).unwrap();
         }
@@ -201,7 +201,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("headworks-fds-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let unix = Given::new(UnixListener::bind(&path).unwrap().into()).unwrap();
-        let refused = Sockets::default().add(unix, "metrics").unwrap_err();
+        let refused = InheritedSockets::default().add(unix, "metrics").unwrap_err();
         assert!(refused.message.contains("ListenStream=127.0.0.1:9100"), "{refused}");
         std::fs::remove_file(&path).unwrap();
     }

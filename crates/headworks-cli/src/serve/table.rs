@@ -1,4 +1,4 @@
-//! The options of `serve` as a table of names, made from clap's own: what a file and the environment may say, and what came of it.
+//! Options of `serve` by name, derived from clap: what a file and the environment may set, and the effective values.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -9,29 +9,29 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use headworks_server::config::{File, Origin, Problem, Problems, Setting, Value, unknown};
 use headworks_server::did_you_mean::nearest;
 
-use super::layers::{Wrong, is_given};
+use super::layers::{OptionError, is_given};
 use super::source::{PREFIX, variable};
-use crate::tunables::Queue;
+use crate::tunables::QueueArgs;
 
-/// Options of the command line alone.
+/// Options of the command line only.
 const NOT_IN_FILES: [&str; 4] = ["config", "dump_config", "help", "version"];
-/// Options that say what to do once, and not how to serve.
+/// Options that run another action instead of serving.
 const NOT_IN_ENVIRONMENT: [&str; 3] = ["dump_config", "help", "version"];
 
-/// The options of `serve`, as clap knows them.
-pub struct Table {
+/// Options of `serve`, as clap describes them.
+pub struct OptionTable {
     serve: Command,
-    /// By their long names, in the order of the help.
+    /// Options by long name, in the order of the help.
     options: Vec<(String, Arg)>,
-    /// Those of queues, which stand in `[server.queue]`.
+    /// Names of queue options, which belong to `[server.queue]`.
     queue: Vec<String>,
 }
 
-impl Table {
+impl OptionTable {
     pub fn new(command: &Command) -> Self {
         let serve = command.find_subcommand("serve").cloned().unwrap_or_default();
         let optional = serve.clone().mut_args(|arg| arg.required(false)).no_binary_name(true);
-        let queue = Queue::augment_args(Command::new("queue"));
+        let queue = QueueArgs::augment_args(Command::new("queue"));
         let long = |arg: &Arg| Some((arg.get_long()?.to_owned(), arg.clone()));
         Self {
             options: serve.get_arguments().filter_map(long).collect(),
@@ -51,7 +51,7 @@ impl Table {
         self.option(name).map(|arg| arg.get_id().as_str())
     }
 
-    /// Those that a file may name in `[server]`.
+    /// Options that a file may set in `[server]`.
     fn in_files(&self) -> impl Iterator<Item = (&str, &Arg)> {
         let own = |(name, arg): &&(String, Arg)| {
             !NOT_IN_FILES.contains(&arg.get_id().as_str()) && !self.queue.contains(name)
@@ -59,7 +59,7 @@ impl Table {
         self.options.iter().filter(own).map(|(name, arg)| (name.as_str(), arg))
     }
 
-    /// What is wrong with names and values of a file.
+    /// Checks names and values of a file and returns all errors.
     pub fn check(&self, settings: &[Setting]) -> Vec<Problem> {
         let wrong = |setting: &Setting| {
             let known = self.in_files().find(|(name, _)| *name == setting.name);
@@ -84,7 +84,7 @@ impl Table {
         unknown(name, "server", &known)
     }
 
-    /// Has clap read the value alone.
+    /// Checks one value with clap.
     fn check_value(&self, arg: &Arg, setting: &Setting) -> Result<(), String> {
         let (name, words) = (&setting.name, setting.value.words());
         if matches!(setting.value, Value::List(_)) && !is_list(arg) {
@@ -98,18 +98,18 @@ impl Table {
         }
         let line = words.iter().map(|word| format!("--{name}={word}"));
         let Err(error) = self.serve.clone().try_get_matches_from(line) else { return Ok(()) };
-        // What it needs beside it is for the whole to say.
+        // Missing or conflicting options are checked when all sources are merged.
         match error.kind() {
             ErrorKind::MissingRequiredArgument | ErrorKind::ArgumentConflict => Ok(()),
             _ => Err(format!("{name}: {}", reason(&error, setting.word()))),
         }
     }
 
-    /// What the environment says, and variables that nobody knows.
+    /// Reads the environment; returns settings and hints about unknown variables.
     pub fn environment(
         &self,
         all: &BTreeMap<String, String>,
-    ) -> Result<(File, Vec<String>), Wrong> {
+    ) -> Result<(File, Vec<String>), OptionError> {
         let (mut said, mut notes, mut problems) =
             (File::default(), Vec::new(), Problems::default());
         for (variable, value) in all.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
@@ -128,7 +128,7 @@ impl Table {
                 }
             }
         }
-        problems.or((said, notes)).map_err(Wrong::Words)
+        problems.or((said, notes)).map_err(OptionError::Invalid)
     }
 
     fn in_environment(&self) -> impl Iterator<Item = (&str, &Arg)> {
@@ -136,7 +136,7 @@ impl Table {
         self.options.iter().filter(own).map(|(name, arg)| (name.as_str(), arg))
     }
 
-    /// A slip of the finger would be silent.
+    /// A misspelled variable would otherwise be ignored silently.
     fn nearest_variable(&self, wrong: &str) -> Option<String> {
         let name = wrong.strip_prefix(PREFIX)?.replace('_', "-").to_lowercase();
         let near = nearest(&name, self.in_environment().map(|(name, _)| name))?;
@@ -147,7 +147,7 @@ impl Table {
         self.in_environment().find(|(name, _)| variable(name) == wanted)
     }
 
-    /// What one variable says.
+    /// Settings of one variable.
     fn said(&self, name: &str, arg: &Arg, value: &str) -> Result<File, String> {
         let (value, origin) = (Value::Word(value.to_owned()), Origin::Environment);
         let setting = Setting { name: name.to_owned(), value, origin };
@@ -156,22 +156,22 @@ impl Table {
             return Ok(File { server: vec![setting], ..File::default() });
         }
         let words: Vec<&str> = match name {
-            // Of a list of settings each is a word.
+            // `set` is a list, separated by spaces.
             "set" => setting.word().split_whitespace().collect(),
             _ => vec![setting.word()],
         };
         let line = words.into_iter().map(|word| format!("--{name}={word}"));
-        let reader = Queue::augment_args(Command::new("queue").no_binary_name(true));
+        let reader = QueueArgs::augment_args(Command::new("queue").no_binary_name(true));
         let queue = reader
             .try_get_matches_from(line)
-            .and_then(|matches| Queue::from_arg_matches(&matches))
+            .and_then(|matches| QueueArgs::from_arg_matches(&matches))
             .map_err(|error| reason(&error, setting.word()))?;
         let (queue, vm) =
             queue.settings(&Origin::Environment).map_err(|error| error.to_string())?;
         Ok(File { queue, vm, ..File::default() })
     }
 
-    /// The command with a value of a lower layer as its option's default.
+    /// Returns the command with a lower source's value as the default of its option.
     pub fn with_default(&self, command: Command, setting: &Setting) -> Command {
         let Some(id) = self.id(&setting.name).map(str::to_owned) else { return command };
         let words: Vec<clap::builder::OsStr> =
@@ -179,7 +179,7 @@ impl Table {
         command.mut_subcommand("serve", |serve| serve.mut_arg(id, |arg| arg.default_values(words)))
     }
 
-    /// What every option of `[server]` is set to in the end.
+    /// Effective value and origin of every option of `[server]`.
     pub fn effective(
         &self,
         matches: &ArgMatches,
@@ -220,7 +220,7 @@ fn is_list(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some()
 }
 
-/// What clap has against a value, without the name of the option, in one line.
+/// clap's objection to a value in one line, without the option's name.
 fn reason(error: &clap::Error, word: &str) -> String {
     if let Some(source) = error.source() {
         return match source.to_string() {

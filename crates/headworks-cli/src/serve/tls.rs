@@ -1,4 +1,4 @@
-//! The words about TLS: whether clients encrypt, with which certificates, and what that makes of the URIs.
+//! TLS options: mode, certificates, and the URIs that clients need.
 
 use std::path::Path;
 
@@ -6,11 +6,11 @@ use headworks_core::ConfigError;
 use headworks_nbd::tls::{TlsMode, TlsOptions, files};
 use headworks_server::Reloader;
 
-use super::Options;
+use super::ServeArgs;
 use super::address::{absolute, encode};
 
-/// What the words say. Files are opened when the server starts.
-pub(super) fn tls_options(options: &Options) -> Result<TlsOptions, ConfigError> {
+/// Derives the TLS mode. Files are opened when the server starts.
+pub(super) fn tls_options(options: &ServeArgs) -> Result<TlsOptions, ConfigError> {
     if options.tls_psk.is_some() {
         let message = "pre-shared keys are not supported; use certificates (--tls-certificates)";
         return Err(ConfigError::new("tls-psk", message));
@@ -32,7 +32,7 @@ pub(super) fn tls_options(options: &Options) -> Result<TlsOptions, ConfigError> 
     }
 }
 
-/// A URI as clients must write it: where TLS is required it says so, and where a client on this machine finds the CA.
+/// A URI with TLS: where it is required the scheme says so, and names the directory of the CA.
 pub(super) fn encrypted(uri: String, tls: &TlsOptions) -> String {
     if tls.mode != TlsMode::Require || uri.is_empty() {
         return uri;
@@ -49,7 +49,7 @@ fn with_certificates(uri: &str, directory: &Path) -> String {
     format!("{uri}{mark}tls-certificates={}", encode(&directory.to_string_lossy()))
 }
 
-/// A line for the start.
+/// Line of the start message.
 pub(super) fn note(tls: &TlsOptions) -> Option<String> {
     let peers = if tls.verify_peer { ", clients with a certificate only" } else { "" };
     match tls.mode {
@@ -59,7 +59,7 @@ pub(super) fn note(tls: &TlsOptions) -> Option<String> {
     }
 }
 
-/// SIGHUP: the certificates are read again.
+/// SIGHUP: reloads the certificates.
 pub(super) fn reload(server: &Reloader) {
     match server.certificates() {
         Ok(true) => tracing::info!("the certificates were read again, for connections to come"),
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uri_says_that_tls_is_required_and_where_the_ca_is() {
+    fn uri_names_tls_scheme_and_ca_directory() {
         let directory = std::env::temp_dir().join(format!("headworks uri {}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let mode = TlsMode::Require;

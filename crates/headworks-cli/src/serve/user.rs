@@ -1,12 +1,12 @@
-//! Who the server is once everything is open (`--user`): images, sockets and rings are opened as whoever started it, clients
-//! are served as somebody who may do little.
+//! Dropping privileges (`--user`): images, sockets and rings are opened as the starting user, clients are served as an
+//! unprivileged one.
 //!
 //! ```text
-//!   root --look the user up--> open images, sockets, rings --> give up --> serve
-//!                                                                `-- checked: no way back, no capability of any thread left
+//!   root --look up the user--> open images, sockets, rings --> drop --> serve
+//!                                                                 `-- verified: irreversible, no thread keeps a capability
 //! ```
 //!
-//! The C library's calls change all threads of the process, or none. What is opened later, by `ctl add` or a reload, is opened
+//! The C library changes all threads of the process or none. What is opened later, by `ctl add` or a reload, is opened
 //! as the user.
 
 use std::ffi::{CStr, CString};
@@ -19,16 +19,16 @@ use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 
-/// Room for an entry of the user database; a group with very many members wants more, and then it is doubled up to a limit.
+/// Initial buffer for an entry of the user database; groups with many members need more, up to a limit.
 const ENTRY: usize = 16 << 10;
 const ENTRY_MAX: usize = 1 << 20;
 
-/// A user to become.
+/// A user to change to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct User {
     uid: libc::uid_t,
     gid: libc::gid_t,
-    /// In the user database; what has no name there has no supplementary groups.
+    /// Name in the user database; without one there are no supplementary groups.
     name: Option<CString>,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn look_up(text: &str) -> Result<User, ConfigError> {
             return Err(error(message));
         }
     };
-    // The kernel takes this value for `leave as it is`.
+    // The kernel takes this value as "unchanged".
     if uid == libc::uid_t::MAX || gid == libc::gid_t::MAX {
         return Err(error(format!("`{text}` is no user that there can be")));
     }
@@ -66,7 +66,7 @@ pub(super) fn look_up(text: &str) -> Result<User, ConfigError> {
 }
 
 impl User {
-    /// What can be said and done before anything is opened and any thread started.
+    /// Checks and prepares the change before anything is opened and any thread started.
     pub(super) fn prepare(&self) -> Result<(), ConfigError> {
         // SAFETY: it cannot fail.
         if unsafe { libc::geteuid() } != 0 && !self.is_us() {
@@ -76,14 +76,14 @@ impl User {
         no_new_privileges()
     }
 
-    /// Gives a file of ours to the user, so that it can be reached and removed as if the user had made it.
+    /// Makes the user the owner of a file, so that it can be reached and removed.
     pub(super) fn give(&self, path: &Path) -> Result<(), ConfigError> {
         std::os::unix::fs::lchown(path, Some(self.uid), Some(self.gid)).map_err(|reason| {
             error(format!("cannot give {} to user {}: {reason}", path.display(), self.uid))
         })
     }
 
-    /// What is to be said of those of `files`, and of the pid file, that the user may not remove; asked when we are the user.
+    /// Warnings about `files` and the pid file that the user cannot remove; called as the user.
     pub(super) fn leftovers(&self, files: &[PathBuf], pid_file: Option<&Path>) -> Vec<String> {
         let is_stuck = |path: &&Path| !may_remove(path);
         let stuck = files.iter().map(PathBuf::as_path).filter(is_stuck);
@@ -102,10 +102,10 @@ impl User {
         stuck.into_iter().chain(emptied).collect()
     }
 
-    /// Becomes the user in all threads, for good.
+    /// Changes all threads to the user, irreversibly.
     pub(super) fn become_it(&self) -> Result<(), ConfigError> {
         if self.is_us() {
-            // A service manager did it already.
+            // A service manager has changed it already.
             return self.verify();
         }
         self.change().map_err(|(what, reason)| {
@@ -125,7 +125,7 @@ impl User {
             _ => Err((what, io::Error::last_os_error())),
         };
         let Self { uid, gid, .. } = *self;
-        // SAFETY: no memory but a name that ends; the C library carries each change out in all threads.
+        // SAFETY: the only pointers are a terminated name and a group id; the C library changes all threads.
         unsafe {
             match &self.name {
                 Some(name) => checked("initgroups", libc::initgroups(name.as_ptr(), gid))?,
@@ -136,9 +136,9 @@ impl User {
         }
     }
 
-    /// Looks whether it is so, and whether there is a way back.
+    /// Verifies the ids of all threads, and that the change is irreversible.
     fn verify(&self) -> Result<(), ConfigError> {
-        // SAFETY: nothing but numbers.
+        // SAFETY: only numbers are passed.
         let is_back = unsafe {
             libc::setresuid(0, 0, 0) == 0
                 || libc::setuid(0) == 0
@@ -151,7 +151,7 @@ impl User {
         for task in std::fs::read_dir("/proc/self/task").map_err(broken)? {
             let path = task.map_err(broken)?.path().join("status");
             let Ok(status) = std::fs::read_to_string(path) else {
-                // A worker of the kernel's that has just ended.
+                // A kernel worker thread that has just ended.
                 continue;
             };
             judge(&status, self).map_err(error)?;
@@ -166,7 +166,7 @@ fn may_remove(path: &Path) -> bool {
     };
     // SAFETY: it cannot fail.
     let uid = unsafe { libc::geteuid() };
-    // In a directory such as /tmp everybody removes what is their own.
+    // In a sticky directory such as /tmp only owners remove files.
     let sticky =
         |directory: &Metadata| directory.mode() & libc::S_ISVTX != 0 && directory.uid() != uid;
     !directory.metadata().is_ok_and(|directory| sticky(&directory))
@@ -175,12 +175,12 @@ fn may_remove(path: &Path) -> bool {
 
 fn may_change(directory: &Path) -> bool {
     CString::new(directory.as_os_str().as_bytes()).is_ok_and(|name| {
-        // SAFETY: the name ends.
+        // SAFETY: the name is terminated.
         unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) == 0 }
     })
 }
 
-/// Whether a thread, as /proc shows it, is the user and may do nothing that the user may not.
+/// Checks a thread's status file: its ids are the user's, and it has no capabilities.
 fn judge(status: &str, user: &User) -> Result<(), String> {
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -206,10 +206,9 @@ fn judge(status: &str, user: &User) -> Result<(), String> {
     Ok(())
 }
 
-/// A program that is run gains nothing by it: set-user-id programs and file capabilities count for nothing, here and in all
-/// that is started from here.
+/// Sets no_new_privs: set-user-id bits and file capabilities have no effect in this process and its children.
 fn no_new_privileges() -> Result<(), ConfigError> {
-    // SAFETY: nothing but numbers.
+    // SAFETY: only numbers are passed.
     match unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } {
         0 => Ok(()),
         _ => {
@@ -225,14 +224,14 @@ struct Entry {
     name: CString,
 }
 
-/// The entry of a user by name, or by number when the name is none.
+/// Looks up a user by name, or by number if no user has that name.
 fn passwd(user: &str) -> Result<Option<Entry>, ConfigError> {
     let name = CString::new(user).map_err(|_| error("a user's name has no NUL"))?;
     let by_name = ask(|entry: *mut libc::passwd, buffer, len, found| {
-        // SAFETY: as `ask` promises; the name ends.
+        // SAFETY: as `ask` promises; the name is terminated.
         unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, len, found) }
     });
-    // A name goes before a number, as in chown(1).
+    // Names take precedence over numbers, as in chown(1).
     let found = match (by_name?, user.parse::<libc::uid_t>()) {
         (Some(found), _) => Some(found),
         (None, Ok(uid)) => ask(|entry: *mut libc::passwd, buffer, len, found| {
@@ -244,7 +243,7 @@ fn passwd(user: &str) -> Result<Option<Entry>, ConfigError> {
     Ok(found.map(|(entry, _buffer)| Entry {
         uid: entry.pw_uid,
         gid: entry.pw_gid,
-        // SAFETY: the entry's strings lie in the buffer, which lives until the end of this.
+        // SAFETY: the entry's strings lie in the buffer, which lives until the end of this function.
         name: unsafe { CStr::from_ptr(entry.pw_name) }.to_owned(),
     }))
 }
@@ -252,7 +251,7 @@ fn passwd(user: &str) -> Result<Option<Entry>, ConfigError> {
 fn group_id(group: &str) -> Result<libc::gid_t, ConfigError> {
     let name = CString::new(group).map_err(|_| error("a group's name has no NUL"))?;
     let found = ask(|entry: *mut libc::group, buffer, len, found| {
-        // SAFETY: as `ask` promises; the name ends.
+        // SAFETY: as `ask` promises; the name is terminated.
         unsafe { libc::getgrnam_r(name.as_ptr(), entry, buffer, len, found) }
     })?;
     match found {
@@ -261,8 +260,8 @@ fn group_id(group: &str) -> Result<libc::gid_t, ConfigError> {
     }
 }
 
-/// Asks the user database with room that grows: `call` gets an entry to fill, a buffer with its length, and where to say
-/// whether it found something. The entry's strings lie in the buffer that comes with it.
+/// Queries the user database with a growing buffer: `call` gets the entry to fill, the buffer with its length, and the
+/// result pointer. Strings of the entry lie in the returned buffer.
 fn ask<T>(
     call: impl Fn(*mut T, *mut libc::c_char, usize, *mut *mut T) -> libc::c_int,
 ) -> Result<Option<(T, Vec<libc::c_char>)>, ConfigError> {
@@ -273,10 +272,10 @@ fn ask<T>(
         let mut found = std::ptr::null_mut();
         match call(entry.as_mut_ptr(), buffer.as_mut_ptr(), size, &raw mut found) {
             0 if found.is_null() => return Ok(None),
-            // SAFETY: what was found was filled.
+            // SAFETY: the call filled what it reports as found.
             0 => return Ok(Some((unsafe { entry.assume_init() }, buffer))),
             libc::ERANGE if size < ENTRY_MAX => size *= 2,
-            // What databases say of an unknown name, see getpwnam(3).
+            // Error numbers for an unknown name, see getpwnam(3).
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
             number => {
                 let reason = io::Error::from_raw_os_error(number);
@@ -291,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_and_groups_are_found_by_name_and_by_number() {
+    fn users_and_groups_resolve_by_name_and_number() {
         // Every Unix has these.
         let daemon = look_up("daemon").unwrap();
         assert_eq!((daemon.uid, daemon.gid), (1, 1));
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_says_what_is_wrong() {
+    fn invalid_users_name_the_error() {
         for (text, expected) in [
             ("no-such-user", "there is no user `no-such-user`"),
             ("", "there is no user ``"),
@@ -320,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_somebody_else_or_may_more_is_seen() {
+    fn thread_with_other_id_or_capability_is_rejected() {
         let user = User { uid: 7, gid: 8, name: None };
         let status = |uid: &str, gid: &str, cap: &str| {
             format!(

@@ -1,7 +1,7 @@
-//! `headworks top SOCKET`: what a running server does, a row for each export.
+//! `headworks top SOCKET`: live rates of a running server, one row per export.
 //!
-//! It asks the control socket for counters and shows what became of them (`rates`); on a terminal with keys (`screen`), else,
-//! or with `--batch`, as lines.
+//! Counters come from the control socket; `rates` turns two samples into rows, `screen` shows them on a terminal. With
+//! `--batch` or without a terminal the rows are printed as text.
 
 mod rates;
 mod screen;
@@ -16,9 +16,9 @@ use headworks_server::units::parse_time;
 use serde_json::json;
 
 use crate::{complain, ctl};
-use rates::{COLUMNS, Look, Row, cell};
+use rates::{COLUMNS, Row, Sample, cell};
 
-/// Shows what a running server does, a row for each export.
+/// Shows live rates and latencies of a running server, one row per export
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -29,26 +29,26 @@ Examples:
 Columns are those of iostat -x: requests, sizes and times (ms) as clients see them, merges, discards, flushes, aqu-sz and
 %util as the device's queue does; then plug, tag, sched and dev, what requests waited for in us (half of them at most, and
 99 of 100). A device that others use, too, has one aqu-sz, %util and queue for all of them.")]
-pub struct Options {
-    /// The socket that the server was given with --control
+pub struct TopArgs {
+    /// Control socket of the server (its --control)
     #[arg(value_name = "SOCKET")]
     socket: PathBuf,
-    /// Look this often
+    /// Time between two samples
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: u64,
-    /// Print so many tables and end; the first is since the server's start
+    /// Print this many tables and exit; the first covers the time since the server's start
     #[arg(long, value_name = "N")]
     batch: Option<u32>,
-    /// One JSON object a line instead of a table
+    /// Print one JSON object per sample instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// A server need not hear more than ten questions a second.
+/// Shortest interval, in nanoseconds: at most ten samples per second.
 const INTERVAL_MIN: u64 = 100_000_000;
 
 fn interval(text: &str) -> Result<u64, String> {
-    // `1s` as people write it; the bare number is what all our times take.
+    // `1s` is common; parse_time takes the bare number.
     let bare = text.strip_suffix('s').filter(|rest| rest.parse::<f64>().is_ok()).unwrap_or(text);
     let ns = parse_time(bare)?;
     match ns {
@@ -57,12 +57,16 @@ fn interval(text: &str) -> Result<u64, String> {
     }
 }
 
-/// From the command line to its exit code.
-pub fn run(options: &Options) -> ExitCode {
+/// Shows the tables or the screen and returns the exit code.
+pub fn run(options: &TopArgs) -> ExitCode {
     let socket = options.socket.clone();
     let ask = move |method: &str| ctl::ask(&socket, method, &json!({}));
     let look = move || {
-        Ok(Look { stats: ask("stats")?, histograms: ask("histograms")?, disks: ask("diskstats")? })
+        Ok(Sample {
+            stats: ask("stats")?,
+            histograms: ask("histograms")?,
+            disks: ask("diskstats")?,
+        })
     };
     let interval = Duration::from_nanos(options.interval);
     let plain = options.batch.is_some() || options.json || !std::io::stdout().is_terminal();
@@ -79,13 +83,13 @@ pub fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// Tables one after the other; for ever if no number was given.
+/// Prints tables; for ever if no number was given.
 fn lines(
-    mut look: impl FnMut() -> Result<Look, String>,
+    mut look: impl FnMut() -> Result<Sample, String>,
     interval: Duration,
-    options: &Options,
+    options: &TopArgs,
 ) -> Result<(), String> {
-    let mut old = Look::default();
+    let mut old = Sample::default();
     let mut count = 0;
     while options.batch.is_none_or(|most| count < most) {
         if count > 0 {
@@ -98,7 +102,7 @@ fn lines(
             false => table(&rows),
         };
         if std::io::stdout().write_all(text.as_bytes()).is_err() {
-            // Nobody reads any longer.
+            // The reader is gone.
             return Ok(());
         }
         (old, count) = (new, count + 1);
@@ -122,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_a_cell_for_each_column() {
+    fn table_has_a_cell_for_each_column() {
         let row = Row { name: "db".into(), values: vec![1.5; COLUMNS.len()] };
         let text = table(&[row]);
         let words: Vec<usize> = text.lines().map(|line| line.split_whitespace().count()).collect();
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_have_bounds() {
+    fn interval_is_limited() {
         assert_eq!(interval("1s"), Ok(1_000_000_000));
         assert_eq!(interval("2"), Ok(2_000_000_000));
         assert_eq!(interval("250ms"), Ok(250_000_000));

@@ -1,22 +1,23 @@
-//! From two looks at a server's counters to the rows of `top`: rates and times of what happened between them.
+//! Rows of `top`: rates and times between two samples of a server's counters.
 //!
-//! Requests, bytes and times are as clients see them; merges, discards, flushes, queue size and use as the device's queue
-//! does, under the names of iostat -x. `%util` says that something was on its way, not that more would not fit.
+//! Requests, bytes and times are those of clients; merges, discards, flushes, queue size and utilization those of the
+//! device queue, with the names of iostat -x. `%util` is the share of time with a request in flight, not a measure of
+//! saturation.
 
 use serde_json::{Value, json};
 
-/// One look.
+/// One sample of a server's counters.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
-    /// The answer of `stats`.
+pub struct Sample {
+    /// Answer of the method `stats`.
     pub stats: Value,
-    /// The answer of `histograms`.
+    /// Answer of the method `histograms`.
     pub histograms: Value,
-    /// The answer of `diskstats`.
+    /// Answer of the method `diskstats`.
     pub disks: Value,
 }
 
-/// The columns: what is in a row, in order.
+/// Columns of a row with their explanation, in order.
 pub const COLUMNS: [(&str, &str); 30] = [
     ("r/s", "reads answered a second"),
     ("rkB/s", "KiB read a second"),
@@ -50,12 +51,12 @@ pub const COLUMNS: [(&str, &str); 30] = [
     ("queue", "requests in the queue of its device now"),
 ];
 
-/// An export's row.
+/// Row of one export.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// The export.
+    /// Name of the export.
     pub name: String,
-    /// By column.
+    /// Values in the order of [`COLUMNS`].
     pub values: Vec<f64>,
 }
 
@@ -63,13 +64,13 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or_default()
 }
 
-/// How much a counter grew.
+/// Growth of a counter between two samples.
 fn grew(old: &Value, new: &Value, path: &[&str]) -> f64 {
     let at = |value: &Value| {
         let found = path.iter().try_fold(value, |value, name| value.get(*name));
         found.map_or(0.0, number)
     };
-    // A server that was started anew counts from nothing.
+    // A restarted server counts from zero.
     (at(new) - at(old)).max(0.0)
 }
 
@@ -77,14 +78,14 @@ fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
 
-/// The rows of all exports between two looks; with one look alone, since the server's start.
-pub fn rows(old: &Look, new: &Look) -> Vec<Row> {
+/// Returns the rows of all exports between two samples; with an empty first one, since the server's start.
+pub fn rows(old: &Sample, new: &Sample) -> Vec<Row> {
     let seconds = grew(&old.stats, &new.stats, &["seconds"]).max(1e-3);
     let exports = new.stats["exports"].as_object().into_iter().flatten();
     exports.map(|(name, export)| row(old, new, (name, export), seconds)).collect()
 }
 
-fn row(old: &Look, new: &Look, (name, export): (&str, &Value), seconds: f64) -> Row {
+fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64) -> Row {
     let clients =
         |op: &str, what: &str| grew(&old.histograms, &new.histograms, &["exports", name, op, what]);
     let queue =
@@ -105,7 +106,7 @@ fn row(old: &Look, new: &Look, (name, export): (&str, &Value), seconds: f64) -> 
     let (discards, flushes) = (queue("discard", "requests"), queue("flush", "requests"));
     let device = export["device"].as_str().unwrap_or_default();
     let disk = |what: &str| {
-        let of = |look: &Look| {
+        let of = |look: &Sample| {
             let all = look.disks.as_array().into_iter().flatten();
             let own = all.into_iter().find(|disk| disk["name"] == device);
             own.map_or(0.0, |disk| number(&disk["fields"][what]))
@@ -139,11 +140,11 @@ fn row(old: &Look, new: &Look, (name, export): (&str, &Value), seconds: f64) -> 
     Row { name: name.to_owned(), values }
 }
 
-/// What reads and writes waited for in a stage: (upper end in us, count), ascending.
-fn between(old: &Look, new: &Look, name: &str, stage: &str) -> Vec<(f64, f64)> {
+/// Latencies of reads and writes in a stage between two samples: (upper bound in us, count), ascending.
+fn between(old: &Sample, new: &Sample, name: &str, stage: &str) -> Vec<(f64, f64)> {
     let mut all: Vec<(f64, f64)> = Vec::new();
     for op in ["read", "write"] {
-        let pairs = |look: &Look| -> Vec<(f64, f64)> {
+        let pairs = |look: &Sample| -> Vec<(f64, f64)> {
             let found = &look.histograms["exports"][name][op]["stages"][stage];
             let pairs = found.as_array().into_iter().flatten();
             pairs.map(|pair| (number(&pair[0]), number(&pair[1]))).collect()
@@ -172,7 +173,7 @@ fn percentile(times: &[(f64, f64)], part: f64) -> f64 {
     0.0
 }
 
-/// The rows for programs.
+/// Formats the rows as JSON.
 pub fn as_json(rows: &[Row]) -> Value {
     let object = |row: &Row| {
         let values = COLUMNS.iter().zip(&row.values);
@@ -183,7 +184,7 @@ pub fn as_json(rows: &[Row]) -> Value {
     Value::Object(rows.iter().map(object).collect())
 }
 
-/// A value as the column has room for it.
+/// Formats a value to fit its column.
 pub fn cell(value: f64) -> String {
     match value {
         value if value <= 0.0 => "0".into(),
@@ -198,11 +199,11 @@ pub fn cell(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn look(seconds: f64, reads: u64, ticks: u64) -> Look {
+    fn look(seconds: f64, reads: u64, ticks: u64) -> Sample {
         let stages = json!({ "device": [[1.023, reads - reads / 10], [5242.879, reads / 10]] });
         let read = json!({ "count": reads, "bytes": reads * 4096, "sum_us": reads * 2000,
             "stages": stages });
-        Look {
+        Sample {
             stats: json!({ "seconds": seconds, "exports": { "a": { "device": "hw0", "cache": "writeback",
                 "ops": { "read": { "bios": reads, "merges": reads / 4 } } } },
                 "devices": { "hw0": { "queue": { "in_flight": 3 } } },
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between_two_looks() {
+    fn rates_cover_the_time_between_two_samples() {
         let rows = rows(&look(10.0, 1_000, 500), &look(12.0, 1_400, 1_500));
         let row = &rows[0];
         assert_eq!(row.values.len(), COLUMNS.len());
@@ -243,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_began_anew_and_an_export_that_is_new_have_no_negative_rates() {
+    fn restarted_server_and_new_export_have_no_negative_rates() {
         let rows = rows(&look(500.0, 90_000, 9), &look(1.0, 40, 5));
         assert!(rows[0].values.iter().all(|value| *value >= 0.0));
-        assert_eq!(super::rows(&Look::default(), &look(1.0, 40, 5))[0].values[0], 40.0);
+        assert_eq!(super::rows(&Sample::default(), &look(1.0, 40, 5))[0].values[0], 40.0);
     }
 
     #[test]
-    fn a_cell_is_never_wider_than_its_column() {
+    fn cell_fits_its_column() {
         for value in [0.0, 1.234, 99.94, 99.96, 12_345.6, 999_999.4, 1e9] {
             assert!(cell(value).len() <= 7, "{}", cell(value));
         }

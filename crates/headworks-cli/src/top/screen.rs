@@ -1,6 +1,6 @@
-//! The terminal of `top`: rows, keys, help. It is put back at the end, also when a signal asks for it.
+//! Terminal of `top`: rows, keys and help. The terminal is restored at the end, also after a signal.
 //!
-//! The server is asked by a thread of its own: one that does not answer must not keep keys and signals waiting.
+//! A separate thread queries the server, so that a server that does not answer blocks neither keys nor signals.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -14,31 +14,31 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table};
 use serde_json::Value;
 
-use super::rates::{COLUMNS, Look, Row, cell, rows};
+use super::rates::{COLUMNS, Row, Sample, cell, rows};
 
-/// Letters that sort by a column at once.
+/// Keys that select a sort column.
 const LETTERS: [(char, &str); 6] =
     [('r', "r/s"), ('w', "w/s"), ('u', "%util"), ('d', "dev99"), ('t', "tag99"), ('a', "aqu-sz")];
 
-/// A signal is seen so soon.
+/// Poll interval for signals.
 const STEP: Duration = Duration::from_millis(200);
-/// And an answer so soon.
+/// Poll interval for answers.
 const ANSWER_STEP: Duration = Duration::from_millis(20);
-/// A server that has not answered for so long is said to be silent.
+/// Time without an answer after which the server is shown as silent.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// A signal asked for the end.
+/// A signal asked the program to end.
 static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn end(_: libc::c_int) {
     ASKED_TO_END.store(true, Ordering::Relaxed);
 }
 
-/// What is shown and how.
+/// State of the view: sorting, scrolling and help.
 #[derive(Debug, Default)]
 struct View {
     sort: usize,
-    /// The first column that is shown.
+    /// First visible column.
     first: usize,
     connections: bool,
     help: bool,
@@ -46,7 +46,7 @@ struct View {
     silent: bool,
 }
 
-/// What a key asks for.
+/// Action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Nothing,
@@ -76,17 +76,17 @@ impl View {
     }
 }
 
-/// Who asks the server, on a thread that ends with the process.
+/// Thread that queries the server; it ends with the process.
 struct Asker {
     asks: Sender<()>,
-    answers: Receiver<Result<Look, String>>,
-    /// Since when an answer is waited for.
+    answers: Receiver<Result<Sample, String>>,
+    /// Start of the query that has no answer yet.
     since: Option<Instant>,
 }
 
 impl Asker {
     fn new(
-        mut look: impl FnMut() -> Result<Look, String> + Send + 'static,
+        mut look: impl FnMut() -> Result<Sample, String> + Send + 'static,
     ) -> Result<Self, String> {
         let (asks, asked) = channel();
         let (tell, answers) = channel();
@@ -97,17 +97,17 @@ impl Asker {
         Ok(Self { asks, answers, since: None })
     }
 
-    /// Asks, unless it did already.
+    /// Sends a query unless one is outstanding.
     fn ask(&mut self) {
         if self.since.is_none() {
             self.since = Some(Instant::now());
-            // A thread that has died is told of by `answer`.
+            // `answer` reports a thread that has ended.
             let _ = self.asks.send(());
         }
     }
 
-    /// The answer, if it has come.
-    fn answer(&mut self) -> Option<Result<Look, String>> {
+    /// Takes the answer if it has arrived.
+    fn answer(&mut self) -> Option<Result<Sample, String>> {
         self.since?;
         let answer = match self.answers.try_recv() {
             Ok(answer) => answer,
@@ -123,12 +123,12 @@ impl Asker {
     }
 }
 
-/// Shows what `look` sees every `interval`, until a key ends it or the server goes away.
+/// Shows samples every `interval` until a key ends it or the server is gone.
 ///
 /// # Errors
-/// One sentence.
+/// A sentence for the user.
 pub fn run(
-    mut look: impl FnMut() -> Result<Look, String> + Send + 'static,
+    mut look: impl FnMut() -> Result<Sample, String> + Send + 'static,
     interval: Duration,
 ) -> Result<(), String> {
     let mut old = look()?;
@@ -136,13 +136,13 @@ pub fn run(
     let mut terminal =
         ratatui::try_init().map_err(|error| format!("cannot use this terminal: {error}"))?;
     for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
-        // SAFETY: the handler stores into an atomic, which is all that it does.
+        // SAFETY: the handler only stores into an atomic.
         unsafe { libc::signal(signal, end as *const () as libc::sighandler_t) };
     }
     let mut view = View::default();
     let broken = |error: std::io::Error| format!("the terminal is broken: {error}");
     let mut watch = || -> Result<(), String> {
-        let mut shown = rows(&Look::default(), &old);
+        let mut shown = rows(&Sample::default(), &old);
         let mut connections = old.stats["connections"].clone();
         let mut due = Instant::now() + interval.min(Duration::from_secs(1));
         loop {
@@ -201,7 +201,7 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Valu
     );
     if view.help {
         let lines = COLUMNS.map(|(name, what)| Line::from(format!("{name:>9}  {what}")));
-        // In two halves: a small terminal has 24 lines.
+        // Two columns of help: a small terminal has 24 lines.
         let [left, right] = Layout::horizontal([Constraint::Fill(1); 2]).areas(body);
         let (first, second) = lines.split_at(COLUMNS.len() / 2);
         frame.render_widget(Paragraph::new(first.to_vec()), left);
@@ -210,7 +210,7 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Valu
     if view.connections {
         return frame.render_widget(Paragraph::new(clients(connections)), body);
     }
-    // The chosen column is always in sight.
+    // Scrolls so that the sort column is visible.
     let room = (usize::from(body.width).saturating_sub(13) / 9).max(1);
     view.first = view.first.min(view.sort).max((view.sort + 1).saturating_sub(room));
     let columns = view.first..(view.first + room).min(COLUMNS.len());
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn the_busiest_comes_first_and_the_chosen_column_is_in_sight() {
+    fn busiest_row_is_first_and_sort_column_visible() {
         let mut view = View::default();
         let text = screen(&mut view, 80);
         assert!(text.find("busy") < text.find("slow"), "{text}");
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(view.on_key(KeyCode::End, false), Asked::Nothing);
         let text = screen(&mut view, 80);
         assert!(text.contains("hit%") && text.contains(" queue"), "{text}");
-        // However narrow.
+        // Also on a narrow terminal.
         assert!(screen(&mut view, 20).contains("queue"));
     }
 
