@@ -4,7 +4,6 @@
 //! device keeps its disk in another. A [`Span`] names a piece of one for as long as a command needs it.
 
 mod copy;
-pub(crate) mod guarded;
 mod huge;
 mod mapping;
 mod pool;

@@ -16,14 +16,11 @@
 //! A failed step ends the command with its error; "unsupported" reaches the queue, which then writes zeros as data. A full
 //! engine, at any step, is `Busy`: every step may be done twice, so the queue starts the command again.
 //!
-//! Images in memory (tmpfs) take the same steps in place, inside `submit`; their data is copied through a mapping (`mapped`)
-//! or moved by a system call (`call`). Only what they are made of is asked by a thread of the engine: a file in memory of which
-//! all pages are there is walked page by page.
+//! Images in memory (tmpfs, ramfs) take the same steps in place, inside `submit`, one system call each (`call`). Block status
+//! alone goes through a thread of the engine, because the kernel walks a file in memory page by page.
 
 mod call;
-mod known;
 mod lock;
-mod mapped;
 mod open;
 mod probe;
 
@@ -59,8 +56,6 @@ pub struct FileDevice {
     files: Vec<Option<OpenFile>>,
     stepped: Vec<Stepped>,
     zero_spans: Vec<Span>,
-    /// Counts the batches, so that images are asked for their size once in each.
-    batches: u64,
 }
 
 /// A command on its way through its steps.
@@ -101,7 +96,6 @@ impl FileDevice {
             files,
             stepped: Vec::with_capacity(STEPPED_MAX),
             zero_spans: Vec::with_capacity(ZERO_SPANS_MAX),
-            batches: 0,
         }
     }
 
@@ -154,9 +148,8 @@ impl FileDevice {
             _ => &spans[..spans.len().min(SPANS_MAX)],
         };
         if inline {
-            let file = file_of(&mut self.files, command);
             // SAFETY: the caller's promise about the spans, passed on.
-            let result = unsafe { file.execute(self.batches, &op, spans) };
+            let result = unsafe { call::execute(&op, spans) };
             io.completions.push(transferred(command.id, result));
         } else if !io.disk.push(op, spans) {
             io.completions.push(super::failed(command, IoError::Busy));
@@ -201,13 +194,12 @@ impl FileDevice {
     }
 
     /// All steps at once, in place.
-    fn run_steps(&mut self, command: &Command, first: Step, io: &mut DeviceIo<'_>) {
+    fn run_steps(&self, command: &Command, first: Step, io: &mut DeviceIo<'_>) {
         let mut step = first;
         let status = loop {
             let op = self.operation(command, step.kind(command.flags));
-            let file = file_of(&mut self.files, command);
             // SAFETY: operations without data have no spans.
-            let result = unsafe { file.execute(self.batches, &op, &[]) };
+            let result = unsafe { call::execute(&op, &[]) };
             match step.next(command.flags, result) {
                 Next::Step(next) => step = next,
                 Next::Completed(status) => break status,
@@ -219,14 +211,7 @@ impl FileDevice {
 
 impl Device for FileDevice {
     unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
-        self.batches += 1;
-        for (index, command) in batch.commands.iter().enumerate() {
-            if let Some(next) = batch.commands.get(index + 1) {
-                let file = self.files.get(usize::from(next.volume.0));
-                if let Some(file) = file.and_then(Option::as_ref) {
-                    file.prefetch(next.offset);
-                }
-            }
+        for command in batch.commands {
             // SAFETY: the caller's promise, passed on.
             unsafe { self.start(command, batch.spans_of(command), io) };
         }
@@ -276,11 +261,6 @@ impl Device for FileDevice {
 }
 
 const CHECKED: &str = "a command's volume was checked when it started";
-
-fn file_of<'a>(files: &'a mut [Option<OpenFile>], command: &Command) -> &'a mut OpenFile {
-    let file = files[usize::from(command.volume.0)].as_mut();
-    file.expect(CHECKED)
-}
 
 fn first_step(command: &Command) -> Step {
     match command.op {
@@ -348,7 +328,5 @@ fn completed(command: &Command, status: Status) -> Completion {
     }
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
-mod mapped_tests;
 #[cfg(test)]
 mod tests;

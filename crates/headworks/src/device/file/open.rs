@@ -3,8 +3,8 @@
 //! Three ways to reach the bytes, by what the file supports and the user wants:
 //!
 //! ```text
-//!   tmpfs, ramfs -----------------------------> Inline    the page cache is all there is: a copy or a system call per command,
-//!   direct=off -------------------------------> Buffered  never waits, and costs less than a trip through an engine
+//!   tmpfs, ramfs -----------------------------> Inline    a system call per command in place, which never waits for a disk
+//!   direct=off -------------------------------> Buffered  the kernel's page cache, through the engine
 //!   statx says how direct I/O must be aligned -> Direct    O_DIRECT; that alignment is the smallest block
 //!   statx is silent, but O_DIRECT is accepted -> Direct    alignment found by trying
 //!   otherwise --------------------------------> Buffered  (an error if direct=on)
@@ -23,10 +23,7 @@ use std::sync::Arc;
 use headworks_core::{ConfigError, QueueOptions, VolumeOptions};
 
 use super::lock::{Lock, lock_patiently};
-use super::mapped::MappedImage;
-use super::{call, probe};
-use crate::engine::{DiskKind, DiskOp};
-use crate::memory::Span;
+use super::probe;
 use crate::size::display_size;
 
 /// Whether to go past the kernel's page cache.
@@ -59,8 +56,7 @@ pub enum FileMode {
     Direct,
     /// The kernel's page cache, through the engine, since it may have to wait for a disk.
     Buffered,
-    /// The page cache and nothing below it: at once, in place. Through a mapping, where there is address space for it (up
-    /// to 4 TiB), a guarded copy (x86-64), and a kernel that tells us of holes (not so in a file that one may only read).
+    /// A filesystem in memory: a system call in place, which never waits for a disk.
     Inline,
 }
 
@@ -105,8 +101,6 @@ pub struct OpenFile {
     locked: bool,
     identity: Identity,
     queue: QueueOptions,
-    /// Of an image in memory, where that is possible.
-    mapped: Option<MappedImage>,
 }
 
 impl OpenFile {
@@ -146,12 +140,7 @@ impl OpenFile {
         }
         let metadata = file.metadata().map_err(io)?;
         let queue = probe::queue_options(&file, &metadata, size, mode, options.read_only);
-        let mapped = match mode {
-            FileMode::Inline => MappedImage::new(&file, size, options.read_only),
-            FileMode::Direct | FileMode::Buffered => None,
-        };
         Ok(Self {
-            mapped,
             size,
             block_size,
             mode,
@@ -187,12 +176,6 @@ impl OpenFile {
         self.mode
     }
 
-    /// Whether it is mapped: an image in memory is, but for the reasons that `FileMode::Inline` names.
-    #[must_use]
-    pub fn mapped(&self) -> bool {
-        self.mapped.is_some()
-    }
-
     /// Which file it is.
     #[must_use]
     pub fn identity(&self) -> Identity {
@@ -225,45 +208,15 @@ impl OpenFile {
         size_of_file(&self.file)
     }
 
-    /// It has `size` bytes now; what is mapped of it follows.
+    /// Records that the image has `size` bytes now.
     pub(super) fn grow(&mut self, size: u64) {
         self.size = size;
-        if self.mode == FileMode::Inline {
-            self.mapped = MappedImage::new(&self.file, size, self.read_only);
-        }
     }
 
     /// A handle to ask for [`OpenFile::current_size`] while a device has the image. It keeps image and lock open.
     #[must_use]
     pub fn size_watch(&self) -> SizeWatch {
         SizeWatch { file: Arc::clone(&self.file) }
-    }
-
-    /// Does an operation in place, and answers as an engine does. Reads and writes of one batch are done together.
-    ///
-    /// # Safety
-    /// The spans are valid, and the caller's to read or write; the operation names this file.
-    pub(super) unsafe fn execute(&mut self, batch: u64, op: &DiskOp, spans: &[Span]) -> i32 {
-        match (&mut self.mapped, op.kind) {
-            (Some(mapped), DiskKind::Read | DiskKind::Write { .. }) => {
-                // SAFETY: the caller's promise, passed on.
-                return unsafe { mapped.transfer(batch, op, spans) };
-            }
-            (Some(mapped), DiskKind::Allocate { .. }) => {
-                mapped.on_zeroed(op.offset, op.offset.saturating_add(op.len));
-            }
-            (Some(_), DiskKind::Sync | DiskKind::Extents { .. }) | (None, _) => {}
-        }
-        // SAFETY: as above.
-        unsafe { call::execute(op, spans) }
-    }
-
-    /// A read or write at `offset` is next.
-    #[inline]
-    pub(super) fn prefetch(&self, offset: u64) {
-        if let Some(mapped) = &self.mapped {
-            mapped.prefetch(offset);
-        }
     }
 
     pub(super) fn fd(&self) -> RawFd {
