@@ -240,9 +240,9 @@ impl Op {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BioFlags(pub u8);
 
+crate::flag_set!(BioFlags);
+
 impl BioFlags {
-    /// None of them.
-    pub const NONE: Self = Self(0);
     /// Durable before it is acknowledged (writes, discards, write-zeroes).
     pub const FUA: Self = Self(1);
     /// Write-zeroes: keep the range allocated.
@@ -259,24 +259,6 @@ impl BioFlags {
     pub const DIRECT: Self = Self(64);
     /// Block status: the first extent is enough.
     pub const ONE_EXTENT: Self = Self(128);
-
-    /// Whether all of `other`'s bits are set.
-    #[must_use]
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Both sets.
-    #[must_use]
-    pub const fn with(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// This set less `other`.
-    #[must_use]
-    pub const fn without(self, other: Self) -> Self {
-        Self(self.0 & !other.0)
-    }
 }
 
 /// One wish: plain data, 32 bytes.

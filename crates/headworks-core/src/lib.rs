@@ -16,6 +16,7 @@ mod device_bio;
 pub mod elevator;
 pub mod error;
 pub mod extent;
+mod flags;
 pub mod gauge;
 pub mod input;
 pub mod list;

@@ -9,7 +9,7 @@
 //!   chunk   (20)   magic:4  flags:2  type:2     cookie:8  length:4               then `length` bytes
 //! ```
 
-use headworks_core::IoError;
+use headworks_core::{IoError, flag_set};
 
 /// The server's first word, "NBDMAGIC".
 pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
@@ -178,34 +178,6 @@ impl Command {
     pub const fn is_write(self) -> bool {
         matches!(self, Command::Write | Command::Trim | Command::WriteZeroes)
     }
-}
-
-/// Makes a set of bits with the three operations that sets here need.
-macro_rules! flag_set {
-    ($name:ident) => {
-        impl $name {
-            /// None of them.
-            pub const NONE: Self = Self(0);
-
-            /// Whether all of `other`'s bits are set.
-            #[must_use]
-            pub const fn contains(self, other: Self) -> bool {
-                self.0 & other.0 == other.0
-            }
-
-            /// Both sets.
-            #[must_use]
-            pub const fn with(self, other: Self) -> Self {
-                Self(self.0 | other.0)
-            }
-
-            /// This set less `other`.
-            #[must_use]
-            pub const fn without(self, other: Self) -> Self {
-                Self(self.0 & !other.0)
-            }
-        }
-    };
 }
 
 /// What a client asks for beside the command.
