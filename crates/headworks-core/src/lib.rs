@@ -34,6 +34,7 @@ pub mod stats;
 pub mod tags;
 pub mod time;
 mod timer;
+pub mod tunables;
 mod volume;
 pub mod wait_times;
 pub mod writeback;

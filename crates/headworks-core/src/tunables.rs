@@ -1,6 +1,6 @@
 //! Tables of tunables: one row names an option, its number, range, unit and field.
 //!
-//! [`tunables!`](crate::options::tunables) makes an enum of a list of rows, with the lookups, checks and conversions that the
+//! [`tunables!`](crate::tunables::tunables) makes an enum of a list of rows, with the lookups, checks and conversions that the
 //! command line, the control socket, records and the live change use. A new tunable is one row.
 //!
 //! Numbers are recorded: the number of a removed tunable is never used again.
@@ -34,7 +34,7 @@ pub enum Unit {
 
 /// When a new value takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TunableChange {
+pub(crate) enum TunableChange {
     /// After the queue has drained.
     Drain,
     /// At once, while I/O continues.
@@ -141,7 +141,7 @@ impl Number for bool {
 /// Implements [`Number`] for an enum whose values are the indices of its `ALL`.
 macro_rules! choice {
     ($choice:ty) => {
-        impl $crate::options::Number for $choice {
+        impl $crate::tunables::Number for $choice {
             fn to_number(self) -> u64 {
                 self as u64
             }
@@ -176,19 +176,19 @@ macro_rules! tunables {
             pub const ALL: [Self; [$($code),*].len()] = [$(Self::$name),*];
 
             /// One row for every tunable, in the order of `ALL`.
-            const TABLE: &[$crate::options::Row<$options>] = &[$(
-                $crate::options::Row {
+            const TABLE: &[$crate::tunables::Row<$options>] = &[$(
+                $crate::tunables::Row {
                     code: $code,
                     name: $text,
                     range: $range,
                     unit: $unit,
-                    change: $crate::options::TunableChange::$change,
-                    get: $crate::options::tunables!(@get $options, $field),
-                    set: $crate::options::tunables!(@set $options, $field),
+                    change: $crate::tunables::TunableChange::$change,
+                    get: $crate::tunables::tunables!(@get $options, $field),
+                    set: $crate::tunables::tunables!(@set $options, $field),
                 },
             )*];
 
-            fn row(self) -> &'static $crate::options::Row<$options> {
+            fn row(self) -> &'static $crate::tunables::Row<$options> {
                 &Self::TABLE[self as usize]
             }
 
@@ -224,7 +224,7 @@ macro_rules! tunables {
 
             /// The unit of its value.
             #[must_use]
-            pub fn unit(self) -> $crate::options::Unit {
+            pub fn unit(self) -> $crate::tunables::Unit {
                 self.row().unit
             }
 
@@ -274,10 +274,10 @@ macro_rules! tunables {
         }
     };
     (@get $options:ty, [$($field:ident).+]) => {
-        |options: &$options| $crate::options::Number::to_number(options.$($field).+)
+        |options: &$options| $crate::tunables::Number::to_number(options.$($field).+)
     };
     (@set $options:ty, [$($field:ident).+]) => {
-        |options: &mut $options, value| options.$($field).+ = $crate::options::Number::from_number(value)
+        |options: &mut $options, value| options.$($field).+ = $crate::tunables::Number::from_number(value)
     };
     (@get $options:ty, { $get:expr, $set:expr }) => { $get };
     (@set $options:ty, { $get:expr, $set:expr }) => { $set };

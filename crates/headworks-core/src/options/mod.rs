@@ -6,15 +6,12 @@
 mod cache;
 mod change;
 mod queue;
-mod table;
 pub(crate) mod topology;
 mod tunable;
 
 pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use change::{Change, ChangeError};
 pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler, TagPolicy, WakeOptions};
-pub(crate) use table::{Number, Row, choice, tunables};
-pub use table::{TunableChange, Unit};
 pub use topology::{
     DeviceConfig, ExportConfig, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
 };

@@ -3,7 +3,8 @@
 use crate::error::ConfigError;
 use crate::time::{MS, SEC};
 
-use super::{Tunable, choice};
+use super::Tunable;
+use crate::tunables::choice;
 
 /// Which elevator orders a device's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,8 +2,9 @@
 //!
 //! One table serves the control socket, the head of a record and the live switch.
 
-use super::{QueueOptions, Scheduler, TagPolicy, Unit, tunables};
+use super::{QueueOptions, Scheduler, TagPolicy};
 use crate::time::{MS, SEC};
+use crate::tunables::{TunableChange, Unit, tunables};
 
 tunables! {
     /// One tunable of a queue.
@@ -51,13 +52,13 @@ impl Tunable {
     /// Whether it may change while the queue runs; the others describe the device.
     #[must_use]
     pub fn is_live(self) -> bool {
-        self.row().change != super::TunableChange::Never
+        self.row().change != TunableChange::Never
     }
 
     /// Whether the cache uses it, not the queue: a change takes effect at once and drains nothing.
     #[must_use]
     pub fn is_caching(self) -> bool {
-        self.row().change == super::TunableChange::AtOnce
+        self.row().change == TunableChange::AtOnce
     }
 }
 

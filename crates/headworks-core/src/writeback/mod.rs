@@ -14,7 +14,6 @@ mod bandwidth;
 pub(crate) mod credit;
 mod device;
 mod foreground;
-pub(crate) mod groups;
 mod limits;
 #[cfg(test)]
 mod model;

@@ -1,7 +1,7 @@
 //! The tunables of write-back, by the names of `/proc/sys/vm`.
 
 use crate::error::ConfigError;
-use crate::options::choice;
+use crate::tunables::choice;
 
 /// Who writes when there is too much that is dirty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

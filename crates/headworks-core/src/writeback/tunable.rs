@@ -4,7 +4,7 @@
 //! applies. A ratio of zero means that the bytes apply; [`DirtyTunable::set`] accepts no zero that would leave neither.
 
 use super::{DirtyOptions, ThrottlePolicy};
-use crate::options::{Number, Unit, tunables};
+use crate::tunables::{Number, Unit, tunables};
 
 tunables! {
     /// One tunable of write-back.

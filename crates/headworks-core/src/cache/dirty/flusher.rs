@@ -16,13 +16,13 @@
 
 use crate::bio::{BioFlags, DeviceId, VolumeId};
 use crate::cache::device_io::write_outs;
+use crate::cache::dirty::groups::{GROUP_SHIFT, Group};
 use crate::cache::dirty::writeout::{WriteoutReason, WriteoutRequest};
 use crate::cache::pool::folio::Folio;
 use crate::cache::{Cache, TimerKind, Turn};
 use crate::error::IoError;
 use crate::slab::NIL;
 use crate::time::{Instant, MS};
-use crate::writeback::groups::{GROUP_SHIFT, Group};
 
 /// Groups that are looked at for the next one in the order of addresses, or for an old one.
 const LOOK_AHEAD: usize = 16;

@@ -13,7 +13,7 @@
 //! in a group's list exactly while it is dirty and not held; a group has a folio; every volume can have one group at least.
 
 use crate::bio::{ExportId, VolumeId};
-use crate::cache::folio::Folios;
+use crate::cache::pool::folio::Folios;
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
 

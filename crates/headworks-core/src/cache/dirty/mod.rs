@@ -2,5 +2,6 @@
 
 pub(in crate::cache) mod dirty_regions;
 pub(in crate::cache) mod flusher;
+pub(in crate::cache) mod groups;
 pub(in crate::cache) mod held;
 pub(in crate::cache) mod writeout;
