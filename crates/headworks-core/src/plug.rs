@@ -1,35 +1,65 @@
-//! The plug holds a turn's batch back until it is whole, so that neighbours become one request.
+//! The plug: it holds the requests of one turn back, so that neighbours become one request.
 //!
 //! A shard starts the plug when a batch of inputs begins and finishes it when the batch ends. Plugs nest: inner ones are
-//! inert, only the outermost finish flushes. A plug also flushes when it holds [`PLUG_MAX`] requests (twice as many when they
-//! are for several devices) or when its last request grew to [`PLUG_BYTES`]: more would only wait, not merge. Requests leave
-//! in the order in which they came. A plugged request holds no tag yet, so a full device never deadlocks with a plug.
+//! inert, only the outermost finish flushes. A plug is also flushed when it holds [`PLUG_MAX`] requests (twice as many when
+//! they are for several devices) or when its last request grew to [`PLUG_BYTES`]: more would only wait, not merge. Requests
+//! leave in the order in which they came. A plugged request holds no tag, so a full device never deadlocks with a plug.
 //!
-//! A bio looks for a neighbour newest first over all requests of its device (Linux looks only at the newest one of a queue,
-//! and so loses merges when two streams interleave); a filter of 256 bits answers "no neighbour" for most in two tests.
+//! A bio is compared with all held requests of its device, newest first. Linux compares it with the newest of its queue only,
+//! and so loses merges when two streams interleave. A filter of 256 bits rejects most bios that have no neighbour.
+//!
+//! Invariants: every held request is in state `Plugged`; the filter has the bits of every held request's start and end.
 
 use crate::bio::{Bio, DeviceId};
 use crate::elevator::MergeEdge;
-use crate::merge::{self, Limits};
+use crate::error::Status;
+use crate::input::ReplyStage;
+use crate::merge;
 use crate::options::NoMerges;
-use crate::request::{Bios, SlotId, Slots};
+use crate::queue::{Pools, QueueView, answer};
+use crate::request::{Bios, Request, RequestStart, SlotId, Slots, State};
+use crate::time::Instant;
 
 /// Requests for one device that a plug holds; as Linux.
 pub const PLUG_MAX: usize = 32;
-/// A last request of this size flushes the plug when the next one comes; as Linux.
+/// Size in bytes from which the last request flushes the plug when the next one comes; as Linux.
 pub const PLUG_BYTES: u32 = 128 << 10;
 
-/// A turn's batch.
+/// A bio that enters a device's path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlugBio {
+    pub bio: Bio,
+    /// Its slot in the bio pool.
+    pub slot: u32,
+    /// When it arrived: now, or earlier if a change of options held it.
+    pub since: Instant,
+    /// Tags of another shard's lease that it came with; 0 for bios of this shard.
+    pub tags: u16,
+}
+
+/// The plug's decision about a bio.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Offered {
+    /// The bio was answered or became a held request.
+    Taken,
+    /// The bio became part of a held request.
+    Merged,
+    /// Nothing happened: the plug must be flushed first.
+    Full,
+}
+
+/// The requests of one turn.
 #[derive(Debug)]
 pub(crate) struct Plug {
     depth: u32,
     entries: Vec<(DeviceId, SlotId)>,
     several_devices: bool,
-    /// Bits for the places where held requests end or start.
+    /// Bits for the offsets at which held requests end or start.
     filter: [u64; 4],
 }
 
 impl Plug {
+    /// Creates an empty plug that is not started.
     pub fn new() -> Self {
         Self {
             depth: 0,
@@ -39,12 +69,12 @@ impl Plug {
         }
     }
 
-    /// Starts a plug, or an inert inner one.
+    /// Starts the plug, or an inert inner one.
     pub fn start(&mut self) {
         self.depth += 1;
     }
 
-    /// Ends a plug; true when it was the outermost and must be flushed.
+    /// Ends a plug; returns true when it was the outermost and must be flushed.
     #[must_use]
     pub fn finish(&mut self) -> bool {
         assert!(self.depth > 0, "a plug is finished as often as it was started");
@@ -52,64 +82,94 @@ impl Plug {
         self.depth == 0 && !self.entries.is_empty()
     }
 
-    /// Whether the plug must be flushed before it takes another request.
-    pub fn must_flush(&self, slots: &Slots) -> bool {
+    /// Answers a bio, merges it, or holds it as a request of its own, unless the plug is full.
+    // On the path of every bio; the other caller is the end of a change of options.
+    #[inline(always)]
+    pub fn offer(&mut self, queue: QueueView<'_>, pools: &mut Pools, new: &PlugBio) -> Offered {
+        debug_assert!(self.depth > 0, "bios enter under a plug");
+        if let Some(status) = queue.early_answer(&new.bio) {
+            answer_now(pools, new.slot, status);
+            return Offered::Taken;
+        }
+        let Pools { slots, bios, .. } = pools;
+        let segments = queue.limits.segments(new.bio.len);
+        if self.try_merge(slots, bios, &queue, new, segments) {
+            queue.count_merge(new.bio.op);
+            return Offered::Merged;
+        }
+        if self.is_full(slots) {
+            return Offered::Full;
+        }
+        let id = slots.try_take().expect("there are slots for every bio and every tag");
+        let leased = if new.tags > 0 { Request::LEASED } else { 0 };
+        slots[id].begin(RequestStart {
+            marks: queue.first_marks(&new.bio) | leased,
+            tags: new.tags,
+            ..RequestStart::of_bio(new.since, &new.bio, new.slot, segments)
+        });
+        self.hold(&new.bio, queue.device, id);
+        Offered::Taken
+    }
+
+    /// Returns true when the plug must be flushed before it takes another request.
+    fn is_full(&self, slots: &Slots) -> bool {
         let max = if self.several_devices { 2 * PLUG_MAX } else { PLUG_MAX };
+        debug_assert!(self.entries.len() <= max, "the plug is flushed in time");
         self.entries.len() >= max
             || self.entries.last().is_some_and(|&(_, id)| slots[id].len >= PLUG_BYTES)
     }
 
-    /// Puts a bio into a request that the plug holds, if one may take it; true if so.
-    // On the way of every bio; the other caller is the end of a switch.
+    /// Merges a bio into a held request, if one may take it; returns true if so.
     #[inline(always)]
-    pub fn try_merge(
+    fn try_merge(
         &mut self,
         slots: &mut Slots,
         bios: &mut Bios,
-        device: DeviceId,
-        (bio, slot): (&Bio, u32),
-        limits: &Limits,
-        nomerges: NoMerges,
+        queue: &QueueView<'_>,
+        new: &PlugBio,
+        segments: u16,
     ) -> bool {
+        let bio = &new.bio;
+        let nomerges = queue.nomerges();
         if !bio.op.has_data() || nomerges == NoMerges::Never {
             return false;
         }
-        if !self.may_hold(bio.id.volume.0, bio.offset) && !self.may_hold(bio.id.volume.0, bio.end())
-        {
+        let volume = bio.id.volume.0;
+        if !self.may_hold(volume, bio.offset) && !self.may_hold(volume, bio.end()) {
             return false;
         }
-        let segments = limits.segments(bio.len);
         let oldest = match nomerges {
             NoMerges::OneHit => self.entries.len().saturating_sub(1),
             _ => 0,
         };
-        for &(other, id) in self.entries[oldest..].iter().rev() {
-            if other != device {
+        for &(device, id) in self.entries[oldest..].iter().rev() {
+            if device != queue.device {
                 continue;
             }
-            let Some(edge) = merge::fit_bio(&slots[id], bio, segments, limits) else {
+            let Some(edge) = merge::fit_bio(&slots[id], bio, segments, queue.limits) else {
                 continue;
             };
-            merge::join_bio(slots, bios, id, slot, edge, segments);
+            debug_assert!(slots[id].state == State::Plugged, "the plug holds plugged requests");
+            merge::join_bio(slots, bios, id, new.slot, edge, segments);
             let grown_to = if edge == MergeEdge::Back { bio.end() } else { bio.offset };
-            self.note(bio.id.volume.0, grown_to);
+            self.set_filter(volume, grown_to);
             return true;
         }
         false
     }
 
-    /// Holds a request that was made of `bio`.
-    pub fn add(&mut self, bio: &Bio, device: DeviceId, id: SlotId) {
+    /// Holds request `id`, which was made of `bio`.
+    fn hold(&mut self, bio: &Bio, device: DeviceId, id: SlotId) {
         let last = self.entries.last();
         self.several_devices |= last.is_some_and(|&(other, _)| other != device);
         self.entries.push((device, id));
         if bio.op.has_data() {
-            self.note(bio.id.volume.0, bio.offset);
-            self.note(bio.id.volume.0, bio.end());
+            self.set_filter(bio.id.volume.0, bio.offset);
+            self.set_filter(bio.id.volume.0, bio.end());
         }
     }
 
-    /// Moves the requests of the oldest one's device to `ids`, in order; None when nothing is left.
+    /// Moves the requests for the oldest one's device to `ids`, in order; returns `None` when the plug is empty.
     pub fn take(&mut self, ids: &mut Vec<SlotId>) -> Option<DeviceId> {
         ids.clear();
         let &(device, _) = self.entries.first()?;
@@ -119,6 +179,7 @@ impl Plug {
         } else {
             ids.extend(self.entries.drain(..).map(|entry| entry.1));
         }
+        debug_assert!(!ids.is_empty(), "the oldest request is for that device");
         if self.entries.is_empty() {
             self.several_devices = false;
             self.filter = [0; 4];
@@ -126,15 +187,22 @@ impl Plug {
         Some(device)
     }
 
+    /// Returns false when no held request starts or ends at `at`.
     fn may_hold(&self, volume: u16, at: u64) -> bool {
         let bit = merge::hash(volume, at, 56);
         self.filter[bit / 64] & (1 << (bit % 64)) != 0
     }
 
-    fn note(&mut self, volume: u16, at: u64) {
+    fn set_filter(&mut self, volume: u16, at: u64) {
         let bit = merge::hash(volume, at, 56);
         self.filter[bit / 64] |= 1 << (bit % 64);
     }
+}
+
+/// Answers a bio that needs no device.
+#[cold]
+fn answer_now(pools: &mut Pools, slot: u32, status: Status) {
+    answer(pools, slot, status, false, ReplyStage::Final);
 }
 
 #[cfg(test)]
@@ -142,28 +210,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_outermost_finish_flushes_and_only_if_there_is_something() {
+    fn only_outermost_finish_flushes_nonempty_plug() {
         let mut plug = Plug::new();
         plug.start();
         assert!(!plug.finish());
         plug.start();
         plug.start();
-        plug.add(&Bio::default(), DeviceId(0), 0);
+        plug.hold(&Bio::default(), DeviceId(0), 0);
         assert!(!plug.finish(), "an inner plug is inert");
         assert!(plug.finish());
     }
 
     #[test]
     #[should_panic(expected = "as often as it was started")]
-    fn a_finish_too_many_is_our_bug() {
+    fn finish_without_start_panics() {
         let _ = Plug::new().finish();
     }
 
     #[test]
-    fn requests_leave_by_device_the_oldest_ones_first_and_in_order() {
+    fn requests_leave_by_device_oldest_first_in_order() {
         let mut plug = Plug::new();
         for (id, device) in [1, 0, 1, 2, 0].into_iter().enumerate() {
-            plug.add(&Bio::default(), DeviceId(device), id as u32);
+            plug.hold(&Bio::default(), DeviceId(device), id as u32);
         }
         let mut ids = Vec::new();
         let mut all = Vec::new();

@@ -5,6 +5,7 @@
 
 use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
 use crate::list::{Chained, Link, Linked};
+use crate::merge::Limits;
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
@@ -126,29 +127,74 @@ impl Request {
     /// The device refused it: it waits in the queue's requeue list, not in the elevator.
     pub const REQUEUED: u8 = 64;
 
-    /// Becomes a request of one bio, whatever it was before. Field by field: a struct built aside and copied would be read
-    /// back before its narrow stores have left the store buffer (measured: a quarter of `Shard::enter`).
-    #[inline]
-    pub(crate) fn begin(&mut self, now: Instant, bio: &Bio, slot: u32, segments: u16) {
-        self.offset = bio.offset;
-        self.len = bio.len;
-        self.done = 0;
-        self.bio_head = slot;
-        self.bio_tail = slot;
-        self.piece_offset = 0;
-        self.parent = NIL;
-        self.segments = segments;
-        self.bios = 1;
-        self.volume = bio.id.volume;
-        self.op = bio.op;
-        self.flags = bio.flags;
-        self.ioprio = bio.ioprio;
-        self.state = State::Plugged;
-        self.owed = 0;
-        self.charged = 0;
-        self.pieces = 0;
-        self.status = Ok(());
-        self.stamps = [now; 4];
+    /// Starts a new use of the slot: every field is set, but for `generation`, which goes on, and what an elevator keeps.
+    ///
+    /// Field by field: a struct that is built aside and copied would be read back before its narrow stores have left the store
+    /// buffer (measured: a quarter of `Shard::enter`). The pattern names every field, so a new one cannot be forgotten.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, start: RequestStart) {
+        let Self {
+            offset,
+            len,
+            done,
+            bio_head,
+            bio_tail,
+            piece_offset,
+            generation: _,
+            queue_link,
+            flight_link,
+            next: _,
+            prev: _,
+            parent,
+            end_link,
+            start_link,
+            tree: _,
+            departure: _,
+            segments,
+            bios,
+            volume,
+            op,
+            flags,
+            ioprio,
+            state,
+            marks,
+            tags,
+            owed,
+            charged,
+            pieces,
+            status,
+            deadline: _,
+            sent: _,
+            stamps,
+        } = self;
+        debug_assert!(
+            *state == State::Free,
+            "a slot is used again only when its request has ended"
+        );
+        for link in [queue_link, flight_link, end_link, start_link] {
+            debug_assert!(!link.is_linked(), "a request that has ended is in no list");
+        }
+        *offset = start.offset;
+        *len = start.len;
+        *done = 0;
+        *bio_head = start.bio_head;
+        *bio_tail = start.bio_tail;
+        *piece_offset = start.piece_offset;
+        *parent = start.parent;
+        *segments = start.segments;
+        *bios = start.bios;
+        *volume = start.volume;
+        *op = start.op;
+        *flags = start.flags;
+        *ioprio = start.ioprio;
+        *state = start.state;
+        *marks = start.marks;
+        *tags = start.tags;
+        *owed = 0;
+        *charged = 0;
+        *pieces = 0;
+        *status = Ok(());
+        *stamps = start.stamps;
     }
 
     /// The byte after the last.
@@ -215,6 +261,97 @@ impl Default for Request {
             deadline: Instant(0),
             sent: Instant(0),
             stamps: [Instant(0); 4],
+        }
+    }
+}
+
+/// What a request begins with; everything else of it is zero or empty.
+pub(crate) struct RequestStart {
+    pub offset: u64,
+    pub len: u32,
+    pub bio_head: u32,
+    pub bio_tail: u32,
+    pub piece_offset: u32,
+    pub parent: SlotId,
+    pub segments: u16,
+    pub bios: u16,
+    pub volume: VolumeId,
+    pub op: Op,
+    pub flags: BioFlags,
+    pub ioprio: Ioprio,
+    pub state: State,
+    pub marks: u8,
+    pub tags: u16,
+    pub stamps: [Instant; 4],
+}
+
+impl RequestStart {
+    /// A plugged request of one bio, which came at `now` and is in slot `slot`.
+    #[inline(always)]
+    pub fn of_bio(now: Instant, bio: &Bio, slot: u32, segments: u16) -> Self {
+        Self {
+            offset: bio.offset,
+            len: bio.len,
+            bio_head: slot,
+            bio_tail: slot,
+            piece_offset: 0,
+            parent: NIL,
+            segments,
+            bios: 1,
+            volume: bio.id.volume,
+            op: bio.op,
+            flags: bio.flags,
+            ioprio: bio.ioprio,
+            state: State::Plugged,
+            marks: 0,
+            tags: 0,
+            stamps: [now; 4],
+        }
+    }
+
+    /// A device flush of `volume`, which is sent next.
+    pub fn of_flush(now: Instant, volume: VolumeId) -> Self {
+        Self {
+            offset: 0,
+            len: 0,
+            bio_head: NIL,
+            bio_tail: NIL,
+            piece_offset: 0,
+            parent: NIL,
+            segments: 0,
+            bios: 0,
+            volume,
+            op: Op::Flush,
+            flags: BioFlags::NONE,
+            ioprio: Ioprio::default(),
+            state: State::Queued,
+            marks: Request::FLUSH,
+            tags: 0,
+            stamps: [now; 4],
+        }
+    }
+
+    /// The next piece of the split request `from` in slot `parent`: at most `limit` bytes after what is `done` of it.
+    pub fn of_piece(from: &Request, parent: SlotId, limit: u32, limits: &Limits) -> Self {
+        debug_assert!(from.done < from.len, "a piece has bytes");
+        let len = limit.min(from.len - from.done);
+        Self {
+            offset: from.offset + u64::from(from.done),
+            len,
+            bio_head: from.bio_head,
+            bio_tail: from.bio_tail,
+            piece_offset: from.done,
+            parent,
+            segments: limits.segments(len),
+            bios: 1,
+            volume: from.volume,
+            op: from.op,
+            flags: from.flags.without(BioFlags::HOLE_OK),
+            ioprio: from.ioprio,
+            state: State::Queued,
+            marks: from.marks & Request::LEASED,
+            tags: 0,
+            stamps: from.stamps,
         }
     }
 }

@@ -12,10 +12,10 @@ use crate::device_bio::DeviceBio;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
 use crate::options::{ExportConfig, ShardConfig, Tunable, VolumeConfig};
-use crate::plug::Plug;
-use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish, answer};
+use crate::plug::{Offered, Plug, PlugBio};
+use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish};
 use crate::remote::RemoteQueue;
-use crate::request::{BioSlot, Bios, Origin, Request, SlotId, Slots};
+use crate::request::{BioSlot, Bios, Origin, SlotId, Slots};
 use crate::slab::NIL;
 use crate::stats::TurnStats;
 use crate::time::Instant;
@@ -317,27 +317,19 @@ impl Shard {
         if bio.op == Op::Flush {
             return queue.flush(now, &mut self.pools, slot);
         }
-        if let Some(status) = queue.early_answer(&bio) {
-            return answer(&mut self.pools, slot, status, false, ReplyStage::Final);
+        let new = PlugBio { bio, slot, since: came, tags };
+        loop {
+            let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] else {
+                unreachable!("only bios for our own devices enter")
+            };
+            match self.plug.offer(queue.view(bio.id.volume), &mut self.pools, &new) {
+                Offered::Full => self.flush_plug(now),
+                offered => {
+                    self.turn.1 += u32::from(offered == Offered::Merged);
+                    return;
+                }
+            }
         }
-        let Pools { slots, bios, .. } = &mut self.pools;
-        if self.plug.try_merge(slots, bios, device, (&bio, slot), queue.limits(), queue.nomerges())
-        {
-            queue.count_merge(&bio);
-            self.turn.1 += 1;
-            return;
-        }
-        let segments = queue.limits().segments(bio.len);
-        let marks = queue.first_marks(&bio);
-        if self.plug.must_flush(slots) {
-            self.flush_plug(now);
-        }
-        let slots = &mut self.pools.slots;
-        let id = slots.try_take().expect("there are slots for every bio and every tag");
-        slots[id].begin(came, &bio, slot, segments);
-        slots[id].marks = marks | if tags > 0 { Request::LEASED } else { 0 };
-        slots[id].tags = tags;
-        self.plug.add(&bio, device, id);
     }
 
     fn flush_plug(&mut self, now: Instant) {

@@ -8,10 +8,10 @@
 //! ends when no piece is out and no tag is owed to it.
 
 use super::{Pools, Queue};
-use crate::bio::{BioFlags, ExportId, Op};
+use crate::bio::{ExportId, Op};
 use crate::merge::Limits;
 use crate::options::{ExportConfig, QueueOptions, ShardConfig};
-use crate::request::{Request, SlotId, State};
+use crate::request::{Request, RequestStart, SlotId, State};
 use crate::slab::NIL;
 use crate::tags::{self, ByteBudget, Grant, Requester, TagRequest};
 use crate::time::Instant;
@@ -135,31 +135,12 @@ impl Queue {
         }
         let limit = self.limits.piece(self.block_size(from));
         let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
-        let generation = pools.slots[id].generation;
+        let piece = RequestStart::of_piece(&pools.slots[parent], parent, limit, &self.limits);
+        let len = piece.len;
         let from = &mut pools.slots[parent];
-        let len = limit.min(from.len - from.done);
-        let piece = Request {
-            offset: from.offset + u64::from(from.done),
-            len,
-            bio_head: from.bio_head,
-            bio_tail: from.bio_tail,
-            piece_offset: from.done,
-            generation,
-            parent,
-            segments: self.limits.segments(len),
-            bios: 1,
-            volume: from.volume,
-            op: from.op,
-            flags: from.flags.without(BioFlags::HOLE_OK),
-            ioprio: from.ioprio,
-            state: State::Queued,
-            marks: from.marks & Request::LEASED,
-            stamps: from.stamps,
-            ..Request::default()
-        };
         from.done += len;
         from.pieces += 1;
-        pools.slots[id] = piece;
+        pools.slots[id].begin(piece);
         self.charge(pools, id, len);
         self.ready.push(id);
     }

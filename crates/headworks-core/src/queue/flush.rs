@@ -22,7 +22,7 @@ use crate::bio::{Op, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::list::Fifo;
-use crate::request::{Request, SlotId};
+use crate::request::{RequestStart, SlotId};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitKind;
@@ -94,15 +94,7 @@ impl Queue {
         }
         if idle {
             let request = pools.slots.try_take().expect("there is a slot for each volume's flush");
-            let generation = pools.slots[request].generation;
-            pools.slots[request] = Request {
-                generation,
-                volume: id,
-                op: Op::Flush,
-                marks: Request::FLUSH,
-                stamps: [now; 4],
-                ..Request::default()
-            };
+            pools.slots[request].begin(RequestStart::of_flush(now, id));
             self.volume_mut(id.0).flush.request = request;
             self.send_flush(now, pools, id);
         }

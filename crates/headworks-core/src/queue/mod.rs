@@ -27,19 +27,21 @@ mod leases;
 mod merging;
 mod switch;
 mod timeout;
+mod view;
 
 pub(crate) use admit::{Weights, cost_bytes, pieces};
 pub(crate) use leases::Wish;
+pub(crate) use view::QueueView;
 
 use crate::action::{Action, Actions};
-use crate::bio::{Bio, BioFlags, DeviceId, Ioprio, Op, ShardId, VolumeId};
+use crate::bio::{DeviceId, Ioprio, Op, ShardId, VolumeId};
 use crate::device_bio::DeviceCompletion;
 use crate::elevator::{self, Batch, Elevator, EndedRequest};
 use crate::error::{IoError, Status};
 use crate::input::{Message, ReplyStage};
 use crate::list::List;
 use crate::merge::{Limits, MergeIndex};
-use crate::options::{NoMerges, QueueOptions, ShardConfig};
+use crate::options::{QueueOptions, ShardConfig};
 use crate::request::{Bios, FlightLink, Origin, QueueLink, Request, SlotId, Slots, State};
 use crate::stats::{QueueStats, VolumeStats};
 use crate::tags::{self, Requester, ReturnedTags, TagOwner, TagRequest};
@@ -223,44 +225,13 @@ impl Queue {
         }
     }
 
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    pub fn nomerges(&self) -> NoMerges {
-        self.options.nomerges
-    }
-
-    /// What a bio is answered before anything is sent, if it is: a volume of which a flush failed cannot promise durability,
-    /// so FUA fails before it writes; a discard that the device does not take is done; zeroing that could only be slow is
-    /// refused if it must be fast.
-    pub fn early_answer(&self, bio: &Bio) -> Option<Status> {
-        let fua = bio.flags.contains(BioFlags::FUA) && bio.op.is_write();
-        let volume = self.volume(bio.id.volume.0);
-        if fua && volume.is_some_and(|volume| volume.suspect) {
-            return Some(Err(IoError::Medium));
-        }
-        let fast = bio.flags.contains(BioFlags::FAST_ZERO);
-        match bio.op {
-            Op::Discard if !self.options.discard => Some(Ok(())),
-            Op::WriteZeroes if !self.options.write_zeroes && fast => {
-                Some(Err(IoError::Unsupported))
-            }
-            _ => None,
-        }
-    }
-
-    /// Marks that a request is born with: a device that cannot zero is not asked to.
-    pub fn first_marks(&self, bio: &Bio) -> u8 {
-        match bio.op {
-            Op::WriteZeroes if !self.options.write_zeroes => Request::ZERO_AS_DATA,
-            _ => 0,
-        }
-    }
-
-    /// A bio was merged in the plug.
-    pub fn count_merge(&mut self, bio: &Bio) {
-        self.volume_mut(bio.id.volume.0).stats.ops[bio.op as usize].merges += 1;
+    /// Returns what an arriving bio of `volume` has to know of the queue.
+    #[inline(always)]
+    pub fn view(&mut self, volume: VolumeId) -> QueueView<'_> {
+        let Self { device, limits, options, volumes, .. } = self;
+        let volume = volumes[usize::from(volume.0)].as_mut();
+        let volume = volume.expect("a bio reaches the queue of its volume's device");
+        QueueView { device: *device, limits, options, volume }
     }
 
     pub fn options(&self) -> &QueueOptions {

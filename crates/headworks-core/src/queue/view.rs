@@ -1,0 +1,58 @@
+//! What the plug may ask of a queue when a bio arrives.
+
+use super::VolumeQueue;
+use crate::bio::{Bio, BioFlags, DeviceId, Op};
+use crate::error::{IoError, Status};
+use crate::merge::Limits;
+use crate::options::{NoMerges, QueueOptions};
+use crate::request::Request;
+
+/// A queue and one of its volumes, as an arriving bio sees them.
+pub(crate) struct QueueView<'a> {
+    pub device: DeviceId,
+    pub limits: &'a Limits,
+    pub(super) options: &'a QueueOptions,
+    pub(super) volume: &'a mut VolumeQueue,
+}
+
+impl QueueView<'_> {
+    /// Returns the answer of a bio that needs no device.
+    ///
+    /// FUA fails before it writes on a volume with a failed flush, which cannot promise durability. A discard that the device
+    /// does not support is done. Zeroing that must be fast and could only be slow is refused.
+    #[inline(always)]
+    pub fn early_answer(&self, bio: &Bio) -> Option<Status> {
+        let fua = bio.flags.contains(BioFlags::FUA) && bio.op.is_write();
+        if fua && self.volume.is_suspect() {
+            return Some(Err(IoError::Medium));
+        }
+        let fast = bio.flags.contains(BioFlags::FAST_ZERO);
+        match bio.op {
+            Op::Discard if !self.options.discard => Some(Ok(())),
+            Op::WriteZeroes if !self.options.write_zeroes && fast => {
+                Some(Err(IoError::Unsupported))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the marks that a request starts with: a device that cannot zero is sent zeros as data.
+    #[inline(always)]
+    pub fn first_marks(&self, bio: &Bio) -> u8 {
+        match bio.op {
+            Op::WriteZeroes if !self.options.write_zeroes => Request::ZERO_AS_DATA,
+            _ => 0,
+        }
+    }
+
+    /// Returns which merges the queue allows.
+    #[inline(always)]
+    pub fn nomerges(&self) -> NoMerges {
+        self.options.nomerges
+    }
+
+    /// Counts a bio that was merged in the plug.
+    pub fn count_merge(self, op: Op) {
+        self.volume.stats.ops[op as usize].merges += 1;
+    }
+}
