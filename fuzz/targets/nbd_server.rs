@@ -9,7 +9,7 @@ use headworks_nbd::reply::REPLY_BYTES_MAX;
 use headworks_nbd::wire::{OPTION_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use headworks_nbd::{
     Command, CommandFlags, ExportInfo, Handshake, Outcome, Parsed, Replies, Request, RequestParser,
-    Terms, TransmissionFlags,
+    Negotiated, TransmissionFlags,
 };
 
 /// The longest answer to one option: two exports with their names and descriptions.
@@ -35,7 +35,7 @@ fn exports() -> [ExportInfo; 2] {
 #[derive(Debug, Default, PartialEq)]
 struct Story {
     out: Vec<u8>,
-    ready: Option<(usize, Terms)>,
+    ready: Option<(usize, Negotiated)>,
     end: Option<String>,
     requests: Vec<Request>,
     replies: Vec<u8>,

@@ -63,7 +63,7 @@ pub struct ExportInfo {
 impl ExportInfo {
     /// The flags as this client sees them; its [`RequestParser`](super::RequestParser) wants the same.
     #[must_use]
-    pub const fn flags_for(&self, terms: Terms) -> TransmissionFlags {
+    pub const fn flags_for(&self, terms: Negotiated) -> TransmissionFlags {
         let flags = self.flags.with(TransmissionFlags::HAS_FLAGS);
         if terms.structured { flags } else { flags.without(TransmissionFlags::SEND_DF) }
     }
@@ -71,7 +71,7 @@ impl ExportInfo {
 
 /// What client and server agreed on before the client chose its export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct Negotiated {
     /// Reads get structured replies.
     pub structured: bool,
     /// Block status may be asked, in the context `base:allocation`.
@@ -93,7 +93,7 @@ pub enum Outcome {
         /// Index of the export.
         export: usize,
         /// What was agreed on.
-        terms: Terms,
+        terms: Negotiated,
     },
     /// The client has said goodbye. Send the output and close.
     Closed,
@@ -132,7 +132,7 @@ pub struct Handshake {
     pending: Vec<u8>,
     options: u32,
     no_zeroes: bool,
-    terms: Terms,
+    terms: Negotiated,
     encryption: Encryption,
     contexts: MetaContexts,
 }
@@ -150,7 +150,7 @@ impl Handshake {
             pending: Vec::new(),
             options: 0,
             no_zeroes: false,
-            terms: Terms::default(),
+            terms: Negotiated::default(),
             encryption: Encryption::Off,
             contexts: MetaContexts::default(),
         }
@@ -332,7 +332,7 @@ impl Handshake {
             _ if !empty => (option_reply::ERR_INVALID, "the option takes no data"),
             Encryption::Offered | Encryption::Required => {
                 self.encryption = Encryption::Done;
-                self.terms = Terms::default();
+                self.terms = Negotiated::default();
                 self.contexts = MetaContexts::default();
                 reply(out, option::STARTTLS, option_reply::ACK, &[]);
                 return Outcome::Encrypt;
@@ -396,7 +396,7 @@ impl Handshake {
 
     fn ready(&self, index: usize, export: &ExportInfo) -> Outcome {
         let base_allocation = self.contexts.is_set_for(export);
-        Outcome::Ready { export: index, terms: Terms { base_allocation, ..self.terms } }
+        Outcome::Ready { export: index, terms: Negotiated { base_allocation, ..self.terms } }
     }
 }
 

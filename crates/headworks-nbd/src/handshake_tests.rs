@@ -109,7 +109,7 @@ fn a_transcript_is_answered_as_the_protocol_says() {
     use option_reply::*;
     let (out, left, outcome) = whole(&transcript());
     assert_eq!(left, 22);
-    let terms = Terms { structured: true, base_allocation: true };
+    let terms = Negotiated { structured: true, base_allocation: true };
     assert_eq!(outcome, Outcome::Ready { export: 0, terms });
     let info_replies = [INFO, INFO, INFO, INFO, ACK, INFO, INFO, INFO, ACK];
     let mut expected = vec![ERR_POLICY, ACK, SERVER, SERVER, ACK, ERR_UNKNOWN, META_CONTEXT, ACK];
@@ -142,7 +142,7 @@ fn any_cut_gives_the_same_answers() {
 
 #[test]
 fn the_old_way_pads_unless_told_not_to() {
-    let ready = Outcome::Ready { export: 1, terms: Terms::default() };
+    let ready = Outcome::Ready { export: 1, terms: Negotiated::default() };
     // Not structured, so DF is not offered.
     let head = b"\0\0\0\0\0\0\x10\x01\0\x05";
     let (out, left, outcome) = whole(&client(3, &[option(1, b"zweite")]));
@@ -284,7 +284,7 @@ fn tls_makes_everything_before_it_forgotten() {
     let (_, outcome) = handshake.feed(&exports, &option(5, &[]), &mut out);
     assert_eq!((kinds(&out), outcome), (vec![ERR_INVALID], Outcome::Reply));
     let (_, outcome) = handshake.feed(&exports, &option(7, &info_data("", &[])), &mut out);
-    assert_eq!(outcome, Outcome::Ready { export: 0, terms: Terms::default() });
+    assert_eq!(outcome, Outcome::Ready { export: 0, terms: Negotiated::default() });
 }
 
 #[test]
@@ -320,5 +320,5 @@ fn where_tls_is_required_nothing_is_told_before_it() {
         with_tls(Encryption::Required, &client(3, &[option(5, &[])]));
     assert_eq!(outcome, Outcome::Encrypt);
     let (_, outcome) = handshake.feed(&exports(), &option(1, b"first"), &mut out);
-    assert_eq!(outcome, Outcome::Ready { export: 0, terms: Terms::default() });
+    assert_eq!(outcome, Outcome::Ready { export: 0, terms: Negotiated::default() });
 }

@@ -17,7 +17,7 @@ use super::wire::{CHUNK_HEADER_BYTES, NbdError, chunk};
 
 /// What a client asked about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct StatusQuery {
     /// The client's name for it.
     pub cookie: u64,
     /// First byte.
@@ -32,7 +32,7 @@ pub struct Question {
 
 impl Replies {
     /// A client asked what a range is made of, and `list` says so.
-    pub fn block_status(self, out: &mut Vec<u8>, question: &Question, list: &[u8]) {
+    pub fn block_status(self, out: &mut Vec<u8>, question: &StatusQuery, list: &[u8]) {
         let mut rounded = [0; EXTENTS_BYTES as usize];
         let count = round(list, question, &mut rounded);
         if count == 0 {
@@ -50,8 +50,8 @@ impl Replies {
 }
 
 /// Copies a list with its edges at blocks; how many extents that makes.
-fn round(list: &[u8], question: &Question, rounded: &mut [u8]) -> usize {
-    let Question { offset, len, block, one, .. } = *question;
+fn round(list: &[u8], question: &StatusQuery, rounded: &mut [u8]) -> usize {
+    let StatusQuery { offset, len, block, one, .. } = *question;
     let mut writer = ExtentWriter::new(rounded, len, if one { 1 } else { EXTENTS_MAX });
     let block = u64::from(block.max(1));
     // Up to where it is told, and what is left of the list begins.
@@ -97,14 +97,14 @@ mod tests {
         bytes
     }
 
-    fn told(question: &Question, parts: &[(u64, ExtentState)]) -> Vec<(u32, u32)> {
+    fn told(question: &StatusQuery, parts: &[(u64, ExtentState)]) -> Vec<(u32, u32)> {
         let mut rounded = [0; EXTENTS_BYTES as usize];
         round(&list(parts), question, &mut rounded);
         extents(&rounded, question.len).map(|extent| (extent.len, extent.state.0)).collect()
     }
 
-    const ASKED: Question =
-        Question { cookie: 0x0102_0304_0506_0708, offset: 0, len: 16_384, block: 1, one: false };
+    const ASKED: StatusQuery =
+        StatusQuery { cookie: 0x0102_0304_0506_0708, offset: 0, len: 16_384, block: 1, one: false };
 
     #[test]
     fn a_status_lies_on_the_wire_as_the_protocol_says() {
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn what_is_partly_data_is_data() {
-        let coarse = Question { offset: 8192, block: 4096, ..ASKED };
+        let coarse = StatusQuery { offset: 8192, block: 4096, ..ASKED };
         assert_eq!(told(&coarse, &[(100, H), (100, D), (16_184, H)]), [(4096, 0), (12_288, 3)]);
         assert_eq!(told(&coarse, &[(4097, D), (8190, H), (4097, D)]), [(16_384, 0)]);
         assert_eq!(
@@ -135,12 +135,12 @@ mod tests {
 
     #[test]
     fn one_extent_is_one_within_the_request() {
-        let one = Question { one: true, ..ASKED };
+        let one = StatusQuery { one: true, ..ASKED };
         assert_eq!(told(&one, &[(100, H), (100, D)]), [(100, 3)]);
         assert_eq!(told(&one, &[(1 << 30, D)]), [(16_384, 0)]);
         assert_eq!(told(&ASKED, &[(1 << 30, H)]), [(16_384, 3)]);
         // A range that is no whole blocks: cached exports take any.
-        let odd = Question { offset: 7, len: 10, ..ASKED };
+        let odd = StatusQuery { offset: 7, len: 10, ..ASKED };
         assert_eq!(told(&odd, &[(10, H)]), [(10, 3)]);
     }
 }

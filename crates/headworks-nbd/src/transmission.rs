@@ -20,7 +20,7 @@ use std::fmt;
 
 use headworks_core::{BioFlags, Op};
 
-use super::handshake::Terms;
+use super::handshake::Negotiated;
 use super::wire::{
     Command, CommandFlags, NbdError, PAYLOAD_BYTES_MAX, REQUEST_BYTES, RequestHeader,
     TransmissionFlags,
@@ -153,7 +153,7 @@ pub struct RequestParser {
     /// The first bytes of a header that came in pieces.
     partial: [u8; REQUEST_BYTES],
     have: u8,
-    terms: Terms,
+    terms: Negotiated,
     offered: TransmissionFlags,
     /// Bytes of a refused write's payload still to come.
     skip: u32,
@@ -164,7 +164,7 @@ pub struct RequestParser {
 impl RequestParser {
     /// A parser for an export with these flags, as the handshake ended.
     #[must_use]
-    pub const fn new(offered: TransmissionFlags, terms: Terms) -> Self {
+    pub const fn new(offered: TransmissionFlags, terms: Negotiated) -> Self {
         Self { partial: [0; REQUEST_BYTES], have: 0, terms, offered, skip: 0, owed: None }
     }
 
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
     use headworks_core::prng::Prng;
 
-    const STRUCTURED: Terms = Terms { structured: true, base_allocation: true };
+    const STRUCTURED: Negotiated = Negotiated { structured: true, base_allocation: true };
 
     const ALL: TransmissionFlags = TransmissionFlags(0xfff & !2);
 
@@ -410,7 +410,7 @@ mod tests {
 
     #[test]
     fn block_status_needs_its_context() {
-        let without = Terms { structured: true, base_allocation: false };
+        let without = Negotiated { structured: true, base_allocation: false };
         let (_, parsed) = RequestParser::new(ALL, without).parse(&header(7, 0, 0, 4096));
         let error = NbdError::Invalid;
         assert_eq!(parsed, Parsed::Refused(Refusal { cookie: 77, in_chunks: true, error }));
@@ -428,7 +428,7 @@ mod tests {
         }
         let slow = ALL.without(TransmissionFlags::SEND_FAST_ZERO);
         assert_eq!(refused(one(slow, 6, 16, 9)), Some(NbdError::Invalid));
-        let simple = RequestParser::new(ALL, Terms::default()).parse(&header(0, 4, 0, 9)).1;
+        let simple = RequestParser::new(ALL, Negotiated::default()).parse(&header(0, 4, 0, 9)).1;
         assert_eq!(refused(simple), Some(NbdError::Invalid));
         let read_only = ALL.with(TransmissionFlags::READ_ONLY);
         for command in [1, 4, 6] {
@@ -454,11 +454,11 @@ mod tests {
             assert_eq!(refused(one(ALL, command, 2, len)), Some(NbdError::Invalid), "{command}");
         }
         assert_eq!(refused(one(ALL, 0, 1 << 15, 9)), Some(NbdError::Invalid));
-        let placed = RequestParser::new(ALL, Terms::default()).parse(&header(3, 0, 512, 0)).1;
+        let placed = RequestParser::new(ALL, Negotiated::default()).parse(&header(3, 0, 512, 0)).1;
         assert_eq!(refused(placed), Some(NbdError::Invalid));
         let mut bytes = header(0, 0, 0, 9);
         bytes[0] = 0;
-        let (_, parsed) = RequestParser::new(ALL, Terms::default()).parse(&bytes);
+        let (_, parsed) = RequestParser::new(ALL, Negotiated::default()).parse(&bytes);
         assert_eq!(parsed, Parsed::End(ProtocolError::BadMagic(0x0060_9513)));
     }
 

@@ -14,7 +14,7 @@ use headworks_core::prng::Prng;
 use headworks_core::{EXTENTS_BYTES, Extent, ExtentState, Op};
 use headworks_nbd::client::bench::{self, BenchOptions, Pattern, Verify, Waiting};
 use headworks_nbd::client::{Client, ClientError, ClientOptions, Haggle, Socket, Target, Uri};
-use headworks_nbd::status::Question;
+use headworks_nbd::status::StatusQuery;
 use headworks_nbd::{
     CommandFlags, ExportInfo, Handshake, NbdError, Outcome, Parsed, Replies, Request,
     RequestParser, TransmissionFlags,
@@ -249,7 +249,7 @@ impl Connection {
                 writer.finish();
                 let one = request.flags.contains(CommandFlags::REQ_ONE);
                 let Request { offset, len, .. } = request;
-                let question = Question { cookie, offset, len, block: 1, one };
+                let question = StatusQuery { cookie, offset, len, block: 1, one };
                 replies.block_status(&mut out, &question, &list);
                 return out;
             }

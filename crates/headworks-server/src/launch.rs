@@ -13,11 +13,13 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, VolumeId};
 
 use super::assemble::{Assembly, WatchedFile};
-use super::board::{Board, Mail};
-use super::desk::{Desk, Envelope, Peer};
-use super::listener::Listener;
+use super::messages::ControlMessage;
+use super::shared::ServerShared;
+use super::reactor::shard_io::{ShardIo, Envelope, Peer};
+use super::listen::Listener;
 use super::options::ServerOptions;
-use super::reactor::{Parts, Reactor, ServedExport};
+use super::assemble::export_info::ServedExport;
+use super::reactor::{ReactorParts, Reactor};
 use super::recorder::Recorder;
 use crate::nbd::connection::ConnectionLimits;
 use headworks::device::Device;
@@ -26,7 +28,7 @@ use headworks::executor::Executor;
 use headworks::memory::{Pages, Pool, tables_in_huge_pages};
 use headworks::ring::{self, Sleeper};
 use headworks::{Clock, map_frames, pin};
-use headworks_nbd::tls::Offer;
+use headworks_nbd::tls::TlsAcceptor;
 
 /// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.
 const RING_EXTRA: usize = 1024;
@@ -39,7 +41,7 @@ pub(super) struct Seed {
     devices: Vec<Option<Box<dyn Device>>>,
     peers: Vec<Option<Peer>>,
     sleeper: Arc<Sleeper>,
-    mail: Receiver<Mail>,
+    mail: Receiver<ControlMessage>,
     listeners: Vec<Listener>,
     files: Vec<WatchedFile>,
     cpu: Option<usize>,
@@ -51,7 +53,7 @@ pub(super) fn seeds(
     config: &ShardConfig,
     caches: Vec<(CacheOptions, DirtyOptions)>,
     options: &ServerOptions,
-    mails: Vec<Receiver<Mail>>,
+    mails: Vec<Receiver<ControlMessage>>,
     listeners: Vec<Listener>,
 ) -> Vec<Seed> {
     let shards = usize::from(options.shards);
@@ -115,12 +117,12 @@ fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
 }
 
 /// What all threads share.
-pub(super) struct Crew {
+pub(super) struct ThreadSetup {
     pub options: ServerOptions,
     pub exports: Vec<ServedExport>,
-    pub board: Arc<Board>,
+    pub shared: Arc<ServerShared>,
     pub broken: Arc<Mutex<Option<String>>>,
-    pub offer: Option<Arc<Offer>>,
+    pub acceptor: Option<Arc<TlsAcceptor>>,
 }
 
 /// What a shard's thread has when it is ready to run.
@@ -143,7 +145,7 @@ type Opening = (usize, Result<Opened, ConfigError>);
 /// Starts the threads, waits until every engine is open, calls `before`, then lets them run.
 pub(super) fn launch(
     seeds: Vec<Seed>,
-    crew: &Crew,
+    setup: &ThreadSetup,
     before: impl FnOnce() -> Result<(), ConfigError>,
 ) -> Result<Launched, ConfigError> {
     let (opened, openings) = channel::<Opening>();
@@ -151,16 +153,16 @@ pub(super) fn launch(
     for (shard, seed) in seeds.into_iter().enumerate() {
         let (start, started) = channel::<Vec<Waker>>();
         let opened = opened.clone();
-        let crew = Crew {
-            options: crew.options.clone(),
-            exports: crew.exports.clone(),
-            board: Arc::clone(&crew.board),
-            broken: Arc::clone(&crew.broken),
-            offer: crew.offer.clone(),
+        let setup = ThreadSetup {
+            options: setup.options.clone(),
+            exports: setup.exports.clone(),
+            shared: Arc::clone(&setup.shared),
+            broken: Arc::clone(&setup.broken),
+            acceptor: setup.acceptor.clone(),
         };
         let thread = std::thread::Builder::new()
             .name(format!("shard-{shard}"))
-            .spawn(move || live(shard, seed, &crew, &opened, &started))
+            .spawn(move || live(shard, seed, &setup, &opened, &started))
             .map_err(|error| {
                 ConfigError::new("shards", format!("cannot start a thread: {error}"))
             })?;
@@ -179,7 +181,7 @@ pub(super) fn launch(
         wakers[shard] = Some(opened.waker);
     }
     let wakers: Vec<Waker> = wakers.into_iter().flatten().collect();
-    crew.board.set_wakers(wakers.clone());
+    setup.shared.set_wakers(wakers.clone());
     if let Err(error) = before() {
         drop(starts);
         // They end, with what they opened; one that has died has nothing to say.
@@ -197,14 +199,14 @@ pub(super) fn launch(
 fn live(
     shard: usize,
     seed: Seed,
-    crew: &Crew,
+    setup: &ThreadSetup,
     opened: &Sender<Opening>,
     started: &Receiver<Vec<Waker>>,
 ) {
     if let Some(cpu) = seed.cpu {
         pin(cpu);
     }
-    let parts = match prepare(seed, crew) {
+    let parts = match prepare(seed, setup) {
         Ok(parts) => parts,
         Err(error) => {
             let _ = opened.send((shard, Err(error)));
@@ -220,18 +222,18 @@ fn live(
     let mut reactor = Reactor::new(parts);
     if let Err(error) = reactor.run() {
         tracing::error!("shard {shard} cannot go on: {error}");
-        if let Ok(mut broken) = crew.broken.lock() {
+        if let Ok(mut broken) = setup.broken.lock() {
             *broken = Some(format!("shard {shard} cannot go on: {error}"));
         }
         // Other shards' devices may still use our buffers.
         reactor.abandon();
-        crew.board.break_off();
+        setup.shared.break_off();
     }
 }
 
-fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), ConfigError> {
+fn prepare(seed: Seed, setup: &ThreadSetup) -> Result<(ReactorParts, String, Option<Pages>), ConfigError> {
     let Seed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
-    let options = &crew.options;
+    let options = &setup.options;
     let id = config.id;
     let disk_depth: usize = config
         .devices
@@ -258,23 +260,23 @@ fn prepare(seed: Seed, crew: &Crew) -> Result<(Parts, String, Option<Pages>), Co
     };
     let shard = Shard::new(config.clone())?;
     tables_in_huge_pages(shard.cache_tables());
-    let parts = Parts {
+    let parts = ReactorParts {
         id,
         clock: Clock::start(),
         shard,
         executor: Executor::new(devices),
         engine,
-        desk: Desk::new(id, options.connections, pool, frames, peers),
+        io: ShardIo::new(id, options.connections, pool, frames, peers),
         sleeper,
         wakers: Vec::new(),
         mail,
-        board: Arc::clone(&crew.board),
-        exports: crew.exports.clone(),
+        shared: Arc::clone(&setup.shared),
+        exports: setup.exports.clone(),
         listeners,
         files,
         volumes,
         limits,
-        offer: crew.offer.clone(),
+        acceptor: setup.acceptor.clone(),
         poll_ns: options.poll_ns,
         reserve: options.foreign_bios(),
         stop_ns: options.stop_ns,

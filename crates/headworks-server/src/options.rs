@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Tunable};
 
-use super::{Address, Given, LogLevel, caching, desk};
+use super::assemble::cache_shares;
+use super::reactor::shard_io;
+use super::{Address, InheritedSocket, LogLevel};
 use headworks::engine::EngineChoice;
 use headworks::memory::Pool;
 use headworks_nbd::tls::TlsOptions;
@@ -22,13 +24,13 @@ pub struct ServerOptions {
     /// Where the operator connects: a unix socket for its owner alone.
     pub control: Option<PathBuf>,
     /// A socket that listens already, instead of `control`.
-    pub control_given: Option<Given>,
+    pub control_given: Option<InheritedSocket>,
     /// What shows and sets how much is logged.
     pub log_level: Option<LogLevel>,
     /// Where Prometheus asks, over TCP.
     pub metrics: Option<SocketAddr>,
     /// A TCP socket that listens already, instead of `metrics`.
-    pub metrics_given: Option<Given>,
+    pub metrics_given: Option<InheritedSocket>,
     /// Threads. 1: on few CPUs a second one only costs wake-ups.
     pub shards: u16,
     /// Spread volumes over all shards instead of keeping each with its device.
@@ -109,7 +111,7 @@ impl ServerOptions {
             Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
         };
         range("shards", self.shards.into(), 1, 64)?;
-        range("connections", self.connections, 1, desk::CONNECTIONS_MAX)?;
+        range("connections", self.connections, 1, shard_io::CONNECTIONS_MAX)?;
         range("requests", self.requests, 1, 4096)?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
         // Of a stop 0 is however long. Here it would end every client at the next tick.
@@ -124,9 +126,9 @@ impl ServerOptions {
 }
 
 impl ServerOptions {
-    pub(super) fn cache_wish(&self) -> caching::Wish {
+    pub(super) fn cache_spec(&self) -> cache_shares::CacheSpec {
         let Self { cache, dirty, connections, .. } = *self;
-        caching::Wish { bytes: cache, dirty, connections }
+        cache_shares::CacheSpec { bytes: cache, dirty, connections }
     }
 
     /// Bios of other shards that one may have in its devices.

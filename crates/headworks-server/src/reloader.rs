@@ -10,18 +10,18 @@ use headworks_core::ConfigError;
 use super::assemble::ExportSpec;
 use super::control::Reload;
 use super::control::service::Service;
-use headworks_nbd::tls::Offer;
+use headworks_nbd::tls::TlsAcceptor;
 
 /// Changes a server while it runs, from any thread.
 #[derive(Clone)]
 pub struct Reloader {
     service: Arc<Service>,
-    offer: Option<Arc<Offer>>,
+    acceptor: Option<Arc<TlsAcceptor>>,
 }
 
 impl Reloader {
-    pub(super) fn new(service: Arc<Service>, offer: Option<Arc<Offer>>) -> Self {
-        Self { service, offer }
+    pub(super) fn new(service: Arc<Service>, acceptor: Option<Arc<TlsAcceptor>>) -> Self {
+        Self { service, acceptor }
     }
 
     /// Reads the certificates again, for connections to come; false if there is no TLS.
@@ -29,7 +29,7 @@ impl Reloader {
     /// # Errors
     /// What is missing or bad; then all stays as it was.
     pub fn certificates(&self) -> Result<bool, String> {
-        self.offer.as_ref().map_or(Ok(false), |offer| offer.reload().map(|()| true))
+        self.acceptor.as_ref().map_or(Ok(false), |acceptor| acceptor.reload().map(|()| true))
     }
 
     /// Makes what is served what a configuration says that was read again: by name, exports that are missing in `wanted` are

@@ -12,21 +12,23 @@ use headworks_core::{
     QueueOptions, ShardConfig, ShardId, SpareSlots, VolumeConfig, VolumeId, WriteMode,
 };
 
+use crate::assemble::cache_shares;
 use crate::assemble::Assembly;
-use crate::board::{Board, Mail};
+use crate::messages::ControlMessage;
+use crate::shared::ServerShared;
 use crate::control::ControlSocket;
-use crate::control::live::Live;
+use crate::control::changes::Live;
 use crate::control::service::{Service, Setting};
-use crate::control::tree::{DeviceEntry, ExportEntry, Tree};
-use crate::estate::Estate;
-use crate::launch::{Crew, Launched, launch, seeds};
-use crate::listener::Listener;
+use crate::control::tree::{DeviceNode, ExportNode, Tree};
+use crate::control::inventory::Inventory;
+use crate::launch::{ThreadSetup, Launched, launch, seeds};
+use crate::listen::Listener;
 use crate::metrics::{self, Metrics};
-use crate::offered::served_exports;
+use crate::assemble::export_info::served_exports;
 use crate::options::BIOS_MAX;
-use crate::{Reloader, ServerOptions, caching};
+use crate::{Reloader, ServerOptions};
 use headworks::display_size;
-use headworks_nbd::tls::Offer;
+use headworks_nbd::tls::TlsAcceptor;
 
 /// Devices that there can be: what a shard's mask has bits for.
 const DEVICES_MAX: usize = 64;
@@ -35,7 +37,7 @@ const EXPORTS_MAX: usize = 1024;
 
 /// A server that runs.
 pub struct Server {
-    board: Arc<Board>,
+    shared: Arc<ServerShared>,
     threads: Vec<JoinHandle<()>>,
     engine: String,
     cache: Option<String>,
@@ -44,7 +46,7 @@ pub struct Server {
     control: Option<ControlSocket>,
     pub(crate) service: Arc<Service>,
     metrics: Option<Metrics>,
-    offer: Option<Arc<Offer>>,
+    acceptor: Option<Arc<TlsAcceptor>>,
 }
 
 /// An export that is served now.
@@ -64,9 +66,9 @@ pub struct ExportNow {
 ///
 /// A shard answers by dropping what it was sent, which it does at its next turn, and for the last time when it ends. So the
 /// call is complete when nothing of it is left, and a shard that has ended is not missed.
-pub struct RollCall(Receiver<std::convert::Infallible>);
+pub struct ShardBarrier(Receiver<std::convert::Infallible>);
 
-impl RollCall {
+impl ShardBarrier {
     /// Whether every shard has turned, or ended, since the call.
     #[must_use]
     pub fn is_complete(&self) -> bool {
@@ -106,7 +108,7 @@ impl Server {
         opened: impl FnOnce() -> Result<(), ConfigError>,
     ) -> Result<Self, ConfigError> {
         options.validate()?;
-        let offer = Offer::new(&options.tls)?.map(Arc::new);
+        let acceptor = TlsAcceptor::new(&options.tls)?.map(Arc::new);
         let listeners: Vec<Listener> =
             options.listen.iter().map(Listener::bind).collect::<Result<_, _>>()?;
         let ports = listeners.iter().map(Listener::port).collect();
@@ -121,25 +123,25 @@ impl Server {
         };
         let config = topology(&assembly, options);
         config.validate()?;
-        let caches = caching::divide(&config, &options.cache_wish())?;
+        let caches = cache_shares::divide(&config, &options.cache_spec())?;
         let exports = served_exports(&assembly, &config);
-        let (boxes, mails): (Vec<Sender<Mail>>, Vec<Receiver<Mail>>) =
+        let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
-        let board = Arc::new(Board::new(boxes, config.volumes_max(), Box::new(ended)));
-        let service = Arc::new(service(&assembly, &config, options, &board));
+        let shared = Arc::new(ServerShared::new(boxes, config.volumes_max(), Box::new(ended)));
+        let service = Arc::new(service(&assembly, &config, options, &shared));
         let seeds = seeds(assembly, &config, caches, options, mails, listeners);
         let broken = Arc::new(Mutex::new(None));
-        let crew = Crew {
+        let setup = ThreadSetup {
             options: options.clone(),
             exports,
-            board: Arc::clone(&board),
+            shared: Arc::clone(&shared),
             broken: Arc::clone(&broken),
-            offer: offer.clone(),
+            acceptor: acceptor.clone(),
         };
-        let Launched { threads, engine, pages } = launch(seeds, &crew, opened)?;
+        let Launched { threads, engine, pages } = launch(seeds, &setup, opened)?;
         let cache = pages.map(|pages| format!("{}, {pages}", display_size(options.cache)));
         let mut server = Self {
-            board,
+            shared,
             threads,
             engine,
             cache,
@@ -148,7 +150,7 @@ impl Server {
             control: None,
             service: Arc::clone(&service),
             metrics: None,
-            offer,
+            acceptor,
         };
         if let Some(listener) = control {
             match ControlSocket::start(listener, Arc::clone(&service)) {
@@ -199,7 +201,7 @@ impl Server {
 
     /// Stops: no new requests, answers for those in flight, flushes. Returns at once.
     pub fn stop(&self) {
-        self.board.send_all(|| Mail::Stop);
+        self.shared.send_all(|| ControlMessage::Stop);
     }
 
     /// Has every shard log the statistics of its volumes.
@@ -207,33 +209,33 @@ impl Server {
         if self.service.tree().exports.is_empty() {
             tracing::info!("there is no export now, so there are no statistics");
         }
-        self.board.send_all(|| Mail::Statistics);
+        self.shared.send_all(|| ControlMessage::Statistics);
     }
 
-    /// Asks every shard for a sign of life; the call's [`RollCall::is_complete`] says later whether all gave it.
+    /// Asks every shard for a sign of life; the call's [`ShardBarrier::is_complete`] says later whether all gave it.
     #[must_use]
-    pub fn roll_call(&self) -> RollCall {
+    pub fn barrier(&self) -> ShardBarrier {
         let (copy, answered) = channel();
-        self.board.send_all(|| Mail::RollCall(copy.clone()));
-        RollCall(answered)
+        self.shared.send_all(|| ControlMessage::Barrier(copy.clone()));
+        ShardBarrier(answered)
     }
 
     /// What reads certificates and a configuration again, from a thread of its own.
     #[must_use]
     pub fn reloader(&self) -> Reloader {
-        Reloader::new(Arc::clone(&self.service), self.offer.clone())
+        Reloader::new(Arc::clone(&self.service), self.acceptor.clone())
     }
 
     /// Tells the shards that own the volume's device and the volume.
     pub fn control(&self, control: Control) {
-        self.board.send_all(|| Mail::Control(control));
+        self.shared.send_all(|| ControlMessage::Control(control));
     }
 
     /// What is served now.
     #[must_use]
     pub fn exports(&self) -> Vec<ExportNow> {
         let tree = self.service.tree();
-        let now = |entry: &ExportEntry| ExportNow {
+        let now = |entry: &ExportNode| ExportNow {
             name: entry.shown_name().to_owned(),
             volume: entry.volume.0.into(),
             read_only: entry.read_only,
@@ -243,16 +245,16 @@ impl Server {
     }
 
     /// Writes by volume that finished and that no flush covers, as of a stop that is under way; none where that is not known.
-    /// A shard tells them when it hears of the stop: a [`Server::roll_call`] that is complete since then has them all.
+    /// A shard tells them when it hears of the stop: a [`Server::barrier`] that is complete since then has them all.
     #[must_use]
     pub fn unflushed(&self) -> Vec<Option<u64>> {
-        self.board.unflushed()
+        self.shared.unflushed()
     }
 
     /// Bytes by volume that are in the cache and not in its device, as of a stop that is under way; none where nothing is cached.
     #[must_use]
     pub fn left(&self) -> Vec<Option<u64>> {
-        self.board.left()
+        self.shared.left()
     }
 
     /// Waits for the end.
@@ -282,7 +284,7 @@ impl Server {
                 return Err("a shard's thread has died".into());
             }
         }
-        match self.board.failures() {
+        match self.shared.failures() {
             0 => Ok(()),
             failures => {
                 Err(format!("{failures} of the last flushes failed; see the messages above"))
@@ -342,12 +344,12 @@ pub(crate) fn service(
     assembly: &Assembly,
     config: &ShardConfig,
     options: &ServerOptions,
-    board: &Arc<Board>,
+    shared: &Arc<ServerShared>,
 ) -> Service {
     let devices = config.devices.iter().enumerate().map(|(index, device)| {
         let volumes = config.volumes.iter().enumerate();
         let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
-        DeviceEntry {
+        DeviceNode {
             id: DeviceId(index as u16),
             owner: device.owner,
             volumes: own.map(|(volume, _)| VolumeId(volume as u16)).collect(),
@@ -355,7 +357,7 @@ pub(crate) fn service(
     });
     let exports = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
-        ExportEntry {
+        ExportNode {
             id: ExportId(index as u16),
             name: export.name.clone(),
             volume: export.volume,
@@ -375,11 +377,11 @@ pub(crate) fn service(
     let tree = Tree {
         devices: devices.collect(),
         exports: exports.collect(),
-        caching: caching::caching_shards(config, options.cache),
+        caching: cache_shares::caching_shards(config, options.cache),
     };
-    let estate =
-        Estate::new(assembly, config, options.spread, tree.caching.clone(), options.queue.clone());
-    let (board, live) = (Arc::clone(board), Live::new(estate));
-    Service::new(board, config.shards, tree, settings.collect(), options.dirty, live)
+    let inventory =
+        Inventory::new(assembly, config, options.spread, tree.caching.clone(), options.queue.clone());
+    let (shared, live) = (Arc::clone(shared), Live::new(inventory));
+    Service::new(shared, config.shards, tree, settings.collect(), options.dirty, live)
         .with_log_level(options.log_level.clone())
 }

@@ -4,54 +4,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, OnceLock};
 
-use headworks_core::{Control, ExportId, ShardId, VolumeId};
+use headworks_core::ShardId;
 
-use crate::control::order::{Order, Outcome};
-use crate::control::question::Question;
-use crate::nbd::connection::Connection;
+use crate::messages::ControlMessage;
 use headworks::engine::Waker;
-use headworks_nbd::Terms;
-
-/// Something for a shard's thread that is not data.
-pub enum Mail {
-    /// A connection whose handshake is over and whose export is yours.
-    Connection {
-        /// The connection, with nothing in flight.
-        connection: Box<Connection>,
-        /// The export it chose.
-        export: ExportId,
-        /// What was agreed on.
-        terms: Terms,
-    },
-    /// The operator speaks.
-    Control(Control),
-    /// Tell the statistics of your volumes.
-    Statistics,
-    /// The control socket asks.
-    Ask(Question),
-    /// Something joins, leaves or grows; the answer goes back at once.
-    Order(Box<Order>, Sender<Outcome>),
-    /// The image behind a volume of another shard has another size.
-    Resized {
-        /// Which.
-        volume: VolumeId,
-        /// Bytes.
-        size: u64,
-    },
-    /// Drop this, to show that you turn.
-    RollCall(Sender<std::convert::Infallible>),
-    /// Answer what is in flight, flush, end.
-    Stop,
-    /// Look at the board.
-    Look,
-}
 
 /// Stands for a figure that no shard has told.
 const UNKNOWN: u64 = u64::MAX;
 
 /// Shared by all threads of a server.
-pub struct Board {
-    boxes: Mutex<Vec<Sender<Mail>>>,
+pub struct ServerShared {
+    boxes: Mutex<Vec<Sender<ControlMessage>>>,
     wakers: OnceLock<Vec<Waker>>,
     shards: usize,
     waiting: AtomicUsize,
@@ -62,11 +25,11 @@ pub struct Board {
     ended: Box<dyn Fn() + Send + Sync>,
 }
 
-impl Board {
+impl ServerShared {
     /// A board for the shards behind `boxes`.
     #[must_use]
     pub fn new(
-        boxes: Vec<Sender<Mail>>,
+        boxes: Vec<Sender<ControlMessage>>,
         volumes: usize,
         ended: Box<dyn Fn() + Send + Sync>,
     ) -> Self {
@@ -88,7 +51,7 @@ impl Board {
     }
 
     /// Mail for one shard; wakes it.
-    pub fn send(&self, shard: ShardId, mail: Mail) {
+    pub fn send(&self, shard: ShardId, mail: ControlMessage) {
         if let Ok(boxes) = self.boxes.lock() {
             // A shard that is gone needs no mail.
             let _ = boxes[usize::from(shard.0)].send(mail);
@@ -99,7 +62,7 @@ impl Board {
     }
 
     /// The same mail for every shard.
-    pub fn send_all(&self, mail: impl Fn() -> Mail) {
+    pub fn send_all(&self, mail: impl Fn() -> ControlMessage) {
         (0..self.shards as u16).for_each(|shard| self.send(ShardId(shard), mail()));
     }
 
@@ -107,14 +70,14 @@ impl Board {
     pub fn wait(&self) {
         // AcqRel: pairs with the load in `all_waiting`; what a shard did before it waits is done for those who see it.
         if self.waiting.fetch_add(1, Ordering::AcqRel) + 1 == self.shards {
-            self.send_all(|| Mail::Look);
+            self.send_all(|| ControlMessage::Wake);
             (self.ended)();
         }
     }
 
     /// A shard cannot go on: the others stop, and the main thread hears of it at once.
     pub fn break_off(&self) {
-        self.send_all(|| Mail::Stop);
+        self.send_all(|| ControlMessage::Stop);
         (self.ended)();
     }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use headworks_nbd::reply::REPLY_BYTES_MAX;
 use headworks_nbd::wire::RequestHeader;
-use headworks_nbd::{NbdError, Parsed, Replies, RequestParser, Terms, TransmissionFlags};
+use headworks_nbd::{NbdError, Parsed, Replies, RequestParser, Negotiated, TransmissionFlags};
 
 struct Counting;
 
@@ -53,7 +53,7 @@ fn requests_and_replies_allocate_nothing() {
     for piece in [13, usize::MAX] {
         let offered = TransmissionFlags(0xfff & !2);
         let mut parser =
-            RequestParser::new(offered, Terms { structured: true, base_allocation: false });
+            RequestParser::new(offered, Negotiated { structured: true, base_allocation: false });
         let replies = Replies { structured: true };
         for mut bytes in stream.chunks(piece) {
             loop {

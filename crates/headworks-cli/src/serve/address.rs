@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use headworks_core::ConfigError;
-use headworks_server::{Address, Place};
+use headworks_server::{Address, InheritedAddress};
 
 use super::ServeArgs;
 use super::plan::unix_mode;
@@ -24,7 +24,7 @@ pub(super) fn addresses(
     options: &ServeArgs,
     sockets: &InheritedSockets,
 ) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
-    let mut listen: Vec<Address> = sockets.listen.iter().cloned().map(Address::Given).collect();
+    let mut listen: Vec<Address> = sockets.listen.iter().cloned().map(Address::InheritedSocket).collect();
     let mut private = None;
     if let Some(port) = options.port {
         listen.push(Address::Tcp(SocketAddr::new(options.ip_addr, port)));
@@ -54,13 +54,13 @@ pub(super) fn places(listen: &[Address]) -> (Option<PathBuf>, Option<IpAddr>) {
     let unix = listen.iter().find_map(|address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
         Address::Tcp(_) => None,
-        Address::Given(given) => unix_path(given),
+        Address::InheritedSocket(given) => unix_path(given),
     });
     let tcp = listen.iter().find_map(|address| match address {
         Address::Unix { .. } => None,
         Address::Tcp(address) => Some(address.ip()),
-        Address::Given(given) => match given.place() {
-            Ok(Place::Tcp(address)) => Some(address.ip()),
+        Address::InheritedSocket(given) => match given.place() {
+            Ok(InheritedAddress::Tcp(address)) => Some(address.ip()),
             _ => None,
         },
     });

@@ -220,7 +220,7 @@ fn start(
 fn own_files(options: &ServerOptions, private: Option<&PrivateDirectory>) -> Vec<PathBuf> {
     let unix = options.listen.iter().filter_map(|address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
-        Address::Tcp(_) | Address::Given(_) => None,
+        Address::Tcp(_) | Address::InheritedSocket(_) => None,
     });
     let control = options.control.iter().filter(|_| options.control_given.is_none()).cloned();
     unix.chain(control).chain(private.map(|private| private.0.clone())).collect()

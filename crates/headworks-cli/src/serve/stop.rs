@@ -126,7 +126,7 @@ fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &Se
 /// Exits at once, after a second signal or the time limit, and prints what was not written and not flushed. Threads
 /// may be blocked in a device, so nothing waits for them and nothing that they use is dropped.
 pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
-    let _ = running.server.roll_call().wait(LOSS_REPORT_TIMEOUT);
+    let _ = running.server.barrier().wait(LOSS_REPORT_TIMEOUT);
     let (unflushed, left) = (running.server.unflushed(), running.server.left());
     let mut all_flushed = true;
     let exports = running.server.exports();

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use headworks_core::ConfigError;
-use headworks_server::{Given, Place, RollCall, Server};
+use headworks_server::{InheritedSocket, InheritedAddress, ShardBarrier, Server};
 use sd_notify::NotifyState;
 
 /// Name (`FileDescriptorName=`) of the control socket.
@@ -28,11 +28,11 @@ const EXTENSION: Duration = Duration::from_secs(15);
 #[derive(Default)]
 pub(super) struct InheritedSockets {
     /// Listeners for clients.
-    pub listen: Vec<Given>,
+    pub listen: Vec<InheritedSocket>,
     /// Listener for the control protocol.
-    pub control: Option<Given>,
+    pub control: Option<InheritedSocket>,
     /// Listener for Prometheus; TCP.
-    pub metrics: Option<Given>,
+    pub metrics: Option<InheritedSocket>,
 }
 
 fn error(message: impl Into<String>) -> ConfigError {
@@ -52,15 +52,15 @@ impl InheritedSockets {
         for (fd, name) in given {
             // SAFETY: the variables pass this descriptor to the process, and nothing was opened before.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-            sockets.add(Given::new(fd).map_err(error)?, &name)?;
+            sockets.add(InheritedSocket::new(fd).map_err(error)?, &name)?;
         }
         Ok(sockets)
     }
 
-    fn add(&mut self, given: Given, name: &str) -> Result<(), ConfigError> {
+    fn add(&mut self, given: InheritedSocket, name: &str) -> Result<(), ConfigError> {
         let place = match name {
             CONTROL => &mut self.control,
-            METRICS if !matches!(given.place(), Ok(Place::Tcp(_))) => {
+            METRICS if !matches!(given.place(), Ok(InheritedAddress::Tcp(_))) => {
                 let message = "scrapers come over TCP, and the socket named `metrics` is of another kind; try \
                      ListenStream=127.0.0.1:9100";
                 return Err(error(message));
@@ -84,9 +84,9 @@ impl InheritedSockets {
 }
 
 /// Path of a unix socket.
-pub(super) fn unix_path(given: &Given) -> Option<PathBuf> {
+pub(super) fn unix_path(given: &InheritedSocket) -> Option<PathBuf> {
     match given.place() {
-        Ok(Place::Unix(path)) => path,
+        Ok(InheritedAddress::Unix(path)) => path,
         _ => None,
     }
 }
@@ -97,7 +97,7 @@ pub(super) struct ServiceManager {
     watchdog: Option<Duration>,
     /// Time of the next ping.
     due: Instant,
-    roll_call: Option<RollCall>,
+    barrier: Option<ShardBarrier>,
     /// Status text while serving.
     serving: String,
 }
@@ -108,7 +108,7 @@ impl ServiceManager {
         Self {
             watchdog: sd_notify::watchdog_enabled().filter(usable),
             due: Instant::now(),
-            roll_call: None,
+            barrier: None,
             serving: String::new(),
         }
     }
@@ -158,10 +158,10 @@ impl ServiceManager {
         }
         // Twice as often as required: a shard that misses one check has another before the time-out.
         self.due = Instant::now() + watchdog / 4;
-        let answered = self.roll_call.as_ref().is_none_or(RollCall::is_complete);
+        let answered = self.barrier.as_ref().is_none_or(ShardBarrier::is_complete);
         if answered {
             tell(&[NotifyState::Watchdog]);
-            self.roll_call = Some(server.roll_call());
+            self.barrier = Some(server.barrier());
         }
     }
 }
@@ -179,8 +179,8 @@ mod tests {
     use std::net::TcpListener;
     use std::os::unix::net::UnixListener;
 
-    fn given() -> Given {
-        Given::new(TcpListener::bind("127.0.0.1:0").unwrap().into()).unwrap()
+    fn given() -> InheritedSocket {
+        InheritedSocket::new(TcpListener::bind("127.0.0.1:0").unwrap().into()).unwrap()
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         }
         let path = std::env::temp_dir().join(format!("headworks-fds-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let unix = Given::new(UnixListener::bind(&path).unwrap().into()).unwrap();
+        let unix = InheritedSocket::new(UnixListener::bind(&path).unwrap().into()).unwrap();
         let refused = InheritedSockets::default().add(unix, "metrics").unwrap_err();
         assert!(refused.message.contains("ListenStream=127.0.0.1:9100"), "{refused}");
         std::fs::remove_file(&path).unwrap();

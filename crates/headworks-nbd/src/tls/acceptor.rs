@@ -14,7 +14,7 @@ use super::{Session, TlsError, TlsMode, TlsOptions, provider};
 
 /// A server's side of TLS.
 #[derive(Debug)]
-pub struct Offer {
+pub struct TlsAcceptor {
     directory: PathBuf,
     verify_peer: bool,
     is_required: bool,
@@ -22,7 +22,7 @@ pub struct Offer {
     config: RwLock<Arc<ServerConfig>>,
 }
 
-impl Offer {
+impl TlsAcceptor {
     /// Reads the files; none if TLS is off.
     ///
     /// # Errors

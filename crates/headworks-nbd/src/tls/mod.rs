@@ -13,7 +13,7 @@
 //! Sessions are not resumed and no early data are taken, so nothing of one connection is kept for another.
 
 pub mod files;
-pub mod offer;
+pub mod acceptor;
 pub mod pieces;
 pub mod session;
 #[cfg(any(test, feature = "testing"))]
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 use rustls::crypto::CryptoProvider;
 
-pub use offer::Offer;
+pub use acceptor::TlsAcceptor;
 pub use session::{Session, TlsError};
 pub use trust::Trust;
 

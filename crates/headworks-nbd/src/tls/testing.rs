@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use super::{Offer, Session, TlsMode, TlsOptions, Trust};
+use super::{TlsAcceptor, Session, TlsMode, TlsOptions, Trust};
 
 /// A directory with all files; it goes with this.
 pub struct Certificates(PathBuf);
@@ -37,10 +37,10 @@ impl Certificates {
     }
 
     /// A server's side.
-    pub fn offer(&self, mode: TlsMode, verify_peer: bool) -> Arc<Offer> {
+    pub fn offer(&self, mode: TlsMode, verify_peer: bool) -> Arc<TlsAcceptor> {
         let certificates = Some(self.0.clone());
         let options = TlsOptions { mode, certificates, verify_peer };
-        Arc::new(Offer::new(&options).unwrap().unwrap())
+        Arc::new(TlsAcceptor::new(&options).unwrap().unwrap())
     }
 
     /// How a client meets that server.

@@ -18,7 +18,7 @@ pub fn account(shard: ShardId) -> u32 {
 
 /// What a user says of the cache.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct CacheSpec {
     /// Bytes of all pools together; 0: no cache.
     pub bytes: u64,
     /// How much of it may be dirty, all shards together.
@@ -54,14 +54,14 @@ pub fn divided(tunable: DirtyTunable, value: u64, shards: usize) -> u64 {
 /// Shares that are too small.
 pub fn divide(
     config: &ShardConfig,
-    wish: &Wish,
+    spec: &CacheSpec,
 ) -> Result<Vec<(CacheOptions, DirtyOptions)>, ConfigError> {
-    let caching = caching_shards(config, wish.bytes);
-    let share = wish.bytes / caching.len().max(1) as u64;
+    let caching = caching_shards(config, spec.bytes);
+    let share = spec.bytes / caching.len().max(1) as u64;
     let units = u32::try_from(share / UNIT).unwrap_or(u32::MAX);
-    let mut dirty = wish.dirty;
+    let mut dirty = spec.dirty;
     for tunable in [DirtyTunable::Bytes, DirtyTunable::BackgroundBytes] {
-        let whole = tunable.get(&wish.dirty);
+        let whole = tunable.get(&spec.dirty);
         if whole > 0 {
             tunable.set(&mut dirty, divided(tunable, whole, caching.len()))?;
         }
@@ -69,7 +69,7 @@ pub fn divide(
     let of = |shard: ShardId| {
         let cache = CacheOptions {
             units: if caching.contains(&shard) { units } else { 0 },
-            writers_max: (wish.connections + 64) as u32,
+            writers_max: (spec.connections + 64) as u32,
             account: account(shard),
             ..CacheOptions::default()
         };
@@ -80,7 +80,7 @@ pub fn divide(
         let shards = caching.len();
         let message = format!(
             "{} bytes are less than 1 MiB for each of {shards} threads that cache; 0 is no cache",
-            wish.bytes
+            spec.bytes
         );
         return Err(ConfigError::new("cache", message));
     }
@@ -107,12 +107,12 @@ mod tests {
         config
     }
 
-    fn wish(bytes: u64) -> Wish {
-        Wish { bytes, dirty: DirtyOptions::default(), connections: 10 }
+    fn spec(bytes: u64) -> CacheSpec {
+        CacheSpec { bytes, dirty: DirtyOptions::default(), connections: 10 }
     }
 
     fn units(config: &ShardConfig, bytes: u64) -> Vec<u32> {
-        let all = divide(config, &wish(bytes)).unwrap();
+        let all = divide(config, &spec(bytes)).unwrap();
         all.iter().map(|(cache, _)| cache.units).collect()
     }
 
@@ -135,9 +135,9 @@ mod tests {
     #[test]
     fn too_small_a_share_is_refused_and_so_is_too_little_dirty() {
         let two = config(2, &[(0, WriteMode::Writeback), (1, WriteMode::Writeback)]);
-        let error = divide(&two, &wish((2 << 20) - 1)).unwrap_err();
+        let error = divide(&two, &spec((2 << 20) - 1)).unwrap_err();
         assert!(error.to_string().contains("each of 2 threads"), "{error}");
-        let mut little = wish(2 << 20);
+        let mut little = spec(2 << 20);
         DirtyTunable::Bytes.set(&mut little.dirty, 8192).unwrap();
         assert_eq!(divide(&two, &little).unwrap_err().option, "dirty_bytes");
     }
@@ -145,12 +145,12 @@ mod tests {
     #[test]
     fn bytes_are_divided_and_ratios_are_not() {
         let two = config(2, &[(0, WriteMode::Writeback), (1, WriteMode::Writeback)]);
-        let mut wish = wish(64 << 20);
-        DirtyTunable::Bytes.set(&mut wish.dirty, 1 << 20).unwrap();
-        let all = divide(&two, &wish).unwrap();
+        let mut spec = spec(64 << 20);
+        DirtyTunable::Bytes.set(&mut spec.dirty, 1 << 20).unwrap();
+        let all = divide(&two, &spec).unwrap();
         for (shard, (cache, dirty)) in (0..).map(ShardId).zip(all) {
             assert_eq!((dirty.dirty_bytes, dirty.dirty_background_ratio), (512 << 10, 10));
-            let seed = wish.dirty.seed + u64::from(shard.0);
+            let seed = spec.dirty.seed + u64::from(shard.0);
             assert_eq!((cache.account, dirty.seed), (account(shard), seed));
         }
     }

@@ -1,14 +1,29 @@
 //! What clients are told of an export: its size, flags, block sizes and a sentence.
 
-use headworks_core::{ExportId, ShardConfig, VolumeConfig, WriteMode};
+use headworks_core::{ExportId, ShardConfig, ShardId, VolumeConfig, WriteMode};
 
-use super::assemble::{AssembledExport, Assembly};
-use super::reactor::ServedExport;
-use crate::nbd::connection::Door;
+use super::{AssembledExport, Assembly};
+use crate::nbd::connection::ExportBinding;
 use headworks_nbd::wire::STRING_BYTES_MAX;
 use headworks_nbd::{BlockSizes, ExportInfo, TransmissionFlags};
 
-pub(super) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
+/// An export as the shards know it.
+#[derive(Clone)]
+pub struct ServedExport {
+    /// What clients are told.
+    pub info: ExportInfo,
+    /// What is behind it.
+    pub binding: ExportBinding,
+    /// Where the volume lives.
+    pub shard: ShardId,
+    /// Its share beside other exports, when it begins to serve.
+    pub weight: u16,
+    /// Exports that were added later have a higher number.
+    pub serial: u64,
+}
+
+/// The exports that a server starts with, by [`ExportId`].
+pub(crate) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<ServedExport> {
     let served = assembly.exports.iter().enumerate().map(|(index, export)| {
         let volume = &config.volumes[usize::from(export.volume.0)];
         served(export, ExportId(index as u16), volume, volume.options.size, index as u64)
@@ -17,7 +32,7 @@ pub(super) fn served_exports(assembly: &Assembly, config: &ShardConfig) -> Vec<S
 }
 
 /// An export as the shards know it; its volume may have grown to `size` since it was made.
-pub(super) fn served(
+pub(crate) fn served(
     export: &AssembledExport,
     id: ExportId,
     volume: &VolumeConfig,
@@ -39,7 +54,7 @@ pub(super) fn served(
                 ..BlockSizes::default()
             },
         },
-        door: Door { volume: export.volume, export: id, ioprio: export.ioprio },
+        binding: ExportBinding { volume: export.volume, export: id, ioprio: export.ioprio },
         shard: volume.home,
         weight: export.weight,
         serial,

@@ -9,7 +9,7 @@ use headworks_core::{
     ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
 
-use super::assemble::{AssembledExport, Common, ExportSpec, WatchedFile};
+use super::{AssembledExport, SharedDeviceKey, ExportSpec, WatchedFile};
 use crate::spec::{Base, Share, Spec};
 use headworks::device::{
     Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
@@ -228,10 +228,10 @@ impl Opened {
     }
 
     /// Whose device it may join; none for what is served by a device of its own.
-    pub fn common(&self, export: &ExportSpec) -> Option<Common> {
+    pub fn common(&self, export: &ExportSpec) -> Option<SharedDeviceKey> {
         match &self.body {
             Body::File(file) if !self.alone => {
-                Some(Common::of(file.identity().filesystem, export.device.as_ref()))
+                Some(SharedDeviceKey::of(file.identity().filesystem, export.device.as_ref()))
             }
             _ => None,
         }
@@ -281,7 +281,7 @@ impl Opened {
 }
 
 /// An export of a volume that is there.
-pub(super) fn assembled(
+pub(crate) fn assembled(
     export: &ExportSpec,
     volume: VolumeId,
     what: &str,

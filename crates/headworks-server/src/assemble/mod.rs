@@ -5,11 +5,15 @@
 //! that another export may write is refused writes at its own door. How a volume is cached is the volume's: exports of one file
 //! that say it must say the same.
 
+pub(crate) mod cache_shares;
+pub(crate) mod export_info;
+pub(crate) mod image;
+
 use headworks_core::{
     ConfigError, DeviceId, Ioprio, QueueOptions, Tunable, VolumeId, VolumeOptions,
 };
 
-use super::opening::{Caching, Opened, Origin, assembled, no_size};
+use image::{Caching, Opened, Origin, assembled, no_size};
 use crate::spec::{Base, Share, Spec};
 use headworks::device::{Device, FileDevice, Identity, OpenFile, SizeWatch};
 
@@ -208,21 +212,21 @@ pub struct Assembly {
     /// Where volumes come from, by volume.
     pub(super) origins: Vec<Origin>,
     /// Why images share a device, by device; none for one that stays alone.
-    pub(super) common: Vec<Option<Common>>,
+    pub(super) common: Vec<Option<SharedDeviceKey>>,
     /// The names that devices were asked for by, by device.
     pub named: Vec<Option<NamedDevice>>,
 }
 
 /// Why images share a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Common {
+pub enum SharedDeviceKey {
     /// They are on one filesystem, and name no device.
     Filesystem(u64),
     /// They name it.
     Name(String),
 }
 
-impl Common {
+impl SharedDeviceKey {
     /// Of an image on a filesystem.
     pub(super) fn of(filesystem: u64, device: Option<&NamedDevice>) -> Self {
         device.map_or(Self::Filesystem(filesystem), |device| Self::Name(device.name.clone()))
@@ -231,7 +235,7 @@ impl Common {
 
 /// A group of images that share a queue.
 struct Group {
-    common: Common,
+    common: SharedDeviceKey,
     device: DeviceId,
     images: Vec<(VolumeId, OpenFile)>,
 }
@@ -336,7 +340,7 @@ impl Builder {
 
     fn add_device(
         &mut self,
-        common: Option<Common>,
+        common: Option<SharedDeviceKey>,
         named: Option<&NamedDevice>,
         device: Option<(QueueOptions, Box<dyn Device>)>,
     ) -> DeviceId {
@@ -353,7 +357,7 @@ impl Builder {
         volume: VolumeId,
         file: OpenFile,
     ) -> DeviceId {
-        let common = Common::of(filesystem, named);
+        let common = SharedDeviceKey::of(filesystem, named);
         if let Some(group) = self.groups.iter_mut().find(|group| group.common == common) {
             group.images.push((volume, file));
             return group.device;

@@ -12,33 +12,33 @@ use headworks_core::{
     VolumeConfig, VolumeId, WriteMode,
 };
 
-use super::assemble::{Assembly, Common, ExportSpec, NamedDevice, shown_name};
-use super::control::departure::Departure;
-use super::opening::{Opened, Origin};
+use crate::assemble::{Assembly, SharedDeviceKey, ExportSpec, NamedDevice, shown_name};
+use super::changes::removal::RemovalSteps;
+use crate::assemble::image::{Opened, Origin};
 
 /// A device that is there.
 #[derive(Clone, Debug)]
-pub struct DeviceHolding {
+pub struct DeviceEntry {
     pub config: DeviceConfig,
     /// Why images may join it.
-    pub common: Option<Common>,
+    pub common: Option<SharedDeviceKey>,
 }
 
 /// A volume that is there.
 #[derive(Clone, Debug)]
-pub struct VolumeHolding {
+pub struct VolumeEntry {
     pub config: VolumeConfig,
     pub origin: Origin,
 }
 
 /// An export that is there.
 #[derive(Clone, Debug)]
-pub struct ExportHolding {
+pub struct ExportEntry {
     pub volume: VolumeId,
     /// What was asked for.
     pub spec: ExportSpec,
     /// How far it is on its way out.
-    pub presence: Presence,
+    pub presence: ExportState,
 }
 
 /// How far an export is on its way out.
@@ -50,32 +50,32 @@ pub struct ExportHolding {
 ///                         Stuck    some shards have forgotten it, another does not get to it
 /// ```
 #[derive(Clone, Debug, Default)]
-pub enum Presence {
+pub enum ExportState {
     /// It serves.
     #[default]
     Serving,
     /// Somebody removes it, and has no need of the lock while its clients leave and it is written out.
     Leaving,
     /// It serves no more, and its places stay taken.
-    Stuck(Departure),
+    Stuck(RemovalSteps),
 }
 
 /// How many there can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct Capacity {
     pub devices: usize,
     pub volumes: usize,
     pub exports: usize,
 }
 
 /// All of it.
-pub struct Estate {
-    pub devices: BTreeMap<u16, DeviceHolding>,
-    pub volumes: BTreeMap<u16, VolumeHolding>,
-    pub exports: BTreeMap<u16, ExportHolding>,
+pub struct Inventory {
+    pub devices: BTreeMap<u16, DeviceEntry>,
+    pub volumes: BTreeMap<u16, VolumeEntry>,
+    pub exports: BTreeMap<u16, ExportEntry>,
     /// Of the next export.
     pub serial: u64,
-    places: Places,
+    places: Capacity,
     shards: u16,
     /// Volumes go to all shards, wherever their devices are.
     spread: bool,
@@ -86,7 +86,7 @@ pub struct Estate {
 }
 
 /// Where a new volume goes.
-pub struct Site {
+pub struct Placement {
     pub volume: VolumeId,
     pub config: VolumeConfig,
     /// It needs a device of its own.
@@ -94,7 +94,7 @@ pub struct Site {
     pub owner: ShardId,
 }
 
-impl Estate {
+impl Inventory {
     /// What a server starts with.
     pub fn new(
         assembly: &Assembly,
@@ -110,25 +110,25 @@ impl Estate {
             devices: (0..)
                 .zip(devices)
                 .map(|(id, (&config, common))| {
-                    (id, DeviceHolding { config, common: common.clone() })
+                    (id, DeviceEntry { config, common: common.clone() })
                 })
                 .collect(),
             volumes: (0..)
                 .zip(volumes)
                 .map(|(id, (&config, origin))| {
-                    (id, VolumeHolding { config, origin: origin.clone() })
+                    (id, VolumeEntry { config, origin: origin.clone() })
                 })
                 .collect(),
             exports: (0..)
                 .zip(exports)
                 .map(|(id, export)| {
                     let spec = export.spec.clone();
-                    let presence = Presence::Serving;
-                    (id, ExportHolding { volume: export.volume, spec, presence })
+                    let presence = ExportState::Serving;
+                    (id, ExportEntry { volume: export.volume, spec, presence })
                 })
                 .collect(),
             serial: assembly.exports.len() as u64,
-            places: Places {
+            places: Capacity {
                 devices: config.devices_max(),
                 volumes: config.volumes_max(),
                 exports: config.exports_max(),
@@ -161,7 +161,7 @@ impl Estate {
     /// # Errors
     /// It differs from what is served.
     pub fn may_share(&self, volume: VolumeId, spec: &ExportSpec) -> Result<(), ConfigError> {
-        let Some(VolumeHolding { config, origin }) = self.volumes.get(&volume.0) else {
+        let Some(VolumeEntry { config, origin }) = self.volumes.get(&volume.0) else {
             return Ok(());
         };
         let (options, what) = (&config.options, &origin.what);
@@ -171,7 +171,7 @@ impl Estate {
             return Err(ConfigError::new("read-only", message));
         }
         let common = self.devices.get(&config.device.0).and_then(|holding| holding.common.as_ref());
-        let other = |wanted: &&NamedDevice| common != Some(&Common::Name(wanted.name.clone()));
+        let other = |wanted: &&NamedDevice| common != Some(&SharedDeviceKey::Name(wanted.name.clone()));
         if let Some(wanted) = spec.device.as_ref().filter(other) {
             let message = format!("{what} is served already, not by the device `{}`", wanted.name);
             return Err(ConfigError::new("device", message));
@@ -207,7 +207,7 @@ impl Estate {
     ///
     /// # Errors
     /// There is none, or the user's queue options do not suit the device.
-    pub fn site(&self, spec: &ExportSpec, opened: &Opened) -> Result<Site, ConfigError> {
+    pub fn site(&self, spec: &ExportSpec, opened: &Opened) -> Result<Placement, ConfigError> {
         let volume = vacant(&self.volumes, self.places.volumes, "volumes").map(VolumeId)?;
         let mut options = opened.options;
         spec.caching().apply(&spec.spec, &mut options);
@@ -218,7 +218,7 @@ impl Estate {
         if let Some((device, owner)) = self.group(spec, opened, cached) {
             let home = self.home(volume, owner, cached);
             let config = VolumeConfig { home, device, options };
-            return Ok(Site { volume, config, device: None, owner });
+            return Ok(Placement { volume, config, device: None, owner });
         }
         let device = vacant(&self.devices, self.places.devices, "queues").map(DeviceId)?;
         let mut queue = opened.device_options(&spec.spec);
@@ -227,7 +227,7 @@ impl Estate {
         queue.validate()?;
         let owner = self.pick(device.0, cached);
         let config = VolumeConfig { home: self.home(volume, owner, cached), device, options };
-        Ok(Site { volume, config, device: Some(queue), owner })
+        Ok(Placement { volume, config, device: Some(queue), owner })
     }
 
     /// The device that images of this filesystem or of this name share, if this one may join it.
@@ -238,7 +238,7 @@ impl Estate {
         cached: bool,
     ) -> Option<(DeviceId, ShardId)> {
         let common = Some(opened.common(spec)?);
-        let suits = |holding: &DeviceHolding| {
+        let suits = |holding: &DeviceEntry| {
             holding.common == common
                 && opened.fits(&holding.config.queue)
                 && (!cached || self.spread || self.caching.contains(&holding.config.owner))
@@ -268,7 +268,7 @@ impl Estate {
     }
 
     /// The export of that name, as [`Tree::export`](super::control::tree::Tree::export) finds it, and also one that is leaving.
-    pub fn export(&self, name: &str) -> Option<(ExportId, &ExportHolding)> {
+    pub fn export(&self, name: &str) -> Option<(ExportId, &ExportEntry)> {
         let by = |name: &str| self.exports.iter().find(|(_, holding)| holding.spec.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
         by(name).or_else(unnamed).map(|(id, holding)| (ExportId(*id), holding))
@@ -277,7 +277,7 @@ impl Estate {
     /// Whether a volume is about to go with the last of its exports.
     pub fn is_leaving(&self, volume: VolumeId) -> bool {
         let mut own = self.exports.values().filter(|holding| holding.volume == volume);
-        own.all(|holding| !matches!(holding.presence, Presence::Serving))
+        own.all(|holding| !matches!(holding.presence, ExportState::Serving))
     }
 
     /// Whether another export has the same volume.

@@ -11,9 +11,9 @@ use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
-use super::question::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
+use crate::messages::query::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
 use super::service::Setting;
-use super::tree::{ExportEntry, device_name};
+use super::tree::{ExportNode, device_name};
 
 /// Device numbers for local and experimental use, as the kernel's list has it.
 const MAJOR: u32 = 240;
@@ -310,7 +310,7 @@ pub fn turns(shards: &[TurnStats]) -> Value {
 /// An export, with the table of its volume; exports of one file show the same table. What a device keeps in no volatile cache
 /// needs no flush.
 pub fn export(
-    entry: &ExportEntry,
+    entry: &ExportNode,
     setting: Setting,
     options: &QueueOptions,
     report: &VolumeReport,

@@ -14,14 +14,15 @@ use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio,
 use serde_json::{Value, json};
 
 use super::latency;
-use super::live::Live;
+use super::changes::Live;
 use super::log_level::{LogLevel, log_level};
-use super::question::{CacheReport, ConnectionReport, DeviceReport, Question, VolumeReport};
+use crate::messages::query::{CacheReport, ConnectionReport, DeviceReport, ControlQuery, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
-use super::tree::{DeviceEntry, ExportEntry, Leaf, Tree, device_name, is_within};
-use crate::board::{Board, Mail};
-use crate::caching::divided;
+use super::tree::{DeviceNode, ExportNode, Leaf, Tree, device_name, is_within};
+use crate::messages::ControlMessage;
+use crate::shared::ServerShared;
+use crate::assemble::cache_shares::divided;
 use crate::units::{parse_ioprio, parse_size, parse_weight};
 
 /// A shard that turns at all answers within a turn; one that does not is stuck in a device or out of CPU.
@@ -29,7 +30,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// A switch ends when the commands in flight have ended or were given up, and this much later at most.
 const SWITCH_MARGIN: Duration = Duration::from_secs(5);
 
-mod seeing;
+mod statistics;
 
 /// Ways to write a class, for errors.
 const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
@@ -45,7 +46,7 @@ pub struct Setting {
 
 /// What all clients of the control socket talk to.
 pub struct Service {
-    board: Arc<Board>,
+    shared: Arc<ServerShared>,
     shards: u16,
     tree: Mutex<Arc<Tree>>,
     /// By [`ExportId`].
@@ -54,14 +55,14 @@ pub struct Service {
     dirty: Mutex<DirtyOptions>,
     /// Held by `set` of what is kept in several places.
     changing: Mutex<()>,
-    patience: Patience,
+    deadlines: Deadlines,
     started: std::time::Instant,
     live: Live,
     log_level: Option<LogLevel>,
 }
 
 /// How long shards are waited for.
-struct Patience {
+struct Deadlines {
     /// For an answer.
     answer: Duration,
     /// For a switch, beyond the device's time-out.
@@ -72,9 +73,9 @@ struct Patience {
 pub type Answer = Result<Value, Fault>;
 
 impl Service {
-    /// A service for the shards behind `board`.
+    /// A service for the shards behind `shared`.
     pub fn new(
-        board: Arc<Board>,
+        shared: Arc<ServerShared>,
         shards: u16,
         tree: Tree,
         settings: Vec<Setting>,
@@ -82,13 +83,13 @@ impl Service {
         live: Live,
     ) -> Self {
         Self {
-            board,
+            shared,
             shards,
             tree: Mutex::new(Arc::new(tree)),
             settings: Mutex::new(settings),
             dirty: Mutex::new(dirty),
             changing: Mutex::new(()),
-            patience: Patience { answer: ANSWER, switch: SWITCH_MARGIN },
+            deadlines: Deadlines { answer: ANSWER, switch: SWITCH_MARGIN },
             started: std::time::Instant::now(),
             live,
             log_level: None,
@@ -171,7 +172,7 @@ impl Service {
         let (path, tree) = (path.trim_matches('/'), self.tree());
         let mut values = Params::new();
         let mut device_before: Option<(DeviceId, DeviceReport)> = None;
-        let fact = |export, show: fn(&ExportEntry) -> Value| tree.entry(export).map(show);
+        let fact = |export, show: fn(&ExportNode) -> Value| tree.entry(export).map(show);
         for (name, leaf) in tree.leaves(path) {
             let value = match leaf {
                 Leaf::Tunable(device, tunable) => {
@@ -287,9 +288,9 @@ impl Service {
         })?;
         let before = self.device(tree, device)?.options;
         // What is in flight now may take as long as the option says, and a new option counts from the switch on.
-        let longest = Duration::from_nanos(before.io_timeout_ns) + self.patience.switch;
+        let longest = Duration::from_nanos(before.io_timeout_ns) + self.deadlines.switch;
         let owner = tree.device(device).map_or(ShardId(0), |entry| entry.owner);
-        let question = |answer| Question::Set { device, tunable, value, answer };
+        let question = |answer| ControlQuery::Set { device, tunable, value, answer };
         match self.ask_for(owner, longest, question) {
             Ok(status) => switched(path, status, accepted)?,
             Err(NoAnswer::Stopping) => return Err(stopping()),
@@ -324,7 +325,7 @@ impl Service {
         // What the whole takes may be too little for each.
         whole.and(tunable.check(share)).map_err(|error| invalid(error.message.to_string()))?;
         for shard in caching {
-            let question = |answer| Question::SetDirty { tunable, value: share, answer };
+            let question = |answer| ControlQuery::SetDirty { tunable, value: share, answer };
             switched(path, self.ask(*shard, question)?, accepted.clone())?;
         }
         *lock(&self.dirty) = options;
@@ -335,7 +336,7 @@ impl Service {
         let _order = lock(&self.changing);
         let control = Control::Weight { export, weight };
         for shard in self.shards() {
-            self.ask(shard, |answer| Question::Tell { control, answer })?;
+            self.ask(shard, |answer| ControlQuery::Tell { control, answer })?;
         }
         lock(&self.settings)[usize::from(export.0)].weight = weight;
         Ok(())
@@ -344,7 +345,7 @@ impl Service {
     pub(super) fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), Fault> {
         let _order = lock(&self.changing);
         for shard in self.shards() {
-            self.ask(shard, |answer| Question::ExportIoprio { export, ioprio, answer })?;
+            self.ask(shard, |answer| ControlQuery::ExportIoprio { export, ioprio, answer })?;
         }
         lock(&self.settings)[usize::from(export.0)].ioprio = ioprio;
         Ok(())
@@ -352,7 +353,7 @@ impl Service {
 
     fn set_connection_ioprio(&self, path: &str, id: u32, ioprio: Ioprio) -> Result<(), Fault> {
         for shard in self.shards() {
-            let question = |answer| Question::ConnectionIoprio { connection: id, ioprio, answer };
+            let question = |answer| ControlQuery::ConnectionIoprio { connection: id, ioprio, answer };
             if self.ask(shard, question)? {
                 return Ok(());
             }
@@ -366,18 +367,18 @@ impl Service {
     fn discard_failed(&self, name: &str, confirm: bool) -> Answer {
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
-        let ExportEntry { volume, home, .. } = *entry;
+        let ExportNode { volume, home, .. } = *entry;
         let owner = tree.owner(entry);
-        let report = self.ask(owner, |answer| Question::Volume { volume, answer })?;
-        let failed = self.ask(home, |answer| Question::Failed { volume, answer })?;
+        let report = self.ask(owner, |answer| ControlQuery::Volume { volume, answer })?;
+        let failed = self.ask(home, |answer| ControlQuery::Failed { volume, answer })?;
         let name = entry.shown_name();
         let bytes: u64 = failed.iter().map(|range| range.len).sum();
         if confirm {
             let control = Control::Acknowledge { volume };
             // First the blocks that could not be written are given up, then flushes may succeed again.
-            self.ask(home, |answer| Question::Tell { control, answer })?;
+            self.ask(home, |answer| ControlQuery::Tell { control, answer })?;
             if owner != home {
-                self.ask(owner, |answer| Question::Tell { control, answer })?;
+                self.ask(owner, |answer| ControlQuery::Tell { control, answer })?;
             }
             if report.suspect || bytes > 0 {
                 tracing::warn!(
@@ -398,21 +399,21 @@ impl Service {
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
         let volume = entry.volume;
-        let ranges = self.ask(entry.home, |answer| Question::Failed { volume, answer })?;
+        let ranges = self.ask(entry.home, |answer| ControlQuery::Failed { volume, answer })?;
         Ok(json!({ "export": entry.shown_name(), "ranges": report::failed(&ranges) }))
     }
 
     fn stats(&self) -> Answer {
         let tree = self.tree();
         let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
-        for DeviceEntry { id, .. } in &tree.devices {
+        for DeviceNode { id, .. } in &tree.devices {
             reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
         }
         let latencies = self.latencies()?;
         let mut exports = Params::new();
         for entry in &tree.exports {
             let volume = entry.volume;
-            let report = self.ask(tree.owner(entry), |answer| Question::Volume { volume, answer });
+            let report = self.ask(tree.owner(entry), |answer| ControlQuery::Volume { volume, answer });
             let Some(report) = self.if_there(&tree, report)? else { continue };
             let report: VolumeReport = report;
             let device = reports.iter().find(|(device, _)| *device == entry.device);
@@ -427,10 +428,10 @@ impl Service {
             .iter()
             .map(|(device, table)| (device_name(*device), report::device(table)))
             .collect();
-        let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
+        let turns = self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
         let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
         let caches =
-            self.shards().map(|shard| self.ask(shard, |answer| Question::Cache { answer }));
+            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Cache { answer }));
         let caches: Vec<CacheReport> = caches.collect::<Result<_, _>>()?;
         Ok(json!({
             "seconds": self.started.elapsed().as_secs_f64(),
@@ -445,7 +446,7 @@ impl Service {
 
     fn diskstats(&self) -> Answer {
         let (mut lines, tree) = (Vec::new(), self.tree());
-        for DeviceEntry { id, .. } in &tree.devices {
+        for DeviceNode { id, .. } in &tree.devices {
             let report = self.device_if_there(&tree, *id)?;
             lines.extend(report.map(|report| report::diskstats(*id, &report)));
         }
@@ -455,7 +456,7 @@ impl Service {
     fn connections(&self) -> Answer {
         let (list, tree) = (self.list_connections()?, self.tree());
         let shown = list.iter().map(|(shard, connection)| {
-            let name = |export| tree.entry(export).map(ExportEntry::shown_name);
+            let name = |export| tree.entry(export).map(ExportNode::shown_name);
             json!({
                 "id": connection.id,
                 "peer": connection.peer,
@@ -475,7 +476,7 @@ impl Service {
             let mut next = Some(0);
             while let Some(from) = next {
                 let (some, more) =
-                    self.ask(shard, |answer| Question::Connections { from, answer })?;
+                    self.ask(shard, |answer| ControlQuery::Connections { from, answer })?;
                 all.extend(some.into_iter().map(|connection| (shard, connection)));
                 next = more;
             }
@@ -486,7 +487,7 @@ impl Service {
     fn device(&self, tree: &Tree, device: DeviceId) -> Result<DeviceReport, Fault> {
         let entry = tree.device(device).ok_or_else(|| no_entry(tree, &device_name(device)))?;
         let volumes = Arc::clone(&entry.volumes);
-        self.ask(entry.owner, |answer| Question::Device { device, volumes, answer })
+        self.ask(entry.owner, |answer| ControlQuery::Device { device, volumes, answer })
     }
 
     pub(super) fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
@@ -527,8 +528,8 @@ impl Service {
         &self.live
     }
 
-    pub(super) fn board(&self) -> &Board {
-        &self.board
+    pub(super) fn shared(&self) -> &ServerShared {
+        &self.shared
     }
 
     /// A new export begins with this.
@@ -546,12 +547,12 @@ impl Service {
     pub(super) fn ask<T>(
         &self,
         shard: ShardId,
-        question: impl FnOnce(Sender<T>) -> Question,
+        question: impl FnOnce(Sender<T>) -> ControlQuery,
     ) -> Result<T, Fault> {
-        self.ask_for(shard, self.patience.answer, question).map_err(|reason| match reason {
+        self.ask_for(shard, self.deadlines.answer, question).map_err(|reason| match reason {
             NoAnswer::Stopping => stopping(),
             NoAnswer::TooLong => {
-                let seconds = self.patience.answer.as_secs_f32();
+                let seconds = self.deadlines.answer.as_secs_f32();
                 let message = format!("shard {} did not answer within {seconds} s", shard.0);
                 Fault::refused("ETIMEDOUT", message)
             }
@@ -562,10 +563,10 @@ impl Service {
         &self,
         shard: ShardId,
         longest: Duration,
-        question: impl FnOnce(Sender<T>) -> Question,
+        question: impl FnOnce(Sender<T>) -> ControlQuery,
     ) -> Result<T, NoAnswer> {
         let (answer, answers) = channel();
-        self.board.send(shard, Mail::Ask(question(answer)));
+        self.shared.send(shard, ControlMessage::Query(question(answer)));
         answers.recv_timeout(longest).map_err(|error| match error {
             RecvTimeoutError::Timeout => NoAnswer::TooLong,
             RecvTimeoutError::Disconnected => NoAnswer::Stopping,
@@ -584,9 +585,9 @@ fn no_entry(tree: &Tree, path: &str) -> Fault {
     Fault::refused("ENOENT", format!("there is no {path}; {}", tree.advice(path)))
 }
 
-pub(super) fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportEntry, Fault> {
+pub(super) fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportNode, Fault> {
     tree.export(name).ok_or_else(|| {
-        let names: Vec<&str> = tree.exports.iter().take(16).map(ExportEntry::shown_name).collect();
+        let names: Vec<&str> = tree.exports.iter().take(16).map(ExportNode::shown_name).collect();
         let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
         let message = format!("there is no export `{name}`; there are {known}");
         Fault::refused("ENOENT", message)

@@ -5,13 +5,13 @@ use std::thread::JoinHandle;
 
 use headworks_core::{QueueOptions, ShardConfig, VolumeId, VolumeOptions};
 
-use super::super::question::{
-    DeviceReport, FailedRange, LatencyPart, Question, SlowReport, VolumeReport,
+use crate::messages::query::{
+    DeviceReport, FailedRange, LatencyPart, ControlQuery, SlowReport, VolumeReport,
 };
 use super::super::tree::tests::tree;
 use super::*;
 use crate::assemble::Assembly;
-use crate::estate::Estate;
+use crate::control::inventory::Inventory;
 
 /// How the shards behave.
 #[derive(Clone, Copy)]
@@ -32,15 +32,15 @@ struct Bench {
 }
 
 /// One shard of a thread, until nobody can ask any more; returns what was told to it.
-fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
+fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
     let (mut options, mut kept, mut told) = (QueueOptions::default(), Vec::new(), Vec::new());
     options.io_timeout_ns = 1_000_000;
     for mail in mails {
-        let Mail::Ask(question) = mail else { continue };
+        let ControlMessage::Query(question) = mail else { continue };
         match (manner, question) {
             (Manner::Gone, _) => {}
             (Manner::Silent, question) => kept.push(question),
-            (_, Question::Device { answer, .. }) => {
+            (_, ControlQuery::Device { answer, .. }) => {
                 let report = DeviceReport {
                     options,
                     queue: Default::default(),
@@ -52,47 +52,47 @@ fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
                 answer.send(report).unwrap();
             }
             (Manner::Stuck, question) => kept.push(question),
-            (Manner::Switch(status), Question::Set { tunable, value, answer, .. }) => {
+            (Manner::Switch(status), ControlQuery::Set { tunable, value, answer, .. }) => {
                 if status.is_ok() {
                     tunable.set(&mut options, value).unwrap();
                 }
                 answer.send(status).unwrap();
             }
-            (_, Question::Volume { answer, .. }) => {
+            (_, ControlQuery::Volume { answer, .. }) => {
                 let report =
                     VolumeReport { stats: Default::default(), unflushed: 3, suspect: true };
                 answer.send(report).unwrap();
             }
-            (Manner::Switch(status), Question::SetDirty { tunable, value, answer }) => {
+            (Manner::Switch(status), ControlQuery::SetDirty { tunable, value, answer }) => {
                 told.push(format!("{} {value}", tunable.name()));
                 answer.send(status).unwrap();
             }
-            (_, Question::Cache { answer }) => answer.send(Default::default()).unwrap(),
-            (_, Question::Failed { answer, .. }) => {
+            (_, ControlQuery::Cache { answer }) => answer.send(Default::default()).unwrap(),
+            (_, ControlQuery::Failed { answer, .. }) => {
                 let range = FailedRange { offset: 8192, len: 4096, error: IoError::Medium };
                 answer.send(vec![range; 2]).unwrap();
             }
-            (_, Question::Tell { control, answer }) => {
+            (_, ControlQuery::Tell { control, answer }) => {
                 told.push(format!("{control:?}"));
                 answer.send(()).unwrap();
             }
-            (_, Question::ExportIoprio { export, ioprio, answer }) => {
+            (_, ControlQuery::ExportIoprio { export, ioprio, answer }) => {
                 told.push(format!("{} {ioprio}", export.0));
                 answer.send(()).unwrap();
             }
-            (_, Question::ConnectionIoprio { connection, answer, .. }) => {
+            (_, ControlQuery::ConnectionIoprio { connection, answer, .. }) => {
                 answer.send(connection == 7).unwrap();
             }
-            (_, Question::Turns { answer }) => answer.send(Default::default()).unwrap(),
-            (_, Question::Latency { answer, .. }) => {
+            (_, ControlQuery::Turns { answer }) => answer.send(Default::default()).unwrap(),
+            (_, ControlQuery::Latency { answer, .. }) => {
                 answer.send(LatencyPart { reports: Vec::new(), next: None }).unwrap();
             }
-            (_, Question::Slow { answer, .. }) => {
+            (_, ControlQuery::Slow { answer, .. }) => {
                 let (now, slowest) = (headworks_core::Instant(0), Vec::new());
                 answer.send(SlowReport { now, requests: 0, slowest, writeback: None }).unwrap();
             }
-            (_, Question::Connections { answer, .. }) => answer.send((Vec::new(), None)).unwrap(),
-            (_, Question::Exports { .. } | Question::Drain { .. }) => {}
+            (_, ControlQuery::Connections { answer, .. }) => answer.send((Vec::new(), None)).unwrap(),
+            (_, ControlQuery::Exports { .. } | ControlQuery::Drain { .. }) => {}
         }
     }
     told
@@ -102,7 +102,7 @@ fn shard(mails: Receiver<Mail>, manner: Manner) -> Vec<String> {
 fn live() -> Live {
     let volume = VolumeOptions { size: 512, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig::single(QueueOptions::default(), volume, 1);
-    Live::new(Estate::new(&Assembly::default(), &config, false, Vec::new(), Vec::new()))
+    Live::new(Inventory::new(&Assembly::default(), &config, false, Vec::new(), Vec::new()))
 }
 
 impl Bench {
@@ -111,12 +111,12 @@ impl Bench {
         let start = |mails| std::thread::spawn(move || shard(mails, manner));
         let shards = mails.into_iter().map(start).collect();
         let setting = Setting { weight: 100, ioprio: Ioprio::default() };
-        let board = Arc::new(Board::new(boxes, 3, Box::new(|| ())));
+        let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
         let mut service =
-            Service::new(board, 2, tree(), vec![setting; 3], DirtyOptions::default(), live());
+            Service::new(shared, 2, tree(), vec![setting; 3], DirtyOptions::default(), live());
         let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
         if matches!(manner, Manner::Silent | Manner::Stuck) {
-            service.patience = Patience { answer, switch };
+            service.deadlines = Deadlines { answer, switch };
         }
         Self { service: Some(service), shards }
     }

@@ -15,20 +15,6 @@
 //! `departure` how far one is on its way out, `client` the lines,
 //! `credentials` who may come in, `log_level` how much is logged.
 
-mod client;
-mod credentials;
-pub(super) mod departure;
-mod latency;
-pub(super) mod live;
-pub mod log_level;
-pub(super) mod order;
-pub(super) mod question;
-mod report;
-mod rpc;
-pub(super) mod service;
-pub(super) mod tree;
-mod why;
-
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -40,12 +26,10 @@ use std::time::Duration;
 
 use headworks_core::ConfigError;
 
-use super::listener::Listener;
-use rpc::Fault;
-use service::Service;
-
-pub use live::Reload;
-pub use report::DISKSTATS_FIELDS;
+use super::rpc::Fault;
+use super::service::Service;
+use super::{client, credentials};
+use crate::listen::Listener;
 
 /// Clients at once: some that look and some that set; more would be a mistake that runs in a loop.
 const CLIENTS_MAX: usize = 16;
@@ -76,7 +60,7 @@ impl ControlSocket {
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
         let thread = std::thread::Builder::new()
             .name("control".into())
-            .spawn(move || Reception::new(service).run(listener, &stopped))
+            .spawn(move || ControlClients::new(service).run(listener, &stopped))
             .map_err(fail)?;
         Ok(Self { stop, thread })
     }
@@ -90,7 +74,7 @@ impl ControlSocket {
 }
 
 /// Who is there.
-struct Reception {
+struct ControlClients {
     service: Arc<Service>,
     clients: Vec<Client>,
     /// Clients' threads hold the other end, so that their end can be waited for.
@@ -98,7 +82,7 @@ struct Reception {
     ended: Receiver<()>,
 }
 
-impl Reception {
+impl ControlClients {
     fn new(service: Arc<Service>) -> Self {
         let (present, ended) = channel();
         Self { service, clients: Vec::new(), present, ended }

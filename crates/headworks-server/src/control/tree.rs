@@ -21,7 +21,7 @@ use crate::did_you_mean::distance;
 
 /// A device: a queue and its volumes.
 #[derive(Clone, Debug)]
-pub struct DeviceEntry {
+pub struct DeviceNode {
     /// Its place.
     pub id: DeviceId,
     /// The shard that owns it.
@@ -32,7 +32,7 @@ pub struct DeviceEntry {
 
 /// An export.
 #[derive(Clone, Debug)]
-pub struct ExportEntry {
+pub struct ExportNode {
     /// Its place.
     pub id: ExportId,
     /// Its name; may be empty.
@@ -80,9 +80,9 @@ pub enum Leaf {
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
     /// Those that there are, by place.
-    pub devices: Vec<DeviceEntry>,
+    pub devices: Vec<DeviceNode>,
     /// Those that there are, in the order in which they were added.
-    pub exports: Vec<ExportEntry>,
+    pub exports: Vec<ExportNode>,
     /// The shards that cache.
     pub caching: Vec<ShardId>,
 }
@@ -92,7 +92,7 @@ pub fn device_name(device: DeviceId) -> String {
     format!("hw{}", device.0)
 }
 
-impl ExportEntry {
+impl ExportNode {
     /// Its name in paths and in tables.
     pub fn shown_name(&self) -> &str {
         shown_name(&self.name)
@@ -106,22 +106,22 @@ const SLIP_MAX: usize = 200;
 
 impl Tree {
     /// An export; none when it was removed.
-    pub fn entry(&self, export: ExportId) -> Option<&ExportEntry> {
+    pub fn entry(&self, export: ExportId) -> Option<&ExportNode> {
         self.exports.iter().find(|entry| entry.id == export)
     }
 
     /// A device; none when it was removed.
-    pub fn device(&self, device: DeviceId) -> Option<&DeviceEntry> {
+    pub fn device(&self, device: DeviceId) -> Option<&DeviceNode> {
         self.devices.iter().find(|entry| entry.id == device)
     }
 
     /// The shard that owns an export's device.
-    pub fn owner(&self, entry: &ExportEntry) -> ShardId {
+    pub fn owner(&self, entry: &ExportNode) -> ShardId {
         self.device(entry.device).map_or(entry.home, |device| device.owner)
     }
 
     /// The export of that name; `default` is also the one without a name.
-    pub fn export(&self, name: &str) -> Option<&ExportEntry> {
+    pub fn export(&self, name: &str) -> Option<&ExportNode> {
         let by = |name: &str| self.exports.iter().find(|export| export.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();
         by(name).or_else(unnamed)
@@ -130,7 +130,7 @@ impl Tree {
     /// Every name at or below `path` that is not a connection's, in order; an empty path has all but the second ways.
     pub fn leaves(&self, path: &str) -> Vec<(String, Leaf)> {
         let mut all = Vec::new();
-        for DeviceEntry { id, .. } in &self.devices {
+        for DeviceNode { id, .. } in &self.devices {
             queue(&device_name(*id), *id, &mut all);
         }
         for entry in &self.exports {
@@ -204,12 +204,12 @@ pub(super) mod tests {
 
     /// Two devices; `db` and `logs` on the first, the export without a name on the second.
     pub fn tree() -> Tree {
-        let device = |id, volumes: &[u16]| DeviceEntry {
+        let device = |id, volumes: &[u16]| DeviceNode {
             id: DeviceId(id),
             owner: ShardId(0),
             volumes: volumes.iter().copied().map(VolumeId).collect(),
         };
-        let export = |name: &str, volume, device| ExportEntry {
+        let export = |name: &str, volume, device| ExportNode {
             id: ExportId(volume),
             name: name.to_owned(),
             volume: VolumeId(volume),

@@ -20,7 +20,7 @@ const WORTH: f64 = 0.05;
 
 /// What the sentence says of the state of things.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct WhySnapshot {
     /// The export's device.
     pub device: String,
     /// The export, as paths have it.
@@ -54,7 +54,7 @@ fn name(part: usize) -> &'static str {
 }
 
 /// The report. `slowest` is sorted, the slowest first.
-pub fn why(facts: &Facts, now: Instant, requests: u64, slowest: &[Slow]) -> Value {
+pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[Slow]) -> Value {
     let hundredth = requests.div_ceil(100) as usize;
     // Who was answered in the turn in which it came was kept for want of others.
     let waited = slowest.partition_point(|slow| slow.total_ns > 0).max(1).min(slowest.len());
@@ -117,7 +117,7 @@ pub fn why(facts: &Facts, now: Instant, requests: u64, slowest: &[Slow]) -> Valu
 }
 
 /// `86 % of their time in dirty (the reason), 9 % in device`.
-fn words(facts: &Facts, told: &[(usize, f64)]) -> String {
+fn words(facts: &WhySnapshot, told: &[(usize, f64)]) -> String {
     let one = |(index, (part, share)): (usize, &(usize, f64))| {
         let percent = format!("{:.0} %", share * 100.0);
         match index {
@@ -128,7 +128,7 @@ fn words(facts: &Facts, told: &[(usize, f64)]) -> String {
     told.iter().enumerate().map(one).collect::<Vec<_>>().join(", ")
 }
 
-fn reason(facts: &Facts, part: usize) -> String {
+fn reason(facts: &WhySnapshot, part: usize) -> String {
     let device = &facts.device;
     match WaitKind::ALL.get(part) {
         Some(WaitKind::Dirty) => {
@@ -156,7 +156,7 @@ fn reason(facts: &Facts, part: usize) -> String {
 }
 
 /// What to turn.
-fn hint(facts: &Facts, part: usize) -> Option<String> {
+fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     let (device, export) = (&facts.device, &facts.export);
     Some(match WaitKind::ALL.get(part)? {
         WaitKind::Dirty => format!(
@@ -253,8 +253,8 @@ mod tests {
     use headworks_core::WaitTimes;
     use headworks_core::stats::bucket_of;
 
-    fn facts() -> Facts {
-        Facts {
+    fn facts() -> WhySnapshot {
+        WhySnapshot {
             device: "hw0".into(),
             export: "db".into(),
             nr_requests: 64,

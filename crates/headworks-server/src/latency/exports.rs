@@ -24,7 +24,7 @@ struct Entry {
 impl Exports {
     /// A request of a connection was answered now.
     #[inline]
-    pub fn offer(
+    pub fn record(
         &mut self,
         now: Instant,
         (export, connection): (ExportId, u32),
@@ -33,7 +33,7 @@ impl Exports {
     ) {
         let Answered { op, offset, len, total_ns } = *answered;
         let slow = || Slow { total_ns, at: now, offset, wait_times, len, connection, op };
-        self.entry(export).slow.offer(slow, now, total_ns);
+        self.entry(export).slow.record(slow, now, total_ns);
     }
 
     /// A connection is gone; its counts stay.

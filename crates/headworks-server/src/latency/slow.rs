@@ -76,7 +76,7 @@ impl Default for SlowRing {
 impl SlowRing {
     /// A request was answered now.
     #[inline]
-    pub fn offer(&mut self, slow: impl FnOnce() -> Slow, now: Instant, total_ns: u64) {
+    pub fn record(&mut self, slow: impl FnOnce() -> Slow, now: Instant, total_ns: u64) {
         if now >= self.ends {
             self.begin_second(now);
         }
@@ -131,9 +131,9 @@ mod tests {
     use super::*;
     use headworks_core::prng::Prng;
 
-    fn offer(ring: &mut SlowRing, now: u64, total_ns: u64) {
+    fn record(ring: &mut SlowRing, now: u64, total_ns: u64) {
         let slow = || Slow { total_ns, at: Instant(now), ..Slow::default() };
-        ring.offer(slow, Instant(now), total_ns);
+        ring.record(slow, Instant(now), total_ns);
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         for second in 0..3_u64 {
             let mut all: Vec<u64> = (0..500).map(|_| prng.below(1 << 30)).collect();
             for total in &all {
-                offer(&mut ring, second * SECOND_NS + 5, *total);
+                record(&mut ring, second * SECOND_NS + 5, *total);
             }
             all.sort_unstable();
             expected.extend_from_slice(&all[500 - KEPT..]);
@@ -158,12 +158,12 @@ mod tests {
     #[test]
     fn what_is_older_than_a_minute_is_forgotten() {
         let mut ring = SlowRing::default();
-        offer(&mut ring, 0, 99);
-        offer(&mut ring, 30 * SECOND_NS, 1);
+        record(&mut ring, 0, 99);
+        record(&mut ring, 30 * SECOND_NS, 1);
         let count = |ring: &SlowRing, second: u64| ring.look(Instant(second * SECOND_NS)).0;
         assert_eq!([30, 59, 60, 89, 90].map(|at| count(&ring, at)), [2, 2, 1, 1, 0]);
         // The same place of the ring, a minute later.
-        offer(&mut ring, 90 * SECOND_NS, 7);
+        record(&mut ring, 90 * SECOND_NS, 7);
         assert_eq!(ring.look(Instant(90 * SECOND_NS)).1[0].total_ns, 7);
         assert_eq!(ring.look(Instant(90 * SECOND_NS)).0, 1);
     }

@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 /// A listening socket from outside.
 #[derive(Clone, Debug)]
-pub struct Given(Arc<OwnedFd>);
+pub struct InheritedSocket(Arc<OwnedFd>);
 
-/// Where clients of a [`Given`] socket connect.
+/// Where clients of a [`InheritedSocket`] socket connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum InheritedAddress {
     /// A unix socket; one without a name in a filesystem has none.
     Unix(Option<PathBuf>),
     /// TCP.
@@ -24,20 +24,20 @@ pub enum Place {
 }
 
 /// A socket as its listener needs it.
-pub(super) enum Adopted {
+pub(crate) enum BoundSocket {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
 
-impl PartialEq for Given {
+impl PartialEq for InheritedSocket {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Given {}
+impl Eq for InheritedSocket {}
 
-impl Given {
+impl InheritedSocket {
     /// Takes the socket.
     ///
     /// # Errors
@@ -59,26 +59,26 @@ impl Given {
     ///
     /// # Errors
     /// The kernel does not say.
-    pub fn place(&self) -> io::Result<Place> {
+    pub fn place(&self) -> io::Result<InheritedAddress> {
         Ok(match self.adopt()? {
-            Adopted::Unix(listener) => {
-                Place::Unix(listener.local_addr()?.as_pathname().map(PathBuf::from))
+            BoundSocket::Unix(listener) => {
+                InheritedAddress::Unix(listener.local_addr()?.as_pathname().map(PathBuf::from))
             }
-            Adopted::Tcp(listener) => Place::Tcp(listener.local_addr()?),
+            BoundSocket::Tcp(listener) => InheritedAddress::Tcp(listener.local_addr()?),
         })
     }
 
     /// A descriptor of our own for the same socket; it does not block.
-    pub(super) fn adopt(&self) -> io::Result<Adopted> {
+    pub(crate) fn adopt(&self) -> io::Result<BoundSocket> {
         let fd = self.0.try_clone()?;
         if option(&fd, libc::SO_DOMAIN)? == libc::AF_UNIX {
             let listener = UnixListener::from(fd);
             listener.set_nonblocking(true)?;
-            return Ok(Adopted::Unix(listener));
+            return Ok(BoundSocket::Unix(listener));
         }
         let listener = TcpListener::from(fd);
         listener.set_nonblocking(true)?;
-        Ok(Adopted::Tcp(listener))
+        Ok(BoundSocket::Tcp(listener))
     }
 }
 
@@ -105,7 +105,7 @@ fn option(fd: &OwnedFd, what: libc::c_int) -> io::Result<libc::c_int> {
 mod tests {
     use super::*;
     use crate::Address;
-    use crate::listener::Listener;
+    use crate::listen::Listener;
     use std::net::TcpStream;
     use std::os::unix::net::UnixStream;
 
@@ -113,9 +113,9 @@ mod tests {
     fn what_listens_is_taken_with_its_place() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let given = Given::new(listener.into()).unwrap();
-        assert_eq!(given.place().unwrap(), Place::Tcp(address));
-        let ours = Listener::bind(&Address::Given(given)).unwrap();
+        let given = InheritedSocket::new(listener.into()).unwrap();
+        assert_eq!(given.place().unwrap(), InheritedAddress::Tcp(address));
+        let ours = Listener::bind(&Address::InheritedSocket(given)).unwrap();
         assert_eq!(ours.port(), Some(address.port()));
         assert!(ours.accept().unwrap().is_none(), "it does not block");
         let _client = TcpStream::connect(address).unwrap();
@@ -126,10 +126,10 @@ mod tests {
     fn its_file_stays_when_we_go() {
         let path = std::env::temp_dir().join(format!("headworks-given-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
-        let given = Given::new(UnixListener::bind(&path).unwrap().into()).unwrap();
-        assert_eq!(given.place().unwrap(), Place::Unix(Some(path.clone())));
-        drop(Listener::bind(&Address::Given(given.clone())).unwrap());
-        let again = Listener::bind(&Address::Given(given)).unwrap();
+        let given = InheritedSocket::new(UnixListener::bind(&path).unwrap().into()).unwrap();
+        assert_eq!(given.place().unwrap(), InheritedAddress::Unix(Some(path.clone())));
+        drop(Listener::bind(&Address::InheritedSocket(given.clone())).unwrap());
+        let again = Listener::bind(&Address::InheritedSocket(given)).unwrap();
         let _client = UnixStream::connect(&path).expect("the maker's file, and it still listens");
         assert!(again.accept().unwrap().is_some());
         drop(again);
@@ -141,9 +141,9 @@ mod tests {
     fn what_does_not_listen_is_refused_with_its_number() {
         let (one, _other) = UnixStream::pair().unwrap();
         let number = one.as_raw_fd();
-        let refused = Given::new(one.into()).unwrap_err();
+        let refused = InheritedSocket::new(one.into()).unwrap_err();
         assert_eq!(refused, format!("file descriptor {number} is no stream socket that listens"));
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(Given::new(file.into()).unwrap_err().contains("non-socket"));
+        assert!(InheritedSocket::new(file.into()).unwrap_err().contains("non-socket"));
     }
 }

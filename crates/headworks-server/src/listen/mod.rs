@@ -3,6 +3,8 @@
 //! A unix socket's file is taken over when nobody listens behind it (its server died), refused when somebody does, created
 //! with the mode that the user gave, and removed at the end, if it is still ours. A socket from outside (`given`) has no file of ours.
 
+pub(crate) mod inherited;
+
 use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use headworks_core::ConfigError;
 
-use super::given::{Adopted, Given};
+use super::listen::inherited::{BoundSocket, InheritedSocket};
 
 /// `sun_path` less its NUL.
 const PATH_MAX: usize = 107;
@@ -35,7 +37,7 @@ pub enum Address {
     /// TCP.
     Tcp(SocketAddr),
     /// A socket that listens already.
-    Given(Given),
+    InheritedSocket(InheritedSocket),
 }
 
 enum Socket {
@@ -61,7 +63,7 @@ impl Listener {
         match address {
             Address::Unix { path, mode } => Self::bind_unix("unix", path, *mode),
             Address::Tcp(address) => bind_tcp(*address),
-            Address::Given(given) => Self::adopt("listen", given),
+            Address::InheritedSocket(given) => Self::adopt("listen", given),
         }
     }
 
@@ -69,10 +71,10 @@ impl Listener {
     ///
     /// # Errors
     /// No file descriptor is left.
-    pub fn adopt(option: &'static str, given: &Given) -> Result<Self, ConfigError> {
+    pub fn adopt(option: &'static str, given: &InheritedSocket) -> Result<Self, ConfigError> {
         match given.adopt() {
-            Ok(Adopted::Unix(listener)) => Ok(Self(Socket::Unix { listener, file: None })),
-            Ok(Adopted::Tcp(listener)) => Ok(Self(Socket::Tcp(listener))),
+            Ok(BoundSocket::Unix(listener)) => Ok(Self(Socket::Unix { listener, file: None })),
+            Ok(BoundSocket::Tcp(listener)) => Ok(Self(Socket::Tcp(listener))),
             Err(error) => {
                 let message = format!("cannot use the socket that was handed over: {error}");
                 Err(ConfigError::new(option, message))

@@ -3,11 +3,11 @@
 use headworks_core::{ChangeError, DeviceConfig, DeviceId, ExportId, VolumeConfig, VolumeId};
 
 use crate::assemble::WatchedFile;
-use crate::reactor::ServedExport;
+use crate::assemble::export_info::ServedExport;
 use headworks::device::{Device, OpenFile};
 
 /// An order to one shard. It is obeyed or refused at once.
-pub enum Order {
+pub enum ShardCommand {
     /// A device takes a vacant place.
     AddDevice {
         /// Its place.
@@ -83,13 +83,13 @@ pub enum Order {
 }
 
 /// What became of an order: what the shard has given up is closed when this is dropped.
-pub type Outcome = Result<Remains, ChangeError>;
+pub type CommandResult = Result<Released, ChangeError>;
 
 /// Files and devices that a shard gave up.
 #[derive(Default)]
-pub struct Remains(Vec<Box<dyn Send>>);
+pub struct Released(Vec<Box<dyn Send>>);
 
-impl Remains {
+impl Released {
     /// Nothing.
     pub fn new() -> Self {
         Self::default()

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-use super::order::ExportReport;
+use crate::messages::command::ExportReport;
 use headworks_core::cache::CacheStats;
 use headworks_core::options::Tunable;
 use headworks_core::stats::{QueueStats, TurnStats, VolumeStats};
@@ -21,7 +21,7 @@ use crate::latency::slow::Slow;
 use crate::latency::{Table, Totals};
 
 /// A question for one shard.
-pub enum Question {
+pub enum ControlQuery {
     /// How is this device of yours, and what did these volumes of it do together?
     Device {
         /// Which device.

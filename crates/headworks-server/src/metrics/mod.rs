@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use headworks_core::ConfigError;
 
 use super::control::service::Service;
-use super::given::{Adopted, Given};
+use super::listen::inherited::{BoundSocket, InheritedSocket};
 use http::Asked;
 
 /// Scrapers at once.
@@ -44,11 +44,11 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, ConfigError> {
 ///
 /// # Errors
 /// It is not TCP, or no file descriptor is left.
-pub fn adopt(given: &Given) -> Result<TcpListener, ConfigError> {
+pub fn adopt(given: &InheritedSocket) -> Result<TcpListener, ConfigError> {
     let fail = |message: String| ConfigError::new("metrics", message);
     match given.adopt() {
-        Ok(Adopted::Tcp(listener)) => Ok(listener),
-        Ok(Adopted::Unix(_)) => Err(fail("a unix socket was handed over; it takes TCP".into())),
+        Ok(BoundSocket::Tcp(listener)) => Ok(listener),
+        Ok(BoundSocket::Unix(_)) => Err(fail("a unix socket was handed over; it takes TCP".into())),
         Err(error) => Err(fail(format!("cannot use the socket that was handed over: {error}"))),
     }
 }

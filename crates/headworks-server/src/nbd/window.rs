@@ -10,7 +10,7 @@ use headworks::memory::Buffer;
 
 /// A request between its header and the last byte of its reply.
 #[derive(Debug)]
-pub struct Flying {
+pub struct InFlight {
     /// Its sequence, to tell it from an earlier one at the same place.
     pub sequence: u64,
     /// The client's name for it.
@@ -34,7 +34,7 @@ pub struct Flying {
 /// The requests of one connection.
 #[derive(Debug)]
 pub struct Window {
-    places: Box<[Option<Flying>]>,
+    places: Box<[Option<InFlight>]>,
     next: u64,
     used: usize,
 }
@@ -75,7 +75,7 @@ impl Window {
         }
         let place = self.place(self.next);
         let (sequence, answered) = (self.next, false);
-        self.places[place] = Some(Flying {
+        self.places[place] = Some(InFlight {
             sequence,
             cookie,
             offset,
@@ -92,13 +92,13 @@ impl Window {
     }
 
     /// The request of this sequence.
-    pub fn get(&mut self, sequence: u64) -> Option<&mut Flying> {
+    pub fn get(&mut self, sequence: u64) -> Option<&mut InFlight> {
         let place = self.place(sequence);
-        self.places[place].as_mut().filter(|flying| flying.sequence == sequence)
+        self.places[place].as_mut().filter(|in_flight| in_flight.sequence == sequence)
     }
 
     /// Takes the request of this sequence out.
-    pub fn remove(&mut self, sequence: u64) -> Option<Flying> {
+    pub fn remove(&mut self, sequence: u64) -> Option<InFlight> {
         self.get(sequence)?;
         self.used -= 1;
         let place = self.place(sequence);
@@ -120,12 +120,12 @@ mod tests {
         for cookie in 100..2_000 {
             if others.len() == 3 {
                 let (sequence, cookie) = others.swap_remove(prng.below(3) as usize);
-                assert_eq!(window.remove(sequence).map(|flying| flying.cookie), Some(cookie));
+                assert_eq!(window.remove(sequence).map(|in_flight| in_flight.cookie), Some(cookie));
                 assert!(window.remove(sequence).is_none(), "once");
             }
             others.push((window.insert(cookie, 0, 0, Op::Flush, None, Instant(0)), cookie));
         }
-        assert_eq!(window.get(slow).map(|flying| flying.cookie), Some(7));
+        assert_eq!(window.get(slow).map(|in_flight| in_flight.cookie), Some(7));
         assert_eq!(window.used(), 4);
     }
 }

@@ -18,60 +18,60 @@ use std::cmp::Ordering;
 
 use headworks_core::ExportId;
 
-use crate::nbd::connection::Turn;
+use crate::nbd::connection::BufferPolicy;
 
 /// What an export holds.
 #[derive(Clone, Copy, Debug)]
-struct Account {
+struct ExportUse {
     weight: u16,
     held: usize,
 }
 
 /// What a connection holds, and for which export.
 #[derive(Clone, Copy, Debug, Default)]
-struct Holding {
+struct BufferUse {
     export: Option<ExportId>,
     held: usize,
 }
 
 /// Those who wait for a buffer.
 #[derive(Debug)]
-pub struct Line {
+pub struct BufferQueue {
     /// In the order in which they came.
     waiting: Vec<u32>,
     first: Option<u32>,
     /// By slot.
-    holdings: Vec<Holding>,
-    exports: Vec<Account>,
+    uses: Vec<BufferUse>,
+    exports: Vec<ExportUse>,
 }
 
-impl Line {
+impl BufferQueue {
     /// Nobody waits, nobody holds anything.
     pub fn new(places: usize, weights: impl Iterator<Item = u16>) -> Self {
         Self {
             waiting: Vec::with_capacity(places),
             first: None,
-            holdings: vec![Holding::default(); places],
-            exports: weights.map(|weight| Account { weight, held: 0 }).collect(),
+            uses: vec![BufferUse::default(); places],
+            exports: weights.map(|weight| ExportUse { weight, held: 0 }).collect(),
         }
     }
 
     /// An export has this weight from now on, also one that was not there before.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
         let places = self.exports.len().max(usize::from(export.0) + 1);
-        self.exports.resize(places, Account { weight, held: 0 });
+        self.exports.resize(places, ExportUse { weight, held: 0 });
         self.exports[usize::from(export.0)].weight = weight;
     }
 
     /// What a connection holds from now on. The first one that holds more has had its turn.
     pub fn note(&mut self, slot: u32, export: Option<ExportId>, held: usize) {
-        let holding = &mut self.holdings[slot as usize];
-        let before = std::mem::replace(&mut holding.held, held);
+        let usage = &mut self.uses[slot as usize];
+        let before = std::mem::replace(&mut usage.held, held);
         // A connection that leaves forgets its export before it has given everything back.
-        holding.export = export.or(holding.export);
-        if let Some(export) = holding.export {
-            let account = &mut self.exports[usize::from(export.0)];
-            account.held = account.held + held - before;
+        usage.export = export.or(usage.export);
+        if let Some(export) = usage.export {
+            let usage_of = &mut self.exports[usize::from(export.0)];
+            usage_of.held = usage_of.held + held - before;
         }
         if held > before && self.first == Some(slot) {
             self.first = None;
@@ -82,7 +82,7 @@ impl Line {
     pub fn forget(&mut self, slot: u32) {
         self.leave(slot);
         self.note(slot, None, 0);
-        self.holdings[slot as usize] = Holding::default();
+        self.uses[slot as usize] = BufferUse::default();
     }
 
     pub fn join(&mut self, slot: u32) {
@@ -118,23 +118,23 @@ impl Line {
         self.first
     }
 
-    pub fn turn(&self, slot: u32) -> Turn {
+    pub fn turn(&self, slot: u32) -> BufferPolicy {
         match self.waiting[..] {
-            [] => Turn::Free,
-            [only] if only == slot => Turn::Free,
-            _ if self.first == Some(slot) => Turn::Once,
-            _ => Turn::Wait,
+            [] => BufferPolicy::Free,
+            [only] if only == slot => BufferPolicy::Free,
+            _ if self.first == Some(slot) => BufferPolicy::Once,
+            _ => BufferPolicy::Wait,
         }
     }
 
     /// Less: `a` before `b`.
     fn rank(&self, a: u32, b: u32) -> Ordering {
-        let [a, b] = [a, b].map(|slot| self.holdings[slot as usize]);
-        let account = |holding: Holding| match holding.export {
+        let [a, b] = [a, b].map(|slot| self.uses[slot as usize]);
+        let usage_of = |usage: BufferUse| match usage.export {
             Some(export) => self.exports[usize::from(export.0)],
-            None => Account { weight: 1, held: 0 },
+            None => ExportUse { weight: 1, held: 0 },
         };
-        let (ours, theirs) = (account(a), account(b));
+        let (ours, theirs) = (usage_of(a), usage_of(b));
         let scaled = |held: usize, weight: u16| held as u128 * u128::from(weight);
         scaled(ours.held, theirs.weight)
             .cmp(&scaled(theirs.held, ours.weight))
@@ -149,8 +149,8 @@ mod tests {
     const UNIT: usize = 1 << 20;
 
     /// Connections by export; each slot's number is its place in the list.
-    fn line(weights: &[u16], exports: &[u16]) -> Line {
-        let mut line = Line::new(exports.len(), weights.iter().copied());
+    fn line(weights: &[u16], exports: &[u16]) -> BufferQueue {
+        let mut line = BufferQueue::new(exports.len(), weights.iter().copied());
         for (slot, &export) in (0..).zip(exports) {
             line.note(slot, Some(ExportId(export)), 0);
             line.join(slot);
@@ -159,17 +159,17 @@ mod tests {
     }
 
     /// Gives out `count` buffers; everybody always wants more.
-    fn fill(line: &mut Line, count: usize) {
+    fn fill(line: &mut BufferQueue, count: usize) {
         for _ in 0..count {
             line.call();
             let first = line.first().unwrap();
-            let Holding { export, held } = line.holdings[first as usize];
+            let BufferUse { export, held } = line.uses[first as usize];
             line.note(first, export, held + UNIT);
         }
     }
 
-    fn held(line: &Line) -> Vec<usize> {
-        line.holdings.iter().map(|holding| holding.held / UNIT).collect()
+    fn held(line: &BufferQueue) -> Vec<usize> {
+        line.uses.iter().map(|usage| usage.held / UNIT).collect()
     }
 
     #[test]
@@ -198,9 +198,9 @@ mod tests {
         fill(&mut line, 4);
         assert_eq!(line.call(), Some(0));
         line.note(1, Some(ExportId(1)), 0);
-        assert_eq!((line.call(), line.turn(0), line.turn(1)), (None, Turn::Once, Turn::Wait));
+        assert_eq!((line.call(), line.turn(0), line.turn(1)), (None, BufferPolicy::Once, BufferPolicy::Wait));
         line.note(0, Some(ExportId(0)), 3 * UNIT);
-        assert_eq!((line.first(), line.call(), line.turn(0)), (None, Some(1), Turn::Wait));
+        assert_eq!((line.first(), line.call(), line.turn(0)), (None, Some(1), BufferPolicy::Wait));
     }
 
     #[test]
@@ -214,9 +214,9 @@ mod tests {
         assert_eq!(line.exports[0].held, 2 * UNIT, "a closed connection has still an account");
         line.forget(1);
         line.forget(0);
-        assert_eq!((line.exports[0].held, line.call(), line.turn(2)), (UNIT, Some(2), Turn::Free));
+        assert_eq!((line.exports[0].held, line.call(), line.turn(2)), (UNIT, Some(2), BufferPolicy::Free));
         line.forget(2);
         assert_eq!((line.exports[0].held, line.call()), (0, None));
-        assert_eq!(line.turn(1), Turn::Free);
+        assert_eq!(line.turn(1), BufferPolicy::Free);
     }
 }

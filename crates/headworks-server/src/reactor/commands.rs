@@ -11,10 +11,10 @@ use headworks_core::{
     VolumeId,
 };
 
-use super::{Life, Reactor};
-use crate::board::Mail;
-use crate::control::order::{ExportReport, Order, Outcome, Remains};
-use crate::desk::OWN_FLUSHES;
+use super::{ShutdownPhase, Reactor};
+use crate::messages::ControlMessage;
+use crate::messages::command::{ExportReport, ShardCommand, CommandResult, Released};
+use super::shard_io::OWN_FLUSHES;
 
 /// Own flushes that somebody waits for.
 #[derive(Default)]
@@ -23,12 +23,12 @@ pub(super) struct Drains {
 }
 
 impl Reactor {
-    pub(super) fn on_order(&mut self, now: Instant, order: Order, answer: &Sender<Outcome>) {
-        if self.life != Life::Running {
+    pub(super) fn on_order(&mut self, now: Instant, order: ShardCommand, answer: &Sender<CommandResult>) {
+        if self.phase != ShutdownPhase::Running {
             // Whoever waits hears that nobody answers any more.
             return;
         }
-        let mut remains = Remains::new();
+        let mut remains = Released::new();
         let result = self.obey(now, order, &mut remains);
         let _ = answer.send(result.map(|()| remains));
     }
@@ -36,17 +36,17 @@ impl Reactor {
     fn obey(
         &mut self,
         now: Instant,
-        order: Order,
-        remains: &mut Remains,
+        order: ShardCommand,
+        remains: &mut Released,
     ) -> Result<(), ChangeError> {
         match order {
-            Order::AddDevice { device, config, body } => {
+            ShardCommand::AddDevice { device, config, body } => {
                 self.change(now, Change::AddDevice { device, config })?;
                 if let Some(body) = body {
                     self.parts.executor.put(device, body);
                 }
             }
-            Order::AddVolume { volume, config, file, watched } => {
+            ShardCommand::AddVolume { volume, config, file, watched } => {
                 self.change(now, Change::AddVolume { volume, config })?;
                 if let Some(file) = file {
                     let device = self.parts.executor.device(config.device);
@@ -58,7 +58,7 @@ impl Reactor {
                     self.parts.volumes.push(volume);
                 }
             }
-            Order::RemoveVolume { volume, device } => {
+            ShardCommand::RemoveVolume { volume, device } => {
                 self.change(now, Change::RemoveVolume { volume })?;
                 if let Some(device) = self.parts.executor.device(device) {
                     remains.keep(device.let_go(volume));
@@ -69,26 +69,26 @@ impl Reactor {
                     remains.keep(Some(files.swap_remove(index)));
                 }
             }
-            Order::RemoveDevice { device } => {
+            ShardCommand::RemoveDevice { device } => {
                 self.change(now, Change::RemoveDevice { device })?;
                 remains.keep(self.parts.executor.take(device));
             }
-            Order::Serve { export } => {
-                let (id, weight) = (export.door.export, export.weight);
+            ShardCommand::Serve { export } => {
+                let (id, weight) = (export.binding.export, export.weight);
                 self.exports.put(export);
                 self.on_control(Control::Weight { export: id, weight });
             }
-            Order::Hide { export, hidden } => self.exports.hide(export, hidden),
-            Order::Forget { export } => {
+            ShardCommand::Hide { export, hidden } => self.exports.hide(export, hidden),
+            ShardCommand::Forget { export } => {
                 self.exports.take(export);
-                self.parts.desk.latency.forget(export);
+                self.parts.io.latency.forget(export);
             }
-            Order::Evict { export, unread } => self.evict(export, unread),
-            Order::Expect { volume, size } => {
+            ShardCommand::Evict { export, unread } => self.evict(export, unread),
+            ShardCommand::Expect { volume, size } => {
                 let files = self.parts.files.iter_mut();
                 files.filter(|file| file.volume == volume).for_each(|file| file.expect(size));
             }
-            Order::Grow { volume, device, size } => {
+            ShardCommand::Grow { volume, device, size } => {
                 if let Some(device) = self.parts.executor.device(device) {
                     let refused = |_| ChangeError::Busy("the device cannot have this size");
                     device.grow(volume, size).map_err(refused)?;
@@ -115,10 +115,10 @@ impl Reactor {
     fn evict(&mut self, export: ExportId, unread: bool) {
         for slot in self.clients_of(export) {
             self.tell_close(slot);
-            self.line.leave(slot);
-            if let Some((connection, pool)) = self.parts.desk.connection(slot) {
+            self.buffer_queue.leave(slot);
+            if let Some((connection, pool)) = self.parts.io.connection(slot) {
                 connection.leave(pool);
-                self.parts.desk.list(slot);
+                self.parts.io.list(slot);
             }
             if unread {
                 self.close_if_only_sending(slot);
@@ -127,30 +127,30 @@ impl Reactor {
     }
 
     fn clients_of(&self, export: ExportId) -> Vec<u32> {
-        let slots = self.parts.desk.slots();
-        slots.filter(|&slot| self.standings[slot as usize].export == Some(export)).collect()
+        let slots = self.parts.io.slots();
+        slots.filter(|&slot| self.connection_states[slot as usize].export == Some(export)).collect()
     }
 
     /// What every export is like of which this shard knows: its clients and its cache where it lives, its flushes where its
     /// device is.
     pub(super) fn report_exports(&self) -> Vec<ExportReport> {
         let mut clients = Vec::new();
-        for standing in &self.standings {
-            if let Some(ExportId(export)) = standing.export {
+        for state in &self.connection_states {
+            if let Some(ExportId(export)) = state.export {
                 clients.resize(clients.len().max(usize::from(export) + 1), 0);
                 clients[usize::from(export)] += 1;
             }
         }
         let (shard, id) = (&self.parts.shard, self.parts.id);
         let report = |export: &super::ServedExport| {
-            let volume = export.door.volume;
+            let volume = export.binding.volume;
             let mut failed = Vec::new();
             if export.shard == id {
                 shard.failed_ranges(volume, &mut failed);
             }
             ExportReport {
-                export: export.door.export,
-                clients: clients.get(usize::from(export.door.export.0)).copied().unwrap_or(0),
+                export: export.binding.export,
+                clients: clients.get(usize::from(export.binding.export.0)).copied().unwrap_or(0),
                 size: (export.shard == id).then_some(export.info.size),
                 dirty: shard.dirty_bytes(volume).unwrap_or(0),
                 failed: failed.iter().map(|(_, len, _)| len).sum(),
@@ -162,7 +162,7 @@ impl Reactor {
 
     /// Writes out what is dirty of a volume now, and flushes its device.
     pub(super) fn drain(&mut self, volume: VolumeId, answer: Sender<Status>) {
-        if self.life == Life::Running {
+        if self.phase == ShutdownPhase::Running {
             self.drains.waiting.push((self.own_flushes, answer));
             self.flush(volume);
         }
@@ -171,7 +171,7 @@ impl Reactor {
     /// Passes answers to own flushes on; those of a stop stay.
     pub(super) fn answer_drains(&mut self) {
         let waiting = &mut self.drains.waiting;
-        self.parts.desk.own_flushes.retain(|(id, status)| {
+        self.parts.io.own_flushes.retain(|(id, status)| {
             let asked = waiting.iter().position(|(sequence, _)| *sequence == id.sequence);
             asked.map(|index| waiting.swap_remove(index).1.send(*status)).is_none()
         });
@@ -195,7 +195,7 @@ impl Reactor {
     pub(super) fn tell_size(&self, volume: VolumeId, size: u64) {
         for shard in (0..self.parts.wakers.len() as u16).map(headworks_core::ShardId) {
             if shard != self.parts.id {
-                self.parts.board.send(shard, Mail::Resized { volume, size });
+                self.parts.shared.send(shard, ControlMessage::Resized { volume, size });
             }
         }
     }

@@ -18,12 +18,12 @@ use std::os::fd::OwnedFd;
 use headworks_core::{ExportId, Input, Instant};
 use tracing::{debug, error, warn};
 
-use super::{Hold, LISTENERS, Life, Reactor, Standing};
-use crate::board::Mail;
-use crate::nbd::connection::{Connection, End, Intake, Received};
+use super::{ReadPause, LISTENERS, ShutdownPhase, Reactor, ConnectionState};
+use crate::messages::ControlMessage;
+use crate::nbd::connection::{Connection, End, ReceiveContext, Received};
 use crate::nbd::outgoing::Sent;
 use headworks::engine::Interest;
-use headworks_nbd::Terms;
+use headworks_nbd::Negotiated;
 
 /// Clients that are accepted in a turn: who comes and goes without end holds up nobody. The rest makes the listener ready again.
 const ACCEPTS_MAX: usize = 16;
@@ -35,7 +35,7 @@ const TOO_MANY: &str = "too many connections; closed";
 impl Reactor {
     /// One receive for every hot connection.
     pub(super) fn receive(&mut self, now: Instant) -> bool {
-        let kept = self.parts.reserve.saturating_sub(self.parts.desk.foreign() as u32);
+        let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
         let mut room = self.parts.shard.room().saturating_sub(kept);
         let (mut index, mut worked, mut signed) = (0, false, false);
         while index < self.hot.len() {
@@ -51,10 +51,10 @@ impl Reactor {
                 index += 1;
             } else {
                 self.hot.swap_remove(index);
-                self.standings[slot as usize].hot = false;
+                self.connection_states[slot as usize].hot = false;
             }
             // Somebody else's turn: still in this one, for there may be more than one buffer.
-            if let Some(first) = self.line.call() {
+            if let Some(first) = self.buffer_queue.call() {
                 self.heat(first);
             }
         }
@@ -68,14 +68,14 @@ impl Reactor {
         room: &mut u32,
         signed: &mut bool,
     ) -> Option<Received> {
-        let turn = self.line.turn(slot);
-        let (connection, pool) = self.parts.desk.connection(slot)?;
+        let turn = self.buffer_queue.turn(slot);
+        let (connection, pool) = self.parts.io.connection(slot)?;
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
             return Some(Received::Some);
         }
         let had_answer = agrees && connection.has_outgoing();
-        let mut intake = Intake {
+        let mut context = ReceiveContext {
             now,
             scratch: &mut self.scratch,
             pool,
@@ -84,7 +84,7 @@ impl Reactor {
             room,
             inputs: &mut self.inputs,
         };
-        let mut received = connection.receive(&mut intake);
+        let mut received = connection.receive(&mut context);
         // A signature costs as much as a thousand requests: one a turn, or a crowd that comes at once would hold up everybody
         // for as long as all of theirs take. Who has an answer has had its signature, so each of a crowd has its turn.
         *signed |= agrees && !had_answer && connection.has_outgoing();
@@ -93,7 +93,7 @@ impl Reactor {
             if received != Received::Some || !connection.brings_large_payloads() {
                 return Some(received);
             }
-            match connection.receive(&mut intake) {
+            match connection.receive(&mut context) {
                 Received::Nothing => return Some(Received::Some),
                 next => received = next,
             }
@@ -104,19 +104,19 @@ impl Reactor {
     /// Acts on what a receive came to; true if the connection stays hot.
     fn settle(&mut self, now: Instant, slot: u32, received: Received) -> bool {
         if received != Received::NoBuffer {
-            self.line.leave(slot);
+            self.buffer_queue.leave(slot);
         }
-        self.standings[slot as usize].hold = Hold::No;
+        self.connection_states[slot as usize].pause = ReadPause::No;
         if received == Received::Nothing {
             return true;
         }
-        self.parts.desk.list(slot);
+        self.parts.io.list(slot);
         match received {
             Received::Nothing | Received::Some => return true,
-            Received::Full => self.standings[slot as usize].hold = Hold::Full,
+            Received::Full => self.connection_states[slot as usize].pause = ReadPause::Full,
             Received::NoBuffer => {
-                self.standings[slot as usize].hold = Hold::NoBuffer;
-                self.line.join(slot);
+                self.connection_states[slot as usize].pause = ReadPause::NoBuffer;
+                self.buffer_queue.join(slot);
             }
             Received::Chosen { export, terms } => {
                 return self.place(now, slot, export, terms);
@@ -127,12 +127,12 @@ impl Reactor {
     }
 
     /// A client chose its export: the connection goes to the export's shard; true if that is this one.
-    fn place(&mut self, now: Instant, slot: u32, export: usize, terms: Terms) -> bool {
-        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+    fn place(&mut self, now: Instant, slot: u32, export: usize, terms: Negotiated) -> bool {
+        let Some((connection, pool)) = self.parts.io.connection(slot) else {
             return false;
         };
         let chosen = self.exports.chosen(export);
-        let Some((export, home, (door, info))) =
+        let Some((export, home, (binding, info))) =
             chosen.and_then(|(export, home)| Some((export, home, self.exports.open(export)?)))
         else {
             self.end(slot, &End::Fault("the export was removed meanwhile".into()));
@@ -145,8 +145,8 @@ impl Reactor {
             "client chose its export"
         );
         if home == self.parts.id {
-            connection.begin(now, door, info, terms);
-            self.standings[slot as usize].export = Some(export);
+            connection.begin(now, binding, info, terms);
+            self.connection_states[slot as usize].export = Some(export);
             return true;
         }
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
@@ -158,9 +158,9 @@ impl Reactor {
         if let Some(fd) = connection.socket() {
             self.parts.engine.forget(slot, fd);
         }
-        if let Some(connection) = self.parts.desk.remove(slot) {
-            let mail = Mail::Connection { connection, export, terms };
-            self.parts.board.send(home, mail);
+        if let Some(connection) = self.parts.io.remove(slot) {
+            let mail = ControlMessage::Connection { connection, export, terms };
+            self.parts.shared.send(home, mail);
         }
         false
     }
@@ -171,23 +171,23 @@ impl Reactor {
         now: Instant,
         connection: Box<Connection>,
         export: ExportId,
-        terms: Terms,
+        terms: Negotiated,
     ) {
-        if self.life != Life::Running {
+        if self.phase != ShutdownPhase::Running {
             // It came after the stop: nobody would flush what it writes.
             return;
         }
-        let Some((door, info)) = self.exports.open(export) else {
+        let Some((binding, info)) = self.exports.open(export) else {
             self.complain(&connection, "the export was removed meanwhile; closed");
             return;
         };
-        match self.parts.desk.insert(connection) {
+        match self.parts.io.insert(connection) {
             Ok(slot) => {
-                if let Some((connection, _)) = self.parts.desk.connection(slot) {
-                    connection.begin(now, door, info, terms);
+                if let Some((connection, _)) = self.parts.io.connection(slot) {
+                    connection.begin(now, binding, info, terms);
                 }
                 self.newcomer(slot);
-                self.standings[slot as usize].export = Some(export);
+                self.connection_states[slot as usize].export = Some(export);
                 self.heat(slot);
             }
             Err(connection) => self.complain(&connection, TOO_MANY),
@@ -195,14 +195,14 @@ impl Reactor {
     }
 
     fn complain(&mut self, connection: &Connection, sentence: &str) {
-        if self.complaints.admits() {
+        if self.log_limiter.admits() {
             warn!(peer = connection.peer(), "{sentence}");
         }
     }
 
     pub(super) fn end(&mut self, slot: u32, end: &End) {
         self.tell_close(slot);
-        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+        let Some((connection, pool)) = self.parts.io.connection(slot) else {
             return;
         };
         match end {
@@ -213,7 +213,7 @@ impl Reactor {
                 return;
             }
             End::Fault(sentence) => {
-                if self.complaints.admits() {
+                if self.log_limiter.admits() {
                     warn!(peer = connection.peer(), "connection ended: {sentence}");
                 }
                 // A last word of the handshake may be on its way; then close.
@@ -222,14 +222,14 @@ impl Reactor {
                 return;
             }
         }
-        self.parts.desk.list(slot);
+        self.parts.io.list(slot);
     }
 
     /// A connection that had chosen brings nothing more: whatever makes it wait makes it wait for nothing. Told once, before
     /// the connection leaves.
     pub(super) fn tell_close(&mut self, slot: u32) {
-        if let Some((connection, _)) = self.parts.desk.connection(slot)
-            && connection.door().is_some()
+        if let Some((connection, _)) = self.parts.io.connection(slot)
+            && connection.binding().is_some()
         {
             self.inputs.push(Input::Close { connection: connection.id() });
         }
@@ -237,15 +237,15 @@ impl Reactor {
 
     pub(super) fn close(&mut self, slot: u32) {
         self.tell_close(slot);
-        let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+        let Some((connection, pool)) = self.parts.io.connection(slot) else {
             return;
         };
         if let Some(fd) = connection.socket() {
             self.parts.engine.forget(slot, fd);
             connection.close(pool);
         }
-        self.line.leave(slot);
-        self.standings[slot as usize].hold = Hold::No;
+        self.buffer_queue.leave(slot);
+        self.connection_states[slot as usize].pause = ReadPause::No;
         self.bury(slot);
     }
 
@@ -253,42 +253,42 @@ impl Reactor {
     pub(super) fn bury(&mut self, slot: u32) {
         let finished = self
             .parts
-            .desk
+            .io
             .connection(slot)
             .is_some_and(|(connection, _)| connection.is_finished());
         if !finished {
             return;
         }
-        self.line.forget(slot);
-        if let Some(connection) = self.parts.desk.remove(slot) {
+        self.buffer_queue.forget(slot);
+        if let Some(connection) = self.parts.io.remove(slot) {
             if let Some(fd) = connection.socket() {
                 self.parts.engine.forget(slot, fd);
             }
             debug!(peer = connection.peer(), "connection closed");
         }
-        let standing = &mut self.standings[slot as usize];
-        (standing.hold, standing.export) = (Hold::No, None);
+        let state = &mut self.connection_states[slot as usize];
+        (state.pause, state.export) = (ReadPause::No, None);
     }
 
     /// One send for every connection that has something. True if that, or buffers that came back, lets somebody go on who
     /// was held: another turn must follow before any sleep, because the held are not watched.
     pub(super) fn send(&mut self, now: Instant) -> bool {
         let (mut goes_on, mut again) = (false, Vec::new());
-        while let Some(slot) = self.parts.desk.next_listed() {
-            let Some((connection, pool)) = self.parts.desk.connection(slot) else {
+        while let Some(slot) = self.parts.io.next_listed() {
+            let Some((connection, pool)) = self.parts.io.connection(slot) else {
                 continue;
             };
             let sent = connection.send(now, pool, &mut self.spans);
             let has_room = connection.has_room();
-            let standing = &mut self.standings[slot as usize];
+            let state = &mut self.connection_states[slot as usize];
             match sent {
-                Ok(Sent::All) => standing.blocked = false,
+                Ok(Sent::All) => state.blocked = false,
                 Ok(Sent::Share) => {
-                    standing.blocked = false;
+                    state.blocked = false;
                     again.push(slot);
                 }
                 Ok(Sent::Full) => {
-                    standing.blocked = true;
+                    state.blocked = true;
                     // Hot or not: beside a client that keeps the shard busy a hot connection is not watched for long, and
                     // whoever waits for the rest of a reply says nothing that would bring it back.
                     self.watch(slot);
@@ -302,16 +302,16 @@ impl Reactor {
             }
             self.note(slot);
             self.bury(slot);
-            if self.standings[slot as usize].hold == Hold::Full && has_room {
+            if self.connection_states[slot as usize].pause == ReadPause::Full && has_room {
                 self.heat(slot);
                 goes_on = true;
             }
         }
         goes_on |= !again.is_empty();
-        again.into_iter().for_each(|slot| self.parts.desk.list(slot));
-        let taken = self.parts.desk.pool.taken();
-        self.line.call();
-        if let Some(first) = self.line.first() {
+        again.into_iter().for_each(|slot| self.parts.io.list(slot));
+        let taken = self.parts.io.pool.taken();
+        self.buffer_queue.call();
+        if let Some(first) = self.buffer_queue.first() {
             self.heat(first);
             goes_on |= taken < self.taken_before;
         }
@@ -321,38 +321,38 @@ impl Reactor {
 
     /// A place has a new connection. (Its number may still be on the hot list from the one before.)
     fn newcomer(&mut self, slot: u32) {
-        let standing = &mut self.standings[slot as usize];
-        *standing = Standing { hot: standing.hot, ..Standing::default() };
+        let state = &mut self.connection_states[slot as usize];
+        *state = ConnectionState { hot: state.hot, ..ConnectionState::default() };
     }
 
     /// The line knows what everybody holds.
     fn note(&mut self, slot: u32) {
-        if let Some((connection, _)) = self.parts.desk.connection(slot) {
-            let export = connection.door().map(|door| door.export);
-            self.line.note(slot, export, connection.held());
+        if let Some((connection, _)) = self.parts.io.connection(slot) {
+            let export = connection.binding().map(|binding| binding.export);
+            self.buffer_queue.note(slot, export, connection.held());
         }
     }
 
     /// Tries the connection every turn from now on.
     pub(super) fn heat(&mut self, slot: u32) {
-        let standing = &mut self.standings[slot as usize];
-        if !std::mem::replace(&mut standing.hot, true) {
+        let state = &mut self.connection_states[slot as usize];
+        if !std::mem::replace(&mut state.hot, true) {
             self.hot.push(slot);
         }
     }
 
     /// Has the engine say when the connection can go on.
     pub(super) fn watch(&mut self, slot: u32) {
-        let standing = self.standings[slot as usize];
-        let Some((connection, _)) = self.parts.desk.connection(slot) else {
+        let state = self.connection_states[slot as usize];
+        let Some((connection, _)) = self.parts.io.connection(slot) else {
             return;
         };
         let Some(fd) = connection.socket() else {
             return;
         };
         // Who is hot is read from every turn anyway.
-        let reads = standing.hold == Hold::No && connection.reads() && !standing.hot;
-        let interest = match (reads, standing.blocked) {
+        let reads = state.pause == ReadPause::No && connection.reads() && !state.hot;
+        let interest = match (reads, state.blocked) {
             (true, false) => Interest::Read,
             (true, true) => Interest::ReadWrite,
             (false, true) => Interest::Write,
@@ -389,13 +389,13 @@ impl Reactor {
     pub(super) fn welcome(&mut self, now: Instant, socket: OwnedFd, peer: String) {
         debug!(peer, "client connected");
         let mut connection = Connection::new(socket, peer, self.parts.limits, now);
-        if let Some(offer) = &self.parts.offer {
-            connection.offer_tls(offer);
+        if let Some(acceptor) = &self.parts.acceptor {
+            connection.set_tls_acceptor(acceptor);
         }
-        match self.parts.desk.insert(Box::new(connection)) {
+        match self.parts.io.insert(Box::new(connection)) {
             Ok(slot) => {
                 self.newcomer(slot);
-                self.parts.desk.list(slot);
+                self.parts.io.list(slot);
                 self.heat(slot);
             }
             Err(connection) => self.complain(&connection, TOO_MANY),

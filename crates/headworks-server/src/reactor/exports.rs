@@ -10,24 +10,10 @@
 use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
 
 use crate::assemble::shown_name;
-use crate::nbd::connection::Door;
+use crate::nbd::connection::ExportBinding;
+use crate::assemble::export_info::ServedExport;
 use headworks::display_size;
 use headworks_nbd::handshake::ExportInfo;
-
-/// An export as the shards know it.
-#[derive(Clone)]
-pub struct ServedExport {
-    /// What clients are told.
-    pub info: ExportInfo,
-    /// What is behind it.
-    pub door: Door,
-    /// Where the volume lives.
-    pub shard: ShardId,
-    /// Its share beside other exports, when it begins to serve.
-    pub weight: u16,
-    /// Exports that were added later have a higher number.
-    pub serial: u64,
-}
 
 struct Place {
     export: ServedExport,
@@ -65,14 +51,14 @@ impl Exports {
     }
 
     /// Where clients of an export go; none if it does not serve any more.
-    pub fn open(&self, id: ExportId) -> Option<(Door, &ExportInfo)> {
+    pub fn open(&self, id: ExportId) -> Option<(ExportBinding, &ExportInfo)> {
         let place = self.place(id).filter(|place| !place.hidden)?;
-        Some((place.export.door, &place.export.info))
+        Some((place.export.binding, &place.export.info))
     }
 
     /// An export begins to serve.
     pub fn put(&mut self, export: ServedExport) {
-        let index = usize::from(export.door.export.0);
+        let index = usize::from(export.binding.export.0);
         if self.places.len() <= index {
             self.places.resize_with(index + 1, || None);
         }
@@ -98,7 +84,7 @@ impl Exports {
 
     pub fn set_ioprio(&mut self, id: ExportId, ioprio: Ioprio) {
         if let Some(place) = self.place_mut(id) {
-            place.export.door.ioprio = ioprio;
+            place.export.binding.ioprio = ioprio;
         }
     }
 
@@ -106,14 +92,14 @@ impl Exports {
     pub fn resize(&mut self, volume: VolumeId, size: u64) {
         let places = self.places.iter_mut().flatten();
         places
-            .filter(|place| place.export.door.volume == volume)
+            .filter(|place| place.export.binding.volume == volume)
             .for_each(|place| resize(&mut place.export.info, size));
         self.list();
     }
 
     /// A volume as users know it: by the exports that it is served as, under the names that `ctl` takes.
     pub fn name_of(&self, volume: VolumeId) -> String {
-        let own = self.all().filter(|export| export.door.volume == volume);
+        let own = self.all().filter(|export| export.binding.volume == volume);
         let names: Vec<&str> = own.map(|export| shown_name(&export.info.name)).collect();
         format!("export {}", names.join(", "))
     }
@@ -135,7 +121,7 @@ impl Exports {
         let mut serving: Vec<&ServedExport> =
             self.places.iter().flatten().filter(|p| !p.hidden).map(|p| &p.export).collect();
         serving.sort_by_key(|export| export.serial);
-        self.ids = serving.iter().map(|export| export.door.export).collect();
+        self.ids = serving.iter().map(|export| export.binding.export).collect();
         self.infos = serving.iter().map(|export| export.info.clone()).collect();
     }
 }
@@ -156,7 +142,7 @@ mod tests {
     fn export(name: &str, id: u16, serial: u64) -> ServedExport {
         ServedExport {
             info: ExportInfo { name: name.to_owned(), size: 1, ..ExportInfo::default() },
-            door: Door { volume: VolumeId(id), export: ExportId(id), ..Door::default() },
+            binding: ExportBinding { volume: VolumeId(id), export: ExportId(id), ..ExportBinding::default() },
             shard: ShardId(id),
             weight: 100,
             serial,
@@ -201,7 +187,7 @@ mod tests {
     fn a_size_is_its_volumes_and_told_to_those_who_come() {
         let mut both = export("b", 1, 1);
         both.info.description = "/x, 1 bytes, y, 1 bytes, read-only".to_owned();
-        both.door.volume = VolumeId(0);
+        both.binding.volume = VolumeId(0);
         let mut exports = Exports::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
         exports.resize(VolumeId(0), 7);
         let sizes: Vec<u64> = exports.infos().iter().map(|info| info.size).collect();

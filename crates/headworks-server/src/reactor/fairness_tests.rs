@@ -14,7 +14,7 @@ use std::sync::mpsc::channel;
 use headworks_core::{ExportConfig, ShardConfig, VolumeOptions};
 
 use super::*;
-use crate::nbd::connection::Door;
+use crate::nbd::connection::ExportBinding;
 use headworks::device::NullDevice;
 use headworks::engine::{self, EngineChoice};
 use headworks::memory::Pool;
@@ -38,7 +38,7 @@ const LARGE: u32 = 4 << 20;
 /// Who asks for keys at once.
 const CROWD: usize = 30;
 
-fn parts(offer: Option<Arc<Offer>>) -> Parts {
+fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
     let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig {
         exports: vec![ExportConfig { weight: 100 }],
@@ -47,20 +47,20 @@ fn parts(offer: Option<Arc<Offer>>) -> Parts {
     let (engine, _) = engine::open(EngineChoice::Threads, 256).unwrap();
     let (mailbox, mail) = channel();
     let seconds = |count: u64| count * 1_000_000_000;
-    Parts {
+    ReactorParts {
         id: ShardId(0),
         clock: Clock::start(),
         shard: Shard::new(config).unwrap(),
         executor: Executor::new(vec![Some(Box::new(NullDevice))]),
-        desk: Desk::new(ShardId(0), 64, Pool::new(256 << 20).unwrap(), None, vec![None]),
+        io: ShardIo::new(ShardId(0), 64, Pool::new(256 << 20).unwrap(), None, vec![None]),
         sleeper: Arc::default(),
         wakers: vec![engine.waker()],
         engine,
         mail,
-        board: Arc::new(Board::new(vec![mailbox], 1, Box::new(|| {}))),
+        shared: Arc::new(ServerShared::new(vec![mailbox], 1, Box::new(|| {}))),
         exports: vec![ServedExport {
             info: ExportInfo { size: 1 << 40, ..ExportInfo::default() },
-            door: Door::default(),
+            binding: ExportBinding::default(),
             shard: ShardId(0),
             weight: 100,
             serial: 0,
@@ -74,7 +74,7 @@ fn parts(offer: Option<Arc<Offer>>) -> Parts {
             handshake_ns: seconds(60),
             stall_ns: seconds(60),
         },
-        offer,
+        acceptor,
         poll_ns: 0,
         reserve: 0,
         stop_ns: 0,
@@ -89,8 +89,8 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(offer: Option<Arc<Offer>>) -> Self {
-        Self { reactor: Reactor::new(parts(offer)), wait: Wait::Poll }
+    fn new(acceptor: Option<Arc<TlsAcceptor>>) -> Self {
+        Self { reactor: Reactor::new(parts(acceptor)), wait: Wait::Poll }
     }
 
     /// As the reactor's own loop goes round, but where it would sleep it looks.
@@ -233,8 +233,8 @@ impl Client {
 /// Two large readers beside a client that always has [`DEPTH`] small reads in flight.
 fn everybody_is_sent_to(certificates: Option<&Certificates>) {
     const WHOLE: usize = 2 * (SIMPLE_REPLY_BYTES + LARGE as usize);
-    let offer = certificates.map(|certificates| certificates.offer(TlsMode::Require, false));
-    let mut bed = Bed::new(offer);
+    let acceptor = certificates.map(|certificates| certificates.offer(TlsMode::Require, false));
+    let mut bed = Bed::new(acceptor);
     let mut busy = Client::new(&mut bed, certificates);
     let mut large = [0; 2].map(|_| Client::new(&mut bed, certificates));
     busy.reads(DEPTH, SMALL);

@@ -16,7 +16,7 @@ pub(super) struct HeldLog {
 
 /// What changed for a volume since the last look.
 #[derive(Debug, PartialEq, Eq)]
-enum News {
+enum HeldChange {
     Began,
     Ended,
 }
@@ -38,7 +38,7 @@ impl HeldLog {
         for &volume in volumes {
             let held = shard.held(volume);
             match self.note(volume, held.is_some(), at_tick && !shard.is_failing(volume)) {
-                Some(News::Began) => {
+                Some(HeldChange::Began) => {
                     let (bytes, why) = held.expect("it began");
                     error!(
                         "{}: {bytes} acknowledged bytes could not be written out ({why}); they are kept in memory, and flushes fail until \
@@ -46,7 +46,7 @@ impl HeldLog {
                         name(volume)
                     );
                 }
-                Some(News::Ended) => {
+                Some(HeldChange::Ended) => {
                     info!("{}: nothing is left that could not be written out", name(volume));
                 }
                 None => {}
@@ -56,16 +56,16 @@ impl HeldLog {
         self.told.retain(|volume| volumes.contains(volume));
     }
 
-    fn note(&mut self, volume: VolumeId, held: bool, may_end: bool) -> Option<News> {
+    fn note(&mut self, volume: VolumeId, held: bool, may_end: bool) -> Option<HeldChange> {
         let known = self.told.iter().position(|other| *other == volume);
         match (known, held) {
             (None, true) => {
                 self.told.push(volume);
-                Some(News::Began)
+                Some(HeldChange::Began)
             }
             (Some(index), false) if may_end => {
                 self.told.swap_remove(index);
-                Some(News::Ended)
+                Some(HeldChange::Ended)
             }
             _ => None,
         }
@@ -81,12 +81,12 @@ mod tests {
         let mut log = HeldLog::default();
         let (one, two) = (VolumeId(1), VolumeId(2));
         assert_eq!(log.note(one, false, true), None);
-        assert_eq!(log.note(one, true, false), Some(News::Began));
+        assert_eq!(log.note(one, true, false), Some(HeldChange::Began));
         assert_eq!((log.note(one, true, true), log.note(two, false, false)), (None, None));
-        assert_eq!(log.note(two, true, false), Some(News::Began));
+        assert_eq!(log.note(two, true, false), Some(HeldChange::Began));
         // Held, not held, held within a tick: nothing new.
         assert_eq!((log.note(one, false, false), log.note(one, true, false)), (None, None));
-        assert_eq!(log.note(one, false, true), Some(News::Ended));
+        assert_eq!(log.note(one, false, true), Some(HeldChange::Ended));
         assert_eq!((log.note(one, false, true), log.note(two, true, true)), (None, None));
     }
 }

@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 
 use headworks_core::{DeviceId, ExportId, Instant};
 
-use super::answers::TABLES_MAX;
-use super::{Reactor, Standing};
-use crate::control::question::{LatencyPart, LatencyReport, SlowReport};
+use super::queries::TABLES_MAX;
+use super::{Reactor, ConnectionState};
+use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
 
 impl Reactor {
     /// Of each export that had any client here, from one on: those that are gone, and those that are there. As many exports as
     /// are enough for one turn; one that has more clients than that is told alone.
     pub(super) fn report_latency(&mut self, from: ExportId) -> LatencyPart {
-        let of = |standing: &Standing| standing.export.filter(|export| *export >= from);
+        let of = |state: &ConnectionState| state.export.filter(|export| *export >= from);
         // How many tables each export has.
         let mut tables: BTreeMap<ExportId, usize> = BTreeMap::new();
-        let gone = self.parts.desk.latency.known(from);
-        for export in gone.chain(self.standings.iter().filter_map(of)) {
+        let gone = self.parts.io.latency.known(from);
+        for export in gone.chain(self.connection_states.iter().filter_map(of)) {
             *tables.entry(export).or_default() += 1;
         }
         let mut sum = 0;
@@ -27,13 +27,13 @@ impl Reactor {
         let next = beyond.map(|(export, _)| *export);
         let mut reports: BTreeMap<ExportId, LatencyReport> = BTreeMap::new();
         for export in tables.into_keys().take_while(|export| next.is_none_or(|end| *export < end)) {
-            let totals = self.parts.desk.latency.gone(export).cloned().unwrap_or_default();
+            let totals = self.parts.io.latency.gone(export).cloned().unwrap_or_default();
             reports.insert(export, LatencyReport { export, totals, connections: 0 });
         }
-        for slot in self.parts.desk.slots() {
-            let export = self.standings[slot as usize].export;
+        for slot in self.parts.io.slots() {
+            let export = self.connection_states[slot as usize].export;
             let Some(report) = export.and_then(|export| reports.get_mut(&export)) else { continue };
-            let connection = self.parts.desk.connection(slot).map(|(connection, _)| connection);
+            let connection = self.parts.io.connection(slot).map(|(connection, _)| connection);
             if let Some((_, table)) = connection.and_then(|connection| connection.latency()) {
                 report.totals.add(table);
                 report.connections += 1;
@@ -48,7 +48,7 @@ impl Reactor {
         export: ExportId,
         device: DeviceId,
     ) -> SlowReport {
-        let (requests, slowest) = self.parts.desk.latency.slow(export, now);
+        let (requests, slowest) = self.parts.io.latency.slow(export, now);
         SlowReport { now, requests, slowest, writeback: self.parts.shard.wb_stats(device) }
     }
 }

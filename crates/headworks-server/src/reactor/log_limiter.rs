@@ -13,14 +13,14 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// The room of one shard.
 #[derive(Debug)]
-pub struct Complaints {
+pub struct LogLimiter {
     room: u32,
     /// Up to when room has come back.
     at: Instant,
     left_out: u64,
 }
 
-impl Complaints {
+impl LogLimiter {
     /// All the room, from the time that the server's clock starts at.
     pub fn new() -> Self {
         Self { room: ROOM, at: Instant(0), left_out: 0 }
@@ -48,26 +48,26 @@ impl Complaints {
 mod tests {
     use super::*;
 
-    fn admitted(complaints: &mut Complaints, asked: u32) -> u32 {
-        (0..asked).filter(|_| complaints.admits()).count() as u32
+    fn admitted(log_limiter: &mut LogLimiter, asked: u32) -> u32 {
+        (0..asked).filter(|_| log_limiter.admits()).count() as u32
     }
 
     #[test]
     fn a_flood_is_counted_and_not_told_line_by_line() {
-        let mut complaints = Complaints::new();
-        assert_eq!(admitted(&mut complaints, ROOM + 70), ROOM);
-        assert_eq!(complaints.tick(Instant(SECOND_NS - 1)), 70);
-        assert_eq!(admitted(&mut complaints, 1), 0, "no second is over");
+        let mut log_limiter = LogLimiter::new();
+        assert_eq!(admitted(&mut log_limiter, ROOM + 70), ROOM);
+        assert_eq!(log_limiter.tick(Instant(SECOND_NS - 1)), 70);
+        assert_eq!(admitted(&mut log_limiter, 1), 0, "no second is over");
         // Parts of seconds add up.
-        assert_eq!(complaints.tick(Instant(3 * SECOND_NS / 2)), 1);
-        assert_eq!(complaints.tick(Instant(2 * SECOND_NS)), 0);
-        assert_eq!(admitted(&mut complaints, 10), 2 * BACK as u32);
+        assert_eq!(log_limiter.tick(Instant(3 * SECOND_NS / 2)), 1);
+        assert_eq!(log_limiter.tick(Instant(2 * SECOND_NS)), 0);
+        assert_eq!(admitted(&mut log_limiter, 10), 2 * BACK as u32);
     }
 
     #[test]
     fn a_quiet_day_gives_no_more_room_than_there_was() {
-        let mut complaints = Complaints::new();
-        complaints.tick(Instant(86_400 * SECOND_NS));
-        assert_eq!(admitted(&mut complaints, 2 * ROOM), ROOM);
+        let mut log_limiter = LogLimiter::new();
+        log_limiter.tick(Instant(86_400 * SECOND_NS));
+        assert_eq!(admitted(&mut log_limiter, 2 * ROOM), ROOM);
     }
 }

@@ -12,17 +12,19 @@
 //! Invariants: every action list is carried out before the next input; before a sleep every connection that may bring
 //! something is watched, and no ring has anything; a connection is in `hot` at most once.
 
-mod answers;
-mod clients;
-mod complaints;
+mod buffer_queue;
+mod commands;
+mod connections;
 mod exports;
 #[cfg(test)]
 mod fairness_tests;
-mod held;
-mod line;
-mod live;
-mod seeing;
-mod stop;
+mod held_log;
+mod latency;
+mod log_limiter;
+mod queries;
+pub(crate) mod shard_io;
+mod shutdown;
+mod statistics;
 
 use std::io;
 use std::sync::Arc;
@@ -32,24 +34,24 @@ use headworks_core::{Control, ExportId, Input, Instant, Notice, Shard, ShardId, 
 use tracing::{error, info, warn};
 
 use crate::assemble::WatchedFile;
-use crate::board::{Board, Mail};
-use crate::desk::{Desk, Envelope};
-use crate::listener::Listener;
+use crate::messages::ControlMessage;
+use crate::shared::ServerShared;
+use shard_io::{ShardIo, Envelope};
+use crate::listen::Listener;
 use crate::nbd::connection::{ConnectionLimits, End};
 use crate::recorder::Recorder;
-use crate::statistics;
-use complaints::Complaints;
+use log_limiter::LogLimiter;
 use exports::Exports;
-pub use exports::ServedExport;
+use crate::assemble::export_info::ServedExport;
 use headworks::Clock;
 use headworks::engine::{DiskQueue, Engine, Event, Wait, Waker};
 use headworks::executor::Executor;
 use headworks::memory::Span;
 use headworks::ring::Sleeper;
 use headworks::runtime::polling::Polling;
-use headworks_nbd::tls::Offer;
-use held::HeldLog;
-use line::Line;
+use headworks_nbd::tls::TlsAcceptor;
+use held_log::HeldLog;
+use buffer_queue::BufferQueue;
 
 /// Tokens of listeners start here; below are connections' slots.
 const LISTENERS: u32 = 1 << 12;
@@ -66,7 +68,7 @@ const MESSAGES_MAX: usize = 1024;
 
 /// Why a connection is not read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Hold {
+enum ReadPause {
     #[default]
     No,
     /// Its own requests and replies are at their bound.
@@ -76,9 +78,9 @@ enum Hold {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Standing {
+struct ConnectionState {
     hot: bool,
-    hold: Hold,
+    pause: ReadPause,
     /// The last send filled the socket.
     blocked: bool,
     /// The export that it is a client of, until it is gone.
@@ -91,7 +93,7 @@ struct Standing {
 ///  Running --stop--> Draining --nothing in flight--> Flushing --all answered--> Waiting --every shard waits--> ended
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
+enum ShutdownPhase {
     Running,
     /// Reads no more; answers what is in flight.
     Draining {
@@ -109,24 +111,24 @@ enum Life {
 }
 
 /// What a reactor is made of; see the fields of [`Reactor`].
-pub struct Parts {
+pub struct ReactorParts {
     pub id: ShardId,
     pub clock: Clock,
     pub shard: Shard,
     pub executor: Executor,
     pub engine: Box<dyn Engine>,
-    pub desk: Desk,
+    pub io: ShardIo,
     pub sleeper: Arc<Sleeper>,
     pub wakers: Vec<Waker>,
-    pub mail: Receiver<Mail>,
-    pub board: Arc<Board>,
+    pub mail: Receiver<ControlMessage>,
+    pub shared: Arc<ServerShared>,
     pub exports: Vec<ServedExport>,
     pub listeners: Vec<Listener>,
     pub files: Vec<WatchedFile>,
     pub volumes: Vec<VolumeId>,
     pub limits: ConnectionLimits,
     /// What clients that ask for TLS get.
-    pub offer: Option<Arc<Offer>>,
+    pub acceptor: Option<Arc<TlsAcceptor>>,
     pub poll_ns: u64,
     /// Room in the shard that is kept for bios of other shards.
     pub reserve: u32,
@@ -137,25 +139,25 @@ pub struct Parts {
 
 /// One shard's thread.
 pub struct Reactor {
-    parts: Parts,
+    parts: ReactorParts,
     exports: Exports,
-    sets: answers::Sets,
-    drains: live::Drains,
+    sets: queries::Sets,
+    drains: commands::Drains,
     /// Something joined or left: the shard has something to do though nothing else happened.
     changed: bool,
-    standings: Vec<Standing>,
+    connection_states: Vec<ConnectionState>,
     /// Connections that are tried every turn.
     hot: Vec<u32>,
     /// Connections that wait for a buffer.
-    line: Line,
+    buffer_queue: BufferQueue,
     held: HeldLog,
-    complaints: Complaints,
+    log_limiter: LogLimiter,
     polling: Polling,
-    life: Life,
+    phase: ShutdownPhase,
     /// Flushes of our own so far: their names.
     own_flushes: u64,
     /// Volumes whose last flush gave up, and goes on at the next tick.
-    late: stop::Late,
+    late: shutdown::Late,
     skips: u32,
     next_tick: Instant,
     /// Something happened since the last tick, or somebody's patience runs. An idle server does not tick.
@@ -181,22 +183,22 @@ pub struct Reactor {
 impl Reactor {
     /// A reactor at rest.
     #[must_use]
-    pub fn new(parts: Parts) -> Self {
-        let places = parts.desk.slots().count();
+    pub fn new(parts: ReactorParts) -> Self {
+        let places = parts.io.slots().count();
         Self {
             exports: Exports::new(parts.exports.iter().cloned()),
-            sets: answers::Sets::default(),
-            drains: live::Drains::default(),
+            sets: queries::Sets::default(),
+            drains: commands::Drains::default(),
             changed: false,
-            standings: vec![Standing::default(); places],
+            connection_states: vec![ConnectionState::default(); places],
             hot: Vec::with_capacity(places),
-            line: Line::new(places, parts.exports.iter().map(|export| export.weight)),
+            buffer_queue: BufferQueue::new(places, parts.exports.iter().map(|export| export.weight)),
             held: HeldLog::default(),
-            complaints: Complaints::new(),
+            log_limiter: LogLimiter::new(),
             polling: Polling::new(parts.poll_ns),
-            life: Life::Running,
+            phase: ShutdownPhase::Running,
             own_flushes: 0,
-            late: stop::Late::default(),
+            late: shutdown::Late::default(),
             skips: 0,
             next_tick: Instant(0),
             ticking: false,
@@ -230,8 +232,8 @@ impl Reactor {
             }
             let now = self.parts.clock.now();
             let worked = self.turn(now);
-            if self.life == Life::Waiting
-                && self.parts.board.all_waiting()
+            if self.phase == ShutdownPhase::Waiting
+                && self.parts.shared.all_waiting()
                 && self.frames_are_home()
             {
                 return Ok(());
@@ -243,7 +245,7 @@ impl Reactor {
     /// It cannot go on: whoever waits for an answer, or will, hears that there is none. What devices may still use stays for ever.
     pub fn abandon(mut self) {
         self.parts.mail = std::sync::mpsc::channel().1;
-        self.sets = answers::Sets::default();
+        self.sets = queries::Sets::default();
         self.abandon_drains();
         std::mem::forget(self);
     }
@@ -267,7 +269,7 @@ impl Reactor {
         self.answer_drains();
         self.tell_notices();
         self.tell_held(false);
-        self.advance_life(now);
+        self.advance_shutdown(now);
         // A client that left while it was sent to left something to say.
         worked || !self.inputs.is_empty()
     }
@@ -283,11 +285,11 @@ impl Reactor {
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
-        let Parts { engine, sleeper, desk, .. } = &mut self.parts;
+        let ReactorParts { engine, sleeper, io, .. } = &mut self.parts;
         let wait = match wait {
             Wait::Poll => Wait::Poll,
             sleep => {
-                let empty = || desk.peers.iter_mut().flatten().all(|peer| peer.consumer.is_empty());
+                let empty = || io.peers.iter_mut().flatten().all(|peer| peer.consumer.is_empty());
                 if sleeper.may_sleep(empty) { sleep } else { Wait::Poll }
             }
         };
@@ -317,16 +319,16 @@ impl Reactor {
             self.polling.on_yield(self.parts.clock.now().since(before));
             return Wait::Poll;
         }
-        if self.parts.desk.peers.iter().flatten().any(|peer| !peer.outbox.is_empty()) {
+        if self.parts.io.peers.iter().flatten().any(|peer| !peer.outbox.is_empty()) {
             // A ring was full. By design it never is; if it is, its reader makes room without telling.
             return Wait::Poll;
         }
         while let Some(slot) = self.hot.pop() {
-            self.standings[slot as usize].hot = false;
+            self.connection_states[slot as usize].hot = false;
             self.watch(slot);
         }
         let tick = self.ticking.then_some(self.next_tick);
-        let times = [self.parts.desk.timer, self.parts.executor.next_timeout(), tick];
+        let times = [self.parts.io.timer, self.parts.executor.next_timeout(), tick];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
@@ -341,8 +343,8 @@ impl Reactor {
             match event {
                 Event::Ready { token } if token >= LISTENERS => self.accept(now, token - LISTENERS),
                 Event::Ready { token } => {
-                    self.standings[token as usize].blocked = false;
-                    self.parts.desk.list(token);
+                    self.connection_states[token as usize].blocked = false;
+                    self.parts.io.list(token);
                     self.heat(token);
                 }
                 Event::Disk(done) => {
@@ -357,15 +359,15 @@ impl Reactor {
     }
 
     fn take_messages(&mut self) -> bool {
-        let desk = &mut self.parts.desk;
+        let io = &mut self.parts.io;
         let mut worked = false;
-        for shard in 0..desk.peers.len() {
-            let Some(peer) = &mut desk.peers[shard] else {
+        for shard in 0..io.peers.len() {
+            let Some(peer) = &mut io.peers[shard] else {
                 continue;
             };
             peer.consumer.pop(MESSAGES_MAX, &mut self.envelopes);
             for envelope in self.envelopes.drain(..) {
-                desk.keep_foreign(&envelope);
+                io.keep_foreign(&envelope);
                 let from = ShardId(shard as u16);
                 self.inputs.push(Input::Message { from, message: envelope.message });
                 worked = true;
@@ -379,16 +381,17 @@ impl Reactor {
         while let Ok(mail) = self.parts.mail.try_recv() {
             worked = true;
             match mail {
-                Mail::Connection { connection, export, terms } => {
+                ControlMessage::Connection { connection, export, terms } => {
                     self.adopt(now, connection, export, terms);
                 }
-                Mail::Control(control) => self.on_control(control),
-                Mail::Statistics => self.tell_statistics(),
-                Mail::Ask(question) => self.on_question(now, question),
-                Mail::Order(order, answer) => self.on_order(now, *order, &answer),
-                Mail::Resized { volume, size } => self.exports.resize(volume, size),
-                Mail::Stop => self.stop(now),
-                Mail::Look | Mail::RollCall(_) => {}
+                ControlMessage::Control(control) => self.on_control(control),
+                ControlMessage::Statistics => self.tell_statistics(),
+                ControlMessage::Query(question) => self.on_question(now, question),
+                ControlMessage::Command(order, answer) => self.on_order(now, *order, &answer),
+                ControlMessage::Resized { volume, size } => self.exports.resize(volume, size),
+                ControlMessage::Stop => self.stop(now),
+                ControlMessage::Barrier(sender) => drop(sender),
+                ControlMessage::Wake => {}
             }
         }
         worked
@@ -397,17 +400,17 @@ impl Reactor {
     /// A change is the shard's; of weights the line for buffers hears, too.
     fn on_control(&mut self, control: Control) {
         if let Control::Weight { export, weight } = control {
-            self.line.set_weight(export, weight);
+            self.buffer_queue.set_weight(export, weight);
         }
         self.inputs.push(Input::Control(control));
     }
 
     fn take_timers(&mut self, now: Instant) {
-        if self.parts.desk.timer.is_some_and(|at| at <= now) {
-            self.parts.desk.timer = None;
+        if self.parts.io.timer.is_some_and(|at| at <= now) {
+            self.parts.io.timer = None;
             self.inputs.push(Input::Timer);
         }
-        let Parts { executor, engine, .. } = &mut self.parts;
+        let ReactorParts { executor, engine, .. } = &mut self.parts;
         if executor.next_timeout().is_some_and(|at| at <= now) {
             executor.on_timeout(now, &mut **engine, &mut self.inputs);
         }
@@ -415,7 +418,7 @@ impl Reactor {
 
     /// Lets the shard decide and carries it out, until devices that answer at once have nothing more to say.
     fn step(&mut self, now: Instant) {
-        let Parts { shard, executor, engine, desk, recorder, .. } = &mut self.parts;
+        let ReactorParts { shard, executor, engine, io, recorder, .. } = &mut self.parts;
         while !self.inputs.is_empty() || std::mem::take(&mut self.changed) {
             std::mem::swap(&mut self.inputs, &mut self.batch);
             shard.handle(now, &self.batch);
@@ -423,14 +426,14 @@ impl Reactor {
                 recorder.note(now, &self.batch, shard.actions());
             }
             self.batch.clear();
-            desk.now = now;
-            executor.run(now, shard.actions(), desk, &mut **engine, &mut self.inputs);
+            io.now = now;
+            executor.run(now, shard.actions(), io, &mut **engine, &mut self.inputs);
             shard.clear_actions();
         }
     }
 
     fn push_messages(&mut self) {
-        for (shard, peer) in self.parts.desk.peers.iter_mut().enumerate() {
+        for (shard, peer) in self.parts.io.peers.iter_mut().enumerate() {
             let Some(peer) = peer else { continue };
             if !peer.outbox.is_empty() && peer.producer.push(&mut peer.outbox) {
                 self.parts.wakers[shard].wake();
@@ -439,8 +442,8 @@ impl Reactor {
     }
 
     fn tell_notices(&mut self) {
-        let desk = &mut self.parts.desk;
-        for notice in desk.notices.drain(..) {
+        let io = &mut self.parts.io;
+        for notice in io.notices.drain(..) {
             match notice {
                 Notice::Suspect { volume, status } => error!(
                     volume = volume.0,
@@ -471,7 +474,7 @@ impl Reactor {
                 }
             }
         }
-        let lost = std::mem::take(&mut desk.notices_lost);
+        let lost = std::mem::take(&mut io.notices_lost);
         if lost > 0 {
             warn!("{lost} more messages like these were left out");
         }
@@ -480,9 +483,9 @@ impl Reactor {
     /// Once a second while anything happens: patience, and the sizes of files.
     fn tick(&mut self, now: Instant) {
         self.next_tick = now.after(TICK_NS);
-        self.ticking = self.life != Life::Running;
-        for slot in self.parts.desk.slots() {
-            let Some((connection, _)) = self.parts.desk.connection(slot) else {
+        self.ticking = self.phase != ShutdownPhase::Running;
+        for slot in self.parts.io.slots() {
+            let Some((connection, _)) = self.parts.io.connection(slot) else {
                 continue;
             };
             let Some(deadline) = connection.deadline() else {
@@ -494,7 +497,7 @@ impl Reactor {
                 self.end(slot, &End::Fault(complaint));
             }
         }
-        let left_out = self.complaints.tick(now);
+        let left_out = self.log_limiter.tick(now);
         if left_out > 0 {
             warn!("{left_out} more messages about clients were left out");
         }
@@ -520,13 +523,13 @@ impl Reactor {
     }
 
     fn tell_held(&mut self, at_tick: bool) {
-        let Parts { shard, volumes, .. } = &self.parts;
+        let ReactorParts { shard, volumes, .. } = &self.parts;
         self.held.look(shard, volumes, at_tick, |volume| self.exports.name_of(volume));
     }
 
     /// An idle server is small: memory of buffers that nobody holds goes back to the kernel, once.
     fn trim_when_idle(&mut self) {
-        let pool = &mut self.parts.desk.pool;
+        let pool = &mut self.parts.io.pool;
         let idle = pool.taken() == 0;
         if idle && !self.trimmed {
             pool.trim();
@@ -535,7 +538,7 @@ impl Reactor {
     }
 
     fn tell_statistics(&self) {
-        for volume in 0..self.parts.board.volumes() as u16 {
+        for volume in 0..self.parts.shared.volumes() as u16 {
             let Some(stats) = self.parts.shard.stats(VolumeId(volume)) else {
                 continue;
             };

@@ -9,9 +9,9 @@ use std::sync::mpsc::Sender;
 
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
-use super::{Life, Reactor};
-use crate::control::question::{
-    CacheReport, ConnectionReport, DeviceReport, FailedRange, OpCounts, Question, VolumeReport,
+use super::{ShutdownPhase, Reactor};
+use crate::messages::query::{
+    CacheReport, ConnectionReport, DeviceReport, FailedRange, OpCounts, ControlQuery, VolumeReport,
 };
 use crate::nbd::connection::Connection;
 
@@ -30,68 +30,68 @@ pub(super) struct Sets {
 }
 
 impl Reactor {
-    pub(super) fn on_question(&mut self, now: Instant, question: Question) {
+    pub(super) fn on_question(&mut self, now: Instant, question: ControlQuery) {
         // Whoever asked may have given up; then nobody hears the answer.
         match question {
-            Question::Device { device, volumes, answer } => {
+            ControlQuery::Device { device, volumes, answer } => {
                 if let Some(report) = self.report_device(now, device, &volumes) {
                     let _ = answer.send(report);
                 }
             }
-            Question::Volume { volume, answer } => {
+            ControlQuery::Volume { volume, answer } => {
                 if let Some(report) = self.report_volume(volume) {
                     let _ = answer.send(report);
                 }
             }
-            Question::Turns { answer } => {
+            ControlQuery::Turns { answer } => {
                 let _ = answer.send(*self.parts.shard.turn_stats());
             }
-            Question::Exports { answer } => {
+            ControlQuery::Exports { answer } => {
                 let _ = answer.send(self.report_exports());
             }
-            Question::Drain { volume, answer } => {
+            ControlQuery::Drain { volume, answer } => {
                 let bytes = self.parts.shard.dirty_bytes(volume).unwrap_or(0);
                 let (told, status) = std::sync::mpsc::channel();
                 self.drain(volume, told);
                 let _ = answer.send((bytes, status));
             }
-            Question::Latency { from, answer } => {
+            ControlQuery::Latency { from, answer } => {
                 let _ = answer.send(self.report_latency(from));
             }
-            Question::Slow { export, device, answer } => {
+            ControlQuery::Slow { export, device, answer } => {
                 let _ = answer.send(self.report_slow(now, export, device));
             }
-            Question::Connections { from, answer } => {
+            ControlQuery::Connections { from, answer } => {
                 let _ = answer.send(self.report_connections(from));
             }
-            Question::Set { device, tunable, value, answer } => {
+            ControlQuery::Set { device, tunable, value, answer } => {
                 self.set(answer, |token| Control::Set { device, tunable, value, token });
             }
-            Question::SetDirty { tunable, value, answer } => {
+            ControlQuery::SetDirty { tunable, value, answer } => {
                 self.set(answer, |token| Control::SetDirty { tunable, value, token });
             }
-            Question::Cache { answer } => {
+            ControlQuery::Cache { answer } => {
                 let shard = &self.parts.shard;
                 let report = CacheReport { cache: shard.cache_stats(), dirty: shard.dirty_stats() };
                 let _ = answer.send(report);
             }
-            Question::Failed { volume, answer } => {
+            ControlQuery::Failed { volume, answer } => {
                 let mut ranges = Vec::new();
                 self.parts.shard.failed_ranges(volume, &mut ranges);
                 let range = |(offset, len, error)| FailedRange { offset, len, error };
                 let _ = answer.send(ranges.into_iter().map(range).collect());
             }
-            Question::Tell { control, answer } => {
+            ControlQuery::Tell { control, answer } => {
                 // Before anything that is received later, as inputs are taken in order.
                 self.on_control(control);
                 let _ = answer.send(());
             }
-            Question::ExportIoprio { export, ioprio, answer } => {
+            ControlQuery::ExportIoprio { export, ioprio, answer } => {
                 self.exports.set_ioprio(export, ioprio);
                 self.for_each_connection(|connection| connection.follow(export, ioprio));
                 let _ = answer.send(());
             }
-            Question::ConnectionIoprio { connection: id, ioprio, answer } => {
+            ControlQuery::ConnectionIoprio { connection: id, ioprio, answer } => {
                 let mut found = false;
                 self.for_each_connection(|connection| {
                     found |= connection.id() == id && connection.set_ioprio(ioprio);
@@ -104,7 +104,7 @@ impl Reactor {
     /// Hands the shard a change that it will answer by its token.
     fn set(&mut self, answer: Sender<Status>, control: impl FnOnce(u32) -> Control) {
         let sets = &mut self.sets;
-        if self.life != Life::Running {
+        if self.phase != ShutdownPhase::Running {
             return;
         }
         if sets.waiting.len() == SETS_MAX {
@@ -119,7 +119,7 @@ impl Reactor {
 
     /// Passes the shard's answers on to those who wait for them.
     pub(super) fn answer_sets(&mut self) {
-        for (token, status) in self.parts.desk.sets.drain(..) {
+        for (token, status) in self.parts.io.sets.drain(..) {
             let waiting = &mut self.sets.waiting;
             if let Some(index) = waiting.iter().position(|(other, _)| *other == token) {
                 let _ = waiting.swap_remove(index).1.send(status);
@@ -162,15 +162,15 @@ impl Reactor {
 
     fn report_connections(&mut self, from: u32) -> (Vec<ConnectionReport>, Option<u32>) {
         let mut some = Vec::new();
-        for slot in self.parts.desk.slots().skip(from as usize) {
+        for slot in self.parts.io.slots().skip(from as usize) {
             if some.len() == TABLES_MAX {
                 return (some, Some(slot));
             }
-            let Some((connection, _)) = self.parts.desk.connection(slot) else { continue };
+            let Some((connection, _)) = self.parts.io.connection(slot) else { continue };
             some.push(ConnectionReport {
                 id: connection.id(),
                 peer: connection.peer().to_owned(),
-                chosen: connection.door().map(|door| (door.export, door.ioprio)),
+                chosen: connection.binding().map(|binding| (binding.export, binding.ioprio)),
                 in_flight: connection.in_flight(),
                 latency: connection.latency().map(|(_, table)| table.clone()),
             });
@@ -179,8 +179,8 @@ impl Reactor {
     }
 
     pub(super) fn for_each_connection(&mut self, mut act: impl FnMut(&mut Connection)) {
-        for slot in self.parts.desk.slots() {
-            if let Some((connection, _)) = self.parts.desk.connection(slot) {
+        for slot in self.parts.io.slots() {
+            if let Some((connection, _)) = self.parts.io.connection(slot) {
                 act(connection);
             }
         }

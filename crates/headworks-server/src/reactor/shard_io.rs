@@ -47,7 +47,7 @@ struct Place {
 }
 
 /// Everything outside of the shard and its devices.
-pub struct Desk {
+pub struct ShardIo {
     shard: ShardId,
     places: Vec<Place>,
     free: Vec<u32>,
@@ -79,7 +79,7 @@ pub struct Desk {
 /// Notices kept per turn.
 const NOTICES_MAX: usize = 16;
 
-impl Desk {
+impl ShardIo {
     /// A desk for up to `connections` clients.
     #[must_use]
     pub fn new(
@@ -191,7 +191,7 @@ impl Desk {
     }
 }
 
-impl Outlet for Desk {
+impl Outlet for ShardIo {
     fn buffer(&mut self, bio: BioId) -> Span {
         if !self.is_own(bio) {
             return self.foreign.get(&bio).copied().unwrap_or(NOTHING);
@@ -226,7 +226,7 @@ impl Outlet for Desk {
             let answered = connection.reply(now, id.sequence, (status, hole, stage), pool);
             if let Some(answered) = answered {
                 connection.count(&answered, wait_times);
-                self.latency.offer(now, (id.export, id.connection), &answered, wait_times);
+                self.latency.record(now, (id.export, id.connection), &answered, wait_times);
             }
             self.list(slot);
         }

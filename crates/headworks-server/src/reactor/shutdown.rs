@@ -11,7 +11,7 @@
 use headworks_core::{Instant, IoError, Status, VolumeId};
 use tracing::{error, info, warn};
 
-use super::{DRAIN_NS, LISTENERS, Life, Reactor};
+use super::{DRAIN_NS, LISTENERS, ShutdownPhase, Reactor};
 
 /// Last flushes that take long. A device that has not answered one refuses the next at once, so they are asked for by the tick.
 #[derive(Default)]
@@ -23,61 +23,61 @@ pub(super) struct Late {
 
 impl Reactor {
     pub(super) fn stop(&mut self, now: Instant) {
-        if self.life != Life::Running {
+        if self.phase != ShutdownPhase::Running {
             return;
         }
-        self.life = Life::Draining { since: now };
+        self.phase = ShutdownPhase::Draining { since: now };
         // At once: whoever gives the stop no time is still told what is lost.
         self.publish_unflushed();
         for listener in std::mem::take(&mut self.parts.listeners).into_iter().enumerate() {
             self.parts.engine.forget(LISTENERS + listener.0 as u32, listener.1.fd());
         }
-        for slot in self.parts.desk.slots() {
+        for slot in self.parts.io.slots() {
             self.tell_close(slot);
-            if let Some((connection, pool)) = self.parts.desk.connection(slot) {
+            if let Some((connection, pool)) = self.parts.io.connection(slot) {
                 connection.leave(pool);
-                self.parts.desk.list(slot);
+                self.parts.io.list(slot);
             }
         }
-        self.line.clear();
+        self.buffer_queue.clear();
         self.abandon_sets();
         self.abandon_drains();
         self.send(now);
     }
 
-    pub(super) fn advance_life(&mut self, now: Instant) {
-        if self.life == Life::Running {
+    pub(super) fn advance_shutdown(&mut self, now: Instant) {
+        if self.phase == ShutdownPhase::Running {
             return;
         }
         self.publish_unflushed();
-        match self.life {
-            Life::Draining { since } => {
+        match self.phase {
+            ShutdownPhase::Draining { since } => {
                 if now.since(since) > DRAIN_NS {
-                    self.parts.desk.slots().for_each(|slot| self.close_if_only_sending(slot));
+                    self.parts.io.slots().for_each(|slot| self.close_if_only_sending(slot));
                 }
-                if self.parts.desk.connections() == 0 {
+                if self.parts.io.connections() == 0 {
                     self.flush_all(now, since);
                 }
             }
-            Life::Flushing { left, first, since } => {
+            ShutdownPhase::Flushing { left, first, since } => {
                 let in_time = self.parts.stop_ns == 0 || now.since(since) < self.parts.stop_ns;
-                let mut answers = std::mem::take(&mut self.parts.desk.own_flushes);
+                let mut answers = std::mem::take(&mut self.parts.io.own_flushes);
                 let ended = answers
                     .drain(..)
                     .filter(|(id, _)| id.sequence >= first)
                     .filter(|(id, status)| self.is_last_word((id.volume, *status), in_time));
                 match left - ended.count() {
                     0 if self.frames_are_home() => self.wait_for_others(),
-                    left => self.life = Life::Flushing { left, first, since },
+                    left => self.phase = ShutdownPhase::Flushing { left, first, since },
                 }
             }
-            Life::Running | Life::Waiting => {}
+            ShutdownPhase::Running | ShutdownPhase::Waiting => {}
         }
     }
 
     /// A client that does not read holds up nobody's shutdown; buffers in the device do.
     pub(super) fn close_if_only_sending(&mut self, slot: u32) {
-        if self.parts.desk.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing())
+        if self.parts.io.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing())
         {
             self.close(slot);
         }
@@ -98,7 +98,7 @@ impl Reactor {
             }
             Err(error) => {
                 error!(volume = volume.0, "the last flush failed: {error}");
-                self.parts.board.note_failure();
+                self.parts.shared.note_failure();
             }
         }
         true
@@ -111,38 +111,38 @@ impl Reactor {
 
     fn flush_all(&mut self, now: Instant, since: Instant) {
         let volumes = self.parts.volumes.clone();
-        self.life = Life::Flushing { left: volumes.len(), first: self.own_flushes, since };
+        self.phase = ShutdownPhase::Flushing { left: volumes.len(), first: self.own_flushes, since };
         volumes.into_iter().for_each(|volume| self.flush(volume));
         self.step(now);
         self.push_messages();
-        self.advance_life(now);
+        self.advance_shutdown(now);
     }
 
     fn wait_for_others(&mut self) {
         self.publish_unflushed();
-        self.life = Life::Waiting;
+        self.phase = ShutdownPhase::Waiting;
         if let Some(recorder) = &mut self.parts.recorder {
             match recorder.finish() {
                 Ok(hash) => info!("recorded; action hash {hash:016x}"),
                 Err(error) => error!("the record is incomplete: {error}"),
             }
         }
-        self.parts.board.wait();
+        self.parts.shared.wait();
     }
 
     /// No device has frames of our cache: only then may they go. (Something was read ahead, or what failed is written again.)
     pub(super) fn frames_are_home(&self) -> bool {
-        self.parts.desk.frames.is_none() || self.parts.shard.is_quiet()
+        self.parts.io.frames.is_none() || self.parts.shard.is_quiet()
     }
 
     fn publish_unflushed(&self) {
-        for volume in 0..self.parts.board.volumes() {
+        for volume in 0..self.parts.shared.volumes() {
             let id = VolumeId(volume as u16);
             if let Some(bytes) = self.parts.shard.dirty_bytes(id) {
-                self.parts.board.publish_left(volume, bytes);
+                self.parts.shared.publish_left(volume, bytes);
             }
             if let Some((writes, suspect)) = self.parts.shard.unflushed(id) {
-                self.parts.board.publish(volume, writes + u64::from(suspect));
+                self.parts.shared.publish(volume, writes + u64::from(suspect));
             }
         }
     }

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::order::Order;
+use crate::messages::command::ShardCommand;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, Setting, lock, text};
-use super::super::tree::{DeviceEntry, ExportEntry};
+use super::super::tree::{DeviceNode, ExportNode};
 use super::remove::leaving;
 use super::{refused, wrong};
 use crate::assemble::{ExportSpec, shown_name};
-use crate::estate::{DeviceHolding, Estate, ExportHolding, Presence, Site, VolumeHolding};
-use crate::offered::served;
-use crate::opening::{MadeImage, Opened, assembled};
+use crate::control::inventory::{DeviceEntry, Inventory, ExportEntry, ExportState, Placement, VolumeEntry};
+use crate::assemble::export_info::served;
+use crate::assemble::image::{MadeImage, Opened, assembled};
 use crate::spec::Base;
 use headworks::device::Device;
 
@@ -41,11 +41,11 @@ impl Service {
     /// Clients may choose it when this returns.
     pub(super) fn add(&self, spec: ExportSpec) -> Answer {
         spec.check().map_err(|error| wrong(&error))?;
-        let mut estate = lock(&self.live().estate);
-        self.may_be_called(&estate, &spec.name)?;
-        let export = estate.free_export().map_err(|error| wrong(&error))?;
+        let mut inventory = lock(&self.live().inventory);
+        self.may_be_called(&inventory, &spec.name)?;
+        let export = inventory.free_export().map_err(|error| wrong(&error))?;
         let mut made = None;
-        let (entry, notes) = match self.put(&mut estate, export, &spec, &mut made) {
+        let (entry, notes) = match self.put(&mut inventory, export, &spec, &mut made) {
             Ok(added) => added,
             Err(fault) => {
                 // No client could write to it.
@@ -62,43 +62,43 @@ impl Service {
     /// Of an image that is served, or of one more, which may be `made` for it.
     fn put(
         &self,
-        estate: &mut Estate,
+        inventory: &mut Inventory,
         export: ExportId,
         spec: &ExportSpec,
         made: &mut Option<MadeImage>,
-    ) -> Result<(ExportEntry, Vec<String>), Fault> {
-        if let Some(volume) = estate.find(spec) {
-            if estate.is_leaving(volume) {
+    ) -> Result<(ExportNode, Vec<String>), Fault> {
+        if let Some(volume) = inventory.find(spec) {
+            if inventory.is_leaving(volume) {
                 return Err(image_leaving(spec));
             }
-            estate.may_share(volume, spec).map_err(|error| wrong(&error))?;
-            return Ok((self.serve(estate, export, volume, spec)?, Vec::new()));
+            inventory.may_share(volume, spec).map_err(|error| wrong(&error))?;
+            return Ok((self.serve(inventory, export, volume, spec)?, Vec::new()));
         }
-        let (volume, notes) = self.add_volume(estate, spec, made)?;
-        match self.serve(estate, export, volume, spec) {
+        let (volume, notes) = self.add_volume(inventory, spec, made)?;
+        match self.serve(inventory, export, volume, spec) {
             Ok(entry) => Ok((entry, notes)),
             Err(fault) => {
                 // Without an export nothing would ever take it away.
-                if let Some(holding) = estate.volumes.remove(&volume.0) {
-                    let _ = self.forget_volume(estate, volume, holding.config);
+                if let Some(holding) = inventory.volumes.remove(&volume.0) {
+                    let _ = self.forget_volume(inventory, volume, holding.config);
                 }
                 Err(fault)
             }
         }
     }
 
-    fn may_be_called(&self, estate: &Estate, name: &str) -> Result<(), Fault> {
+    fn may_be_called(&self, inventory: &Inventory, name: &str) -> Result<(), Fault> {
         let name = shown_name(name);
-        let is_called = |holding: &&ExportHolding| shown_name(&holding.spec.name) == name;
-        let mut others = estate.exports.values().filter(is_called);
+        let is_called = |holding: &&ExportEntry| shown_name(&holding.spec.name) == name;
+        let mut others = inventory.exports.values().filter(is_called);
         match others.next().map(|holding| &holding.presence) {
             None => Ok(()),
-            Some(Presence::Serving) => {
+            Some(ExportState::Serving) => {
                 let message = format!("there is an export `{name}` already; remove it first");
                 Err(Fault::refused("EEXIST", message))
             }
-            Some(Presence::Leaving) => Err(leaving(name)),
-            Some(Presence::Stuck(_)) => {
+            Some(ExportState::Leaving) => Err(leaving(name)),
+            Some(ExportState::Stuck(_)) => {
                 let message = format!("export `{name}` is not quite gone; `remove {name}` again");
                 Err(Fault::refused("EBUSY", message))
             }
@@ -107,15 +107,15 @@ impl Service {
 
     fn add_volume(
         &self,
-        estate: &mut Estate,
+        inventory: &mut Inventory,
         spec: &ExportSpec,
         made: &mut Option<MadeImage>,
     ) -> Result<(VolumeId, Vec<String>), Fault> {
-        estate.may_open(spec).map_err(|error| wrong(&error))?;
+        inventory.may_open(spec).map_err(|error| wrong(&error))?;
         let opened = Opened::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
         *made = opened.made(&spec.spec);
-        let Site { volume, config, device, owner } =
-            estate.site(spec, &opened).map_err(|error| wrong(&error))?;
+        let Placement { volume, config, device, owner } =
+            inventory.site(spec, &opened).map_err(|error| wrong(&error))?;
         let (notes, mut origin) = (opened.notes.clone(), opened.origin(&spec.spec));
         origin.caching = spec.caching();
         let mut watched = opened.watched(volume);
@@ -124,24 +124,24 @@ impl Service {
             let (_, body) = opened.into_device(&spec.spec, config.device, volume);
             let config_of = DeviceConfig { owner, queue };
             self.add_device(config.device, config_of, body)?;
-            let holding = DeviceHolding { config: config_of, common };
-            estate.devices.insert(config.device.0, holding);
+            let holding = DeviceEntry { config: config_of, common };
+            inventory.devices.insert(config.device.0, holding);
         } else {
             file = opened.joins().ok().map(|(_, file)| file);
         }
         for shard in self.all_from(owner) {
-            let order = Order::AddVolume {
+            let order = ShardCommand::AddVolume {
                 volume,
                 config,
                 file: file.take_if(|_| shard == owner),
                 watched: watched.take_if(|_| shard == config.home),
             };
             if let Err(error) = self.order(shard, order)? {
-                self.forget_volume(estate, volume, config)?;
+                self.forget_volume(inventory, volume, config)?;
                 return Err(refused(&error));
             }
         }
-        estate.volumes.insert(volume.0, VolumeHolding { config, origin });
+        inventory.volumes.insert(volume.0, VolumeEntry { config, origin });
         Ok((volume, notes))
     }
 
@@ -154,7 +154,7 @@ impl Service {
         let mut body = Some(body);
         for shard in self.all_from(config.owner) {
             let body = body.take_if(|_| shard == config.owner);
-            if let Err(error) = self.order(shard, Order::AddDevice { device, config, body })? {
+            if let Err(error) = self.order(shard, ShardCommand::AddDevice { device, config, body })? {
                 self.forget_device(device, config.owner)?;
                 return Err(refused(&error));
             }
@@ -165,16 +165,16 @@ impl Service {
     /// A change was refused by a shard: those that had agreed forget it again, the others have nothing to forget.
     fn forget_volume(
         &self,
-        estate: &mut Estate,
+        inventory: &mut Inventory,
         volume: VolumeId,
         config: VolumeConfig,
     ) -> Result<(), Fault> {
         for shard in self.all_from(config.home) {
-            let _ = self.order(shard, Order::RemoveVolume { volume, device: config.device })?;
+            let _ = self.order(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
         }
-        let mut others = estate.volumes.values();
+        let mut others = inventory.volumes.values();
         if !others.any(|other| other.config.device == config.device)
-            && let Some(holding) = estate.devices.remove(&config.device.0)
+            && let Some(holding) = inventory.devices.remove(&config.device.0)
         {
             self.forget_device(config.device, holding.config.owner)?;
         }
@@ -183,39 +183,39 @@ impl Service {
 
     fn forget_device(&self, device: DeviceId, owner: ShardId) -> Result<(), Fault> {
         for shard in self.all_from(owner).into_iter().rev() {
-            let _ = self.order(shard, Order::RemoveDevice { device })?;
+            let _ = self.order(shard, ShardCommand::RemoveDevice { device })?;
         }
         Ok(())
     }
 
     fn serve(
         &self,
-        estate: &mut Estate,
+        inventory: &mut Inventory,
         export: ExportId,
         volume: VolumeId,
         spec: &ExportSpec,
-    ) -> Result<ExportEntry, Fault> {
-        let holding = estate.volumes.get(&volume.0).ok_or_else(super::stopping)?;
+    ) -> Result<ExportNode, Fault> {
+        let holding = inventory.volumes.get(&volume.0).ok_or_else(super::stopping)?;
         let (config, what) = (holding.config, &holding.origin.what);
         // Somebody may have made it longer since.
-        let others = estate.exports.iter().find(|(_, other)| other.volume == volume);
+        let others = inventory.exports.iter().find(|(_, other)| other.volume == volume);
         let size = match others.map(|(id, _)| self.export_report(ExportId(*id))).transpose()? {
             Some(Some(report)) => report.size.unwrap_or(config.options.size),
             _ => config.options.size,
         };
-        let device = estate.devices.get(&config.device.0).ok_or_else(super::stopping)?.config;
+        let device = inventory.devices.get(&config.device.0).ok_or_else(super::stopping)?.config;
         let assembled = assembled(spec, volume, what, size);
-        let served = served(&assembled, export, &config, size, estate.serial);
+        let served = served(&assembled, export, &config, size, inventory.serial);
         self.put_setting(export, Setting { weight: assembled.weight, ioprio: assembled.ioprio });
         // Shard 0 is where clients choose: when it knows the export all others do.
         for shard in self.shards().collect::<Vec<_>>().into_iter().rev() {
-            let order = Order::Serve { export: served.clone() };
+            let order = ShardCommand::Serve { export: served.clone() };
             self.order(shard, order)?.map_err(|error| refused(&error))?;
         }
-        estate.serial += 1;
-        let holding = ExportHolding { volume, spec: spec.clone(), presence: Presence::Serving };
-        estate.exports.insert(export.0, holding);
-        let entry = ExportEntry {
+        inventory.serial += 1;
+        let holding = ExportEntry { volume, spec: spec.clone(), presence: ExportState::Serving };
+        inventory.exports.insert(export.0, holding);
+        let entry = ExportNode {
             id: export,
             name: spec.name.clone(),
             volume,
@@ -236,7 +236,7 @@ impl Service {
                 None => {
                     let volumes = [volume].into();
                     let (id, owner) = (config.device, device.owner);
-                    tree.devices.push(DeviceEntry { id, owner, volumes });
+                    tree.devices.push(DeviceNode { id, owner, volumes });
                     tree.devices.sort_by_key(|device| device.id);
                 }
             }

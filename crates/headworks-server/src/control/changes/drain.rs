@@ -5,15 +5,15 @@ use std::sync::mpsc::Receiver;
 use headworks_core::{IoError, ShardId, Status, VolumeId};
 use serde_json::json;
 
-use super::super::question::Question;
+use crate::messages::query::ControlQuery;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, optional_text, stopping};
-use super::super::tree::{ExportEntry, Tree};
+use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE};
 
 /// A write-out that is under way.
 struct WriteOut<'a> {
-    entry: &'a ExportEntry,
+    entry: &'a ExportNode,
     bytes: u64,
     status: Receiver<Status>,
 }
@@ -60,7 +60,7 @@ impl Service {
         home: ShardId,
         volume: VolumeId,
     ) -> Result<(u64, Receiver<Status>), Fault> {
-        self.ask(home, |answer| Question::Drain { volume, answer })
+        self.ask(home, |answer| ControlQuery::Drain { volume, answer })
     }
 
     /// Waits however long it takes; the server's stop ends it.
@@ -84,8 +84,8 @@ impl Service {
 }
 
 /// One export of every volume.
-fn volumes(tree: &Tree) -> Vec<&ExportEntry> {
-    let mut entries: Vec<&ExportEntry> = Vec::new();
+fn volumes(tree: &Tree) -> Vec<&ExportNode> {
+    let mut entries: Vec<&ExportNode> = Vec::new();
     for entry in &tree.exports {
         if !entries.iter().any(|known| known.volume == entry.volume) {
             entries.push(entry);

@@ -3,18 +3,18 @@
 use headworks_core::ExportId;
 use serde_json::{Value, json};
 
-use super::super::order::ExportReport;
-use super::super::question::Question;
+use crate::messages::command::ExportReport;
+use crate::messages::query::ControlQuery;
 use super::super::rpc::Fault;
 use super::super::service::{Answer, Service, lock};
-use super::super::tree::{ExportEntry, device_name};
+use super::super::tree::{ExportNode, device_name};
 
 impl Service {
     pub(in super::super) fn exports(&self) -> Answer {
         let tree = self.tree();
         let reports = self.export_reports()?;
         let draining = lock(&self.live().draining).clone();
-        let row = |entry: &ExportEntry| {
+        let row = |entry: &ExportNode| {
             let report = reports.iter().find(|report| report.export == entry.id)?;
             let setting = self.setting(entry.id);
             let state = match report {
@@ -43,7 +43,7 @@ impl Service {
     pub(super) fn export_reports(&self) -> Result<Vec<ExportReport>, Fault> {
         let mut all: Vec<ExportReport> = Vec::new();
         for shard in self.shards() {
-            for report in self.ask(shard, |answer| Question::Exports { answer })? {
+            for report in self.ask(shard, |answer| ControlQuery::Exports { answer })? {
                 match all.iter_mut().find(|known| known.export == report.export) {
                     Some(known) => known.add(&report),
                     None => all.push(report),

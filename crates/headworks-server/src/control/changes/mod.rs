@@ -16,6 +16,7 @@
 mod add;
 mod drain;
 mod exports;
+pub(crate) mod removal;
 mod reconcile;
 mod remove;
 mod resize;
@@ -26,11 +27,11 @@ use std::time::Duration;
 
 use headworks_core::{ChangeError, ConfigError, ExportId, ShardId};
 
-use super::order::{Order, Outcome, Remains};
+use crate::messages::command::{ShardCommand, CommandResult, Released};
 use super::rpc::Fault;
 use super::service::{Service, lock, stopping};
-use crate::board::Mail;
-use crate::estate::{Estate, PLACES};
+use crate::messages::ControlMessage;
+use crate::control::inventory::{Inventory, PLACES};
 use headworks::memory::give_back;
 
 pub use reconcile::Reload;
@@ -41,14 +42,14 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// What changes of exports work with.
 pub struct Live {
     /// Held while shards are told that exports come, go or grow.
-    estate: Mutex<Estate>,
+    inventory: Mutex<Inventory>,
     /// Exports that are being written out.
     draining: Mutex<Vec<ExportId>>,
 }
 
 impl Live {
-    pub fn new(estate: Estate) -> Self {
-        Self { estate: Mutex::new(estate), draining: Mutex::default() }
+    pub fn new(inventory: Inventory) -> Self {
+        Self { inventory: Mutex::new(inventory), draining: Mutex::default() }
     }
 }
 
@@ -75,9 +76,9 @@ impl Drop for Draining<'_> {
 
 impl Service {
     /// One shard obeys or refuses. It is waited for without a limit: what it will do later must not be a surprise.
-    fn order(&self, shard: ShardId, order: Order) -> Result<Outcome, Fault> {
+    fn order(&self, shard: ShardId, order: ShardCommand) -> Result<CommandResult, Fault> {
         let (answer, answers) = channel();
-        self.board().send(shard, Mail::Order(Box::new(order), answer));
+        self.shared().send(shard, ControlMessage::Command(Box::new(order), answer));
         answers.recv().map_err(|_| stopping())
     }
 
@@ -88,7 +89,7 @@ impl Service {
     }
 
     /// An order that every shard obeys.
-    fn tell_all(&self, order: impl Fn() -> Order) -> Result<(), Fault> {
+    fn tell_all(&self, order: impl Fn() -> ShardCommand) -> Result<(), Fault> {
         for shard in self.shards() {
             self.order(shard, order())?.map_err(|error| refused(&error))?;
         }
@@ -113,12 +114,12 @@ fn wrong(error: &ConfigError) -> Fault {
 }
 
 /// Closes what shards gave up. What the allocator keeps of a device would be that of the largest number there ever was.
-fn close(remains: Vec<Remains>) {
+fn close(remains: Vec<Released>) {
     drop(remains);
     give_back();
 }
 
 #[cfg(test)]
-mod leaving_tests;
+mod removal_tests;
 #[cfg(test)]
 mod tests;

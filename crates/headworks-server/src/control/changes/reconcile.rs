@@ -7,7 +7,7 @@ use headworks_core::{ConfigError, Ioprio, VolumeId};
 use super::super::rpc::Fault;
 use super::super::service::{Service, lock};
 use crate::assemble::{self, ExportSpec};
-use crate::estate::{ExportHolding, Presence};
+use crate::control::inventory::{ExportEntry, ExportState};
 use crate::spec::Base;
 use headworks::device::Identity;
 
@@ -27,7 +27,7 @@ pub struct Reload {
 }
 
 /// An export that is served, and which file it is if it is one.
-struct There {
+struct ServedFile {
     spec: ExportSpec,
     image: Option<Identity>,
 }
@@ -40,15 +40,15 @@ impl Service {
         // What somebody else removes just now is as good as gone; who wants it hears of that when it is added.
         let (mut there, mut unfinished) = (Vec::new(), Vec::new());
         {
-            let estate = lock(&self.live().estate);
-            let image = |volume: VolumeId| estate.volumes.get(&volume.0)?.origin.identity;
-            for ExportHolding { spec, presence, volume, .. } in estate.exports.values() {
+            let inventory = lock(&self.live().inventory);
+            let image = |volume: VolumeId| inventory.volumes.get(&volume.0)?.origin.identity;
+            for ExportEntry { spec, presence, volume, .. } in inventory.exports.values() {
                 match presence {
-                    Presence::Serving => {
-                        there.push(There { spec: spec.clone(), image: image(*volume) });
+                    ExportState::Serving => {
+                        there.push(ServedFile { spec: spec.clone(), image: image(*volume) });
                     }
-                    Presence::Stuck(_) => unfinished.push(spec.clone()),
-                    Presence::Leaving => {}
+                    ExportState::Stuck(_) => unfinished.push(spec.clone()),
+                    ExportState::Leaving => {}
                 }
             }
         }
@@ -76,10 +76,10 @@ impl Service {
     }
 
     /// An export that is in both: its share is set, anything else waits for a restart.
-    fn update(&self, old: &There, new: &ExportSpec, reload: &mut Reload) {
+    fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut Reload) {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
-        let There { spec: old, image } = old;
+        let ServedFile { spec: old, image } = old;
         if old.spec != new.spec || was_swapped(*image, new) {
             differs.push("its image");
         }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use headworks_core::ShardId;
 
-use super::tree::ExportEntry;
+use super::super::tree::ExportNode;
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,18 +28,18 @@ pub enum Step {
 
 /// The steps that are left.
 #[derive(Clone, Debug)]
-pub struct Departure {
+pub struct RemovalSteps {
     /// What goes.
-    pub entry: ExportEntry,
+    pub entry: ExportNode,
     owner: ShardId,
     shards: u16,
     steps: VecDeque<Step>,
     begun: bool,
 }
 
-impl Departure {
+impl RemovalSteps {
     /// From so many shards, of which `owner` has the device.
-    pub fn new(entry: ExportEntry, owner: ShardId, shards: u16) -> Self {
+    pub fn new(entry: ExportNode, owner: ShardId, shards: u16) -> Self {
         // As shards want it: see `Shard::change`.
         let home = entry.home;
         let mut all: Vec<ShardId> = (0..shards).map(ShardId).collect();
@@ -81,7 +81,7 @@ mod tests {
     fn the_home_is_first_then_the_owner_and_a_device_leaves_its_owner_last() {
         let mut entry = tree().exports[0].clone();
         entry.home = ShardId(2);
-        let mut departure = Departure::new(entry, ShardId(1), 4);
+        let mut departure = RemovalSteps::new(entry, ShardId(1), 4);
         let mut steps = Vec::new();
         while let Some(step) = departure.step() {
             if step == Step::VolumePlace {

@@ -8,12 +8,13 @@ use std::time::Duration;
 use headworks_core::{ChangeError, ExportId, IoError, ShardId, Status};
 use serde_json::{Value, json};
 
-use super::super::order::{ExportReport, Order, Remains};
-use super::super::question::Question;
+use crate::messages::command::{ExportReport, ShardCommand, Released};
+use crate::messages::query::ControlQuery;
 use super::super::service::{Service, lock};
 use crate::ServerOptions;
 use crate::assemble::{Assembly, ExportSpec};
-use crate::board::{Board, Mail};
+use crate::messages::ControlMessage;
+use crate::shared::ServerShared;
 use crate::server::{service, topology};
 use headworks::device::testing::TempFile;
 
@@ -36,26 +37,26 @@ struct Bench {
     drains: Receiver<Sender<Status>>,
 }
 
-fn kind(order: &Order) -> &'static str {
+fn kind(order: &ShardCommand) -> &'static str {
     match order {
-        Order::AddDevice { .. } => "add device",
-        Order::AddVolume { .. } => "add volume",
-        Order::RemoveVolume { .. } => "remove volume",
-        Order::RemoveDevice { .. } => "remove device",
-        Order::Serve { .. } => "serve",
-        Order::Hide { hidden: true, .. } => "hide",
-        Order::Hide { hidden: false, .. } => "show",
-        Order::Forget { .. } => "forget",
-        Order::Evict { .. } => "evict",
-        Order::Expect { .. } => "expect",
-        Order::Grow { .. } => "grow",
+        ShardCommand::AddDevice { .. } => "add device",
+        ShardCommand::AddVolume { .. } => "add volume",
+        ShardCommand::RemoveVolume { .. } => "remove volume",
+        ShardCommand::RemoveDevice { .. } => "remove device",
+        ShardCommand::Serve { .. } => "serve",
+        ShardCommand::Hide { hidden: true, .. } => "hide",
+        ShardCommand::Hide { hidden: false, .. } => "show",
+        ShardCommand::Forget { .. } => "forget",
+        ShardCommand::Evict { .. } => "evict",
+        ShardCommand::Expect { .. } => "expect",
+        ShardCommand::Grow { .. } => "grow",
     }
 }
 
 /// One shard, until nobody can ask any more.
 fn shard(
     id: u16,
-    mails: &Receiver<Mail>,
+    mails: &Receiver<ControlMessage>,
     (drains, script): (&Sender<Sender<Status>>, &Mutex<Script>),
     mut exports: Vec<ExportId>,
 ) {
@@ -69,15 +70,15 @@ fn shard(
     };
     for mail in mails {
         match mail {
-            Mail::Ask(Question::Exports { answer }) => {
+            ControlMessage::Query(ControlQuery::Exports { answer }) => {
                 answer.send(exports.iter().map(report).collect()).unwrap();
             }
-            Mail::Ask(Question::Drain { answer, .. }) => {
+            ControlMessage::Query(ControlQuery::Drain { answer, .. }) => {
                 let (end, ended) = channel();
                 answer.send((4096, ended)).unwrap();
                 let _ = drains.send(end);
             }
-            Mail::Order(order, answer) => {
+            ControlMessage::Command(order, answer) => {
                 let (kind, mut script) = (kind(&order), lock(script));
                 if script.refused == Some((id, kind)) {
                     let _ = answer.send(Err(ChangeError::Busy("the shard is not ready")));
@@ -85,11 +86,11 @@ fn shard(
                 }
                 script.told.push(format!("{kind} {id}"));
                 match *order {
-                    Order::Serve { export } => exports.push(export.door.export),
-                    Order::Forget { export } => exports.retain(|other| *other != export),
+                    ShardCommand::Serve { export } => exports.push(export.binding.export),
+                    ShardCommand::Forget { export } => exports.retain(|other| *other != export),
                     _ => {}
                 }
-                answer.send(Ok(Remains::new())).unwrap();
+                answer.send(Ok(Released::new())).unwrap();
             }
             _ => {}
         }
@@ -106,8 +107,8 @@ impl Bench {
         let assembly = Assembly::new(&specs).unwrap();
         let config = topology(&assembly, &options);
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
-        let board = Arc::new(Board::new(boxes, config.volumes_max(), Box::new(|| ())));
-        let service = Arc::new(service(&assembly, &config, &options, &board));
+        let shared = Arc::new(ServerShared::new(boxes, config.volumes_max(), Box::new(|| ())));
+        let service = Arc::new(service(&assembly, &config, &options, &shared));
         let (script, (begun, drains)) = (Arc::new(Mutex::new(Script::default())), channel());
         let known: Vec<ExportId> = service.tree().exports.iter().map(|entry| entry.id).collect();
         for (id, mails) in (0..).zip(mails) {

@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::departure::{Departure, Step};
-use super::super::order::{ExportReport, Order, Remains};
+use super::super::changes::removal::{RemovalSteps, Step};
+use crate::messages::command::{ExportReport, ShardCommand, Released};
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, lock, stopping, text};
-use super::super::tree::{ExportEntry, Tree};
+use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE, close, refused};
 use crate::assemble::shown_name;
-use crate::estate::{Estate, Presence};
+use crate::control::inventory::{Inventory, ExportState};
 
 /// A client that does not read its last replies holds up a removal no longer than a stop.
 const UNREAD: Duration = Duration::from_secs(5);
@@ -32,13 +32,13 @@ const LEAVING: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 const PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// An export on its way out.
-struct Leaver {
-    entry: ExportEntry,
+struct ExportRemoval {
+    entry: ExportNode,
     /// How many were closed.
     clients: usize,
     /// How far it is, from when it is known to be the last one of its image.
-    departure: Option<Departure>,
-    remains: Vec<Remains>,
+    departure: Option<RemovalSteps>,
+    remains: Vec<Released>,
 }
 
 impl Service {
@@ -64,57 +64,57 @@ impl Service {
                 return Err(fault);
             }
         };
-        let Leaver { entry, clients, remains, .. } = leaver;
+        let ExportRemoval { entry, clients, remains, .. } = leaver;
         close(remains);
         tracing::info!("export {} was removed", entry.shown_name());
         Ok(json!({ "export": entry.shown_name(), "clients": clients, "closed": closed }))
     }
 
     /// Marks it as leaving, if it may.
-    fn begin_removal(&self, name: &str, force: bool) -> Result<Leaver, Fault> {
-        let mut estate = lock(&self.live().estate);
+    fn begin_removal(&self, name: &str, force: bool) -> Result<ExportRemoval, Fault> {
+        let mut inventory = lock(&self.live().inventory);
         // What some shards have forgotten already is not in the tree any more.
-        let known = estate.export(name).map(|(_, holding)| holding.presence.clone());
+        let known = inventory.export(name).map(|(_, holding)| holding.presence.clone());
         let leaver = match known {
-            Some(Presence::Leaving) => return Err(leaving(name)),
-            Some(Presence::Stuck(departure)) => {
+            Some(ExportState::Leaving) => return Err(leaving(name)),
+            Some(ExportState::Stuck(departure)) => {
                 let entry = departure.entry.clone();
-                Leaver { entry, clients: 0, departure: Some(departure), remains: Vec::new() }
+                ExportRemoval { entry, clients: 0, departure: Some(departure), remains: Vec::new() }
             }
-            Some(Presence::Serving) | None => {
+            Some(ExportState::Serving) | None => {
                 let entry = find_export(&self.tree(), name)?.clone();
                 let report = self.report_of(&entry)?;
                 may_leave(&entry, &report, force)?;
-                if !estate.shares_volume(entry.id) {
+                if !inventory.shares_volume(entry.id) {
                     may_close(&entry, &report)?;
                 }
-                Leaver { entry, clients: 0, departure: None, remains: Vec::new() }
+                ExportRemoval { entry, clients: 0, departure: None, remains: Vec::new() }
             }
         };
-        if let Some(holding) = estate.exports.get_mut(&leaver.entry.id.0) {
-            holding.presence = Presence::Leaving;
+        if let Some(holding) = inventory.exports.get_mut(&leaver.entry.id.0) {
+            holding.presence = ExportState::Leaving;
         }
         Ok(leaver)
     }
 
     /// It cannot go: it serves again, or as much of it as is left waits for another `remove`. A server that stops does not care.
-    fn stay(&self, leaver: &mut Leaver) {
-        let mut estate = lock(&self.live().estate);
+    fn stay(&self, leaver: &mut ExportRemoval) {
+        let mut inventory = lock(&self.live().inventory);
         let id = leaver.entry.id;
-        let presence = match leaver.departure.take().filter(Departure::has_begun) {
-            Some(departure) => Presence::Stuck(departure),
+        let presence = match leaver.departure.take().filter(RemovalSteps::has_begun) {
+            Some(departure) => ExportState::Stuck(departure),
             None => {
                 let _ = self.hide(id, false);
-                Presence::Serving
+                ExportState::Serving
             }
         };
-        if let Some(holding) = estate.exports.get_mut(&id.0) {
+        if let Some(holding) = inventory.exports.get_mut(&id.0) {
             holding.presence = presence;
         }
     }
 
     /// All of the way; whether the image is closed at its end.
-    fn send_off(&self, leaver: &mut Leaver, force: bool) -> Result<bool, Fault> {
+    fn send_off(&self, leaver: &mut ExportRemoval, force: bool) -> Result<bool, Fault> {
         if leaver.departure.is_none() {
             self.empty(leaver, force)?;
             if self.forget_shared(&leaver.entry)? {
@@ -134,17 +134,17 @@ impl Service {
         Ok(true)
     }
 
-    fn report_of(&self, entry: &ExportEntry) -> Result<ExportReport, Fault> {
+    fn report_of(&self, entry: &ExportNode) -> Result<ExportReport, Fault> {
         let report = self.export_report(entry.id)?;
         report.ok_or_else(|| Fault::refused("ENOENT", format!("{} is gone", entry.shown_name())))
     }
 
     fn hide(&self, export: ExportId, hidden: bool) -> Result<(), Fault> {
-        self.tell_all(|| Order::Hide { export, hidden })
+        self.tell_all(|| ShardCommand::Hide { export, hidden })
     }
 
     /// Nobody comes any more, and who is there leaves.
-    fn empty(&self, leaver: &mut Leaver, force: bool) -> Result<(), Fault> {
+    fn empty(&self, leaver: &mut ExportRemoval, force: bool) -> Result<(), Fault> {
         let entry = &leaver.entry;
         self.hide(entry.id, true)?;
         // Somebody may have come before it was hidden.
@@ -154,10 +154,10 @@ impl Service {
         if report.clients > 0 { self.evict(entry) } else { Ok(()) }
     }
 
-    fn evict(&self, entry: &ExportEntry) -> Result<(), Fault> {
+    fn evict(&self, entry: &ExportNode) -> Result<(), Fault> {
         let (since, export) = (Instant::now(), entry.id);
         let mut unread = false;
-        self.tell_all(|| Order::Evict { export, unread: false })?;
+        self.tell_all(|| ShardCommand::Evict { export, unread: false })?;
         loop {
             let left = self.report_of(entry)?.clients;
             if left == 0 {
@@ -165,7 +165,7 @@ impl Service {
             }
             if since.elapsed() > UNREAD && !unread {
                 unread = true;
-                self.tell_all(|| Order::Evict { export, unread })?;
+                self.tell_all(|| ShardCommand::Evict { export, unread })?;
             }
             if since.elapsed() > LEAVING {
                 let name = entry.shown_name();
@@ -179,24 +179,24 @@ impl Service {
     }
 
     /// Another export of the image stays, so only the name goes; false if there is none.
-    fn forget_shared(&self, entry: &ExportEntry) -> Result<bool, Fault> {
-        let mut estate = lock(&self.live().estate);
-        if !estate.shares_volume(entry.id) {
+    fn forget_shared(&self, entry: &ExportNode) -> Result<bool, Fault> {
+        let mut inventory = lock(&self.live().inventory);
+        if !inventory.shares_volume(entry.id) {
             return Ok(false);
         }
         self.change_tree(|tree| tree.exports.retain(|other| other.id != entry.id));
-        self.forget_export(&mut estate, entry.id)?;
+        self.forget_export(&mut inventory, entry.id)?;
         Ok(true)
     }
 
-    fn forget_export(&self, estate: &mut Estate, export: ExportId) -> Result<(), Fault> {
-        self.tell_all(|| Order::Forget { export })?;
-        estate.exports.remove(&export.0);
+    fn forget_export(&self, inventory: &mut Inventory, export: ExportId) -> Result<(), Fault> {
+        self.tell_all(|| ShardCommand::Forget { export })?;
+        inventory.exports.remove(&export.0);
         Ok(())
     }
 
     /// All that is dirty reaches the device, as long as that gets on.
-    fn write_out(&self, entry: &ExportEntry) -> Result<(), Fault> {
+    fn write_out(&self, entry: &ExportNode) -> Result<(), Fault> {
         let name = entry.shown_name();
         let (mut since, mut least) = (Instant::now(), u64::MAX);
         loop {
@@ -226,30 +226,30 @@ impl Service {
     }
 
     /// The volume leaves every shard that is ready, and its device if that is empty then; what is in the way, if anything is.
-    fn leave(&self, leaver: &mut Leaver) -> Result<Option<&'static str>, Fault> {
-        let mut estate = lock(&self.live().estate);
-        let ExportEntry { id, volume, device, home, .. } = leaver.entry;
-        let owner = estate.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
+    fn leave(&self, leaver: &mut ExportRemoval) -> Result<Option<&'static str>, Fault> {
+        let mut inventory = lock(&self.live().inventory);
+        let ExportNode { id, volume, device, home, .. } = leaver.entry;
+        let owner = inventory.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
         let departure = leaver.departure.get_or_insert_with(|| {
-            Departure::new(leaver.entry.clone(), owner, self.shards().count() as u16)
+            RemovalSteps::new(leaver.entry.clone(), owner, self.shards().count() as u16)
         });
         let before = self.tree();
         // Who looks must not find what a shard may have forgotten.
         self.change_tree(|tree| take_out(tree, id, volume));
         while let Some(step) = departure.step() {
             let told = match step {
-                Step::Volume(shard) => self.order(shard, Order::RemoveVolume { volume, device })?,
-                Step::Device(shard) => self.order(shard, Order::RemoveDevice { device })?,
+                Step::Volume(shard) => self.order(shard, ShardCommand::RemoveVolume { volume, device })?,
+                Step::Device(shard) => self.order(shard, ShardCommand::RemoveDevice { device })?,
                 Step::VolumePlace => {
-                    if !self.stays(&mut estate, (volume, device)) {
+                    if !self.stays(&mut inventory, (volume, device)) {
                         departure.with_device();
                     }
-                    estate.volumes.remove(&volume.0);
-                    Ok(Remains::new())
+                    inventory.volumes.remove(&volume.0);
+                    Ok(Released::new())
                 }
                 Step::DevicePlace => {
-                    estate.devices.remove(&device.0);
-                    Ok(Remains::new())
+                    inventory.devices.remove(&device.0);
+                    Ok(Released::new())
                 }
             };
             match told {
@@ -264,16 +264,16 @@ impl Service {
             }
             departure.pass();
         }
-        self.forget_export(&mut estate, id)?;
+        self.forget_export(&mut inventory, id)?;
         Ok(None)
     }
 
     /// Whether something else is on a device that a volume has just left; else no image joins it any more, and nobody sees it.
-    fn stays(&self, estate: &mut Estate, (volume, device): (VolumeId, DeviceId)) -> bool {
-        if estate.shares_device(volume) {
+    fn stays(&self, inventory: &mut Inventory, (volume, device): (VolumeId, DeviceId)) -> bool {
+        if inventory.shares_device(volume) {
             return true;
         }
-        if let Some(holding) = estate.devices.get_mut(&device.0) {
+        if let Some(holding) = inventory.devices.get_mut(&device.0) {
             holding.common = None;
         }
         self.change_tree(|tree| tree.devices.retain(|known| known.id != device));
@@ -303,9 +303,9 @@ pub(super) fn leaving(name: &str) -> Fault {
 }
 
 /// It does not go within the time that there is.
-fn not_gone(leaver: &Leaver, what: &str) -> Fault {
+fn not_gone(leaver: &ExportRemoval, what: &str) -> Fault {
     let name = leaver.entry.shown_name();
-    let message = match leaver.departure.as_ref().is_some_and(Departure::has_begun) {
+    let message = match leaver.departure.as_ref().is_some_and(RemovalSteps::has_begun) {
         false => format!("export {name} stays: {what}; try again when its device has answered"),
         true => format!(
             "export {name} serves no more and all of it is written out, but {what}: its image stays open and its name taken until `remove {name}` is said again after that"
@@ -314,7 +314,7 @@ fn not_gone(leaver: &Leaver, what: &str) -> Fault {
     Fault::refused("EBUSY", message)
 }
 
-fn may_leave(entry: &ExportEntry, report: &ExportReport, force: bool) -> Result<(), Fault> {
+fn may_leave(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(), Fault> {
     let name = entry.shown_name();
     let message = match report.clients {
         0 => return Ok(()),
@@ -326,7 +326,7 @@ fn may_leave(entry: &ExportEntry, report: &ExportReport, force: bool) -> Result<
 }
 
 /// With the last export of an image what could not be written would be lost.
-fn may_close(entry: &ExportEntry, report: &ExportReport) -> Result<(), Fault> {
+fn may_close(entry: &ExportNode, report: &ExportReport) -> Result<(), Fault> {
     let name = entry.shown_name();
     if report.failed > 0 {
         let bytes = report.failed;

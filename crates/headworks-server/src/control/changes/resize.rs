@@ -3,13 +3,13 @@
 use headworks_core::VolumeId;
 use serde_json::{Value, json};
 
-use super::super::order::Order;
+use crate::messages::command::ShardCommand;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, lock, text};
-use super::super::tree::ExportEntry;
+use super::super::tree::ExportNode;
 use super::refused;
 use super::remove::leaving;
-use crate::estate::{Presence, VolumeHolding};
+use crate::control::inventory::{ExportState, VolumeEntry};
 use crate::units::parse_size;
 use headworks::device::SizeWatch;
 use headworks::display_size;
@@ -30,16 +30,16 @@ impl Service {
     }
 
     fn resize(&self, name: &str, wanted: Option<u64>) -> Answer {
-        let mut estate = lock(&self.live().estate);
-        let known = estate.export(name).map(|(_, holding)| &holding.presence);
-        if known.is_some_and(|presence| !matches!(presence, Presence::Serving)) {
+        let mut inventory = lock(&self.live().inventory);
+        let known = inventory.export(name).map(|(_, holding)| &holding.presence);
+        if known.is_some_and(|presence| !matches!(presence, ExportState::Serving)) {
             return Err(leaving(name));
         }
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
         let report = self.export_report(entry.id)?;
         let now = report.and_then(|report| report.size).unwrap_or_default();
-        let Some(VolumeHolding { config, origin }) = estate.volumes.get_mut(&entry.volume.0) else {
+        let Some(VolumeEntry { config, origin }) = inventory.volumes.get_mut(&entry.volume.0) else {
             return Err(Fault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
         };
         let block = u64::from(config.options.block_size);
@@ -73,7 +73,7 @@ impl Service {
     /// What a file's export is to have.
     fn size_of_file(
         &self,
-        entry: &ExportEntry,
+        entry: &ExportNode,
         watch: &SizeWatch,
         (wanted, now, block): (Option<u64>, u64, u64),
     ) -> Result<u64, Fault> {
@@ -104,9 +104,9 @@ impl Service {
         Ok(size)
     }
 
-    fn lengthen(&self, entry: &ExportEntry, watch: &SizeWatch, size: u64) -> Result<(), Fault> {
+    fn lengthen(&self, entry: &ExportNode, watch: &SizeWatch, size: u64) -> Result<(), Fault> {
         let volume = entry.volume;
-        self.order(entry.home, Order::Expect { volume, size })?.map_err(|error| refused(&error))?;
+        self.order(entry.home, ShardCommand::Expect { volume, size })?.map_err(|error| refused(&error))?;
         watch.lengthen(size).map_err(|error| {
             let errno = match error.raw_os_error() {
                 Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => "ENOSPC",
@@ -119,18 +119,18 @@ impl Service {
     }
 
     /// Everybody hears of it, the device first.
-    fn grow(&self, entry: &ExportEntry, size: u64) -> Result<(), Fault> {
+    fn grow(&self, entry: &ExportNode, size: u64) -> Result<(), Fault> {
         let (volume, device): (VolumeId, _) = (entry.volume, entry.device);
         let owner = self.tree().device(device).map_or(entry.home, |device| device.owner);
         for shard in self.all_from(owner) {
-            let order = Order::Grow { volume, device, size };
+            let order = ShardCommand::Grow { volume, device, size };
             self.order(shard, order)?.map_err(|error| refused(&error))?;
         }
         Ok(())
     }
 }
 
-fn may_become(entry: &ExportEntry, now: u64, size: u64, most: u64) -> Result<(), Fault> {
+fn may_become(entry: &ExportNode, now: u64, size: u64, most: u64) -> Result<(), Fault> {
     let name = entry.shown_name();
     if size < now {
         let message = format!(

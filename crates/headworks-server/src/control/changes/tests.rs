@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::assemble::{Assembly, ExportSpec};
-use crate::control::question::Question;
+use crate::messages::query::ControlQuery;
 use crate::{Server, ServerOptions};
 use headworks::device::testing::TempFile;
 use headworks::engine::EngineChoice;
@@ -154,10 +154,10 @@ fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
     let image = TempFile::absent_in(&directory, "live-less");
     let text = format!("a=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
-    let queue = lock(&server.service.live().estate).devices[&0].config.queue;
+    let queue = lock(&server.service.live().inventory).devices[&0].config.queue;
     let other = TempFile::absent_in(&directory, "live-less");
     let other = spec(&format!("b=file:path={},size=1M", other.path().display()));
-    let opened = crate::opening::Opened::new(&other.spec, true).unwrap();
+    let opened = crate::assemble::image::Opened::new(&other.spec, true).unwrap();
     assert!(opened.fits(&queue));
     let volatile = headworks_core::QueueOptions { write_cache: !queue.write_cache, ..queue };
     assert!(!opened.fits(&volatile));
@@ -234,7 +234,7 @@ fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
     let image = TempFile::absent("live-made");
     let spec = spec(&format!("a=file:path={},size=1M", image.path().display()));
     for replaced in [false, true] {
-        let opened = crate::opening::Opened::new(&spec.spec, true).unwrap();
+        let opened = crate::assemble::image::Opened::new(&spec.spec, true).unwrap();
         let made = opened.made(&spec.spec).unwrap();
         drop(opened);
         if replaced {
@@ -244,7 +244,7 @@ fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
         made.undo();
         assert_eq!(image.path().exists(), replaced);
     }
-    let there = crate::opening::Opened::new(&spec.spec, false);
+    let there = crate::assemble::image::Opened::new(&spec.spec, false);
     assert!(there.is_ok_and(|opened| opened.made(&spec.spec).is_none()));
 }
 
@@ -295,7 +295,7 @@ fn a_stop_waits_for_its_own_flushes_and_counts_nobody_elses() {
     let text = format!("a=delay:flush=300ms,of=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
     let drain = || {
-        let question = |answer| Question::Drain { volume: VolumeId(0), answer };
+        let question = |answer| ControlQuery::Drain { volume: VolumeId(0), answer };
         server.service.ask(ShardId(0), question).map_err(|fault| fault.message().to_owned())
     };
     // Under way when the stop begins, and answered with its own.

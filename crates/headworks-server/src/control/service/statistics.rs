@@ -8,9 +8,9 @@ use headworks_core::{ExportId, WaitKind};
 use serde_json::json;
 
 use super::super::latency;
-use super::super::question::{CacheReport, LatencyReport, Question, SlowReport};
-use super::super::tree::{DeviceEntry, ExportEntry, Tree, device_name};
-use super::super::why::{Facts, why};
+use crate::messages::query::{CacheReport, LatencyReport, ControlQuery, SlowReport};
+use super::super::tree::{DeviceNode, ExportNode, Tree, device_name};
+use super::super::why::{WhySnapshot, why};
 use super::{Answer, Fault, Params, Service, find_export};
 use crate::latency::{Kind, ROWS, row_name};
 use crate::metrics::text::{Page, Type, seconds};
@@ -25,7 +25,7 @@ impl Service {
         for shard in self.shards() {
             let mut next = Some(ExportId(0));
             while let Some(from) = next {
-                let part = self.ask(shard, |answer| Question::Latency { from, answer })?;
+                let part = self.ask(shard, |answer| ControlQuery::Latency { from, answer })?;
                 for report in part.reports {
                     match all.entry(report.export) {
                         // Most exports have clients on one shard.
@@ -46,26 +46,26 @@ impl Service {
     /// Of one export, or of each.
     pub(super) fn histograms(&self, name: Option<&str>) -> Answer {
         let (tree, all) = (self.tree(), self.latencies()?);
-        let ops = |entry: &ExportEntry| {
+        let ops = |entry: &ExportNode| {
             all.get(&entry.id).map_or(json!({}), |report| latency::histograms(&report.totals))
         };
         if let Some(name) = name {
             let entry = find_export(&tree, name)?;
             return Ok(json!({ "export": entry.shown_name(), "ops": ops(entry) }));
         }
-        let one = |entry: &ExportEntry| (entry.shown_name().to_owned(), ops(entry));
+        let one = |entry: &ExportNode| (entry.shown_name().to_owned(), ops(entry));
         Ok(json!({ "exports": tree.exports.iter().map(one).collect::<Params>() }))
     }
 
     pub(super) fn why(&self, name: &str) -> Answer {
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
-        let ExportEntry { id: export, device, home, .. } = *entry;
-        let question = |answer| Question::Slow { export, device, answer };
+        let ExportNode { id: export, device, home, .. } = *entry;
+        let question = |answer| ControlQuery::Slow { export, device, answer };
         let SlowReport { now, requests, slowest, writeback } = self.ask(home, question)?;
         let options = self.device(&tree, device)?.options;
         let blocks = |count: u64| count * u64::from(BLOCK);
-        let facts = Facts {
+        let facts = WhySnapshot {
             device: device_name(device),
             export: entry.shown_name().to_owned(),
             nr_requests: options.nr_requests,
@@ -96,11 +96,11 @@ impl Service {
     /// What queues and devices see.
     fn put_devices(&self, page: &mut Page, tree: &Tree) -> Result<(), Fault> {
         let mut reports = Vec::new();
-        for DeviceEntry { id, .. } in &tree.devices {
+        for DeviceNode { id, .. } in &tree.devices {
             let report = self.device_if_there(tree, *id)?;
             reports.extend(report.map(|report| (device_name(*id), report)));
         }
-        let turns = self.shards().map(|shard| self.ask(shard, |answer| Question::Turns { answer }));
+        let turns = self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
         let turns: Vec<_> = turns.collect::<Result<_, Fault>>()?;
         let plug: u64 = turns.iter().flat_map(|shard| &shard.rows).map(|row| row.merges).sum();
         // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
@@ -134,7 +134,7 @@ impl Service {
     /// What the caches of all shards hold; nothing without one.
     fn put_caches(&self, page: &mut Page) -> Result<(), Fault> {
         let caches =
-            self.shards().map(|shard| self.ask(shard, |answer| Question::Cache { answer }));
+            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Cache { answer }));
         let caches: Vec<CacheReport> = caches.collect::<Result<_, _>>()?;
         let cache = || caches.iter().filter_map(|report| report.cache);
         let dirty = || caches.iter().filter_map(|report| report.dirty);

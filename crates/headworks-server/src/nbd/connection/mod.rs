@@ -13,7 +13,7 @@
 //!
 //! Invariant: a buffer that the path may still touch stays with the connection, dead or not, until `Final` or `Released`.
 
-mod intake;
+mod receive;
 #[cfg(test)]
 mod tls_tests;
 
@@ -29,13 +29,13 @@ use headworks_core::{
 
 use super::outgoing::{Outgoing, Sent};
 use super::transport::Transport;
-use super::window::{Flying, Window};
+use super::window::{InFlight, Window};
 use crate::latency::{Kind, Table};
 use headworks::memory::{Buffer, Pool, Span};
-use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Terms};
+use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Negotiated};
 use headworks_nbd::reply::Replies;
-use headworks_nbd::status::Question;
-use headworks_nbd::tls::Offer;
+use headworks_nbd::status::StatusQuery;
+use headworks_nbd::tls::TlsAcceptor;
 use headworks_nbd::transmission::{Request, RequestParser};
 use headworks_nbd::wire::NbdError;
 
@@ -78,7 +78,7 @@ enum Phase {
 
 /// Where a connection's requests go, and how they are treated there.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Door {
+pub struct ExportBinding {
     /// The volume.
     pub volume: VolumeId,
     /// The export that the client chose.
@@ -90,7 +90,7 @@ pub struct Door {
 struct Transmission {
     parser: RequestParser,
     replies: Replies,
-    door: Door,
+    binding: ExportBinding,
     /// The priority is this connection's own, not its export's.
     own_ioprio: bool,
     /// A request that waits for a buffer.
@@ -122,8 +122,8 @@ pub struct Answered {
 
 impl Answered {
     #[inline]
-    fn of(flying: &Flying, now: Instant) -> Self {
-        let Flying { op, offset, len, since, .. } = *flying;
+    fn of(in_flight: &InFlight, now: Instant) -> Self {
+        let InFlight { op, offset, len, since, .. } = *in_flight;
         Self { op, offset, len, total_ns: now.since(since) }
     }
 }
@@ -144,7 +144,7 @@ pub enum Received {
         /// Index of the export.
         export: usize,
         /// What was agreed on.
-        terms: Terms,
+        terms: Negotiated,
     },
     /// No more will come. The connection ends when it is finished.
     End(End),
@@ -166,7 +166,7 @@ pub struct Connection {
     /// None when it is closed.
     transport: Option<Transport>,
     /// What STARTTLS gets; none when there is no TLS, or it was had.
-    offer: Option<Arc<Offer>>,
+    acceptor: Option<Arc<TlsAcceptor>>,
     id: u32,
     peer: String,
     limits: ConnectionLimits,
@@ -194,7 +194,7 @@ pub struct Connection {
 
 /// What a connection that needs a buffer may do when the pool is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum BufferPolicy {
     /// Nobody else waits: take what there is.
     Free,
     /// It is the first in line: one buffer, then somebody else may be.
@@ -204,7 +204,7 @@ pub enum Turn {
 }
 
 /// What the shard's side lends to a connection while it reads.
-pub struct Intake<'a> {
+pub struct ReceiveContext<'a> {
     /// The turn's time.
     pub now: Instant,
     /// Shared by all connections of the shard; empty between calls.
@@ -212,7 +212,7 @@ pub struct Intake<'a> {
     /// The shard's buffers.
     pub pool: &'a mut Pool,
     /// Whether it may take buffers though others wait.
-    pub turn: Turn,
+    pub turn: BufferPolicy,
     /// What the shard offers.
     pub exports: &'a [ExportInfo],
     /// How many bios the shard still takes.
@@ -231,7 +231,7 @@ impl Connection {
         outgoing.header(|out| out.extend_from_slice(&greeting));
         Self {
             transport: Some(Transport::plain(socket)),
-            offer: None,
+            acceptor: None,
             id: 0,
             peer,
             limits,
@@ -251,11 +251,11 @@ impl Connection {
     }
 
     /// Lets the client ask for TLS, or makes it. To be called before anything is received.
-    pub fn offer_tls(&mut self, offer: &Arc<Offer>) {
+    pub fn set_tls_acceptor(&mut self, acceptor: &Arc<TlsAcceptor>) {
         if let Phase::Handshake(handshake) = &mut self.phase {
-            let required = offer.is_required();
+            let required = acceptor.is_required();
             handshake.offer(if required { Encryption::Required } else { Encryption::Offered });
-            self.offer = Some(Arc::clone(offer));
+            self.acceptor = Some(Arc::clone(acceptor));
         }
     }
 
@@ -306,18 +306,18 @@ impl Connection {
         matches!(&self.phase, Phase::Transmission(transmission) if transmission.large)
     }
 
-    /// The handshake is over: from now on requests for what is behind `door` are taken.
-    pub fn begin(&mut self, now: Instant, door: Door, export: &ExportInfo, terms: Terms) {
+    /// The handshake is over: from now on requests for what is behind `binding` are taken.
+    pub fn begin(&mut self, now: Instant, binding: ExportBinding, export: &ExportInfo, terms: Negotiated) {
         (self.last_received, self.last_sent) = (now, now);
-        self.offer = None;
+        self.acceptor = None;
         self.form = Replies { structured: terms.structured };
         self.latency = Some(Table::default());
-        self.export = door.export;
+        self.export = binding.export;
         self.block = export.block_sizes.min;
         self.phase = Phase::Transmission(Transmission {
             parser: RequestParser::new(export.flags_for(terms), terms),
             replies: self.form,
-            door,
+            binding,
             own_ioprio: false,
             held: None,
             receiving: None,
@@ -327,9 +327,9 @@ impl Connection {
 
     /// Where its requests go; none before it has chosen, nor when it leaves.
     #[must_use]
-    pub fn door(&self) -> Option<Door> {
+    pub fn binding(&self) -> Option<ExportBinding> {
         match &self.phase {
-            Phase::Transmission(transmission) => Some(transmission.door),
+            Phase::Transmission(transmission) => Some(transmission.binding),
             _ => None,
         }
     }
@@ -339,17 +339,17 @@ impl Connection {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return false;
         };
-        (transmission.door.ioprio, transmission.own_ioprio) = (ioprio, true);
+        (transmission.binding.ioprio, transmission.own_ioprio) = (ioprio, true);
         true
     }
 
     /// The priority of an export has changed: its connections have that, but for those with one of their own.
     pub fn follow(&mut self, export: ExportId, ioprio: Ioprio) {
         if let Phase::Transmission(transmission) = &mut self.phase
-            && transmission.door.export == export
+            && transmission.binding.export == export
             && !transmission.own_ioprio
         {
-            transmission.door.ioprio = ioprio;
+            transmission.binding.ioprio = ioprio;
         }
     }
 
@@ -395,18 +395,18 @@ impl Connection {
     ) -> Option<Answered> {
         let dead = matches!(self.phase, Phase::Dead);
         if stage == ReplyStage::Early {
-            let flying = self.window.get(sequence)?;
-            flying.answered = true;
-            let (op, cookie) = (flying.op, flying.cookie);
-            let answered = Answered::of(flying, now);
+            let in_flight = self.window.get(sequence)?;
+            in_flight.answered = true;
+            let (op, cookie) = (in_flight.op, in_flight.cookie);
+            let answered = Answered::of(in_flight, now);
             if !dead {
                 self.answer_failure(op, cookie, status.err().unwrap_or(IoError::TimedOut));
             }
             return Some(answered);
         }
-        let flying = self.window.remove(sequence)?;
-        let counted = Answered::of(&flying, now);
-        let Flying { op, cookie, offset, len, one_extent, answered, buffer, .. } = flying;
+        let in_flight = self.window.remove(sequence)?;
+        let counted = Answered::of(&in_flight, now);
+        let InFlight { op, cookie, offset, len, one_extent, answered, buffer, .. } = in_flight;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
         if !dead && !answered {
@@ -422,7 +422,7 @@ impl Connection {
                 }
                 (Op::BlockStatus, Ok(())) => {
                     let (form, block) = (self.form, self.block);
-                    let question = Question { cookie, offset, len, block, one: one_extent };
+                    let question = StatusQuery { cookie, offset, len, block, one: one_extent };
                     let list = buffer.as_ref().map_or(&[][..], list_of);
                     self.outgoing.header(|out| form.block_status(out, &question, list));
                 }

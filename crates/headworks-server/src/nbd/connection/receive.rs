@@ -9,8 +9,8 @@ use std::io;
 use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Op};
 
 use super::{
-    Connection, Door, End, Intake, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received,
-    Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES, Turn,
+    Connection, ExportBinding, End, ReceiveContext, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received,
+    Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES, BufferPolicy,
 };
 use crate::nbd::outgoing::Sent;
 use headworks::memory::{Buffer, Span};
@@ -19,7 +19,7 @@ use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 
 impl Connection {
     /// Reads once and turns what came into bios.
-    pub fn receive(&mut self, intake: &mut Intake<'_>) -> Received {
+    pub fn receive(&mut self, context: &mut ReceiveContext<'_>) -> Received {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
             return Received::Nothing;
         }
@@ -29,17 +29,17 @@ impl Connection {
         }
         if self.has_stash() || self.holds_request() {
             let mut stash = std::mem::take(&mut self.stash);
-            let (used, received) = self.look_at(&stash, intake);
+            let (used, received) = self.look_at(&stash, context);
             stash.drain(..used);
             self.stash = stash;
             return received;
         }
         let direct = self.payload_rest();
-        let tail = self.tail_len(direct, intake.scratch.len());
+        let tail = self.tail_len(direct, context.scratch.len());
         let Some(transport) = &mut self.transport else {
             return Received::Nothing;
         };
-        let count = match transport.receive(direct, intake.scratch, tail) {
+        let count = match transport.receive(direct, context.scratch, tail) {
             Ok(0) => return Received::End(self.hang_up()),
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Nothing,
@@ -53,15 +53,15 @@ impl Connection {
         };
         // A handshake is timed as a whole: drop by drop is no progress.
         if !matches!(self.phase, Phase::Handshake(_)) {
-            self.last_received = intake.now;
+            self.last_received = context.now;
         }
         let placed = count.min(direct.map_or(0, |span| span.len));
         if placed > 0 {
-            self.note_payload(placed, intake);
+            self.note_payload(placed, context);
         }
-        let scratch = std::mem::take(&mut intake.scratch);
-        let received = self.take_in(&scratch[..count - placed], intake);
-        intake.scratch = scratch;
+        let scratch = std::mem::take(&mut context.scratch);
+        let received = self.take_in(&scratch[..count - placed], context);
+        context.scratch = scratch;
         received
     }
 
@@ -110,29 +110,29 @@ impl Connection {
     }
 
     /// Looks at received bytes; what cannot be used now goes into the stash.
-    fn take_in(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> Received {
-        let (used, received) = self.look_at(bytes, intake);
+    fn take_in(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> Received {
+        let (used, received) = self.look_at(bytes, context);
         if !matches!(received, Received::End(_)) {
             self.stash.extend_from_slice(&bytes[used..]);
         }
         received
     }
 
-    fn look_at(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
+    fn look_at(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, Received) {
         match self.phase {
-            Phase::Handshake(_) => self.shake_hands(bytes, intake),
-            _ => self.parse(bytes, intake),
+            Phase::Handshake(_) => self.shake_hands(bytes, context),
+            _ => self.parse(bytes, context),
         }
     }
 
-    fn shake_hands(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
+    fn shake_hands(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, Received) {
         let Phase::Handshake(handshake) = &mut self.phase else {
             return (0, Received::Nothing);
         };
         let mut used = 0;
         loop {
             let mut out = Vec::new();
-            let (count, outcome) = handshake.feed(intake.exports, &bytes[used..], &mut out);
+            let (count, outcome) = handshake.feed(context.exports, &bytes[used..], &mut out);
             used += count;
             if !out.is_empty() {
                 self.outgoing.header(|headers| headers.extend_from_slice(&out));
@@ -143,7 +143,7 @@ impl Connection {
                 }
                 Outcome::Reply => Received::Full,
                 Outcome::NeedMore => Received::Some,
-                Outcome::Encrypt => self.encrypt(bytes.len() - used, intake),
+                Outcome::Encrypt => self.encrypt(bytes.len() - used, context),
                 Outcome::Ready { export, terms } => Received::Chosen { export, terms },
                 Outcome::Closed => Received::End(End::Goodbye),
                 Outcome::Failed(sentence) => Received::End(End::Fault(sentence)),
@@ -154,28 +154,28 @@ impl Connection {
 
     /// The client was promised TLS: the promise goes out in the clear, and everything after it does not. `early` bytes have
     /// come behind the question, in the clear: from a client that cannot know the answer yet, or from somebody between.
-    fn encrypt(&mut self, early: usize, intake: &mut Intake<'_>) -> Received {
+    fn encrypt(&mut self, early: usize, context: &mut ReceiveContext<'_>) -> Received {
         let fault = |sentence: String| Received::End(End::Fault(sentence));
         if early > 0 {
             return fault(format!("{early} bytes came in the clear behind the request for TLS"));
         }
-        let (Some(transport), Some(offer)) = (&mut self.transport, self.offer.take()) else {
+        let (Some(transport), Some(acceptor)) = (&mut self.transport, self.acceptor.take()) else {
             return fault("TLS was promised and is not there".to_owned());
         };
         // Short: a socket that does not take it belongs to a client that reads nothing.
-        match self.outgoing.send(transport, intake.pool, &mut Vec::new()) {
+        match self.outgoing.send(transport, context.pool, &mut Vec::new()) {
             Ok(Sent::All) => {}
             Ok(_) => return fault("the client does not read the handshake".to_owned()),
             Err(error) => return fault(format!("sending failed: {error}")),
         }
-        match offer.session() {
+        match acceptor.session() {
             Ok(session) => transport.encrypt(session),
             Err(error) => return fault(error.to_string()),
         }
         Received::Some
     }
 
-    fn parse(&mut self, bytes: &[u8], intake: &mut Intake<'_>) -> (usize, Received) {
+    fn parse(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, Received) {
         let (mut used, mut bios, mut copied) = (0, 0, 0);
         loop {
             let Phase::Transmission(transmission) = &mut self.phase else {
@@ -187,7 +187,7 @@ impl Connection {
                 if !receiving.is_complete() {
                     return (used, Received::Some);
                 }
-                self.submit_received(intake);
+                self.submit_received(context);
                 bios += 1;
                 continue;
             }
@@ -198,7 +198,7 @@ impl Connection {
             let request = match held {
                 Some(request) => request,
                 None if !self.has_room() => return (used, Received::Full),
-                None if *intake.room == 0 => return (used, Received::NoBuffer),
+                None if *context.room == 0 => return (used, Received::NoBuffer),
                 None => {
                     let Phase::Transmission(transmission) = &mut self.phase else {
                         continue;
@@ -219,7 +219,7 @@ impl Connection {
                 }
             };
             let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
-            if !self.admit(request, intake) {
+            if !self.admit(request, context) {
                 return (used, Received::NoBuffer);
             }
             // What is read will be copied, too, and counts: no client holds the shard.
@@ -228,7 +228,7 @@ impl Connection {
     }
 
     /// Gives a request its buffer and, unless a payload must come first, hands it to the shard. False: no buffer is free.
-    fn admit(&mut self, request: Request, intake: &mut Intake<'_>) -> bool {
+    fn admit(&mut self, request: Request, context: &mut ReceiveContext<'_>) -> bool {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return true;
         };
@@ -238,13 +238,13 @@ impl Connection {
         let len = op.buffer_len(request.len) as usize;
         if len > 0 {
             buffer =
-                if may_take(held + len, len, intake) { intake.pool.try_take(len) } else { None };
+                if may_take(held + len, len, context) { context.pool.try_take(len) } else { None };
             if buffer.is_none() {
                 transmission.held = Some(request);
                 return false;
             }
-            if intake.turn == Turn::Once {
-                intake.turn = Turn::Wait;
+            if context.turn == BufferPolicy::Once {
+                context.turn = BufferPolicy::Wait;
             }
         }
         self.buffer_bytes += buffer.as_ref().map_or(0, |buffer| buffer.len());
@@ -252,12 +252,12 @@ impl Connection {
         if op == Op::Write {
             transmission.receiving = Some(Receiving { buffer, request, filled: 0 });
         } else {
-            self.submit(&request, buffer, intake);
+            self.submit(&request, buffer, context);
         }
         true
     }
 
-    fn note_payload(&mut self, count: usize, intake: &mut Intake<'_>) {
+    fn note_payload(&mut self, count: usize, context: &mut ReceiveContext<'_>) {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return;
         };
@@ -266,24 +266,24 @@ impl Connection {
         };
         receiving.filled += count;
         if receiving.is_complete() {
-            self.submit_received(intake);
+            self.submit_received(context);
         }
     }
 
-    fn submit_received(&mut self, intake: &mut Intake<'_>) {
+    fn submit_received(&mut self, context: &mut ReceiveContext<'_>) {
         let Phase::Transmission(transmission) = &mut self.phase else {
             return;
         };
         if let Some(Receiving { buffer, request, .. }) = transmission.receiving.take() {
-            self.submit(&request, buffer, intake);
+            self.submit(&request, buffer, context);
         }
     }
 
-    fn submit(&mut self, request: &Request, buffer: Option<Buffer>, intake: &mut Intake<'_>) {
+    fn submit(&mut self, request: &Request, buffer: Option<Buffer>, context: &mut ReceiveContext<'_>) {
         let Phase::Transmission(transmission) = &self.phase else {
             return;
         };
-        let Door { volume, export, ioprio } = transmission.door;
+        let ExportBinding { volume, export, ioprio } = transmission.binding;
         let op = request.op();
         let status = op == Op::BlockStatus;
         if let Some(buffer) = buffer.as_ref().filter(|_| status) {
@@ -292,12 +292,12 @@ impl Connection {
             unsafe { buffer.base().write_bytes(0, EXTENTS_BYTES as usize) };
         }
         let Request { cookie, offset, len, .. } = *request;
-        let sequence = self.window.insert(cookie, offset, len, op, buffer, intake.now);
-        if let Some(flying) = self.window.get(sequence).filter(|_| status) {
-            flying.one_extent = request.bio_flags().contains(BioFlags::ONE_EXTENT);
+        let sequence = self.window.insert(cookie, offset, len, op, buffer, context.now);
+        if let Some(in_flight) = self.window.get(sequence).filter(|_| status) {
+            in_flight.one_extent = request.bio_flags().contains(BioFlags::ONE_EXTENT);
         }
-        *intake.room = intake.room.saturating_sub(1);
-        intake.inputs.push(Input::Bio(Bio {
+        *context.room = context.room.saturating_sub(1);
+        context.inputs.push(Input::Bio(Bio {
             id: BioId { connection: self.id, volume, export, sequence },
             offset,
             len,
@@ -331,10 +331,10 @@ impl Receiving {
 /// Whether a connection that would then hold `held` bytes may take `len` of them. Who holds little is served from all of the
 /// pool and past the line; who holds much leaves the reserve alone and waits in line. So a client that reads no replies
 /// starves only those like it.
-fn may_take(held: usize, len: usize, intake: &Intake<'_>) -> bool {
-    let size = intake.pool.size();
+fn may_take(held: usize, len: usize, context: &ReceiveContext<'_>) -> bool {
+    let size = context.pool.size();
     held <= SMALL_HOLD
-        || intake.turn != Turn::Wait && intake.pool.taken() + len <= size - size / RESERVE_PART
+        || context.turn != BufferPolicy::Wait && context.pool.taken() + len <= size - size / RESERVE_PART
 }
 
 fn fault(error: ProtocolError) -> End {
@@ -377,11 +377,11 @@ mod tests {
         let (mut most, mut got) = (0, vec![0; 18 + ASKED * list]);
         let mut at = 0;
         while at < got.len() {
-            let received = connection.receive(&mut Intake {
+            let received = connection.receive(&mut ReceiveContext {
                 now: Instant(0),
                 scratch: &mut [0; 4096],
                 pool: &mut pool,
-                turn: Turn::Free,
+                turn: BufferPolicy::Free,
                 exports: &exports,
                 room: &mut 1,
                 inputs: &mut Vec::new(),

@@ -37,7 +37,7 @@ impl Server {
         let (ours, theirs) = UnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
         let mut connection = Connection::new(ours.into(), "test".into(), LIMITS, Instant(0));
-        connection.offer_tls(&certificates.offer(mode, false));
+        connection.set_tls_acceptor(&certificates.offer(mode, false));
         let server = Self {
             connection,
             pool: Pool::new(128 << 20).unwrap(),
@@ -76,20 +76,20 @@ impl Server {
     }
 
     fn receive(&mut self) {
-        let mut intake = Intake {
+        let mut context = ReceiveContext {
             now: Instant(7),
             scratch: &mut self.scratch,
             pool: &mut self.pool,
-            turn: Turn::Free,
+            turn: BufferPolicy::Free,
             exports: &self.exports,
             room: &mut 1000,
             inputs: &mut self.inputs,
         };
-        let received = self.connection.receive(&mut intake);
+        let received = self.connection.receive(&mut context);
         self.sleeps = received == Received::Nothing;
         match received {
             Received::Chosen { export, terms } => {
-                self.connection.begin(Instant(0), Door::default(), &self.exports[export], terms);
+                self.connection.begin(Instant(0), ExportBinding::default(), &self.exports[export], terms);
             }
             Received::End(end) => {
                 if end == End::Goodbye {
@@ -387,7 +387,7 @@ fn who_does_not_ask_for_tls_is_served_without_where_it_is_only_offered() {
     server.turn();
     socket.write_all(&[&[0, 0, 0, 3], option(7, &[0; 6]).as_slice()].concat()).unwrap();
     server.turn();
-    assert!(server.connection.door().is_some() && server.connection.tls().is_none());
+    assert!(server.connection.binding().is_some() && server.connection.tls().is_none());
 }
 
 /// A payload in records of one byte: what a turn decrypts is bounded by what it receives, not by what the socket has.

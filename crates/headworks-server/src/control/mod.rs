@@ -1,0 +1,27 @@
+//! The control socket: JSON-RPC over a unix socket, for the operator.
+//!
+//! ```text
+//!   client --line--> rpc --method--> service --query or command--> shard thread
+//!                                      ^-------- answer, or a closed channel when the server has ended
+//! ```
+//!
+//! `socket` accepts clients, `client` frames lines, `rpc` is JSON-RPC 2.0, `credentials` checks the peer. `service` has the
+//! methods, `tree` the names of settings, `report` and `latency` the tables of answers, `why` the analysis of slow requests.
+//! `inventory` records devices, volumes and exports; `changes` adds, removes and resizes them.
+
+pub(crate) mod changes;
+mod client;
+mod credentials;
+pub(crate) mod inventory;
+mod latency;
+pub mod log_level;
+mod report;
+mod rpc;
+pub(crate) mod service;
+mod socket;
+pub(crate) mod tree;
+mod why;
+
+pub use changes::Reload;
+pub use report::DISKSTATS_FIELDS;
+pub(crate) use socket::ControlSocket;
