@@ -26,7 +26,7 @@ pub mod tls;
 pub mod transmission;
 pub mod wire;
 
-pub use handshake::{BlockSizes, Encryption, ExportInfo, Handshake, Outcome, Negotiated};
+pub use handshake::{BlockSizes, Encryption, ExportInfo, Handshake, Negotiated, Outcome};
 pub use reply::Replies;
 pub use transmission::{Parsed, ProtocolError, Refusal, Request, RequestParser};
 pub use wire::{Command, CommandFlags, NbdError, TransmissionFlags};

@@ -12,15 +12,15 @@ use std::thread::JoinHandle;
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, ShardConfig, ShardId, VolumeId};
 
-use super::assemble::{Assembly, WatchedFile};
-use super::messages::ControlMessage;
-use super::shared::ServerShared;
-use super::reactor::shard_io::{ShardIo, Envelope, Peer};
-use super::listen::Listener;
-use super::options::ServerOptions;
 use super::assemble::export_info::ServedExport;
-use super::reactor::{ReactorParts, Reactor};
+use super::assemble::{Assembly, WatchedFile};
+use super::listen::Listener;
+use super::messages::ControlMessage;
+use super::options::ServerOptions;
+use super::reactor::shard_io::{Envelope, Peer, ShardIo};
+use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
+use super::shared::ServerShared;
 use crate::nbd::connection::ConnectionLimits;
 use headworks::device::Device;
 use headworks::engine::{self, Waker};
@@ -231,7 +231,10 @@ fn live(
     }
 }
 
-fn prepare(seed: Seed, setup: &ThreadSetup) -> Result<(ReactorParts, String, Option<Pages>), ConfigError> {
+fn prepare(
+    seed: Seed,
+    setup: &ThreadSetup,
+) -> Result<(ReactorParts, String, Option<Pages>), ConfigError> {
     let Seed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
     let options = &setup.options;
     let id = config.id;

@@ -30,5 +30,5 @@ pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
 pub use options::ServerOptions;
 pub use reloader::Reloader;
-pub use server::{ExportNow, ShardBarrier, Server};
+pub use server::{ExportNow, Server, ShardBarrier};
 pub use spec::{Base, Layer, Share, Spec, Wrapper};

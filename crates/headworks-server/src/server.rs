@@ -12,20 +12,20 @@ use headworks_core::{
     QueueOptions, ShardConfig, ShardId, SpareSlots, VolumeConfig, VolumeId, WriteMode,
 };
 
-use crate::assemble::cache_shares;
 use crate::assemble::Assembly;
-use crate::messages::ControlMessage;
-use crate::shared::ServerShared;
+use crate::assemble::cache_shares;
+use crate::assemble::export_info::served_exports;
 use crate::control::ControlSocket;
 use crate::control::changes::Live;
+use crate::control::inventory::Inventory;
 use crate::control::service::{Service, Setting};
 use crate::control::tree::{DeviceNode, ExportNode, Tree};
-use crate::control::inventory::Inventory;
-use crate::launch::{ThreadSetup, Launched, launch, seeds};
+use crate::launch::{Launched, ThreadSetup, launch, seeds};
 use crate::listen::Listener;
+use crate::messages::ControlMessage;
 use crate::metrics::{self, Metrics};
-use crate::assemble::export_info::served_exports;
 use crate::options::BIOS_MAX;
+use crate::shared::ServerShared;
 use crate::{Reloader, ServerOptions};
 use headworks::display_size;
 use headworks_nbd::tls::TlsAcceptor;
@@ -379,8 +379,13 @@ pub(crate) fn service(
         exports: exports.collect(),
         caching: cache_shares::caching_shards(config, options.cache),
     };
-    let inventory =
-        Inventory::new(assembly, config, options.spread, tree.caching.clone(), options.queue.clone());
+    let inventory = Inventory::new(
+        assembly,
+        config,
+        options.spread,
+        tree.caching.clone(),
+        options.queue.clone(),
+    );
     let (shared, live) = (Arc::clone(shared), Live::new(inventory));
     Service::new(shared, config.shards, tree, settings.collect(), options.dirty, live)
         .with_log_level(options.log_level.clone())

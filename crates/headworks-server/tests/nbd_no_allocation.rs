@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use headworks_nbd::reply::REPLY_BYTES_MAX;
 use headworks_nbd::wire::RequestHeader;
-use headworks_nbd::{NbdError, Parsed, Replies, RequestParser, Negotiated, TransmissionFlags};
+use headworks_nbd::{NbdError, Negotiated, Parsed, Replies, RequestParser, TransmissionFlags};
 
 struct Counting;
 

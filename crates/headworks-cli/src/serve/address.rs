@@ -24,7 +24,8 @@ pub(super) fn addresses(
     options: &ServeArgs,
     sockets: &InheritedSockets,
 ) -> Result<(Vec<Address>, Option<PrivateDirectory>), ConfigError> {
-    let mut listen: Vec<Address> = sockets.listen.iter().cloned().map(Address::InheritedSocket).collect();
+    let mut listen: Vec<Address> =
+        sockets.listen.iter().cloned().map(Address::InheritedSocket).collect();
     let mut private = None;
     if let Some(port) = options.port {
         listen.push(Address::Tcp(SocketAddr::new(options.ip_addr, port)));

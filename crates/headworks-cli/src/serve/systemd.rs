@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use headworks_core::ConfigError;
-use headworks_server::{InheritedSocket, InheritedAddress, ShardBarrier, Server};
+use headworks_server::{InheritedAddress, InheritedSocket, Server, ShardBarrier};
 use sd_notify::NotifyState;
 
 /// Name (`FileDescriptorName=`) of the control socket.

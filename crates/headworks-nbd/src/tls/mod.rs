@@ -12,8 +12,8 @@
 //!
 //! Sessions are not resumed and no early data are taken, so nothing of one connection is kept for another.
 
-pub mod files;
 pub mod acceptor;
+pub mod files;
 pub mod pieces;
 pub mod session;
 #[cfg(any(test, feature = "testing"))]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
-use super::{TlsAcceptor, Session, TlsMode, TlsOptions, Trust};
+use super::{Session, TlsAcceptor, TlsMode, TlsOptions, Trust};
 
 /// A directory with all files; it goes with this.
 pub struct Certificates(PathBuf);

@@ -9,7 +9,7 @@ use headworks_core::{
     ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
 
-use super::{AssembledExport, SharedDeviceKey, ExportSpec, WatchedFile};
+use super::{AssembledExport, ExportSpec, SharedDeviceKey, WatchedFile};
 use crate::spec::{Base, Share, Spec};
 use headworks::device::{
     Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,

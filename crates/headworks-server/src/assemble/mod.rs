@@ -13,9 +13,9 @@ use headworks_core::{
     ConfigError, DeviceId, Ioprio, QueueOptions, Tunable, VolumeId, VolumeOptions,
 };
 
-use image::{Caching, Opened, Origin, assembled, no_size};
 use crate::spec::{Base, Share, Spec};
 use headworks::device::{Device, FileDevice, Identity, OpenFile, SizeWatch};
+use image::{Caching, Opened, Origin, assembled, no_size};
 
 /// Where a client can go.
 #[derive(Clone, Debug)]

@@ -12,9 +12,9 @@ use headworks_core::{
     VolumeConfig, VolumeId, WriteMode,
 };
 
-use crate::assemble::{Assembly, SharedDeviceKey, ExportSpec, NamedDevice, shown_name};
 use super::changes::removal::RemovalSteps;
 use crate::assemble::image::{Opened, Origin};
+use crate::assemble::{Assembly, ExportSpec, NamedDevice, SharedDeviceKey, shown_name};
 
 /// A device that is there.
 #[derive(Clone, Debug)]
@@ -109,15 +109,11 @@ impl Inventory {
         Self {
             devices: (0..)
                 .zip(devices)
-                .map(|(id, (&config, common))| {
-                    (id, DeviceEntry { config, common: common.clone() })
-                })
+                .map(|(id, (&config, common))| (id, DeviceEntry { config, common: common.clone() }))
                 .collect(),
             volumes: (0..)
                 .zip(volumes)
-                .map(|(id, (&config, origin))| {
-                    (id, VolumeEntry { config, origin: origin.clone() })
-                })
+                .map(|(id, (&config, origin))| (id, VolumeEntry { config, origin: origin.clone() }))
                 .collect(),
             exports: (0..)
                 .zip(exports)
@@ -171,7 +167,8 @@ impl Inventory {
             return Err(ConfigError::new("read-only", message));
         }
         let common = self.devices.get(&config.device.0).and_then(|holding| holding.common.as_ref());
-        let other = |wanted: &&NamedDevice| common != Some(&SharedDeviceKey::Name(wanted.name.clone()));
+        let other =
+            |wanted: &&NamedDevice| common != Some(&SharedDeviceKey::Name(wanted.name.clone()));
         if let Some(wanted) = spec.device.as_ref().filter(other) {
             let message = format!("{what} is served already, not by the device `{}`", wanted.name);
             return Err(ConfigError::new("device", message));

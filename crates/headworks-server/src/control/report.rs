@@ -11,9 +11,9 @@ use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
-use crate::messages::query::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
 use super::service::Setting;
 use super::tree::{ExportNode, device_name};
+use crate::messages::query::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
 
 /// Device numbers for local and experimental use, as the kernel's list has it.
 const MAJOR: u32 = 240;

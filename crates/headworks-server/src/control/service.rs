@@ -13,16 +13,18 @@ use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
-use super::latency;
 use super::changes::Live;
+use super::latency;
 use super::log_level::{LogLevel, log_level};
-use crate::messages::query::{CacheReport, ConnectionReport, DeviceReport, ControlQuery, VolumeReport};
 use super::report;
 use super::rpc::{Fault, Params};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, device_name, is_within};
-use crate::messages::ControlMessage;
-use crate::shared::ServerShared;
 use crate::assemble::cache_shares::divided;
+use crate::messages::ControlMessage;
+use crate::messages::query::{
+    CacheReport, ConnectionReport, ControlQuery, DeviceReport, VolumeReport,
+};
+use crate::shared::ServerShared;
 use crate::units::{parse_ioprio, parse_size, parse_weight};
 
 /// A shard that turns at all answers within a turn; one that does not is stuck in a device or out of CPU.
@@ -353,7 +355,8 @@ impl Service {
 
     fn set_connection_ioprio(&self, path: &str, id: u32, ioprio: Ioprio) -> Result<(), Fault> {
         for shard in self.shards() {
-            let question = |answer| ControlQuery::ConnectionIoprio { connection: id, ioprio, answer };
+            let question =
+                |answer| ControlQuery::ConnectionIoprio { connection: id, ioprio, answer };
             if self.ask(shard, question)? {
                 return Ok(());
             }
@@ -413,7 +416,8 @@ impl Service {
         let mut exports = Params::new();
         for entry in &tree.exports {
             let volume = entry.volume;
-            let report = self.ask(tree.owner(entry), |answer| ControlQuery::Volume { volume, answer });
+            let report =
+                self.ask(tree.owner(entry), |answer| ControlQuery::Volume { volume, answer });
             let Some(report) = self.if_there(&tree, report)? else { continue };
             let report: VolumeReport = report;
             let device = reports.iter().find(|(device, _)| *device == entry.device);
@@ -428,7 +432,8 @@ impl Service {
             .iter()
             .map(|(device, table)| (device_name(*device), report::device(table)))
             .collect();
-        let turns = self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
+        let turns =
+            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
         let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
         let caches =
             self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Cache { answer }));

@@ -5,13 +5,13 @@ use std::thread::JoinHandle;
 
 use headworks_core::{QueueOptions, ShardConfig, VolumeId, VolumeOptions};
 
-use crate::messages::query::{
-    DeviceReport, FailedRange, LatencyPart, ControlQuery, SlowReport, VolumeReport,
-};
 use super::super::tree::tests::tree;
 use super::*;
 use crate::assemble::Assembly;
 use crate::control::inventory::Inventory;
+use crate::messages::query::{
+    ControlQuery, DeviceReport, FailedRange, LatencyPart, SlowReport, VolumeReport,
+};
 
 /// How the shards behave.
 #[derive(Clone, Copy)]
@@ -91,7 +91,9 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
                 let (now, slowest) = (headworks_core::Instant(0), Vec::new());
                 answer.send(SlowReport { now, requests: 0, slowest, writeback: None }).unwrap();
             }
-            (_, ControlQuery::Connections { answer, .. }) => answer.send((Vec::new(), None)).unwrap(),
+            (_, ControlQuery::Connections { answer, .. }) => {
+                answer.send((Vec::new(), None)).unwrap()
+            }
             (_, ControlQuery::Exports { .. } | ControlQuery::Drain { .. }) => {}
         }
     }

@@ -198,7 +198,10 @@ mod tests {
         fill(&mut line, 4);
         assert_eq!(line.call(), Some(0));
         line.note(1, Some(ExportId(1)), 0);
-        assert_eq!((line.call(), line.turn(0), line.turn(1)), (None, BufferPolicy::Once, BufferPolicy::Wait));
+        assert_eq!(
+            (line.call(), line.turn(0), line.turn(1)),
+            (None, BufferPolicy::Once, BufferPolicy::Wait)
+        );
         line.note(0, Some(ExportId(0)), 3 * UNIT);
         assert_eq!((line.first(), line.call(), line.turn(0)), (None, Some(1), BufferPolicy::Wait));
     }
@@ -214,7 +217,10 @@ mod tests {
         assert_eq!(line.exports[0].held, 2 * UNIT, "a closed connection has still an account");
         line.forget(1);
         line.forget(0);
-        assert_eq!((line.exports[0].held, line.call(), line.turn(2)), (UNIT, Some(2), BufferPolicy::Free));
+        assert_eq!(
+            (line.exports[0].held, line.call(), line.turn(2)),
+            (UNIT, Some(2), BufferPolicy::Free)
+        );
         line.forget(2);
         assert_eq!((line.exports[0].held, line.call()), (0, None));
         assert_eq!(line.turn(1), BufferPolicy::Free);

@@ -11,10 +11,10 @@ use headworks_core::{
     VolumeId,
 };
 
-use super::{ShutdownPhase, Reactor};
-use crate::messages::ControlMessage;
-use crate::messages::command::{ExportReport, ShardCommand, CommandResult, Released};
 use super::shard_io::OWN_FLUSHES;
+use super::{Reactor, ShutdownPhase};
+use crate::messages::ControlMessage;
+use crate::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
 
 /// Own flushes that somebody waits for.
 #[derive(Default)]
@@ -23,7 +23,12 @@ pub(super) struct Drains {
 }
 
 impl Reactor {
-    pub(super) fn on_order(&mut self, now: Instant, order: ShardCommand, answer: &Sender<CommandResult>) {
+    pub(super) fn on_order(
+        &mut self,
+        now: Instant,
+        order: ShardCommand,
+        answer: &Sender<CommandResult>,
+    ) {
         if self.phase != ShutdownPhase::Running {
             // Whoever waits hears that nobody answers any more.
             return;

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use headworks_core::{ExportId, Input, Instant};
 use tracing::{debug, error, warn};
 
-use super::{ReadPause, LISTENERS, ShutdownPhase, Reactor, ConnectionState};
+use super::{ConnectionState, LISTENERS, Reactor, ReadPause, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{Connection, End, ReceiveContext, Received};
 use crate::nbd::outgoing::Sent;
@@ -251,11 +251,8 @@ impl Reactor {
 
     /// Frees the place of a connection that has nothing left.
     pub(super) fn bury(&mut self, slot: u32) {
-        let finished = self
-            .parts
-            .io
-            .connection(slot)
-            .is_some_and(|(connection, _)| connection.is_finished());
+        let finished =
+            self.parts.io.connection(slot).is_some_and(|(connection, _)| connection.is_finished());
         if !finished {
             return;
         }

@@ -9,9 +9,9 @@
 
 use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
 
+use crate::assemble::export_info::ServedExport;
 use crate::assemble::shown_name;
 use crate::nbd::connection::ExportBinding;
-use crate::assemble::export_info::ServedExport;
 use headworks::display_size;
 use headworks_nbd::handshake::ExportInfo;
 
@@ -142,7 +142,11 @@ mod tests {
     fn export(name: &str, id: u16, serial: u64) -> ServedExport {
         ServedExport {
             info: ExportInfo { name: name.to_owned(), size: 1, ..ExportInfo::default() },
-            binding: ExportBinding { volume: VolumeId(id), export: ExportId(id), ..ExportBinding::default() },
+            binding: ExportBinding {
+                volume: VolumeId(id),
+                export: ExportId(id),
+                ..ExportBinding::default()
+            },
             shard: ShardId(id),
             weight: 100,
             serial,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use headworks_core::{DeviceId, ExportId, Instant};
 
 use super::queries::TABLES_MAX;
-use super::{Reactor, ConnectionState};
+use super::{ConnectionState, Reactor};
 use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
 
 impl Reactor {

@@ -34,15 +34,14 @@ use headworks_core::{Control, ExportId, Input, Instant, Notice, Shard, ShardId, 
 use tracing::{error, info, warn};
 
 use crate::assemble::WatchedFile;
-use crate::messages::ControlMessage;
-use crate::shared::ServerShared;
-use shard_io::{ShardIo, Envelope};
+use crate::assemble::export_info::ServedExport;
 use crate::listen::Listener;
+use crate::messages::ControlMessage;
 use crate::nbd::connection::{ConnectionLimits, End};
 use crate::recorder::Recorder;
-use log_limiter::LogLimiter;
+use crate::shared::ServerShared;
+use buffer_queue::BufferQueue;
 use exports::Exports;
-use crate::assemble::export_info::ServedExport;
 use headworks::Clock;
 use headworks::engine::{DiskQueue, Engine, Event, Wait, Waker};
 use headworks::executor::Executor;
@@ -51,7 +50,8 @@ use headworks::ring::Sleeper;
 use headworks::runtime::polling::Polling;
 use headworks_nbd::tls::TlsAcceptor;
 use held_log::HeldLog;
-use buffer_queue::BufferQueue;
+use log_limiter::LogLimiter;
+use shard_io::{Envelope, ShardIo};
 
 /// Tokens of listeners start here; below are connections' slots.
 const LISTENERS: u32 = 1 << 12;
@@ -192,7 +192,10 @@ impl Reactor {
             changed: false,
             connection_states: vec![ConnectionState::default(); places],
             hot: Vec::with_capacity(places),
-            buffer_queue: BufferQueue::new(places, parts.exports.iter().map(|export| export.weight)),
+            buffer_queue: BufferQueue::new(
+                places,
+                parts.exports.iter().map(|export| export.weight),
+            ),
             held: HeldLog::default(),
             log_limiter: LogLimiter::new(),
             polling: Polling::new(parts.poll_ns),

@@ -9,9 +9,9 @@ use std::sync::mpsc::Sender;
 
 use headworks_core::{Control, DeviceId, Input, Instant, IoError, Op, Status, VolumeId};
 
-use super::{ShutdownPhase, Reactor};
+use super::{Reactor, ShutdownPhase};
 use crate::messages::query::{
-    CacheReport, ConnectionReport, DeviceReport, FailedRange, OpCounts, ControlQuery, VolumeReport,
+    CacheReport, ConnectionReport, ControlQuery, DeviceReport, FailedRange, OpCounts, VolumeReport,
 };
 use crate::nbd::connection::Connection;
 

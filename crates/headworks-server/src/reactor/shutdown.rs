@@ -11,7 +11,7 @@
 use headworks_core::{Instant, IoError, Status, VolumeId};
 use tracing::{error, info, warn};
 
-use super::{DRAIN_NS, LISTENERS, ShutdownPhase, Reactor};
+use super::{DRAIN_NS, LISTENERS, Reactor, ShutdownPhase};
 
 /// Last flushes that take long. A device that has not answered one refuses the next at once, so they are asked for by the tick.
 #[derive(Default)]
@@ -77,8 +77,7 @@ impl Reactor {
 
     /// A client that does not read holds up nobody's shutdown; buffers in the device do.
     pub(super) fn close_if_only_sending(&mut self, slot: u32) {
-        if self.parts.io.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing())
-        {
+        if self.parts.io.connection(slot).is_some_and(|(connection, _)| connection.has_outgoing()) {
             self.close(slot);
         }
     }
@@ -111,7 +110,8 @@ impl Reactor {
 
     fn flush_all(&mut self, now: Instant, since: Instant) {
         let volumes = self.parts.volumes.clone();
-        self.phase = ShutdownPhase::Flushing { left: volumes.len(), first: self.own_flushes, since };
+        self.phase =
+            ShutdownPhase::Flushing { left: volumes.len(), first: self.own_flushes, since };
         volumes.into_iter().for_each(|volume| self.flush(volume));
         self.step(now);
         self.push_messages();

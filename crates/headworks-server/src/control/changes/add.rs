@@ -5,16 +5,18 @@ use std::path::PathBuf;
 use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
 
-use crate::messages::command::ShardCommand;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, Setting, lock, text};
 use super::super::tree::{DeviceNode, ExportNode};
 use super::remove::leaving;
 use super::{refused, wrong};
-use crate::assemble::{ExportSpec, shown_name};
-use crate::control::inventory::{DeviceEntry, Inventory, ExportEntry, ExportState, Placement, VolumeEntry};
 use crate::assemble::export_info::served;
 use crate::assemble::image::{MadeImage, Opened, assembled};
+use crate::assemble::{ExportSpec, shown_name};
+use crate::control::inventory::{
+    DeviceEntry, ExportEntry, ExportState, Inventory, Placement, VolumeEntry,
+};
+use crate::messages::command::ShardCommand;
 use crate::spec::Base;
 use headworks::device::Device;
 
@@ -154,7 +156,9 @@ impl Service {
         let mut body = Some(body);
         for shard in self.all_from(config.owner) {
             let body = body.take_if(|_| shard == config.owner);
-            if let Err(error) = self.order(shard, ShardCommand::AddDevice { device, config, body })? {
+            if let Err(error) =
+                self.order(shard, ShardCommand::AddDevice { device, config, body })?
+            {
                 self.forget_device(device, config.owner)?;
                 return Err(refused(&error));
             }
@@ -170,7 +174,8 @@ impl Service {
         config: VolumeConfig,
     ) -> Result<(), Fault> {
         for shard in self.all_from(config.home) {
-            let _ = self.order(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
+            let _ =
+                self.order(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
         }
         let mut others = inventory.volumes.values();
         if !others.any(|other| other.config.device == config.device)

@@ -5,11 +5,11 @@ use std::sync::mpsc::Receiver;
 use headworks_core::{IoError, ShardId, Status, VolumeId};
 use serde_json::json;
 
-use crate::messages::query::ControlQuery;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, optional_text, stopping};
 use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE};
+use crate::messages::query::ControlQuery;
 
 /// A write-out that is under way.
 struct WriteOut<'a> {

@@ -3,11 +3,11 @@
 use headworks_core::ExportId;
 use serde_json::{Value, json};
 
-use crate::messages::command::ExportReport;
-use crate::messages::query::ControlQuery;
 use super::super::rpc::Fault;
 use super::super::service::{Answer, Service, lock};
 use super::super::tree::{ExportNode, device_name};
+use crate::messages::command::ExportReport;
+use crate::messages::query::ControlQuery;
 
 impl Service {
     pub(in super::super) fn exports(&self) -> Answer {

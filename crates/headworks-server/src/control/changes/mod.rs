@@ -16,8 +16,8 @@
 mod add;
 mod drain;
 mod exports;
-pub(crate) mod removal;
 mod reconcile;
+pub(crate) mod removal;
 mod remove;
 mod resize;
 
@@ -27,11 +27,11 @@ use std::time::Duration;
 
 use headworks_core::{ChangeError, ConfigError, ExportId, ShardId};
 
-use crate::messages::command::{ShardCommand, CommandResult, Released};
 use super::rpc::Fault;
 use super::service::{Service, lock, stopping};
-use crate::messages::ControlMessage;
 use crate::control::inventory::{Inventory, PLACES};
+use crate::messages::ControlMessage;
+use crate::messages::command::{CommandResult, Released, ShardCommand};
 use headworks::memory::give_back;
 
 pub use reconcile::Reload;

@@ -8,14 +8,14 @@ use std::time::Duration;
 use headworks_core::{ChangeError, ExportId, IoError, ShardId, Status};
 use serde_json::{Value, json};
 
-use crate::messages::command::{ExportReport, ShardCommand, Released};
-use crate::messages::query::ControlQuery;
 use super::super::service::{Service, lock};
 use crate::ServerOptions;
 use crate::assemble::{Assembly, ExportSpec};
 use crate::messages::ControlMessage;
-use crate::shared::ServerShared;
+use crate::messages::command::{ExportReport, Released, ShardCommand};
+use crate::messages::query::ControlQuery;
 use crate::server::{service, topology};
+use crate::shared::ServerShared;
 use headworks::device::testing::TempFile;
 
 /// Turns a hang into a failure.

@@ -15,13 +15,13 @@ use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 use serde_json::{Value, json};
 
 use super::super::changes::removal::{RemovalSteps, Step};
-use crate::messages::command::{ExportReport, ShardCommand, Released};
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, lock, stopping, text};
 use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE, close, refused};
 use crate::assemble::shown_name;
-use crate::control::inventory::{Inventory, ExportState};
+use crate::control::inventory::{ExportState, Inventory};
+use crate::messages::command::{ExportReport, Released, ShardCommand};
 
 /// A client that does not read its last replies holds up a removal no longer than a stop.
 const UNREAD: Duration = Duration::from_secs(5);
@@ -238,7 +238,9 @@ impl Service {
         self.change_tree(|tree| take_out(tree, id, volume));
         while let Some(step) = departure.step() {
             let told = match step {
-                Step::Volume(shard) => self.order(shard, ShardCommand::RemoveVolume { volume, device })?,
+                Step::Volume(shard) => {
+                    self.order(shard, ShardCommand::RemoveVolume { volume, device })?
+                }
                 Step::Device(shard) => self.order(shard, ShardCommand::RemoveDevice { device })?,
                 Step::VolumePlace => {
                     if !self.stays(&mut inventory, (volume, device)) {

@@ -3,13 +3,13 @@
 use headworks_core::VolumeId;
 use serde_json::{Value, json};
 
-use crate::messages::command::ShardCommand;
 use super::super::rpc::{Fault, Params};
 use super::super::service::{Answer, Service, find_export, lock, text};
 use super::super::tree::ExportNode;
 use super::refused;
 use super::remove::leaving;
 use crate::control::inventory::{ExportState, VolumeEntry};
+use crate::messages::command::ShardCommand;
 use crate::units::parse_size;
 use headworks::device::SizeWatch;
 use headworks::display_size;
@@ -39,7 +39,8 @@ impl Service {
         let entry = find_export(&tree, name)?;
         let report = self.export_report(entry.id)?;
         let now = report.and_then(|report| report.size).unwrap_or_default();
-        let Some(VolumeEntry { config, origin }) = inventory.volumes.get_mut(&entry.volume.0) else {
+        let Some(VolumeEntry { config, origin }) = inventory.volumes.get_mut(&entry.volume.0)
+        else {
             return Err(Fault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
         };
         let block = u64::from(config.options.block_size);
@@ -106,7 +107,8 @@ impl Service {
 
     fn lengthen(&self, entry: &ExportNode, watch: &SizeWatch, size: u64) -> Result<(), Fault> {
         let volume = entry.volume;
-        self.order(entry.home, ShardCommand::Expect { volume, size })?.map_err(|error| refused(&error))?;
+        self.order(entry.home, ShardCommand::Expect { volume, size })?
+            .map_err(|error| refused(&error))?;
         watch.lengthen(size).map_err(|error| {
             let errno = match error.raw_os_error() {
                 Some(libc::ENOSPC | libc::EFBIG | libc::EDQUOT) => "ENOSPC",

@@ -8,11 +8,11 @@ use headworks_core::{ExportId, WaitKind};
 use serde_json::json;
 
 use super::super::latency;
-use crate::messages::query::{CacheReport, LatencyReport, ControlQuery, SlowReport};
 use super::super::tree::{DeviceNode, ExportNode, Tree, device_name};
 use super::super::why::{WhySnapshot, why};
 use super::{Answer, Fault, Params, Service, find_export};
 use crate::latency::{Kind, ROWS, row_name};
+use crate::messages::query::{CacheReport, ControlQuery, LatencyReport, SlowReport};
 use crate::metrics::text::{Page, Type, seconds};
 
 /// What each export's clients waited for, those that had any.
@@ -100,7 +100,8 @@ impl Service {
             let report = self.device_if_there(tree, *id)?;
             reports.extend(report.map(|report| (device_name(*id), report)));
         }
-        let turns = self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
+        let turns =
+            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
         let turns: Vec<_> = turns.collect::<Result<_, Fault>>()?;
         let plug: u64 = turns.iter().flat_map(|shard| &shard.rows).map(|row| row.merges).sum();
         // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.

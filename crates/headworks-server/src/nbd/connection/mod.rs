@@ -307,7 +307,13 @@ impl Connection {
     }
 
     /// The handshake is over: from now on requests for what is behind `binding` are taken.
-    pub fn begin(&mut self, now: Instant, binding: ExportBinding, export: &ExportInfo, terms: Negotiated) {
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        binding: ExportBinding,
+        export: &ExportInfo,
+        terms: Negotiated,
+    ) {
         (self.last_received, self.last_sent) = (now, now);
         self.acceptor = None;
         self.form = Replies { structured: terms.structured };

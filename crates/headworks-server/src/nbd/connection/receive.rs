@@ -9,8 +9,8 @@ use std::io;
 use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Op};
 
 use super::{
-    Connection, ExportBinding, End, ReceiveContext, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART, Received,
-    Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES, BufferPolicy,
+    BufferPolicy, Connection, End, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART,
+    ReceiveContext, Received, Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
 };
 use crate::nbd::outgoing::Sent;
 use headworks::memory::{Buffer, Span};
@@ -279,7 +279,12 @@ impl Connection {
         }
     }
 
-    fn submit(&mut self, request: &Request, buffer: Option<Buffer>, context: &mut ReceiveContext<'_>) {
+    fn submit(
+        &mut self,
+        request: &Request,
+        buffer: Option<Buffer>,
+        context: &mut ReceiveContext<'_>,
+    ) {
         let Phase::Transmission(transmission) = &self.phase else {
             return;
         };
@@ -334,7 +339,8 @@ impl Receiving {
 fn may_take(held: usize, len: usize, context: &ReceiveContext<'_>) -> bool {
     let size = context.pool.size();
     held <= SMALL_HOLD
-        || context.turn != BufferPolicy::Wait && context.pool.taken() + len <= size - size / RESERVE_PART
+        || context.turn != BufferPolicy::Wait
+            && context.pool.taken() + len <= size - size / RESERVE_PART
 }
 
 fn fault(error: ProtocolError) -> End {

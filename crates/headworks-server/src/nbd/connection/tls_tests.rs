@@ -89,7 +89,12 @@ impl Server {
         self.sleeps = received == Received::Nothing;
         match received {
             Received::Chosen { export, terms } => {
-                self.connection.begin(Instant(0), ExportBinding::default(), &self.exports[export], terms);
+                self.connection.begin(
+                    Instant(0),
+                    ExportBinding::default(),
+                    &self.exports[export],
+                    terms,
+                );
             }
             Received::End(end) => {
                 if end == End::Goodbye {
