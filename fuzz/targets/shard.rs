@@ -10,7 +10,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let mut tape = ByteChoices(data);
     let config = KIND.draw(&mut tape);
     let mut harness = Harness::new(KIND, config, tape);
-    while !harness.is_over() {
+    while !harness.is_exhausted() {
         harness.run(1, None);
     }
     harness.flush_and_compare();

@@ -1,30 +1,32 @@
-//! The buffers of a connection: real bytes at fixed places, poisoned whenever nobody may use them.
+//! The buffers of a connection: real bytes at fixed addresses, poisoned while they are free.
 //!
 //! ```text
 //!   free (poisoned) --take: still poison?--> held --poison--> free
 //! ```
 //!
-//! Whoever uses a buffer after it was given back reads poison, and whoever writes to it then leaves a mark that the next
-//! `take` finds. Bytes are reached through raw pointers only, because a device holds spans of them while the world looks on.
+//! A use after release reads poison; a write after release changes the poison, which the next
+//! `take` detects. Bytes are accessed through raw pointers only, because devices hold spans of them
+//! at the same time.
 
 use headworks::memory::Span;
 
 use crate::sector_pattern::POISON;
 
-/// Equal buffers, named by their index.
+/// Buffers of equal size, named by slot.
 pub struct PoisonedBuffers {
     base: *mut u8,
     bytes: usize,
     slot_bytes: usize,
-    /// How much of each is poisoned, from its start; 0 while held.
+    /// Poisoned bytes of each buffer, from its start; 0 while held.
     poisoned: Vec<u32>,
 }
 
-// SAFETY: the memory behind `base` belongs to this value alone; spans of it are used on the thread that runs the world.
+// SAFETY: the memory behind `base` is owned by this value; spans of it are used only on the thread
+// that runs the simulation.
 unsafe impl Send for PoisonedBuffers {}
 
 impl PoisonedBuffers {
-    /// `count` buffers of `slot_bytes`.
+    /// Allocates `count` buffers of `slot_bytes` bytes.
     #[must_use]
     pub fn new(count: usize, slot_bytes: usize) -> Self {
         let bytes = count * slot_bytes;
@@ -32,7 +34,7 @@ impl PoisonedBuffers {
         Self { base: Box::into_raw(memory).cast(), bytes, slot_bytes, poisoned: vec![0; count] }
     }
 
-    /// Takes a buffer for use; false if somebody wrote to it since it was given back.
+    /// Takes a buffer for use; returns false if it was written since its release.
     #[must_use]
     pub fn take(&mut self, slot: usize) -> bool {
         let poisoned = std::mem::take(&mut self.poisoned[slot]) as usize;
@@ -40,7 +42,7 @@ impl PoisonedBuffers {
         words.iter().all(|word| *word == [POISON; 8]) && rest.iter().all(|&byte| byte == POISON)
     }
 
-    /// Poisons the first `len` bytes: nobody may use them now.
+    /// Poisons the first `len` bytes of a released buffer.
     pub fn poison(&mut self, slot: usize, len: u32) {
         self.bytes_mut(slot, len as usize).fill(POISON);
         self.poisoned[slot] = len;
@@ -60,11 +62,11 @@ impl PoisonedBuffers {
     pub fn bytes(&self, slot: usize, len: usize) -> &[u8] {
         let span = self.span(slot);
         assert!(len <= span.len, "within the buffer");
-        // SAFETY: within the allocation, and no device is running while the world looks at it.
+        // SAFETY: within the allocation, and no device is running during the call.
         unsafe { std::slice::from_raw_parts(span.base, len) }
     }
 
-    /// The first `len` bytes of a buffer, to be changed.
+    /// The first `len` bytes of a buffer, mutable.
     pub fn bytes_mut(&mut self, slot: usize, len: usize) -> &mut [u8] {
         let span = self.span(slot);
         assert!(len <= span.len, "within the buffer");
@@ -76,8 +78,8 @@ impl PoisonedBuffers {
 impl Drop for PoisonedBuffers {
     fn drop(&mut self) {
         let memory = std::ptr::slice_from_raw_parts_mut(self.base, self.bytes);
-        // SAFETY: made by `Box::into_raw` of a slice of this length, and dropped once. The world drops its devices, which
-        // hold spans, or cuts their power, before its buffers.
+        // SAFETY: made by `Box::into_raw` of a slice of this length, and dropped once. Devices,
+        // which hold spans, are dropped or powered off before the buffers.
         drop(unsafe { Box::from_raw(memory) });
     }
 }
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_to_a_free_buffer_is_found_at_the_next_take() {
+    fn write_after_release_is_detected_at_next_take() {
         let mut buffers = PoisonedBuffers::new(2, 4096);
         assert!(buffers.take(1));
         buffers.bytes_mut(1, 4096).fill(7);

@@ -1,5 +1,5 @@
-//! The rules beside the oracle's: which errors an answer may bear, what must be back when all is quiet, and how a broken rule
-//! is told.
+//! The rules beside the oracle's: errors an answer may carry, resources an idle shard may hold, and
+//! the report of a violation.
 
 use std::fmt;
 
@@ -9,18 +9,18 @@ use crate::disk::DiskDefect;
 use crate::oracle::Violation;
 use crate::scenario::Scenario;
 
-/// A run that broke a rule.
+/// A run that violated a rule.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The scenario's seed.
+    /// Seed of the scenario.
     pub seed: u64,
-    /// When, in virtual time.
+    /// Virtual time of the violation.
     pub at: Instant,
-    /// What.
+    /// The violated rule, with details.
     pub violation: Violation,
-    /// What happened to the place, or the last that happened at all, oldest first.
+    /// Events at the affected sector, or the last events of the run; oldest first.
     pub history: Vec<String>,
-    /// Where everything stood.
+    /// State of shards, devices and connections, for people.
     pub state: String,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for Failure {
         writeln!(f, "broken: {}", self.violation.rule)?;
         writeln!(f, "  seed {}, at {} ns: {}", self.seed, self.at.0, self.violation.detail)?;
         if let Some((volume, offset)) = self.violation.place {
-            writeln!(f, "  volume {volume}, byte {offset}; what happened there:")?;
+            writeln!(f, "  volume {volume}, byte {offset}; events at this sector:")?;
         }
         for line in &self.history {
             writeln!(f, "    {line}")?;
@@ -38,16 +38,16 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A violation that is not about a place.
+/// A violation that concerns no particular sector.
 #[must_use]
 pub fn violation(rule: &'static str, detail: impl Into<String>) -> Violation {
     Violation { rule, detail: detail.into(), place: None }
 }
 
-/// Whether `bio` may be answered with `status`: an error needs a cause, and what is malformed must not succeed.
+/// Checks the status of an answer: an error needs an injected cause, and a malformed bio must not
+/// succeed.
 ///
-/// # Errors
-/// The rule that the answer breaks.
+/// # Errors The rule that the answer violates.
 pub fn check_status(
     scenario: &Scenario,
     bio: &Bio,
@@ -60,13 +60,13 @@ pub fn check_status(
     if volume.options.read_only && bio.op.is_write() {
         return match status {
             Err(IoError::ReadOnly) => Ok(()),
-            _ => Err(violation("a read-only volume is not changed", detail())),
+            _ => Err(violation("a read-only volume rejects changes", detail())),
         };
     }
     if malformed {
         return match status {
             Err(IoError::Invalid | IoError::NoSpace) => Ok(()),
-            _ => Err(violation("a malformed bio is refused", detail())),
+            _ => Err(violation("a malformed bio is rejected", detail())),
         };
     }
     let cached = scenario.is_cached(bio.id.volume);
@@ -76,7 +76,7 @@ pub fn check_status(
     let device = &scenario.devices[usize::from(volume.device.0)];
     let (faults, queue) = (&device.faults, &device.config.queue);
     let waits_for_flush = bio.op == Op::Flush || bio.flags.contains(BioFlags::FUA);
-    // A cache moves blocks for several bios, and remembers for a flush what failed before.
+    // A cache merges blocks of several bios, and keeps earlier failures for the next flush.
     let by_cache = cached
         && (faulty || waits_for_flush)
         && (faults.any() || device.defect == DiskDefect::ClaimsTooMuch);
@@ -102,7 +102,7 @@ pub fn check_status(
     if caused {
         return Ok(());
     }
-    Err(violation("an error has a cause", detail()))
+    Err(violation("every error has an injected cause", detail()))
 }
 
 fn check_success(scenario: &Scenario, bio: &Bio, faulty: bool) -> Result<(), Violation> {
@@ -117,19 +117,18 @@ fn check_success(scenario: &Scenario, bio: &Bio, faulty: bool) -> Result<(), Vio
     let fast = bio.op == Op::WriteZeroes && bio.flags.contains(BioFlags::FAST_ZERO);
     if fast && !device.config.queue.write_zeroes {
         return Err(violation(
-            "fast zeroing is fast or refused",
+            "FAST_ZERO is fast or rejected",
             format!("{bio:?} succeeded on a device that cannot zero"),
         ));
     }
     Ok(())
 }
 
-/// Whether nothing is left in a shard that has nothing to do: slots, requests, tags, leases.
+/// Checks that an idle shard holds no slots, requests, tags or leases.
 ///
-/// # Errors
-/// What leaked.
-pub fn check_quiet(scenario: &Scenario, shard: &Shard, number: u16) -> Result<(), Violation> {
-    const RULE: &str = "when all is answered, everything is back";
+/// # Errors The leaked resource.
+pub fn check_idle(scenario: &Scenario, shard: &Shard, number: u16) -> Result<(), Violation> {
+    const RULE: &str = "an idle shard holds no resources";
     if shard.room() != scenario.bios_max {
         let detail =
             format!("shard {number} has room for {} of {} bios", shard.room(), scenario.bios_max);
@@ -140,7 +139,7 @@ pub fn check_quiet(scenario: &Scenario, shard: &Shard, number: u16) -> Result<()
     }
     for (index, device) in scenario.devices.iter().enumerate() {
         let id = DeviceId(index as u16);
-        // What it is now; it may have been changed since the start.
+        // The current value, which may have been changed since the start.
         let options = shard.queue_options(id).unwrap_or(&device.config.queue);
         let all = options.nr_requests;
         if let Some(free) = shard.tags_free(id)

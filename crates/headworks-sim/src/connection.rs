@@ -1,12 +1,12 @@
-//! A frontend's connection: a job, its buffers, and what became of each bio.
+//! A simulated connection: a job, its buffers, and the state of each bio.
 //!
 //! ```text
 //!   Free --submit--> Waiting --Final-----------------> Free (poisoned)
 //!                       `--Early--> Answered --Released--^
 //! ```
 //!
-//! A sequence is (count << 8 | slot), so it counts up and leads to its buffer without a search. Any answer that does not fit
-//! the picture is a violation.
+//! A bio's sequence is (count << 8 | slot): it increases, and leads to the buffer without a search.
+//! Any other order of answers is a violation.
 
 use headworks_core::{Bio, BioId, EXTENTS_BYTES, ReplyStage, ShardId};
 
@@ -14,54 +14,54 @@ use crate::buffers::PoisonedBuffers;
 use crate::oracle::Ticket;
 use crate::workload::Job;
 
-/// Where a bio is, as its connection sees it.
+/// State of a bio, as its connection sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BioStage {
-    /// Nobody's.
+    /// The slot is free.
     #[default]
     Free,
-    /// Submitted.
+    /// Submitted, and not answered.
     Waiting,
-    /// Answered by time-out; its buffer is still out.
+    /// Answered by a time-out; its buffer is not released.
     Answered,
 }
 
-/// A bio on its way.
+/// A slot of a connection, with the bio that occupies it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InFlightBio {
-    /// What was asked.
+    /// The bio as it was submitted.
     pub bio: Bio,
-    /// Where it is.
+    /// State of the bio.
     pub stage: BioStage,
-    /// It must be refused.
+    /// The bio is malformed and must be rejected.
     pub malformed: bool,
-    /// Its volume became shorter than its end meanwhile.
+    /// Its volume was shrunk below the end of the bio after submission.
     pub is_cut_off: bool,
-    /// The other shard that got it.
+    /// The other shard that the bio was forwarded to.
     pub holder: Option<ShardId>,
-    /// The oracle's.
+    /// The oracle's record of the bio.
     pub ticket: Ticket,
 }
 
-/// See the head of this file.
+/// A connection of one job.
 pub struct Connection {
-    /// Its number, the same in every id.
+    /// The connection number in every bio id.
     pub id: u32,
     /// The shard of its volume.
     pub home: ShardId,
-    /// What it does.
+    /// The workload that it runs.
     pub job: Job,
-    /// Its memory, one buffer a slot.
+    /// Its memory, one buffer for each slot.
     pub buffers: PoisonedBuffers,
-    /// By slot.
+    /// State by slot.
     pub slots: Vec<InFlightBio>,
-    /// The shard had no room when it wanted to submit.
+    /// The shard had no free bio slot at the last attempt to submit.
     pub starved: bool,
-    /// It will submit at a time already set, or is listed to.
-    pub planned: bool,
-    /// It submits nothing: its volume is about to leave, or away.
+    /// A submission is scheduled, or the connection is in the ready list.
+    pub scheduled: bool,
+    /// Submits nothing: its volume is removed, or about to be.
     pub paused: bool,
-    /// Bios until it closes; 0: it stays.
+    /// Bios until it closes and reopens; 0 means never.
     pub until_close: u32,
     free: Vec<u8>,
     count: u64,
@@ -83,7 +83,7 @@ impl Connection {
             job,
             slots: vec![InFlightBio::default(); depth],
             starved: false,
-            planned: false,
+            scheduled: false,
             paused: false,
             until_close: close_after,
             free: (0..depth as u16).rev().map(|slot| slot as u8).collect(),
@@ -91,27 +91,27 @@ impl Connection {
         }
     }
 
-    /// Whether it has a bio to submit and a slot for it.
+    /// Whether it has a bio to submit and a free slot.
     #[must_use]
     pub fn can_submit(&self) -> bool {
         self.job.left > 0 && !self.free.is_empty() && !self.paused
     }
 
-    /// Bios that are not over.
+    /// Number of bios in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether all its bios are over.
+    /// Whether its job has ended and no bio is in flight.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.job.left == 0 && self.in_flight() == 0
     }
 
-    /// The next bio and its slot.
+    /// Submits the next bio; returns it with its slot, and whether it is malformed.
     pub fn submit(&mut self) -> (Bio, usize, bool) {
-        let slot = self.free.pop().expect("asked only with a free slot");
+        let slot = self.free.pop().expect("called only with a free slot");
         self.count += 1;
         let id = BioId {
             connection: self.id,
@@ -126,14 +126,14 @@ impl Connection {
         (bio, slot, malformed)
     }
 
-    /// Whether it closes now, after the bio that it just submitted.
+    /// Whether it closes now, after the bio just submitted.
     pub fn closes(&mut self) -> bool {
         let closes = self.until_close == 1;
         self.until_close = self.until_close.saturating_sub(1);
         closes
     }
 
-    /// It comes again under another id, while what the old one has on its way is still to be answered.
+    /// Reopens under another id while the bios of the old id are still in flight.
     pub fn reopen(&mut self, id: u32) {
         self.id = id;
         self.until_close = self.job.options.close_after;
@@ -147,7 +147,7 @@ impl Connection {
         (flight.stage != BioStage::Free && flight.bio.id == id).then_some(slot)
     }
 
-    /// Hotplug a bio on; `None` if this answer cannot come now.
+    /// Advances the state of a bio; `None` if this answer is not allowed now.
     pub fn answer(&mut self, slot: usize, stage: ReplyStage) -> Option<()> {
         let flight = &mut self.slots[slot];
         flight.stage = match (flight.stage, stage) {
@@ -162,7 +162,7 @@ impl Connection {
         Some(())
     }
 
-    /// Poisons what nobody may use any longer.
+    /// Poisons the buffer of a finished bio.
     pub fn poison(&mut self, slot: usize) {
         let bio = self.slots[slot].bio;
         let len = bio.op.buffer_len(bio.len);
@@ -171,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// The power failed: nothing comes back.
+    /// Resets all slots after a power cut.
     pub fn reset(&mut self) {
         for slot in 0..self.slots.len() {
             if self.slots[slot].stage != BioStage::Free {
@@ -181,10 +181,10 @@ impl Connection {
             }
         }
         self.job.left = 0;
-        (self.starved, self.planned, self.paused) = (false, false, false);
+        (self.starved, self.scheduled, self.paused) = (false, false, false);
     }
 
-    /// Bytes of a bio's buffer that it uses.
+    /// Bytes of its buffer that a bio uses.
     #[must_use]
     pub fn data_len(bio: &Bio) -> usize {
         bio.op.buffer_len(bio.len) as usize

@@ -1,21 +1,22 @@
-//! What a run must have been through. A fault that never happened tested nothing, so a run that missed a point fails.
+//! Coverage points of a run. A fault that never happened tested nothing, so a long run that missed
+//! a point fails.
 
 use std::fmt::Write;
 
 use crate::scenario::CACHED;
 
-/// Declares the points with the words that they are listed by.
+/// Declares the points with their display names.
 macro_rules! points {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
-        /// Something that a run can go through.
+        /// An event that a run can pass.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Point { $($(#[$doc])* #[doc = $text] $name,)+ }
 
         impl Point {
-            /// Every point.
+            /// All points, in display order.
             pub const ALL: &[Point] = &[$(Point::$name,)+];
 
-            /// What it is listed by.
+            /// Display name of the point.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Point::$name => $text,)+ }
@@ -31,15 +32,15 @@ points! {
     Flush = "bio: flush",
     Discard = "bio: discard",
     WriteZeroes = "bio: write-zeroes",
-    WriteZeroesFast = "bio: write-zeroes, fast or not at all",
+    WriteZeroesFast = "bio: write-zeroes with FAST_ZERO",
     BlockStatus = "bio: block status",
-    Invalid = "bio: malformed, refused",
-    ReadOnly = "bio: write to a read-only volume, refused",
+    Invalid = "bio: malformed, rejected",
+    ReadOnly = "bio: write to a read-only volume, rejected",
     StageFinal = "reply: final",
-    StageEarly = "reply: early, by time-out",
-    StageReleased = "reply: released after early",
-    ToldData = "reply: block status that tells of data",
-    ToldZeros = "reply: block status that tells of zeros",
+    StageEarly = "reply: early, after a time-out",
+    StageReleased = "reply: buffer released after an early reply",
+    StatusData = "reply: block status with data extents",
+    StatusZeros = "reply: block status with zero extents",
     Hole = "reply: read of zeros without data",
     ErrorMedium = "reply: input/output error",
     ErrorNoSpace = "reply: no space",
@@ -56,27 +57,27 @@ points! {
     NoticeTimedOut = "notice: timed out",
     NoticeShortRead = "notice: short read",
     ControlAcknowledge = "control: acknowledge",
-    Switched = "control: options changed under load",
-    SwitchRefused = "control: a change refused",
-    VolumeLeft = "change: a volume left, and another came in its place",
-    DeviceLeft = "change: a device left and came again",
-    VolumeJoined = "change: a volume came to a spare place",
-    DeviceJoined = "change: a device came to a spare place",
-    VolumeParted = "change: a volume left its spare place",
-    DeviceParted = "change: a device left its spare place",
-    PartedDiscarded = "change: a volume was discarded whole and left",
-    CameResized = "change: a volume of another size came",
-    Grown = "change: a volume became longer",
-    Shrunk = "change: a volume became shorter",
-    ShrunkBusy = "change: a volume became shorter with bios beyond its end",
-    CutGuests = "change: power cut with guests",
-    ChangeBusy = "change: refused while it was used",
-    ChangeGivenUp = "change: a volume that could not be written out stayed",
+    TunableChanged = "control: tunable changed under load",
+    TunableRejected = "control: tunable change rejected",
+    VolumeReplaced = "hot-plug: volume replaced",
+    DeviceReplaced = "hot-plug: device removed and added again",
+    VolumeAdded = "hot-plug: volume added to a free slot",
+    DeviceAdded = "hot-plug: device added to a free slot",
+    VolumeRemoved = "hot-plug: volume removed permanently",
+    DeviceRemoved = "hot-plug: device removed permanently",
+    DiscardedRemoved = "hot-plug: volume discarded and removed",
+    ReplacedResized = "hot-plug: volume replaced by one of another size",
+    Grown = "hot-plug: volume grown",
+    Shrunk = "hot-plug: volume shrunk",
+    ShrunkBusy = "hot-plug: volume shrunk with bios in flight beyond its end",
+    CutHotplugged = "hot-plug: power cut with hot-plugged volumes present",
+    ChangeBusy = "hot-plug: refused while in use",
+    ChangeGivenUp = "hot-plug: removal given up because write-out fails",
     Timer = "timer came",
     RequestMerged = "request: bios merged into one command",
     RequestSplit = "request: bio split into several commands",
     RequestWaited = "request: more bios than tags",
-    RequestRequeued = "request: refused and sent again",
+    RequestRequeued = "request: rejected and requeued",
     RequestContinued = "request: short transfer continued",
     DeviceFlush = "device: flush",
     DeviceFua = "device: write with FUA",
@@ -86,7 +87,7 @@ points! {
     DeviceZerosAsData = "device: zeros written as data",
     FaultBusy = "fault: refused",
     FaultLate = "fault: late",
-    FaultMedium = "fault: input/output error by chance",
+    FaultMedium = "fault: input/output error by rate",
     FaultNoSpace = "fault: no space",
     FaultShort = "fault: short transfer",
     FaultNothing = "fault: nothing transferred",
@@ -95,12 +96,12 @@ points! {
     FaultBadRange = "fault: bad range",
     Prefetch = "cache: prefetch",
     MessageCaching = "cache: message: caching",
-    NewerHere = "cache: block status answered without the device",
-    Close = "cache: connection closed and came again",
-    CloseBusy = "cache: connection closed with bios on their way",
-    ClosePaused = "cache: connection closed while a writer of it paused",
-    DirtySet = "cache: control: dirty options changed",
-    ErrorHeard = "cache: a connection heard of an error that it was owed",
+    StatusFromCache = "cache: block status answered from the cache",
+    Close = "cache: connection closed and reopened",
+    CloseBusy = "cache: connection closed with bios in flight",
+    ClosePaused = "cache: connection closed with a paused writer",
+    DirtySet = "cache: control: write-back tunable changed",
+    OwedErrorReported = "cache: owed write-back error reported to a connection",
     FlushFailed = "cache: flush failed",
     CopyIn = "cache: bytes copied in",
     CopyOut = "cache: bytes copied out",
@@ -119,17 +120,17 @@ points! {
     Shadow = "cache: block written under write-out",
     Evicted = "cache: folio evicted",
     EvictedLarge = "cache: large folio evicted",
-    GhostHit = "cache: evicted folio came back",
+    GhostHit = "cache: refault of an evicted folio",
     WaitFrame = "cache: wait for a frame",
     WaitCredit = "cache: wait for dirty credit",
     WaitPause = "cache: writer paused",
     WaitRange = "cache: wait for a locked range",
     WaitFolio = "cache: wait for a folio",
-    ForBackground = "cache: write-out because much is dirty",
-    ForAge = "cache: write-out because of age",
+    ForBackground = "cache: write-out above the background limit",
+    ForAge = "cache: write-out of expired data",
     ForFlush = "cache: write-out for a flush",
-    ForFrames = "cache: write-out for frames",
-    ForWriter = "cache: write-out on a writer's behalf",
+    ForFrames = "cache: write-out to free frames",
+    ForWriter = "cache: write-out by a throttled writer",
     WriteOutFailed = "cache: write-out failed",
     ReadAhead = "cache: read-ahead",
     ReadAheadWasted = "cache: read-ahead evicted unused",
@@ -137,7 +138,7 @@ points! {
     CutDirty = "cache: power cut with dirty blocks",
     CutHeld = "cache: power cut with held blocks",
     CutShadow = "cache: power cut with a shadow",
-    GaveUp = "cache: failed blocks given up",
+    FailedDiscarded = "cache: failed blocks discarded by the operator",
     CutWriting = "cache: power cut during write-out",
     CutSync = "cache: power cut during a flush with write-out",
     PowerCut = "power cut",
@@ -151,7 +152,7 @@ points! {
 }
 
 impl Point {
-    /// Every point that a long run passes whose worlds have this number of shards, or any.
+    /// The points that a long run with this number of shards, or with any number, must pass.
     pub fn asked(shards: Option<u16>) -> impl Iterator<Item = &'static Self> {
         let fits = move |point: &&Self| match shards {
             None => true,
@@ -168,7 +169,7 @@ impl Point {
     }
 }
 
-/// How often each point was passed.
+/// Number of times each point was passed.
 #[derive(Clone, Debug)]
 pub struct Coverage(Vec<u64>);
 
@@ -179,42 +180,42 @@ impl Default for Coverage {
 }
 
 impl Coverage {
-    /// `point` was passed.
+    /// Counts `point` once more.
     #[inline]
     pub fn hit(&mut self, point: Point) {
         self.0[point as usize] += 1;
     }
 
-    /// `point` was passed `times` times.
+    /// Counts `point` `times` times more.
     pub fn add(&mut self, point: Point, times: u64) {
         self.0[point as usize] += times;
     }
 
-    /// How often.
+    /// How often `point` was passed.
     #[must_use]
     pub fn count(&self, point: Point) -> u64 {
         self.0[point as usize]
     }
 
-    /// Another run's passes count too.
+    /// Adds the counts of another run.
     pub fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a += b);
     }
 
-    /// What of `points` was never passed.
+    /// The points in `points` that were never passed.
     #[must_use]
     pub fn missed<'a>(&self, points: impl IntoIterator<Item = &'a Point>) -> Vec<Point> {
         let points = points.into_iter().copied();
         points.filter(|&point| self.count(point) == 0).collect()
     }
 
-    /// A table for people.
+    /// A table of all counts, for people.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = String::new();
         for &point in Point::ALL {
             writeln!(text, "{:>12}  {}", self.count(point), point.name())
-                .expect("a string takes everything");
+                .expect("writing to a string succeeds");
         }
         text
     }
@@ -225,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_missed_is_named() {
+    fn missed_points_are_listed() {
         let (mut a, mut b) = (Coverage::default(), Coverage::default());
         a.hit(Point::Read);
         b.hit(Point::Write);

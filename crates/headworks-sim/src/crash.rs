@@ -1,8 +1,9 @@
-//! Power cuts, many: every world has caches, and every round ends with one, in the middle of its load or after a flush.
+//! Power-cut runs: every world has caches, and every round ends with a power cut, under load or
+//! after a flush.
 //!
-//! Scenario `n` of seed `s` is the scenario of seed `s + n`, so a failure is repeated by that seed alone. In one of
-//! [`LYING_EVERY`] a device says that it flushed and did not: there a lost block is the lie's, and is counted as found.
-//! Whatever else breaks ends the run.
+//! Scenario `n` of seed `s` is the scenario of seed `s + n`, so one seed reproduces a failure. In
+//! one of [`LYING_EVERY`] worlds a device acknowledges flushes without performing them; lost data
+//! are expected there, and counted as found. Any other violation ends the run.
 
 use headworks_core::WriteMode;
 use headworks_core::record::RunHash;
@@ -13,40 +14,41 @@ use crate::oracle::{CUT_RULE, CutReport};
 use crate::scenario::Scenario;
 use crate::world;
 
-/// One scenario of so many has a device that lies.
+/// One scenario of this many has a lying device.
 pub const LYING_EVERY: u64 = 16;
-/// Fewer cuts than this may leave a rare point out by chance; a run of at least as many must have hit every one.
+/// A run of at least this many cuts must pass every coverage point; a shorter one may miss rare
+/// points by chance.
 pub const COVERED_AFTER: u64 = 10_000;
 /// The numbers of shards that worlds have.
 pub const SHARDS: [u16; 3] = [1, 2, 4];
 
-/// What devices lied about, and what was seen of it.
+/// Worlds with a lying device, and how many of them lost data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LyingDevices {
-    /// Worlds with such a device.
+    /// Worlds with a device that skips flushes.
     pub worlds: u64,
-    /// Worlds where data were found lost.
+    /// Worlds in which lost data were detected.
     pub found: u64,
 }
 
-/// A run under way.
+/// A power-cut run in progress.
 #[derive(Clone, Debug, Default)]
 pub struct CrashRun {
-    /// The next seed.
+    /// Seed of the next scenario.
     pub seed: u64,
     /// Forces the number of shards.
     pub shards: Option<u16>,
-    /// Scenarios that ended well.
+    /// Scenarios that ended without a violation.
     pub scenarios: u64,
-    /// Power cuts.
+    /// Power cuts so far.
     pub cuts: u64,
-    /// Bios answered.
+    /// Bios answered so far.
     pub bios: u64,
-    /// What was found after cuts, by number of shards as in [`SHARDS`] and by write mode.
+    /// State found after cuts, by number of shards as in [`SHARDS`] and by write mode.
     pub survived: [[CutReport; WriteMode::ALL.len()]; SHARDS.len()],
-    /// Of devices.
+    /// Worlds with lying devices.
     pub lies: LyingDevices,
-    /// What was passed.
+    /// Coverage points passed so far.
     pub coverage: Coverage,
     hash: RunHash,
 }
@@ -60,8 +62,7 @@ impl CrashRun {
 
     /// Runs the next scenario.
     ///
-    /// # Errors
-    /// The rule that it broke; [`CrashRun::seed`] still names it.
+    /// # Errors The violation; [`CrashRun::seed`] still names the scenario.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let lies = self.seed.is_multiple_of(LYING_EVERY);
         let scenario = Scenario::draw_crash(self.seed, self.shards, lies);
@@ -73,7 +74,7 @@ impl CrashRun {
                 self.bios += outcome.bios;
                 self.cuts += outcome.cuts;
                 self.coverage.merge(&outcome.coverage);
-                // What a liar kept says nothing about the path.
+                // Data on a lying device say nothing about the path.
                 let rows = self.survived[place.unwrap_or(0)].iter_mut();
                 rows.zip(&outcome.survived).filter(|_| !lies).for_each(|(sum, one)| sum.add(one));
             }
@@ -95,12 +96,12 @@ impl CrashRun {
         self.hash.0
     }
 
-    /// The points that a long run passes. A world that is cut keeps its volumes: what they may hold is followed to the end.
+    /// The coverage points that a long run must pass. These worlds have no hot-plug.
     pub fn asked(&self) -> impl Iterator<Item = &'static Point> {
         Point::asked(self.shards).filter(|point| !point.name().starts_with("change:"))
     }
 
-    /// What the run should have passed and did not; nothing is asked of a short run.
+    /// Required coverage points that were not passed; none for a short run.
     #[must_use]
     pub fn missed(&self) -> Vec<Point> {
         match self.cuts < COVERED_AFTER {

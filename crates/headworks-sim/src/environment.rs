@@ -1,7 +1,8 @@
-//! Everything around the shards: connections, messages on their way, the checkers. The executor speaks to it as [`Outlet`].
+//! The environment of the shards: connections, messages in flight, and the checkers. The executor
+//! accesses it as [`Outlet`].
 //!
-//! Whatever breaks a rule is kept (the first only) and ends the run at the end of the step; nothing here panics on what a
-//! shard does.
+//! The first violation is kept and ends the run at the end of the step; nothing here panics on what
+//! a shard does.
 
 use headworks::engine::{DiskOp, DiskQueue};
 use headworks::executor::{Outlet, frames_of};
@@ -25,38 +26,38 @@ use crate::owed_errors::OwedErrors;
 use crate::scenario::{Scenario, WorldDefect};
 use crate::sector_pattern::{POISON, SECTOR};
 
-/// HistoryEvent the heap holds.
+/// An event in the queue of the simulation.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// A message arrives.
+    /// A message arrives at a shard.
     Deliver {
-        /// Who sent it.
+        /// The sending shard of the message.
         from: ShardId,
-        /// Who gets it.
+        /// The receiving shard of the message.
         to: ShardId,
-        /// HistoryEvent.
+        /// The message itself.
         message: Message,
     },
-    /// A connection submits.
+    /// A connection submits bios.
     Issue {
-        /// Which.
+        /// The number of the connection.
         connection: u32,
     },
-    /// A volume is to leave, or its leaving or coming goes on.
+    /// The next step of a hot-plug change.
     HotplugChange,
-    /// The operator changes a queue.
+    /// The operator changes a tunable.
     Switch {
-        /// Whose.
+        /// The device to be changed.
         device: DeviceId,
     },
-    /// The operator looks at a failed flush.
+    /// The operator acknowledges failed data.
     Acknowledge {
-        /// On which volume.
+        /// The volume with failed data.
         volume: VolumeId,
     },
 }
 
-/// A line of history.
+/// An entry of the event history.
 #[derive(Clone, Copy, Debug)]
 struct HistoryEntry {
     now: Instant,
@@ -68,70 +69,70 @@ struct HistoryEntry {
 enum HistoryEvent {
     Submitted,
     Answered(Status, ReplyStage),
-    /// A command of the cache's own.
+    /// A command sent by the cache.
     Sent(RequestId),
     Came(RequestId, Status),
     Closed,
 }
 
-/// How much history is kept; what is last_message of it at most.
+/// Entries that are kept, and entries shown in a report.
 const HISTORY: usize = 1 << 14;
 const HISTORY_SHOWN: usize = 60;
 
-/// HistoryEvent is broken when an error of write-out is kept from somebody.
-pub const ERROR_REPORTED: &str = "an error of write-out fails the next flush of every connection";
+/// The rule that a lost write-back error violates.
+pub const ERROR_REPORTED: &str = "a write-back error fails the next flush of every connection";
 
-const DATA_STABLE: &str = "bytes on their way do not change";
+const DATA_STABLE: &str = "data of a command in flight are stable";
 
-/// See the head of this file.
+/// Everything outside the shards of a simulated world.
 pub struct Environment {
-    /// The scenario.
+    /// The scenario, with current sizes.
     pub scenario: Scenario,
-    /// Virtual time.
+    /// The current virtual time.
     pub now: Instant,
-    /// HistoryEvent comes.
+    /// Pending events in order of time.
     pub events: EventQueue<Event>,
     /// When each shard wants `Input::Timer`.
     pub timers: Vec<Option<Instant>>,
-    /// The jobs' connections, then one per volume that verifies.
+    /// The connections of the jobs, then one reader for each volume.
     pub connections: Vec<Connection>,
     /// Connections that may submit at once.
     pub ready: Vec<u32>,
-    /// HistoryEvent each sector may hold.
+    /// Possible contents of each sector.
     pub oracle: Oracle,
-    /// Who must hear of errors of write-out.
+    /// Write-back errors owed to connections.
     pub owed_errors: OwedErrors,
-    /// The turn of a shard that goes on, or was the last.
+    /// Number of the current or last turn.
     pub turn: u64,
-    /// The caches' pools.
+    /// The caches' frame pools.
     pub frames: Frames,
-    /// By volume: how its last flush was answered.
+    /// Status of the last flush, by volume.
     pub flushed: Vec<Option<Status>>,
-    /// When something was submitted or answered last.
+    /// Time of the last submission or answer.
     pub last_progress: Instant,
-    /// When a shard was last_message of a completion, or by another, last.
+    /// Time of the last completion or message delivered to a shard.
     pub last_message: Instant,
-    /// Who changes queues while they work.
+    /// Changes tunables under load.
     pub operator: Operator,
-    /// HistoryEvent the run went through.
+    /// Coverage points passed so far.
     pub coverage: Coverage,
-    /// The first broken rule.
+    /// The first violated rule.
     pub broken: Option<Violation>,
-    /// Faults happen at present.
+    /// Whether faults are injected at present.
     pub faulty: bool,
-    /// Bios answered.
+    /// Number of bios answered.
     pub answered: u64,
-    /// Notices `UnknownCompletion`.
+    /// Number of `UnknownCompletion` notices.
     pub unknown_completions: u64,
-    /// Messages lost on purpose.
+    /// Messages dropped by an injected defect.
     pub lost: u64,
-    /// Bios not over, by device.
+    /// Bios in flight, by device.
     pub outstanding: Vec<u32>,
-    /// Volumes whose flush failed: since which tick.
+    /// Tick of the last failed flush, by volume.
     suspect: Vec<Option<u64>>,
-    /// Volumes that the operator is about to look at.
+    /// Volumes whose failed data the operator is about to acknowledge.
     acknowledging: Vec<bool>,
-    /// When the last message between two shards arrives.
+    /// Arrival time of the last message, by pair of shards.
     arrivals: Vec<Instant>,
     delays: Prng,
     history: Vec<HistoryEntry>,
@@ -139,7 +140,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Around the shards of `scenario`, with nothing going on.
+    /// The idle environment of the shards of `scenario`.
     #[must_use]
     pub fn new(scenario: Scenario, connections: Vec<Connection>) -> Self {
         let contracts = match scenario.checked {
@@ -178,12 +179,12 @@ impl Environment {
         }
     }
 
-    /// Keeps the first broken rule.
+    /// Records a violation if it is the first.
     pub fn fail(&mut self, violation: Violation) {
         self.broken.get_or_insert(violation);
     }
 
-    /// The power failed: messages, timers and bios are gone.
+    /// Forgets messages, timers and bios after a power cut.
     pub fn cut(&mut self) {
         self.events.clear();
         self.ready.clear();
@@ -203,7 +204,7 @@ impl Environment {
         self.operator.cut();
     }
 
-    /// HistoryEvent a power cut finds.
+    /// Counts the state that a power cut interrupts.
     pub fn cover_cut(&mut self) {
         self.coverage.hit(Point::PowerCut);
         if self.frames.writing() == 0 {
@@ -219,17 +220,17 @@ impl Environment {
         }
     }
 
-    /// Whether anybody has_waiters for an answer, or has something to submit.
+    /// Whether a bio is in flight or still to be submitted, or a tunable change is outstanding.
     #[must_use]
     pub fn has_waiters(&self) -> bool {
         let open = |connection: &Connection| !connection.is_done();
         self.connections.iter().any(open) || self.operator.unanswered() > 0
     }
 
-    /// A connection submits what it may, into its shard's `inbox`, as far as there is `room`.
+    /// Submits the bios of a connection into the `inbox` of its shard, at most `room` of them.
     pub fn issue(&mut self, connection: u32, mut room: usize, inbox: &mut Vec<Input>) {
         let index = self.index(connection);
-        self.connections[index].planned = false;
+        self.connections[index].scheduled = false;
         let batch = self.connections[index].job.next_batch();
         for _ in 0..batch {
             if !self.connections[index].can_submit() {
@@ -247,16 +248,16 @@ impl Environment {
                 break;
             }
         }
-        self.plan(index);
+        self.schedule(index);
     }
 
-    /// The place of a connection: one that closed and came again has another id there.
+    /// The index of a connection; a reopened one has another id at the same index.
     #[must_use]
     pub fn index(&self, connection: u32) -> usize {
         connection as usize % self.connections.len()
     }
 
-    /// A connection goes, with all that it has on its way, and comes again.
+    /// Closes a connection with its bios in flight, and reopens it.
     pub fn close(&mut self, index: usize, inbox: &mut Vec<Input>) {
         let old = self.connections[index].id;
         inbox.push(Input::Close { connection: old });
@@ -288,7 +289,7 @@ impl Environment {
         let connection = &mut self.connections[index];
         if bio.op.buffer_len(bio.len) > 0 && !connection.buffers.take(slot) {
             self.broken.get_or_insert(violation(
-                "a buffer that was given back is left alone",
+                "a released buffer is not written",
                 format!("the buffer of {:?} was written to while it was free", bio.id),
             ));
         }
@@ -328,7 +329,7 @@ impl Environment {
         self.coverage.hit(point);
     }
 
-    /// Another volume, all zeros, is in the place of `volume`.
+    /// Replaces a volume by a new one of zeros.
     pub fn replace(&mut self, volume: VolumeId) {
         self.oracle.replace(volume.0);
         self.suspect[usize::from(volume.0)] = None;
@@ -340,7 +341,8 @@ impl Environment {
         }
     }
 
-    /// A volume has another size from now on; its shard is about to hear of it. Whether bios beyond its end are on their way.
+    /// Changes the size of a volume before its shard is informed; returns whether bios beyond the
+    /// end are in flight.
     pub fn resize(&mut self, volume: VolumeId, size: u64) -> bool {
         let options = &mut self.scenario.volumes[usize::from(volume.0)].options;
         let old = std::mem::replace(&mut options.size, size);
@@ -350,7 +352,7 @@ impl Environment {
         self.fit(volume, old, size)
     }
 
-    /// Jobs keep to their volume; whether of what they have on its way some lies beyond its end.
+    /// Adapts jobs to the new size; returns whether bios in flight lie beyond the end.
     pub fn fit(&mut self, volume: VolumeId, old: u64, size: u64) -> bool {
         let mut busy = false;
         for connection in &mut self.connections {
@@ -366,13 +368,13 @@ impl Environment {
         busy
     }
 
-    /// Lets a connection submit again, now or after its pause.
-    pub fn plan(&mut self, index: usize) {
+    /// Schedules the next submission of a connection, now or after its pause.
+    pub fn schedule(&mut self, index: usize) {
         let connection = &mut self.connections[index];
-        if connection.planned || connection.starved || !connection.can_submit() {
+        if connection.scheduled || connection.starved || !connection.can_submit() {
             return;
         }
-        connection.planned = true;
+        connection.scheduled = true;
         let (id, pause) = (connection.id, connection.job.next_pause_ns());
         if pause == 0 {
             self.ready.push(id);
@@ -382,24 +384,24 @@ impl Environment {
         }
     }
 
-    /// All connections start.
+    /// Schedules the first submission of all connections.
     pub fn start(&mut self) {
-        (0..self.connections.len()).for_each(|index| self.plan(index));
+        (0..self.connections.len()).for_each(|index| self.schedule(index));
     }
 
-    /// `shard` has room again: who had to wait for it goes on.
+    /// Resumes the connections that found no room on `shard`.
     pub fn resume_starved(&mut self, shard: ShardId) {
         for index in 0..self.connections.len() {
             let connection = &mut self.connections[index];
             if connection.starved && connection.home == shard {
                 connection.starved = false;
-                connection.planned = true;
+                connection.scheduled = true;
                 self.ready.push(connection.id);
             }
         }
     }
 
-    /// An input for `shard` comes off the heap.
+    /// Delivers a message to shard `to`.
     pub fn receive_message(&mut self, from: ShardId, to: ShardId, message: Message) -> Input {
         self.last_message = self.now;
         if let Message::Bio { bio, .. } = message {
@@ -411,15 +413,15 @@ impl Environment {
             match connection.slot(bio.id) {
                 Some(slot) => connection.slots[slot].holder = Some(to),
                 None => self.fail(violation(
-                    "a message is about a bio in flight",
-                    format!("shard {} sent {:?}, which is over", from.0, bio.id),
+                    "a message refers to a bio in flight",
+                    format!("shard {} sent {:?}, which is not in flight", from.0, bio.id),
                 )),
             }
         }
         Input::Message { from, message }
     }
 
-    /// The operator acknowledges a failed flush.
+    /// The operator's acknowledgement of failed data.
     pub fn acknowledge(&mut self, volume: VolumeId) -> Input {
         self.suspect[usize::from(volume.0)] = None;
         self.acknowledging[usize::from(volume.0)] = false;
@@ -427,7 +429,7 @@ impl Environment {
         Input::Control(Control::Acknowledge { volume })
     }
 
-    /// Looks at what a shard decided, beside carrying it out.
+    /// Checks the actions of a turn and counts them as coverage.
     pub fn cover_actions(&mut self, shard: ShardId, actions: &Actions) {
         for action in &actions.list {
             self.cover_frames(shard, action, actions);
@@ -453,13 +455,13 @@ impl Environment {
         }
     }
 
-    /// Watches what happens to frames.
+    /// Checks and counts an action on frames.
     fn cover_frames(&mut self, shard: ShardId, action: &Action, actions: &Actions) {
         let point = match action {
             Action::Copy { direction: CopyDirection::ToPool, .. } => Point::CopyIn,
             Action::Copy { direction: CopyDirection::ToBuffer, .. } => Point::CopyOut,
             Action::Zero { .. } => Point::ZeroFrames,
-            Action::Data { .. } => return self.coverage.hit(Point::NewerHere),
+            Action::Data { .. } => return self.coverage.hit(Point::StatusFromCache),
             Action::Move { .. } => Point::MoveFrames,
             Action::Submit(submit) => return self.cover_submit(submit, actions),
             _ => return,
@@ -496,7 +498,7 @@ impl Environment {
         self.log(bio, HistoryEvent::Sent(submit.id));
     }
 
-    /// A shard is about to be last_message of a completion.
+    /// Ends a command, as its completion is delivered to the shard.
     pub fn complete(&mut self, device: DeviceId, id: RequestId, status: Status) {
         self.last_message = self.now;
         if let Some((volume, offset, len)) = self.frames.place(device, id) {
@@ -504,7 +506,7 @@ impl Environment {
             let bio = Bio { id: id_of, offset, len, ..Bio::default() };
             self.log(bio, HistoryEvent::Came(id, status));
             let failed = status.is_err_and(|error| error != IoError::Busy);
-            if failed && self.reports_errors_to_all() && self.frames.is_writeout(device, id) {
+            if failed && self.has_own_writer_entries() && self.frames.is_writeout(device, id) {
                 self.owed_errors.on_command_failed(volume, offset, len.into());
             }
         }
@@ -513,15 +515,15 @@ impl Environment {
         }
     }
 
-    /// Whether each connection has a place of its own in the cache's table of writers: those that share one hear of an error
-    /// together.
-    fn reports_errors_to_all(&self) -> bool {
+    /// Whether each connection has an entry of its own in the cache's writer table: connections
+    /// that share an entry share its errors.
+    fn has_own_writer_entries(&self) -> bool {
         self.scenario.cache.writers_max as usize >= self.connections.len()
     }
 
-    /// A shard's turn is over, in which it noted the failures that `held` tells.
-    pub fn note_failures(&mut self, volume: VolumeId, held: &[(u64, u64, IoError)]) {
-        if !self.owed_errors.is_recorded(volume, held) || self.scenario.promises_nothing(volume) {
+    /// Processes the failed ranges that a shard's cache holds after a turn.
+    pub fn record_failures(&mut self, volume: VolumeId, held: &[(u64, u64, IoError)]) {
+        if !self.owed_errors.is_recorded(volume, held) || self.scenario.is_unsafe(volume) {
             return;
         }
         for (place, connection) in self.connections.iter().enumerate() {
@@ -531,19 +533,19 @@ impl Environment {
         }
     }
 
-    /// Keeps account of who heard of errors.
+    /// Checks the answer to a bio against the errors owed to its connection.
     fn check_owed_error(&mut self, place: usize, bio: &Bio, status: Status) {
-        // HistoryEvent an old connection left is nobody's any longer.
+        // Errors owed to a closed connection are void.
         if bio.id.connection != self.connections[place].id {
             return;
         }
         match (bio.op, status) {
             (Op::Flush, Err(_)) => {
                 let owed = self.owed_errors.on_failure(place, self.turn);
-                self.coverage.add(Point::ErrorHeard, owed.into());
+                self.coverage.add(Point::OwedErrorReported, owed.into());
             }
             (Op::Flush, Ok(())) if self.owed_errors.is_owed(place) => {
-                let detail = format!("{bio:?} succeeded, and its connection was told of none");
+                let detail = format!("{bio:?} succeeded although its connection is owed an error");
                 self.fail(violation(ERROR_REPORTED, detail));
             }
             (Op::Flush, Ok(())) => self.owed_errors.on_success(place, self.turn),
@@ -554,7 +556,7 @@ impl Environment {
         }
     }
 
-    /// The defect of a frontend that gives buffers away too early.
+    /// The injected defect of a frontend that reuses buffers too early.
     pub fn reuse_buffers(&mut self, actions: &Actions) {
         for action in &actions.list {
             let Action::Submit(submit) = action else {
@@ -610,10 +612,10 @@ impl Environment {
                 self.connections[index].poison(slot);
             }
         }
-        self.plan(index);
+        self.schedule(index);
     }
 
-    /// A flush of a cached volume failed: sooner or later the operator looks.
+    /// After a failed flush of a cached volume the operator sometimes acknowledges the failed data.
     fn on_flushed(&mut self, bio: &Bio, status: Status) {
         let volume = usize::from(bio.id.volume.0);
         self.flushed[volume] = Some(status);
@@ -622,22 +624,22 @@ impl Environment {
         }
         self.coverage.hit(Point::FlushFailed);
         if self.faulty && self.delays.below(4) == 0 {
-            self.plan_acknowledge(bio.id.volume);
+            self.schedule_acknowledge(bio.id.volume);
         }
     }
 
-    /// Bytes that could not be written are given up.
-    pub fn give_up(&mut self, volume: VolumeId, offset: u64, len: u64) {
-        self.coverage.hit(Point::GaveUp);
+    /// Marks a range of failed data as discarded.
+    pub fn discard_failed(&mut self, volume: VolumeId, offset: u64, len: u64) {
+        self.coverage.hit(Point::FailedDiscarded);
         let size = self.scenario.volumes[usize::from(volume.0)].options.size;
         let end = size.min(offset + len);
         if offset < end {
-            self.oracle.give_up(volume.0, offset, end - offset);
+            self.oracle.discard_failed(volume.0, offset, end - offset);
         }
     }
 
-    /// The operator acknowledges what failed on `volume`, a little later.
-    pub fn plan_acknowledge(&mut self, volume: VolumeId) {
+    /// Schedules the operator's acknowledgement of failed data on `volume`.
+    pub fn schedule_acknowledge(&mut self, volume: VolumeId) {
         self.acknowledging[usize::from(volume.0)] = true;
         let after = self.delays.between(100_000, 20_000_000);
         let acknowledge = Event::Acknowledge { volume };
@@ -664,7 +666,7 @@ impl Environment {
         }
         if hole && !(bio.op == Op::Read && bio.flags.contains(BioFlags::HOLE_OK)) {
             return Err(violation(
-                "only a read that allows it is answered without data",
+                "only a read with HOLE_OK is answered without data",
                 format!("{bio:?} was answered with a hole"),
             ));
         }
@@ -675,21 +677,22 @@ impl Environment {
         if bio.op == Op::BlockStatus && status.is_ok() && stage == ReplyStage::Final {
             for extent in extents(bytes, bio.len) {
                 self.coverage.hit(match extent.state.contains(ExtentState::ZERO) {
-                    true => Point::ToldZeros,
-                    false => Point::ToldData,
+                    true => Point::StatusZeros,
+                    false => Point::StatusData,
                 });
             }
         }
         self.oracle.answer(&bio, flight.ticket, status, hole, stage, bytes)
     }
 
-    /// After a failed flush every later flush and FUA of the volume fails until the operator knows.
+    /// Checks that after a failed flush every later flush and FUA of the volume fails, until the
+    /// operator acknowledges it.
     fn check_suspect(&self, bio: &Bio, start: u64, status: Status) -> Result<(), Violation> {
         let durable = bio.op == Op::Flush || bio.op.is_write() && bio.flags.contains(BioFlags::FUA);
         let since = self.suspect[usize::from(bio.id.volume.0)];
-        // A discard that touches no whole granule is done before anything looks at durability.
+        // A discard that covers no whole granule ends before durability matters.
         let empty = bio.op == Op::Discard;
-        if self.scenario.promises_nothing(bio.id.volume) {
+        if self.scenario.is_unsafe(bio.id.volume) {
             return Ok(());
         }
         if durable
@@ -742,7 +745,7 @@ impl Environment {
             self.lost += 1;
             return;
         }
-        // In order between any two: never before the one sent last.
+        // In order for each pair of shards: not before the message sent last.
         let delay = 100 + self.delays.below(self.scenario.message_delay_ns);
         let pair = usize::from(from.0) * usize::from(self.scenario.shards) + usize::from(to.0);
         let at = self.now.after(delay).max(self.arrivals[pair]);
@@ -755,7 +758,7 @@ impl Environment {
             Notice::Suspect { volume, .. } => {
                 self.coverage.hit(Point::NoticeSuspect);
                 self.suspect[usize::from(volume.0)] = Some(self.oracle.tick());
-                self.plan_acknowledge(volume);
+                self.schedule_acknowledge(volume);
             }
             Notice::TimedOut { .. } => self.coverage.hit(Point::NoticeTimedOut),
             Notice::ShortRead { .. } => self.coverage.hit(Point::NoticeShortRead),
@@ -766,14 +769,14 @@ impl Environment {
 
     fn on_option_answered(&mut self, token: u32, status: Status) {
         self.coverage.hit(match status {
-            Ok(()) => Point::Switched,
-            Err(_) => Point::SwitchRefused,
+            Ok(()) => Point::TunableChanged,
+            Err(_) => Point::TunableRejected,
         });
         match self.operator.on_answer(token, status) {
             Ok((device, after)) => {
                 self.events.push(self.now.after(after), Event::Switch { device });
             }
-            Err(wrong) => self.fail(violation("a change is answered as it deserves", wrong)),
+            Err(wrong) => self.fail(violation("a control change gets the right answer", wrong)),
         }
     }
 
@@ -787,7 +790,7 @@ impl Environment {
         self.history_at += 1;
     }
 
-    /// HistoryEvent happened to `place`, or the last that happened at all, oldest first.
+    /// The history of the sector `place`, or the last events of the run; oldest first.
     #[must_use]
     pub fn history(&self, place: Option<(u16, u64)>) -> Vec<String> {
         let newest = self.history_at % HISTORY.max(1);
@@ -809,7 +812,7 @@ impl Environment {
         last_message
     }
 
-    /// Where everything stands, for people.
+    /// The state of all busy connections, for people.
     #[must_use]
     pub fn state(&self) -> String {
         let mut text = String::new();
@@ -820,7 +823,7 @@ impl Environment {
                 connection.home.0,
                 connection.in_flight(),
                 connection.job.left,
-                if connection.starved { ", no room" } else { "" }
+                if connection.starved { ", no free bio slot" } else { "" }
             );
             let flights = connection.slots.iter();
             for flight in flights.filter(|f| f.stage != Default::default()).take(4) {
@@ -836,9 +839,13 @@ impl Environment {
 fn tell(line: &HistoryEntry) -> String {
     let Bio { id, op, offset, len, flags, .. } = line.bio;
     let what = match line.what {
-        HistoryEvent::Sent(id) => format!("sent by the cache as {}.{}", id.slot, id.generation),
-        HistoryEvent::Came(id, status) => format!("{}.{} came: {status:?}", id.slot, id.generation),
-        HistoryEvent::Closed => "the connection closed".into(),
+        HistoryEvent::Sent(id) => {
+            format!("submitted by the cache as {}.{}", id.slot, id.generation)
+        }
+        HistoryEvent::Came(id, status) => {
+            format!("{}.{} completed: {status:?}", id.slot, id.generation)
+        }
+        HistoryEvent::Closed => "connection closed".into(),
         HistoryEvent::Submitted => "submitted".into(),
         HistoryEvent::Answered(Ok(()), stage) => format!("{stage:?}"),
         HistoryEvent::Answered(Err(error), stage) => format!("{stage:?}: {error}"),
@@ -849,22 +856,25 @@ fn tell(line: &HistoryEntry) -> String {
     )
 }
 
-/// The env as one shard's executor sees it.
+/// The environment as seen by one shard's executor.
 pub struct ShardPort<'a> {
-    /// The env.
+    /// The shared environment of all shards.
     pub env: &'a mut Environment,
-    /// The shard.
+    /// The shard whose actions are executed.
     pub shard: ShardId,
 }
 
 impl ShardPort<'_> {
-    /// The frames of a bio that a cache made: this shard's, or one's that sent it here.
+    /// The frames of a cache bio: of this shard, or of the shard that forwarded it.
     fn frames_of(&mut self, bio: BioId, unit: u32) -> Span {
         let volume = self.env.scenario.volumes[usize::from(bio.volume.0)];
         let owner = self.env.scenario.devices[usize::from(volume.device.0)].config.owner;
         if self.shard != volume.home && self.shard != owner {
             let detail = format!("shard {} uses the frames of {bio:?}", self.shard.0);
-            self.env.fail(violation("frames are used by their shard and their device", detail));
+            self.env.fail(violation(
+                "frames are accessed only by their shard and its device owners",
+                detail,
+            ));
         }
         frames_of(self.env.frames.span(volume.home.0), unit)
     }
@@ -884,10 +894,8 @@ impl Outlet for ShardPort<'_> {
         }
         let span = connection.buffers.span(0);
         let detail = format!("shard {} uses the buffer of {bio:?}", self.shard.0);
-        self.env.fail(violation(
-            "a buffer is used between submission and release, by who has its bio",
-            detail,
-        ));
+        self.env
+            .fail(violation("a buffer is accessed only by the shard that holds its bio", detail));
         span
     }
 
@@ -919,7 +927,7 @@ impl Outlet for ShardPort<'_> {
     }
 }
 
-/// No real I/O can leak into the world.
+/// A disk queue that takes no operation: the simulation does no real I/O.
 pub struct NoDisk;
 
 impl DiskQueue for NoDisk {

@@ -1,14 +1,14 @@
-//! What happens next: a heap keyed by (time, sequence), and nothing else orders events.
+//! The event queue: a heap ordered by (time, sequence number).
 //!
-//! Two events of one time come out in the order in which they were put in, so a run is a function of its seed.
-//! Invariant: nothing comes out before something earlier that is in.
+//! Events of one time come out in the order of insertion, so a run is a function of its seed.
+//! Invariant: no event comes out before an earlier one that is queued.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use headworks_core::Instant;
 
-/// EventQueue of one kind, earliest first.
+/// A queue of events of one type, earliest first.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     heap: BinaryHeap<Reverse<Entry<T>>>,
@@ -43,25 +43,25 @@ impl<T> Ord for Entry<T> {
 }
 
 impl<T> EventQueue<T> {
-    /// None yet, with room for `capacity` before anything is allocated.
+    /// An empty queue with capacity for `capacity` events.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self { heap: BinaryHeap::with_capacity(capacity), sequence: 0 }
     }
 
-    /// `what` happens at `at`, after all that were put in for that time before.
+    /// Queues `what` for time `at`, behind all events of that time.
     pub fn push(&mut self, at: Instant, what: T) {
         self.sequence += 1;
         self.heap.push(Reverse(Entry { at, sequence: self.sequence, what }));
     }
 
-    /// When the next one happens.
+    /// Time of the next event.
     #[must_use]
     pub fn next_at(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse(entry)| entry.at)
     }
 
-    /// The next one, if it happens by `now`.
+    /// Takes the next event if it is due at `now`.
     pub fn pop_due(&mut self, now: Instant) -> Option<(Instant, T)> {
         if self.next_at()? > now {
             return None;
@@ -69,19 +69,19 @@ impl<T> EventQueue<T> {
         self.heap.pop().map(|Reverse(entry)| (entry.at, entry.what))
     }
 
-    /// How many are to come.
+    /// Number of queued events.
     #[must_use]
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// Whether nothing is to come.
+    /// Whether no event is queued.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
 
-    /// Nothing of it will happen.
+    /// Removes all queued events.
     pub fn clear(&mut self) {
         self.heap.clear();
     }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_times_keep_the_order_in_which_they_were_put_in() {
+    fn events_of_equal_time_keep_insertion_order() {
         let mut events = EventQueue::with_capacity(8);
         for (at, name) in [(5, "b1"), (3, "a"), (5, "b2"), (9, "c"), (5, "b3")] {
             events.push(Instant(at), name);

@@ -1,12 +1,14 @@
-//! The pools of the shards' caches: real bytes, poisoned at the start, and who is using which frame.
+//! The frame pools of the shards' caches: real bytes, poisoned at the start, and the commands that
+//! use each frame.
 //!
 //! ```text
-//!   free --Submit(Read)---> filling --Complete--> free          touched by nobody but the device
-//!   free --Submit(Write)--> leaving --Complete--> free          read by anybody, changed by nobody (stable bytes)
+//!   free --Submit(Read)---> filling --Complete--> free          accessed only by the device
+//!   free --Submit(Write)--> writing --Complete--> free          readable, not writable (stable pages)
 //! ```
 //!
-//! A frame counts as used until its shard was told of the completion: before that the policy cannot know of it. The checksum of
-//! what was submitted must still be the same then. Whatever breaks this is told, and ends the run.
+//! A frame counts as used until the completion is delivered to its shard, because the policy cannot
+//! know of it earlier. The checksum of a write's data must be the same at submission and
+//! completion. A violation is reported and ends the run.
 
 use std::collections::BTreeMap;
 
@@ -16,23 +18,24 @@ use headworks_core::{Action, CopyDirection, DeviceId, Op, RequestId, Segment, Su
 
 use crate::sector_pattern::{POISON, SECTOR};
 
-/// Who uses a sector of a frame: a device may get a block in several commands.
+/// Commands that use a sector of a frame; a block may be covered by several.
 #[derive(Clone, Copy, Debug, Default)]
 struct FrameUse {
-    /// Reads of a device into it.
+    /// Device reads into the sector.
     fills: u16,
-    /// Writes of a device out of it.
+    /// Device writes from the sector.
     writes: u16,
 }
 
-/// The pool of one shard.
+/// The frame pool of one shard.
 struct Pool {
     base: *mut u8,
     bytes: usize,
     uses: Vec<FrameUse>,
 }
 
-// SAFETY: the memory behind `base` belongs to this value alone; spans of it are used on the thread that runs the world.
+// SAFETY: the memory behind `base` is owned by this value; spans of it are used only on the thread
+// that runs the simulation.
 unsafe impl Send for Pool {}
 
 impl Pool {
@@ -45,13 +48,13 @@ impl Pool {
 
     fn bytes(&self, at: usize, len: usize) -> &[u8] {
         assert!(at <= self.bytes && len <= self.bytes - at, "within the pool");
-        // SAFETY: just checked, and no device is running while the world looks at it.
+        // SAFETY: just checked, and no device is running during the call.
         unsafe { std::slice::from_raw_parts(self.base.add(at), len) }
     }
 
     fn reset(&mut self) {
         self.uses.fill(FrameUse::default());
-        // SAFETY: the whole allocation, and the power failed: no device has a span of it.
+        // SAFETY: the whole allocation, after a power cut: no device holds a span of it.
         unsafe { self.base.write_bytes(POISON, self.bytes) };
     }
 }
@@ -59,12 +62,13 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         let memory = std::ptr::slice_from_raw_parts_mut(self.base, self.bytes);
-        // SAFETY: made by `Box::into_raw` of a slice of this length, and dropped once, after its devices or their power.
+        // SAFETY: made by `Box::into_raw` of a slice of this length, and dropped once, after its
+        // devices or their power.
         drop(unsafe { Box::from_raw(memory) });
     }
 }
 
-/// A part of a command: bytes of a pool.
+/// A contiguous part of a command's data in a pool.
 #[derive(Clone, Copy, Debug)]
 struct FrameRange {
     pool: u16,
@@ -74,7 +78,7 @@ struct FrameRange {
     checksum: u64,
 }
 
-/// A command: where it goes, and its parts.
+/// A command in flight: its range on the volume, and its data.
 #[derive(Debug)]
 struct FrameCommand {
     volume: VolumeId,
@@ -83,18 +87,18 @@ struct FrameCommand {
     pieces: Vec<FrameRange>,
 }
 
-/// See the head of this file.
+/// The frame pools of all shards.
 pub struct Frames {
     pools: Vec<Pool>,
-    /// By command. Looked up only by name.
+    /// Commands in flight; only looked up, never iterated.
     commands: BTreeMap<(DeviceId, RequestId), FrameCommand>,
-    /// Commands of this turn whose bytes are not summed yet.
+    /// Commands submitted in this turn, whose checksums are not computed yet.
     fresh: Vec<(DeviceId, RequestId)>,
     writing: usize,
 }
 
 impl Frames {
-    /// A pool of `units` frames for each shard.
+    /// Allocates a pool of `units` frames for each shard.
     #[must_use]
     pub fn new(shards: u16, units: u32) -> Self {
         let pools = (0..shards).map(|_| Pool::new(units)).collect();
@@ -108,13 +112,13 @@ impl Frames {
         Span { base: pool.base, len: pool.bytes }
     }
 
-    /// Commands that are writing frames out.
+    /// Number of write-out commands in flight.
     #[must_use]
     pub fn writing(&self) -> usize {
         self.writing
     }
 
-    /// The power failed: nothing is on its way, and nothing is in memory.
+    /// Forgets all commands and contents after a power cut.
     pub fn cut(&mut self) {
         self.commands.clear();
         self.fresh.clear();
@@ -122,10 +126,10 @@ impl Frames {
         self.pools.iter_mut().for_each(Pool::reset);
     }
 
-    /// A command goes to its device; `pool_of` tells whose pool an internal bio's bytes are in.
+    /// Records a command that goes to its device; `pool_of` maps a segment to the shard whose pool
+    /// has its bytes.
     ///
-    /// # Errors
-    /// A frame that is in other use.
+    /// # Errors A frame that is in conflicting use.
     pub fn submit(
         &mut self,
         submit: &Submit,
@@ -170,10 +174,9 @@ impl Frames {
         Ok(())
     }
 
-    /// Bytes are about to be moved by `shard`.
+    /// Checks an action of `shard` that copies, zeroes or moves bytes.
     ///
-    /// # Errors
-    /// A frame that may not be touched so now.
+    /// # Errors A frame that may not be accessed in this way now.
     pub fn check_access(&self, shard: u16, action: &Action) -> Result<(), String> {
         let check = |at, len, changes| {
             let (at, len) = frames(at, len);
@@ -192,7 +195,7 @@ impl Frames {
         checked.map_err(|wrong| format!("shard {shard}, {action:?}: {wrong}"))
     }
 
-    /// Whether a range may be read, or changed, now.
+    /// Checks that a range may be read, or changed, now.
     fn check(&self, pool: u16, at: usize, len: usize, changes: bool) -> Result<(), String> {
         let pool = &self.pools[usize::from(pool)];
         if at > pool.bytes || len > pool.bytes - at {
@@ -210,7 +213,8 @@ impl Frames {
         Ok(())
     }
 
-    /// The turn's copies were made: what its commands write is what they must write.
+    /// Computes the checksums of the writes submitted in this turn, after the turn's copies are
+    /// made.
     pub fn checksum_writes(&mut self) {
         for name in std::mem::take(&mut self.fresh) {
             let Some(flight) = self.commands.get_mut(&name) else { continue };
@@ -221,14 +225,14 @@ impl Frames {
         }
     }
 
-    /// Where a command goes that is on its way: volume, offset, bytes.
+    /// Target of a command in flight: volume, offset, bytes.
     #[must_use]
     pub fn place(&self, device: DeviceId, id: RequestId) -> Option<(VolumeId, u64, u32)> {
         let flight = self.commands.get(&(device, id))?;
         Some((flight.volume, flight.offset, flight.bytes))
     }
 
-    /// Whether a command writes frames out, and nothing else.
+    /// Whether all data of a command are frames being written out.
     #[must_use]
     pub fn is_writeout(&self, device: DeviceId, id: RequestId) -> bool {
         let flight = self.commands.get(&(device, id));
@@ -238,10 +242,10 @@ impl Frames {
         })
     }
 
-    /// The shard is told that a command is over. Names that are not in flight are a device's lies and change nothing.
+    /// Ends a command, as its completion is delivered. Unknown ids come from lying devices and are
+    /// ignored.
     ///
-    /// # Errors
-    /// What it wrote is not what it was given.
+    /// # Errors The data changed between submission and completion.
     pub fn complete(&mut self, device: DeviceId, id: RequestId) -> Result<(), String> {
         let Some(FrameCommand { pieces, .. }) = self.commands.remove(&(device, id)) else {
             return Ok(());
@@ -271,12 +275,12 @@ impl Frames {
     }
 }
 
-/// The sectors that a range touches.
+/// The sectors touched by a range.
 fn sectors(at: usize, len: usize) -> std::ops::Range<usize> {
     at / SECTOR..(at + len).div_ceil(SECTOR)
 }
 
-/// The whole frames that a range touches: the policy knows a block's state, not a sector's.
+/// The whole frames touched by a range: the policy tracks blocks, not sectors.
 fn frames(at: u64, len: u32) -> (usize, usize) {
     let start = at & !u64::from(BLOCK - 1);
     let end = (at + u64::from(len)).next_multiple_of(u64::from(BLOCK));
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_under_write_out_may_be_read_and_one_that_is_filled_may_not() {
+    fn frame_under_writeout_is_readable_and_frame_being_filled_is_not() {
         let mut frames = Frames::new(1, 8);
         start(&mut frames, Op::Write, 1, 1).unwrap();
         start(&mut frames, Op::Read, 2, 4).unwrap();
@@ -348,10 +352,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_change_under_write_out_are_found() {
+    fn data_changed_during_writeout_are_detected() {
         let mut frames = Frames::new(1, 8);
         start(&mut frames, Op::Write, 1, 1).unwrap();
-        // SAFETY: within the pool, as a stray write would be.
+        // SAFETY: within the pool; simulates a stray write.
         unsafe { *frames.span(0).base.add(4096 + 8191) = 1 };
         assert!(end(&mut frames, 1).is_err());
     }

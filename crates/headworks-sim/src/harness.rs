@@ -1,13 +1,17 @@
-//! One shard with real bytes, a disk that answers in any order or badly, and a model of what every byte must be.
+//! One shard with real bytes, a disk that completes in any order and injects faults, and a model of
+//! the expected contents of every byte.
 //!
-//! Smaller than the world: no timing, no workloads, one device. Everything that happens is one draw from [`Choices`]: a seeded
-//! stream for tests, or the bytes that a fuzzer made ([`ByteChoices`]), so that the fuzzer chooses every step.
+//! Smaller than `world`: no timing, no workloads, one device. Every event is one draw from
+//! [`Choices`]: a seeded stream in tests, or the input of a fuzzer ([`ByteChoices`]), so that the
+//! fuzzer controls every step.
 //!
-//! Each client has a region of its own and one bio on its way, so what a read must find is known exactly; regions share blocks,
-//! so clients still meet. What a failed write left behind is not known until it is written again, and is not checked. What was
-//! beyond the end of a volume that became shorter and longer again may be old or zeros: the first read tells, and it stays so.
-//! The volume leaves, sometimes with its device, when the shard lets it: then everything must be on the disk, from where it comes
-//! again.
+//! Each client has a region of its own and at most one bio in flight, so the result of every read
+//! is known exactly. Regions share blocks, so clients still interact. After a failed write the
+//! contents of its range are unknown, and unchecked, until the next write. Bytes beyond the end of
+//! a volume that was shrunk and grown again may be old or zero: the first read decides, and later
+//! reads must agree. The volume is removed, sometimes with its device, whenever the shard permits
+//! it; at that moment all of its data must be on the disk, from which the volume added next reads
+//! them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,12 +26,12 @@ use headworks_core::{
     VolumeOptions, WriteMode,
 };
 
-/// Where decisions come from.
+/// A source of decisions.
 pub trait Choices {
-    /// A number in `0..bound`; 0 is always the harmless one.
+    /// Returns a number in `0..bound`; 0 is always the harmless choice.
     fn below(&mut self, bound: u64) -> u64;
-    /// Nothing is left to choose from: every further number is 0.
-    fn is_over(&self) -> bool {
+    /// Whether the source is exhausted: every further number is 0.
+    fn is_exhausted(&self) -> bool {
         false
     }
 }
@@ -38,7 +42,7 @@ impl Choices for Prng {
     }
 }
 
-/// Choices that somebody else made, as bytes.
+/// Decisions read from a byte string, for fuzzers.
 pub struct ByteChoices<'a>(pub &'a [u8]);
 
 impl Choices for ByteChoices<'_> {
@@ -50,39 +54,40 @@ impl Choices for ByteChoices<'_> {
         taken.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) % bound.max(1)
     }
 
-    fn is_over(&self) -> bool {
+    fn is_exhausted(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Longest bios, by choice: within a block, over some, and long ones.
+/// Maximum lengths of bios, one drawn for each: within a block, across a few blocks, long.
 const LENGTHS: [u64; 3] = [600, 5000, 40_000];
-/// Bytes beyond the last client's region: the volume does not end with a block.
+/// Bytes beyond the last client's region, so that the volume does not end at a block boundary.
 const TAIL: u64 = 1088;
-/// Places above this in a list of spans are a client's buffer, not the pool.
+/// Addresses at or above this mean a client's buffer; below it, the frame pool.
 const BUFFERS: u64 = 1 << 40;
-/// Frames of the pool, as bytes.
+/// Bytes of one frame of the pool.
 const FRAME: u64 = 4096;
 
-/// How large a bed is and how kind.
+/// Size of a harness, and whether faults are injected.
 #[derive(Clone, Copy, Debug)]
 pub struct HarnessOptions {
-    /// Clients, each with a region.
+    /// Number of clients, each with a region.
     pub clients: u32,
-    /// Bytes of a region.
+    /// Bytes of each region.
     pub region: u64,
-    /// The disk fails, refuses, stops short and lies; the operator changes things.
+    /// Injects device faults, lies and operator changes.
     pub faults: bool,
 }
 
 impl HarnessOptions {
-    /// The volume that holds every region.
+    /// Bytes of the volume that holds every region.
     #[must_use]
     pub const fn volume_size(&self) -> u64 {
         (self.region * self.clients as u64 + TAIL) / 512 * 512
     }
 
-    /// A shard of one device and one volume for this bed, with `units` frames of cache; 0: none.
+    /// A configuration of one device and one volume, with `units` frames of cache; 0 means no
+    /// cache.
     #[must_use]
     pub fn config(&self, mode: WriteMode, units: u32) -> ShardConfig {
         let block_size = if units > 0 { 512 } else { 1 };
@@ -95,7 +100,7 @@ impl HarnessOptions {
         config
     }
 
-    /// A configuration drawn from `choices`.
+    /// Draws a configuration from `choices`.
     #[must_use]
     pub fn draw(&self, choices: &mut impl Choices) -> ShardConfig {
         let mode = WriteMode::ALL[choices.below(4) as usize];
@@ -119,42 +124,42 @@ impl HarnessOptions {
 struct Client {
     buffer: Vec<u8>,
     expected: Vec<u8>,
-    /// By byte: the expected one is what a read must find.
+    /// By byte of the region: a read must return the expected byte.
     known: Vec<bool>,
-    /// By byte: it was cut off, and the next read tells what it is.
+    /// By byte: cut off by a shrink; the next read decides its contents.
     cut: Vec<bool>,
     bio: Option<Bio>,
-    /// From this byte of the volume on it was cut off since its bio came.
+    /// The volume was shrunk to this size since the bio in flight was submitted.
     cut_from: u64,
-    /// It was told early; the path may still use its buffer.
-    told: bool,
+    /// Answered early by a time-out; the shard may still access the buffer.
+    answered_early: bool,
     sequence: u64,
 }
 
 impl Client {
-    fn note(&mut self, at: usize, bytes: impl ExactSizeIterator<Item = u8>) {
+    fn record(&mut self, at: usize, bytes: impl ExactSizeIterator<Item = u8>) {
         let end = at + bytes.len();
         self.known[at..end].fill(true);
         self.cut[at..end].fill(false);
         self.expected[at..end].iter_mut().zip(bytes).for_each(|(old, new)| *old = new);
     }
 
-    /// Nothing is known of a range, but perhaps that it was cut off.
+    /// Marks the contents of a range as unknown; `cut`: because the volume was shrunk.
     fn forget(&mut self, range: Range<usize>, cut: bool) {
         self.known[range.clone()].fill(false);
         self.cut[range].fill(cut);
     }
 }
 
-/// A command in the disk, with the places of its bytes.
+/// A command in the disk, with the addresses of its bytes.
 struct InFlight {
     submit: Submit,
     places: Vec<(u64, u32)>,
-    /// A write's bytes at its submission: they must be the same at its completion.
-    given: Vec<u8>,
+    /// A write's data at submission; they must be unchanged at completion.
+    submitted_data: Vec<u8>,
 }
 
-/// See the head of this file. Every broken promise is a panic that says which.
+/// A shard, its disk and its clients. A broken promise is a panic that names it.
 pub struct Harness<C> {
     shard: Shard,
     options: HarnessOptions,
@@ -164,22 +169,22 @@ pub struct Harness<C> {
     timer: Option<u64>,
     pool: Vec<u8>,
     disk: Vec<u8>,
-    /// Bytes of the volume at present.
+    /// Current size of the volume in bytes.
     size: u64,
-    /// The volume is there, and its device.
-    there: (bool, bool),
+    /// Whether the volume is present, and its device.
+    present: (bool, bool),
     in_flight: Vec<InFlight>,
     clients: Vec<Client>,
     flushes: BTreeMap<u32, Status>,
-    /// Blocks may have been given up: what is on the disk is not known as well.
-    gave_up: bool,
+    /// Failed blocks may have been discarded, so the disk's contents are unknown as well.
+    discarded_failed: bool,
     answered: u64,
-    /// Extents of data and of zeros that clients were told of.
-    told: [u64; 2],
+    /// Extents reported to clients as data, and as zeros.
+    status_extents: [u64; 2],
 }
 
-/// Tells what a range of a disk is made of, sector by sector.
-fn tell(disk: &[u8], submit: &Submit, list: &mut [u8]) {
+/// Writes the extent list of a range of the disk, by sector.
+fn write_status(disk: &[u8], submit: &Submit, list: &mut [u8]) {
     let most = if submit.flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
     let mut list = ExtentWriter::new(list, submit.len, most);
     let (mut at, end) = (submit.offset as usize, submit.offset as usize + submit.len as usize);
@@ -196,7 +201,7 @@ fn tell(disk: &[u8], submit: &Submit, list: &mut [u8]) {
 }
 
 impl<C: Choices> Harness<C> {
-    /// A bed over a new shard.
+    /// A harness with a new shard.
     #[must_use]
     pub fn new(options: HarnessOptions, config: ShardConfig, choices: C) -> Self {
         let size = options.volume_size() as usize;
@@ -208,11 +213,11 @@ impl<C: Choices> Harness<C> {
             cut: vec![false; region],
             bio: None,
             cut_from: u64::MAX,
-            told: false,
+            answered_early: false,
             sequence: 0,
         };
         Self {
-            shard: Shard::new(config.clone()).expect("a configuration that can be"),
+            shard: Shard::new(config.clone()).expect("a valid configuration"),
             pool: vec![0; config.cache.units as usize * FRAME as usize],
             clients: (0..options.clients).map(client).collect(),
             options,
@@ -222,31 +227,31 @@ impl<C: Choices> Harness<C> {
             timer: None,
             disk: vec![0; size],
             size: options.volume_size(),
-            there: (true, true),
+            present: (true, true),
             in_flight: Vec::new(),
             flushes: BTreeMap::new(),
-            gave_up: false,
+            discarded_failed: false,
             answered: 0,
-            told: [0; 2],
+            status_extents: [0; 2],
         }
     }
 
-    /// Bios that were answered.
+    /// Number of bios answered so far.
     #[must_use]
     pub fn answered(&self) -> u64 {
         self.answered
     }
 
-    /// Extents of data and of zeros that clients were told of.
+    /// Extents reported to clients as data, and as zeros.
     #[must_use]
-    pub fn told(&self) -> [u64; 2] {
-        self.told
+    pub fn status_extents(&self) -> [u64; 2] {
+        self.status_extents
     }
 
-    /// Nothing is left to choose from.
+    /// Whether the source of decisions is exhausted.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.choices.is_over()
+    pub fn is_exhausted(&self) -> bool {
+        self.choices.is_exhausted()
     }
 
     fn base(&self, id: u32) -> u64 {
@@ -278,7 +283,7 @@ impl<C: Choices> Harness<C> {
         }
         let block = u64::from(self.config.volumes[0].options.block_size);
         if flags.contains(BioFlags::DIRECT) || !self.is_cached() {
-            // What the device is given as it is, is aligned to its blocks.
+            // Bios that bypass the cache are aligned to the device's blocks.
             let start = (base + offset).next_multiple_of(block);
             let end = (start + len.next_multiple_of(block)).min((base + region) / block * block);
             if start < end {
@@ -342,11 +347,11 @@ impl<C: Choices> Harness<C> {
                     };
                     let places: Vec<(u64, u32)> =
                         list.iter().map(|segment| (place(segment), segment.len)).collect();
-                    let given = match submit.op {
+                    let submitted_data = match submit.op {
                         Op::Write => self.bytes(&places),
                         _ => Vec::new(),
                     };
-                    self.in_flight.push(InFlight { submit, places, given });
+                    self.in_flight.push(InFlight { submit, places, submitted_data });
                 }
                 Action::Copy { bio, offset, len, at, direction } => {
                     let (at, len, offset) = (at as usize, len as usize, offset as usize);
@@ -404,17 +409,17 @@ impl<C: Choices> Harness<C> {
 
     fn on_reply(&mut self, id: BioId, status: Status, hole: bool, stage: ReplyStage) {
         let client = &mut self.clients[id.connection as usize];
-        let bio = client.bio.expect("only what is on its way is answered");
+        let bio = client.bio.expect("only bios in flight are answered");
         assert_eq!(bio.id, id);
         if stage == ReplyStage::Released {
-            assert!(client.told, "released after an answer");
-            (client.bio, client.told) = (None, false);
+            assert!(client.answered_early, "released after an answer");
+            (client.bio, client.answered_early) = (None, false);
             return;
         }
-        assert!(!client.told, "answered once");
+        assert!(!client.answered_early, "answered once");
         assert!(status.is_ok() || self.options.faults, "{bio:?}: {status:?}");
         self.answered += 1;
-        client.told = stage == ReplyStage::Early;
+        client.answered_early = stage == ReplyStage::Early;
         if stage == ReplyStage::Final {
             client.bio = None;
         }
@@ -433,8 +438,9 @@ impl<C: Choices> Harness<C> {
         }
     }
 
-    /// What a read found where a volume had ended meanwhile is what every later one finds. (Of `writethrough` a write-out that
-    /// fails is given up, and then the device tells.)
+    /// Fixes the contents of bytes that a shrink cut off to what this read returned. Not with
+    /// `writethrough`: present a failed write-out is dropped, and later reads return the device's
+    /// contents.
     fn learn(&mut self, bio: &Bio, hole: bool) {
         let (from, client) = self.part_of(bio);
         if client.cut_from < u64::MAX {
@@ -448,7 +454,7 @@ impl<C: Choices> Harness<C> {
         }
     }
 
-    /// Where a bio lies in its client's region.
+    /// The range of a bio within its client's region.
     fn part_of(&mut self, bio: &Bio) -> (Range<usize>, &mut Client) {
         let base = self.base(bio.id.connection);
         let client = &mut self.clients[bio.id.connection as usize];
@@ -476,16 +482,16 @@ impl<C: Choices> Harness<C> {
             }
             Op::Write => {
                 let written = client.buffer[..len].to_vec();
-                client.note(from, written.into_iter());
+                client.record(from, written.into_iter());
             }
-            Op::WriteZeroes => client.note(from, vec![0; len].into_iter()),
+            Op::WriteZeroes => client.record(from, vec![0; len].into_iter()),
             Op::Discard => {
-                // Rounded inward to what the device or the cache can forget; the disk here reads zeros then.
+                // Rounded inward to the discard granularity; this disk reads zeros afterwards.
                 let start = bio.offset.next_multiple_of(granularity);
                 let end = bio.end() / granularity * granularity;
                 if start < end {
                     let at = (start - base) as usize;
-                    client.note(at, vec![0; (end - start) as usize].into_iter());
+                    client.record(at, vec![0; (end - start) as usize].into_iter());
                 }
             }
             Op::BlockStatus => {
@@ -494,11 +500,11 @@ impl<C: Choices> Harness<C> {
                     let end = at + len as usize;
                     let wrong = (at..end).find(|&at| client.known[at] && client.expected[at] != 0);
                     let zero = state.contains(ExtentState::ZERO);
-                    assert!(!zero || wrong.is_none(), "{bio:?} told of zeros at {wrong:?}");
-                    self.told[usize::from(zero)] += 1;
+                    assert!(!zero || wrong.is_none(), "{bio:?} reported zeros at {wrong:?}");
+                    self.status_extents[usize::from(zero)] += 1;
                     at = end;
                 }
-                assert!(at > from, "{bio:?} told nothing");
+                assert!(at > from, "{bio:?} got an empty list");
             }
             Op::Flush | Op::Prefetch => {}
         }
@@ -515,7 +521,7 @@ impl<C: Choices> Harness<C> {
         }
     }
 
-    /// What is known of a client's range is on the disk.
+    /// Asserts that the known bytes of a client's range are on the disk.
     fn compare(&self, id: u32, range: Range<usize>, why: &str) {
         let (client, base) = (&self.clients[id as usize], self.base(id) as usize);
         let differs =
@@ -524,13 +530,13 @@ impl<C: Choices> Harness<C> {
         assert!(wrong.is_none(), "client {id}: {range:?} was {why}, {wrong:?} is not on the disk");
     }
 
-    /// The disk finishes something, well or badly.
+    /// Completes one command in flight, with or without a fault.
     fn complete_one(&mut self) -> Option<Input> {
         if self.in_flight.is_empty() {
             return None;
         }
         let at = self.choices.below(self.in_flight.len() as u64) as usize;
-        let InFlight { submit, places, given } = self.in_flight.swap_remove(at);
+        let InFlight { submit, places, submitted_data } = self.in_flight.swap_remove(at);
         let mut completion =
             Completion { id: submit.id, transferred: submit.len, status: Ok(()), hole: false };
         let fault = if self.options.faults { self.choices.below(16) } else { 0 };
@@ -538,7 +544,7 @@ impl<C: Choices> Harness<C> {
             15 => completion.status = Err(IoError::Medium),
             14 => completion.status = Err(IoError::NoSpace),
             13 => completion.status = Err(IoError::Busy),
-            // Something at least: nothing would say that the file ends there.
+            // A short transfer moves at least 512 bytes: zero bytes would mean the end of the file.
             12 if submit.op.has_data() && submit.len >= 1024 => {
                 completion.transferred = submit.len / 1024 * 512;
             }
@@ -550,15 +556,15 @@ impl<C: Choices> Harness<C> {
         let moved = if submit.op.has_data() { completion.transferred } else { submit.len };
         if submit.op == Op::Write && !places.is_empty() {
             let bytes = self.bytes(&places);
-            assert!(bytes == given, "the bytes of a write changed under the device");
+            assert!(bytes == submitted_data, "the data of a write changed in flight");
         }
         if completion.status.is_ok() {
-            self.carry_out(&submit, &places, moved as usize);
+            self.apply(&submit, &places, moved as usize);
         }
         Some(Input::Complete { device: DeviceId(0), completion })
     }
 
-    fn carry_out(&mut self, submit: &Submit, places: &[(u64, u32)], moved: usize) {
+    fn apply(&mut self, submit: &Submit, places: &[(u64, u32)], moved: usize) {
         let start = submit.offset as usize;
         match submit.op {
             Op::Read => {
@@ -586,19 +592,19 @@ impl<C: Choices> Harness<C> {
             }
             Op::BlockStatus => {
                 let client = (places[0].0 >> 32 & 0xff) as usize;
-                tell(&self.disk, submit, &mut self.clients[client].buffer);
+                write_status(&self.disk, submit, &mut self.clients[client].buffer);
             }
             Op::Flush | Op::Prefetch => {}
         }
     }
 
-    /// What no device and no operator should do, or seldom does.
-    fn mischief(&mut self, inputs: &mut Vec<Input>) {
+    /// Injects inputs that devices and operators produce rarely or must never produce.
+    fn inject_inputs(&mut self, inputs: &mut Vec<Input>) {
         if self.size < self.options.volume_size() && self.choices.below(8) == 1 {
             inputs.push(self.resize(self.options.volume_size()));
         }
-        if self.there != (true, true) && self.choices.below(4) == 1 {
-            self.come();
+        if self.present != (true, true) && self.choices.below(4) == 1 {
+            self.add_back();
         }
         match self.choices.below(64) {
             63 => {
@@ -624,14 +630,14 @@ impl<C: Choices> Harness<C> {
                 }
             }
             58 => {
-                // A client that has nothing on its way goes; another with its number comes.
+                // An idle client closes; a new connection reuses its number.
                 let id = self.choices.below(self.options.clients.into()) as u32;
                 if self.clients[id as usize].bio.is_none() {
                     inputs.push(Input::Close { connection: id });
                 }
             }
             57 => inputs.push(self.resize(self.options.volume_size())),
-            // Often for less long than a command takes.
+            // Often for less time than a command takes.
             56 => {
                 let size = (self.choices.below(self.size / 512) + 1) * 512;
                 inputs.push(self.resize(size));
@@ -640,15 +646,15 @@ impl<C: Choices> Harness<C> {
                     inputs.push(self.resize(size + more * 512));
                 }
             }
-            55 => self.leave(inputs),
+            55 => self.remove_volume(inputs),
             _ => {}
         }
     }
 
-    /// The volume leaves if it may, and then perhaps its device.
-    fn leave(&mut self, coming: &[Input]) {
+    /// Removes the volume if the shard permits it, and then perhaps its device.
+    fn remove_volume(&mut self, coming: &[Input]) {
         let now = Instant(self.now);
-        if self.there.0 {
+        if self.present.0 {
             let volume = VolumeId(0);
             let unseen = |bio: &Bio| coming.contains(&Input::Bio(*bio));
             let mut waiting = self.clients.iter().filter_map(|client| client.bio);
@@ -656,37 +662,41 @@ impl<C: Choices> Harness<C> {
             if self.shard.change(now, &Change::RemoveVolume { volume }).is_err() {
                 return;
             }
-            assert!(!busy, "a volume left with bios on their way");
+            assert!(!busy, "a volume was removed with bios in flight");
             for id in 0..self.options.clients {
-                self.compare(id, 0..self.options.region as usize, "written, for its volume left");
+                self.compare(
+                    id,
+                    0..self.options.region as usize,
+                    "written, because its volume was removed",
+                );
             }
-            self.there.0 = false;
+            self.present.0 = false;
         }
-        if self.there.1 && self.choices.below(2) == 0 {
+        if self.present.1 && self.choices.below(2) == 0 {
             let change = Change::RemoveDevice { device: DeviceId(0) };
-            self.there.1 = self.shard.change(now, &change).is_err();
+            self.present.1 = self.shard.change(now, &change).is_err();
         }
     }
 
-    /// What left comes again, the volume perhaps in another mode.
-    fn come(&mut self) {
+    /// Adds the removed device and volume again, the volume perhaps with another mode.
+    fn add_back(&mut self) {
         let now = Instant(self.now);
-        if !self.there.1 {
+        if !self.present.1 {
             let change = Change::AddDevice { device: DeviceId(0), config: self.config.devices[0] };
             assert_eq!(self.shard.change(now, &change), Ok(()));
-            self.there.1 = true;
+            self.present.1 = true;
         }
-        if !self.there.0 {
+        if !self.present.0 {
             let options = &mut self.config.volumes[0].options;
             (options.size, options.mode) =
                 (self.size, WriteMode::ALL[self.choices.below(4) as usize]);
             let change = Change::AddVolume { volume: VolumeId(0), config: self.config.volumes[0] };
-            // Not while options of the device are being changed.
-            self.there.0 = self.shard.change(now, &change).is_ok();
+            // Refused while options of the device are being changed.
+            self.present.0 = self.shard.change(now, &change).is_ok();
         }
     }
 
-    /// The image has another size: what is beyond it is gone.
+    /// Changes the size of the image; bytes beyond the new end are discarded.
     fn resize(&mut self, size: u64) -> Input {
         if size < self.size {
             self.disk[size as usize..].fill(0);
@@ -703,11 +713,12 @@ impl<C: Choices> Harness<C> {
         Input::Control(Control::Resize { volume: VolumeId(0), size })
     }
 
-    /// The operator gives up what could not be written: nobody knows then what those blocks hold.
+    /// The operator discards data that could not be written; the contents of those blocks become
+    /// unknown.
     fn acknowledge(&mut self, inputs: &mut Vec<Input>) {
         let mut failed = Vec::new();
         self.shard.failed_ranges(VolumeId(0), &mut failed);
-        self.gave_up |= !failed.is_empty();
+        self.discarded_failed |= !failed.is_empty();
         for (offset, len, _) in failed {
             for id in 0..self.options.clients {
                 let (base, region) = (self.base(id), self.options.region);
@@ -719,7 +730,7 @@ impl<C: Choices> Harness<C> {
         inputs.push(Input::Control(Control::Acknowledge { volume: VolumeId(0) }));
     }
 
-    /// Steps with bios of any kind, or only of one over whole regions.
+    /// Runs `steps` steps with bios of any kind, or with bios of one kind over whole regions.
     pub fn run(&mut self, steps: u64, only: Option<Op>) {
         for _ in 0..steps {
             self.now += self.choices.below(400_000);
@@ -733,13 +744,13 @@ impl<C: Choices> Harness<C> {
             }
             inputs.extend(self.submit_all(only));
             if self.options.faults {
-                self.mischief(&mut inputs);
+                self.inject_inputs(&mut inputs);
             }
             self.turn(&inputs);
         }
     }
 
-    /// Everything on its way ends.
+    /// Runs until every bio is answered.
     pub fn drain(&mut self) {
         let mut idle = 0;
         while self.clients.iter().any(|client| client.bio.is_some()) {
@@ -747,30 +758,31 @@ impl<C: Choices> Harness<C> {
             if inputs.is_empty() {
                 let at = self.timer.take().unwrap_or_else(|| {
                     let waiting: Vec<_> = self.clients.iter().filter_map(|c| c.bio).collect();
-                    panic!("bios wait and nothing will end it: {waiting:?}")
+                    panic!("no event is pending for these bios: {waiting:?}")
                 });
                 self.now = self.now.max(at);
                 inputs.push(Input::Timer);
                 idle += 1;
-                assert!(idle < 100_000, "nothing ends: {:?}", self.shard.cache_stats());
+                assert!(idle < 100_000, "no progress: {:?}", self.shard.cache_stats());
             }
             self.turn(&inputs);
         }
     }
 
-    /// Flushes, and compares with the disk what is known, if every flush succeeded; then reads everything.
+    /// Flushes, compares the known bytes with the disk if every flush succeeded, then reads
+    /// everything.
     pub fn flush_and_compare(&mut self) {
         self.drain();
         let longest = self.resize(self.options.volume_size());
         self.turn(&[longest]);
         for _ in 0..1000 {
-            if self.there == (true, true) {
+            if self.present == (true, true) {
                 break;
             }
-            self.come();
+            self.add_back();
             self.turn(&[]);
         }
-        assert_eq!(self.there, (true, true), "what may come comes");
+        assert_eq!(self.present, (true, true), "the volume and its device can be added");
         self.flushes.clear();
         self.run(20, Some(Op::Flush));
         self.drain();

@@ -1,9 +1,11 @@
-//! The world in virtual time: it drives the same `headworks_core::Shard` and the same `headworks::executor::Executor` as the
-//! server, over modelled disks with real bytes, and checks what they promise.
+//! The simulator: the `headworks_core::Shard` and `headworks::executor::Executor` of the server in
+//! virtual time, over modelled disks that hold real bytes, with checkers of everything they
+//! promise.
 //!
-//! Read `world` first (the loop), then `disk` (how unkind devices are), `oracle` (what the bytes may be) and `check` (the
-//! other rules). `scenario` draws a world from a seed, `smoke` runs many. Nothing here reads a clock, starts a thread, or
-//! does real I/O; a run is a function of its seed.
+//! Start with `world` (the event loop), then `disk` (the faults of devices), `oracle` (the bytes a
+//! read or a power cut may return) and `check` (the other rules). `scenario` draws a simulated
+//! world from a seed; `smoke` runs many of them. Nothing here reads a clock, starts a thread or
+//! does real I/O: a run is a function of its seed.
 
 pub mod buffers;
 pub mod check;

@@ -1,7 +1,8 @@
-//! The operator of the world: changes queues while they work, now and then to a value that is none.
+//! The simulated operator: changes tunables under load, sometimes to an invalid value.
 //!
-//! Where there are caches, one change in three is of a shard's write-back. One change is under way per device; the next is planned when it is answered. Invariant, checked when all is quiet: every
-//! change was answered, with the answer that it deserves.
+//! With caches, one change in three concerns a shard's write-back. At most one change per device is
+//! outstanding; the next is scheduled when it is answered. Invariant, checked when the world is
+//! idle: every change was answered, valid ones with success and invalid ones with an error.
 
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
@@ -10,7 +11,7 @@ use headworks_core::{
     Control, DeviceId, IoError, QueueOptions, Scheduler, Status, TagPolicy, Tunable,
 };
 
-/// Values that a device may be switched to, none beyond what the modelled disk was said to take.
+/// Draws a value for a tunable, within the limits of the modelled disk.
 fn draw_value(tunable: Tunable, most: &QueueOptions, prng: &mut Prng) -> u64 {
     let values: &[u64] = match tunable {
         Tunable::NrRequests => &[1, 2, 7, 62, 64, 300],
@@ -50,7 +51,8 @@ const CHANGED: [Tunable; 15] = [
     Tunable::MaxFolioOrder,
 ];
 
-/// Values of write-back, so that the pools of worlds are now far below the limit and now far above it.
+/// Draws a write-back value, so that pools are sometimes far below the dirty limit and sometimes
+/// far above it.
 fn draw_dirty(tunable: DirtyTunable, prng: &mut Prng) -> u64 {
     const BLOCK: u64 = 4096;
     let values: &[u64] = match tunable {
@@ -66,20 +68,20 @@ fn draw_dirty(tunable: DirtyTunable, prng: &mut Prng) -> u64 {
     values[prng.below(values.len() as u64) as usize]
 }
 
-/// A change that was asked for.
+/// An outstanding change of a tunable.
 #[derive(Clone, Copy, Debug)]
 struct PendingChange {
     token: u32,
     wrong: bool,
-    /// Whatever is not wrong succeeds.
+    /// A valid change must succeed.
     sure: bool,
 }
 
-/// See the head of this file.
+/// The operator of all devices.
 #[derive(Debug)]
 pub struct Operator {
     prng: Prng,
-    /// By device.
+    /// Outstanding change by device.
     asked: Vec<Option<PendingChange>>,
     left: u32,
     tokens: u32,
@@ -87,14 +89,15 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// An operator of so many devices, and of caches if there are any, with nothing to do.
+    /// An operator of `devices` devices, and of write-back if there are caches.
     #[must_use]
     pub fn new(seed: u64, devices: usize, cached: bool) -> Self {
         let prng = Prng::new(seed).split("operator");
         Self { prng, asked: vec![None; devices], left: 0, tokens: 0, cached }
     }
 
-    /// A new round: so many changes, on all devices together. Returns when each device gets its first.
+    /// Starts a round of `changes` changes over all devices; returns the delay of each device's
+    /// first change.
     pub fn start(&mut self, changes: u32) -> Vec<u64> {
         self.left = changes;
         self.asked.fill(None);
@@ -102,7 +105,7 @@ impl Operator {
         (0..first).map(|_| self.prng.between(US, 20 * MS)).collect()
     }
 
-    /// The next change of a device whose queue was made with `most`.
+    /// The next change of a device whose queue was created with the options `most`.
     pub fn change(&mut self, device: DeviceId, most: &QueueOptions) -> Option<Control> {
         if self.left == 0 {
             return None;
@@ -123,7 +126,7 @@ impl Operator {
         Some(Control::Set { device, tunable, value, token })
     }
 
-    /// A change of a shard's write-back, instead of one of the device.
+    /// A change of a shard's write-back, in place of one of the device.
     fn change_dirty(&mut self, device: DeviceId) -> Control {
         let tunable = DirtyTunable::ALL[self.prng.below(8) as usize];
         let wrong = self.prng.below(10) == 0;
@@ -136,22 +139,21 @@ impl Operator {
         Control::SetDirty { tunable, value, token }
     }
 
-    /// A change was answered: its device and when the next is due.
+    /// Handles the answer to a change; returns its device and the delay until the next change.
     ///
-    /// # Errors
-    /// An answer that it does not deserve.
+    /// # Errors An answer that the change should not get.
     pub fn on_answer(&mut self, token: u32, status: Status) -> Result<(DeviceId, u64), String> {
         let found = self.asked.iter().position(|asked| asked.is_some_and(|a| a.token == token));
         let Some(device) = found else {
-            return Err(format!("an answer with token {token}, which nobody waits for"));
+            return Err(format!("an answer with the unknown token {token}"));
         };
         let taken = self.asked[device].take();
-        let PendingChange { wrong, sure, .. } = taken.expect("its place was just found");
+        let PendingChange { wrong, sure, .. } = taken.expect("its slot was just found");
         let fits = match status {
             status if sure => status == if wrong { Err(IoError::Invalid) } else { Ok(()) },
             // Smaller than a block, too.
             Err(IoError::Invalid) => true,
-            // Tags that given-up commands hold are not replaced.
+            // Tags held by timed-out commands are not replaced.
             Ok(()) | Err(IoError::Busy) => !wrong,
             Err(_) => false,
         };
@@ -161,13 +163,13 @@ impl Operator {
         Ok((DeviceId(device as u16), self.prng.between(US, 5 * MS)))
     }
 
-    /// Changes that nobody answered.
+    /// Number of outstanding changes.
     #[must_use]
     pub fn unanswered(&self) -> usize {
         self.asked.iter().flatten().count()
     }
 
-    /// The power failed: nobody will answer.
+    /// Forgets outstanding changes after a power cut.
     pub fn cut(&mut self) {
         self.asked.fill(None);
         self.left = 0;

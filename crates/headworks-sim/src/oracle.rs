@@ -1,27 +1,34 @@
-//! What each sector may hold: the contract of the path, in no product code.
+//! The possible contents of each sector: the contract of the path, without product code.
 //!
-//! Every write has a version; every sector has a short list of the writes that may be what is seen or what survives:
+//! Every write has a version. Every sector has a short list of the writes that a read may return or
+//! a power cut may leave:
 //!
 //! ```text
-//!   base (version) <- entry <- entry <- entry          entry = (write, when it took its place)
+//!   base (version) <- entry <- entry <- entry          entry = (write, when it was placed)
 //!   write: submitted, ended, settled, outcome (pending, done, failed, discarded)
 //! ```
 //!
-//! - An entry is *superseded* for a read when a write that is done and was acknowledged before the read began was submitted
-//!   after the entry's end. What is not superseded may be seen. A failed, timed-out or discarding write supersedes nothing.
-//! - An entry is superseded for good when that later write is also *durable*: acknowledged with FUA, or before a flush was
-//!   submitted that succeeded. What is not superseded for good may be what a power cut leaves.
-//! - A read that finds one of several versions while nothing is pending fixes the order: that version now counts as the last,
-//!   for reads that begin later.
-//! - An entry is *lost* when a discard came upon it before it was durable or was under way when it was submitted, or when the operator gave its block up after a
-//!   failed write-out: it may still be seen, and supersedes nothing.
-//! - Without a cache, or with `writethrough`, what was acknowledged is durable at once if the device has no volatile cache.
-//! - Where flushes promise nothing (`unsafe`), a power cut may leave any version that was ever written there.
+//! - An entry is *superseded* for a read when a later write, submitted after the entry's end,
+//!   succeeded before the read began. Reads may return entries that are not superseded. A failed,
+//!   timed-out or discarding write supersedes nothing.
+//! - An entry is superseded permanently when that later write is also *durable*: acknowledged with
+//!   FUA, or before the submission of a flush that succeeded. A power cut may leave any entry that
+//!   is not superseded permanently.
+//! - A read that returns one of several versions while no write is pending fixes the order: for
+//!   reads that begin later, that version is the last.
+//! - An entry is *lost* when a discard met it before it was durable or was pending at its
+//!   submission, or when the operator discarded its block after a failed write-out. Reads may
+//!   return it, and it supersedes nothing.
+//! - Without a cache, or with `writethrough`, acknowledged writes are durable at once if the device
+//!   has no volatile cache.
+//! - In an `unsafe` volume, where flushes promise nothing, a power cut may leave any version that
+//!   was ever written.
 //!
-//! What has versions is a *cell*: a sector, or where bios may start at any byte, one of the parts that a sector is cut into,
-//! at places that are the volume's own. Bios begin and end between cells; what lies in one is told by its bytes alone.
+//! Versions belong to *cells*: a cell is a sector or, in volumes with bios at any byte, one of the
+//! parts into which a sector is divided at offsets fixed for the volume. Bios begin and end at cell
+//! boundaries; a cell is identified by its bytes alone.
 //!
-//! Time here is a tick that counts submissions and answers, so "before" is never a matter of equal times.
+//! Time is a tick that counts submissions and answers, so two events never have the same time.
 
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, Op, ReplyStage, Status, VolumeId, WriteMode};
@@ -34,55 +41,56 @@ use crate::sector_pattern::{self, POISON, SECTOR, SectorContent};
 use crate::workload::SectorCuts;
 
 const NIL: u32 = u32::MAX;
-/// A tick that has not come yet.
+/// A tick in the future.
 const NEVER: u64 = u64::MAX;
 /// The base of a cell is no longer possible.
 const DEAD: u64 = u64::MAX;
-/// The base of a cell is any version of it, only in `unsafe` volumes, whose old versions are forgotten.
+/// The base of a cell is any of its versions; only in `unsafe` volumes, whose old versions are
+/// dropped.
 const ANY: u64 = u64::MAX - 1;
-/// Lists longer than this are looked through for entries that are superseded for good.
+/// Lists longer than this are searched for permanently superseded entries.
 const LIST_LONG: usize = 6;
 
-/// What is broken when flushed data are gone.
-pub const CUT_RULE: &str = "a power cut loses nothing that was flushed";
+/// The rule that lost flushed data violate.
+pub const CUT_RULE: &str = "flushed data survive a power cut";
 
-/// What was found after power cuts.
+/// Counts of cells examined after power cuts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutReport {
-    /// Cells that were looked at.
+    /// Number of cells that were examined.
     pub cells: u64,
-    /// Of these, those that were written since the last cut.
-    pub open: u64,
-    /// Of these, those that did not hold the newest.
-    pub old: u64,
+    /// Cells written since the previous cut.
+    pub unflushed: u64,
+    /// Cells that did not hold the newest version.
+    pub stale: u64,
 }
 
 impl CutReport {
-    /// Another's are counted, too.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: &Self) {
         self.cells += other.cells;
-        self.open += other.open;
-        self.old += other.old;
+        self.unflushed += other.unflushed;
+        self.stale += other.stale;
     }
 }
 
-/// What was broken, and where.
+/// A violated rule, with details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which rule.
+    /// The rule, as text.
     pub rule: &'static str,
-    /// What was seen and what would have been right.
+    /// The observation, and what was allowed.
     pub detail: String,
-    /// The sector it is about: volume, byte.
+    /// The affected sector: volume and byte offset.
     pub place: Option<(u16, u64)>,
 }
 
-/// What the oracle gives for a bio and takes back with its answer.
+/// The oracle's record of a bio in flight, returned with its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ticket {
-    /// When it was submitted.
+    /// Tick of the submission.
     pub start: u64,
-    /// Its write, or its place among the reads.
+    /// Index of its write, or of its read.
     index: u32,
 }
 
@@ -90,24 +98,24 @@ pub struct Ticket {
 enum Outcome {
     Pending,
     Done,
-    /// Old or new, sector by sector.
+    /// Old or new data, sector by sector.
     Failed,
-    /// Old or zeros.
+    /// Old data or zeros, sector by sector.
     Discarded,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct WriteRecord {
-    /// 0 for zeros.
+    /// The version, 0 for zeros.
     version: u64,
     ended: u64,
-    /// Nothing of it happens after this.
+    /// Tick after which it has no further effect.
     settled: u64,
     outcome: Outcome,
     fua: bool,
     discards: bool,
     volume: u16,
-    /// Entries that name it, and one for the bio while it is in flight.
+    /// Entries that refer to it, plus one while the bio is in flight.
     uses: u32,
 }
 
@@ -116,19 +124,21 @@ struct Entry {
     write: u32,
     next: u32,
     submitted: u64,
-    /// When it took its place: submission, or when a read fixed the order.
+    /// Tick of submission, or of the read that fixed the order.
     placed: u64,
-    /// It may be seen, and supersedes nothing.
+    /// Reads may return it; it supersedes nothing.
     lost: bool,
 }
 
 impl Entry {
-    /// When it was over: what took its place later supersedes it. An entry whose order a read fixed does not supersede itself.
+    /// Tick after which a placed write supersedes the entry. An entry that a read fixed does not
+    /// supersede itself.
     fn end(&self, write: &WriteRecord) -> u64 {
         write.ended.max(self.placed)
     }
 
-    /// Its place for a read begun at `start`: one that another read gave it later binds nobody who may have taken his bytes before.
+    /// Its placement for a read begun at `start`: a later placement by another read does not bind
+    /// this one, which may have copied its bytes before.
     fn placed_for(&self, start: u64) -> u64 {
         if self.placed < start { self.placed } else { self.submitted }
     }
@@ -140,27 +150,28 @@ struct CellState {
     head: u32,
 }
 
-/// What the oracle holds a volume to.
+/// The contract of a volume that the oracle checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contract {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Where the cells of each sector start; the first is 0. See [`whole_sectors`] and [`draw_cuts`].
+    /// Offset of each cell within a sector; the first is 0. See [`whole_sectors`] and
+    /// [`draw_cuts`].
     pub cuts: Vec<u16>,
-    /// `None` also where there is no cache.
+    /// Write mode; `None` also without a cache.
     pub mode: WriteMode,
     /// The device has no volatile cache.
     pub lasting: bool,
 }
 
-/// SectorCuts for volumes where bios are aligned to sectors.
+/// Cell offsets of volumes whose bios are aligned to sectors.
 #[must_use]
 pub fn whole_sectors() -> Vec<u16> {
     vec![0]
 }
 
-/// SectorCuts for volumes where they are not. Every cell has bytes that no other version has: the first the version's number, the
-/// others at least eight of the mixed words.
+/// Draws cell offsets for volumes with bios at any byte. Every cell has bytes unique to its
+/// version: the first holds the version number, the others at least eight of the mixed words.
 #[must_use]
 pub fn draw_cuts(prng: &mut Prng) -> SectorCuts {
     let first = prng.between(9, 80);
@@ -174,14 +185,14 @@ struct Volume {
     first_cell: usize,
     cuts: Vec<u16>,
     mode: WriteMode,
-    /// What was acknowledged is on a device that keeps it.
-    at_once: bool,
+    /// Acknowledged writes are durable at once.
+    durable_at_once: bool,
     /// Writes acknowledged before this tick are durable.
     flushed: u64,
 }
 
 impl Volume {
-    /// The cell that starts at `offset`, or that ends what ends there.
+    /// The cell that starts at `offset`; at the end of a bio, the cell after its last.
     fn cell(&self, offset: u64) -> usize {
         let (sector, at) = (offset as usize / SECTOR, offset as usize % SECTOR);
         let inside = self.cuts.partition_point(|&cut| usize::from(cut) < at);
@@ -197,13 +208,13 @@ impl Volume {
         (sector as u64, at, end - at)
     }
 
-    /// Whether a write may be in memory only: acknowledged or, with `writethrough`, on its way.
+    /// Whether an acknowledged write, or with `writethrough` one in flight, may be in memory only.
     fn writes_back(&self) -> bool {
         self.mode != WriteMode::None
     }
 }
 
-/// See the head of this file.
+/// The oracle of all volumes.
 #[derive(Debug)]
 pub struct Oracle {
     volumes: Vec<Volume>,
@@ -212,28 +223,29 @@ pub struct Oracle {
     free_entry: u32,
     writes: Vec<WriteRecord>,
     free_writes: Vec<u32>,
-    /// Start of each read in flight, `NEVER` where there is none.
+    /// Tick of each read in flight; `NEVER` in free slots.
     reads: Vec<u64>,
     free_reads: Vec<u32>,
     tick: u64,
     version: u64,
-    /// Reads look at what survived a power cut, and settle it.
+    /// Reads examine and settle what survived a power cut.
     recovering: bool,
-    /// By write mode.
+    /// Counts after power cuts, by write mode.
     survived: [CutReport; WriteMode::ALL.len()],
 }
 
 impl Oracle {
-    /// Volumes of these contracts, all zeros.
+    /// An oracle of volumes with these contracts, all zeros.
     #[must_use]
     pub fn new(contracts: &[Contract]) -> Self {
         let mut cells = 0;
         let volumes = contracts.iter().map(|contract| {
             let Contract { size, cuts, mode, lasting } = contract.clone();
-            let at_once = lasting && matches!(mode, WriteMode::None | WriteMode::Writethrough);
+            let durable_at_once =
+                lasting && matches!(mode, WriteMode::None | WriteMode::Writethrough);
             let first_cell = cells;
             cells += size as usize / SECTOR * cuts.len();
-            Volume { first_cell, cuts, mode, at_once, flushed: 0 }
+            Volume { first_cell, cuts, mode, durable_at_once, flushed: 0 }
         });
         let volumes: Vec<_> = volumes.collect();
         Self {
@@ -252,7 +264,7 @@ impl Oracle {
         }
     }
 
-    /// A bio that is valid goes to its shard; `bytes` is its buffer, filled here when it is a write.
+    /// Records the submission of a valid bio; fills `bytes`, its buffer, if it is a write.
     pub fn submit(&mut self, bio: &Bio, bytes: &mut [u8]) -> Ticket {
         self.tick += 1;
         let start = self.tick;
@@ -267,10 +279,9 @@ impl Oracle {
         Ticket { start, index }
     }
 
-    /// Its answer, or the news that its buffer is free.
+    /// Checks the answer to a bio, or records the release of its buffer.
     ///
-    /// # Errors
-    /// What the answer breaks.
+    /// # Errors The rule that the answer violates.
     pub fn answer(
         &mut self,
         bio: &Bio,
@@ -311,7 +322,7 @@ impl Oracle {
         }
     }
 
-    /// Another volume, all zeros, takes the place of one of which nothing is on its way.
+    /// Replaces an idle volume by one of zeros.
     pub fn replace(&mut self, volume: u16) {
         self.tick += 1;
         let (first, end) = self.cells_from(volume, 0);
@@ -328,7 +339,8 @@ impl Oracle {
         self.volumes[usize::from(volume)].flushed = self.tick;
     }
 
-    /// A volume ends at `end` for a while: what is beyond may be zeros from now on, or what it was, as after a discard.
+    /// Cuts a volume off at `end`: bytes beyond it may be zero or old from now on, as after a
+    /// discard.
     pub fn cut_off(&mut self, volume: u16, end: u64, old_end: u64) {
         let id = BioId { volume: VolumeId(volume), ..BioId::default() };
         let len = (old_end - end) as u32;
@@ -338,27 +350,27 @@ impl Oracle {
         self.end_write(&bio, ticket, Ok(()), ReplyStage::Final);
     }
 
-    /// The power failed when a volume ended there: behind it is nothing.
+    /// Records that the volume ended at `end` at a power cut: bytes beyond it are zero.
     pub fn forget_beyond(&mut self, volume: u16, end: u64) {
         let (first, last) = self.cells_from(volume, end);
         self.cells[first..last].fill(CellState { base: 0, head: NIL });
     }
 
-    /// The cells of a volume from a byte on.
+    /// The cells of a volume from byte `offset` on.
     fn cells_from(&self, volume: u16, offset: u64) -> (usize, usize) {
         let next = self.volumes.get(usize::from(volume) + 1);
         let end = next.map_or(self.cells.len(), |volume| volume.first_cell);
         (self.volumes[usize::from(volume)].cell(offset), end)
     }
 
-    /// The power failed: nothing in flight will be answered; what survived shows when it is read.
+    /// Records a power cut: bios in flight are never answered, and reads determine what survived.
     pub fn cut(&mut self) {
         self.reads.clear();
         self.free_reads.clear();
         self.recovering = true;
     }
 
-    /// Every sector was read, after a cut if there was one.
+    /// Ends the recovery after a power cut: every sector was read.
     pub fn recovered(&mut self) {
         if !std::mem::take(&mut self.recovering) {
             return;
@@ -369,19 +381,19 @@ impl Oracle {
         self.free_entry = NIL;
     }
 
-    /// What was found after cuts, by write mode.
+    /// Counts after power cuts, by write mode.
     #[must_use]
     pub fn survived(&self) -> [CutReport; WriteMode::ALL.len()] {
         self.survived
     }
 
-    /// Now.
+    /// The current tick.
     #[must_use]
     pub fn tick(&self) -> u64 {
         self.tick
     }
 
-    /// Entries in all lists, to see that they stay bounded.
+    /// Capacity used by all lists, to check that they stay bounded.
     #[must_use]
     pub fn entries_max(&self) -> usize {
         self.entries.len()
@@ -419,7 +431,7 @@ impl Oracle {
             }
         };
         if bio.op == Op::Discard {
-            self.cancel(bio);
+            self.cancel_unflushed(bio);
         }
         for cell in self.range(bio) {
             self.add(cell, write, start);
@@ -427,23 +439,23 @@ impl Oracle {
         write
     }
 
-    /// A discard was submitted, or is over: what is not durable yet, it may have caught in memory.
-    fn cancel(&mut self, bio: &Bio) {
+    /// At submission and end of a discard: writes that are not durable may be dropped from memory.
+    fn cancel_unflushed(&mut self, bio: &Bio) {
         let volume = &self.volumes[usize::from(bio.id.volume.0)];
         if volume.writes_back() {
             let range = self.range(bio);
-            self.lose(range);
+            self.mark_lost(range);
         }
     }
 
-    /// The operator gave up what could not be written of the range: the device has what it had before.
-    pub fn give_up(&mut self, volume: u16, offset: u64, len: u64) {
+    /// Records that the operator discarded failed data in a range: the device has older data.
+    pub fn discard_failed(&mut self, volume: u16, offset: u64, len: u64) {
         let volume = &self.volumes[usize::from(volume)];
         let (first, end) = (volume.cell(offset), volume.cell(offset + len));
-        self.lose(first..end);
+        self.mark_lost(first..end);
     }
 
-    fn lose(&mut self, cells: std::ops::Range<usize>) {
+    fn mark_lost(&mut self, cells: std::ops::Range<usize>) {
         for cell in cells {
             let mut at = self.cells[cell].head;
             while at != NIL {
@@ -475,7 +487,7 @@ impl Oracle {
             self.release(ticket.index);
         }
         if bio.op == Op::Discard {
-            self.cancel(bio);
+            self.cancel_unflushed(bio);
         }
     }
 
@@ -488,10 +500,11 @@ impl Oracle {
         if self.list_len(cell) > LIST_LONG {
             self.prune(cell);
         }
-        // A discard that is under way may still catch it in memory, even if a flush comes between: nothing of it is written then.
+        // A pending discard may still drop this write from memory, even if a flush intervenes: the
+        // data are then never written.
         let record = &self.writes[write as usize];
         let volume = &self.volumes[usize::from(record.volume)];
-        let caught = volume.writes_back() && !volume.at_once && !record.fua;
+        let caught = volume.writes_back() && !volume.durable_at_once && !record.fua;
         let under_way = |other: &WriteRecord| other.discards && other.settled == NEVER;
         let lost = caught && self.list(cell).any(|(_, other)| under_way(other));
         let entry = Entry { write, next: self.cells[cell].head, submitted: placed, placed, lost };
@@ -534,10 +547,10 @@ impl Oracle {
         let volume = &self.volumes[usize::from(write.volume)];
         volume.mode != WriteMode::Unsafe
             && write.outcome == Outcome::Done
-            && (write.fua || volume.at_once || write.ended < volume.flushed)
+            && (write.fua || volume.durable_at_once || write.ended < volume.flushed)
     }
 
-    /// Whether what `write` superseded may be forgotten, if no read wants it.
+    /// Whether entries superseded by `write` may be dropped once no read needs them.
     fn is_lasting(&self, write: &WriteRecord) -> bool {
         let volume = &self.volumes[usize::from(write.volume)];
         match volume.mode {
@@ -546,8 +559,9 @@ impl Oracle {
         }
     }
 
-    /// When the last write took its place that supersedes others: for good if `lasting`, else for a read begun at `start`.
-    fn line(&self, cell: usize, lasting: bool, start: u64) -> u64 {
+    /// The placement of the last superseding write: permanently if `lasting`, else for a read begun
+    /// at `start`.
+    fn last_superseding(&self, cell: usize, lasting: bool, start: u64) -> u64 {
         let counts = |write: &WriteRecord| match lasting {
             true => self.is_durable(write),
             false => write.outcome == Outcome::Done && write.ended < start,
@@ -557,7 +571,7 @@ impl Oracle {
         list.map(|(entry, _)| entry.placed_for(start)).max().unwrap_or(0)
     }
 
-    /// Forgets what is superseded for good and for every read in flight.
+    /// Drops entries superseded permanently and for every read in flight.
     fn prune(&mut self, cell: usize) {
         let oldest = self.reads.iter().copied().min().unwrap_or(NEVER);
         let counts = |(entry, write): &(&Entry, &WriteRecord)| {
@@ -605,12 +619,13 @@ impl Oracle {
                 false => self.identify(cell, &bytes[start..start + len], bio.id.volume.0),
             };
             let SectorContent::Version(version) = found else {
-                // A part of a sector does not tell a version that is no longer possible.
+                // The bytes of a partial sector do not identify a version that is no longer
+                // possible.
                 let old = self.recovering && len < SECTOR && found == SectorContent::Garbage;
                 return Err(Violation {
                     rule: if old { CUT_RULE } else { "a read returns what was written there" },
                     detail: format!(
-                        "{found:?} was read, which nobody wrote; {}",
+                        "{found:?} was read, but never written; {}",
                         self.describe(cell)
                     ),
                     place,
@@ -639,7 +654,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// What the bytes of a cell are. A part of a sector is known only by what it could be.
+    /// Identifies the bytes of a cell. A part of a sector is compared with the possible versions
+    /// only.
     fn identify(&self, cell: usize, bytes: &[u8], volume: u16) -> SectorContent {
         let (sector, at, len) = self.volumes[usize::from(volume)].place(cell);
         if len == SECTOR {
@@ -660,18 +676,19 @@ impl Oracle {
         }
     }
 
-    /// Whether a read begun at `start` may see `version`; fixes the order of writes if it tells it.
+    /// Whether a read begun at `start` may return `version`; fixes the order of writes if possible.
     fn check_seen(&mut self, cell: usize, version: u64, start: u64) -> bool {
         let base = self.cells[cell].base;
         let is_base = base == version || base == ANY;
         if self.cells[cell].head == NIL {
             return is_base;
         }
-        let line = self.line(cell, false, start);
+        let line = self.last_superseding(cell, false, start);
         if line == 0 && is_base {
             return true;
         }
-        // Of several writes of zeros the last in the list is the newest: the likeliest, and the only safe one to fix.
+        // Of several writes of zeros the last in the list is the newest: the most likely one, and
+        // the only safe one to fix.
         let mut at = self.cells[cell].head;
         let (mut seen, mut quiet, mut alone) = (NIL, true, line != 0 || base == DEAD);
         while at != NIL {
@@ -695,12 +712,12 @@ impl Oracle {
         true
     }
 
-    /// Whether `version` may have survived; from now on it is what the cell holds.
+    /// Whether `version` may have survived; the cell holds it from now on.
     fn settle_survivor(&mut self, cell: usize, version: u64) -> bool {
-        let line = self.line(cell, true, 0);
+        let line = self.last_superseding(cell, true, 0);
         let base = self.cells[cell].base;
         let is_base = base == version || base == ANY;
-        let fits = self.forgets(cell)
+        let fits = self.may_leave_any(cell)
             || is_base && line == 0
             || self
                 .list(cell)
@@ -709,15 +726,15 @@ impl Oracle {
             let newest = self.list(cell).next().map(|(_, write)| write.version);
             let survived = &mut self.survived[self.mode(cell) as usize];
             survived.cells += 1;
-            survived.open += u64::from(newest.is_some());
-            survived.old += u64::from(newest.is_some_and(|newest| newest != version));
+            survived.unflushed += u64::from(newest.is_some());
+            survived.stale += u64::from(newest.is_some_and(|newest| newest != version));
             self.cells[cell] = CellState { base: version, head: NIL };
         }
         fits
     }
 
-    /// Whether a cut may leave any version, also one that is no longer listed: whole sectors tell theirs.
-    fn forgets(&self, cell: usize) -> bool {
+    /// Whether a cut may leave any version, including dropped ones; whole sectors identify theirs.
+    fn may_leave_any(&self, cell: usize) -> bool {
         self.mode(cell) == WriteMode::Unsafe
     }
 
@@ -751,7 +768,7 @@ impl Oracle {
     }
 }
 
-/// Writes `version` into the buffer of a write.
+/// Fills the buffer of a write with `version`.
 fn fill_all(bio: &Bio, version: u64, bytes: &mut [u8]) {
     let (mut offset, mut rest) = (bio.offset, bytes);
     while !rest.is_empty() {

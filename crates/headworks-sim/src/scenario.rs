@@ -1,6 +1,8 @@
-//! A world's options, drawn from one seed ("swarm"): every scenario turns other features on, so that rare combinations meet.
+//! The options of a simulated world, drawn from one seed (swarm testing): every scenario enables
+//! other features, so that rare combinations occur.
 //!
-//! Each part has its own stream, split from the seed by name: a new draw in one does not shift the others.
+//! Each part draws from a stream of its own, split from the seed by name: a new draw in one part
+//! does not shift the others.
 
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, SEC, US};
@@ -16,92 +18,93 @@ use crate::oracle::{self, Contract};
 use crate::sector_pattern::SECTOR;
 use crate::workload::{AccessPattern, JobOptions, SectorCuts};
 
-/// Bios of a guest each time that it comes.
+/// Bios of a hot-plugged volume's job after each addition.
 const HOTPLUGGED_BIOS: u32 = 100;
 
-/// Whether worlds with caches are drawn.
+/// Whether scenarios with caches are drawn.
 pub const CACHED: bool = true;
 
-/// A device of the world.
+/// A device of the simulated world.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceScenario {
-    /// Its place and queue, as the shards know it.
+    /// Owner and queue options, as the shards see them.
     pub config: DeviceConfig,
-    /// How fast it is.
+    /// How long commands take.
     pub model: LatencyModel,
-    /// What goes wrong.
+    /// Faults injected by rate and range.
     pub faults: Faults,
-    /// What it lies about: only tests do that.
+    /// A lie of the device; set by tests only.
     pub defect: DiskDefect,
 }
 
-/// A defect of the world around the shards, for the tests that show that the checkers see it.
+/// A defect of the simulated environment, for tests of the checkers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WorldDefect {
-    /// None.
+    /// No defect is injected.
     #[default]
     None,
-    /// The frontend gives a write's buffer away as soon as it was submitted.
+    /// A write's buffer is reused as soon as the write was submitted.
     ReusesBuffers,
-    /// Grants of tags get lost between shards.
+    /// Some tag grants between shards are dropped.
     LosesGrants,
 }
 
-/// How many of a world's devices and volumes are not there at the start.
+/// Number of devices and volumes that are absent at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HotpluggedCount {
-    /// Devices.
+    /// Devices absent at the start.
     pub devices: usize,
-    /// Volumes.
+    /// Volumes absent at the start.
     pub volumes: usize,
 }
 
-/// All that a world is made from.
+/// Everything that a simulated world is made from.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Its seed.
+    /// The seed of the scenario.
     pub seed: u64,
-    /// Shards.
+    /// Number of shards, 1..=4.
     pub shards: u16,
-    /// Bios in each shard at once.
+    /// Bio slots of each shard.
     pub bios_max: u32,
-    /// Some shard may have to refuse a bio for want of a slot.
+    /// Whether some shard may reject a bio because its slots are exhausted.
     pub tight: bool,
-    /// By device id.
+    /// Devices by device id.
     pub devices: Vec<DeviceScenario>,
-    /// By volume id; the sizes are those of the moment.
+    /// Volumes by volume id, with their current sizes.
     pub volumes: Vec<VolumeConfig>,
-    /// Bytes that a volume may grow to; by volume id.
+    /// Maximum size of each volume in bytes, by volume id.
     pub sizes_max: Vec<u64>,
-    /// The last so many devices and volumes are hotplugged: their places are spare at the start, and they come and go.
+    /// The last devices and volumes are hot-plugged: their slots are free at the start, and they
+    /// are added and removed repeatedly.
     pub hotplugged: HotpluggedCount,
-    /// The cache of each shard.
+    /// Cache options of each shard.
     pub cache: CacheOptions,
-    /// When its writers are made to wait.
+    /// Dirty limits and writer throttling.
     pub dirty: DirtyOptions,
-    /// One connection each.
+    /// The jobs, one connection each.
     pub jobs: Vec<JobOptions>,
-    /// Most inputs of a turn.
+    /// Maximum inputs of a turn.
     pub turn_max: usize,
-    /// Most delay of a message.
+    /// Maximum delay of a message in nanoseconds.
     pub message_delay_ns: u64,
-    /// After how many turns the power fails, if it does.
+    /// Number of turns until the power cut, if there is one.
     pub cut_after: Option<u64>,
-    /// How many changes of options happen in a round.
+    /// Number of tunable changes in a round.
     pub option_changes: u32,
-    /// How often in a round a volume leaves, mostly with its device, and another comes in its place; or one comes that was not
-    /// there, or goes for good; or one becomes longer or shorter.
+    /// Number of topology changes in a round: a volume is replaced (mostly with its device), added,
+    /// removed permanently, or resized.
     pub hotplug_changes: u32,
-    /// How often the jobs run, each time with the power cut anew.
+    /// Number of rounds; each runs the jobs, and may end with a power cut.
     pub rounds: u32,
-    /// What is broken on purpose.
+    /// A defect injected by a test.
     pub defect: WorldDefect,
-    /// Checks bytes, versions and buffers; without it only the path runs, for speed.
+    /// Whether bytes, versions and buffers are checked; off for speed measurements.
     pub checked: bool,
 }
 
 impl Scenario {
-    /// The scenario of `seed`, on `shards` shards if given.
+    /// Draws the scenario of `seed`, with the given number of shards if any.
     #[must_use]
     pub fn draw(seed: u64, shards: Option<u16>) -> Self {
         let cached = CACHED && Prng::new(seed).split("cached").below(3) > 0;
@@ -113,10 +116,11 @@ impl Scenario {
         )
     }
 
-    /// The scenario of `seed` with caches and power cuts; its first device says that it flushed and did not, if it `lies`.
+    /// Draws the scenario of `seed` with caches and power cuts; with `lies` its first device skips
+    /// flushes.
     #[must_use]
     pub fn draw_crash(seed: u64, shards: Option<u16>, lies: bool) -> Self {
-        // They are about what a volume's own past leaves behind: nothing hotplug_changes.
+        // These runs check what earlier writes leave behind, so there is no hot-plug.
         let mut scenario = Self::draw_with(seed, shards, true, 0);
         let mut prng = Prng::new(seed).split("crash");
         scenario.rounds = prng.between(3, 8) as u32;
@@ -201,19 +205,19 @@ impl Scenario {
         }
     }
 
-    /// Whether a volume's bytes may be in a cache.
+    /// Whether a volume's data may be cached.
     #[must_use]
     pub fn is_cached(&self, volume: VolumeId) -> bool {
         self.mode(volume) != WriteMode::None
     }
 
-    /// Whether a volume's flushes promise nothing.
+    /// Whether flushes of a volume promise no durability.
     #[must_use]
-    pub fn promises_nothing(&self, volume: VolumeId) -> bool {
+    pub fn is_unsafe(&self, volume: VolumeId) -> bool {
         self.mode(volume) == WriteMode::Unsafe
     }
 
-    /// When a volume's writes are acknowledged.
+    /// The write mode of a volume; `None` without a cache.
     #[must_use]
     pub fn mode(&self, volume: VolumeId) -> WriteMode {
         match self.cache.is_on() {
@@ -222,7 +226,7 @@ impl Scenario {
         }
     }
 
-    /// What the oracle holds the volumes to.
+    /// The contracts that the oracle checks, by volume.
     #[must_use]
     pub fn contracts(&self) -> Vec<Contract> {
         let volumes = self.volumes.iter().enumerate();
@@ -237,13 +241,13 @@ impl Scenario {
         contracts.collect()
     }
 
-    /// How many devices and volumes are there from the start.
+    /// Number of devices and volumes that are present from the start.
     #[must_use]
     pub fn permanent(&self) -> (usize, usize) {
         (self.devices.len() - self.hotplugged.devices, self.volumes.len() - self.hotplugged.volumes)
     }
 
-    /// The topology as `shard` gets it, with places for the hotplugged.
+    /// The configuration of one shard, with free slots for the hot-plugged devices and volumes.
     #[must_use]
     pub fn shard_config(&self, shard: ShardId) -> ShardConfig {
         let (devices, volumes) = self.permanent();
@@ -268,7 +272,7 @@ impl Scenario {
     }
 }
 
-/// In three worlds of ten.
+/// Draws the number of topology changes; not 0 in three of ten scenarios.
 fn draw_hotplug_changes(prng: &mut Prng) -> u32 {
     match prng.below(10) {
         0..3 => prng.between(1, 8) as u32,
@@ -287,8 +291,9 @@ fn draw_device(prng: &mut Prng, shards: u16, immediate: bool) -> DeviceScenario 
     device
 }
 
-/// Who hands out the tags: every other device has one of the baselines, with delays of a few microseconds, so that turns meet
-/// in many orders; half of the series' devices have only some of its patches.
+/// Draws the tag policy: every other device has a baseline policy, with delays of a few
+/// microseconds so that turns interleave in many orders; half of the devices with the patch series
+/// have only some of its patches.
 fn draw_tags(prng: &mut Prng, queue: &mut QueueOptions) {
     queue.tags = match prng.below(4) {
         0 => TagPolicy::Legacy518,
@@ -327,7 +332,8 @@ fn draw_model(prng: &mut Prng, immediate: bool) -> LatencyModel {
 
 fn draw_queue(prng: &mut Prng, model: LatencyModel) -> QueueOptions {
     let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
-    // Above what the slowest of our disks needs for a full queue of the largest commands: late means a fault.
+    // Longer than the slowest modelled disk takes for a full queue of the largest commands, so only
+    // faults are late.
     let io_timeout_ns = match model {
         LatencyModel::Seek { .. } => 60 * SEC,
         _ => u64::from(pick(&[1, 5, 30])) * SEC,
@@ -351,7 +357,8 @@ fn draw_queue(prng: &mut Prng, model: LatencyModel) -> QueueOptions {
     }
 }
 
-/// Half of the devices sort, with times short enough to matter in a run.
+/// Draws the elevator: half of the devices use deadline, with expiry times short enough to matter
+/// in a run.
 fn draw_scheduler(prng: &mut Prng, queue: &mut QueueOptions) {
     let mut pick = |values: &[u32]| values[prng.below(values.len() as u64) as usize];
     queue.scheduler = Scheduler::ALL[pick(&[0, 1]) as usize];
@@ -368,7 +375,7 @@ fn draw_scheduler(prng: &mut Prng, queue: &mut QueueOptions) {
 
 fn draw_faults(prng: &mut Prng) -> Faults {
     let mut faults = Faults::default();
-    // A third of the devices is sound: there every answer must be a success.
+    // A third of the devices has no faults: every answer must be a success.
     if prng.below(3) == 0 {
         return faults;
     }
@@ -418,7 +425,7 @@ fn draw_volume(
     }
 }
 
-/// Who comes later: a device or none, and a volume or two, mostly on it.
+/// Draws hot-plugged devices (0 or 1) and volumes (1 or 2, mostly on the hot-plugged device).
 fn draw_hotplugged(
     prng: &mut Prng,
     shards: u16,
@@ -439,7 +446,7 @@ fn draw_hotplugged(
     hotplugged
 }
 
-/// Small pools, so that all of them fill, and limits that are met.
+/// Draws small pools, so that all of them fill, and dirty limits that are reached.
 fn draw_cache(prng: &mut Prng) -> (CacheOptions, DirtyOptions) {
     let mut pick = |values: &[u64]| values[prng.below(values.len() as u64) as usize];
     let units = pick(&[256, 256, 300, 512, 1024, 2048]) as u32;
@@ -464,7 +471,7 @@ fn draw_cache(prng: &mut Prng) -> (CacheOptions, DirtyOptions) {
     if pick(&[0, 0, 0, 0, 0, 1]) == 0 {
         return (cache, dirty);
     }
-    // Nearly all of the pool is dirty: then frames are what is short.
+    // Nearly the whole pool may be dirty, so that frames are the scarce resource.
     let full = DirtyOptions {
         dirty_ratio: 90,
         dirty_bytes: 0,
@@ -482,7 +489,8 @@ fn draw_caching(prng: &mut Prng, queue: &mut QueueOptions) {
     queue.max_folio_order = pick(&[0, 1, 2, 4, 9, 9]) as u8;
 }
 
-/// Larger than the smallest pool, some of them; half of them take bios that begin at any byte.
+/// Changes a volume for use with a cache: some are larger than the smallest pool; half take bios at
+/// any byte.
 fn draw_cached_volume(prng: &mut Prng, volume: &mut VolumeConfig) {
     let mut pick = |values: &[u64]| values[prng.below(values.len() as u64) as usize];
     let options = &mut volume.options;
@@ -501,8 +509,8 @@ fn draw_cached_volume(prng: &mut Prng, volume: &mut VolumeConfig) {
     }
 }
 
-/// Where bios of a volume may begin and end within sectors, in half of the volumes where the oracle can tell; equal for all
-/// its jobs.
+/// Offsets within sectors at which bios begin and end: in half of the volumes for which the oracle
+/// can tell, the same for all jobs of a volume.
 fn cuts_of(seed: u64, volume: VolumeId, mode: WriteMode) -> SectorCuts {
     let mut prng = Prng::new(seed ^ u64::from(volume.0) << 32).split("cuts");
     match mode {
@@ -529,7 +537,8 @@ fn draw_cached_job(prng: &mut Prng, seed: u64, volumes: &[VolumeConfig], job: &m
 fn draw_bad_ranges(prng: &mut Prng, devices: &mut [DeviceScenario], volumes: &[VolumeConfig]) {
     for (index, volume) in volumes.iter().enumerate() {
         let faults = &mut devices[usize::from(volume.device.0)].faults;
-        // Mostly on devices without other errors, where a bio fails exactly if it touches the range.
+        // Mostly on devices without other faults, where a bio fails exactly if it touches the
+        // range.
         let odds = if faults.medium > 0 { 16 } else { 5 };
         if prng.below(odds) == 0 {
             let blocks = volume.options.size / 4096;
@@ -549,7 +558,7 @@ fn draw_job_of(prng: &mut Prng, volumes: &[VolumeConfig], volume: usize) -> JobO
     let options = &volumes[volume].options;
     let block = u64::from(options.block_size.max(SECTOR as u32));
     let (start, end) = match prng.below(3) {
-        // A part of its own, or all of it.
+        // A region of its own, or the whole volume.
         0 => {
             let start = prng.below(options.size / block / 2) * block;
             (start, options.size)
@@ -598,7 +607,7 @@ fn draw_job_of(prng: &mut Prng, volumes: &[VolumeConfig], volume: usize) -> JobO
     }
 }
 
-/// Mostly one level, so that jobs meet in it.
+/// Mostly one priority level, so that jobs compete in it.
 fn draw_ioprio(prng: &mut Prng) -> Ioprio {
     let class = IoClass::ALL[[1, 1, 1, 0, 2][prng.below(5) as usize]];
     Ioprio::new(class, [4, 4, 0][prng.below(3) as usize])
@@ -609,7 +618,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_seed_makes_a_valid_topology() {
+    fn every_seed_draws_a_valid_topology() {
         for seed in 0..2_000 {
             let scenario = Scenario::draw(seed, None);
             for shard in 0..scenario.shards {

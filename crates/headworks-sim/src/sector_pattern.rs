@@ -1,42 +1,42 @@
-//! What a sector written by the world looks like: who wrote it, where, and 496 bytes that follow from the two.
+//! The contents of a written sector: its version and location, and 496 bytes derived from these.
 //!
 //! ```text
 //!  word 0      word 1               words 2..64
 //!  version     volume<<48 | sector  mix(word 0, word 1) + i * K
 //! ```
 //!
-//! Version 0 is a sector of zeros. Every byte of a sector is checked, so a sector put in the wrong place, made of two
-//! versions, or poisoned shows as what it is.
+//! Version 0 is a sector of zeros. Every byte is checked, so misplaced, torn and poisoned sectors
+//! are recognised.
 
-/// Bytes of a sector: the smallest thing a device writes whole.
+/// Bytes of a sector, the unit that devices write atomically.
 pub const SECTOR: usize = 512;
-/// What a buffer is filled with when it is given back.
+/// The byte that fills released buffers.
 pub const POISON: u8 = 0xdb;
 
 const WORDS: usize = SECTOR / 8;
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What was found in a sector.
+/// The recognised contents of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SectorContent {
-    /// A whole sector of this version, at its place; 0 for zeros.
+    /// A complete sector of this version at its own location; 0 for zeros.
     Version(u64),
-    /// A whole sector that belongs elsewhere.
+    /// A complete sector that belongs to another location.
     Misplaced {
-        /// Its version.
+        /// Version of the sector.
         version: u64,
-        /// Its volume.
+        /// The volume it was written to.
         volume: u16,
-        /// Its sector there.
+        /// The sector it was written to.
         sector: u64,
     },
-    /// The pattern of a buffer that was given back.
+    /// The pattern of a released buffer.
     Poison,
-    /// Anything else.
+    /// Any other contents.
     Garbage,
 }
 
-/// Fills `bytes`, one sector, as `version` of `sector` of `volume`.
+/// Fills one sector with `version` of `sector` of `volume`.
 pub fn fill(bytes: &mut [u8], version: u64, volume: u16, sector: u64) {
     assert!(version != 0, "version 0 is zeros");
     let place = u64::from(volume) << 48 | sector;
@@ -50,20 +50,20 @@ pub fn fill(bytes: &mut [u8], version: u64, volume: u16, sector: u64) {
     words[1] = place.to_le_bytes();
 }
 
-/// Fills `bytes` as what `version` of `sector` has from byte `at` on.
+/// Fills `bytes` with the part of a sector that starts at byte `at`.
 pub fn fill_part(bytes: &mut [u8], version: u64, volume: u16, sector: u64, at: usize) {
     let mut whole = [0; SECTOR];
     fill(&mut whole, version, volume, sector);
     bytes.copy_from_slice(&whole[at..at + bytes.len()]);
 }
 
-/// The version that the start of a sector names.
+/// The version named by the first word of a sector.
 #[must_use]
 pub fn named(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Whether `bytes` are what `version` of `sector` has from byte `at` on.
+/// Whether `bytes` equal the part of a sector that starts at byte `at`.
 #[must_use]
 pub fn is_part(bytes: &[u8], version: u64, volume: u16, sector: u64, at: usize) -> bool {
     if version == 0 {
@@ -74,7 +74,7 @@ pub fn is_part(bytes: &[u8], version: u64, volume: u16, sector: u64, at: usize) 
     bytes == &whole[at..at + bytes.len()]
 }
 
-/// What `bytes`, one sector, is when read at `sector` of `volume`.
+/// Recognises the contents of one sector that was read at `sector` of `volume`.
 #[must_use]
 pub fn identify(bytes: &[u8], volume: u16, sector: u64) -> SectorContent {
     let (words, rest) = bytes.as_chunks::<8>();
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_tells_what_it_is() {
+    fn sector_contents_are_recognised() {
         let mut bytes = [0; SECTOR];
         assert_eq!(identify(&bytes, 1, 2), SectorContent::Version(0));
         fill(&mut bytes, 77, 1, 2);

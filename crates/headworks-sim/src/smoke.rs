@@ -1,7 +1,8 @@
-//! Many short swarm scenarios from consecutive seeds: the run that finds what nobody thought of.
+//! Many short swarm scenarios from consecutive seeds.
 //!
-//! Scenario `n` of seed `s` is the scenario of seed `s + n`, so a failure is repeated by that seed alone. The hash of a run
-//! depends on the seed, the number of scenarios and the shards asked for, and on nothing else.
+//! Scenario `n` of seed `s` is the scenario of seed `s + n`, so one seed reproduces a failure. The
+//! hash of a run depends on the seed, the number of scenarios and the requested number of shards
+//! only.
 
 use headworks_core::record::RunHash;
 
@@ -10,21 +11,22 @@ use crate::coverage::{Coverage, Point};
 use crate::scenario::Scenario;
 use crate::world;
 
-/// Fewer scenarios than this may leave a rare point out by chance; a run of at least as many must have hit every one.
+/// A run of at least this many scenarios must pass every coverage point; a shorter one may miss
+/// rare points by chance.
 pub const COVERED_AFTER: u64 = 300;
 
-/// A run under way.
+/// A smoke run in progress.
 #[derive(Clone, Debug, Default)]
 pub struct SmokeRun {
-    /// The next seed.
+    /// Seed of the next scenario.
     pub seed: u64,
     /// Forces the number of shards.
     pub shards: Option<u16>,
-    /// Scenarios that ended well.
+    /// Scenarios that ended without a violation.
     pub scenarios: u64,
-    /// Bios answered.
+    /// Bios answered so far.
     pub bios: u64,
-    /// What was passed.
+    /// Coverage points passed so far.
     pub coverage: Coverage,
     hash: RunHash,
 }
@@ -38,8 +40,7 @@ impl SmokeRun {
 
     /// Runs the next scenario.
     ///
-    /// # Errors
-    /// The rule that it broke; [`SmokeRun::seed`] still names it.
+    /// # Errors The violation; [`SmokeRun::seed`] still names the scenario.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let outcome = world::run(Scenario::draw(self.seed, self.shards))?;
         self.hash.add(outcome.hash);
@@ -58,7 +59,7 @@ impl SmokeRun {
         self.hash.0
     }
 
-    /// What the run should have passed and did not; nothing is asked of a short run.
+    /// Required coverage points that were not passed; none for a short run.
     #[must_use]
     pub fn missed(&self) -> Vec<Point> {
         if self.scenarios < COVERED_AFTER {

@@ -1,8 +1,8 @@
-//! How fast the world turns: one shard, a null device, and as many bios as asked for.
+//! Speed of the simulation: one shard and a null device.
 //!
-//! Without the oracle the bytes are not looked at and what is left is the path, the executor, the event loop and the hash of
-//! every input and action. With it every sector of every bio is filled, copied and checked. The goals are 1M and 200k
-//! simulated I/Os per real second.
+//! With checking off, data are not touched and the rest is the path, the executor, the event loop
+//! and the hash of every input and action. With the oracle every sector of every bio is filled,
+//! copied and checked. The goals are 1M and 200k simulated I/Os per real second.
 
 use headworks_core::{
     DeviceConfig, DeviceId, QueueOptions, ShardId, VolumeConfig, VolumeId, VolumeOptions,
@@ -14,19 +14,18 @@ use crate::scenario::{DeviceScenario, HotpluggedCount, Scenario, WorldDefect};
 use crate::workload::{AccessPattern, JobOptions};
 use crate::world::{self, Outcome};
 
-/// What looks on while the world turns.
+/// Checks made during a throughput run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checking {
-    /// Nothing: the null device holds no bytes.
+    /// None: the null device holds no bytes.
     Off,
     /// The oracle, over real bytes.
     Oracle,
 }
 
-/// Runs `bios` random 4 KiB reads and writes, half and half, at depth 4 x 32.
+/// Runs `bios` random 4 KiB reads and writes, half each, with 4 jobs of depth 32.
 ///
-/// # Errors
-/// The rule that was broken.
+/// # Errors The violated rule.
 pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Failure>> {
     const SIZE: u64 = 16 << 20;
     let volume = VolumeConfig {
@@ -48,7 +47,7 @@ pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Fa
         depth: 32,
         batch: 32,
         bios: bios / 4,
-        // A flush now and then, as a database would; it also lets the oracle forget.
+        // A few flushes, as a database issues them; they also let the oracle drop old versions.
         weights: [1_000, 1_000, 2, 0, 0, 0, 0],
         sizes: [4096; 4],
         pattern: AccessPattern::Random,
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_answer_every_bio() {
+    fn all_bios_are_answered_with_and_without_oracle() {
         for watch in [Checking::Off, Checking::Oracle] {
             let outcome = run_null(1, 4_000, watch).unwrap();
             assert!(outcome.bios >= 4_000);

@@ -1,92 +1,94 @@
-//! fio-like jobs: one connection each, a mix of operations, sizes and places, kept at its depth.
+//! Jobs in the manner of fio: one connection each, with a mix of operations, sizes and offsets at a
+//! fixed depth.
 //!
-//! A job says what it wants (`JobOptions`); `Job::next` draws the next bio. Some bios are malformed on purpose, and some go to
-//! a read-only volume: the path must refuse these, whatever they are.
+//! `JobOptions` describes a job; `Job::next` draws its next bio. Some bios are malformed and some
+//! write to a read-only volume: the path must reject these.
 
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
 
 use crate::sector_pattern::SECTOR;
 
-/// Where the next bio goes.
+/// How a job chooses offsets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessPattern {
-    /// One after the other, round and round.
+    /// Sequential, wrapping around at the end of the region.
     #[default]
     Sequential,
-    /// Anywhere in the region.
+    /// Uniform over the region.
     Random,
-    /// Mostly on the first blocks of the region: overlaps all the time.
+    /// Mostly the first blocks of the region, so that bios overlap constantly.
     Hot,
-    /// One after the other to the end, the last one as long as is left.
+    /// Sequential once to the end; the last bio takes the remainder.
     Once,
 }
 
-/// One job. Rates are per million bios.
+/// Options of a job. Rates are per million bios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobOptions {
-    /// Its volume.
+    /// The volume that the job uses.
     pub volume: VolumeId,
     /// First byte of its region.
     pub start: u64,
     /// The byte after its region.
     pub end: u64,
-    /// Offsets and lengths are multiples of this; at least a sector.
+    /// Alignment of offsets and lengths; at least a sector.
     pub block_size: u32,
-    /// Bios in flight at most, 1..=256.
+    /// Maximum bios in flight, 1..=256.
     pub depth: u16,
-    /// Bios submitted together at most.
+    /// Maximum bios submitted together.
     pub batch: u16,
-    /// Bios altogether.
+    /// Total number of bios.
     pub bios: u32,
     /// Weights of the operations, by code.
     pub weights: [u32; Op::COUNT],
-    /// Sizes to choose from, each as likely.
+    /// Sizes to choose from, with equal probability.
     pub sizes: [u32; 4],
-    /// Where.
+    /// How offsets are chosen.
     pub pattern: AccessPattern,
-    /// Rate of FUA among what writes.
+    /// Rate of FUA among writing bios.
     pub fua: u32,
     /// Rate of each of the other flags.
     pub flags: u32,
     /// Rate of malformed bios.
     pub malformed: u32,
-    /// Pause after an answer at most; 0 for none.
+    /// Maximum pause after an answer in nanoseconds; 0 for none.
     pub think_ns: u64,
-    /// Before whom its bios go.
+    /// I/O priority of its bios.
     pub ioprio: Ioprio,
-    /// Rate of `DIRECT` among what reads and writes.
+    /// Rate of `DIRECT` among reads and writes.
     pub direct: u32,
-    /// The volume takes bios that begin and end anywhere.
+    /// The volume takes bios that begin and end at any byte.
     pub any_byte: bool,
-    /// Where they do so within sectors; all 0: only at their edges.
+    /// Offsets within a sector at which bios begin and end; all 0: sector boundaries only.
     pub cuts: SectorCuts,
-    /// After so many bios it closes and comes again as another; 0: never.
+    /// Closes and reopens after this many bios; 0 means never.
     pub close_after: u32,
 }
 
-/// Places within a sector, the first is 0.
+/// Offsets within a sector; the first is 0.
 pub type SectorCuts = [u16; 4];
 
-/// A job under way.
+/// A job in progress.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What it wants.
+    /// The options of the job.
     pub options: JobOptions,
-    /// Bios still to come.
+    /// Bios not submitted yet.
     pub left: u32,
     cursor: u64,
     prng: Prng,
 }
 
 impl Job {
-    /// At its start.
+    /// A job that has submitted nothing yet.
     #[must_use]
     pub fn new(options: JobOptions, seed: u64) -> Self {
         Self { options, left: options.bios, cursor: options.start, prng: Prng::new(seed) }
     }
 
-    /// Its volume has another size: a region that reached to its end does so again, none reaches beyond it.
+    /// Adapts the region to a new volume size: one that reached the end does so again, and none
+    /// reaches beyond it.
     pub fn fit(&mut self, old: u64, size: u64) {
         let options = &mut self.options;
         if options.end == old || options.end > size {
@@ -98,17 +100,17 @@ impl Job {
         self.cursor = self.cursor.min(options.end);
     }
 
-    /// It begins anew at the start of its region.
+    /// Restarts at the beginning of the region.
     pub fn rewind(&mut self) {
         self.cursor = self.options.start;
     }
 
-    /// How many bios go together next.
+    /// Draws the number of bios to submit together.
     pub fn next_batch(&mut self) -> u16 {
         self.prng.between(1, self.options.batch.max(1).into()) as u16
     }
 
-    /// How long to pause.
+    /// Draws the pause before the next bio.
     pub fn next_pause_ns(&mut self) -> u64 {
         match self.options.think_ns {
             0 => 0,
@@ -116,9 +118,9 @@ impl Job {
         }
     }
 
-    /// The next bio, to be called `id`; its flag says whether it is malformed.
+    /// Draws the next bio with the given id; the flag says whether it is malformed.
     pub fn next(&mut self, id: BioId) -> (Bio, bool) {
-        assert!(self.left > 0, "asked only while there are some");
+        assert!(self.left > 0, "called only while bios are left");
         self.left -= 1;
         let op = self.draw_op();
         let (flags, ioprio) = (self.draw_flags(op), self.options.ioprio);
@@ -199,7 +201,7 @@ impl Job {
         (offset, len as u32)
     }
 
-    /// Lets a bio begin and end within its first and last sector.
+    /// Moves the ends of a bio within its first and last sector.
     fn move_edges(&mut self, offset: u64, len: u32) -> (u64, u32) {
         let mut cut = || match self.prng.below(2) {
             0 => 0,
@@ -214,7 +216,7 @@ impl Job {
         (start, (end - start) as u32)
     }
 
-    /// Makes a bio that must be refused; never longer than its buffer.
+    /// Makes a bio invalid, but never longer than its buffer.
     fn spoil(&mut self, bio: &mut Bio) {
         match self.prng.below(3) {
             0 => bio.offset = u64::MAX - u64::from(bio.len) / 2,
@@ -230,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bios_keep_to_their_region_and_alignment() {
+    fn bios_stay_within_region_and_alignment() {
         for pattern in [AccessPattern::Sequential, AccessPattern::Random, AccessPattern::Hot] {
             let options = JobOptions {
                 volume: VolumeId(0),

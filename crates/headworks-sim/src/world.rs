@@ -1,4 +1,5 @@
-//! The world: N shards on one thread, the same [`Shard`] and [`Executor`] as the server, in virtual time.
+//! The event loop of the simulation: N shards on one thread, the same [`Shard`] and [`Executor`] as
+//! the server, in virtual time.
 //!
 //! ```text
 //!   heap, timers, disks --due--> inboxes --turn of a seeded shard, seeded size--> handle --actions--> executor
@@ -6,9 +7,10 @@
 //!        `--------------- messages (seeded delay, in order per pair), commands, next bios <-------------'
 //! ```
 //!
-//! When several shards have something at one time, the seed says who goes first. A round is: the jobs run, then either all
-//! falls quiet and is checked for leaks, or the power fails in the middle and new shards start over what the disks kept;
-//! then every byte is read back. Invariant: time never goes back, and nothing happens that no event, disk or timer brought.
+//! When several shards have inputs at one time, the seed decides which runs first. A round runs the
+//! jobs; then either the world becomes idle and is checked for leaks, or the power is cut under
+//! load and new shards start over what the disks kept; then every byte is read back. Invariants:
+//! time does not go back, and every input others_pending from an event, a disk or a timer.
 
 use headworks::device::Device;
 use headworks::executor::Executor;
@@ -21,7 +23,7 @@ use headworks_core::{
     WriteMode,
 };
 
-use crate::check::{Failure, check_quiet, violation};
+use crate::check::{Failure, check_idle, violation};
 use crate::connection::Connection;
 use crate::coverage::{Coverage, Point};
 use crate::disk::{Disk, DiskFile, DiskOptions, Fault, LatencyModel, NullDisk, SharedDisk};
@@ -36,7 +38,7 @@ mod sizes;
 
 use hotplug::Hotplug;
 
-/// A shard and what drives it.
+/// A shard with its executor and its pending inputs.
 struct SimShard {
     core: Shard,
     executor: Executor,
@@ -45,8 +47,8 @@ struct SimShard {
 }
 
 impl SimShard {
-    /// How many of the first `size` inputs make a turn: an acknowledgement has one of its own, so that what it gives up is
-    /// known.
+    /// Number of the first `size` inputs that make a turn: an acknowledgement of failed data has a
+    /// turn of its own, so that the discarded ranges are known.
     fn until_acknowledge(&self, size: usize) -> usize {
         let is_one = |input: &Input| matches!(input, Input::Control(Control::Acknowledge { .. }));
         match self.inbox.iter().take(size).position(is_one) {
@@ -57,10 +59,10 @@ impl SimShard {
     }
 }
 
-/// What a test may do to a shard before the world starts: mutated policies go in here.
+/// Changes a shard before the simulation starts; tests install defective policies with it.
 pub type Prepare = fn(&mut Shard, &Scenario, ShardId);
 
-/// See the head of this file.
+/// A simulated world of one scenario.
 pub struct World {
     shards: Vec<SimShard>,
     env: Environment,
@@ -72,60 +74,59 @@ pub struct World {
     turns: u64,
     turns_max: u64,
     cuts: u64,
-    /// Timers that still come when nobody waits for anything.
+    /// Timers that still fire once no bio is outstanding.
     idle_left: u32,
 }
 
-/// How a run ended well.
+/// The result of a run without a violation.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Of all inputs and actions.
+    /// Hash of all inputs and actions.
     pub hash: u64,
-    /// Bios answered.
+    /// Number of bios answered.
     pub bios: u64,
-    /// Turns of shards.
+    /// Number of turns of all shards.
     pub turns: u64,
-    /// Virtual time.
+    /// Virtual time of the end.
     pub at: Instant,
-    /// What it went through.
+    /// Coverage points that were passed.
     pub coverage: Coverage,
-    /// Answers of devices that nothing waited for.
+    /// Completions of unknown commands.
     pub unknown_completions: u64,
-    /// LyingDevices that disks told.
+    /// Lies told by the disks.
     pub lies: u64,
-    /// Power cuts.
+    /// Number of power cuts.
     pub cuts: u64,
-    /// What was found after them, by write mode.
+    /// State found after the cuts, by write mode.
     pub survived: [CutReport; WriteMode::ALL.len()],
 }
 
 const FLUSHES: [u32; Op::COUNT] = [0, 0, 1, 0, 0, 0, 0];
 
-const FLUSH_AGAIN: &str = "a flush works again when the fault is gone and the operator knows";
+const FLUSH_AGAIN: &str =
+    "flushes succeed after the fault is gone and failed data are acknowledged";
 
-/// Why a run of turns stopped.
+/// Why a run of turns ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// Nothing is to come.
-    Quiet,
-    /// The power fails now.
+    /// No event is pending.
+    Idle,
+    /// The power cut is due.
     Cut,
-    /// A rule was broken.
+    /// A rule was violated.
     Broken,
 }
 
 /// Runs `scenario` from start to end.
 ///
-/// # Errors
-/// The first rule that was broken.
+/// # Errors The first violated rule.
 pub fn run(scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     run_prepared(scenario, |_, _, _| {})
 }
 
-/// As [`run`], with shards that `prepare` changed.
+/// As [`run`], with shards changed by `prepare`.
 ///
-/// # Errors
-/// The first rule that was broken.
+/// # Errors The first violated rule.
 pub fn run_prepared(scenario: Scenario, prepare: Prepare) -> Result<Outcome, Box<Failure>> {
     let rounds = scenario.rounds;
     let mut world = World::new(scenario, prepare);
@@ -186,11 +187,12 @@ impl World {
             connection.paused = !there;
             connection.job.left = if there { connection.job.options.bios } else { 0 };
         }
-        // The cut comes at another turn in each round.
+        // The cut others_pending after a different number of turns in each round.
         let cut_after = self.env.scenario.cut_after;
         let cut_after = match self.env.scenario.cache.is_on() {
             false => cut_after.map(|turns| turns / u64::from(round + 1)),
-            // Of early and late ones as many: there are more turns in which a lot goes on than in which it begins.
+            // As many early cuts as late ones: a run has more turns under full load than at its
+            // beginning.
             true => cut_after.map(|turns| {
                 let magnitude = 1 << self.order.between(0, turns.ilog2().into());
                 self.order.between(magnitude / 2, magnitude).max(1)
@@ -199,7 +201,7 @@ impl World {
         let stop = self.run_jobs(cut_after);
         match stop {
             Stop::Broken => return,
-            Stop::Quiet => self.check_quiet(),
+            Stop::Idle => self.check_idle(),
             Stop::Cut => self.cut(),
         }
         if self.env.broken.is_some() || !self.env.scenario.checked {
@@ -207,8 +209,8 @@ impl World {
         }
         self.set_faulty(false);
         self.verify();
-        // What is in memory was seen. Is it on the disk, too, once a flush says so?
-        if stop == Stop::Quiet && self.env.scenario.cache.is_on() {
+        // The contents of memory were verified. Now flush, cut the power, and verify the disk.
+        if stop == Stop::Idle && self.env.scenario.cache.is_on() {
             self.flush_all();
             if self.env.broken.is_none() {
                 self.cut();
@@ -217,7 +219,7 @@ impl World {
         }
     }
 
-    /// Flushes every volume, the operator's help included.
+    /// Flushes every volume; the operator acknowledges failed data where needed.
     fn flush_all(&mut self) {
         let jobs = self.env.scenario.jobs.len();
         for index in jobs..self.env.connections.len() {
@@ -237,7 +239,7 @@ impl World {
                     break;
                 }
                 tries += 1;
-                // Of the shortest time-out a slow disk needs many.
+                // With the shortest time-out a slow disk needs many tries.
                 let most = match flushed {
                     Some(Err(IoError::TimedOut)) => 1_000,
                     _ => 4,
@@ -247,19 +249,19 @@ impl World {
                     return self.env.fail(violation(FLUSH_AGAIN, detail));
                 }
                 if tries > 1 {
-                    self.env.plan_acknowledge(volume);
+                    self.env.schedule_acknowledge(volume);
                 }
             }
         }
         if self.env.broken.is_none() {
-            self.check_quiet();
+            self.check_idle();
         }
     }
 
-    /// Reads every byte.
+    /// Reads every byte back.
     fn verify(&mut self) {
         let jobs = self.env.scenario.jobs.len();
-        // One volume after the other, so that even the smallest shards have room for every read.
+        // One volume at a time, so that even the smallest shards have room for the reads.
         for index in jobs..self.env.connections.len() {
             let job = &mut self.env.connections[index].job;
             if !self.hotplug.is_present(job.options.volume) {
@@ -273,7 +275,7 @@ impl World {
             }
         }
         self.env.oracle.recovered();
-        self.check_quiet();
+        self.check_idle();
     }
 
     fn set_faulty(&mut self, faulty: bool) {
@@ -283,10 +285,10 @@ impl World {
         }
     }
 
-    /// Runs until nothing is to come, or for `turns` turns.
+    /// Runs until no event is pending, or for `turns` turns.
     fn run_jobs(&mut self, turns: Option<u64>) -> Stop {
         let left: u64 = self.env.connections.iter().map(|c| u64::from(c.job.left)).sum();
-        // Refusals and messages take turns of their own; ten times that is no progress.
+        // Rejections and messages take turns, too; ten times as many is no progress.
         self.turns_max = self.turns + 2_000 * (left + 100);
         let stop_at = turns.map(|turns| self.turns + turns);
         if self.env.scenario.cache.is_on() {
@@ -305,13 +307,13 @@ impl World {
             if !self.step() {
                 return match self.env.broken {
                     Some(_) => Stop::Broken,
-                    None => Stop::Quiet,
+                    None => Stop::Idle,
                 };
             }
         }
     }
 
-    /// One turn of one shard, or the next point in time; false when nothing is to come.
+    /// Runs one turn of one shard, or advances to the next event; false when none is pending.
     fn step(&mut self) -> bool {
         let busy = self.shards.iter().filter(|shard| !shard.inbox.is_empty()).count();
         if busy > 0 {
@@ -333,38 +335,40 @@ impl World {
         let Some(next) = timers.chain(others).min() else {
             return false;
         };
-        if self.env.scenario.cache.is_on() && !self.goes_on(next, others.is_some()) {
+        if self.env.scenario.cache.is_on() && !self.continues(next, others.is_some()) {
             return false;
         }
         self.env.now = self.env.now.max(next);
-        self.take_due();
+        self.deliver_due();
         true
     }
 
-    /// Whether a world with caches, whose timers may never end, goes on: as long as somebody waits, and then for a while, so that
-    /// what is dirty may or may not be written.
-    fn goes_on(&mut self, next: Instant, comes: bool) -> bool {
+    /// Whether a world with caches continues, whose timers may never end: while bios are
+    /// outstanding, and then for a drawn number of timers, so that dirty data may or may not be
+    /// written.
+    fn continues(&mut self, next: Instant, others_pending: bool) -> bool {
         const LONGEST: u64 = 3_600 * SEC;
         if self.env.has_waiters() {
             let since = next.since(self.env.last_progress);
             if since > LONGEST {
                 self.env.fail(violation(
-                    "every wait has an owner who will end it",
-                    format!("nothing was answered for {} s", since / SEC),
+                    "every bio and control change is answered",
+                    format!("no progress for {} s", since / SEC),
                 ));
             }
             return since <= LONGEST;
         }
-        // Leases go home, and 5.18's lost wake-ups are made good for.
-        if comes || next.since(self.env.last_progress.max(self.env.last_message)) < 6 * SEC {
+        // Leased tags are returned, and lost wake-ups of Linux 5.18 are recovered.
+        if others_pending || next.since(self.env.last_progress.max(self.env.last_message)) < 6 * SEC
+        {
             return true;
         }
         self.idle_left = self.idle_left.saturating_sub(1);
         self.idle_left > 0
     }
 
-    /// Hotplug everything that is due into the inboxes.
-    fn take_due(&mut self) {
+    /// Moves everything that is due into the inboxes.
+    fn deliver_due(&mut self) {
         let now = self.env.now;
         while let Some((_, happening)) = self.env.events.pop_due(now) {
             match happening {
@@ -375,7 +379,7 @@ impl World {
                 Event::Issue { connection } => self.env.ready.push(connection),
                 Event::HotplugChange => self.continue_hotplug(),
                 Event::Switch { device } if self.hotplug.affects(device) => {
-                    // Nobody changes what is not there, or not yet everywhere.
+                    // No change of a device that is absent, or not yet known to all shards.
                     if self.hotplug.is_active() {
                         self.env.events.push(now.after(MS), Event::Switch { device });
                     }
@@ -385,7 +389,7 @@ impl World {
                     if let Some(control) = self.env.operator.change(device, &config.queue) {
                         let owner = usize::from(config.owner.0);
                         let shard = match control {
-                            // Any shard's: each has its own.
+                            // Write-back options are per shard: any shard will do.
                             Control::SetDirty { .. } => {
                                 self.env.coverage.hit(Point::DirtySet);
                                 self.order.below(self.shards.len() as u64) as usize
@@ -424,13 +428,13 @@ impl World {
         while let Some(connection) = self.env.ready.pop() {
             let home = self.env.connections[self.env.index(connection)].home;
             let shard = &mut self.shards[usize::from(home.0)];
-            // What lies in the inbox may take a slot each.
+            // Each bio in the inbox may take a slot.
             let room = (shard.core.room() as usize).saturating_sub(shard.inbox.len());
             self.env.issue(connection, room, &mut shard.inbox);
         }
     }
 
-    /// A shard takes a batch, and what it decides is carried out.
+    /// Runs one turn of a shard and executes its actions.
     fn turn(&mut self, index: usize) {
         self.turns += 1;
         self.env.turn = self.turns;
@@ -448,7 +452,7 @@ impl World {
         self.hash.add(now.0);
         shard.turn.iter().for_each(|input| self.hash.add_input(input));
         if self.env.scenario.checked {
-            watch_inputs(&mut self.env, shard);
+            observe_inputs(&mut self.env, shard);
         }
         shard.core.handle(now, &shard.turn);
         shard.turn.clear();
@@ -459,7 +463,7 @@ impl World {
         }
         let mut port = ShardPort { env: &mut self.env, shard: id };
         shard.executor.run(now, actions, &mut port, &mut NoDisk, &mut shard.inbox);
-        watch_failures(&mut self.env, shard, id);
+        observe_failures(&mut self.env, shard, id);
         self.env.frames.checksum_writes();
         if self.env.scenario.defect == WorldDefect::ReusesBuffers {
             self.env.reuse_buffers(actions);
@@ -471,31 +475,33 @@ impl World {
         self.issue_ready();
         if self.turns > self.turns_max {
             self.env.fail(violation(
-                "work comes to an end",
-                format!("{} turns and still not done", self.turns),
+                "a scenario ends within its turn limit",
+                format!("not done after {} turns", self.turns),
             ));
         }
     }
 
-    /// Nothing is to come: all must be answered, and all must be back.
-    fn check_quiet(&mut self) {
+    /// Checks an idle world: everything is answered and all resources are returned.
+    fn check_idle(&mut self) {
         let waiting: usize = self.env.connections.iter().map(Connection::in_flight).sum();
         let to_come: u32 = self.env.connections.iter().map(|c| c.job.left).sum();
         if waiting > 0 || to_come > 0 {
             return self.env.fail(violation(
-                "every wait has an owner who will end it",
-                format!("{waiting} bios wait, {to_come} are to come, and no event is pending"),
+                "every bio and control change is answered",
+                format!(
+                    "{waiting} bios in flight, {to_come} to be submitted, and no event pending"
+                ),
             ));
         }
         let unanswered = self.env.operator.unanswered();
         if unanswered > 0 {
             return self.env.fail(violation(
-                "every wait has an owner who will end it",
+                "every bio and control change is answered",
                 format!("{unanswered} changes of options were not answered"),
             ));
         }
         for (index, shard) in self.shards.iter().enumerate() {
-            if let Err(violation) = check_quiet(&self.env.scenario, &shard.core, index as u16) {
+            if let Err(violation) = check_idle(&self.env.scenario, &shard.core, index as u16) {
                 return self.env.fail(violation);
             }
         }
@@ -503,23 +509,23 @@ impl World {
             let in_flight = disk.lock().in_flight();
             if in_flight > 0 {
                 let detail = format!("device {index} still has {in_flight} commands");
-                self.env.fail(violation("when all is answered, everything is back", detail));
+                self.env.fail(violation("an idle shard holds no resources", detail));
             }
         }
         self.check_commands();
     }
 
-    /// What the disks saw.
+    /// Checks that the disks were given valid commands only.
     fn check_commands(&mut self) {
         for disk in &self.disks {
             if let Some(broken) = disk.lock().broken() {
-                let broken = violation("commands keep to the device's limits", broken);
+                let broken = violation("commands respect the device's limits", broken);
                 self.env.fail(broken);
             }
         }
     }
 
-    /// The power fails and comes back.
+    /// Cuts the power and starts new shards.
     fn cut(&mut self) {
         self.check_commands();
         self.cuts += 1;
@@ -544,11 +550,11 @@ impl World {
     }
 
     fn finish(mut self) -> Result<Outcome, Box<Failure>> {
-        // The first cause is what a disk was wrongly given, if it was.
+        // If a disk was given an invalid command, that is the first cause.
         if self.env.broken.is_some() {
             let first = self.disks.iter().find_map(|disk| {
                 let broken = disk.lock().broken().map(String::from);
-                broken.map(|text| violation("commands keep to the device's limits", text))
+                broken.map(|text| violation("commands respect the device's limits", text))
             });
             self.env.broken = first.or(self.env.broken);
         }
@@ -578,7 +584,7 @@ impl World {
         }
     }
 
-    /// Errors that only the operator can act on were said.
+    /// Checks that every failed device flush caused a notice to the operator.
     fn check_notices(&mut self) {
         let failed_flushes: u64 = self
             .disks
@@ -587,7 +593,7 @@ impl World {
             .sum();
         let said = self.env.coverage.count(Point::NoticeSuspect);
         if failed_flushes > 0 && said == 0 && self.cuts == 0 {
-            let detail = format!("{failed_flushes} device flushes failed and no notice came");
+            let detail = format!("{failed_flushes} device flushes failed without a notice");
             self.env.fail(violation("an error is never lost", detail));
         }
     }
@@ -633,7 +639,7 @@ impl World {
         text + &self.env.state()
     }
 
-    /// What the caches did, before they are gone.
+    /// Adds the counters of the caches to the coverage, before the shards are dropped.
     fn count_caches(&mut self) {
         for shard in &self.shards {
             if let Some(stats) = shard.core.cache_stats() {
@@ -660,42 +666,44 @@ impl World {
     }
 }
 
-/// What a shard is about to be told, as far as it is about frames or gives blocks up.
-fn watch_inputs(env: &mut Environment, shard: &SimShard) {
+/// Processes completions and acknowledgements before the shard sees them.
+fn observe_inputs(env: &mut Environment, shard: &SimShard) {
     for input in &shard.turn {
         match *input {
             Input::Complete { device, completion } => {
                 env.complete(device, completion.id, completion.status);
             }
-            Input::Control(Control::Acknowledge { volume }) => give_up(env, &shard.core, volume),
+            Input::Control(Control::Acknowledge { volume }) => {
+                discard_failed(env, &shard.core, volume)
+            }
             _ => {}
         }
     }
 }
 
-/// What a shard noted of commands that failed.
-fn watch_failures(env: &mut Environment, shard: &SimShard, id: ShardId) {
+/// Records the write-out failures that a shard's cache knows after a turn.
+fn observe_failures(env: &mut Environment, shard: &SimShard, id: ShardId) {
     for index in 0..env.scenario.volumes.len() {
         let volume = VolumeId(index as u16);
         if env.scenario.volumes[index].home == id && env.owed_errors.has_unreported(volume) {
             let mut held = Vec::new();
             shard.core.failed_ranges(volume, &mut held);
-            env.note_failures(volume, &held);
+            env.record_failures(volume, &held);
         }
     }
 }
 
-/// What failed on `volume` and is held by `shard` is lost from now on.
-fn give_up(env: &mut Environment, shard: &Shard, volume: VolumeId) {
+/// Marks the failed ranges of `volume` as discarded.
+fn discard_failed(env: &mut Environment, shard: &Shard, volume: VolumeId) {
     let mut ranges = Vec::new();
     shard.failed_ranges(volume, &mut ranges);
     for (offset, len, _) in ranges {
-        env.give_up(volume, offset, len);
+        env.discard_failed(volume, offset, len);
     }
 }
 
 fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
-    // Who finds no shadow frame waits for the folio.
+    // A write that finds no shadow frame waits for the folio.
     let [frame, credit, pause, _, range, folio] = stats.waits;
     let [background, age, flush, frames, writer] = stats.written_for;
     let counts = [
@@ -708,7 +716,7 @@ fn count_cache(coverage: &mut Coverage, stats: &CacheStats) {
         (Point::ReadBeforeWrite, stats.read_before_write),
         (Point::Shadow, stats.shadowed),
         (Point::Evicted, stats.evicted_folios),
-        // Larger than a block each, at least one of them.
+        // At least one of the evicted folios was larger than a block.
         (Point::EvictedLarge, stats.evicted - stats.evicted_folios),
         (Point::GhostHit, stats.ghost_hits),
         (Point::WaitFrame, frame),
@@ -807,15 +815,15 @@ fn make_shards(scenario: &Scenario, disks: &[SharedDisk], prepare: Prepare) -> V
     shards.collect()
 }
 
-/// Bytes of a reader's bio.
+/// Bytes of each bio of a reader job.
 const STEP: u32 = 8192;
 
-/// How many bios go over a volume once.
+/// Number of bios of a reader job.
 fn bios_of_reader(size: u64) -> u32 {
     size.div_ceil(u64::from(STEP)) as u32
 }
 
-/// The job that reads a whole volume, each byte once.
+/// The job that reads a whole volume once.
 fn reader(scenario: &Scenario, volume: usize) -> JobOptions {
     let size = scenario.volumes[volume].options.size;
     JobOptions {

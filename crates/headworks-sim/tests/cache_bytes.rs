@@ -19,18 +19,22 @@ fn rounds(
             harness.flush_and_compare();
         }
         assert!(harness.answered() > 500, "{} bios", harness.answered());
-        assert!(harness.told().iter().all(|&extents| extents > 3), "{:?}", harness.told());
+        assert!(
+            harness.status_extents().iter().all(|&extents| extents > 3),
+            "{:?}",
+            harness.status_extents()
+        );
     }
 }
 
 #[test]
-fn every_byte_is_where_it_should_be_in_a_pool_that_is_too_small() {
-    // 614 KB of volume: 150 blocks, in 256 frames less the shadows; and then in fewer still.
+fn data_are_correct_in_a_pool_smaller_than_the_volume() {
+    // 614 KB of volume: 150 blocks, in 256 frames less the shadow frames.
     rounds(KIND, 1..30, |_| KIND.config(WriteMode::Writeback, 256));
 }
 
 #[test]
-fn small_folios_and_a_tiny_limit() {
+fn data_are_correct_with_small_folios_and_tiny_dirty_limit() {
     rounds(KIND, 30..60, |_| {
         let mut config = KIND.config(WriteMode::Writeback, 256);
         config.dirty.dirty_bytes = 64 << 10;
@@ -41,12 +45,12 @@ fn small_folios_and_a_tiny_limit() {
 }
 
 #[test]
-fn writethrough_is_on_the_device_when_it_is_answered() {
+fn writethrough_data_are_on_the_device_when_answered() {
     rounds(KIND, 60..80, |_| KIND.config(WriteMode::Writethrough, 256));
 }
 
 #[test]
-fn the_old_way_of_throttling_keeps_every_byte_too() {
+fn data_are_correct_with_foreground_throttling() {
     rounds(KIND, 80..100, |_| {
         let mut config = KIND.config(WriteMode::Writeback, 256);
         config.dirty.policy = ThrottlePolicy::Foreground;
@@ -55,9 +59,9 @@ fn the_old_way_of_throttling_keeps_every_byte_too() {
     });
 }
 
-/// Any configuration, over a disk that fails, refuses and stops short: what is promised still holds.
+/// Any configuration over a disk that fails, rejects and transfers short keeps acknowledged data.
 #[test]
-fn a_bad_disk_loses_nothing_that_was_promised() {
+fn faulty_disk_loses_no_acknowledged_data() {
     let bad = HarnessOptions { faults: true, ..KIND };
     rounds(bad, 100..140, |seed| bad.draw(&mut Prng::new(seed).split("configuration")));
 }

@@ -1,6 +1,6 @@
-//! Every way in which a cache may lose data, built in on purpose, must be found by the world, and by a rule that is about it.
+//! Every defect by which a cache may lose data must be detected by the simulation, by the rule it violates.
 //!
-//! The same worlds without a defect pass, so what is found is the defect. Core's own assertions may see it first.
+//! The same worlds pass without a defect. An assertion of headworks-core may fail first.
 
 use headworks_core::ShardId;
 use headworks_core::cache::CacheDefect;
@@ -9,21 +9,21 @@ use headworks_sim::oracle::CUT_RULE;
 use headworks_sim::scenario::Scenario;
 use headworks_sim::world::{Prepare, run_prepared};
 
-/// As many worlds as a defect may go unseen in.
+/// Number of worlds in which a defect must be detected.
 const WORLDS: u64 = 60;
-/// For a defect that shows only where two connections of a volume hear of one error, and what failed was written since.
+/// The same for a defect that needs two connections to be owed one error, and the failed data rewritten since.
 const WORLDS_RARE: u64 = 2_000;
 
-const SEEN: &str = "a completed write is seen by every later read";
+const READ_NEWEST: &str = "a completed write is seen by every later read";
 const BYTES: &str = "a read returns what was written there";
-const STABLE: &str = "bytes on their way do not change";
-const PANIC: &str = "an assertion of the core";
+const STABLE: &str = "data of a command in flight are stable";
+const PANIC: &str = "an assertion of headworks-core";
 
 fn world(seed: u64) -> Scenario {
     Scenario::draw_crash(seed, None, false)
 }
 
-/// The first of the worlds that breaks, and its rule.
+/// The seed of the first world that fails, and the violated rule.
 fn found(worlds: u64, prepare: Prepare) -> Option<(u64, &'static str)> {
     (1..=worlds).find_map(|seed| {
         let run = || run_prepared(world(seed), prepare);
@@ -51,26 +51,26 @@ macro_rules! defects {
 }
 
 defects! {
-    a_flush_that_is_not_passed_on: FlushSkipsDevice => [CUT_RULE];
-    a_flush_that_ignores_write_out: FlushIgnoresWriteout => [CUT_RULE];
-    a_write_under_write_out_in_place: NoShadow => [STABLE];
-    a_fill_over_what_was_written: FillOverwrites => [STABLE, SEEN, BYTES];
-    a_failed_block_that_counts_as_clean: FailedIsClean => [CUT_RULE, SEEN];
-    writethrough_that_answers_early: WritethroughEarly => [CUT_RULE, SEEN];
-    a_partial_write_that_does_not_read_the_rest: NoReadBeforeWrite => [SEEN, BYTES, CUT_RULE];
-    a_discard_that_ignores_write_out: DiscardIgnoresWriteout => [STABLE, SEEN, CUT_RULE, PANIC];
-    folios_evicted_while_they_are_filled: EvictsFilling => [STABLE, SEEN, BYTES, PANIC];
-    dirty_folios_evicted: EvictsDirty => [SEEN, CUT_RULE, PANIC];
+    flush_not_forwarded_to_device: FlushSkipsDevice => [CUT_RULE];
+    flush_that_ignores_writeout: FlushIgnoresWriteout => [CUT_RULE];
+    write_in_place_under_writeout: NoShadow => [STABLE];
+    fill_over_written_data: FillOverwrites => [STABLE, READ_NEWEST, BYTES];
+    failed_block_counted_as_clean: FailedIsClean => [CUT_RULE, READ_NEWEST];
+    writethrough_answered_early: WritethroughEarly => [CUT_RULE, READ_NEWEST];
+    partial_write_without_read: NoReadBeforeWrite => [READ_NEWEST, BYTES, CUT_RULE];
+    discard_that_ignores_writeout: DiscardIgnoresWriteout => [STABLE, READ_NEWEST, CUT_RULE, PANIC];
+    folios_evicted_during_fill: EvictsFilling => [STABLE, READ_NEWEST, BYTES, PANIC];
+    dirty_folios_evicted: EvictsDirty => [READ_NEWEST, CUT_RULE, PANIC];
 }
 
 #[test]
-fn an_error_of_write_out_told_to_one_connection_only() {
+fn writeback_error_reported_to_one_connection_is_detected() {
     must_find(WORLDS_RARE, &[ERROR_REPORTED], |shard, _, _| {
         shard.set_cache_defect(CacheDefect::ErrorReportedOnce);
     });
 }
 
 #[test]
-fn without_a_defect_nothing_is_found() {
+fn no_violation_without_defect() {
     assert_eq!(found(WORLDS, |_, _, _| {}), None);
 }

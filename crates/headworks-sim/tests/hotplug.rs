@@ -1,4 +1,4 @@
-//! Worlds in which volumes and devices leave all the time, and others come in their places.
+//! Simulated worlds with constant hot-plug of volumes and devices.
 
 use headworks_core::cache::CacheDefect;
 use headworks_sim::coverage::{Coverage, Point};
@@ -23,18 +23,18 @@ fn broken(prepare: Prepare) -> (Vec<&'static str>, Coverage) {
 }
 
 #[test]
-fn nothing_of_what_left_is_left() {
+fn no_state_survives_hot_remove() {
     let (rules, coverage) = broken(|_, _, _| {});
     assert!(rules.is_empty(), "{rules:?}");
-    let often = [Point::VolumeLeft, Point::DeviceLeft, Point::ChangeBusy];
+    let often = [Point::VolumeReplaced, Point::DeviceReplaced, Point::ChangeBusy];
     for point in often {
         assert!(coverage.count(point) > WORLDS, "{}", point.name());
     }
     // Of hotplugged only where some were drawn.
     let some = [
-        Point::VolumeJoined,
-        Point::VolumeParted,
-        Point::CameResized,
+        Point::VolumeAdded,
+        Point::VolumeRemoved,
+        Point::ReplacedResized,
         Point::Grown,
         Point::Shrunk,
         Point::ShrunkBusy,
@@ -45,13 +45,13 @@ fn nothing_of_what_left_is_left() {
 }
 
 #[test]
-fn blocks_that_outlive_their_volume_are_found() {
+fn blocks_that_survive_hot_remove_are_detected() {
     let (rules, _) = broken(|shard, _, _| shard.set_cache_defect(CacheDefect::FoliosStay));
     assert!(rules.len() >= 3, "found in {} of {WORLDS} worlds", rules.len());
     let about = [
         "a completed write is seen by every later read",
         "a read returns what was written there",
-        "a power cut loses nothing that was flushed",
+        "flushed data survive a power cut",
     ];
     assert!(rules.iter().all(|rule| about.contains(rule)), "{rules:?}");
 }

@@ -1,7 +1,7 @@
-//! Who watches the checkers: every defect built in on purpose must be found, and by the rule that is about it.
+//! Tests of the checkers: every injected defect must be detected, by the rule it violates.
 //!
-//! The same worlds without the defect pass, so what is found is the defect. Two lies of devices are different: the path must
-//! put up with them, and the worlds pass.
+//! The same worlds pass without the defect. Two lies of devices are different: the path must
+//! tolerate them, and the worlds pass.
 
 use headworks_core::elevator::{Batch, Elevator, MergeEdge, NoneElevator};
 use headworks_core::request::{SlotId, Slots};
@@ -19,7 +19,7 @@ use headworks_sim::world::{Outcome, Prepare, run_prepared};
 
 const DEPTH: u32 = 16;
 
-/// A sound disk, a volume on shard `home`, and four busy connections that overlap all the time.
+/// A disk without faults, a volume on shard `home`, and four busy connections that overlap constantly.
 fn world(seed: u64, home: u16) -> Scenario {
     let queue = QueueOptions {
         nr_requests: DEPTH,
@@ -81,7 +81,7 @@ fn world(seed: u64, home: u16) -> Scenario {
 
 const SOUND: Prepare = |_, _, _| {};
 
-/// Runs ten worlds that `change` made and returns what rules broke.
+/// Runs ten worlds adapted by `change` and returns the violated rules.
 fn broken_rules(home: u16, change: impl Fn(&mut Scenario), prepare: Prepare) -> Vec<&'static str> {
     let worlds = (1..=10).map(|seed| {
         let mut scenario = world(seed, home);
@@ -92,7 +92,7 @@ fn broken_rules(home: u16, change: impl Fn(&mut Scenario), prepare: Prepare) -> 
     failures.map(|failure| failure.violation.rule).collect()
 }
 
-/// At least half of the worlds must break, all of them by one of `rules`.
+/// Asserts that at least half of the worlds failed, all by one of `rules`.
 fn must_find(rules: &[&str], broken: &[&str]) {
     assert!(broken.len() >= 5, "found in {} of 10 worlds", broken.len());
     for rule in broken {
@@ -100,13 +100,13 @@ fn must_find(rules: &[&str], broken: &[&str]) {
     }
 }
 
-const WAITS: &str = "every wait has an owner who will end it";
-const BACK: &str = "when all is answered, everything is back";
-const CUT: &str = "a power cut loses nothing that was flushed";
+const WAITS: &str = "every bio and control change is answered";
+const BACK: &str = "an idle shard holds no resources";
+const CUT: &str = "flushed data survive a power cut";
 const BYTES: &str = "a read returns what was written there";
 
 #[test]
-fn without_a_defect_nothing_is_found() {
+fn no_violation_without_defect() {
     for home in [0, 1] {
         assert!(broken_rules(home, |_| {}, SOUND).is_empty());
         assert!(broken_rules(home, |s| s.cut_after = Some(s.seed * 40), SOUND).is_empty());
@@ -114,7 +114,7 @@ fn without_a_defect_nothing_is_found() {
 }
 
 #[test]
-fn a_device_that_skips_flushes_is_found_after_a_power_cut() {
+fn device_that_skips_flushes_is_detected_after_power_cut() {
     let change = |scenario: &mut Scenario| {
         scenario.devices[0].defect = DiskDefect::SkipsFlush;
         scenario.jobs.iter_mut().for_each(|job| job.fua = 0);
@@ -124,7 +124,7 @@ fn a_device_that_skips_flushes_is_found_after_a_power_cut() {
 }
 
 #[test]
-fn a_device_that_skips_fua_is_found_after_a_power_cut() {
+fn device_that_skips_fua_is_detected_after_power_cut() {
     let change = |scenario: &mut Scenario| {
         scenario.devices[0].defect = DiskDefect::SkipsFua;
         scenario.jobs.iter_mut().for_each(|job| job.weights[2] = 0);
@@ -134,18 +134,18 @@ fn a_device_that_skips_fua_is_found_after_a_power_cut() {
 }
 
 #[test]
-fn a_buffer_given_away_before_its_write_is_done_is_found_in_the_data() {
+fn buffer_reused_before_write_completion_is_detected() {
     let change = |scenario: &mut Scenario| scenario.defect = WorldDefect::ReusesBuffers;
     must_find(&[BYTES], &broken_rules(0, change, SOUND));
 }
 
 #[test]
-fn a_lost_grant_between_shards_is_found_as_a_wait_without_end() {
+fn lost_grant_between_shards_is_detected_as_a_hang() {
     let change = |scenario: &mut Scenario| scenario.defect = WorldDefect::LosesGrants;
     must_find(&[WAITS, BACK], &broken_rules(1, change, SOUND));
 }
 
-/// Forwards to the sound owner, but for what a test breaks.
+/// A fair tag owner that leaks tags or loses wake-ups.
 struct BadTags {
     inner: FairTags,
     puts: u32,
@@ -206,7 +206,7 @@ impl TagOwner for BadTags {
 }
 
 #[test]
-fn leaked_tags_are_found() {
+fn leaked_tags_are_detected() {
     let prepare: Prepare = |shard: &mut Shard, scenario, _| {
         shard.set_tags(DeviceId(0), BadTags::new(scenario, 100, u32::MAX));
     };
@@ -214,14 +214,14 @@ fn leaked_tags_are_found() {
 }
 
 #[test]
-fn a_lost_wake_up_is_found() {
+fn lost_wake_up_is_detected() {
     let prepare: Prepare = |shard: &mut Shard, scenario, _| {
         shard.set_tags(DeviceId(0), BadTags::new(scenario, u32::MAX, 50));
     };
     must_find(&[WAITS], &broken_rules(0, |_| {}, prepare));
 }
 
-/// Forwards to `none`, but drops or doubles every fiftieth request.
+/// The `none` elevator, which drops or duplicates every fiftieth request.
 struct BadElevator {
     inner: NoneElevator,
     given: u32,
@@ -260,7 +260,7 @@ impl Elevator for BadElevator {
 }
 
 #[test]
-fn an_elevator_that_drops_a_request_is_found() {
+fn elevator_that_drops_a_request_is_detected() {
     let prepare: Prepare = |shard: &mut Shard, _, _| {
         shard.set_elevator(DeviceId(0), BadElevator::new(0));
     };
@@ -268,8 +268,8 @@ fn an_elevator_that_drops_a_request_is_found() {
 }
 
 #[test]
-fn an_elevator_that_doubles_a_request_is_found() {
-    // The core's own assertions may see it first: a request is in one place only.
+fn elevator_that_duplicates_a_request_is_detected() {
+    // An assertion of headworks-core may fail first.
     let prepare: Prepare = |shard: &mut Shard, _, _| {
         shard.set_elevator(DeviceId(0), BadElevator::new(2));
     };
@@ -277,10 +277,10 @@ fn an_elevator_that_doubles_a_request_is_found() {
         let run = || run_prepared(world(seed, 0), prepare);
         std::panic::catch_unwind(run).is_ok_and(|outcome| outcome.is_ok())
     });
-    assert_eq!(found.count(), 0, "worlds that noticed nothing");
+    assert_eq!(found.count(), 0, "worlds that did not detect it");
 }
 
-fn put_up_with(defect: DiskDefect) -> Vec<Outcome> {
+fn run_with_defect(defect: DiskDefect) -> Vec<Outcome> {
     let worlds = (1..=10).map(|seed| {
         let mut scenario = world(seed, u16::from(seed % 2 == 0));
         scenario.devices[0].defect = defect;
@@ -290,15 +290,15 @@ fn put_up_with(defect: DiskDefect) -> Vec<Outcome> {
 }
 
 #[test]
-fn a_device_that_answers_twice_is_put_up_with_and_told_of() {
-    for outcome in put_up_with(DiskDefect::AnswersTwice) {
+fn device_that_completes_twice_is_tolerated_and_reported() {
+    for outcome in run_with_defect(DiskDefect::AnswersTwice) {
         assert!(outcome.lies > 0 && outcome.unknown_completions == outcome.lies);
     }
 }
 
 #[test]
-fn a_device_that_claims_too_much_is_put_up_with() {
-    for outcome in put_up_with(DiskDefect::ClaimsTooMuch) {
+fn device_that_reports_too_many_bytes_is_tolerated() {
+    for outcome in run_with_defect(DiskDefect::ClaimsTooMuch) {
         assert!(outcome.lies > 0);
     }
 }

@@ -1,39 +1,39 @@
-//! Worlds that once broke, by their seeds.
+//! Regression tests: simulated worlds that once failed, by seed.
 
 use headworks_sim::scenario::Scenario;
 
-/// The caches of two shards filled the places of the shard that owns their device, and its own cache had none left.
-const NO_PLACE_LEFT: u64 = 500_519;
-/// A write-out failed while a discard waited for it: its block was dirty again, and then had no bytes.
+/// Two shards' caches took all bio slots of the shard that owns their device; its own cache had none.
+const BIO_SLOTS_EXHAUSTED: u64 = 500_519;
+/// A write-out failed while a discard waited for it: the block became dirty again without data.
 const FAILED_UNDER_DISCARD: u64 = 50;
-/// Write-back's limits were changed, and writers went on waiting for what the new ones never bring. On four shards.
-const NOBODY_WOKEN: u64 = 920_340;
+/// The dirty limits were changed, and no event woke the throttled writers. On four shards.
+const WRITERS_NOT_WOKEN: u64 = 920_340;
 
-/// A flush did not wait for blocks that were dirtied in a folio of which older ones were still on their way to be written.
+/// A flush ignored blocks dirtied in a folio whose older blocks were still under write-out.
 const FLUSHED_TOO_EARLY: u64 = 3_000_076;
 
-/// The old throttling was switched off under a writer that still had a chunk to write for itself.
+/// Foreground throttling was switched off while a writer still had a chunk to write out.
 const QUOTA_OUTLIVED_ITS_POLICY: u64 = 169_490_432_799;
 
-/// A discard cancelled what a FUA write was about to write out: that was answered Ok and never written.
+/// A discard cancelled the write-out of a FUA write, which was answered Ok and never written.
 const DISCARDED_UNDER_FUA: u64 = 432_840_006_673;
-/// In a small pool blocks were evicted between their arrival and the step of who had waited for them. On four shards.
-const EVICTED_UNSEEN: u64 = 750_485_048_017;
+/// In a small pool, blocks were evicted between their fill and the step of their waiter. On four shards.
+const EVICTED_BEFORE_USE: u64 = 750_485_048_017;
 
 #[test]
-fn everybody_gets_on_in_a_pool_that_is_far_too_small() {
-    if let Err(failure) = headworks_sim::run(Scenario::draw(EVICTED_UNSEEN, Some(4))) {
+fn world_with_a_tiny_pool_makes_progress() {
+    if let Err(failure) = headworks_sim::run(Scenario::draw(EVICTED_BEFORE_USE, Some(4))) {
         panic!("{failure}");
     }
 }
 
 #[test]
-fn what_broke_once_stays_whole() {
+fn worlds_that_once_failed_pass() {
     let worlds = [
-        (NO_PLACE_LEFT, None),
+        (BIO_SLOTS_EXHAUSTED, None),
         (FAILED_UNDER_DISCARD, None),
         (FLUSHED_TOO_EARLY, None),
-        (NOBODY_WOKEN, Some(4)),
+        (WRITERS_NOT_WOKEN, Some(4)),
         (QUOTA_OUTLIVED_ITS_POLICY, None),
         (DISCARDED_UNDER_FUA, None),
     ];

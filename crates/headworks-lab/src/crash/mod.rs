@@ -70,7 +70,9 @@ fn rows(crash: &CrashRun, seed: u64) -> Vec<Row> {
             .with("hash", format!("{:016x}", crash.hash())),
     ];
     for (shards, modes) in SHARDS.iter().zip(&crash.survived) {
-        for (mode, CutReport { cells, open, old }) in WriteMode::ALL.iter().zip(modes) {
+        for (mode, CutReport { cells, unflushed: open, stale: old }) in
+            WriteMode::ALL.iter().zip(modes)
+        {
             if crash.shards.is_none_or(|only| only == *shards) {
                 let row = Row::new("found after cuts").with("shards", *shards);
                 let row = row.with("mode", mode.name()).with("cells", *cells);

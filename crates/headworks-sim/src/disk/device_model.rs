@@ -1,14 +1,15 @@
-//! Devices that have time and no bytes: what an experiment over millions of commands needs.
+//! Device models without data: timing only, for experiments with millions of commands.
 //!
-//! A [`DeviceModel`] takes commands and says later which of them are done. It may answer in another order, and work on after an
-//! answer (a disk that empties its cache). Everything is a function of the commands and their times; whole nanoseconds, no
-//! clock. The calibrated ones are [`super::Hdd`], [`super::Ssd`] and [`TwoPoint`].
+//! A [`DeviceModel`] takes commands and later reports which are done. It may complete out of order,
+//! and continue to work after a completion (a disk that destages its cache). Completions are a
+//! function of the commands and their times, in whole nanoseconds; there is no clock. The
+//! calibrated models are [`super::Hdd`], [`super::Ssd`] and [`TwoPoint`].
 //!
 //! ```text
-//!   submit(now, order) ---> waits, counters ---> next_timeout() ---> on_timeout(now, done)
+//!   submit(now, command) ---> queued, in progress ---> next_timeout() ---> on_timeout(now, done)
 //! ```
 //!
-//! Invariant: each token comes back once; nothing happens between `next_timeout` and an earlier call.
+//! Invariants: each token is returned once; the state does not change before `next_timeout`.
 
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, Op};
@@ -16,52 +17,53 @@ use headworks_core::{Instant, Op};
 use super::timing::{LatencyModel, Timing};
 use crate::events::EventQueue;
 
-/// One command.
+/// A command to a device model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelCommand {
-    /// Comes back when it is done.
+    /// Returned when the command is done.
     pub token: u64,
-    /// What it is.
+    /// The operation of the command.
     pub op: Op,
     /// First byte on the device.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// What a device did inside.
+/// Internal counters of a device model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModelCounters {
-    /// Times a head had to be moved or waited for its sector.
+    /// Number of times the head was positioned.
     pub positionings: u64,
-    /// Bytes to and from the medium.
+    /// Bytes transferred to and from the medium.
     pub media_bytes: u64,
 }
 
-/// A device's time.
+/// The timing behaviour of a device.
 pub trait DeviceModel {
-    /// Takes a command.
+    /// Submits a command at `now`.
     fn submit(&mut self, now: Instant, order: ModelCommand);
 
-    /// When something happens next.
+    /// Time of the next internal event.
     fn next_timeout(&self) -> Option<Instant>;
 
-    /// Lets everything happen that is due, and adds the tokens of what is done.
+    /// Processes all events due at `now`, and appends the tokens of completed commands.
     fn on_timeout(&mut self, now: Instant, done: &mut Vec<u64>);
 
-    /// What it did inside so far.
+    /// The internal counters so far.
     fn counters(&self) -> ModelCounters {
         ModelCounters::default()
     }
 }
 
-/// Transfer time of `len` bytes.
+/// Transfer time of `len` bytes in nanoseconds.
 #[must_use]
 pub(super) const fn transfer_ns(len: u64, bytes_per_second: u64) -> u64 {
     (len as u128 * 1_000_000_000 / bytes_per_second as u128) as u64
 }
 
-/// One command at a time: a constant and a byte rate. Two measured rows fix it, and nothing but them.
+/// A device that serves one command at a time, with a constant cost and a byte rate: the line
+/// through two measured points.
 #[derive(Debug)]
 pub struct TwoPoint {
     per_command_ns: u64,
@@ -71,7 +73,7 @@ pub struct TwoPoint {
 }
 
 impl TwoPoint {
-    /// An idle one.
+    /// An idle device of this cost and rate.
     #[must_use]
     pub fn new(per_command_ns: u64, bytes_per_second: u64) -> Self {
         assert!(bytes_per_second > 0, "a device moves bytes");
@@ -102,7 +104,7 @@ impl DeviceModel for TwoPoint {
     }
 }
 
-/// A per-command [`LatencyModel`] without bytes.
+/// A per-command [`LatencyModel`] without data.
 #[derive(Debug)]
 pub struct PerCommand {
     timing: Timing,
@@ -111,14 +113,14 @@ pub struct PerCommand {
 }
 
 impl PerCommand {
-    /// An idle one.
+    /// An idle device of this latency model.
     #[must_use]
     pub fn new(model: LatencyModel, seed: u64) -> Self {
         let prng = Prng::new(seed);
         Self { timing: Timing::new(model), prng, events: EventQueue::with_capacity(256) }
     }
 
-    /// null_blk with its default latency of 10 us and depth of 64.
+    /// Linux null_blk with its default latency of 10 us and depth of 64.
     #[must_use]
     pub fn null() -> Self {
         Self::new(LatencyModel::Constant { latency_ns: 10_000, jitter_ns: 0, channels: 64 }, 0)
@@ -145,11 +147,11 @@ impl DeviceModel for PerCommand {
 
 #[cfg(test)]
 pub(super) mod testing {
-    //! A host for the models' own tests: so many commands at a time, each next one when one is done.
+    //! A closed-loop driver for the models' own tests: each completion submits the next command.
 
     use super::*;
 
-    /// What a closed loop saw.
+    /// The measurements of a closed-loop run.
     pub struct ClosedLoop {
         pub done: u64,
         pub ns: u64,
@@ -161,7 +163,8 @@ pub(super) mod testing {
         }
     }
 
-    /// Keeps `depth` commands of `len` bytes in the device until `warm + count` are done; the last `count` are measured.
+    /// Keeps `depth` commands of `len` bytes in flight until `warm + count` are done; measures the
+    /// last `count`.
     pub fn drive(
         device: &mut dyn DeviceModel,
         depth: u64,
@@ -190,7 +193,7 @@ pub(super) mod testing {
         }
     }
 
-    /// Random aligned places.
+    /// Commands at random aligned offsets.
     pub fn random(op: Op, len: u32, size: u64) -> impl FnMut(u64) -> ModelCommand {
         let mut prng = Prng::new(7);
         move |_| {
@@ -199,7 +202,7 @@ pub(super) mod testing {
         }
     }
 
-    /// One after the other.
+    /// Commands at consecutive offsets.
     pub fn sequential(op: Op, len: u32) -> impl FnMut(u64) -> ModelCommand {
         move |index| ModelCommand { token: 0, op, offset: index * u64::from(len), len }
     }
@@ -211,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_points_are_its_own() {
+    fn two_point_device_reproduces_its_points() {
         // The rows it was fitted to: 4 KiB and 64 KiB requests of seed 004.
         for (len, kib_per_second) in [(4096, 283_638.0), (65_536, 873_224.0)] {
             let mut device = TwoPoint::new(10_157, 1_038_030_000);
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn null_serves_its_depth_per_latency() {
+    fn null_device_completes_its_depth_per_latency() {
         let mut device = PerCommand::null();
         let rate = drive(&mut device, 32, (32, 3200), random(Op::Read, 4096, 1 << 30)).per_second();
         assert!((rate / 3.2e6 - 1.0).abs() < 0.01, "{rate}");

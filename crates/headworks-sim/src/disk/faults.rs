@@ -1,78 +1,78 @@
-//! What goes wrong, by rate and by place, and the defects that only tests inject.
+//! Faults of simulated devices, by rate and by range, and the defects that tests inject.
 
 use headworks_core::prng::Prng;
 use headworks_core::{Op, VolumeId};
 
-/// Bytes that cannot be read or written.
+/// A range that cannot be read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadRange {
-    /// On which volume.
+    /// Volume of the range.
     pub volume: VolumeId,
     /// First bad byte.
     pub start: u64,
-    /// The byte after the last.
+    /// The byte after the last bad one.
     pub end: u64,
 }
 
-/// The plan of a device: rates are per million commands that the fault can happen to.
+/// Fault rates of a device, per million commands that the fault applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Refused, not started.
+    /// Rate of commands rejected with Busy before they start.
     pub busy: u32,
-    /// Answered after `io_timeout`.
+    /// Rate of commands completed after `io_timeout`.
     pub late: u32,
-    /// Fails with EIO, some of it done.
+    /// Rate of EIO with partial transfer.
     pub medium: u32,
-    /// A write fails with ENOSPC, some of it done.
+    /// Rate of ENOSPC on writes, with partial transfer.
     pub no_space: u32,
-    /// Ends early, with success.
+    /// Rate of successful short transfers.
     pub short: u32,
-    /// A data command that moves nothing, with success.
+    /// Rate of data commands that succeed without transferring anything.
     pub nothing: u32,
-    /// A flush fails.
+    /// Rate of failed flushes.
     pub flush: u32,
-    /// The device cannot zero after all.
+    /// Rate of write-zeroes answered as unsupported.
     pub zeroes: u32,
-    /// Where every data command fails.
+    /// The range in which every data command fails.
     pub bad: Option<BadRange>,
 }
 
-/// What goes wrong with one command.
+/// A fault of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// See [`Faults`].
+    /// Rejected with Busy, see [`Faults::busy`].
     Busy,
-    /// See [`Faults`].
+    /// Completed too late, see [`Faults::late`].
     Late,
-    /// See [`Faults`].
+    /// Failed with EIO, see [`Faults::medium`].
     Medium,
-    /// See [`Faults`].
+    /// Failed with ENOSPC, see [`Faults::no_space`].
     NoSpace,
-    /// See [`Faults`].
+    /// Short transfer, see [`Faults::short`].
     Short,
-    /// See [`Faults`].
+    /// Nothing was transferred, see [`Faults::nothing`].
     Nothing,
-    /// See [`Faults`].
+    /// Failed flush, see [`Faults::flush`].
     Flush,
-    /// See [`Faults`].
+    /// Write-zeroes unsupported, see [`Faults::zeroes`].
     Zeroes,
-    /// See [`Faults`].
+    /// Touched the bad range, see [`Faults::bad`].
     BadRange,
 }
 
 impl Fault {
-    /// How many kinds there are.
+    /// Number of fault kinds.
     pub const COUNT: usize = 9;
 }
 
 impl Faults {
-    /// Whether anything can go wrong.
+    /// Whether any fault can occur.
     #[must_use]
     pub fn any(&self) -> bool {
         *self != Self::default()
     }
 
-    /// Whether `op` on the range touches bad bytes.
+    /// Whether a data command of `op` touches the bad range.
     #[must_use]
     pub fn is_bad(&self, volume: VolumeId, op: Op, offset: u64, len: u32) -> bool {
         self.bad.is_some_and(|bad| {
@@ -81,7 +81,8 @@ impl Faults {
         })
     }
 
-    /// What happens to a command. One draw, so that two plans of one seed differ only where a rate differs.
+    /// Draws the fault of a command. One draw, so that two plans of one seed differ only where a
+    /// rate differs.
     #[must_use]
     pub fn draw(&self, op: Op, prng: &mut Prng) -> Option<Fault> {
         let write = matches!(op, Op::Write | Op::WriteZeroes);
@@ -106,19 +107,19 @@ impl Faults {
     }
 }
 
-/// A lie built into a device, for the tests that show that the checkers see it.
+/// A defect built into a device, for tests of the checkers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskDefect {
-    /// None: the device keeps its word.
+    /// The device has no defect.
     #[default]
     None,
-    /// Flushes are acknowledged and do nothing.
+    /// Flushes are acknowledged and not performed.
     SkipsFlush,
-    /// FUA is acknowledged and does nothing.
+    /// FUA is acknowledged and not performed.
     SkipsFua,
-    /// Every so often an answer comes twice. The path must put up with it.
+    /// Some commands are completed twice; the path must tolerate it.
     AnswersTwice,
-    /// Every so often more bytes are claimed than were asked for. The path must put up with it.
+    /// Some completions report more bytes than requested; the path must tolerate it.
     ClaimsTooMuch,
 }
 
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_kept_and_only_where_they_apply() {
+    fn fault_rates_hold_and_apply_to_their_operations() {
         let faults =
             Faults { busy: 100_000, flush: 500_000, no_space: 200_000, ..Faults::default() };
         let mut prng = Prng::new(3);

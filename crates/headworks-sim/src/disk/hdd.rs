@@ -1,18 +1,20 @@
-//! A disk of 7200 turns a minute with a write-back cache: what seed 000 was measured on, as far as its tables say.
+//! A 7200 rpm disk with a write-back cache, calibrated to the disk of seed 000 as far as its tables
+//! tell.
 //!
 //! ```text
-//!   submit -> line -(room in the cache? link free?)-> taken: 50 us and the link's time -> answered
+//!   submit -> queue -(cache space and link free?)-> accepted: 50 us and the link's time -> completed
 //!                                                       |
 //!                                                  write cache: extents, neighbours joined
 //!                                                       |  the cheapest of the `window` oldest, one unit
 //!                                                     head: seek a + b * sqrt(distance), settle, wait for the sector, write
 //! ```
 //!
-//! Writes are answered when they are in the cache and a full cache stops the line, so throughput is what the head makes of
-//! the extents that lie there. Reads go to the head, before writes unless the cache is full. The parameters come from the
-//! single-job table of the seed alone ([`HddProfile::seed_000`]); the other table is what they are judged by.
-//! Invariant: bytes in the cache, under way to it and under the head are never more than `cache_bytes` (but for a single
-//! command that is larger than that).
+//! Writes complete when they are in the cache, and a full cache stops the queue, so throughput is
+//! the rate at which the head destages the cached extents. Reads go to the head, before writes
+//! unless the cache is full. The parameters come from the single-job table of the seed alone
+//! ([`HddProfile::seed_000`]); the other table validates them. Invariant: bytes in the cache, in
+//! transfer to it and under the head are at most `cache_bytes`, except for a single command larger
+//! than that.
 
 use std::collections::VecDeque;
 
@@ -23,40 +25,41 @@ use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns}
 use super::write_cache::WriteCache;
 use crate::events::EventQueue;
 
-/// Idle time of the head between two neighbouring transfers that costs no turn: a track buffer hides it.
+/// Idle time of the head between two neighbouring transfers that costs no revolution: a track
+/// buffer hides it.
 const SKEW_NS: u64 = 20_000;
 
-/// A disk's numbers.
+/// Parameters of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HddProfile {
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// One turn of the platter.
+    /// Time of one revolution in nanoseconds.
     pub turn_ns: u64,
-    /// `a`: the shortest seek.
+    /// `a`: the shortest seek in nanoseconds.
     pub seek_ns: u64,
-    /// `b`: what the whole stroke adds; less far, the square root of the part of it.
+    /// `b`: additional time of a full-stroke seek; less by the square root of the distance.
     pub stroke_ns: u64,
-    /// What the head needs to settle before a write.
+    /// Settling time of the head before a write.
     pub settle_ns: u64,
-    /// What passes the head.
+    /// Transfer rate of the medium.
     pub media_bytes_per_second: u64,
-    /// The drive's own work on a command.
+    /// Controller overhead of each command.
     pub command_ns: u64,
-    /// The cable.
+    /// Transfer rate of the link.
     pub link_bytes_per_second: u64,
-    /// The cache.
+    /// Size of the write cache.
     pub cache_bytes: u64,
-    /// How many of the oldest extents the drive chooses from.
+    /// Number of oldest extents from which the drive chooses.
     pub window: usize,
-    /// What is written in one go.
+    /// Bytes destaged in one movement of the head.
     pub unit_bytes: u64,
 }
 
 impl HddProfile {
-    /// The drive of seed 000 as its single-job table fits it, with a cache of 16, 32 or 64 MiB: the table does not say which,
-    /// and fits each of them within 4 % (root of the mean square). Random searches found the numbers: `examples/fit_hdd.rs` of
-    /// headworks-lab.
+    /// The drive of seed 000, fitted to its single-job table with a cache of 16, 32 or 64 MiB: the
+    /// table does not determine which, and each fits within 4 % (root mean square). Random search
+    /// found the parameters: `examples/fit_hdd.rs` of headworks-lab.
     #[must_use]
     pub const fn seed_000(cache_mib: u64) -> Self {
         let (seek_us, stroke_us, settle_us, media_kb, window, unit_kib) = match cache_mib {
@@ -79,27 +82,27 @@ impl HddProfile {
         }
     }
 
-    /// The mean over seeks between two random places: the mean of the square root of the distance is 8/15.
+    /// Mean seek time between two random positions: the mean square root of the distance is 8/15.
     #[must_use]
     pub const fn mean_seek_ns(&self) -> u64 {
         self.seek_ns + self.stroke_ns * 8 / 15 + self.settle_ns
     }
 }
 
-/// What ends next.
+/// The next event of the drive.
 #[derive(Clone, Copy, Debug)]
 enum HddEvent {
     /// A write is in the cache.
     Taken(ModelCommand),
-    /// The head has written so many bytes.
+    /// The head has written this many bytes.
     Written(u64),
-    /// The head has read.
+    /// The head has read the data of a command.
     Read(ModelCommand),
-    /// The data of a read are with the host.
+    /// The data of a read have reached the host.
     Sent(u64),
 }
 
-/// See the head of this file.
+/// A disk drive with its queue, cache and head.
 #[derive(Debug)]
 pub struct Hdd {
     profile: HddProfile,
@@ -108,7 +111,7 @@ pub struct Hdd {
     line: VecDeque<ModelCommand>,
     reads: Vec<ModelCommand>,
     cache: WriteCache,
-    /// Bytes of the cache that are spoken for and not in it: on their way in, or under the head.
+    /// Cache bytes reserved but not in the cache: in transfer to it, or under the head.
     reserved: u64,
     link_busy: bool,
     head_busy: bool,
@@ -119,7 +122,7 @@ pub struct Hdd {
 }
 
 impl Hdd {
-    /// Idle, at its first byte.
+    /// An idle drive with the head at byte 0.
     #[must_use]
     pub fn new(profile: HddProfile) -> Self {
         let track = u128::from(profile.media_bytes_per_second) * u128::from(profile.turn_ns);
@@ -140,7 +143,7 @@ impl Hdd {
         }
     }
 
-    /// Starts what can be started.
+    /// Starts every transfer and movement that can start.
     fn advance(&mut self, now: Instant) {
         while !self.link_busy
             && let Some(&order) = self.line.front()
@@ -157,7 +160,7 @@ impl Hdd {
                     self.events.push(at, HddEvent::Taken(order));
                 }
                 Op::Read => self.reads.push(order),
-                // Nothing else is measured on this model: it costs the command alone.
+                // Not calibrated: other commands cost the controller overhead alone.
                 _ => self
                     .events
                     .push(now.after(self.profile.command_ns), HddEvent::Sent(order.token)),
@@ -192,7 +195,7 @@ impl Hdd {
         self.events.push(at, HddEvent::Written(len));
     }
 
-    /// The time until byte `to` is under the head.
+    /// Time until byte `to` is under the head.
     fn position_ns(&self, now: Instant, to: u64, settle_ns: u64) -> u64 {
         let distance = self.head_at.abs_diff(to) / 512;
         if self.head_at == to && now.since(self.head_since) <= SKEW_NS {
@@ -208,7 +211,7 @@ impl Hdd {
         seek + (target + p.turn_ns - angle) % p.turn_ns
     }
 
-    /// The head goes to `start` and passes over `len` bytes; when it has.
+    /// Positions the head at `start` and transfers `len` bytes; returns the end time.
     fn move_head(&mut self, now: Instant, start: u64, len: u64, settle_ns: u64) -> Instant {
         let position = self.position_ns(now, start, settle_ns);
         self.counters.positionings += u64::from(position > 0);
@@ -267,14 +270,14 @@ mod tests {
     const MIB: f64 = (1 << 20) as f64;
 
     #[test]
-    fn each_cache_size_gives_the_single_job_table_within_a_tenth() {
+    fn each_cache_size_reproduces_single_job_table_within_a_tenth() {
         let table =
             [(128, 20.1), (256, 33.4), (512, 51.8), (1024, 67.1), (2048, 82.9), (4096, 82.9)];
         for cache_mib in [16, 32, 64] {
             for (kib, published) in table {
                 let profile = HddProfile::seed_000(cache_mib);
                 let (mut hdd, len) = (Hdd::new(profile), kib << 10);
-                // Commands of a full cache first; then 40 s or so.
+                // First the commands that fill the cache; then about 40 s.
                 let (warm, count) =
                     ((cache_mib << 20) / u64::from(len) * 3, 2_000_000 / kib as u64);
                 let places = random(Op::Write, len, profile.capacity);
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn seeks_are_what_data_sheets_say() {
+    fn mean_seek_time_matches_data_sheet() {
         // Ultrastar HC310: 7.4 ms on average for a read (before a write it settles).
         for cache_mib in [16, 32, 64] {
             let profile = HddProfile::seed_000(cache_mib);
@@ -300,18 +303,18 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_in_the_cache_are_one_movement() {
+    fn cached_neighbours_are_destaged_in_one_movement() {
         let profile = HddProfile::seed_000(32);
         let mut hdd = Hdd::new(profile);
         let rate = drive(&mut hdd, 8, (1000, 4000), sequential(Op::Write, 128 << 10)).per_second();
         let media = profile.media_bytes_per_second as f64;
         assert!((rate * f64::from(128 << 10) / media - 1.0).abs() < 0.02, "{rate}");
-        // What the head waits for is the start, and a turn where it overtook the host.
+        // The head is positioned at the start, and once after each overrun of the host.
         assert!(hdd.counters().positionings < 20, "{:?}", hdd.counters());
     }
 
     #[test]
-    fn a_read_goes_to_the_head_past_writes_that_are_cached() {
+    fn read_overtakes_cached_writes() {
         let profile = HddProfile::seed_000(32);
         let mut hdd = Hdd::new(profile);
         let mut writes = random(Op::Write, 1 << 20, profile.capacity);
@@ -325,7 +328,7 @@ mod tests {
             at = hdd.next_timeout().unwrap();
             hdd.on_timeout(at, &mut done);
         }
-        // 20 writes over the cable, one write that the head is busy with, one seek; not 20 seeks.
+        // 20 writes over the link, one destage in progress, one seek; not 20 seeks.
         assert!(at.0 < 90_000_000 && done.len() == 21, "{at:?} {}", done.len());
     }
 }

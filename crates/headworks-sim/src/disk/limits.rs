@@ -1,4 +1,5 @@
-//! What a disk was said to take, checked for every command: the first that breaks the word is kept and fails the run.
+//! Checks of every command against the limits that the disk announced; the first violation is kept
+//! and fails the run.
 
 use headworks::device::Command;
 use headworks::memory::Span;
@@ -7,7 +8,7 @@ use headworks_core::{BioFlags, EXTENTS_BYTES, Instant, Op};
 use super::{Disk, DiskFile};
 
 impl Disk {
-    /// Checks `command`; remembers the first that should not have come.
+    /// Checks `command`; keeps the first violation.
     pub(super) fn check(&mut self, now: Instant, command: &Command, spans: &[Span]) {
         if self.broken.is_some() {
             return;
@@ -19,7 +20,7 @@ impl Disk {
             .or_else(|| self.check_neighbours(now, command));
         if let Some(wrong) = wrong {
             self.broken = Some(format!(
-                "the device was given {:?} {}+{} flags {:#x} on volume {} as {:?}: {wrong}",
+                "invalid command: {:?} {}+{} flags {:#x} on volume {} as {:?}: {wrong}",
                 command.op,
                 command.offset,
                 command.len,
@@ -41,7 +42,8 @@ impl Disk {
         if len == 0 || offset.checked_add(len).is_none_or(|end| end > size) {
             return Some(format!("not within the {size} bytes of the volume"));
         }
-        // What asks only may begin and end anywhere: a cache takes such questions, and passes them on.
+        // Block status may begin and end at any byte: a cache takes such requests and forwards
+        // them.
         let moves = command.op != Op::BlockStatus;
         if moves && (offset % u64::from(block_size) != 0 || len % u64::from(block_size) != 0) {
             return Some(format!("not aligned to {block_size}"));
@@ -54,10 +56,10 @@ impl Disk {
         let fua = command.flags.contains(BioFlags::FUA);
         let granularity = u64::from(queue.discard_granularity);
         let wrong = match command.op {
-            Op::Prefetch => "what is to be cached is no device's matter",
+            Op::Prefetch => "prefetch is not a device command",
             Op::Flush if !queue.write_cache => "flush without a volatile cache",
-            Op::Discard if !queue.discard => "discards are not taken",
-            Op::WriteZeroes if !queue.write_zeroes => "write-zeroes is not taken",
+            Op::Discard if !queue.discard => "discard is not supported",
+            Op::WriteZeroes if !queue.write_zeroes => "write-zeroes is not supported",
             Op::Discard
                 if !command.offset.is_multiple_of(granularity)
                     || !u64::from(command.len).is_multiple_of(granularity) =>
@@ -67,8 +69,8 @@ impl Disk {
             Op::Discard | Op::WriteZeroes if command.len > queue.discard_max_bytes => {
                 "longer than discard_max_bytes"
             }
-            Op::Read | Op::Flush if fua => "FUA on what writes nothing",
-            _ if fua && !queue.fua => "FUA is not taken",
+            Op::Read | Op::Flush if fua => "FUA on a command that writes nothing",
+            _ if fua && !queue.fua => "FUA is not supported",
             _ => return None,
         };
         Some(wrong.into())
@@ -78,10 +80,10 @@ impl Disk {
         let queue = &self.options.queue;
         if command.op == Op::BlockStatus {
             let whole = matches!(spans, [span] if span.len == EXTENTS_BYTES as usize);
-            return (!whole).then(|| "no place for a list of extents".into());
+            return (!whole).then(|| "no buffer for the list of extents".into());
         }
         if !command.op.has_data() {
-            return (!spans.is_empty()).then(|| "data on what takes none".into());
+            return (!spans.is_empty()).then(|| "data on a command without data".into());
         }
         if command.len > queue.max_bytes() {
             return Some(format!("longer than max_sectors_kb {}", queue.max_sectors_kb));
@@ -89,7 +91,7 @@ impl Disk {
         let zeros = command.op == Op::Write && spans.is_empty();
         if !zeros && spans.iter().map(|span| span.len as u64).sum::<u64>() != u64::from(command.len)
         {
-            return Some("its spans are not as long as it is".into());
+            return Some("the spans do not add up to its length".into());
         }
         if spans.len() > usize::from(queue.max_segments) {
             return Some(format!("{} segments", spans.len()));
@@ -98,13 +100,14 @@ impl Disk {
         (longest > queue.max_segment_size as usize).then(|| format!("a segment of {longest} bytes"))
     }
 
-    /// What else is in the device: not more than it takes, and nothing that a late command may still overwrite.
+    /// Checks the commands in flight: no more than the device takes, and none that a late command
+    /// may still overwrite.
     fn check_neighbours(&self, now: Instant, command: &Command) -> Option<String> {
         // Each volume's flush bypasses the gate, so there may be one more for each.
         let flushes = if self.options.queue.write_cache { self.options.files.len() } else { 0 };
         let depth = self.options.queue.queue_depth as usize + flushes;
         if self.in_flight() >= depth {
-            return Some(format!("{} commands are in the device already", self.in_flight()));
+            return Some(format!("{} commands are already in flight", self.in_flight()));
         }
         if self.options.faults.late == 0 || !command.op.is_write() {
             return None;

@@ -1,16 +1,18 @@
-//! A disk in virtual time over real bytes: an ordinary [`Device`] that is as unkind as devices may be.
+//! A disk in virtual time over real bytes: a [`Device`] with every fault that real devices may
+//! have.
 //!
 //! ```text
-//!  submit --refused--> Busy
+//!  submit --rejected--> Busy
 //!     | draws a fault, the end (`timing`), up to 4 pieces and a time for each
 //!     v
 //!  piece .. piece .. piece (each copies its bytes at its own time, from or to the caller's span)
-//!     `--> end: durable if FUA or write-through; answered
+//!     `--> end: durable if FUA or write-through; completed
 //! ```
 //!
-//! Because bytes move at seeded times between submission and answer, whoever changes a buffer meanwhile, or frees it, shows
-//! in the data. The disk also checks that the commands keep to what it was said to take (`limits`). Invariant: each command
-//! is answered once, after its last piece (but for a [`DiskDefect`]).
+//! Bytes move at random times between submission and completion, so a buffer that is changed or
+//! freed meanwhile shows in the data. The disk also checks that commands respect its announced
+//! limits (`limits`). Invariant: each command is completed once, after its last piece (except for a
+//! [`DiskDefect`]).
 
 mod device_model;
 mod faults;
@@ -48,60 +50,60 @@ use crate::sector_pattern::SECTOR;
 use store::ReplacedVersion;
 use timing::Timing;
 
-/// A file of a disk.
+/// A file on a disk, the contents of one volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskFile {
-    /// The volume it holds.
+    /// The volume stored in the file.
     pub volume: VolumeId,
-    /// Bytes; of one that became shorter what it had before, for commands that were on their way.
+    /// Size in bytes; after a shrink the old size, for commands in flight.
     pub size: u64,
-    /// Commands must be aligned to this.
+    /// Required alignment of commands in bytes.
     pub block_size: u32,
-    /// Nothing may change it.
+    /// Writes to the file are violations.
     pub read_only: bool,
 }
 
-/// What a disk is made from.
+/// Options of a simulated disk.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// What the path was status_written that this disk takes.
+    /// The queue options that announce the disk's limits.
     pub queue: QueueOptions,
-    /// Its files.
+    /// The files on the disk.
     pub files: Vec<DiskFile>,
-    /// How fast it is.
+    /// How long commands take.
     pub model: LatencyModel,
-    /// What goes wrong.
+    /// Faults injected by rate and range.
     pub faults: Faults,
-    /// What it lies about.
+    /// A lie of the device.
     pub defect: DiskDefect,
-    /// Its stream of chance.
+    /// Seed of the disk's random stream.
     pub seed: u64,
 }
 
-/// What a disk did, for coverage and tests.
+/// Counters of a disk, for coverage and tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskCounters {
     /// Commands started, by operation.
     pub commands: [u64; Op::COUNT],
     /// Faults that happened, by kind.
     pub faults: [u64; Fault::COUNT],
-    /// Answers "all zeros".
+    /// Reads answered as all zeros.
     pub holes: u64,
-    /// Commands in the device when the power failed.
+    /// Commands in flight at power cuts.
     pub torn: u64,
-    /// LyingDevices status_written.
+    /// Lies told by an injected defect.
     pub lies: u64,
-    /// Commands that came again after they were refused.
+    /// Commands resubmitted after a rejection.
     pub requeued: u64,
-    /// Commands that went on where a short transfer had ended.
+    /// Commands that continued after a short transfer.
     pub continued: u64,
-    /// Writes with FUA.
+    /// Writes submitted with FUA.
     pub fua: u64,
     /// Writes of zeros without data.
     pub zeros_as_data: u64,
 }
 
-/// A disk, shared between the executor that drives it and the world that cuts its power.
+/// A disk shared between the executor that drives it and the world that cuts its power.
 #[derive(Clone)]
 pub struct SharedDisk(Arc<Mutex<Disk>>);
 
@@ -112,7 +114,7 @@ impl SharedDisk {
         Self(Arc::new(Mutex::new(Disk::new(options))))
     }
 
-    /// The disk itself. One thread runs the world, so nobody waits here.
+    /// Locks the disk; never contended, because the simulation has one thread.
     pub fn lock(&self) -> MutexGuard<'_, Disk> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,7 +124,7 @@ impl Device for SharedDisk {
     unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
         let mut disk = self.lock();
         for command in batch.commands {
-            // The caller's promise about the spans is what `Disk::run_piece` relies on until the command is answered.
+            // The caller keeps the spans valid until completion; `Disk::run_piece` relies on that.
             disk.start(now, command, batch.spans_of(command), io.completions);
         }
     }
@@ -136,21 +138,21 @@ impl Device for SharedDisk {
     }
 }
 
-/// See the head of this file.
+/// The state of a simulated disk.
 pub struct Disk {
     options: DiskOptions,
-    /// By volume id.
+    /// Files by volume id.
     files: Vec<Option<Store>>,
-    /// First sector of each file on the platters.
-    places: Vec<u64>,
+    /// First sector of each file on the medium.
+    first_sectors: Vec<u64>,
     timing: Timing,
     events: EventQueue<DiskEvent>,
     pending: Vec<PendingCommand>,
     free: Vec<u32>,
-    /// By the slot of the request.
+    /// The last command by request slot.
     last: Vec<LastOutcome>,
     prng: Prng,
-    /// Counts what happens, so that "before" is never a matter of equal times.
+    /// Counts events, so that two of them never have the same time.
     tick: u64,
     flushes_pending: u32,
     faulty: bool,
@@ -165,7 +167,7 @@ enum DiskEvent {
     Again { id: RequestId, transferred: u32 },
 }
 
-/// What became of the last command of a request's slot.
+/// The outcome of the last command of a request slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastOutcome {
     generation: u32,
@@ -173,7 +175,7 @@ struct LastOutcome {
     next: u64,
 }
 
-/// A command in the disk.
+/// A command in flight.
 struct PendingCommand {
     command: Command,
     spans: Vec<Span>,
@@ -181,9 +183,9 @@ struct PendingCommand {
     expires: Instant,
     status: Status,
     transferred: u32,
-    /// Answers "all zeros" if so at the end; its bytes move only then.
+    /// Answered as all zeros if the data are zero at the end; its bytes move only then.
     may_be_hole: bool,
-    /// Its list of extents is written.
+    /// The extent list has been written.
     status_written: bool,
     in_use: bool,
 }
@@ -193,17 +195,17 @@ impl Disk {
         let count =
             options.files.iter().map(|file| usize::from(file.volume.0) + 1).max().unwrap_or(0);
         let mut files: Vec<Option<Store>> = (0..count).map(|_| None).collect();
-        let (mut places, mut next_place) = (vec![0; count], 0);
+        let (mut first_sectors, mut next_place) = (vec![0; count], 0);
         for file in &options.files {
             files[usize::from(file.volume.0)] = Some(Store::new(file.size));
-            places[usize::from(file.volume.0)] = next_place;
+            first_sectors[usize::from(file.volume.0)] = next_place;
             next_place += file.size / SECTOR as u64;
         }
         Self {
             timing: Timing::new(options.model),
             prng: Prng::new(options.seed),
             files,
-            places,
+            first_sectors,
             events: EventQueue::with_capacity(1024),
             pending: Vec::with_capacity(256),
             free: Vec::with_capacity(256),
@@ -217,25 +219,25 @@ impl Disk {
         }
     }
 
-    /// What it did.
+    /// The disk's counters so far.
     #[must_use]
     pub fn counters(&self) -> &DiskCounters {
         &self.counters
     }
 
-    /// The first command that it should never have been given, if there was one.
+    /// The first invalid command, if there was one.
     #[must_use]
     pub fn broken(&self) -> Option<&str> {
         self.broken.as_deref()
     }
 
-    /// Commands in it.
+    /// Number of commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.pending.len() - self.free.len()
     }
 
-    /// Another file, of `size` zeros, is in the place of a volume's.
+    /// Replaces a volume's file by a new one of `size` zeros.
     pub fn replace(&mut self, volume: VolumeId, size: u64) {
         if let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) {
             *store = Store::new(size);
@@ -245,7 +247,8 @@ impl Disk {
         }
     }
 
-    /// A file becomes longer, by zeros, or shorter: what was beyond is gone, but for writes that are on their way.
+    /// Resizes a file: grown ranges are zero; data beyond a new end are gone, except for writes in
+    /// flight.
     pub fn resize(&mut self, volume: VolumeId, size: u64) {
         self.tick += 1;
         if let Some(Some(store)) = self.files.get_mut(usize::from(volume.0)) {
@@ -256,12 +259,12 @@ impl Disk {
         }
     }
 
-    /// Whether faults happen from now on.
+    /// Switches fault injection on or off.
     pub fn set_faulty(&mut self, faulty: bool) {
         self.faulty = faulty;
     }
 
-    /// The power fails and comes back: commands are gone, unflushed sectors survive by coin.
+    /// Cuts the power: commands are lost, and unflushed sectors survive at random.
     pub fn cut(&mut self, now: Instant) {
         self.counters.torn += self.in_flight() as u64;
         self.events.clear();
@@ -303,11 +306,11 @@ impl Disk {
         let slot = self.hold(now, command, spans, status, transferred);
         let end = self.end_time(now, command, fault);
         self.plan(now, end, slot);
-        self.answer_again(end, command);
+        self.schedule_second_completion(end, command);
         self.advance(now, completions);
     }
 
-    /// Counts what the command is to the one that its slot sent before.
+    /// Counts how a command relates to the previous one of its slot.
     fn count(&mut self, command: &Command, spans: &[Span]) {
         let counters = &mut self.counters;
         counters.fua += u64::from(command.flags.contains(BioFlags::FUA));
@@ -340,18 +343,18 @@ impl Disk {
         }
         let drawn = faults.draw(command.op, &mut self.prng);
         let bad = faults.is_bad(command.volume, command.op, command.offset, command.len);
-        // A refused command touches nothing, bad or not.
+        // A rejected command touches nothing, so the bad range does not matter.
         if bad && drawn != Some(Fault::Busy) {
             return Some(Fault::BadRange);
         }
-        // A short transfer needs something to leave out.
+        // A short transfer leaves something out.
         if drawn == Some(Fault::Short) && command.len <= self.block_size(command) {
             return None;
         }
         drawn
     }
 
-    /// How the command will end, and how many bytes from its start take effect.
+    /// The status of a command, and how many bytes from its start take effect.
     fn outcome(&mut self, command: &Command, fault: Option<Fault>) -> (Status, u32) {
         let block = self.block_size(command);
         let part = self.prng.below(u64::from(command.len / block).max(1)) as u32 * block;
@@ -401,7 +404,8 @@ impl Disk {
     }
 
     fn end_time(&mut self, now: Instant, command: &Command, fault: Option<Fault>) -> Instant {
-        let place = self.places[usize::from(command.volume.0)] + command.offset / SECTOR as u64;
+        let place =
+            self.first_sectors[usize::from(command.volume.0)] + command.offset / SECTOR as u64;
         let bytes = if command.op == Op::BlockStatus { 4096 } else { command.len };
         let sectors = u64::from(bytes) / SECTOR as u64;
         let end = self.timing.finish(now, place, sectors, &mut self.prng);
@@ -414,13 +418,13 @@ impl Disk {
         }
     }
 
-    /// SectorCuts the command into pieces and gives each its time.
+    /// Divides a command into pieces and draws a time for each.
     fn plan(&mut self, now: Instant, end: Instant, slot: u32) {
         let pending = &self.pending[slot as usize];
         let (len, op) = (pending.transferred, pending.command.op);
         let span = end.since(now);
         if op == Op::BlockStatus {
-            // A disk looks at its blocks at any time while it has the command.
+            // A disk reads its blocks at any time while it has the command.
             if pending.status.is_ok() && self.prng.below(2) == 0 {
                 self.write_status(slot);
             }
@@ -438,8 +442,8 @@ impl Disk {
         self.events.push(end, DiskEvent::End { slot });
     }
 
-    /// A device that answers twice puts the second answer some time after the first.
-    fn answer_again(&mut self, end: Instant, command: &Command) {
+    /// Schedules the second completion of a device that completes twice.
+    fn schedule_second_completion(&mut self, end: Instant, command: &Command) {
         if self.options.defect != DiskDefect::AnswersTwice || self.prng.below(8) != 0 {
             return;
         }
@@ -449,7 +453,7 @@ impl Disk {
         self.events.push(end.after(after), again);
     }
 
-    /// Does everything that is due.
+    /// Processes everything due at `now`.
     fn advance(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         while let Some((_, step)) = self.events.pop_due(now) {
             match step {
@@ -462,13 +466,15 @@ impl Disk {
         }
     }
 
-    /// Tells what the range of a command is made of, in pieces of its own size; zeros may be called data, never the other way.
+    /// Writes the extent list of a command, in extents of random size; zeros may be reported as
+    /// data, never the reverse.
     fn write_status(&mut self, slot: u32) {
         let pending = &self.pending[slot as usize];
         let Command { volume, offset, len, flags, .. } = pending.command;
         let store =
             self.files[usize::from(volume.0)].as_ref().expect("checked when it was started");
-        // SAFETY: the span is valid and ours until the command is answered, by the promise of `Device::submit`.
+        // SAFETY: the span is valid and ours until the command is completed, by the contract of
+        // `Device::submit`.
         let list =
             unsafe { std::slice::from_raw_parts_mut(pending.spans[0].base, pending.spans[0].len) };
         let most = if flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
@@ -489,7 +495,7 @@ impl Disk {
         self.pending[slot as usize].status_written = true;
     }
 
-    /// Hotplug the bytes `first..end` of a command.
+    /// Moves the bytes `first..end` of a command.
     fn run_piece(&mut self, slot: u32, first: u32, end: u32) {
         let pending = &self.pending[slot as usize];
         let command = pending.command;
@@ -500,7 +506,8 @@ impl Disk {
         if command.op == Op::Read {
             let bytes = store.read(offset, len);
             each_span(&pending.spans, first as usize, len, |at, span| {
-                // SAFETY: spans are valid and ours until the command is answered, by the promise of `Device::submit`.
+                // SAFETY: spans are valid and ours until the command is completed, by the contract
+                // of `Device::submit`.
                 unsafe {
                     span.base.copy_from_nonoverlapping(bytes[at..at + span.len].as_ptr(), span.len);
                 }
@@ -621,8 +628,8 @@ impl Disk {
     }
 }
 
-/// Calls `each` with the parts of the spans that hold the bytes `first..first + len` of a command, and where in these each
-/// part starts.
+/// Calls `each` with the parts of the spans that hold the bytes `first..first + len` of a command,
+/// and with the offset of each part.
 fn each_span(spans: &[Span], first: usize, len: usize, mut each: impl FnMut(usize, Span)) {
     let (mut at, end) = (0, first + len);
     for span in spans {

@@ -1,18 +1,19 @@
-//! A disk that keeps nothing and answers in order after a constant time: what is left is the cost of the path and the world.
+//! A disk that stores nothing and completes in order after a constant time, to measure the path and
+//! the simulation.
 
 use std::collections::VecDeque;
 
 use headworks::device::{Batch, Device, DeviceIo};
 use headworks_core::{Completion, Instant, RequestId};
 
-/// See the head of this file.
+/// A disk without data.
 pub struct NullDisk {
     latency_ns: u64,
     flying: VecDeque<(Instant, RequestId, u32)>,
 }
 
 impl NullDisk {
-    /// A disk that answers after `latency_ns`, at once if 0, with room for `depth` commands.
+    /// A disk that completes after `latency_ns` (at once if 0), with room for `depth` commands.
     #[must_use]
     pub fn new(latency_ns: u64, depth: usize) -> Self {
         Self { latency_ns, flying: VecDeque::with_capacity(depth) }

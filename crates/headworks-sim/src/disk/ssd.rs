@@ -6,48 +6,50 @@
 //!               | write: the link -> buffer -> done, but no earlier than `buffer_ns` before the flash has taken it
 //! ```
 //!
-//! A read that starts where the last one ended was read ahead. Parameters are few and each profile is held to the figures
-//! that were published for its disk (the tests below). Collecting garbage is only there as the rate at which a worn disk
-//! takes writes. Invariant: controller, channels and link each do one thing at a time, in the order in which it came to them.
+//! A read that starts at the end of the previous one was read ahead. Each profile has few
+//! parameters and is validated by the published figures of its disk (the tests below). Garbage
+//! collection appears only as the write rate of a worn disk. Invariant: controller, channels and
+//! link each serve one command at a time, in order of arrival.
 
 use headworks_core::{Instant, Op};
 
 use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
 use crate::events::EventQueue;
 
-/// A disk's numbers.
+/// Parameters of a flash disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SsdProfile {
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Channels (or dies) that read at a time.
+    /// Channels (or dies) that read concurrently.
     pub channels: usize,
-    /// What a channel needs for a chunk.
+    /// Read time of a chunk on a channel.
     pub read_ns: u64,
-    /// What data read ahead need instead.
+    /// Read time of a chunk that was read ahead.
     pub read_ahead_ns: u64,
-    /// From the link to the answer of a write.
+    /// Time from the end of a write's transfer to its completion.
     pub write_ns: u64,
-    /// The controller, for a read and for a write.
+    /// Controller overhead of a read and of a write.
     pub command_ns: [u64; 2],
-    /// The link, to the host and from it.
+    /// Link rate to the host and from it.
     pub link_bytes_per_second: [u64; 2],
-    /// Both directions at once.
+    /// Whether the link transfers both directions at once.
     pub duplex: bool,
     /// Bytes that a channel reads at once.
     pub chunk_bytes: u32,
-    /// A command's data go over the link in one piece; else chunk by chunk, as they are ready.
+    /// A command's data cross the link in one piece; otherwise chunk by chunk as they are ready.
     pub whole_commands: bool,
-    /// The flash, for each write.
+    /// Flash time of each write.
     pub drain_ns: u64,
-    /// And for its bytes.
+    /// Flash rate of written bytes.
     pub drain_bytes_per_second: u64,
-    /// How far answers may be ahead of the flash.
+    /// Maximum time by which completions may precede the flash.
     pub buffer_ns: u64,
 }
 
 impl SsdProfile {
-    /// A SATA disk: Samsung 870 EVO. Published: 13k/36k IOPS at depth 1, 98k/88k at depth 32, 560/530 MB/s.
+    /// A SATA disk: Samsung 870 EVO. Published: 13k/36k IOPS at depth 1, 98k/88k at depth 32,
+    /// 560/530 MB/s.
     #[must_use]
     pub const fn sata() -> Self {
         Self {
@@ -67,8 +69,8 @@ impl SsdProfile {
         }
     }
 
-    /// An NVMe disk: Intel P3700. Published: 460k/175k IOPS, 2800/2000 MB/s, 20/20 us sequential; measured 8.9k IOPS at depth
-    /// 1 and 77k at depth 8.
+    /// An NVMe disk: Intel P3700. Published: 460k/175k IOPS, 2800/2000 MB/s, 20/20 us sequential;
+    /// measured 8.9k IOPS at depth 1 and 77k at depth 8.
     #[must_use]
     pub const fn nvme() -> Self {
         Self {
@@ -89,22 +91,22 @@ impl SsdProfile {
     }
 }
 
-/// What ends next.
+/// The next event of the disk.
 #[derive(Clone, Copy, Debug)]
 enum SsdEvent {
-    /// The controller has looked at a command.
+    /// The controller has processed a command.
     Fetched(ModelCommand),
-    /// A channel has read a chunk of a in_flight command.
+    /// A channel has read a chunk of a read in flight.
     Ready { in_flight: u32, len: u32 },
-    /// So many bytes of a in_flight command are with the host.
+    /// This many bytes of a read in flight have reached the host.
     Sent { in_flight: u32, len: u32 },
     /// A write is in the buffer.
     Buffered(ModelCommand),
-    /// A write is answered.
+    /// A write is completed.
     Answered(u64),
 }
 
-/// A read under way.
+/// A read in flight.
 #[derive(Clone, Copy, Debug, Default)]
 struct InFlight {
     token: u64,
@@ -113,13 +115,13 @@ struct InFlight {
     sent: u32,
 }
 
-/// See the head of this file.
+/// A flash disk with controller, channels and link.
 #[derive(Debug)]
 pub struct Ssd {
     profile: SsdProfile,
     controller_free: Instant,
     channels_free: Vec<Instant>,
-    /// To the host, from the host; the same one if only one direction counters at a time.
+    /// To the host, from the host; equal if the link is half duplex.
     link_free: [Instant; 2],
     drain_free: Instant,
     last_read_end: u64,
@@ -130,7 +132,7 @@ pub struct Ssd {
 }
 
 impl Ssd {
-    /// An idle one.
+    /// An idle disk of this profile.
     #[must_use]
     pub fn new(profile: SsdProfile) -> Self {
         assert!(profile.channels > 0 && profile.chunk_bytes > 0, "a disk has channels");
@@ -185,14 +187,14 @@ impl Ssd {
         })
     }
 
-    /// The channel that is free first reads a chunk; when it has.
+    /// The first free channel reads a chunk; returns the end time.
     fn use_channel(&mut self, now: Instant) -> Instant {
         let channel = self.channels_free.iter_mut().min().expect("there are channels");
         *channel = now.max(*channel).after(self.profile.read_ns);
         *channel
     }
 
-    /// The link carries `len` bytes; when it has.
+    /// The link transfers `len` bytes; returns the end time.
     fn use_link(&mut self, now: Instant, direction: usize, len: u32) -> Instant {
         let takes = transfer_ns(len.into(), self.profile.link_bytes_per_second[direction]);
         let link = if self.profile.duplex { direction } else { 0 };
@@ -221,7 +223,7 @@ impl Ssd {
         }
     }
 
-    /// The flash takes what is in the buffer at its own pace; who is too far ahead waits for it.
+    /// The flash drains the buffer at its own rate; a write too far ahead of it waits.
     fn buffered(&mut self, now: Instant, order: ModelCommand) {
         let p = &self.profile;
         let takes = p.drain_ns + transfer_ns(order.len.into(), p.drain_bytes_per_second);
@@ -267,7 +269,7 @@ mod tests {
 
     const SIZE: u64 = 1 << 36;
 
-    /// Within a tenth of what was published.
+    /// Asserts that a result is within 10 % of the published figure.
     fn check(what: &str, found: f64, published: f64) {
         let error = found / published - 1.0;
         assert!(error.abs() <= 0.1, "{what}: {found:.0} for {published} ({:+.1} %)", error * 100.0);
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn sata_is_what_was_published() {
+    fn sata_profile_matches_published_figures() {
         let sata = SsdProfile::sata();
         check("reads at depth 1", iops(sata, Op::Read, 1), 13_000.0);
         check("writes at depth 1", iops(sata, Op::Write, 1), 36_000.0);
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn nvme_is_what_was_published() {
+    fn nvme_profile_matches_published_figures() {
         let nvme = SsdProfile::nvme();
         check("reads at depth 1", iops(nvme, Op::Read, 1), 8_900.0);
         check("reads at depth 8", iops(nvme, Op::Read, 8), 77_000.0);
@@ -312,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_go_one_by_one_are_on_the_link_while_others_are_read() {
+    fn link_transfers_chunks_while_others_are_read() {
         let ends_at = |whole_commands| {
             let mut ssd = Ssd::new(SsdProfile { whole_commands, ..SsdProfile::nvme() });
             let (mut done, mut now) = (Vec::new(), Instant(0));
@@ -324,7 +326,7 @@ mod tests {
             assert_eq!(done, [9]);
             now.0
         };
-        // The first chunks are there after 110 us, the last of 4 rounds after 440.
+        // The first chunks are ready after 110 us, the last of 4 rounds after 440.
         let link = transfer_ns(4 << 20, 2_800_000_000);
         assert!((link + 111_000..link + 113_000).contains(&ends_at(false)), "{}", ends_at(false));
         assert!((link + 441_000..link + 443_000).contains(&ends_at(true)), "{}", ends_at(true));

@@ -1,45 +1,48 @@
-//! The bytes of one file behind a volatile write cache: what reads see, and what a power cut leaves.
+//! The bytes of one file behind a volatile write cache: what reads return, and what a power cut
+//! leaves.
 //!
 //! ```text
-//!   write --sampled--> cache (reads see it) --completed--> counted by a later flush --flush, FUA, chance--> durable
-//!                        `---------------- power cut: each sector by coin ----------------------------------^
+//!   write --sampled--> cache (visible to reads) --completed--> covered by a later flush --flush, FUA, chance--> durable
+//!                        `---------------- power cut: each sector at random -----------------------------------^
 //! ```
 //!
-//! The model is as unkind as the contract allows: a flush makes durable what was *completed when it was submitted*, of the
-//! rest a coin decides; an overwritten version may have reached the medium before; a cut tears between sectors.
-//! Invariant: a sector that is not dirty is the same in cache and on the medium.
+//! The model does the worst that the contract permits: a flush makes durable only what was
+//! *completed when it was submitted*, the rest at random; an overwritten version may have reached
+//! the medium before; a power cut tears writes between sectors. Invariant: a clean sector is the
+//! same in cache and on the medium.
 
 use headworks_core::prng::Prng;
 
 use crate::sector_pattern::SECTOR;
 
-/// One file.
+/// A file with its write cache.
 #[derive(Debug)]
 pub struct Store {
     cache: Vec<u8>,
     durable: Vec<u8>,
     sectors: Vec<Sector>,
     dirty: Vec<u32>,
-    /// Where the file ends; writes that were on their way when it became shorter may still come behind it.
+    /// End of the file; writes in flight at a shrink may still land beyond it.
     end: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sector {
-    /// The tick at which a write of it first completed that is not durable; `IN_FLIGHT` before. A write still in flight may
-    /// have replaced that version in the cache already: the flush that counts the one then owes the other.
+    /// The tick at which a write of the sector first completed that is not durable; `IN_FLIGHT`
+    /// before. A write in flight may already have replaced that version in the cache: a flush that
+    /// covers the older version must then persist the newer one.
     done: u64,
     dirty: bool,
 }
 
 const IN_FLIGHT: u64 = u64::MAX;
 
-/// Whether the version that a write replaces reaches the medium before it is gone.
+/// Whether the version that a write replaces reaches the medium first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplacedVersion {
-    /// It does: a flush that counts it is under way, or the cache happened to write it out.
+    /// It does: a flush that covers it is in progress, or the cache happened to write it out.
     Kept,
-    /// It is gone.
+    /// It does not, and is lost.
     Lost,
 }
 
@@ -58,13 +61,14 @@ impl Store {
         }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.cache.len() as u64
     }
 
-    /// The file ends at `size` from now on; what was beyond is zeros, or, after a power cut, perhaps what it was.
+    /// Resizes the file; bytes beyond a new end read as zeros, and after a power cut perhaps as
+    /// before.
     pub fn resize(&mut self, size: u64, tick: u64) {
         let bytes = usize::try_from(size).expect("simulated volumes fit in memory");
         assert!(bytes.is_multiple_of(SECTOR), "whole sectors");
@@ -81,13 +85,13 @@ impl Store {
         self.end = size;
     }
 
-    /// What reads of the range see.
+    /// The bytes that reads of the range return.
     #[must_use]
     pub fn read(&self, offset: u64, len: usize) -> &[u8] {
         &self.cache[offset as usize..offset as usize + len]
     }
 
-    /// The cache's bytes of the range, about to be overwritten.
+    /// The cached bytes of the range, about to be overwritten.
     pub fn write(
         &mut self,
         offset: u64,
@@ -110,7 +114,7 @@ impl Store {
         &mut self.cache[offset as usize..offset as usize + len]
     }
 
-    /// A write of the range completed at `tick`: flushes submitted later count it.
+    /// Records that a write of the range completed at `tick`: flushes submitted later cover it.
     pub fn complete(&mut self, offset: u64, len: usize, tick: u64) {
         let first = offset as usize / SECTOR;
         for sector in &mut self.sectors[first..first + len / SECTOR] {
@@ -118,23 +122,23 @@ impl Store {
         }
     }
 
-    /// Makes the range durable as it is.
+    /// Makes the current contents of the range durable.
     pub fn persist(&mut self, offset: u64, len: usize) {
         let range = offset as usize..offset as usize + len;
         self.durable[range.clone()].copy_from_slice(&self.cache[range]);
         let first = offset as usize / SECTOR;
         let Self { sectors, dirty, .. } = self;
         sectors[first..first + len / SECTOR].iter_mut().for_each(|sector| sector.dirty = false);
-        // Every dirty sector is listed once; what is listed must be dirty.
+        // Every dirty sector is listed once; listed sectors must be dirty.
         dirty.retain(|&index| sectors[index as usize].dirty);
     }
 
-    /// A flush that was submitted at tick `submitted` ends.
+    /// Ends a flush that was submitted at tick `submitted`.
     pub fn flush(&mut self, submitted: u64, prng: &mut Prng) {
         self.settle(|sector| sector.done < submitted || prng.next() & 1 == 0);
     }
 
-    /// The power fails: each unflushed sector survives or not.
+    /// Cuts the power: each unflushed sector survives at random.
     pub fn cut(&mut self, prng: &mut Prng) {
         self.settle(|_| prng.next() & 1 == 0);
         for index in std::mem::take(&mut self.dirty) {
@@ -142,13 +146,13 @@ impl Store {
             self.cache[at..at + SECTOR].copy_from_slice(&self.durable[at..at + SECTOR]);
             self.sectors[index as usize].dirty = false;
         }
-        // A file system knows the length of its files.
+        // The file system knows the length of its files.
         let end = self.end as usize;
         self.cache[end..].fill(0);
         self.durable[end..].fill(0);
     }
 
-    /// Makes the dirty sectors durable that `persists` names.
+    /// Makes the dirty sectors durable for which `persists` is true.
     fn settle(&mut self, mut persists: impl FnMut(&Sector) -> bool) {
         let Self { cache, durable, sectors, dirty, .. } = self;
         dirty.retain(|&index| {
@@ -172,7 +176,7 @@ mod tests {
         store.write(sector * 512, SECTOR, || replaced).fill(byte);
     }
 
-    /// The bytes found after a cut over many coins: what may survive.
+    /// The contents found after cuts with many seeds.
     fn survivors(make: impl Fn(&mut Store, &mut Prng), sector: usize) -> Vec<u8> {
         let mut seen: Vec<u8> = (0..64)
             .map(|seed| {
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_keeps_unflushed_sectors_by_coin_and_flushed_ones_always() {
+    fn power_cut_keeps_flushed_sectors_and_others_at_random() {
         let unflushed = |store: &mut Store, _: &mut Prng| write(store, 0, 1, ReplacedVersion::Lost);
         assert_eq!(survivors(unflushed, 0), [0, 1]);
         let flushed = |store: &mut Store, prng: &mut Prng| {
@@ -200,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_does_not_count_what_completed_after_its_submission() {
+    fn flush_does_not_cover_writes_completed_after_its_submission() {
         let late = |store: &mut Store, prng: &mut Prng| {
             write(store, 0, 1, ReplacedVersion::Lost);
             store.complete(0, SECTOR, 12);
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_owes_a_version_that_a_write_in_flight_replaced() {
+    fn flush_covers_version_replaced_by_write_in_flight() {
         let replaced = |store: &mut Store, prng: &mut Prng| {
             write(store, 0, 1, ReplacedVersion::Lost);
             store.complete(0, SECTOR, 10);
@@ -221,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_version_that_was_kept_is_the_least_that_survives() {
+    fn kept_version_is_the_oldest_that_survives() {
         let kept = |store: &mut Store, _: &mut Prng| {
             write(store, 3, 1, ReplacedVersion::Lost);
             write(store, 3, 2, ReplacedVersion::Kept);

@@ -1,15 +1,18 @@
-//! A device that likes to go on where it was: bandwidth, a cost for each command, and one for each change of stream.
+//! A device that favours sequential streams: a bandwidth, a cost of each command, and a cost of
+//! each change of stream.
 //!
-//! A command that starts where one of the last `streams` ended goes on with that stream; any other pays `switch_ns` first. One
-//! command at a time, in the order in which they came. Three things make it unkind, each on its own:
+//! A command that starts where one of the last `streams` ended continues that stream; any other
+//! pays `switch_ns` first. Commands are served one at a time, in order of arrival. Three
+//! disturbances can be switched on:
 //!
 //! ```text
 //!   steps      bandwidth from a time on                       700 MB/s |''''|____|''''  200
-//!   stalls     nothing moves for `len` in every `every`       |####____####____
-//!   bursts     answers are held until so many bytes are done, or nothing is left to do
+//!   stalls     no transfer for `len` in every `every`         |####____####____
+//!   bursts     completions are held until so many bytes are done, or the device is idle
 //! ```
 //!
-//! Invariant: a command's end depends on the commands before it and their times alone; answers come in order.
+//! Invariant: a command's end depends only on earlier commands and their times; completions are in
+//! order.
 
 use std::collections::VecDeque;
 
@@ -17,27 +20,28 @@ use headworks_core::Instant;
 
 use super::device_model::{DeviceModel, ModelCommand, ModelCounters, transfer_ns};
 
-/// What a [`Stream`] is made from.
+/// Options of a [`Stream`] device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamProfile {
-    /// Bytes a second, at least 1, until the first step.
+    /// Bytes per second, at least 1, until the first step.
     pub bytes_per_second: u64,
-    /// Each command.
+    /// Overhead of each command.
     pub per_command_ns: u64,
-    /// Each command that goes on with none of the remembered streams.
+    /// Additional time of a command that continues no remembered stream.
     pub switch_ns: u64,
-    /// How many ends of streams are remembered.
+    /// Number of stream ends that are remembered.
     pub streams: usize,
-    /// Bandwidths from a time on, in order of time.
+    /// Bandwidth changes, in order of time.
     pub steps: Vec<(Instant, u64)>,
-    /// Bytes whose answers come together; 0: each when it is done.
+    /// Bytes completed together; 0 completes each command when it is done.
     pub burst_bytes: u64,
-    /// Nothing moves for the last `.1` of every `.0` nanoseconds; 0, 0: never.
+    /// (period, length): no transfer in the last `length` nanoseconds of every period; (0, 0) for
+    /// none.
     pub stall: (u64, u64),
 }
 
 impl StreamProfile {
-    /// One stream at a time at that bandwidth, 20 us a command, nothing unkind.
+    /// A device of that bandwidth with one stream, 20 us a command and no disturbances.
     #[must_use]
     pub const fn new(bytes_per_second: u64, switch_ns: u64) -> Self {
         Self {
@@ -51,14 +55,14 @@ impl StreamProfile {
         }
     }
 
-    /// The bandwidth at `at`, and when it changes next.
+    /// The bandwidth at `at`, and the time of its next change.
     fn bandwidth(&self, at: Instant) -> (u64, Option<Instant>) {
         let past = self.steps.partition_point(|&(since, _)| since <= at);
         let now = past.checked_sub(1).map_or(self.bytes_per_second, |last| self.steps[last].1);
         (now, self.steps.get(past).map(|&(since, _)| since))
     }
 
-    /// `at`, or the end of the stall that it is in; and when the next stall starts.
+    /// `at`, or the end of the stall that contains it; and the start of the next stall.
     fn awake(&self, at: Instant) -> (Instant, Option<Instant>) {
         let (every, len) = self.stall;
         if len == 0 {
@@ -72,7 +76,7 @@ impl StreamProfile {
         }
     }
 
-    /// When `bytes` are through if they start at `start`.
+    /// The end of a transfer of `bytes` that starts at `start`.
     fn transferred(&self, start: Instant, bytes: u64) -> Instant {
         let (mut at, mut left) = (start, bytes);
         loop {
@@ -90,23 +94,23 @@ impl StreamProfile {
     }
 }
 
-/// See the head of this file.
+/// A device with its command queue and remembered streams.
 #[derive(Debug)]
 pub struct Stream {
     profile: StreamProfile,
-    /// Where the last streams ended, the newest first.
+    /// Ends of the last streams, newest first.
     ends: VecDeque<u64>,
     free_at: Instant,
-    /// What is in the device: when it is done, its token and bytes.
-    counters: VecDeque<(Instant, u64, u64)>,
-    /// Done, and held back for a burst.
+    /// Commands in the device: end time, token and bytes.
+    queue: VecDeque<(Instant, u64, u64)>,
+    /// Commands done and held for a burst.
     held: Vec<u64>,
     held_bytes: u64,
     done: ModelCounters,
 }
 
 impl Stream {
-    /// An idle one.
+    /// An idle device of this profile.
     #[must_use]
     pub fn new(profile: StreamProfile) -> Self {
         assert!(profile.bytes_per_second > 0, "a device moves bytes");
@@ -116,14 +120,14 @@ impl Stream {
             ends: VecDeque::with_capacity(profile.streams + 1),
             profile,
             free_at: Instant(0),
-            counters: VecDeque::with_capacity(256),
+            queue: VecDeque::with_capacity(256),
             held: Vec::with_capacity(256),
             held_bytes: 0,
             done: ModelCounters::default(),
         }
     }
 
-    /// Whether the command goes on with a stream; its end is remembered either way.
+    /// Whether the command continues a stream; remembers its end either way.
     fn follow(&mut self, order: &ModelCommand) -> bool {
         let known = self.ends.iter().position(|&end| end == order.offset);
         if let Some(place) = known {
@@ -138,30 +142,30 @@ impl Stream {
 impl DeviceModel for Stream {
     fn submit(&mut self, now: Instant, order: ModelCommand) {
         let mut start = self.profile.awake(self.free_at.max(now)).0;
-        // A flush has no place, so it ends no stream.
+        // A flush has no offset and ends no stream.
         if order.len > 0 && !self.follow(&order) {
             start = start.after(self.profile.switch_ns);
             self.done.positionings += 1;
         }
         let start = start.after(self.profile.per_command_ns);
         self.free_at = self.profile.transferred(start, order.len.into());
-        self.counters.push_back((self.free_at, order.token, order.len.into()));
+        self.queue.push_back((self.free_at, order.token, order.len.into()));
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.counters.front().map(|&(at, ..)| at)
+        self.queue.front().map(|&(at, ..)| at)
     }
 
     fn on_timeout(&mut self, now: Instant, done: &mut Vec<u64>) {
-        while let Some(&(at, token, bytes)) = self.counters.front() {
+        while let Some(&(at, token, bytes)) = self.queue.front() {
             if at > now {
                 return;
             }
-            self.counters.pop_front();
+            self.queue.pop_front();
             self.done.media_bytes += bytes;
             self.held.push(token);
             self.held_bytes += bytes;
-            if self.held_bytes >= self.profile.burst_bytes || self.counters.is_empty() {
+            if self.held_bytes >= self.profile.burst_bytes || self.queue.is_empty() {
                 done.append(&mut self.held);
                 self.held_bytes = 0;
             }
@@ -183,7 +187,7 @@ mod tests {
 
     const MIB: u32 = 1 << 20;
 
-    /// Two streams, a command each in turn.
+    /// Two streams that alternate.
     fn two_streams(index: u64) -> ModelCommand {
         let (stream, step) = (index % 2, index / 2);
         let offset = (stream << 40) + step * u64::from(MIB);
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_change_of_stream_pays_and_remembered_streams_do_not() {
+    fn only_unremembered_streams_pay_the_switch_cost() {
         let mut profile = StreamProfile::new(1_000_000_000, 500_000);
         profile.per_command_ns = 0;
         let alone = mb_per_second(&profile, sequential(Op::Write, MIB));
@@ -211,21 +215,21 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_goes_through_steps_and_stalls() {
+    fn transfer_spans_bandwidth_steps_and_stalls() {
         let mut profile = StreamProfile::new(1_000_000_000, 0);
         profile.steps = vec![(Instant(SEC), 500_000_000), (Instant(2 * SEC), 2_000_000_000)];
         // Half a second fast, a second slowly, the rest four times as fast.
         let end = profile.transferred(Instant(SEC / 2), 2_000_000_000);
         assert_eq!(end, Instant(2 * SEC + SEC / 2));
         profile.stall = (2 * SEC, 400 * MS);
-        // Awake from 0.5 to 1, at half speed to 1.6, and from 2 on fast.
+        // No stall from 0.5 to 1, half speed to 1.6, and fast from 2 on.
         let end = profile.transferred(Instant(SEC / 2), 2_000_000_000);
         assert_eq!(end, Instant(2 * SEC + 600 * MS));
         assert_eq!(profile.transferred(Instant(1_700 * MS), 0), Instant(2 * SEC));
     }
 
     #[test]
-    fn answers_are_held_until_the_burst_is_full_or_nothing_is_left() {
+    fn completions_are_held_until_burst_is_full_or_device_idle() {
         let mut profile = StreamProfile::new(1_000_000_000, 0);
         profile.burst_bytes = 3 * u64::from(MIB);
         let mut device = Stream::new(profile);

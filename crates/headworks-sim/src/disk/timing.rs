@@ -1,54 +1,57 @@
-//! How long a command takes: nothing, a constant over parallel channels, or a head that seeks.
+//! Latency models of the simulated disk: none, constant over parallel channels, or a seeking head.
 //!
-//! Whole nanoseconds throughout. The seek disk is the simplest that punishes distance: seek = a + b * sqrt(d), then the wait
-//! for the sector to come round, then the transfer; commands one after another. See docs for the calibrated models.
+//! All times are whole nanoseconds. The seek model is the simplest one that punishes distance: seek
+//! = a + b * sqrt(d), then the rotational delay, then the transfer; one command at a time. The
+//! calibrated models are in `device_model`, `hdd` and `ssd`.
 
 use headworks_core::{Instant, prng::Prng};
 
-/// Which device, with its numbers.
+/// The latency of commands on a simulated disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatencyModel {
-    /// Answers within the call that submits.
+    /// Completes within the call that submits.
     Immediate,
-    /// Every command takes `latency_ns` and up to `jitter_ns` more, `channels` at a time; so answers change their order.
+    /// Every command takes `latency_ns` plus up to `jitter_ns`, `channels` at a time, so
+    /// completions are reordered.
     Constant {
-        /// The least.
+        /// Minimum latency in nanoseconds.
         latency_ns: u64,
-        /// What chance adds at most.
+        /// Maximum random addition in nanoseconds.
         jitter_ns: u64,
-        /// How many at a time, 1..=64.
+        /// Commands served concurrently, 1..=64.
         channels: u8,
     },
-    /// One head over spinning platters.
+    /// One head over a spinning medium.
     Seek {
-        /// The shortest seek.
+        /// The shortest seek in nanoseconds.
         settle_ns: u64,
         /// Nanoseconds per square root of the distance in sectors.
         stroke_ns: u64,
-        /// One turn of the platter.
+        /// Time of one revolution in nanoseconds.
         turn_ns: u64,
-        /// Sectors that pass the head in a turn.
+        /// Sectors that pass the head in a revolution.
         track_sectors: u64,
     },
 }
 
-/// A device's clockwork.
+/// The state of a latency model.
 #[derive(Debug)]
 pub struct Timing {
     model: LatencyModel,
-    /// When each channel (or the head) falls free.
+    /// When each channel (or the head) is free.
     free_at: [u64; 64],
     head_sector: u64,
 }
 
 impl Timing {
-    /// Idle, at sector 0.
+    /// An idle device, with the head at sector 0.
     #[must_use]
     pub fn new(model: LatencyModel) -> Self {
         Self { model, free_at: [0; 64], head_sector: 0 }
     }
 
-    /// When a command on `sectors` sectors from `sector` (of the whole device), submitted now, ends.
+    /// The end time of a command on `sectors` sectors from `sector` of the device, submitted at
+    /// `now`.
     pub fn finish(&mut self, now: Instant, sector: u64, sectors: u64, prng: &mut Prng) -> Instant {
         match self.model {
             LatencyModel::Immediate => now,
@@ -66,7 +69,8 @@ impl Timing {
                     _ => settle_ns + stroke_ns * distance.isqrt(),
                 };
                 let sector_ns = turn_ns / track_sectors;
-                // Where the platter is when the head has arrived, and how far the sector still has to come.
+                // The rotational position when the head has arrived, and the distance to the
+                // sector.
                 let angle = (start + seek) % turn_ns;
                 let target = (sector % track_sectors) * sector_ns;
                 let wait = (target + turn_ns - angle) % turn_ns;
@@ -78,7 +82,7 @@ impl Timing {
         }
     }
 
-    /// The power failed: nothing is under way.
+    /// Forgets all commands after a power cut.
     pub fn reset(&mut self, now: Instant) {
         self.free_at = [now.0; 64];
     }
@@ -96,7 +100,7 @@ mod tests {
     };
 
     #[test]
-    fn a_sequential_stream_pays_transfer_only() {
+    fn sequential_stream_pays_transfer_only() {
         let (mut timing, mut prng) = (Timing::new(DISK), Prng::new(1));
         let first = timing.finish(Instant(0), 0, 100, &mut prng);
         let second = timing.finish(Instant(0), 100, 100, &mut prng);
@@ -104,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_costs_its_square_root_and_at_most_a_turn_more() {
+    fn seek_costs_root_of_distance_plus_at_most_one_revolution() {
         let cost = |distance: u64| {
             let (mut timing, mut prng) = (Timing::new(DISK), Prng::new(1));
             timing.finish(Instant(0), distance, 1, &mut prng).0
@@ -116,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_work_side_by_side() {
+    fn channels_serve_commands_concurrently() {
         let model = LatencyModel::Constant { latency_ns: 100, jitter_ns: 0, channels: 2 };
         let (mut timing, mut prng) = (Timing::new(model), Prng::new(1));
         let ends: Vec<_> = (0..5).map(|_| timing.finish(Instant(0), 0, 1, &mut prng).0).collect();

@@ -1,21 +1,23 @@
-//! What a disk has taken and not written yet: extents of bytes, found by place and by age.
+//! The write cache of a disk: extents that are accepted and not destaged, indexed by offset and by
+//! age.
 //!
-//! Neighbours become one extent, as old as the older; so pieces of one bio that come while the others still wait become one
-//! movement of the head. What is written again replaces what was there. Invariant: extents neither overlap nor touch.
+//! Neighbours are joined into one extent with the age of the older, so pieces of one bio that
+//! arrive while others wait are destaged in one movement of the head. Rewritten bytes replace the
+//! old ones. Invariant: extents neither overlap nor touch.
 
 use std::collections::BTreeMap;
 
-/// A run of bytes.
+/// A run of bytes in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
     len: u64,
     age: u64,
 }
 
-/// See the head of this file.
+/// The cached extents, by offset and by age.
 #[derive(Debug, Default)]
 pub(super) struct WriteCache {
-    /// By first byte.
+    /// Extents by first byte.
     places: BTreeMap<u64, Extent>,
     /// First bytes by age.
     ages: BTreeMap<u64, u64>,
@@ -24,12 +26,12 @@ pub(super) struct WriteCache {
 }
 
 impl WriteCache {
-    /// Bytes that it holds.
+    /// Number of cached bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes `len` bytes for `offset`.
+    /// Adds `len` bytes at `offset`.
     pub fn insert(&mut self, offset: u64, len: u64) {
         self.carve(offset, len);
         let (mut start, mut whole, mut age) = (offset, len, self.next_age);
@@ -47,7 +49,7 @@ impl WriteCache {
         self.put(start, Extent { len: whole, age });
     }
 
-    /// Takes out what lies in a range; what an extent has outside stays, as old as it was.
+    /// Removes a range; the parts of an extent outside it keep their age.
     fn carve(&mut self, offset: u64, len: u64) {
         let end = offset + len;
         while let Some((&start, &extent)) = self.places.range(..end).next_back() {
@@ -60,7 +62,7 @@ impl WriteCache {
                 self.put(start, Extent { len: offset - start, age: extent.age });
             }
             if extent_end > end {
-                // Another one of the same age cannot be: the rest counts as new.
+                // Ages are unique, so the second part counts as new.
                 let age = if start < offset { self.fresh_age() } else { extent.age };
                 self.put(end, Extent { len: extent_end - end, age });
             }
@@ -72,7 +74,7 @@ impl WriteCache {
         self.ages.values().take(window).copied()
     }
 
-    /// Takes up to `unit` bytes off the front of the extent at `start`; how many.
+    /// Removes up to `unit` bytes from the front of the extent at `start`; returns how many.
     pub fn take_front(&mut self, start: u64, unit: u64) -> u64 {
         let extent = self.remove(start);
         let taken = extent.len.min(unit);
@@ -94,7 +96,7 @@ impl WriteCache {
     }
 
     fn remove(&mut self, start: u64) -> Extent {
-        let extent = self.places.remove(&start).expect("only what is there is taken out");
+        let extent = self.places.remove(&start).expect("only present extents are removed");
         self.ages.remove(&extent.age);
         self.bytes -= extent.len;
         extent
@@ -108,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_become_one_as_old_as_the_older() {
+    fn neighbours_join_with_the_age_of_the_older() {
         let mut cache = WriteCache::default();
         [(100, 10), (500, 10), (120, 10)].into_iter().for_each(|(at, len)| cache.insert(at, len));
         assert_eq!(cache.oldest(9).collect::<Vec<_>>(), [100, 500, 120]);
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_what_a_set_of_bytes_holds() {
+    fn write_cache_matches_a_set_of_bytes() {
         let (mut cache, mut prng) = (WriteCache::default(), Prng::new(3));
         let mut model = [false; 256];
         for _ in 0..20_000 {

@@ -1,7 +1,8 @@
-//! Block status against what each cell may hold: who says zeros is held to what a read begun with the question could find.
+//! Checks of block status: a range reported as zeros must be one that a read begun with the request
+//! could find to be zeros.
 //!
-//! Data is always a right answer. A zero is wrong when a write of something else was acknowledged before the question and
-//! nothing since may have made it zeros: exactly when a read could not find them.
+//! Data is always a correct answer. Zeros are wrong when other data were acknowledged before the
+//! request and no write since may have zeroed them.
 
 use headworks_core::extent::extents;
 use headworks_core::{Bio, Extent, ExtentState};
@@ -10,14 +11,14 @@ use super::{ANY, Entry, Oracle, Ticket, Violation, WriteRecord};
 use crate::sector_pattern::SECTOR;
 
 impl Oracle {
-    /// What is told to be zeros is what a read begun with the question may find to be zeros.
+    /// Checks each extent reported as zeros.
     pub(super) fn check_status(
         &self,
         bio: &Bio,
         ticket: Ticket,
         list: &[u8],
     ) -> Result<(), Violation> {
-        const RULE: &str = "what is told to be zeros reads as zeros";
+        const RULE: &str = "a range reported as zeros reads as zeros";
         let volume = &self.volumes[usize::from(bio.id.volume.0)];
         let mut offset = bio.offset;
         for Extent { len, state } in extents(list, bio.len) {
@@ -32,7 +33,8 @@ impl Oracle {
                     let place = Some((bio.id.volume.0, number * SECTOR as u64 + at as u64));
                     let asked = ticket.start;
                     let could = self.describe(cell);
-                    let detail = format!("a bio submitted at tick {asked} was told so; {could}");
+                    let detail =
+                        format!("a bio submitted at tick {asked} was answered with zeros; {could}");
                     return Err(Violation { rule: RULE, detail, place });
                 }
             }
@@ -41,16 +43,16 @@ impl Oracle {
         match offset > bio.offset {
             true => Ok(()),
             false => Err(Violation {
-                rule: "a block status tells something",
-                detail: format!("{bio:?} was told nothing"),
+                rule: "a block status reply has at least one extent",
+                detail: format!("{bio:?} was answered with an empty list"),
                 place: None,
             }),
         }
     }
 
-    /// Whether a read begun at `start` may find zeros.
+    /// Whether a read begun at `start` may return zeros.
     fn may_be_zero(&self, cell: usize, start: u64) -> bool {
-        let line = self.line(cell, false, start);
+        let line = self.last_superseding(cell, false, start);
         let zero =
             |(entry, write): (&Entry, &WriteRecord)| write.version == 0 && entry.end(write) >= line;
         line == 0 && matches!(self.cells[cell].base, 0 | ANY) || self.list(cell).any(zero)
@@ -76,7 +78,7 @@ mod tests {
         oracle.answer(&bio, ticket, status, false, DONE, &[0; 1024]).unwrap();
     }
 
-    /// Whether two sectors may be told to be zeros by who was asked now.
+    /// Whether two sectors may be reported as zeros to this request.
     fn fits(oracle: &mut Oracle, (bio, ticket): (Bio, Ticket)) -> bool {
         let mut list = [0; 1024];
         let mut writer = ExtentWriter::new(&mut list, bio.len, 8);
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_wrong_where_a_write_was_acknowledged_before_the_question() {
+    fn zeros_are_rejected_where_an_earlier_write_was_acknowledged() {
         let mut oracle = Oracle::new(&[Contract {
             size: 1024,
             cuts: whole_sectors(),
@@ -102,7 +104,7 @@ mod tests {
         let after = start(&mut oracle, Op::BlockStatus);
         let known = [before, during, after].map(|asked| fits(&mut oracle, asked));
         assert_eq!(known, [true, true, false]);
-        // One that fails may or may not have happened; one that discards, too.
+        // A failed write of zeros may or may not have taken effect.
         let zeroes = start(&mut oracle, Op::WriteZeroes);
         end(&mut oracle, zeroes, Err(IoError::Medium));
         let asked = start(&mut oracle, Op::BlockStatus);

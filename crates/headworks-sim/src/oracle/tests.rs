@@ -1,9 +1,9 @@
-//! What the oracle allows, told as games with one sector.
+//! Tests of the oracle with one sector.
 
 use super::*;
 use headworks_core::IoError;
 
-/// One sector, bios by hand.
+/// An oracle of one sector, driven bio by bio.
 struct OracleTest {
     oracle: Oracle,
 }
@@ -62,7 +62,7 @@ impl OracleTest {
         answer.is_ok()
     }
 
-    /// Which of the contents may survive a cut now.
+    /// Which of `contents` may survive a power cut now.
     fn survivors(mut self, contents: &[&[u8]]) -> Vec<bool> {
         self.oracle.cut();
         let state = self.oracle.cells[0];
@@ -77,133 +77,134 @@ impl OracleTest {
 const ZEROS: [u8; 512] = [0; 512];
 
 #[test]
-fn a_completed_write_is_seen_and_an_overlapping_one_may_be() {
-    let mut game = OracleTest::new();
-    let one = game.write();
-    let two = game.start(Op::Write, BioFlags::NONE);
-    assert!(!game.may_see(&ZEROS) && game.may_see(&two.2) && game.may_see(&one));
-    game.end(&two, Ok(()), ReplyStage::Final);
-    assert!(!game.may_see(&one) && game.may_see(&two.2));
+fn completed_write_must_be_read_and_overlapping_one_may_be() {
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    let two = oracle.start(Op::Write, BioFlags::NONE);
+    assert!(!oracle.may_see(&ZEROS) && oracle.may_see(&two.2) && oracle.may_see(&one));
+    oracle.end(&two, Ok(()), ReplyStage::Final);
+    assert!(!oracle.may_see(&one) && oracle.may_see(&two.2));
 }
 
 #[test]
-fn what_a_read_saw_of_concurrent_writes_stays() {
-    let mut game = OracleTest::new();
-    let (one, two) = (game.start(Op::Write, BioFlags::NONE), game.start(Op::Write, BioFlags::NONE));
-    game.end(&two, Ok(()), ReplyStage::Final);
-    game.end(&one, Ok(()), ReplyStage::Final);
-    assert!(game.may_see(&two.2) && game.may_see(&two.2) && !game.may_see(&one.2));
-    game.flush();
-    assert_eq!(game.survivors(&[&one.2, &two.2]), [false, true]);
+fn first_read_fixes_order_of_concurrent_writes() {
+    let mut oracle = OracleTest::new();
+    let (one, two) =
+        (oracle.start(Op::Write, BioFlags::NONE), oracle.start(Op::Write, BioFlags::NONE));
+    oracle.end(&two, Ok(()), ReplyStage::Final);
+    oracle.end(&one, Ok(()), ReplyStage::Final);
+    assert!(oracle.may_see(&two.2) && oracle.may_see(&two.2) && !oracle.may_see(&one.2));
+    oracle.flush();
+    assert_eq!(oracle.survivors(&[&one.2, &two.2]), [false, true]);
 }
 
 #[test]
-fn what_a_read_fixed_binds_reads_that_begin_later() {
-    let mut game = OracleTest::new();
-    let one = game.write();
-    let failed = game.start(Op::Write, BioFlags::NONE);
-    let slow = game.start(Op::Read, BioFlags::NONE);
-    game.end(&failed, Err(IoError::Medium), ReplyStage::Final);
-    assert!(game.may_see(&one) && !game.may_see(&failed.2));
-    // It took its bytes while they were in memory, and waited for others since.
+fn fixed_order_binds_only_later_reads() {
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    let failed = oracle.start(Op::Write, BioFlags::NONE);
+    let slow = oracle.start(Op::Read, BioFlags::NONE);
+    oracle.end(&failed, Err(IoError::Medium), ReplyStage::Final);
+    assert!(oracle.may_see(&one) && !oracle.may_see(&failed.2));
+    // It copied its bytes while they were in memory, and has waited for other parts since.
     let (bio, ticket, _) = slow;
-    let answer = game.oracle.answer(&bio, ticket, Ok(()), false, ReplyStage::Final, &failed.2);
+    let answer = oracle.oracle.answer(&bio, ticket, Ok(()), false, ReplyStage::Final, &failed.2);
     assert_eq!(answer, Ok(()));
-    assert!(game.may_see(&one) && !game.may_see(&failed.2), "nor does it undo that");
+    assert!(oracle.may_see(&one) && !oracle.may_see(&failed.2), "nor does it undo that");
 }
 
 #[test]
-fn a_flush_counts_what_was_acknowledged_before_it_was_submitted() {
-    let mut game = OracleTest::new();
-    let one = game.write();
-    let flush = game.start(Op::Flush, BioFlags::NONE);
-    let two = game.write();
-    game.end(&flush, Ok(()), ReplyStage::Final);
-    assert_eq!(game.survivors(&[&ZEROS, &one, &two]), [false, true, true]);
-    let mut game = OracleTest::new();
-    let one = game.write();
-    let flush = game.start(Op::Flush, BioFlags::NONE);
-    game.end(&flush, Err(IoError::Medium), ReplyStage::Final);
-    assert_eq!(game.survivors(&[&ZEROS, &one]), [true, true]);
+fn flush_covers_writes_acknowledged_before_its_submission() {
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    let flush = oracle.start(Op::Flush, BioFlags::NONE);
+    let two = oracle.write();
+    oracle.end(&flush, Ok(()), ReplyStage::Final);
+    assert_eq!(oracle.survivors(&[&ZEROS, &one, &two]), [false, true, true]);
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    let flush = oracle.start(Op::Flush, BioFlags::NONE);
+    oracle.end(&flush, Err(IoError::Medium), ReplyStage::Final);
+    assert_eq!(oracle.survivors(&[&ZEROS, &one]), [true, true]);
 }
 
 #[test]
-fn fua_is_durable_alone() {
-    let mut game = OracleTest::new();
-    let one = game.write();
-    let two = game.run(Op::Write, BioFlags::FUA);
-    let three = game.write();
-    let survive = game.survivors(&[&ZEROS, &one, &two, &three]);
+fn fua_write_is_durable_without_flush() {
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    let two = oracle.run(Op::Write, BioFlags::FUA);
+    let three = oracle.write();
+    let survive = oracle.survivors(&[&ZEROS, &one, &two, &three]);
     assert_eq!(survive, [false, false, true, true]);
 }
 
 #[test]
-fn a_failed_write_is_old_or_new_and_a_late_one_never_beats_its_successor() {
-    let mut game = OracleTest::new();
-    let one = game.write();
-    let late = game.start(Op::Write, BioFlags::NONE);
-    game.end(&late, Err(IoError::TimedOut), ReplyStage::Early);
-    assert!(game.may_see(&one) && game.may_see(&late.2) && game.may_see(&one));
-    let two = game.write();
-    assert!(!game.may_see(&late.2) && !game.may_see(&one) && game.may_see(&two));
-    game.end(&late, Ok(()), ReplyStage::Released);
-    assert!(!game.may_see(&late.2) && game.may_see(&two));
+fn failed_write_is_old_or_new_and_never_supersedes_successor() {
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    let late = oracle.start(Op::Write, BioFlags::NONE);
+    oracle.end(&late, Err(IoError::TimedOut), ReplyStage::Early);
+    assert!(oracle.may_see(&one) && oracle.may_see(&late.2) && oracle.may_see(&one));
+    let two = oracle.write();
+    assert!(!oracle.may_see(&late.2) && !oracle.may_see(&one) && oracle.may_see(&two));
+    oracle.end(&late, Ok(()), ReplyStage::Released);
+    assert!(!oracle.may_see(&late.2) && oracle.may_see(&two));
 }
 
 #[test]
 fn discard_leaves_old_or_zeros_and_write_zeroes_leaves_zeros() {
-    let mut game = OracleTest::new();
-    let one = game.write();
-    game.run(Op::Discard, BioFlags::NONE);
-    assert!(game.may_see(&one) && game.may_see(&ZEROS) && game.may_see(&one));
-    game.run(Op::WriteZeroes, BioFlags::NONE);
-    assert!(!game.may_see(&one) && game.may_see(&ZEROS));
+    let mut oracle = OracleTest::new();
+    let one = oracle.write();
+    oracle.run(Op::Discard, BioFlags::NONE);
+    assert!(oracle.may_see(&one) && oracle.may_see(&ZEROS) && oracle.may_see(&one));
+    oracle.run(Op::WriteZeroes, BioFlags::NONE);
+    assert!(!oracle.may_see(&one) && oracle.may_see(&ZEROS));
 }
 
 #[test]
-fn a_discard_may_cancel_what_is_in_memory_only() {
-    let mut game = OracleTest::of(WriteMode::Writeback);
-    let one = game.write();
-    game.flush();
-    let two = game.write();
-    game.run(Op::Discard, BioFlags::NONE);
-    assert!(game.may_see(&one) && game.may_see(&two) && game.may_see(&ZEROS));
-    let three = game.write();
-    assert!(!game.may_see(&one) && !game.may_see(&two) && game.may_see(&three));
-    game.flush();
-    assert_eq!(game.survivors(&[&one, &two, &ZEROS, &three]), [false, false, false, true]);
-    let mut game = OracleTest::of(WriteMode::None);
-    let (one, two) = (game.write(), game.write());
-    game.run(Op::Discard, BioFlags::NONE);
-    assert!(!game.may_see(&one) && game.may_see(&two));
+fn discard_may_drop_writes_that_are_not_durable() {
+    let mut oracle = OracleTest::of(WriteMode::Writeback);
+    let one = oracle.write();
+    oracle.flush();
+    let two = oracle.write();
+    oracle.run(Op::Discard, BioFlags::NONE);
+    assert!(oracle.may_see(&one) && oracle.may_see(&two) && oracle.may_see(&ZEROS));
+    let three = oracle.write();
+    assert!(!oracle.may_see(&one) && !oracle.may_see(&two) && oracle.may_see(&three));
+    oracle.flush();
+    assert_eq!(oracle.survivors(&[&one, &two, &ZEROS, &three]), [false, false, false, true]);
+    let mut oracle = OracleTest::of(WriteMode::None);
+    let (one, two) = (oracle.write(), oracle.write());
+    oracle.run(Op::Discard, BioFlags::NONE);
+    assert!(!oracle.may_see(&one) && oracle.may_see(&two));
 }
 
 #[test]
-fn what_the_operator_gave_up_is_old_or_new() {
-    let mut game = OracleTest::of(WriteMode::Writeback);
-    let (one, two) = (game.write(), game.write());
-    assert!(!game.may_see(&one));
-    game.oracle.give_up(0, 0, 512);
-    assert!(game.may_see(&one) && game.may_see(&two));
-    game.flush();
-    assert_eq!(game.survivors(&[&one, &two]), [true, true]);
+fn discarded_failed_data_are_old_or_new() {
+    let mut oracle = OracleTest::of(WriteMode::Writeback);
+    let (one, two) = (oracle.write(), oracle.write());
+    assert!(!oracle.may_see(&one));
+    oracle.oracle.discard_failed(0, 0, 512);
+    assert!(oracle.may_see(&one) && oracle.may_see(&two));
+    oracle.flush();
+    assert_eq!(oracle.survivors(&[&one, &two]), [true, true]);
 }
 
 #[test]
-fn an_unsafe_volume_keeps_any_version_of_its_own_through_a_cut() {
-    let mut game = OracleTest::of(WriteMode::Unsafe);
-    let one = game.write();
-    game.flush();
-    let two = game.write();
-    game.flush();
-    assert!(!game.may_see(&one) && game.may_see(&two));
+fn power_cut_of_unsafe_volume_may_leave_any_version() {
+    let mut oracle = OracleTest::of(WriteMode::Unsafe);
+    let one = oracle.write();
+    oracle.flush();
+    let two = oracle.write();
+    oracle.flush();
+    assert!(!oracle.may_see(&one) && oracle.may_see(&two));
     let mut foreign = one.clone();
     sector_pattern::fill(&mut foreign, 1, 0, 1);
-    assert_eq!(game.survivors(&[&ZEROS, &one, &two, &foreign]), [true, true, true, false]);
+    assert_eq!(oracle.survivors(&[&ZEROS, &one, &two, &foreign]), [true, true, true, false]);
 }
 
 #[test]
-fn parts_of_a_sector_have_versions_of_their_own() {
+fn cells_of_a_sector_have_separate_versions() {
     for seed in 0..200 {
         let cuts = draw_cuts(&mut Prng::new(seed));
         let mode = WriteMode::Writeback;
@@ -234,20 +235,20 @@ fn parts_of_a_sector_have_versions_of_their_own() {
 }
 
 #[test]
-fn lists_stay_short_when_flushes_come() {
-    let mut game = OracleTest::new();
+fn flushes_keep_version_lists_short() {
+    let mut oracle = OracleTest::new();
     for _ in 0..1_000 {
-        game.write();
-        game.flush();
+        oracle.write();
+        oracle.flush();
     }
-    assert!(game.oracle.entries_max() <= LIST_LONG + 2);
-    assert!(game.oracle.writes.len() <= LIST_LONG + 3);
+    assert!(oracle.oracle.entries_max() <= LIST_LONG + 2);
+    assert!(oracle.oracle.writes.len() <= LIST_LONG + 3);
 }
 
 #[test]
-fn foreign_bytes_are_named() {
-    let mut game = OracleTest::new();
-    let mut bytes = game.write();
+fn foreign_data_are_reported() {
+    let mut oracle = OracleTest::new();
+    let mut bytes = oracle.write();
     bytes[100] ^= 1;
-    assert!(!game.may_see(&bytes) && !game.may_see(&[sector_pattern::POISON; 512]));
+    assert!(!oracle.may_see(&bytes) && !oracle.may_see(&[sector_pattern::POISON; 512]));
 }

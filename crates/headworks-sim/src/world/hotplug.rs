@@ -1,20 +1,22 @@
-//! Volumes and devices of the world that leave and come, and volumes that become longer and shorter, while the rest goes on.
+//! Hot-plug and resize of simulated volumes and devices under load.
 //!
-//! What comes is another file: all zeros, often of another size. So a block, a stream or an error that outlived the old one is
-//! seen by the oracle. One move is under way at a time; the shards hear of each change one after the other, with other turns between.
+//! An added volume is a new file: all zeros, often of another size. The oracle thus detects any
+//! block, stream or error that survives from the removed one. At most one change is in progress;
+//! the shards apply it one after another, with other turns in between.
 //!
 //! ```text
 //!   replace:  Emptying --home agrees--> RemovingVolume, shard by shard --> (RemovingDevice --> AddingDevice) --> AddingVolume, shard by shard
 //!              |  ^ `-- dirty: a flush --.
 //!              |  '----------------------'
 //!              `-- refused too often: the volume stays
-//!   part:     (all of it discarded) Emptying --> RemovingVolume --> (RemovingDevice)          a guest goes
-//!   join:     (AddingDevice -->) AddingVolume                                               a guest comes to its spare place
-//!   resize:   longer; or shorter --> Shrunk --> longer again, perhaps before a command has ended
+//!   remove:   (discard all of it) Emptying --> RemovingVolume --> (RemovingDevice)     a hot-plugged volume is removed
+//!   add:      (AddingDevice -->) AddingVolume                                          a volume takes a free slot
+//!   resize:   grow; or shrink --> Shrunk --> grow, perhaps before a command has ended
 //! ```
 //!
-//! The connections of what leaves submit nothing meanwhile; half of them come again under another id. Invariant, checked at each
-//! step: a shard refuses as long as anything of the volume is on its way, and agrees in the end.
+//! Connections of a removed volume submit nothing meanwhile; half of them reopen under another id.
+//! Invariant, checked at each step: a shard refuses while a bio of the volume is in flight, and
+//! agrees in the end.
 
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
@@ -26,16 +28,18 @@ use crate::coverage::Point;
 use crate::environment::Event;
 use crate::scenario::Scenario;
 
-/// What a volume's reader does when it does not flush.
+/// Operations of a volume's reader job when it verifies.
 const READS: [u32; Op::COUNT] = [1, 0, 0, 0, 0, 0, 0];
-/// What it does before a volume leaves of which nothing is to be written out.
+/// Operations of a reader job that discards a volume before its removal.
 const DISCARDS: [u32; Op::COUNT] = [0, 0, 0, 1, 0, 0, 0];
-/// Refusals by the home after which a volume stays: its device may never take what is dirty.
+/// Refusals by the home shard after which the volume stays: its device may never accept the dirty
+/// data.
 const TRIES_MAX: u32 = 12;
-/// Refusals by any other, after which nobody believes in its agreeing: with pauses of up to 50 ms, some hours.
+/// Refusals by any other shard after which the change fails: with pauses of up to 50 ms, some
+/// hours.
 const TRIES_LAST: u32 = 1_000_000;
 
-/// How far a move is; the number counts the shards that have agreed.
+/// Progress of a change; the number counts the shards that have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HotplugStage {
     Emptying,
@@ -46,7 +50,7 @@ enum HotplugStage {
     Shrunk,
 }
 
-/// What a move is for.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HotplugGoal {
     Replace,
@@ -64,12 +68,12 @@ struct HotplugChange {
     tries: u32,
 }
 
-/// See the head of this file.
+/// State of hot-plug in a simulated world.
 pub(super) struct Hotplug {
     pub(super) prng: Prng,
     left: u32,
     under_way: Option<HotplugChange>,
-    /// By id: after a power cut it is there.
+    /// Whether each volume is present, by id; a power cut does not change it.
     volumes: Vec<bool>,
     devices: Vec<bool>,
 }
@@ -86,7 +90,7 @@ impl Hotplug {
         }
     }
 
-    /// Whether a device may be away, or not yet known everywhere.
+    /// Whether a device may be absent, or not yet known to all shards.
     pub fn affects(&self, device: DeviceId) -> bool {
         !self.devices[usize::from(device.0)]
             || self
@@ -94,17 +98,17 @@ impl Hotplug {
                 .is_some_and(|at| at.device == device && at.goal != HotplugGoal::Resize)
     }
 
-    /// Whether a volume is there, between two hotplug.
+    /// Whether a volume is present, apart from a change in progress.
     pub fn is_present(&self, volume: VolumeId) -> bool {
         self.volumes[usize::from(volume.0)]
     }
 
-    /// Whether there is more to come.
+    /// Whether a change is in progress or scheduled.
     pub fn is_active(&self) -> bool {
         self.left > 0 || self.under_way.is_some()
     }
 
-    /// One of the volumes that are there, or of those that are not, if there is one.
+    /// Picks a volume with id `from` or higher that is present, or absent; none if there is none.
     fn pick(&mut self, there: bool, from: usize) -> Option<VolumeId> {
         let fits = |&volume: &usize| self.volumes[volume] == there;
         let volumes: Vec<_> = (from..self.volumes.len()).filter(fits).collect();
@@ -114,7 +118,7 @@ impl Hotplug {
 }
 
 impl World {
-    /// A new round.
+    /// Plans the changes of a new round.
     pub(super) fn plan_hotplug(&mut self) {
         self.hotplug.left = self.env.scenario.hotplug_changes;
         if self.hotplug.left > 0 {
@@ -122,7 +126,8 @@ impl World {
         }
     }
 
-    /// The power failed: what is there afterwards is there on every shard.
+    /// Aborts the change in progress at a power cut; volumes then are present on all shards or on
+    /// none.
     pub(super) fn stop_hotplug(&mut self) {
         (self.hotplug.left, self.hotplug.under_way) = (0, None);
         let jobs = self.env.scenario.jobs.len();
@@ -131,7 +136,7 @@ impl World {
         }
     }
 
-    /// New shards know of the permanent only.
+    /// Adds the hot-plugged devices and volumes to new shards after a power cut.
     pub(super) fn restore_hotplugged(&mut self) {
         let (devices, volumes) = self.env.scenario.permanent();
         let mut changes = Vec::new();
@@ -142,7 +147,7 @@ impl World {
         for index in (volumes..self.hotplug.volumes.len()).filter(|&at| self.hotplug.volumes[at]) {
             let config = self.env.scenario.volumes[index];
             changes.push(Change::AddVolume { volume: VolumeId(index as u16), config });
-            self.env.coverage.hit(Point::CutGuests);
+            self.env.coverage.hit(Point::CutHotplugged);
         }
         for change in changes {
             let owner = match change {
@@ -153,7 +158,7 @@ impl World {
             for shard in self.order(&[owner]) {
                 if let Err(error) = self.shards[shard].core.change(self.env.now, &change) {
                     let detail = format!("shard {shard} of {change:?}: {error}");
-                    self.env.fail(violation("a change that can be made is made", detail));
+                    self.env.fail(violation("a valid topology change succeeds", detail));
                 }
                 self.turn(shard);
             }
@@ -165,7 +170,7 @@ impl World {
         self.env.events.push(self.env.now.after(after), Event::HotplugChange);
     }
 
-    /// The next step of the move that is under way, or of the next one.
+    /// Continues the change in progress, or begins the next one.
     pub(super) fn continue_hotplug(&mut self) {
         let Some(at) = self.hotplug.under_way else {
             return self.begin_change();
@@ -179,7 +184,7 @@ impl World {
             HotplugStage::RemovingDevice(agreed) => {
                 let order = self.device_removal_order(&at);
                 let waits = |input: &Input| matches!(input, Input::Control(Control::Set { device, .. }) if *device == at.device);
-                // What the operator has said already is done first.
+                // Tunable changes already in the inbox are applied first.
                 if self.shards[order[agreed]].inbox.iter().any(waits) {
                     return self.schedule_step(MS);
                 }
@@ -242,7 +247,7 @@ impl World {
         }
         let options = self.env.scenario.volumes[usize::from(at.volume.0)].options;
         if at.goal == HotplugGoal::Remove && !options.read_only && self.hotplug.prng.below(2) == 0 {
-            self.env.coverage.hit(Point::PartedDiscarded);
+            self.env.coverage.hit(Point::DiscardedRemoved);
             let reader = &mut self.env.connections[jobs + usize::from(at.volume.0)].job;
             reader.options.weights = DISCARDS;
             self.run_reader(&at, bios_of_reader(options.size));
@@ -250,18 +255,19 @@ impl World {
         self.schedule_step(100 * US);
     }
 
-    /// The volume's reader does something else for once.
+    /// Runs other operations with the volume's reader job.
     fn run_reader(&mut self, at: &HotplugChange, bios: u32) {
         let reader = self.env.scenario.jobs.len() + usize::from(at.volume.0);
         let job = &mut self.env.connections[reader].job;
         job.rewind();
         job.left = bios;
         self.turns_max += 2_000 * u64::from(bios);
-        self.env.plan(reader);
+        self.env.schedule(reader);
         self.issue_ready();
     }
 
-    /// Waits until nothing of the volume is on its way, then asks its home; now and then it asks before.
+    /// Waits until no bio of the volume is in flight, then asks its home shard; sometimes asks
+    /// earlier and expects a refusal.
     fn empty(&mut self, at: HotplugChange) {
         let jobs = self.env.scenario.jobs.len();
         let of_volume = |c: &&crate::connection::Connection| c.job.options.volume == at.volume;
@@ -280,9 +286,8 @@ impl World {
         if seen && self.hotplug.prng.below(3) == 0 {
             let change = Change::RemoveVolume { volume: at.volume };
             if self.ask(home, &change).is_ok() {
-                let detail =
-                    format!("volume {} left with {flights} bios on their way", at.volume.0);
-                return self.env.fail(violation("a volume in use stays", detail));
+                let detail = format!("volume {} left with {flights} bios in flight", at.volume.0);
+                return self.env.fail(violation("a volume in use cannot be removed", detail));
             }
         }
         self.schedule_step(5 * MS);
@@ -306,7 +311,7 @@ impl World {
             Err(ChangeError::Busy(_)) if at.tries < TRIES_LAST => self.refused(at),
             Err(error) => {
                 let detail = format!("shard {} of {change:?}: {error}", order[agreed]);
-                self.env.fail(violation("a change that can be made is made", detail));
+                self.env.fail(violation("a valid topology change succeeds", detail));
             }
         }
     }
@@ -317,10 +322,10 @@ impl World {
             HotplugStage::Emptying => HotplugStage::RemovingVolume(0),
             HotplugStage::RemovingVolume(n) if !all => HotplugStage::RemovingVolume(n + 1),
             HotplugStage::RemovingVolume(_) => {
-                self.env.coverage.hit(Point::VolumeLeft);
+                self.env.coverage.hit(Point::VolumeReplaced);
                 if parts {
                     self.hotplug.volumes[usize::from(at.volume.0)] = false;
-                    self.env.coverage.hit(Point::VolumeParted);
+                    self.env.coverage.hit(Point::VolumeRemoved);
                 }
                 self.replace(at.volume);
                 match self.device_is_empty(&at) {
@@ -332,11 +337,11 @@ impl World {
             HotplugStage::RemovingDevice(n) if !all => HotplugStage::RemovingDevice(n + 1),
             HotplugStage::RemovingDevice(_) if parts => {
                 self.hotplug.devices[usize::from(at.device.0)] = false;
-                self.env.coverage.hit(Point::DeviceParted);
+                self.env.coverage.hit(Point::DeviceRemoved);
                 return self.end_change(at);
             }
             HotplugStage::RemovingDevice(_) => {
-                self.env.coverage.hit(Point::DeviceLeft);
+                self.env.coverage.hit(Point::DeviceReplaced);
                 HotplugStage::AddingDevice(0)
             }
             HotplugStage::AddingDevice(n) if !all => HotplugStage::AddingDevice(n + 1),
@@ -348,12 +353,12 @@ impl World {
         self.schedule_step(100 * US);
     }
 
-    /// The volume comes, if its device is there, or else that does.
+    /// Begins to add the volume, after its device if that is absent.
     fn begin_addition(&mut self, at: HotplugChange) {
         let device = &mut self.hotplug.devices[usize::from(at.device.0)];
         let stage = match std::mem::replace(device, true) {
             false => {
-                self.env.coverage.hit(Point::DeviceJoined);
+                self.env.coverage.hit(Point::DeviceAdded);
                 HotplugStage::AddingDevice(0)
             }
             true => {
@@ -373,7 +378,7 @@ impl World {
                 self.env.coverage.hit(Point::ChangeGivenUp);
                 self.end_change(at);
             }
-            // What is dirty is written out.
+            // Flush the dirty data first.
             HotplugStage::RemovingVolume(0) => {
                 let reader = self.env.scenario.jobs.len() + usize::from(at.volume.0);
                 self.env.connections[reader].job.options.weights = FLUSHES;
@@ -407,11 +412,11 @@ impl World {
         }
     }
 
-    /// The connections of a volume that came, or stayed, go on.
+    /// Resumes the connections of a volume that was added, or stayed.
     fn resume_connections(&mut self, at: &HotplugChange) {
         let jobs = self.env.scenario.jobs.len();
         if at.goal == HotplugGoal::Add {
-            self.env.coverage.hit(Point::VolumeJoined);
+            self.env.coverage.hit(Point::VolumeAdded);
         }
         for index in 0..jobs {
             let connection = &mut self.env.connections[index];
@@ -427,12 +432,13 @@ impl World {
             if self.hotplug.prng.below(2) == 0 {
                 self.env.close(index, &mut self.shards[home].inbox);
             }
-            self.env.plan(index);
+            self.env.schedule(index);
         }
         self.issue_ready();
     }
 
-    /// Whether the device leaves with the volume: it has no other, and if the volume goes for good it is a guest, too.
+    /// Whether the device is removed with the volume: it has no other volume, and for a permanent
+    /// removal it is hot-plugged, too.
     fn device_is_empty(&self, at: &HotplugChange) -> bool {
         let volumes = self.env.scenario.volumes.iter().zip(&self.hotplug.volumes).enumerate();
         let mut others = volumes.filter(|&(index, (volume, there))| {
@@ -447,7 +453,7 @@ impl World {
         self.env.scenario.devices[usize::from(device.0)].config.owner
     }
 
-    /// All shards, those first.
+    /// All shards, those in `first` at the front.
     fn order(&self, first: &[ShardId]) -> Vec<usize> {
         let mut order = Vec::new();
         let all = (0..self.shards.len()).map(|shard| ShardId(shard as u16));

@@ -1,8 +1,9 @@
-//! How long the files of the world are: another one's is drawn when a volume is replaced, and a volume's own changes while it counters.
+//! Sizes of the simulated volumes: a new one may be drawn when a volume is replaced, and a volume
+//! is resized under load.
 //!
-//! Invariant: disk, oracle, jobs and scenario agree on the size at once; the volume's home hears of it in its turn, behind what was
-//! submitted before. What lies beyond may be old or zeros from then on (the oracle's `cut_off`), and what comes when a volume
-//! becomes longer as well.
+//! Invariant: disk, oracle, jobs and scenario change the size at once; the volume's home shard
+//! learns of it by an input behind the bios submitted earlier. From then on bytes beyond the end
+//! may be old or zero (`Oracle::cut_off`), also after the volume grows again.
 
 use headworks_core::{Control, Input, VolumeConfig, VolumeId};
 
@@ -11,7 +12,7 @@ use crate::coverage::Point;
 use crate::sector_pattern::SECTOR;
 
 impl World {
-    /// The old file is gone; what comes is all zeros.
+    /// Replaces the volume's file by a new one of zeros.
     pub(super) fn replace(&mut self, volume: VolumeId) {
         let VolumeConfig { device, options, .. } = self.env.scenario.volumes[usize::from(volume.0)];
         let (old, same) = (options.size, self.hotplug.prng.below(2) == 0);
@@ -21,11 +22,11 @@ impl World {
             self.env.replace(volume);
             self.env.scenario.volumes[usize::from(volume.0)].options.size = size;
             self.env.fit(volume, old, size);
-            self.env.coverage.add(Point::CameResized, (size != old).into());
+            self.env.coverage.add(Point::ReplacedResized, (size != old).into());
         }
     }
 
-    /// A size that a volume may have.
+    /// Draws a valid size for a volume.
     fn draw_size(&mut self, volume: VolumeId) -> u64 {
         let options = self.env.scenario.volumes[usize::from(volume.0)].options;
         let most = self.env.scenario.sizes_max[usize::from(volume.0)];
@@ -40,7 +41,7 @@ impl World {
         }
     }
 
-    /// The file has another size, and the volume's home hears of it; whether it became shorter.
+    /// Resizes the file and informs the volume's home shard; returns whether it shrank.
     pub(super) fn resize(&mut self, volume: VolumeId, shorter: bool) -> bool {
         let config = self.env.scenario.volumes[usize::from(volume.0)];
         let old = config.options.size;
