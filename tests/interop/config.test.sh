@@ -63,10 +63,10 @@ check "no TOML" wrong 2 '[server\n' "1:8: this is not TOML"
 check "a range, with its line" wrong 2 '[server]\nshards = 65\n[[export]]\nname = ""\nmem.size = "1M"\n' \
     "2:1: shards: 65 is not within 1..=64"
 check "an image that is not there, with 1" wrong 1 '[[export]]\nname = "a"\nfile.path = "/nowhere/a.img"\n' \
-    "2:8: export a: there is no /nowhere/a.img"
+    "2:8: export a: /nowhere/a.img does not exist"
 mkfifo "$DIR/pipe"
 check "a pipe for an image, which is not waited for" wrong 1 "[[export]]\\nname = 'a'\\nfile.path = '$DIR/pipe'\\n" \
-    "2:8: export a: $DIR/pipe is no file and no block device"
+    "2:8: export a: $DIR/pipe is neither a regular file nor a block device"
 
 # Served: two queues, each as the file says.
 start() { # ARGUMENTS...
@@ -105,10 +105,10 @@ kill -HUP "$SERVER"
 check "a broken file is refused with its place" wait_until 10 said "nothing changes: .*main.toml:2:"
 served() { nbdcopy "$(uri db)" "$DIR/found" && cmp -n $((4 << 20)) "$DIR/found" "$DIR/source"; }
 check "what was written is still served" served
-loaded() { test "$(grep -c "configuration is loaded again" "$LOG")" -gt "$1"; }
+loaded() { test "$(grep -c "configuration reloaded" "$LOG")" -gt "$1"; }
 reload() {
     local before
-    before=$(grep -c "configuration is loaded again" "$LOG")
+    before=$(grep -c "configuration reloaded" "$LOG")
     kill -HUP "$SERVER"
     wait_until 10 loaded "$before"
 }
@@ -143,11 +143,11 @@ slow=$(get exports/new/device)
 check "a device that is new is a queue of its own" test "$slow" != "$db"
 check "as the file says" is "$slow/queue/nr_requests" 5
 check "which its exports share" is exports/fourth/device "$slow"
-check "what needs a new start is said" said "shards differs now"
+check "what needs a new start is said" said "shards changed in the configuration"
 check "what was written is still served" served
 printf '[[export]]\nname = "new"\nmem.size = "1M"\n' >"$DIR/main.d/20.toml"
 check "a file with another image for an export is loaded" reload
-check "the export stays as it is, which is said" said "export new stays as it is: its image and its device differs"
+check "the export stays as it is, which is said" said "export new not changed: its image and its device differs"
 rm "$DIR/main.d/10.toml" "$DIR/main.d/20.toml"
 cp "$DIR/good" "$FILE"
 check "the first file is loaded again" reload

@@ -13,7 +13,7 @@ if [ "$(id -u)" -eq 0 ]; then
     ops stopped_twice
     ops privileges
 else
-    skip "the watchdog and other users" "only root may stop a thread of another process and become somebody else"
+    skip "the watchdog and other users" "only root may stop a thread of another process and change to another user"
 fi
 
 # The service manager's own way, by its own tool: started by the first client.
@@ -45,4 +45,4 @@ check "an unknown user is the spelling's fault" bash -c '
     [ $? -eq 2 ] && grep -qx "headworks: error: user: there is no user .no-such-user." "$2"' - "$HEADWORKS" "$DIR/err"
 check "root is nobody to become" bash -c '
     "$1" serve -u root mem:size=1M >/dev/null 2>"$2"
-    [ $? -eq 2 ] && grep -q "root gives up nothing" "$2"' - "$HEADWORKS" "$DIR/err"
+    [ $? -eq 2 ] && grep -q "root drops no privileges" "$2"' - "$HEADWORKS" "$DIR/err"

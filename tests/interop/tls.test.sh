@@ -72,12 +72,12 @@ cp -r "$pki" "$DIR/first"
 cp "$DIR"/strangers/server-*.pem "$pki/"
 kill -HUP "$SERVER"
 read_again() { grep -q "$1" "$LOG"; }
-check "SIGHUP reads the certificates again" wait_until 10 read_again "certificates were read again"
+check "SIGHUP reads the certificates again" wait_until 10 read_again "certificates reloaded"
 check "new clients see the new one" refused UnknownIssuer "$(unix "" "$DIR/nobody")"
 check "and believe it if they know its CA" our_info "$(unix "" "$DIR/strangers")"
 echo garbage >"$pki/server-cert.pem"
 kill -HUP "$SERVER"
-check "a bad file leaves all as it was" wait_until 10 read_again "stay as they were: .*server-cert.pem has no certificate"
+check "a bad file leaves all as it was" wait_until 10 read_again "the old ones stay in use: .*server-cert.pem has no certificate"
 check "and clients are served" our_info "$(unix "" "$DIR/strangers")"
 stop_server
 
@@ -100,7 +100,7 @@ stop_server
 not_started() { # STATUS PART ARGUMENTS...
     ! launch "${@:3}" -U "$SOCKET" mem:size=1M && [ "$STATUS" -eq "$1" ] && grep -F "$2" "$LOG"
 }
-check "a server without certificates says so" not_started 2 "name the directory of server-cert.pem" --tls on
+check "a server without certificates says so" not_started 2 "TLS needs the directory of server-cert.pem" --tls on
 check "a bad certificate is named at the start" not_started 1 "server-cert.pem has no certificate in PEM" --tls on --tls-certificates "$pki"
 check "pre-shared keys are answered with a sentence" not_started 2 "pre-shared keys are not supported" --tls require --tls-psk "$DIR/psk"
 exit $BAD

@@ -21,13 +21,13 @@ Examples:
   headworks bench --device null:size=1T --bs 4k --iodepth 32
   headworks bench --device file:path=disk.img --rw randread --iodepth 64
   headworks bench --device null:size=1T --rw randwrite --feeders 16
-  headworks bench --device mem:size=1G --cache 2G --rw randread       through the page cache
+  headworks bench --device mem:size=1G --cache 2G --rw randread       with a page cache
   headworks bench --uri 'nbd+unix:///?socket=/run/d.sock' --rw randwrite --verify")]
 pub struct BenchArgs {
-    /// Device to measure in this process
+    /// Device to measure in this process; a write pattern OVERWRITES it
     #[arg(long, value_name = "SPEC", required_unless_present = "uri", conflicts_with = "uri")]
     device: Option<String>,
-    /// NBD server to measure
+    /// NBD server to measure; a write pattern OVERWRITES its export
     #[arg(long)]
     uri: Option<String>,
     /// Access pattern: read, write, randread, randwrite or randrw
@@ -79,11 +79,11 @@ pub struct BenchArgs {
     /// Busy-poll for replies instead of sleeping (server)
     #[arg(long, conflicts_with = "device")]
     poll: bool,
-    #[command(flatten)]
-    queue: QueueArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    queue: QueueArgs,
 }
 
 /// Runs the benchmark and returns the exit code.

@@ -28,7 +28,7 @@ use crate::{allocations, bench_feeders};
 /// Warm-up before the measurement, as a fraction (1/n) of the run time.
 const WARM_UP: u32 = 10;
 /// Turns between two checks of the end time.
-const LOOK_EVERY: u32 = 64;
+const CLOCK_INTERVAL: u32 = 64;
 
 /// A function that changes the queue options.
 pub type Tune = Box<dyn Fn(&mut QueueOptions) -> Result<(), ConfigError> + Send + Sync>;
@@ -97,18 +97,18 @@ pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
     if options.feeders > 0 {
         return bench_feeders::run(options);
     }
-    let found = match options.threads {
+    let result = match options.threads {
         1 => vec![one_thread(options, 0)],
         threads => std::thread::scope(|scope| {
             let spawn = |thread| scope.spawn(move || one_thread(options, thread));
             let threads: Vec<_> = (0..threads).map(spawn).collect();
-            let died = |_| Err("a thread of the benchmark died".to_owned());
+            let died = |_| Err("a benchmark thread panicked".to_owned());
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(died)).collect()
         }),
     };
-    let found: Vec<ThreadResult> = found.into_iter().collect::<Result<_, _>>()?;
-    report(options, &found);
-    match found.iter().map(|found| found.errors).sum::<u64>() {
+    let result: Vec<ThreadResult> = result.into_iter().collect::<Result<_, _>>()?;
+    report(options, &result);
+    match result.iter().map(|result| result.errors).sum::<u64>() {
         0 => Ok(()),
         errors => Err(format!("{errors} bios failed")),
     }
@@ -132,7 +132,9 @@ impl Blocks {
         let block_bytes = u64::from(options.block_bytes);
         let blocks = size / block_bytes;
         if blocks == 0 {
-            return Err(format!("the device holds no block of {block_bytes} bytes"));
+            return Err(format!(
+                "the device is smaller than one block of {block_bytes} bytes; use a smaller --bs or a larger --size"
+            ));
         }
         let prng = Prng::new(options.seed).split(&thread.to_string());
         Ok(Self { block_bytes, pattern: options.pattern, blocks, next_block: 0, prng })
@@ -266,7 +268,7 @@ struct Driver {
     inputs: Vec<Input>,
     batch: Vec<Input>,
     events: Vec<Event>,
-    found: ThreadResult,
+    result: ThreadResult,
 }
 
 fn one_thread(options: &DeviceBenchOptions, thread: u32) -> Result<ThreadResult, String> {
@@ -275,12 +277,12 @@ fn one_thread(options: &DeviceBenchOptions, thread: u32) -> Result<ThreadResult,
     if options.ios.is_none() {
         driver.turns_for(options.runtime / WARM_UP, u64::MAX)?;
     }
-    driver.forget();
+    driver.reset_counters();
     let (allocated, cpu, began) = (allocations::count(), thread_cpu_ns(), WallClock::now());
     driver.turns_for(options.runtime, counted)?;
-    driver.found.elapsed_ns = began.elapsed().as_nanos() as u64;
-    driver.found.cpu_ns = thread_cpu_ns() - cpu;
-    driver.found.allocations = allocations::count() - allocated;
+    driver.result.elapsed_ns = began.elapsed().as_nanos() as u64;
+    driver.result.cpu_ns = thread_cpu_ns() - cpu;
+    driver.result.allocations = allocations::count() - allocated;
     driver.drain()?;
     Ok(driver.finish())
 }
@@ -289,7 +291,7 @@ impl Driver {
     fn new(options: &DeviceBenchOptions, thread: u32) -> Result<Self, ConfigError> {
         if options.threads > 1 && matches!(options.device.base, headworks_server::Base::File { .. })
         {
-            let message = "more than one thread needs a device of its own for each: null or mem";
+            let message = "with more than one thread each needs its own device; use null or mem";
             return Err(ConfigError::new("threads", message));
         }
         let read_only = !options.pattern.writes();
@@ -317,19 +319,19 @@ impl Driver {
             inputs: Vec::with_capacity(4 * options.iodepth as usize + 16),
             batch: Vec::with_capacity(4 * options.iodepth as usize + 16),
             events: Vec::with_capacity(1024),
-            found: ThreadResult::default(),
+            result: ThreadResult::default(),
         })
     }
 
     /// Runs turns until the time or the number of bios is reached.
     fn turns_for(&mut self, runtime: Duration, ios: u64) -> Result<(), String> {
         let end = self.clock.now().after(runtime.as_nanos() as u64);
-        let mut until_look = LOOK_EVERY;
+        let mut until_check = CLOCK_INTERVAL;
         while self.generator.ios < ios {
             self.turn(true)?;
-            until_look -= 1;
-            if until_look == 0 {
-                until_look = LOOK_EVERY;
+            until_check -= 1;
+            if until_check == 0 {
+                until_check = CLOCK_INTERVAL;
                 if ios == u64::MAX && self.generator.now >= end {
                     break;
                 }
@@ -368,7 +370,7 @@ impl Driver {
             std::mem::swap(inputs, batch);
             shard.handle(now, batch);
             batch.clear();
-            self.found.turns += 1;
+            self.result.turns += 1;
             executor.run(now, shard.actions(), generator, &mut **engine, inputs);
             shard.clear_actions();
         }
@@ -394,11 +396,11 @@ impl Driver {
     }
 
     /// Resets the counters after the warm-up.
-    fn forget(&mut self) {
+    fn reset_counters(&mut self) {
         (self.generator.ios, self.generator.errors) = (0, 0);
         self.generator.latency = Histogram::default();
-        self.found = ThreadResult::default();
-        (self.found.requests, self.found.merges) = self.totals();
+        self.result = ThreadResult::default();
+        (self.result.requests, self.result.merges) = self.totals();
     }
 
     fn totals(&self) -> (u64, u64) {
@@ -411,19 +413,19 @@ impl Driver {
 
     fn finish(mut self) -> ThreadResult {
         let (requests, merges) = self.totals();
-        self.found.requests = requests - self.found.requests;
-        self.found.merges = merges - self.found.merges;
-        self.found.ios = self.generator.ios;
-        self.found.errors = self.generator.errors;
-        self.found.latency = self.generator.latency;
+        self.result.requests = requests - self.result.requests;
+        self.result.merges = merges - self.result.merges;
+        self.result.ios = self.generator.ios;
+        self.result.errors = self.generator.errors;
+        self.result.latency = self.generator.latency;
         if let Some(stats) = self.shard.stats(VolumeId(0)) {
             for op in &stats.ops {
-                for (mine, theirs) in self.found.stages.iter_mut().zip(&op.stages) {
+                for (mine, theirs) in self.result.stages.iter_mut().zip(&op.stages) {
                     mine.merge(theirs);
                 }
             }
         }
-        self.found
+        self.result
     }
 }
 
@@ -435,19 +437,19 @@ fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn report(options: &DeviceBenchOptions, found: &[ThreadResult]) {
-    let sum = |f: fn(&ThreadResult) -> u64| found.iter().map(f).sum::<u64>();
+fn report(options: &DeviceBenchOptions, result: &[ThreadResult]) {
+    let sum = |f: fn(&ThreadResult) -> u64| result.iter().map(f).sum::<u64>();
     let (ios, turns, requests) = (sum(|f| f.ios), sum(|f| f.turns), sum(|f| f.requests));
     let rate = |f: &ThreadResult| f.ios as f64 * 1e9 / f.elapsed_ns.max(1) as f64;
-    let iops: f64 = found.iter().map(rate).sum();
+    let iops: f64 = result.iter().map(rate).sum();
     let mut latency = Histogram::default();
-    found.iter().for_each(|found| latency.merge(&found.latency));
+    result.iter().for_each(|result| latency.merge(&result.latency));
     let cpu = sum(|f| f.cpu_ns) as f64 / ios.max(1) as f64;
     let bytes = iops * f64::from(options.block_bytes);
     let batch = ios as f64 / turns.max(1) as f64;
     let stage = |stage: Stage| {
         let mut all = Histogram::default();
-        found.iter().for_each(|found| all.merge(&found.stages[stage as usize]));
+        result.iter().for_each(|result| all.merge(&result.stages[stage as usize]));
         (stage.name(), all)
     };
     if options.json {
@@ -481,7 +483,7 @@ fn report(options: &DeviceBenchOptions, found: &[ThreadResult]) {
         options.block_bytes,
         options.iodepth,
         options.threads,
-        found.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9
+        result.iter().map(|f| f.elapsed_ns).max().unwrap_or(0) as f64 / 1e9
     );
     println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O", bytes / 1e6);
     println!(

@@ -35,22 +35,22 @@ struct FeederResult {
 
 /// Runs the benchmark and prints the report.
 pub fn run(options: &DeviceBenchOptions) -> Result<(), String> {
-    let found = measure(options)?;
-    report(options, &found);
-    match found.errors {
+    let result = measure(options)?;
+    report(options, &result);
+    match result.errors {
         0 => Ok(()),
         errors => Err(format!("{errors} bios failed")),
     }
 }
 
 fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
-    let say = |error: headworks_core::ConfigError| error.to_string();
+    let text = |error: headworks_core::ConfigError| error.to_string();
     let read_only = !options.pattern.writes();
     let export = ExportSpec::new(String::new(), options.device.clone(), read_only);
     let export = ExportSpec { share: options.share, ..export };
-    let mut assembly = Assembly::new(&[export]).map_err(say)?;
+    let mut assembly = Assembly::new(&[export]).map_err(text)?;
     let (mut queue, device) = assembly.devices.swap_remove(0);
-    (options.queue)(&mut queue).map_err(say)?;
+    (options.queue)(&mut queue).map_err(text)?;
     let (_, volume) = assembly.volumes[0];
     let (owner, handles) = embed::start(embed::Options {
         handles: options.feeders as usize,
@@ -61,12 +61,12 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
         dirty: options.dirty,
         ..embed::Options::new(device, queue, volume)
     })
-    .map_err(say)?;
+    .map_err(text)?;
     let mut feeders = Vec::new();
     for (index, handle) in (0..).zip(handles) {
         feeders.push(Feeder::new(options, index, handle, volume)?);
     }
-    let mut found = FeederResult::default();
+    let mut result = FeederResult::default();
     let begin = WallClock::now() + options.runtime / WARM_UP;
     let end = begin + options.runtime;
     std::thread::scope(|scope| {
@@ -75,20 +75,20 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
         std::thread::sleep(begin.saturating_duration_since(WallClock::now()));
         let (allocated, cpu, began) = (allocations::count(), process_cpu_ns(), WallClock::now());
         std::thread::sleep(end.saturating_duration_since(began));
-        found.cpu_ns = process_cpu_ns() - cpu;
-        found.allocations = allocations::count() - allocated;
+        result.cpu_ns = process_cpu_ns() - cpu;
+        result.allocations = allocations::count() - allocated;
         for thread in threads {
             let Ok(fed) = thread.join() else { continue };
-            found.ios += fed.ios;
-            found.errors += fed.errors;
-            found.latency.merge(&fed.latency);
-            add(&mut found.feeders, fed.handle.counts());
+            result.ios += fed.ios;
+            result.errors += fed.errors;
+            result.latency.merge(&fed.latency);
+            add(&mut result.feeders, fed.handle.counts());
         }
     });
-    found.elapsed = end - begin;
-    let ended = owner.join().map_err(|error| format!("the owner failed: {error}"))?;
-    found.owner = ended.counts;
-    Ok(found)
+    result.elapsed = end - begin;
+    let ended = owner.join().map_err(|error| format!("the owner thread failed: {error}"))?;
+    result.owner = ended.counts;
+    Ok(result)
 }
 
 fn add(total: &mut Counts, counts: Counts) {
@@ -137,7 +137,7 @@ impl Feeder {
         let batch = BATCH.min(self.started.len());
         loop {
             let now = WallClock::now();
-            self.take_in(now, now >= begin && now < end);
+            self.reap(now, now >= begin && now < end);
             let over = now >= end;
             if over && self.free.len() == self.started.len() {
                 return self;
@@ -165,7 +165,7 @@ impl Feeder {
         self.handle.put(slot, Io { op, offset, len, flags, ioprio });
     }
 
-    fn take_in(&mut self, now: WallClock, counts: bool) {
+    fn reap(&mut self, now: WallClock, counts: bool) {
         for answer in self.answers.drain(..) {
             if counts && answer.stage != ReplyStage::Released {
                 self.ios += 1;
@@ -187,22 +187,22 @@ fn process_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-fn report(options: &DeviceBenchOptions, found: &FeederResult) {
-    let iops = found.ios as f64 / found.elapsed.as_secs_f64();
+fn report(options: &DeviceBenchOptions, result: &FeederResult) {
+    let iops = result.ios as f64 / result.elapsed.as_secs_f64();
     let bytes = iops * f64::from(options.block_bytes);
-    let cpu = found.cpu_ns as f64 / found.ios.max(1) as f64;
-    let latency = |per_mille| found.latency.percentile(per_mille);
+    let cpu = result.cpu_ns as f64 / result.ios.max(1) as f64;
+    let latency = |per_mille| result.latency.percentile(per_mille);
     // Counters cover the whole run, warm-up included.
-    let per_io = |count: u64| count as f64 / found.feeders.messages.max(1) as f64;
-    let FeederResult { feeders, owner, .. } = found;
+    let per_io = |count: u64| count as f64 / result.feeders.messages.max(1) as f64;
+    let FeederResult { feeders, owner, .. } = result;
     if options.json {
         let end = |counts: &Counts| json!({"pushes": counts.pushes, "wakes": counts.wakes, "sleeps": counts.sleeps, "messages": counts.messages});
         println!(
             "{:#}",
             json!({
                 "rw": options.pattern.to_string(), "bs": options.block_bytes, "iodepth": options.iodepth,
-                "feeders": options.feeders, "ios": found.ios, "iops": iops, "bw_bytes": bytes,
-                "cpu_ns_per_io": cpu, "allocations": found.allocations, "errors": found.errors,
+                "feeders": options.feeders, "ios": result.ios, "iops": iops, "bw_bytes": bytes,
+                "cpu_ns_per_io": cpu, "allocations": result.allocations, "errors": result.errors,
                 "lat_ns": {"p50": latency(500), "p99": latency(990), "p999": latency(999)},
                 "feeders_end": end(feeders), "owners_end": end(owner),
             })
@@ -215,7 +215,7 @@ fn report(options: &DeviceBenchOptions, found: &FeederResult) {
         options.block_bytes,
         options.iodepth,
         options.feeders,
-        found.elapsed.as_secs_f64()
+        result.elapsed.as_secs_f64()
     );
     println!("  {iops:.0} IOPS, {:.1} MB/s, {cpu:.1} ns CPU per I/O, all threads", bytes / 1e6);
     println!(
@@ -233,5 +233,5 @@ fn report(options: &DeviceBenchOptions, found: &FeederResult) {
         per_io(owner.wakes),
         per_io(owner.sleeps)
     );
-    println!("  {} bios, {} allocations, {} errors", found.ios, found.allocations, found.errors);
+    println!("  {} bios, {} allocations, {} errors", result.ios, result.allocations, result.errors);
 }

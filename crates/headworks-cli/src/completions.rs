@@ -13,7 +13,7 @@ Examples:
   headworks completions bash > /usr/share/bash-completion/completions/headworks
   headworks completions zsh > /usr/share/zsh/vendor-completions/_headworks
   headworks completions fish > /usr/share/fish/vendor_completions.d/headworks.fish
-  . <(headworks completions bash)                       for this shell only
+  . <(headworks completions bash)                       only for this shell
 
 `make install` writes all three.")]
 pub struct CompletionsArgs {

@@ -27,30 +27,30 @@ const ANSWER_MAX: u64 = 256 << 20;
 #[command(after_help = "\
 Examples:
   headworks serve --control /run/hw.ctl disk.img        a server with a control socket
-  headworks ctl /run/hw.ctl get                         everything, as `path = value` lines
+  headworks ctl /run/hw.ctl get                         all values, as `path = value` lines
   headworks ctl /run/hw.ctl get hw0/queue/scheduler     none [mq-deadline]
   headworks ctl /run/hw.ctl set hw0/queue/scheduler mq-deadline
   headworks ctl /run/hw.ctl set exports/db/queue/nr_requests=64
-  headworks ctl /run/hw.ctl set exports/db/weight 400   its share of the device beside other exports
-  headworks ctl /run/hw.ctl set exports/db/ioprio rt:0  the class of its clients: rt, be or idle
-  headworks ctl /run/hw.ctl set vm/dirty_bytes 64M      how much of the page cache may be dirty; vm/dirty_ratio is 0 then
+  headworks ctl /run/hw.ctl set exports/db/weight 400   share of the device relative to other exports
+  headworks ctl /run/hw.ctl set exports/db/ioprio rt:0  I/O priority class of its clients: rt, be or idle
+  headworks ctl /run/hw.ctl set vm/dirty_bytes 64M      limit of dirty data in the page cache; resets vm/dirty_ratio to 0
   headworks ctl /run/hw.ctl set hw0/queue/read_ahead_kb 512
-  headworks ctl /run/hw.ctl failed db                   acknowledged writes that could not be written out
-  headworks ctl /run/hw.ctl discard-failed db           how many bytes would be lost; with --yes they are discarded
-  headworks ctl /run/hw.ctl log-level debug             what clients do, too, until it is set back to info
+  headworks ctl /run/hw.ctl failed db                   acknowledged ranges that could not be written
+  headworks ctl /run/hw.ctl discard-failed db           bytes that would be lost; --yes discards them
+  headworks ctl /run/hw.ctl log-level debug             log clients' requests, too, until set back to info
   headworks ctl /run/hw.ctl diskstats                   lines as in /proc/diskstats
-  headworks ctl /run/hw.ctl exports                     what is served, as a table
-  headworks ctl /run/hw.ctl add logs=/srv/logs.img      one more export; words as for `headworks serve`
+  headworks ctl /run/hw.ctl exports                     table of exports
+  headworks ctl /run/hw.ctl add logs=/srv/logs.img      add an export; SPEC as for `headworks serve`
   headworks ctl /run/hw.ctl add tmp=mem:size=1G,weight=50
   headworks ctl /run/hw.ctl add --read-only /srv/base.img
-  headworks ctl /run/hw.ctl remove logs --force         its clients are closed, its image is written out and unlocked
-  headworks ctl /run/hw.ctl resize db 20G               its image grows; without a size: is it longer than it was?
-  headworks ctl /run/hw.ctl drain                       everything is written out and flushed; clients go on
-  headworks ctl /run/hw.ctl latency                     what clients waited for; with an export: all buckets
-  headworks ctl /run/hw.ctl why db                      where the slow requests of the last minute spent their time
+  headworks ctl /run/hw.ctl remove logs --force         disconnect clients, write out, unlock the image
+  headworks ctl /run/hw.ctl resize db 20G               grow the image; without a size: take over its present size
+  headworks ctl /run/hw.ctl drain                       write out and flush everything; clients continue
+  headworks ctl /run/hw.ctl latency                     latency percentiles; with an export: its histogram
+  headworks ctl /run/hw.ctl why db                      where slow requests of the last minute spent their time
 
-Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; our own begin with hw_. hw0 is the first device: images on one filesystem are one
-device, and `get exports/NAME/device` says which. A value that is refused changes nothing.")]
+Names are those of /sys/block/DISK/queue and, under vm/, of /proc/sys/vm; names of Headworks begin with hw_. hw0 is the first
+device. Images on one filesystem share a device; `get exports/NAME/device` prints it. A refused value changes nothing.")]
 pub struct CtlArgs {
     /// Control socket of the server (its --control)
     #[arg(value_name = "SOCKET")]
@@ -193,7 +193,7 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
     // device takes, and the server itself ends both.
     let waits = ["set", "add", "remove", "resize", "drain"].contains(&method);
     let timeout = (!waits).then_some(ANSWER_TIMEOUT);
-    let broken = |error: std::io::Error| format!("the control socket {at} is broken: {error}");
+    let broken = |error: std::io::Error| format!("lost the control connection to {at}: {error}");
     stream.set_read_timeout(timeout).map_err(broken)?;
     let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     // A server at its limit of control clients answers without reading.
@@ -202,10 +202,10 @@ pub fn ask(socket: &Path, method: &str, params: &Value) -> Result<Value, String>
     let read = BufReader::new(stream.take(ANSWER_MAX)).read_line(&mut line);
     if line.is_empty() {
         sent.and(read.map(drop)).map_err(broken)?;
-        return Err(format!("the server at {at} ended before it answered"));
+        return Err(format!("the server at {at} closed the connection without an answer"));
     }
     let mut answer: Value = serde_json::from_str(&line)
-        .map_err(|_| format!("what answers at {at} is no control socket of headworks"))?;
+        .map_err(|_| format!("{at} is not a control socket of headworks"))?;
     match answer.get("error") {
         Some(error) => Err(refusal(error)),
         None => Ok(answer["result"].take()),
@@ -300,16 +300,21 @@ fn show_discarded(result: &Value) -> String {
     let export = plain(&result["export"]);
     match result["discarded"] == true {
         true => format!("{export}: discarded; lost: {}\n", losses(result)),
-        false => format!("{export}: nothing to discard: every write-out and flush succeeded\n"),
+        false => format!("{export}: nothing to discard: no write-out or flush has failed\n"),
     }
 }
 
 /// Formats what `discard-failed` without `--yes` would destroy, and how to go on.
 fn would_discard(result: &Value) -> String {
     let export = plain(&result["export"]);
+    let retry = match result["failed_bytes"].as_u64() {
+        None | Some(0) => String::new(),
+        _ => format!(
+            "; `failed {export}` lists the ranges, and a flush writes them once the disk works again"
+        ),
+    };
     format!(
-        "{export}: discard-failed would lose {}; nothing was changed. `failed {export}` lists the ranges; \
-         mend the disk and flush to write them after all, or repeat with --yes to discard them",
+        "{export}: discard-failed would lose {}; nothing was changed{retry}; repeat with --yes to discard",
         losses(result)
     )
 }
@@ -317,9 +322,9 @@ fn would_discard(result: &Value) -> String {
 /// Formats the loss: bytes kept after failed write-back, and writes in doubt since a failed device flush.
 fn losses(result: &Value) -> String {
     let bytes = result["failed_bytes"].as_u64().unwrap_or_default();
-    let mut parts = vec![format!("{bytes} acknowledged bytes ({})", display_size(bytes))];
-    if bytes < 1024 {
-        parts = vec![format!("{bytes} acknowledged bytes")];
+    let mut parts = vec![format!("{bytes} acknowledged bytes")];
+    if bytes > 0 {
+        parts[0] += &format!(" ({})", display_size(bytes));
     }
     if result["was_suspect"] == true {
         parts.push(format!(
@@ -336,7 +341,7 @@ fn show_failed(result: &Value) -> String {
     };
     let lines: String = list(&result["ranges"]).iter().map(line).collect();
     match lines.is_empty() {
-        true => format!("{}: everything could be written out so far\n", plain(&result["export"])),
+        true => format!("{}: no write-out has failed\n", plain(&result["export"])),
         false => lines,
     }
 }
@@ -410,12 +415,12 @@ fn show_stats(stats: &Value) -> String {
     }
     for (name, export) in entries(&stats["exports"]) {
         text += &format!(
-            "{name}: on {}, weight {}, class {}, cache {}, {} writes not flushed{}\n",
+            "{name}: device {}, weight {}, class {}, cache {}, {} unflushed writes{}\n",
             plain(&export["device"]),
             export["weight"],
             plain(&export["ioprio"]),
             match plain(&export["cache"]).as_str() {
-                "unsafe" => "UNSAFE (flushes promise nothing)".to_owned(),
+                "unsafe" => "UNSAFE (flushes guarantee nothing)".to_owned(),
                 mode => mode.to_owned(),
             },
             export["unflushed"],
@@ -515,7 +520,7 @@ mod tests {
         let range = json!({ "offset": 8192, "bytes": 4096, "error": "no space" });
         let failed = |ranges| show_failed(&json!({ "export": "a", "ranges": ranges }));
         assert_eq!(failed(json!([range])), "4096 bytes at 8192: no space\n");
-        assert!(failed(json!([])).starts_with("a: everything"));
+        assert!(failed(json!([])).starts_with("a: no write-out has failed"));
     }
 
     #[test]

@@ -75,12 +75,12 @@ impl ExportCommand {
             Self::Remove { .. } => {
                 let clients = match result["clients"].as_u64() {
                     Some(0) | None => String::new(),
-                    Some(1) => ", a client was closed".to_owned(),
-                    Some(clients) => format!(", {clients} clients were closed"),
+                    Some(1) => ", 1 client disconnected".to_owned(),
+                    Some(clients) => format!(", {clients} clients disconnected"),
                 };
                 let rest = match result["closed"] == true {
                     true => "its image is closed",
-                    false => "another export serves its image still",
+                    false => "its image stays open for another export",
                 };
                 format!("{export}: removed{clients}; {rest}\n")
             }
@@ -168,7 +168,7 @@ mod tests {
             remove.show(&json!({ "export": "a", "clients": clients, "closed": closed }))
         };
         assert_eq!(gone(0, true), "a: removed; its image is closed\n");
-        assert!(gone(3, false).contains("3 clients were closed; another export"));
+        assert!(gone(3, false).contains("3 clients disconnected; its image stays open"));
         let resize = ExportCommand::Resize { export: String::new(), size: None };
         let resized = |before: u64, size: u64| {
             resize.show(&json!({ "export": "a", "before": before, "size": size }))

@@ -29,12 +29,12 @@ pub fn write_modes(exports: &[ExportDurability]) -> String {
     grouped(exports, "; ", |export| {
         let means = match export.mode {
             WriteMode::Writeback => {
-                "an acknowledged write is in the cache; a flush or FUA makes it durable"
+                "writes are acknowledged from the cache; a flush or FUA makes them durable"
             }
-            WriteMode::Writethrough => "reads are cached, an acknowledged write is in the device",
-            WriteMode::None => "no cache, an acknowledged write is in the device",
+            WriteMode::Writethrough => "reads are cached, writes are acknowledged by the device",
+            WriteMode::None => "no cache, writes are acknowledged by the device",
             WriteMode::Unsafe => {
-                "an acknowledged write is in the cache, AND FLUSHES AND FUA PROMISE NOTHING"
+                "writes are acknowledged from the cache, AND FLUSHES AND FUA GUARANTEE NOTHING"
             }
         };
         (export.mode.name(), means.to_owned())
@@ -46,15 +46,13 @@ pub fn loss(exports: &[ExportDurability], dirty: u64) -> String {
     let most = display_size(dirty);
     grouped(exports, "; ", |export| {
         let lost = match export.mode {
-            _ if !export.lasting => "everything: its bytes are in memory".to_owned(),
-            _ if export.read_only => "nothing: nobody may write".to_owned(),
+            _ if !export.lasting => "everything: its data is in memory".to_owned(),
+            _ if export.read_only => "nothing: read-only".to_owned(),
             WriteMode::Writethrough | WriteMode::None => {
-                "nothing that was acknowledged; a power cut may lose what was not flushed".into()
+                "no acknowledged write; a power cut may lose unflushed writes".into()
             }
             WriteMode::Writeback => {
-                format!(
-                    "acknowledged writes that were not flushed, at most {most}; so does a power cut"
-                )
+                format!("acknowledged unflushed writes, at most {most}; a power cut, too")
             }
             WriteMode::Unsafe => {
                 format!(
@@ -104,7 +102,9 @@ mod tests {
     #[test]
     fn equal_modes_print_once_different_ones_with_names() {
         let same = [export("a", WriteMode::Writeback), export("b", WriteMode::Writeback)];
-        assert!(write_modes(&same).starts_with("writeback: an acknowledged write is in the cache"));
+        assert!(
+            write_modes(&same).starts_with("writeback: writes are acknowledged from the cache")
+        );
         let mixed = [
             export("a", WriteMode::None),
             export("b", WriteMode::Writeback),
@@ -118,18 +118,15 @@ mod tests {
     #[test]
     fn loss_depends_on_write_mode() {
         let one = |mode| loss(&[export("a", mode)], 50 << 20);
-        assert!(one(WriteMode::None).starts_with("nothing that was acknowledged; a power cut"));
+        assert!(one(WriteMode::None).starts_with("no acknowledged write; a power cut"));
         assert_eq!(one(WriteMode::None), one(WriteMode::Writethrough));
-        assert!(one(WriteMode::Writeback).contains("not flushed, at most 50 MiB"));
+        assert!(one(WriteMode::Writeback).contains("unflushed writes, at most 50 MiB"));
         assert!(one(WriteMode::Unsafe).contains("flushed or not, at most 50 MiB"));
         let memory = ExportDurability { lasting: false, ..export("m", WriteMode::None) };
         let read_only = ExportDurability { read_only: true, ..export("r", WriteMode::Writeback) };
         let text = loss(&[memory, read_only, export("w", WriteMode::None)], 0);
-        assert!(
-            text.starts_with("of m everything: its bytes are in memory; of r nothing"),
-            "{text}"
-        );
-        assert!(text.contains("; of w nothing that was acknowledged"), "{text}");
+        assert!(text.starts_with("of m everything: its data is in memory; of r nothing"), "{text}");
+        assert!(text.contains("; of w no acknowledged write"), "{text}");
     }
 
     #[test]

@@ -86,7 +86,8 @@ impl Sink {
                 Ok(Self::Syslog)
             }
             LogTo::Syslog => {
-                let message = "there is no /dev/log, so nothing keeps a system log here";
+                let message =
+                    "/dev/log does not exist: no syslog on this machine; use another target";
                 Err(ConfigError::new("log", message))
             }
         }

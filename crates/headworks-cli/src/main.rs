@@ -26,7 +26,7 @@ use std::process::ExitCode;
 
 /// Block I/O path in user space: an NBD server with a page cache, I/O schedulers and fair shares between its clients
 #[derive(Parser)]
-#[command(name = "headworks", version, about, propagate_version = true, args_override_self = true)]
+#[command(name = "headworks", version, propagate_version = true, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -97,7 +97,7 @@ pub fn explain(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        complain("no command; `headworks --help` says more\n");
+        complain("no command; see `headworks --help`\n");
         let _ = write!(std::io::stderr(), "{text}");
         return ExitCode::from(USAGE);
     }

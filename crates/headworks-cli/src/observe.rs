@@ -62,7 +62,7 @@ pub fn show_histograms(report: &Value) -> String {
             }
         }
     }
-    if text.is_empty() { format!("{export}: no request was answered yet\n") } else { text }
+    if text.is_empty() { format!("{export}: no request completed yet\n") } else { text }
 }
 
 /// Sums buckets by powers of two; row 0 counts zero, row n up to 2^n - 1 ns.

@@ -110,7 +110,7 @@ impl Signals {
     fn notifier(&self, kind: u8) -> Result<MainNotifier, ConfigError> {
         let copy = self.sender.try_clone();
         copy.map(|stream| MainNotifier(stream, kind)).map_err(|error| {
-            ConfigError::new("serve", format!("no file descriptor is left: {error}"))
+            ConfigError::new("serve", format!("cannot create a notification socket: {error}"))
         })
     }
 

@@ -125,7 +125,7 @@ fn setting(word: &str) -> Result<ParsedSetting, ConfigError> {
         let live = Tunable::ALL.into_iter().filter(|tunable| tunable.is_live());
         let mut names: Vec<String> = live.map(|tunable| tunable.name().to_owned()).collect();
         names.extend(DirtyTunable::ALL.map(|tunable| format!("vm/{}", tunable.name())));
-        let message = format!("`{word}` is not NAME=VALUE with a name of {}", names.join(", "));
+        let message = format!("`{word}` is not NAME=VALUE; known names: {}", names.join(", "));
         return Err(ConfigError::new("set", message));
     };
     Ok(ParsedSetting::Queue(tunable, tunable.parse(value)?))
@@ -137,7 +137,7 @@ fn dirty_setting(word: &str, text: &str) -> Result<ParsedSetting, ConfigError> {
         .and_then(|(name, value)| DirtyTunable::from_name(name).map(|tunable| (tunable, value)));
     let Some((tunable, value)) = found else {
         let names = DirtyTunable::ALL.map(|tunable| format!("vm/{}", tunable.name())).join(", ");
-        let message = format!("`{word}` is not NAME=VALUE with a name of {names}");
+        let message = format!("`{word}` is not NAME=VALUE; known names: {names}");
         return Err(ConfigError::new("set", message));
     };
     parse_dirty(tunable, value).map(|value| ParsedSetting::Dirty(tunable, value))

@@ -29,11 +29,11 @@ impl<W: Write> Printer<W> {
     }
 
     /// Returns false after the reader of standard output is gone.
-    pub fn is_heard(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         !self.unheard
     }
 
-    fn say(&mut self, text: impl Display) {
+    fn write(&mut self, text: impl Display) {
         self.unheard |= self.out.write_all(text.to_string().as_bytes()).is_err();
     }
 
@@ -54,10 +54,10 @@ impl<W: Write> Printer<W> {
             self.print_run();
         }
         match (self.totals, self.json) {
-            (true, true) => self.say(format!("{:#}\n", totals_as_json(&self.sums))),
-            (true, false) => self.say(totals_as_text(&self.sums)),
-            (false, true) if self.printed => self.say("\n]\n"),
-            (false, true) => self.say("[]\n"),
+            (true, true) => self.write(format!("{:#}\n", totals_as_json(&self.sums))),
+            (true, false) => self.write(totals_as_text(&self.sums)),
+            (false, true) if self.printed => self.write("\n]\n"),
+            (false, true) => self.write("[]\n"),
             (false, false) => {}
         }
         // A closed output ends the map.
@@ -72,9 +72,9 @@ impl<W: Write> Printer<W> {
         let first = !std::mem::replace(&mut self.printed, true);
         if self.json {
             let run = run_as_json(offset, length, kind);
-            self.say(format!("{}{run}", if first { "[\n" } else { ",\n" }));
+            self.write(format!("{}{run}", if first { "[\n" } else { ",\n" }));
         } else {
-            self.say(format!("{offset:>10}  {length:>10}  {kind:>3}  {}\n", describe(kind)));
+            self.write(format!("{offset:>10}  {length:>10}  {kind:>3}  {}\n", describe(kind)));
         }
     }
 }
@@ -155,7 +155,7 @@ mod tests {
         let mut once = Once(Vec::new());
         let mut printer = Printer::new(&mut once, false, false);
         for (index, state) in [0, 3, 0, 3].into_iter().enumerate() {
-            assert_eq!(printer.is_heard(), index < 3, "the third extent prints the second run");
+            assert_eq!(printer.is_open(), index < 3, "the third extent prints the second run");
             printer.push(&Extent { len: 4096, state: ExtentState(state) });
         }
         printer.finish();

@@ -22,6 +22,11 @@ const ASKED_MAX: usize = 100;
 
 /// Shows the exports of an NBD server and what they support
 #[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  headworks info nbd://localhost                          the default export
+  headworks info --list nbd://localhost                   all exports
+  headworks info --map --totals 'nbd+unix:///db?socket=/run/d.sock'   bytes of data and holes")]
 pub struct InfoArgs {
     /// Server and export
     pub uri: String,
@@ -86,22 +91,22 @@ struct Server {
 }
 
 fn connect(uri: &Uri) -> Result<Haggle, ClientError> {
-    let mut haggle = Haggle::open(uri, TIMEOUT)?;
-    haggle.ask_structured()?;
-    Ok(haggle)
+    let mut negotiation = Haggle::open(uri, TIMEOUT)?;
+    negotiation.ask_structured()?;
+    Ok(negotiation)
 }
 
 /// Queries the export that the URI names.
 fn one(uri: &Uri) -> Result<Server, ClientError> {
-    let mut haggle = connect(uri)?;
-    let export = match ask(&mut haggle, &uri.export) {
+    let mut negotiation = connect(uri)?;
+    let export = match ask(&mut negotiation, &uri.export) {
         Ok(export) => {
-            haggle.abort()?;
+            negotiation.abort()?;
             export
         }
         // The export does not exist, or the server has no NBD_OPT_INFO: NBD_OPT_GO tells which.
         Err(ClientError::Refused(_)) => {
-            haggle.abort()?;
+            negotiation.abort()?;
             connect(uri)?.go(&uri.export)?.1
         }
         Err(error) => return Err(error),
@@ -112,16 +117,16 @@ fn one(uri: &Uri) -> Result<Server, ClientError> {
 
 /// Queries every export of the server.
 fn all(uri: &Uri) -> Result<Server, ClientError> {
-    let mut haggle = connect(uri)?;
-    let structured = haggle.is_structured();
-    let list = haggle.list()?;
+    let mut negotiation = connect(uri)?;
+    let structured = negotiation.is_structured();
+    let list = negotiation.list()?;
     let mut exports = Vec::with_capacity(list.len());
     for (index, listed) in list.into_iter().enumerate() {
         if index % ASKED_MAX == ASKED_MAX - 1 {
-            haggle.abort()?;
-            haggle = connect(uri)?;
+            negotiation.abort()?;
+            negotiation = connect(uri)?;
         }
-        let asked = ask(&mut haggle, &listed.name)?;
+        let asked = ask(&mut negotiation, &listed.name)?;
         let uri = Uri { export: listed.name.clone(), ..uri.clone() };
         let description = match asked.description.is_empty() {
             true => listed.description,
@@ -129,13 +134,13 @@ fn all(uri: &Uri) -> Result<Server, ClientError> {
         };
         exports.push((uri, Export { name: listed.name, description, ..asked }));
     }
-    haggle.abort()?;
+    negotiation.abort()?;
     Ok(Server { structured, tls: uri.tls.is_some(), exports })
 }
 
-fn ask(haggle: &mut Haggle, name: &str) -> Result<Export, ClientError> {
-    let export = haggle.info(name)?;
-    let contexts = haggle.contexts(name)?;
+fn ask(negotiation: &mut Haggle, name: &str) -> Result<Export, ClientError> {
+    let export = negotiation.info(name)?;
+    let contexts = negotiation.contexts(name)?;
     Ok(Export { contexts, ..export })
 }
 
@@ -144,7 +149,7 @@ fn show_map(uri: &Uri, totals: bool, json: bool) -> Result<(), ClientError> {
     let mut client = Client::connect(uri, options)?;
     let mut printer = map::Printer::new(io::stdout().lock(), totals, json);
     let mut map = client.map();
-    while printer.is_heard()
+    while printer.is_open()
         && let Some((_, extents)) = map.next_extents()?
     {
         extents.iter().for_each(|extent| printer.push(extent));

@@ -51,7 +51,7 @@ pub(super) fn addresses(
 }
 
 /// Path of the first unix socket and address of the first TCP socket.
-pub(super) fn places(listen: &[Address]) -> (Option<PathBuf>, Option<IpAddr>) {
+pub(super) fn socket_addresses(listen: &[Address]) -> (Option<PathBuf>, Option<IpAddr>) {
     let unix = listen.iter().find_map(|address| match address {
         Address::Unix { path, .. } => Some(path.clone()),
         Address::Tcp(_) => None,
@@ -83,12 +83,15 @@ fn private_directory() -> Result<PrivateDirectory, ConfigError> {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => {
                 let message =
-                    format!("cannot make {}: {error}; name a socket with -U", path.display());
+                    format!("cannot create {}: {error}; name a socket with -U", path.display());
                 return Err(ConfigError::new("unix", message));
             }
         }
     }
-    Err(ConfigError::new("unix", "no private directory is free; name a socket with -U"))
+    Err(ConfigError::new(
+        "unix",
+        "cannot create a private directory: all names are taken; name a socket with -U",
+    ))
 }
 pub(super) fn uri(
     name: &str,

@@ -25,7 +25,7 @@ pub(super) struct AnnouncedExport {
     pub lasting: bool,
 }
 
-pub(super) fn shown(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport> {
+pub(super) fn announced(assembly: &Assembly, cache: bool) -> Vec<AnnouncedExport> {
     let exports = assembly.exports.iter().map(|export| {
         let (_, volume) = &assembly.volumes[usize::from(export.volume.0)];
         AnnouncedExport {
@@ -59,16 +59,16 @@ fn announcement(running: &Running) -> String {
         let (name, share) = (export.shown_name(), export.share());
         text += &format!("export: {name}: {}{share}\n", export.description);
     }
-    let promises = promises(&running.exports);
+    let durabilities = durabilities(&running.exports);
     for export in running.exports.iter().filter(|export| export.mode == WriteMode::Unsafe) {
         let name = export.shown_name();
         text +=
-            &format!("WARNING: export {name} is cache=unsafe: flushes and FUA promise nothing\n");
+            &format!("WARNING: export {name} is cache=unsafe: flushes and FUA guarantee nothing\n");
     }
     text += &format!("engine: {}\n", running.server.engine());
     text += &format!("cache: {}\n", running.server.cache().unwrap_or("none"));
-    text += &format!("write mode: {}\n", durability::write_modes(&promises));
-    text += &format!("kill -9 loses: {}\n", durability::loss(&promises, running.dirty_limit));
+    text += &format!("write mode: {}\n", durability::write_modes(&durabilities));
+    text += &format!("kill -9 loses: {}\n", durability::loss(&durabilities, running.dirty_limit));
     for export in &running.exports {
         text += &format!("uri: {}\n", export.uri);
     }
@@ -76,7 +76,7 @@ fn announcement(running: &Running) -> String {
         text += &format!("try: nbdinfo '{}'\n", first.uri);
     }
     if let (Some(_), Some(port)) = (&running.unix, running.port) {
-        text += &format!("tcp: port {port}, the same exports\n");
+        text += &format!("tcp: port {port}, same exports\n");
     }
     if let Some(address) = running.server.metrics() {
         text += &format!("metrics: http://{address}/metrics\n");
@@ -87,8 +87,8 @@ fn announcement(running: &Running) -> String {
     text
 }
 
-fn promises(exports: &[AnnouncedExport]) -> Vec<ExportDurability<'_>> {
-    exports.iter().map(AnnouncedExport::promise).collect()
+fn durabilities(exports: &[AnnouncedExport]) -> Vec<ExportDurability<'_>> {
+    exports.iter().map(AnnouncedExport::durability).collect()
 }
 
 impl AnnouncedExport {
@@ -96,7 +96,7 @@ impl AnnouncedExport {
         if self.name.is_empty() { "(default)" } else { &self.name }
     }
 
-    fn promise(&self) -> ExportDurability<'_> {
+    fn durability(&self) -> ExportDurability<'_> {
         let Self { lasting, read_only, mode, .. } = *self;
         ExportDurability { name: self.shown_name(), lasting, read_only, mode }
     }
@@ -132,14 +132,14 @@ fn announcement_json(running: &Running) -> String {
             })
         })
         .collect();
-    let promises = promises(&running.exports);
+    let durabilities = durabilities(&running.exports);
     let object = serde_json::json!({
         "exports": exports,
         "engine": running.server.engine(),
         "cache": running.server.cache(),
         "cache_bytes": running.cache_bytes,
-        "write_mode": durability::write_modes(&promises),
-        "kill_loses": durability::loss(&promises, running.dirty_limit),
+        "write_mode": durability::write_modes(&durabilities),
+        "kill_loses": durability::loss(&durabilities, running.dirty_limit),
         "notes": running.notes,
         "unix": running.unix.as_deref().map(Path::to_string_lossy),
         "port": running.port,

@@ -14,11 +14,15 @@ use headworks_server::assemble::ExportSpec;
 use headworks_server::config::{Export, File, Tuned};
 use serde_json::{Value, json};
 
-use super::{EffectiveOptions, OptionError, OptionSources, plan, refuse};
+use super::{EffectiveOptions, OptionError, OptionSources, plan, report_error};
 use crate::complain;
 
 /// Checks a configuration file: prints what would be served, or every error with its position
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  headworks check /etc/headworks/main.toml              exit code 0: can be served, 1: files missing, 2: errors in the file
+  headworks check main.toml && kill -HUP \"$(cat /run/headworks.pid)\"")]
 pub struct CheckArgs {
     /// Configuration file; NAME.d/*.toml is read, too
     #[arg(value_name = "FILE")]
@@ -32,20 +36,20 @@ pub struct CheckArgs {
 pub fn run(options: &CheckArgs) -> ExitCode {
     let effective = match OptionSources::by_file(&options.file).resolve() {
         Ok(effective) => effective,
-        Err(wrong) => return refuse_as(options, &wrong),
+        Err(wrong) => return report_error_as(options, &wrong),
     };
     let (specs, _) = match plan(&effective) {
         Ok(planned) => planned,
-        Err(problems) => return refuse_as(options, &OptionError::Invalid(problems)),
+        Err(problems) => return report_error_as(options, &OptionError::Invalid(problems)),
     };
     let both = effective.config.exports.iter().zip(&specs);
-    let missing: Vec<String> = places(&effective)
+    let missing: Vec<String> = path_errors(&effective)
         .into_iter()
-        .chain(both.filter_map(|(export, spec)| image(export, spec)))
+        .chain(both.filter_map(|(export, spec)| image_error(export, spec)))
         .collect();
     if !missing.is_empty() {
         missing.iter().for_each(complain);
-        tell_problems(options, &missing);
+        print_problems(options, &missing);
         return ExitCode::FAILURE;
     }
     let summary = summary(&effective, &specs);
@@ -59,18 +63,18 @@ pub fn run(options: &CheckArgs) -> ExitCode {
 }
 
 /// Prints errors as text and, with --json, as JSON.
-fn refuse_as(options: &CheckArgs, wrong: &OptionError) -> ExitCode {
+fn report_error_as(options: &CheckArgs, wrong: &OptionError) -> ExitCode {
     let said = match wrong {
         OptionError::Usage(error) => error.to_string(),
         OptionError::Invalid(problems) => problems.to_string(),
         OptionError::Io(error) => error.to_string(),
     };
     let lines: Vec<String> = said.lines().map(str::to_owned).collect();
-    tell_problems(options, &lines);
-    refuse(wrong)
+    print_problems(options, &lines);
+    report_error(wrong)
 }
 
-fn tell_problems(options: &CheckArgs, problems: &[String]) {
+fn print_problems(options: &CheckArgs, problems: &[String]) {
     if options.json {
         // Standard output may be closed.
         let _ = writeln!(std::io::stdout(), "{}", json!({ "problems": problems }));
@@ -78,14 +82,14 @@ fn tell_problems(options: &CheckArgs, problems: &[String]) {
 }
 
 /// Errors about sockets and files that the server would create.
-fn places(effective: &EffectiveOptions) -> Vec<String> {
+fn path_errors(effective: &EffectiveOptions) -> Vec<String> {
     let names = ["unix", "control", "pid-file", "record"];
     let said = effective.config.server.iter().filter(|setting| {
         names.contains(&setting.name.as_str()) && !["", "-"].contains(&setting.word())
     });
     let wrong = said.filter_map(|setting| {
         let folder = missing_folder(Path::new(setting.word()))?;
-        let what = format!("{}: there is no folder {}", setting.name, folder.display());
+        let what = format!("{}: no such directory: {}", setting.name, folder.display());
         Some(headworks_server::config::Problem::new(&setting.origin, what).to_string())
     });
     wrong.collect()
@@ -97,25 +101,25 @@ fn missing_folder(path: &Path) -> Option<PathBuf> {
 }
 
 /// Error about the image of an export, if any.
-fn image(export: &Export, spec: &ExportSpec) -> Option<String> {
+fn image_error(export: &Export, spec: &ExportSpec) -> Option<String> {
     let Base::File { path, options } = &spec.spec.base else { return None };
     let shown = path.display();
     let what = match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => match options.size {
-            None => format!("there is no {shown}; with a size it would be made"),
+            None => format!("{shown} does not exist; create it or give a size to have it created"),
             Some(_) => {
                 let folder = missing_folder(path)?;
-                format!("{shown} cannot be made: there is no folder {}", folder.display())
+                format!("cannot create {shown}: no such directory: {}", folder.display())
             }
         },
-        Err(error) => format!("cannot look at {shown}: {error}"),
-        Ok(found) if found.is_dir() => format!("{shown} is a folder"),
+        Err(error) => format!("cannot access {shown}: {error}"),
+        Ok(found) if found.is_dir() => format!("{shown} is a directory"),
         // Opening a pipe would block until a writer opens it.
         Ok(found) if !found.is_file() && !found.file_type().is_block_device() => {
-            format!("{shown} is no file and no block device")
+            format!("{shown} is neither a regular file nor a block device")
         }
         Ok(found) if found.is_file() && found.len() == 0 && options.size.is_none() => {
-            format!("{shown} has no bytes to serve; give it a size")
+            format!("{shown} is empty; give it a size")
         }
         Ok(_) => match std::fs::File::open(path) {
             Ok(_) => return None,
@@ -200,7 +204,7 @@ fn queue(config: &File, device: Option<&str>) -> Value {
 
 /// Formats the summary as text.
 fn show(file: &Path, summary: &Value) -> String {
-    let mut text = format!("{}: nothing is wrong\n", file.display());
+    let mut text = format!("{}: no errors\n", file.display());
     let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let mut listen = Vec::new();
     match summary["unix"].as_str() {
@@ -226,7 +230,7 @@ fn show(file: &Path, summary: &Value) -> String {
     for device in summary["devices"].as_array().into_iter().flatten() {
         let users = device["exports"].as_array().into_iter().flatten().map(word);
         let users: Vec<String> = users.map(|name| shown_name(&name).to_owned()).collect();
-        let users = if users.is_empty() { "nobody".to_owned() } else { users.join(", ") };
+        let users = if users.is_empty() { "no export".to_owned() } else { users.join(", ") };
         let queue = said(&device["queue"]);
         text += &format!("device: {}: for {users}{queue}\n", word(&device["name"]));
     }

@@ -137,7 +137,9 @@ fn exports(texts: &[String], no_others: bool) -> Result<Vec<Export>, OptionError
         let export = Export::from_words(text, only, &Origin::CommandLine).map_err(usage)?;
         if exports.iter().any(|other| other.name == export.name) {
             let name = &export.name;
-            let message = format!("export: two exports are called `{name}`; name them NAME=SPEC");
+            let message = format!(
+                "export: two exports are named `{name}`; give each its own name with NAME=SPEC"
+            );
             return Err(usage(message));
         }
         exports.push(export);

@@ -154,10 +154,10 @@ fn errors_name_their_position() {
         "2:1: server has no `cahce`; the nearest is `cache`",
         "3:1: cache: `5MB` may mean",
         "4:1: port takes one value, not a list",
-        "5:1: nr-requests stands in [server.queue]",
+        "5:1: nr-requests belongs in [server.queue]",
         "6:1: server has no `unix_mode`; the nearest is `unix-mode`",
-        "7:1: config belongs on the command line",
-        "8:1: verbose: `x` is no count",
+        "7:1: config can only be set",
+        "8:1: verbose: `x` is not a number",
         "9:1: spread: `7` is neither on nor off",
         "12:8: export `5` needs one of file, null, mem",
         "13:1: an [[export]] has no `foo`",
@@ -181,7 +181,7 @@ fn errors_name_their_position() {
     let shards = refused(&format!("-c {}", folder.file()), &[]);
     assert!(shards.contains("a.toml:3:1: shards: 65 is not within"), "{shards}");
     let note = resolved("mem:size=1", &[("HEADWORKS_CAHCE", "1"), ("HEADWORKS_FOO", "1")]).unwrap();
-    assert_eq!(note.notes, ["HEADWORKS_CAHCE is no option; is it HEADWORKS_CACHE?"]);
+    assert_eq!(note.notes, ["HEADWORKS_CAHCE is not an option; did you mean HEADWORKS_CACHE?"]);
 }
 
 /// A dump without its origin comments.

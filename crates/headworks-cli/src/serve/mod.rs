@@ -40,8 +40,8 @@ use crate::durability;
 use crate::log;
 use crate::signals::Signals;
 use crate::{USAGE, complain};
-use address::{PrivateDirectory, addresses, places, uri};
-use announce::{AnnouncedExport, announce, shown};
+use address::{PrivateDirectory, addresses, socket_addresses, uri};
+use announce::{AnnouncedExport, announce, announced};
 use child::{child_code, spawn};
 use options::Sandbox;
 use pid_file::PidFile;
@@ -66,7 +66,7 @@ pub fn run() -> ExitCode {
     let sources = OptionSources::here();
     let effective = match sources.resolve() {
         Ok(effective) => effective,
-        Err(wrong) => return refuse(&wrong),
+        Err(wrong) => return report_error(&wrong),
     };
     let log_level = match log::install(effective.options.log, effective.options.verbose) {
         Ok(log_level) => log_level,
@@ -80,7 +80,7 @@ pub fn run() -> ExitCode {
     // Usage errors are reported before anything is opened, with exit code 2.
     let planned = match plan(&effective) {
         Ok(planned) => planned,
-        Err(problems) => return refuse(&OptionError::Invalid(problems)),
+        Err(problems) => return report_error(&OptionError::Invalid(problems)),
     };
     if effective.options.dump_config {
         return dump(effective);
@@ -88,7 +88,10 @@ pub fn run() -> ExitCode {
     let user = match user(&effective.options) {
         Ok(user) => user,
         Err(error) => {
-            return refuse(&OptionError::Invalid(Problems(vec![blame(&effective.config, &error)])));
+            return report_error(&OptionError::Invalid(Problems(vec![blame(
+                &effective.config,
+                &error,
+            )])));
         }
     };
     let environment = Environment { sockets, log_level, user };
@@ -102,7 +105,7 @@ pub fn run() -> ExitCode {
 }
 
 /// Prints all errors and returns the exit code: 2 for usage errors, 1 for others.
-pub fn refuse(wrong: &OptionError) -> ExitCode {
+pub fn report_error(wrong: &OptionError) -> ExitCode {
     match wrong {
         OptionError::Usage(error) => return crate::explain(error),
         OptionError::Invalid(problems) => problems.to_string().lines().for_each(complain),
@@ -168,7 +171,7 @@ fn start(
         config.apply_queue(named.as_ref().map(|named| named.name.as_str()), queue)?;
     }
     let (listen, private) = addresses(options, &sockets)?;
-    let (unix, tcp) = places(&listen);
+    let (unix, tcp) = socket_addresses(&listen);
     server_options.listen = listen;
     if let Some(given) = sockets.control {
         server_options.control = unix_path(&given);
@@ -177,7 +180,7 @@ fn start(
     }
     server_options.metrics_given = sockets.metrics;
     server_options.log_level = Some(log_level);
-    let mut exports = shown(&assembly, server_options.cache > 0);
+    let mut exports = announced(&assembly, server_options.cache > 0);
     let mut notes = effective.notes.clone();
     notes.append(&mut assembly.notes);
     notes.extend(tls::note(&server_options.tls));
@@ -187,12 +190,12 @@ fn start(
     let opened = || {
         pid_file = options.pid_file.as_deref().map(PidFile::write).transpose()?;
         let Some(user) = &user else { return Ok(()) };
-        own.iter().try_for_each(|path| user.give(path))?;
-        user.become_it()
+        own.iter().try_for_each(|path| user.set_owner(path))?;
+        user.apply()
     };
     let server = Server::start_after(assembly, &server_options, move || ended.notify(), opened)?;
     let pid_file_path = options.pid_file.as_deref();
-    notes.extend(user.iter().flat_map(|user| user.leftovers(&own, pid_file_path)));
+    notes.extend(user.iter().flat_map(|user| user.removal_warnings(&own, pid_file_path)));
     let port = server.ports().iter().copied().flatten().next();
     for export in &mut exports {
         let uri = uri(&export.name, unix.as_deref(), tcp.unwrap_or(options.ip_addr), port);
@@ -238,19 +241,21 @@ fn serve(
         Err(error) => {
             running.server.stop();
             let _ = running.server.join();
-            return fail(format!("cannot run the command: {error}"));
+            return fail(format!("cannot run the --run command: {error}"));
         }
     };
     // After the child has started: the filter forbids exec.
     if options.sandbox == Sandbox::On
-        && let Err(error) = sandbox::enter()
+        && let Err(error) = sandbox::install()
     {
-        tracing::warn!("no system call is refused to the server (--sandbox): {error}");
+        tracing::warn!(
+            "cannot install the seccomp filter (--sandbox): {error}; the server runs without it"
+        );
     }
     let mut manager = ServiceManager::new();
     manager.ready(running.exports.len());
     let status = match wait(&running, signals, &mut manager, child, reload) {
-        StopOutcome::AtOnce => end_at_once(&running, "before the stop that was not waited for"),
+        StopOutcome::AtOnce => end_at_once(&running, "before a second signal ended the server"),
         StopOutcome::TimedOut => {
             let time =
                 format!("within the {} s of --stop-timeout", options.stop_timeout / 1_000_000_000);

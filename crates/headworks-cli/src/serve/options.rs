@@ -14,28 +14,28 @@ use crate::tunables::QueueArgs;
 #[command(after_help = "\
 Examples:
   headworks serve disk.img                          one image on a private unix socket
-  headworks serve --size 10G new.img -U /run/d.sock  make a sparse image, choose the socket
+  headworks serve --size 10G new.img -U /run/d.sock  create a sparse image, choose the socket
   headworks serve a=one.img b=two.img -p 10809      two exports on TCP, 127.0.0.1:10809
   headworks serve mem:size=1G --run 'nbdinfo $uri'  serve while a command runs
-  headworks serve delay:read=5ms,of=file:path=disk.img
+  headworks serve delay:read=5ms,of=file:path=disk.img   a disk with slow reads, for tests
   headworks serve --cache 4G --set vm/dirty_bytes=256M disk.img   a larger page cache, at most 256 MiB of it dirty
   headworks serve a=file:path=a.img,cache=writethrough b=file:path=b.img,cache=none
-  headworks serve disk.img -p 10809 --tls require --tls-certificates /etc/headworks/pki   only encrypted clients
+  headworks serve disk.img -p 10809 --tls require --tls-certificates /etc/headworks/pki   encrypted clients only
   headworks serve --cache 0 disk.img                no page cache: every request goes to the device
   headworks serve --config /etc/headworks/main.toml        options, queues and exports from a file
-  HEADWORKS_CACHE=1G headworks serve disk.img       every option has a variable; the command line comes before it
+  HEADWORKS_CACHE=1G headworks serve disk.img       every option has an environment variable
   headworks serve db=file:path=db.img,weight=400,ioprio=rt logs=file:path=logs.img,weight=50 --control /run/hw.ctl
 
-SPEC is a path or type:key=value,...: file (path, size, direct, read-only), null (size), mem (size), and around another
-device delay (read, write, flush, discard, all, jitter, of) and error (rate, errno, op, range, after, count, of).
-Of an export, among the keys of the outermost type: weight (1 to 10000, default 100), its share of the device beside other
-exports; ioprio (rt, be or idle, with a level of 0 to 7: be:0), the class of its clients' requests, default be:4; cache, when
-a write is acknowledged: writeback (in the page cache; durable after a flush or by FUA), writethrough (in the device), none
-(as without a cache) or unsafe (flushes promise nothing: for what may be lost), default writeback (mem and null: none); on-error, what becomes of
-a block that could not be written out: hold (kept, flushes fail until it is acknowledged) or retry (also written again by
-itself), default hold.
-The command line comes before variables of the environment (HEADWORKS_ and the option's name), those before the file; a switch
-can be turned off: --spread=off.
+SPEC is a path or type:key=value,... Types are file (path, size, direct, read-only), null (size) and mem (size), and wrappers
+around another device (of=SPEC, the last key): delay (read, write, flush, discard, all, jitter) and error (rate, errno, op,
+range, after, count).
+Keys of the export, set on the outermost type: weight, its share of the device relative to other exports (1 to 10000, default
+100); ioprio, the I/O priority of its clients (rt, be or idle, with a level of 0 to 7: be:0; default be:4); cache, when a write
+is acknowledged: writeback (from the page cache; durable after a flush or with FUA), writethrough (by the device), none (no
+cache), unsafe (flushes do nothing); default writeback, for mem and null none; on-error, for blocks whose write-back failed:
+hold (kept; flushes fail until they are written or discarded) or retry (also retried without a flush), default hold.
+The command line overrides environment variables (HEADWORKS_ and the option's name), and these override the file. A switch can
+be turned off: --spread=off.
 Sizes: 512, 4K, 10M, 1G, 2T (powers of 1024). Times: 10us, 5ms, 30 (seconds).")]
 pub struct ServeArgs {
     /// Exports to serve; the first is the default export
@@ -135,8 +135,6 @@ pub struct ServeArgs {
     /// Time limit for writing dirty data at a shutdown; 0: unlimited
     #[arg(long, value_parser = time, default_value = "60s", value_name = "TIME")]
     pub(super) stop_timeout: u64,
-    #[command(flatten)]
-    pub(super) queue: QueueArgs,
     /// Print the start message as one JSON object
     #[arg(long)]
     pub(super) json: bool,
@@ -146,6 +144,8 @@ pub struct ServeArgs {
     /// Log more: once for connections, twice for everything
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
+    #[command(flatten)]
+    pub(super) queue: QueueArgs,
 }
 
 /// State of the seccomp filter.
@@ -164,5 +164,6 @@ fn time(word: &str) -> Result<u64, String> {
 }
 
 fn metrics_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "an address and a port, such as 127.0.0.1:9100 or [::1]:9100".into())
+    text.parse()
+        .map_err(|_| "not an address and a port such as 127.0.0.1:9100 or [::1]:9100".into())
 }

@@ -17,14 +17,17 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
     let one = |problem: Problem| Problems(vec![problem]);
     let server = server_options(options, config).map_err(one)?;
     if specs.is_empty() {
-        let message = "nothing to serve: name an image, or a file with an [[export]] by --config";
+        let message = "nothing to serve; name an image, or a configuration file with an [[export]] (--config)";
         return Err(one(Problem::new(&Origin::CommandLine, message)));
     }
     let blamed = |error| one(blame(config, &error));
     assemble::check(&specs).map_err(blamed)?;
     let cached = |spec: &&ExportSpec| spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
     if let Some(spec) = specs.iter().find(cached).filter(|_| options.cache == 0) {
-        let message = format!("export `{}` wants one, but --cache 0 is none", spec.name);
+        let message = format!(
+            "export `{}` needs a cache, but --cache is 0; set --cache, or cache=none for the export",
+            spec.name
+        );
         return Err(blamed(ConfigError::new("cache", message)));
     }
     Ok((specs, server))
@@ -73,7 +76,7 @@ fn server_options(options: &ServeArgs, config: &File) -> Result<ServerOptions, P
 pub(super) fn unix_mode(options: &ServeArgs) -> Result<u32, ConfigError> {
     let mode = u32::from_str_radix(&options.unix_mode, 8).ok();
     mode.filter(|mode| *mode <= 0o777).ok_or_else(|| {
-        let message = format!("`{}` is no octal mode such as 660", options.unix_mode);
+        let message = format!("`{}` is not an octal mode such as 660", options.unix_mode);
         ConfigError::new("unix-mode", message)
     })
 }

@@ -73,7 +73,7 @@ impl Loader {
     /// Reads the file and applies what can change at run time.
     fn load(&self, server: &Reloader) {
         if !self.has_file {
-            tracing::info!("there is no configuration file to load again");
+            tracing::info!("reload ignored: the server has no configuration file");
             return;
         }
         let effective = match self.sources.resolve() {
@@ -89,15 +89,15 @@ impl Loader {
             Err(error) => return refuse(&error.to_string()),
         }
         for what in needs_restart(&self.loaded, &effective.config) {
-            tracing::warn!("{what} differs now: it changes when the server starts again");
+            tracing::warn!("{what} changed in the configuration; it takes effect after a restart");
         }
-        tracing::info!("the configuration is loaded again");
+        tracing::info!("configuration reloaded");
     }
 }
 
 fn refuse(problems: &str) {
     for problem in problems.lines() {
-        tracing::error!("the configuration is not loaded again, nothing changes: {problem}");
+        tracing::error!("configuration not reloaded, nothing changed: {problem}");
     }
 }
 
@@ -107,7 +107,7 @@ fn tell(done: &Done) {
         tracing::info!("export {name} has {what} now");
     }
     for (name, why) in &done.kept {
-        tracing::warn!("export {name} stays as it is: {why}");
+        tracing::warn!("export {name} not changed: {why}");
     }
     for (name, why) in &done.failed {
         tracing::error!("export {name} cannot be served: {why}");

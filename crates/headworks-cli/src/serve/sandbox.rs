@@ -114,7 +114,7 @@ const REFUSED: &[i64] = &[
 ///
 /// # Errors
 /// A sentence if the kernel refuses; then no call is filtered.
-pub(super) fn enter() -> Result<(), String> {
+pub(super) fn install() -> Result<(), String> {
     let entered = programs().and_then(|programs| {
         programs.iter().try_for_each(|program| seccompiler::apply_filter_all_threads(program))
     });

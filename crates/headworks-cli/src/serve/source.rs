@@ -84,7 +84,7 @@ fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, OptionError> {
         }
     }
     if found.len() > DROP_INS_MAX {
-        let message = format!("{} has more than {DROP_INS_MAX} files", folder.display());
+        let message = format!("{} has more than {DROP_INS_MAX} files; join some", folder.display());
         return Err(OptionError::Io(message));
     }
     found.sort();
@@ -112,7 +112,7 @@ fn read(path: &Path) -> Result<(File, Problems), OptionError> {
                     (line + 1, String::from_utf8_lossy(text).chars().count() as u32 + 1)
                 });
             let origin = Origin::File(Position { file: name.into(), line, column });
-            let problem = Problem::new(&origin, "this is not UTF-8 text");
+            let problem = Problem::new(&origin, "the file is not UTF-8 text");
             Ok((File::default(), Problems(vec![problem])))
         }
     }

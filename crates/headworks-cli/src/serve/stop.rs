@@ -91,7 +91,7 @@ pub(super) fn wait(
             }
             MainEvent::Statistics => running.server.tell_statistics(),
             MainEvent::Reload if stop.is_some() => {
-                tracing::info!("nothing is loaded again in a stop")
+                tracing::info!("reload ignored: shutting down")
             }
             MainEvent::Reload => begin(reload, running, signals, manager),
             MainEvent::Reloaded if stop.is_some() => {}
@@ -119,7 +119,7 @@ fn begin(reload: &mut Reload, running: &Running, signals: &Signals, manager: &Se
     match begun {
         Ok(true) => manager.reloading(),
         Ok(false) => {}
-        Err(error) => tracing::error!("nothing can be loaded again now: {error}"),
+        Err(error) => tracing::error!("cannot start a reload: {error}"),
     }
 }
 
@@ -144,12 +144,14 @@ pub(super) fn end_at_once(running: &Running, reason: &str) -> ! {
             Some(writes) => {
                 complain(format!("export {name}: {writes} acknowledged writes were not flushed"));
             }
-            None => complain(format!("export {name}: it is not known whether all was flushed")),
+            None => complain(format!(
+                "export {name}: unknown whether all acknowledged writes were flushed"
+            )),
         }
         all_flushed = false;
     }
     if all_flushed {
-        complain("stopped at once; every acknowledged write was flushed");
+        complain("stopped at once; all acknowledged writes were flushed");
     }
     if let Some(file) = &running.pid_file {
         file.remove();

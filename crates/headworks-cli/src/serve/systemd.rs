@@ -42,7 +42,7 @@ fn error(message: impl Into<String>) -> ConfigError {
 impl InheritedSockets {
     /// Takes the passed sockets; must be called once, before anything else is opened.
     pub(super) fn take() -> Result<Self, ConfigError> {
-        let fail = |reason| error(format!("cannot take the sockets: {reason}"));
+        let fail = |reason| error(format!("cannot take the passed sockets: {reason}"));
         let mut sockets = Self::default();
         // `listen_fds` checks `LISTEN_PID`, the variant with names does not.
         if sd_notify::listen_fds().map_err(fail)?.len() == 0 {
@@ -61,7 +61,7 @@ impl InheritedSockets {
         let place = match name {
             CONTROL => &mut self.control,
             METRICS if !matches!(given.place(), Ok(InheritedAddress::Tcp(_))) => {
-                let message = "scrapers come over TCP, and the socket named `metrics` is of another kind; try \
+                let message = "the socket named `metrics` is no TCP socket; use \
                      ListenStream=127.0.0.1:9100";
                 return Err(error(message));
             }
@@ -73,7 +73,7 @@ impl InheritedSockets {
         };
         match place.replace(given) {
             None => Ok(()),
-            Some(_) => Err(error(format!("two sockets are named `{name}`; one is enough"))),
+            Some(_) => Err(error(format!("two sockets are named `{name}`; pass only one"))),
         }
     }
 
@@ -119,29 +119,29 @@ impl ServiceManager {
             1 => "serving 1 export".into(),
             _ => format!("serving {exports} exports"),
         };
-        tell(&[NotifyState::Ready, NotifyState::Status(&self.serving)]);
+        notify(&[NotifyState::Ready, NotifyState::Status(&self.serving)]);
     }
 
     /// Reports a reload; `ready` ends it.
     pub(super) fn reloading(&self) {
         // Newer managers require the time.
         match NotifyState::monotonic_usec_now() {
-            Ok(now) => tell(&[NotifyState::Reloading, now]),
-            Err(_) => tell(&[NotifyState::Reloading]),
+            Ok(now) => notify(&[NotifyState::Reloading, now]),
+            Err(_) => notify(&[NotifyState::Reloading]),
         }
     }
 
     /// Reports the start of a shutdown.
     pub(super) fn stopping(&self) {
-        tell(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+        notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
     }
 
     /// Reports a continuing shutdown; `line` is its progress.
     pub(super) fn still_stopping(&self, line: Option<&str>) {
         let more = NotifyState::ExtendTimeoutUsec(EXTENSION.as_micros() as u32);
         match line {
-            Some(line) => tell(&[more, NotifyState::Status(line)]),
-            None => tell(&[more]),
+            Some(line) => notify(&[more, NotifyState::Status(line)]),
+            None => notify(&[more]),
         }
     }
 
@@ -160,16 +160,16 @@ impl ServiceManager {
         self.due = Instant::now() + watchdog / 4;
         let answered = self.barrier.as_ref().is_none_or(ShardBarrier::is_complete);
         if answered {
-            tell(&[NotifyState::Watchdog]);
+            notify(&[NotifyState::Watchdog]);
             self.barrier = Some(server.barrier());
         }
     }
 }
 
-fn tell(state: &[NotifyState]) {
+fn notify(state: &[NotifyState]) {
     // A manager that is gone has no effect on the server.
     if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!("the service manager cannot be told: {error}");
+        tracing::debug!("cannot notify the service manager: {error}");
     }
 }
 

@@ -75,10 +75,10 @@ impl OptionTable {
     fn unknown(&self, name: &str) -> String {
         let dashed = name.replace('_', "-");
         if self.queue.contains(&dashed) {
-            return format!("{name} stands in [server.queue], by its name in sysfs");
+            return format!("{name} belongs in [server.queue], by its name in sysfs");
         }
         if NOT_IN_FILES.contains(&name.replace('-', "_").as_str()) {
-            return format!("{name} belongs on the command line");
+            return format!("{name} can only be set on the command line");
         }
         let known: Vec<&str> = self.in_files().map(|(name, _)| name).collect();
         unknown(name, "server", &known)
@@ -92,9 +92,9 @@ impl OptionTable {
         }
         if matches!(arg.get_action(), ArgAction::Count) {
             let count = setting.word().parse::<u8>();
-            return count
-                .map(drop)
-                .map_err(|_| format!("{name}: `{}` is no count", setting.word()));
+            return count.map(drop).map_err(|_| {
+                format!("{name}: `{}` is not a number within 0..=255", setting.word())
+            });
         }
         let line = words.iter().map(|word| format!("--{name}={word}"));
         let Err(error) = self.serve.clone().try_get_matches_from(line) else { return Ok(()) };
@@ -140,7 +140,7 @@ impl OptionTable {
     fn nearest_variable(&self, wrong: &str) -> Option<String> {
         let name = wrong.strip_prefix(PREFIX)?.replace('_', "-").to_lowercase();
         let near = nearest(&name, self.in_environment().map(|(name, _)| name))?;
-        Some(format!("{wrong} is no option; is it {}?", variable(near)))
+        Some(format!("{wrong} is not an option; did you mean {}?", variable(near)))
     }
 
     fn named_by(&self, wanted: &str) -> Option<(&str, &Arg)> {

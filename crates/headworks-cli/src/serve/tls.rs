@@ -18,14 +18,14 @@ pub(super) fn tls_options(options: &ServeArgs) -> Result<TlsOptions, ConfigError
     let mode: TlsMode = options.tls.parse()?;
     let certificates = options.tls_certificates.as_ref().map(absolute);
     let without = |option, what| {
-        let message = format!("{what} does nothing without --tls on or --tls require");
+        let message = format!("{what} has no effect without --tls on or --tls require");
         Err(ConfigError::new(option, message))
     };
     match mode {
         TlsMode::Off if certificates.is_some() => without("tls-certificates", "a directory"),
         TlsMode::Off if options.tls_verify_peer => without("tls-verify-peer", "verifying clients"),
         TlsMode::On | TlsMode::Require if certificates.is_none() => {
-            let message = "name the directory of server-cert.pem and server-key.pem";
+            let message = "TLS needs the directory of server-cert.pem and server-key.pem";
             Err(ConfigError::new("tls-certificates", message))
         }
         _ => Ok(TlsOptions { mode, certificates, verify_peer: options.tls_verify_peer }),
@@ -51,10 +51,12 @@ fn with_certificates(uri: &str, directory: &Path) -> String {
 
 /// Line of the start message.
 pub(super) fn note(tls: &TlsOptions) -> Option<String> {
-    let peers = if tls.verify_peer { ", clients with a certificate only" } else { "" };
+    let peers = if tls.verify_peer { ", with a client certificate" } else { "" };
     match tls.mode {
         TlsMode::Off => None,
-        TlsMode::On => Some(format!("TLS is there for clients that ask (nbds://){peers}")),
+        TlsMode::On => {
+            Some(format!("TLS is available to clients that ask for it (nbds://){peers}"))
+        }
         TlsMode::Require => Some(format!("TLS is required{peers}")),
     }
 }
@@ -62,9 +64,11 @@ pub(super) fn note(tls: &TlsOptions) -> Option<String> {
 /// SIGHUP: reloads the certificates.
 pub(super) fn reload(server: &Reloader) {
     match server.certificates() {
-        Ok(true) => tracing::info!("the certificates were read again, for connections to come"),
+        Ok(true) => tracing::info!("certificates reloaded for new connections"),
         Ok(false) => {}
-        Err(error) => tracing::error!("the certificates stay as they were: {error}"),
+        Err(error) => {
+            tracing::error!("cannot reload the certificates, the old ones stay in use: {error}")
+        }
     }
 }
 

@@ -51,16 +51,17 @@ pub(super) fn look_up(text: &str) -> Result<User, ConfigError> {
         (Some(group), _) => group_id(group)?,
         (None, Some(entry)) => entry.gid,
         (None, None) => {
-            let message = format!("user {uid} has no entry and so no group; say {uid}:GROUP");
+            let message =
+                format!("user {uid} is not in the user database and has no group; use {uid}:GROUP");
             return Err(error(message));
         }
     };
     // The kernel takes this value as "unchanged".
     if uid == libc::uid_t::MAX || gid == libc::gid_t::MAX {
-        return Err(error(format!("`{text}` is no user that there can be")));
+        return Err(error(format!("`{text}` is no valid user id")));
     }
     if uid == 0 {
-        return Err(error("root gives up nothing; name another user or leave it out"));
+        return Err(error("root drops no privileges; name another user or leave --user out"));
     }
     Ok(User { uid, gid, name: entry.map(|entry| entry.name) })
 }
@@ -69,52 +70,63 @@ impl User {
     /// Checks and prepares the change before anything is opened and any thread started.
     pub(super) fn prepare(&self) -> Result<(), ConfigError> {
         // SAFETY: it cannot fail.
-        if unsafe { libc::geteuid() } != 0 && !self.is_us() {
-            let message = "only root may become somebody else; leave it out to stay who you are";
+        if unsafe { libc::geteuid() } != 0 && !self.is_current() {
+            let message = "only root can change to another user; start as root or leave --user out";
             return Err(error(message));
         }
         no_new_privileges()
     }
 
     /// Makes the user the owner of a file, so that it can be reached and removed.
-    pub(super) fn give(&self, path: &Path) -> Result<(), ConfigError> {
+    pub(super) fn set_owner(&self, path: &Path) -> Result<(), ConfigError> {
         std::os::unix::fs::lchown(path, Some(self.uid), Some(self.gid)).map_err(|reason| {
-            error(format!("cannot give {} to user {}: {reason}", path.display(), self.uid))
+            error(format!(
+                "cannot make user {} the owner of {}: {reason}",
+                self.uid,
+                path.display()
+            ))
         })
     }
 
     /// Warnings about `files` and the pid file that the user cannot remove; called as the user.
-    pub(super) fn leftovers(&self, files: &[PathBuf], pid_file: Option<&Path>) -> Vec<String> {
-        let is_stuck = |path: &&Path| !may_remove(path);
-        let stuck = files.iter().map(PathBuf::as_path).filter(is_stuck);
-        let stuck: Vec<String> = stuck.map(|path| path.display().to_string()).collect();
-        let stuck = (!stuck.is_empty()).then(|| {
-            let names = stuck.join(", ");
-            format!("user {} cannot remove {names} at the end; the next start will", self.uid)
-        });
-        let emptied = pid_file.filter(is_stuck).map(|path| {
-            let path = path.display();
+    pub(super) fn removal_warnings(
+        &self,
+        files: &[PathBuf],
+        pid_file: Option<&Path>,
+    ) -> Vec<String> {
+        let is_kept = |path: &&Path| !may_remove(path);
+        let kept = files.iter().map(PathBuf::as_path).filter(is_kept);
+        let kept: Vec<String> = kept.map(|path| path.display().to_string()).collect();
+        let kept = (!kept.is_empty()).then(|| {
+            let names = kept.join(", ");
             format!(
-                "user {} cannot remove the pid file {path} at the end, so it is emptied then",
+                "user {} cannot remove {names} at shutdown; the next start removes it",
                 self.uid
             )
         });
-        stuck.into_iter().chain(emptied).collect()
+        let emptied = pid_file.filter(is_kept).map(|path| {
+            let path = path.display();
+            format!(
+                "user {} cannot remove the pid file {path} at shutdown; it is emptied instead",
+                self.uid
+            )
+        });
+        kept.into_iter().chain(emptied).collect()
     }
 
     /// Changes all threads to the user, irreversibly.
-    pub(super) fn become_it(&self) -> Result<(), ConfigError> {
-        if self.is_us() {
+    pub(super) fn apply(&self) -> Result<(), ConfigError> {
+        if self.is_current() {
             // A service manager has changed it already.
             return self.verify();
         }
         self.change().map_err(|(what, reason)| {
-            error(format!("cannot become user {} ({what}): {reason}", self.uid))
+            error(format!("cannot change to user {} ({what}): {reason}", self.uid))
         })?;
         self.verify()
     }
 
-    fn is_us(&self) -> bool {
+    fn is_current(&self) -> bool {
         // SAFETY: they cannot fail.
         unsafe { libc::geteuid() == self.uid && libc::getegid() == self.gid }
     }
@@ -145,16 +157,18 @@ impl User {
                 || libc::setresgid(0, 0, 0) == 0 && self.gid != 0
         };
         if is_back {
-            return Err(error("it could be taken back, so nothing is given up"));
+            return Err(error(
+                "the change to the user could be reversed; the server does not start",
+            ));
         }
-        let broken = |reason: io::Error| error(format!("cannot look at /proc/self/task: {reason}"));
+        let broken = |reason: io::Error| error(format!("cannot read /proc/self/task: {reason}"));
         for task in std::fs::read_dir("/proc/self/task").map_err(broken)? {
             let path = task.map_err(broken)?.path().join("status");
             let Ok(status) = std::fs::read_to_string(path) else {
                 // A kernel worker thread that has just ended.
                 continue;
             };
-            judge(&status, self).map_err(error)?;
+            check_thread(&status, self).map_err(error)?;
         }
         Ok(())
     }
@@ -181,7 +195,7 @@ fn may_change(directory: &Path) -> bool {
 }
 
 /// Checks a thread's status file: its ids are the user's, and it has no capabilities.
-fn judge(status: &str, user: &User) -> Result<(), String> {
+fn check_thread(status: &str, user: &User) -> Result<(), String> {
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.unwrap_or_default().split_whitespace()
@@ -192,7 +206,7 @@ fn judge(status: &str, user: &User) -> Result<(), String> {
         fields.peek().is_some() && fields.all(|one| one == wanted.to_string())
     };
     if !is_all("Uid:", user.uid) || !is_all("Gid:", user.gid) {
-        return Err(format!("thread {name} is still somebody else"));
+        return Err(format!("thread {name} still has another user or group"));
     }
     for set in ["CapPrm:", "CapEff:", "CapAmb:"] {
         let left = field(set).next().and_then(|set| u64::from_str_radix(set, 16).ok());
@@ -213,7 +227,7 @@ fn no_new_privileges() -> Result<(), ConfigError> {
         0 => Ok(()),
         _ => {
             let reason = io::Error::last_os_error();
-            Err(error(format!("the kernel does not promise no new privileges: {reason}")))
+            Err(error(format!("cannot set no_new_privs: {reason}")))
         }
     }
 }
@@ -226,16 +240,16 @@ struct Entry {
 
 /// Looks up a user by name, or by number if no user has that name.
 fn passwd(user: &str) -> Result<Option<Entry>, ConfigError> {
-    let name = CString::new(user).map_err(|_| error("a user's name has no NUL"))?;
-    let by_name = ask(|entry: *mut libc::passwd, buffer, len, found| {
-        // SAFETY: as `ask` promises; the name is terminated.
+    let name = CString::new(user).map_err(|_| error("a user name cannot contain NUL"))?;
+    let by_name = query(|entry: *mut libc::passwd, buffer, len, found| {
+        // SAFETY: as `query` promises; the name is terminated.
         unsafe { libc::getpwnam_r(name.as_ptr(), entry, buffer, len, found) }
     });
     // Names take precedence over numbers, as in chown(1).
     let found = match (by_name?, user.parse::<libc::uid_t>()) {
         (Some(found), _) => Some(found),
-        (None, Ok(uid)) => ask(|entry: *mut libc::passwd, buffer, len, found| {
-            // SAFETY: as `ask` promises.
+        (None, Ok(uid)) => query(|entry: *mut libc::passwd, buffer, len, found| {
+            // SAFETY: as `query` promises.
             unsafe { libc::getpwuid_r(uid, entry, buffer, len, found) }
         })?,
         (None, Err(_)) => None,
@@ -249,9 +263,9 @@ fn passwd(user: &str) -> Result<Option<Entry>, ConfigError> {
 }
 
 fn group_id(group: &str) -> Result<libc::gid_t, ConfigError> {
-    let name = CString::new(group).map_err(|_| error("a group's name has no NUL"))?;
-    let found = ask(|entry: *mut libc::group, buffer, len, found| {
-        // SAFETY: as `ask` promises; the name is terminated.
+    let name = CString::new(group).map_err(|_| error("a group name cannot contain NUL"))?;
+    let found = query(|entry: *mut libc::group, buffer, len, found| {
+        // SAFETY: as `query` promises; the name is terminated.
         unsafe { libc::getgrnam_r(name.as_ptr(), entry, buffer, len, found) }
     })?;
     match found {
@@ -262,7 +276,7 @@ fn group_id(group: &str) -> Result<libc::gid_t, ConfigError> {
 
 /// Queries the user database with a growing buffer: `call` gets the entry to fill, the buffer with its length, and the
 /// result pointer. Strings of the entry lie in the returned buffer.
-fn ask<T>(
+fn query<T>(
     call: impl Fn(*mut T, *mut libc::c_char, usize, *mut *mut T) -> libc::c_int,
 ) -> Result<Option<(T, Vec<libc::c_char>)>, ConfigError> {
     let mut size = ENTRY;
@@ -279,7 +293,7 @@ fn ask<T>(
             libc::ENOENT | libc::ESRCH | libc::EBADF | libc::EPERM => return Ok(None),
             number => {
                 let reason = io::Error::from_raw_os_error(number);
-                return Err(error(format!("cannot ask the user database: {reason}")));
+                return Err(error(format!("cannot read the user database: {reason}")));
             }
         }
     }
@@ -309,10 +323,13 @@ mod tests {
             ("", "there is no user ``"),
             ("-1", "there is no user `-1`"),
             ("daemon:no-such-group", "there is no group `no-such-group`"),
-            ("4000000001", "user 4000000001 has no entry and so no group; say 4000000001:GROUP"),
-            ("4294967295:1", "`4294967295:1` is no user that there can be"),
-            ("root", "root gives up nothing; name another user or leave it out"),
-            ("0:daemon", "root gives up nothing; name another user or leave it out"),
+            (
+                "4000000001",
+                "user 4000000001 is not in the user database and has no group; use 4000000001:GROUP",
+            ),
+            ("4294967295:1", "`4294967295:1` is no valid user id"),
+            ("root", "root drops no privileges; name another user or leave --user out"),
+            ("0:daemon", "root drops no privileges; name another user or leave --user out"),
         ] {
             assert_eq!(look_up(text).unwrap_err().message, expected, "{text}");
         }
@@ -327,11 +344,17 @@ mod tests {
             )
         };
         let none = "0000000000000000";
-        assert_eq!(judge(&status("7\t7\t7\t7", "8\t8\t8\t8", none), &user), Ok(()));
-        assert!(judge(&status("7\t7\t0\t7", "8\t8\t8\t8", none), &user).is_err(), "saved id");
-        assert!(judge(&status("7\t7\t7\t7", "0\t8\t8\t8", none), &user).is_err(), "real group");
-        let kept = judge(&status("7\t7\t7\t7", "8\t8\t8\t8", "0000000000000080"), &user);
+        assert_eq!(check_thread(&status("7\t7\t7\t7", "8\t8\t8\t8", none), &user), Ok(()));
+        assert!(
+            check_thread(&status("7\t7\t0\t7", "8\t8\t8\t8", none), &user).is_err(),
+            "saved id"
+        );
+        assert!(
+            check_thread(&status("7\t7\t7\t7", "0\t8\t8\t8", none), &user).is_err(),
+            "real group"
+        );
+        let kept = check_thread(&status("7\t7\t7\t7", "8\t8\t8\t8", "0000000000000080"), &user);
         assert!(kept.unwrap_err().contains("CapPrm"));
-        assert!(judge("", &user).is_err(), "what is not said is not believed");
+        assert!(check_thread("", &user).is_err(), "what is not said is not believed");
     }
 }

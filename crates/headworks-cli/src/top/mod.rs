@@ -22,13 +22,13 @@ use rates::{COLUMNS, Row, Sample, cell};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  headworks top /run/hw.ctl                      a screen of rows; ? explains the columns
-  headworks top /run/hw.ctl --batch 2            two tables: since the start, and of one second
-  headworks top /run/hw.ctl --batch 1 --json     the same for programs
+  headworks top /run/hw.ctl                      live table; ? explains the columns
+  headworks top /run/hw.ctl --batch 2            two tables: since the start, and over one second
+  headworks top /run/hw.ctl --batch 1 --json     the same as JSON
 
-Columns are those of iostat -x: requests, sizes and times (ms) as clients see them, merges, discards, flushes, aqu-sz and
-%util as the device's queue does; then plug, tag, sched and dev, what requests waited for in us (half of them at most, and
-99 of 100). A device that others use, too, has one aqu-sz, %util and queue for all of them.")]
+Columns are those of iostat -x. Requests, sizes and latencies (ms) are those of clients; merges, discards, flushes, aqu-sz and
+%util those of the device queue. plug, tag, sched and dev are stage times in us (median and 99th percentile). Exports that
+share a device have the same aqu-sz, %util and queue.")]
 pub struct TopArgs {
     /// Control socket of the server (its --control)
     #[arg(value_name = "SOCKET")]
@@ -61,7 +61,7 @@ fn interval(text: &str) -> Result<u64, String> {
 pub fn run(options: &TopArgs) -> ExitCode {
     let socket = options.socket.clone();
     let ask = move |method: &str| ctl::ask(&socket, method, &json!({}));
-    let look = move || {
+    let sample = move || {
         Ok(Sample {
             stats: ask("stats")?,
             histograms: ask("histograms")?,
@@ -71,8 +71,8 @@ pub fn run(options: &TopArgs) -> ExitCode {
     let interval = Duration::from_nanos(options.interval);
     let plain = options.batch.is_some() || options.json || !std::io::stdout().is_terminal();
     let result = match plain {
-        true => lines(look, interval, options),
-        false => screen::run(look, interval),
+        true => lines(sample, interval, options),
+        false => screen::run(sample, interval),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -85,7 +85,7 @@ pub fn run(options: &TopArgs) -> ExitCode {
 
 /// Prints tables; for ever if no number was given.
 fn lines(
-    mut look: impl FnMut() -> Result<Sample, String>,
+    mut sample: impl FnMut() -> Result<Sample, String>,
     interval: Duration,
     options: &TopArgs,
 ) -> Result<(), String> {
@@ -95,7 +95,7 @@ fn lines(
         if count > 0 {
             std::thread::sleep(interval);
         }
-        let new = look()?;
+        let new = sample()?;
         let rows = rates::rows(&old, &new);
         let text = match options.json {
             true => format!("{}\n", rates::as_json(&rows)),

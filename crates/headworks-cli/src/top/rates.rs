@@ -19,36 +19,36 @@ pub struct Sample {
 
 /// Columns of a row with their explanation, in order.
 pub const COLUMNS: [(&str, &str); 30] = [
-    ("r/s", "reads answered a second"),
-    ("rkB/s", "KiB read a second"),
-    ("rrqm/s", "reads merged a second"),
-    ("%rrqm", "of reads, those that merged"),
-    ("r_await", "ms from a read to its answer"),
-    ("rareq-sz", "KiB of a read"),
-    ("w/s", "writes answered a second"),
-    ("wkB/s", "KiB written a second"),
-    ("wrqm/s", "writes merged a second"),
-    ("%wrqm", "of writes, those that merged"),
-    ("w_await", "ms from a write to its answer"),
-    ("wareq-sz", "KiB of a write"),
-    ("d/s", "discards a second"),
-    ("dkB/s", "KiB discarded a second"),
-    ("d_await", "ms that a discard took in the queue"),
-    ("f/s", "device flushes a second"),
-    ("f_await", "ms that a flush took"),
-    ("aqu-sz", "requests in the queue of its device, on average"),
-    ("%util", "of the time, when the device had any"),
-    ("plug50", "us in the plug, half of the requests at most"),
-    ("plug99", "99 of 100"),
-    ("tag50", "us waiting for a tag, half"),
-    ("tag99", "99 of 100"),
-    ("sched50", "us in the elevator, half"),
-    ("sched99", "99 of 100"),
-    ("dev50", "us in the device, half"),
-    ("dev99", "99 of 100"),
-    ("dirtyMB", "MiB that are dirty, of the whole cache"),
-    ("hit%", "of the cache's blocks, those found there"),
-    ("queue", "requests in the queue of its device now"),
+    ("r/s", "reads completed per second"),
+    ("rkB/s", "KiB read per second"),
+    ("rrqm/s", "reads merged per second"),
+    ("%rrqm", "share of reads that were merged"),
+    ("r_await", "average read latency, ms"),
+    ("rareq-sz", "average read size, KiB"),
+    ("w/s", "writes completed per second"),
+    ("wkB/s", "KiB written per second"),
+    ("wrqm/s", "writes merged per second"),
+    ("%wrqm", "share of writes that were merged"),
+    ("w_await", "average write latency, ms"),
+    ("wareq-sz", "average write size, KiB"),
+    ("d/s", "discards per second"),
+    ("dkB/s", "KiB discarded per second"),
+    ("d_await", "average discard time in the queue, ms"),
+    ("f/s", "device flushes per second"),
+    ("f_await", "average flush time, ms"),
+    ("aqu-sz", "average queue size of its device"),
+    ("%util", "share of time with requests in flight"),
+    ("plug50", "plug time, us: median"),
+    ("plug99", "99th percentile"),
+    ("tag50", "wait for a tag, us: median"),
+    ("tag99", "99th percentile"),
+    ("sched50", "I/O scheduler time, us: median"),
+    ("sched99", "99th percentile"),
+    ("dev50", "device time, us: median"),
+    ("dev99", "99th percentile"),
+    ("dirtyMB", "dirty data in the whole cache, MiB"),
+    ("hit%", "cache hits, share of blocks"),
+    ("queue", "requests in its device's queue now"),
 ];
 
 /// Row of one export.
@@ -65,7 +65,7 @@ fn number(value: &Value) -> f64 {
 }
 
 /// Growth of a counter between two samples.
-fn grew(old: &Value, new: &Value, path: &[&str]) -> f64 {
+fn growth(old: &Value, new: &Value, path: &[&str]) -> f64 {
     let at = |value: &Value| {
         let found = path.iter().try_fold(value, |value, name| value.get(*name));
         found.map_or(0.0, number)
@@ -80,16 +80,17 @@ fn ratio(part: f64, whole: f64) -> f64 {
 
 /// Returns the rows of all exports between two samples; with an empty first one, since the server's start.
 pub fn rows(old: &Sample, new: &Sample) -> Vec<Row> {
-    let seconds = grew(&old.stats, &new.stats, &["seconds"]).max(1e-3);
+    let seconds = growth(&old.stats, &new.stats, &["seconds"]).max(1e-3);
     let exports = new.stats["exports"].as_object().into_iter().flatten();
     exports.map(|(name, export)| row(old, new, (name, export), seconds)).collect()
 }
 
 fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64) -> Row {
-    let clients =
-        |op: &str, what: &str| grew(&old.histograms, &new.histograms, &["exports", name, op, what]);
+    let clients = |op: &str, what: &str| {
+        growth(&old.histograms, &new.histograms, &["exports", name, op, what])
+    };
     let queue =
-        |op: &str, what: &str| grew(&old.stats, &new.stats, &["exports", name, "ops", op, what]);
+        |op: &str, what: &str| growth(&old.stats, &new.stats, &["exports", name, "ops", op, what]);
     let side = |op: &str| {
         let (count, bytes) = (clients(op, "count"), clients(op, "bytes"));
         let (merges, bios) = (queue(op, "merges"), queue(op, "bios"));
@@ -106,8 +107,8 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64)
     let (discards, flushes) = (queue("discard", "requests"), queue("flush", "requests"));
     let device = export["device"].as_str().unwrap_or_default();
     let disk = |what: &str| {
-        let of = |look: &Sample| {
-            let all = look.disks.as_array().into_iter().flatten();
+        let of = |sample: &Sample| {
+            let all = sample.disks.as_array().into_iter().flatten();
             let own = all.into_iter().find(|disk| disk["name"] == device);
             own.map_or(0.0, |disk| number(&disk["fields"][what]))
         };
@@ -129,7 +130,7 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64)
         let times = between(old, new, name, stage);
         values.extend([percentile(&times, 0.5), percentile(&times, 0.99)]);
     }
-    let cache = |what: &str| grew(&old.stats, &new.stats, &["cache", what]);
+    let cache = |what: &str| growth(&old.stats, &new.stats, &["cache", what]);
     let (hits, misses) = (cache("hits"), cache("misses"));
     let cached = export["cache"] != "none";
     values.extend([
@@ -144,8 +145,8 @@ fn row(old: &Sample, new: &Sample, (name, export): (&str, &Value), seconds: f64)
 fn between(old: &Sample, new: &Sample, name: &str, stage: &str) -> Vec<(f64, f64)> {
     let mut all: Vec<(f64, f64)> = Vec::new();
     for op in ["read", "write"] {
-        let pairs = |look: &Sample| -> Vec<(f64, f64)> {
-            let found = &look.histograms["exports"][name][op]["stages"][stage];
+        let pairs = |sample: &Sample| -> Vec<(f64, f64)> {
+            let found = &sample.histograms["exports"][name][op]["stages"][stage];
             let pairs = found.as_array().into_iter().flatten();
             pairs.map(|pair| (number(&pair[0]), number(&pair[1]))).collect()
         };
@@ -199,7 +200,7 @@ pub fn cell(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn look(seconds: f64, reads: u64, ticks: u64) -> Sample {
+    fn sample(seconds: f64, reads: u64, ticks: u64) -> Sample {
         let stages = json!({ "device": [[1.023, reads - reads / 10], [5242.879, reads / 10]] });
         let read = json!({ "count": reads, "bytes": reads * 4096, "sum_us": reads * 2000,
             "stages": stages });
@@ -219,7 +220,7 @@ mod tests {
 
     #[test]
     fn rates_cover_the_time_between_two_samples() {
-        let rows = rows(&look(10.0, 1_000, 500), &look(12.0, 1_400, 1_500));
+        let rows = rows(&sample(10.0, 1_000, 500), &sample(12.0, 1_400, 1_500));
         let row = &rows[0];
         assert_eq!(row.values.len(), COLUMNS.len());
         let expected = [
@@ -245,9 +246,9 @@ mod tests {
 
     #[test]
     fn restarted_server_and_new_export_have_no_negative_rates() {
-        let rows = rows(&look(500.0, 90_000, 9), &look(1.0, 40, 5));
+        let rows = rows(&sample(500.0, 90_000, 9), &sample(1.0, 40, 5));
         assert!(rows[0].values.iter().all(|value| *value >= 0.0));
-        assert_eq!(super::rows(&Sample::default(), &look(1.0, 40, 5))[0].values[0], 40.0);
+        assert_eq!(super::rows(&Sample::default(), &sample(1.0, 40, 5))[0].values[0], 40.0);
     }
 
     #[test]

@@ -86,13 +86,13 @@ struct Asker {
 
 impl Asker {
     fn new(
-        mut look: impl FnMut() -> Result<Sample, String> + Send + 'static,
+        mut sample: impl FnMut() -> Result<Sample, String> + Send + 'static,
     ) -> Result<Self, String> {
         let (asks, asked) = channel();
         let (tell, answers) = channel();
         let thread = std::thread::Builder::new().name("asker".into());
         thread
-            .spawn(move || while asked.recv().is_ok() && tell.send(look()).is_ok() {})
+            .spawn(move || while asked.recv().is_ok() && tell.send(sample()).is_ok() {})
             .map_err(|error| format!("cannot start a thread: {error}"))?;
         Ok(Self { asks, answers, since: None })
     }
@@ -112,7 +112,9 @@ impl Asker {
         let answer = match self.answers.try_recv() {
             Ok(answer) => answer,
             Err(TryRecvError::Empty) => return None,
-            Err(TryRecvError::Disconnected) => Err("nobody asks the server any more".to_owned()),
+            Err(TryRecvError::Disconnected) => {
+                Err("the query thread has ended; start top again".to_owned())
+            }
         };
         self.since = None;
         Some(answer)
@@ -128,11 +130,11 @@ impl Asker {
 /// # Errors
 /// A sentence for the user.
 pub fn run(
-    mut look: impl FnMut() -> Result<Sample, String> + Send + 'static,
+    mut sample: impl FnMut() -> Result<Sample, String> + Send + 'static,
     interval: Duration,
 ) -> Result<(), String> {
-    let mut old = look()?;
-    let mut asker = Asker::new(look)?;
+    let mut old = sample()?;
+    let mut asker = Asker::new(sample)?;
     let mut terminal =
         ratatui::try_init().map_err(|error| format!("cannot use this terminal: {error}"))?;
     for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
@@ -196,7 +198,7 @@ fn draw(frame: &mut Frame<'_>, view: &mut View, rows: &[Row], connections: &Valu
         format!("headworks: {} exports, by {} ({}){silent}", rows.len(), sorted.0, sorted.1);
     frame.render_widget(Paragraph::new(title), head);
     frame.render_widget(
-        Paragraph::new("q quits, arrows choose the column to sort by, r w u d t a sort by one, c connections, ? help"),
+        Paragraph::new("q quit, arrows: sort column, r w u d t a: sort, c connections, ? help"),
         foot,
     );
     if view.help {
@@ -251,7 +253,7 @@ fn clients(connections: &Value) -> Vec<Line<'static>> {
             p99("write")
         ))
     };
-    std::iter::once(Line::from("connections, since each came"))
+    std::iter::once(Line::from("connections, since each was opened"))
         .chain(all.iter().map(line))
         .collect()
 }
@@ -299,10 +301,10 @@ mod tests {
         view.on_key(KeyCode::Left, false);
         assert_eq!(view.sort, 0);
         view.on_key(KeyCode::Char('?'), false);
-        assert!(screen(&mut view, 80).contains("ms from a read to its answer"));
+        assert!(screen(&mut view, 80).contains("average read latency, ms"));
         view.on_key(KeyCode::Char('?'), false);
         view.on_key(KeyCode::Char('c'), false);
-        assert!(screen(&mut view, 80).contains("connections, since each came"));
+        assert!(screen(&mut view, 80).contains("connections, since each was opened"));
         assert_eq!(view.on_key(KeyCode::Char('q'), false), Asked::Quit);
         assert_eq!(view.on_key(KeyCode::Char('c'), true), Asked::Quit);
     }
