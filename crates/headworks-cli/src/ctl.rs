@@ -398,14 +398,13 @@ fn show_stats(stats: &Value) -> String {
     for (name, device) in entries(&stats["devices"]) {
         let (queue, tags) = (&device["queue"], &device["tags"]);
         text += &format!(
-            "{name}: {}, {} issued, {} sequential, {} in flight; tags {}: {} of {} free, {} asks, {} waits, longest {}\n",
+            "{name}: {}, {} issued, {} sequential, {} in flight; tags: {} of {} free, {} asks, {} waits, longest {}\n",
             plain(&device["scheduler"]),
             queue["issued"],
             queue["sequential_ratio"]
                 .as_f64()
                 .map_or("-".into(), |part| format!("{:.1}%", part * 100.0)),
             queue["in_flight"],
-            plain(&tags["policy"]),
             tags["free"],
             tags["depth"],
             tags["asks"],

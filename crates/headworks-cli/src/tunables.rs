@@ -34,9 +34,6 @@ pub struct QueueArgs {
     /// I/O scheduler: none or mq-deadline
     #[arg(long, value_name = "NAME")]
     scheduler: Option<String>,
-    /// Who gets a tag next: fair; for experiments legacy518 or kuai_v3
-    #[arg(long, value_name = "POLICY")]
-    tags: Option<String>,
     /// Any tunable by its path in `headworks ctl get`: iosched/fifo_batch=32, hw_inflight_kb=320 for queues,
     /// vm/dirty_bytes=64M for write-back (of all threads together)
     #[arg(long = "set", value_name = "NAME=VALUE")]
@@ -50,7 +47,7 @@ impl QueueArgs {
     /// A value is out of range.
     pub fn settings(&self, origin: &Origin) -> Result<(QueueSettings, DirtySettings), ConfigError> {
         let Self { nr_requests, queue_depth, max_sectors_kb, max_segments, nomerges, .. } = self;
-        let Self { io_timeout, scheduler, tags, set, .. } = self;
+        let Self { io_timeout, scheduler, set, .. } = self;
         let (mut queue, mut dirty) = (QueueSettings::new(), DirtySettings::new());
         let mut put = |tunable: Tunable, value| {
             tunable.check(value)?;
@@ -69,10 +66,8 @@ impl QueueArgs {
         for (tunable, number) in numbers {
             number.map_or(Ok(()), |number| put(tunable, number))?;
         }
-        for (tunable, word) in [(Tunable::Scheduler, scheduler), (Tunable::Tags, tags)] {
-            if let Some(word) = word {
-                put(tunable, tunable.parse(word)?)?;
-            }
+        if let Some(word) = scheduler {
+            put(Tunable::Scheduler, Tunable::Scheduler.parse(word)?)?;
         }
         for word in set {
             match setting(word)? {
@@ -161,7 +156,6 @@ mod tests {
             nomerges: None,
             io_timeout: None,
             scheduler: None,
-            tags: None,
             set,
         }
     }

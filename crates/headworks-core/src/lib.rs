@@ -46,8 +46,8 @@ pub use extent::{EXTENTS_BYTES, Extent, ExtentState};
 pub use input::{Completion, Control, Input, Message, ReplyStage, RequestId};
 pub use options::{
     CacheOptions, Change, ChangeError, DeadlineOptions, DeviceConfig, ErrorPolicy, ExportConfig,
-    NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, TagPolicy, Tunable, VolumeConfig,
-    VolumeOptions, WakeOptions, WriteMode,
+    NoMerges, QueueOptions, Scheduler, ShardConfig, SpareSlots, Tunable, VolumeConfig,
+    VolumeOptions, WriteMode,
 };
 pub use shard::Shard;
 pub use time::Instant;

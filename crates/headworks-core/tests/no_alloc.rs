@@ -13,8 +13,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Change, Completion, DeviceConfig, DeviceId,
     ExportId, Input, Instant, IoClass, IoError, Ioprio, Op, QueueOptions, Scheduler, Shard,
-    ShardConfig, ShardId, SpareSlots, Status, Submit, TagPolicy, VolumeConfig, VolumeId,
-    VolumeOptions,
+    ShardConfig, ShardId, SpareSlots, Status, Submit, VolumeConfig, VolumeId, VolumeOptions,
 };
 
 /// Room for more than any test has in flight; made before counting starts.
@@ -128,17 +127,6 @@ impl Desk {
     fn finish(&mut self) {
         while !self.flying.is_empty() {
             self.answer(Ok(()), |submit| submit.len);
-        }
-    }
-
-    /// Everything is answered and every timer comes, until there is none.
-    fn run_out(&mut self) {
-        loop {
-            self.finish();
-            let Some(at) = self.timer else {
-                return;
-            };
-            self.tick(at.saturating_sub(self.now));
         }
     }
 
@@ -368,30 +356,6 @@ fn another_shards_device() {
             desk.tick(30 * SEC);
             desk.finish();
             desk.tick(20 * MS);
-        });
-    }
-}
-
-#[test]
-fn tasks_that_sleep_and_wake() {
-    for (tags, nr_requests) in [
-        (TagPolicy::Legacy518, 64),
-        (TagPolicy::Legacy518, 4),
-        (TagPolicy::KuaiV3, 62),
-        (TagPolicy::KuaiV3, 1),
-    ] {
-        let change = |q: &mut QueueOptions| {
-            (q.tags, q.nr_requests, q.max_sectors_kb) = (tags, nr_requests, 128);
-        };
-        none(1, 64, change, |desk| {
-            (0..64).for_each(|n| desk.bio(Op::Write, NONE, n * 8 * MIB, 1 << 20));
-            desk.turn();
-            desk.run_out();
-        });
-        none(2, 64, change, |desk| {
-            (0..32).for_each(|n| desk.bio(Op::Write, NONE, n * 8 * MIB, 1 << 20));
-            desk.turn();
-            desk.run_out();
         });
     }
 }

@@ -1,7 +1,8 @@
 //! What experiments share: which rows of them are wanted, and by which names.
 
-use headworks_core::{ConfigError, TagPolicy};
+use headworks_core::ConfigError;
 
+use crate::baseline::TagPolicy;
 pub use crate::report::Progress;
 use crate::report::Report;
 use crate::{fairness, live, seed000, seed001, seed004};

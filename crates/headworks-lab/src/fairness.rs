@@ -9,9 +9,10 @@
 //! their parts within 5 %. Each with `none` and with mq-deadline, on an NVMe and on a SATA disk.
 
 use headworks_core::time::SEC;
-use headworks_core::{ConfigError, ExportConfig, ExportId, QueueOptions, Scheduler, TagPolicy};
+use headworks_core::{ConfigError, DeviceId, ExportConfig, ExportId, QueueOptions, Scheduler};
 use headworks_sim::disk::{Ssd, SsdProfile};
 
+use crate::baseline::{TagPolicy, WakeOptions};
 use crate::experiment::{Filter, Progress};
 use crate::report::{Goal, Report, Row, Verdict, jain};
 use crate::rig::{Counts, JobOptions, Rig, RigOptions};
@@ -158,16 +159,11 @@ impl Point {
         filter.has_policy(self.policy)
             && filter.has_device(self.disk.name)
             && filter.has_jobs(self.case.jobs(1 << 30).len() as u32)
-            && filter.has_tags(self.queue(0).nr_requests)
+            && filter.has_tags(self.queue().nr_requests)
     }
 
-    fn queue(&self, seed: u64) -> QueueOptions {
-        let usual = QueueOptions {
-            scheduler: self.scheduler,
-            tags: self.policy,
-            wake: headworks_core::WakeOptions { seed: seed as u32, ..Default::default() },
-            ..QueueOptions::default()
-        };
+    fn queue(&self) -> QueueOptions {
+        let usual = QueueOptions { scheduler: self.scheduler, ..QueueOptions::default() };
         let Disk { hw_inflight_kb, max_sectors_kb, .. } = self.disk;
         match self.case {
             Case::Unbounded => usual,
@@ -177,9 +173,9 @@ impl Point {
 
     fn run(&self, seed: u64, seconds: u64) -> Result<Row, ConfigError> {
         let size = self.disk.profile.capacity / 4096 * 4096;
-        let rig = Rig::new(RigOptions {
+        let mut rig = Rig::new(RigOptions {
             seed,
-            queue: self.queue(seed),
+            queue: self.queue(),
             size,
             device: Box::new(Ssd::new(self.disk.profile)),
             jobs: self.case.jobs(size),
@@ -188,11 +184,13 @@ impl Point {
             ramp_ns: SEC / 10,
             runtime_ns: seconds * SEC,
         })?;
+        let wake = WakeOptions { seed: seed as u32, ..WakeOptions::default() };
+        self.policy.install(rig.shard(), DeviceId(0), wake);
         Ok(self.row(&rig.run(), seconds))
     }
 
     fn row(&self, counts: &Counts, seconds: u64) -> Row {
-        let queue = self.queue(0);
+        let queue = self.queue();
         let first = &counts.jobs[0];
         let kib: Vec<u64> = counts.jobs.iter().map(|job| job.bytes >> 10).collect();
         let rest: u64 = kib[1..].iter().sum();

@@ -3,6 +3,7 @@
 //! One folder or file each. An experiment prints rows with its configuration and raw counts, so that anyone can recompute
 //! the verdict, and then the table; before and after share seed, workload and device.
 
+pub mod baseline;
 pub mod cached;
 pub mod chart;
 pub mod contention;

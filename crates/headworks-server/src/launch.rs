@@ -261,7 +261,8 @@ fn prepare(
         handshake_ns: options.handshake_ns,
         stall_ns: options.stall_ns,
     };
-    let shard = Shard::new(config.clone())?;
+    let mut shard = Shard::new(config.clone())?;
+    options.prepare_shard.call(&mut shard);
     tables_in_huge_pages(shard.cache_tables());
     let parts = ReactorParts {
         id,

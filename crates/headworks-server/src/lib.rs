@@ -28,7 +28,7 @@ pub mod units;
 pub use control::log_level::{LOG_LEVELS, LogLevel};
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
-pub use options::ServerOptions;
+pub use options::{PrepareShard, ServerOptions};
 pub use reloader::Reloader;
 pub use server::{ExportNow, Server, ShardBarrier};
 pub use spec::{Base, Layer, Share, Spec, Wrapper};

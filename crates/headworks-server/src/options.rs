@@ -1,10 +1,12 @@
 //! How to serve: every number with its default and its range.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{CacheOptions, ConfigError, Tunable};
+use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
 use super::assemble::cache_shares;
 use super::reactor::shard_io;
@@ -15,6 +17,33 @@ use headworks_nbd::tls::TlsOptions;
 
 /// Bios that a shard's own clients may have in flight at once.
 pub(super) const BIOS_MAX: u32 = 8192;
+
+/// A function that is called once with each new shard, before the shard handles any input; by default it does nothing.
+///
+/// For experiments: it may give a device another tag policy or elevator ([`Shard::set_tags`], [`Shard::set_elevator`]). A
+/// record of such a shard does not replay with the usual ones.
+#[derive(Clone, Default)]
+pub struct PrepareShard(Option<Arc<dyn Fn(&mut Shard) + Send + Sync>>);
+
+impl PrepareShard {
+    /// Wraps a function.
+    pub fn new(prepare: impl Fn(&mut Shard) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(prepare)))
+    }
+
+    /// Calls the function with `shard`.
+    pub fn call(&self, shard: &mut Shard) {
+        if let Some(prepare) = &self.0 {
+            prepare(shard);
+        }
+    }
+}
+
+impl fmt::Debug for PrepareShard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "PrepareShard(set)" } else { "PrepareShard(none)" })
+    }
+}
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -66,6 +95,8 @@ pub struct ServerOptions {
     pub queue: Vec<(Tunable, u64)>,
     /// Whether and how clients encrypt.
     pub tls: TlsOptions,
+    /// Changes each shard before its first input.
+    pub prepare_shard: PrepareShard,
 }
 
 impl Default for ServerOptions {
@@ -94,6 +125,7 @@ impl Default for ServerOptions {
             live: false,
             queue: Vec::new(),
             tls: TlsOptions::default(),
+            prepare_shard: PrepareShard::default(),
         }
     }
 }

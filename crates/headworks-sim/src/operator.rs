@@ -7,9 +7,7 @@
 use headworks_core::prng::Prng;
 use headworks_core::time::{MS, US};
 use headworks_core::writeback::DirtyTunable;
-use headworks_core::{
-    Control, DeviceId, IoError, QueueOptions, Scheduler, Status, TagPolicy, Tunable,
-};
+use headworks_core::{Control, DeviceId, IoError, QueueOptions, Scheduler, Status, Tunable};
 
 /// Draws a value for a tunable, within the limits of the modelled disk.
 fn draw_value(tunable: Tunable, most: &QueueOptions, prng: &mut Prng) -> u64 {
@@ -18,9 +16,6 @@ fn draw_value(tunable: Tunable, most: &QueueOptions, prng: &mut Prng) -> u64 {
         Tunable::MaxSectorsKb => &[4, 8, 64, 128],
         Tunable::NoMerges => &[0, 1, 2],
         Tunable::Scheduler => &[Scheduler::None as u64, Scheduler::MqDeadline as u64],
-        Tunable::Tags => {
-            &[TagPolicy::Fair as u64, TagPolicy::Fair as u64, TagPolicy::KuaiV3 as u64]
-        }
         Tunable::InflightKb => &[0, 0, 1, 64, 1024],
         Tunable::ReadAheadKb => &[0, 4, 64, 512, 4096],
         Tunable::MaxFolioOrder => &[0, 1, 3, 9],
@@ -40,7 +35,7 @@ const CHANGED: [Tunable; 15] = [
     Tunable::NoMerges,
     Tunable::Scheduler,
     Tunable::Scheduler,
-    Tunable::Tags,
+    Tunable::AsyncDepth,
     Tunable::InflightKb,
     Tunable::AsyncDepth,
     Tunable::FifoBatch,

@@ -9,8 +9,8 @@ use headworks_core::time::{MS, SEC, US};
 use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{
     CacheOptions, DeadlineOptions, DeviceConfig, DeviceId, ErrorPolicy, IoClass, Ioprio, NoMerges,
-    Op, QueueOptions, Scheduler, ShardConfig, ShardId, SpareSlots, TagPolicy, VolumeConfig,
-    VolumeId, VolumeOptions, WakeOptions, WriteMode,
+    Op, QueueOptions, Scheduler, ShardConfig, ShardId, SpareSlots, VolumeConfig, VolumeId,
+    VolumeOptions, WriteMode,
 };
 
 use crate::disk::{BadRange, DiskDefect, Faults, LatencyModel};
@@ -286,30 +286,8 @@ fn draw_device(prng: &mut Prng, shards: u16, immediate: bool) -> DeviceScenario 
     let config = DeviceConfig { owner: ShardId(prng.below(shards.into()) as u16), queue };
     let faults = draw_faults(prng);
     let mut device = DeviceScenario { config, model, faults, defect: DiskDefect::None };
-    draw_tags(&mut prng.split("tags"), &mut device.config.queue);
     draw_scheduler(&mut prng.split("scheduler"), &mut device.config.queue);
     device
-}
-
-/// Draws the tag policy: every other device has a baseline policy, with delays of a few
-/// microseconds so that turns interleave in many orders; half of the devices with the patch series
-/// have only some of its patches.
-fn draw_tags(prng: &mut Prng, queue: &mut QueueOptions) {
-    queue.tags = match prng.below(4) {
-        0 => TagPolicy::Legacy518,
-        1 => TagPolicy::KuaiV3,
-        _ => TagPolicy::Fair,
-    };
-    queue.wake = WakeOptions {
-        wake_batch: prng.below(2) as u32 * prng.between(1, 8) as u32,
-        base_ns: prng.below(3_000) as u32,
-        per_waiter_ns: prng.below(1_000) as u32,
-        jitter_ns: prng.below(2) as u32 * prng.below(20_000) as u32,
-        per_piece_ns: prng.below(2) as u32 * prng.below(3_000) as u32,
-        patches: if prng.below(2) == 0 { 0xff } else { prng.below(256) as u8 },
-        safety_net: true,
-        seed: prng.next() as u32,
-    };
 }
 
 fn draw_model(prng: &mut Prng, immediate: bool) -> LatencyModel {

@@ -200,7 +200,7 @@ fn dump_serves_the_same_exports_as_its_source() {
         "--size 10G --engine threads --poll-us 0 --shards 3 --spread --cpus 1,0 -P /run/p x.img",
         "--run true$uri --record r --cache 0 --buffers 65M --connections 5 --requests 6 -vv --json m=mem:size=5K",
         "--handshake-timeout 5ms --stall-timeout 1 --stop-timeout 0 --scheduler mq-deadline --nr-requests 5 \
-         --queue-depth 6 --max-sectors-kb 64 --max-segments 7 --nomerges 1 --io-timeout 5 --tags kuai_v3 \
+         --queue-depth 6 --max-sectors-kb 64 --max-segments 7 --nomerges 1 --io-timeout 5 \
          --set iosched/fifo_batch=3 --set vm/dirty_bytes=64M --set vm/dirty_background_ratio=0 mem:size=1M",
         "error:rate=1%,weight=5,ioprio=idle,cache=unsafe,on-error=retry,of=delay:read=5ms,of=mem:size=1M",
     ] {

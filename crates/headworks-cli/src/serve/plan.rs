@@ -1,9 +1,9 @@
 //! The plan of a server: exports and options derived from the arguments without opening anything.
 
 use headworks_core::{ConfigError, WriteMode};
-use headworks_server::ServerOptions;
 use headworks_server::assemble::{self, ExportSpec};
 use headworks_server::config::{File, Origin, Problem, Problems, dirty_options};
+use headworks_server::{PrepareShard, ServerOptions};
 
 use super::ServeArgs;
 use super::address::absolute;
@@ -68,6 +68,7 @@ fn server_options(options: &ServeArgs, config: &File) -> Result<ServerOptions, P
         live: options.control.is_some() || options.config.is_some(),
         queue: config.queue_of(None).iter().map(|tuned| (tuned.tunable, tuned.value)).collect(),
         tls: tls_options(options).map_err(blamed)?,
+        prepare_shard: PrepareShard::default(),
     };
     server.validate().map_err(blamed)?;
     Ok(server)

@@ -11,7 +11,7 @@ mod tunable;
 
 pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use change::{Change, ChangeError};
-pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler, TagPolicy, WakeOptions};
+pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler};
 pub use topology::{
     DeviceConfig, ExportConfig, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
 };

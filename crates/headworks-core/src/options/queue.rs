@@ -33,35 +33,6 @@ impl Scheduler {
 
 choice!(Scheduler);
 
-/// Who decides which request gets a tag next.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub enum TagPolicy {
-    /// Tickets in order within a connection, deficit round robin by bytes between them; a split bio is admitted as one.
-    #[default]
-    Fair = 0,
-    /// What Linux 5.18 does: eight wait queues, barging, the stale wake index. A baseline for experiments.
-    Legacy518 = 1,
-    /// Yu Kuai's series of April 2022, version 3, all eight patches. A baseline for experiments.
-    KuaiV3 = 2,
-}
-
-impl TagPolicy {
-    /// Every policy, in the order of their codes.
-    pub const ALL: [Self; 3] = [Self::Fair, Self::Legacy518, Self::KuaiV3];
-
-    /// The words that users give, in the order of their codes.
-    pub const NAMES: [&'static str; 3] = ["fair", "legacy518", "kuai_v3"];
-
-    /// The word that users give.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        Self::NAMES[self as usize]
-    }
-}
-
-choice!(TagPolicy);
-
 /// `nomerges`: how hard to look for merges (sysfs values 0, 1, 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
@@ -115,44 +86,6 @@ impl Default for DeadlineOptions {
     }
 }
 
-/// The host that the baselines `legacy518` and `kuai_v3` model: a woken task runs after `base + per_waiter * i + exp(jitter)`.
-/// `fair` wakes nobody: its grants carry their tags. See spec/simulator.md section 1 for the values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WakeOptions {
-    /// Tags freed before a batch of waiters is woken, 1..=8; 0 takes Linux's rule, `clamp(depth / 8, 1, 8)`.
-    pub wake_batch: u32,
-    /// Nanoseconds before the first woken task runs.
-    pub base_ns: u32,
-    /// Nanoseconds more for each task that was woken before it in the same batch.
-    pub per_waiter_ns: u32,
-    /// Mean of an exponential delay on top.
-    pub jitter_ns: u32,
-    /// Nanoseconds a task takes to submit a piece before it asks for the next tag; others run meanwhile.
-    pub per_piece_ns: u32,
-    /// Which patches of `kuai_v3` are in: bit 0 is patch 1 (see `tags::kuai_v3`). For ablations; all by default.
-    pub patches: u8,
-    /// Wakes everybody when the device has been idle for 5 s while somebody sleeps: part of patch 4 of `kuai_v3`, and lent to
-    /// `legacy518`, which had none and may hang. Without it hangs are what they were.
-    pub safety_net: bool,
-    /// Seed of the delays.
-    pub seed: u32,
-}
-
-impl Default for WakeOptions {
-    fn default() -> Self {
-        Self {
-            wake_batch: 0,
-            base_ns: 8_000,
-            per_waiter_ns: 1_500,
-            jitter_ns: 20_000,
-            per_piece_ns: 6_000,
-            patches: 0xff,
-            safety_net: true,
-            seed: 1,
-        }
-    }
-}
-
 /// One device's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
@@ -171,8 +104,6 @@ pub struct QueueOptions {
     pub nomerges: NoMerges,
     /// Which elevator.
     pub scheduler: Scheduler,
-    /// Who gets a tag next.
-    pub tags: TagPolicy,
     /// KiB admitted below the gate at once, 0 for no bound. A little more than bandwidth times the latency of one small
     /// command keeps a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard
     /// that holds a lease goes on with it until somebody here waits.
@@ -181,8 +112,6 @@ pub struct QueueOptions {
     pub io_timeout_ns: u64,
     /// mq-deadline's own.
     pub deadline: DeadlineOptions,
-    /// The baselines' own.
-    pub wake: WakeOptions,
     /// The device may hold acknowledged writes in volatile memory: flushes must reach it.
     pub write_cache: bool,
     /// The device can make a single write durable (else a flush follows the write).
@@ -212,11 +141,9 @@ impl Default for QueueOptions {
             max_segment_size: 32 << 20,
             nomerges: NoMerges::MergeAll,
             scheduler: Scheduler::None,
-            tags: TagPolicy::Fair,
             hw_inflight_kb: 0,
             io_timeout_ns: 30 * SEC,
             deadline: DeadlineOptions::default(),
-            wake: WakeOptions::default(),
             write_cache: true,
             fua: false,
             discard: true,

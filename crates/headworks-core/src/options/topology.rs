@@ -346,7 +346,9 @@ impl DeviceConfig {
     pub(super) fn from_numbers(numbers: &[u64]) -> Option<Self> {
         let (&owner, values) = numbers.split_first()?;
         let mut queue = QueueOptions::default();
-        if values.len() != usize::from(Tunable::CODES) {
+        // The number of the tag policy, which is 0 in a record that this version can replay.
+        const TAG_POLICY: usize = 7;
+        if values.len() != usize::from(Tunable::CODES) || values[TAG_POLICY] != 0 {
             return None;
         }
         for (code, &value) in (0..).zip(values) {

@@ -2,7 +2,7 @@
 //!
 //! One table serves the control socket, the head of a record and the live switch.
 
-use super::{QueueOptions, Scheduler, TagPolicy};
+use super::{QueueOptions, Scheduler};
 use crate::time::{MS, SEC};
 use crate::tunables::{TunableChange, Unit, tunables};
 
@@ -16,7 +16,6 @@ tunables! {
         MaxSegmentSize     =  4, "max_segment_size",          4096..=1 << 31,       Unit::Bytes,           Never,  [max_segment_size];
         NoMerges           =  5, "nomerges",                  0..=2,                Unit::Count,           Drain,  [nomerges];
         Scheduler          =  6, "scheduler",                 0..=last(&Scheduler::NAMES), Unit::Word(&Scheduler::NAMES), Drain, [scheduler];
-        Tags               =  7, "hw_tags",                   0..=last(&TagPolicy::NAMES), Unit::Word(&TagPolicy::NAMES), Drain, [tags];
         InflightKb         =  8, "hw_inflight_kb",            0..=4 << 20,          Unit::KiB,             Drain,  [hw_inflight_kb];
         IoTimeout          =  9, "io_timeout",                1..=86_400 * SEC / MS, Unit::Milliseconds,   Drain,  { |o| o.io_timeout_ns / MS, |o, ms| o.io_timeout_ns = ms * MS };
         ReadExpire         = 10, "iosched/read_expire",       0..=86_400_000,       Unit::Milliseconds,    Drain,  [deadline.read_expire_ms];
@@ -26,20 +25,12 @@ tunables! {
         FrontMerges        = 14, "iosched/front_merges",      0..=1,                Unit::Flag,            Drain,  [deadline.front_merges];
         AsyncDepth         = 15, "iosched/async_depth",       0..=4096,             Unit::Count,           Drain,  [deadline.async_depth];
         PrioAgingExpire    = 16, "iosched/prio_aging_expire", 0..=86_400_000,       Unit::Milliseconds,    Drain,  [deadline.prio_aging_expire_ms];
-        WakeBatch          = 17, "hw_wake/batch",             0..=8,                Unit::Count,           Drain,  [wake.wake_batch];
-        WakeBase           = 18, "hw_wake/base_ns",           0..=100_000_000,      Unit::Count,           Drain,  [wake.base_ns];
-        WakePerWaiter      = 19, "hw_wake/per_waiter_ns",     0..=100_000_000,      Unit::Count,           Drain,  [wake.per_waiter_ns];
-        WakeJitter         = 20, "hw_wake/jitter_ns",         0..=100_000_000,      Unit::Count,           Drain,  [wake.jitter_ns];
-        WakePerPiece       = 21, "hw_wake/per_piece_ns",      0..=100_000_000,      Unit::Count,           Drain,  [wake.per_piece_ns];
-        WakePatches        = 22, "hw_wake/patches",           0..=255,              Unit::Count,           Drain,  [wake.patches];
-        WakeSeed           = 23, "hw_wake/seed",              0..=u32::MAX as u64,  Unit::Count,           Drain,  [wake.seed];
         WriteCache         = 24, "write_cache",               0..=1,                Unit::Flag,            Never,  [write_cache];
         Fua                = 25, "fua",                       0..=1,                Unit::Flag,            Never,  [fua];
         Discard            = 26, "hw_discard",                0..=1,                Unit::Flag,            Never,  [discard];
         DiscardGranularity = 27, "discard_granularity",       1..=1 << 31,          Unit::PowerOfTwoBytes, Never,  [discard_granularity];
         DiscardMaxBytes    = 28, "discard_max_bytes",         1 << 16..=1 << 31,    Unit::Bytes,           Never,  [discard_max_bytes];
         WriteZeroes        = 29, "hw_write_zeroes",           0..=1,                Unit::Flag,            Never,  [write_zeroes];
-        WakeSafetyNet      = 30, "hw_wake/safety_net",        0..=1,                Unit::Flag,            Drain,  [wake.safety_net];
         ReadAheadKb        = 31, "read_ahead_kb",             0..=4096,             Unit::KiB,             AtOnce, [read_ahead_kb];
         MaxFolioOrder      = 32, "max_folio_order",           0..=9,                Unit::Count,           AtOnce, [max_folio_order];
     }

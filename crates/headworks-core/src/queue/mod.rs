@@ -44,7 +44,7 @@ use crate::merge::{Limits, MergeIndex};
 use crate::options::{QueueOptions, ShardConfig};
 use crate::request::{Bios, FlightLink, Origin, QueueLink, Request, SlotId, Slots, State};
 use crate::stats::{QueueStats, VolumeStats};
-use crate::tags::{self, Requester, ReturnedTags, TagOwner, TagRequest};
+use crate::tags::{self, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest};
 use crate::time::{Instant, MS};
 use crate::timer::TimerWheel;
 use admit::inflight_max;
@@ -247,6 +247,11 @@ impl Queue {
 
     pub fn tags(&self) -> &dyn TagOwner {
         self.tags.as_ref()
+    }
+
+    /// What a tag policy for this queue is made from.
+    pub fn tag_options(&self) -> TagOptions {
+        TagOptions::new(&self.options, self.asks.capacity(), self.cached)
     }
 
     /// Replaces the tag policy; the queue must be quiet.

@@ -209,7 +209,7 @@ impl Queue {
 /// Whether the tag policy must be replaced.
 fn tags_differ(old: &QueueOptions, next: &QueueOptions, cached: bool) -> bool {
     let made = |options: &QueueOptions| tags::TagOptions::new(options, 0, cached);
-    old.tags != next.tags || old.wake != next.wake || made(old) != made(next)
+    made(old) != made(next)
 }
 
 fn tell(pools: &mut Pools, token: u32, status: Status) {

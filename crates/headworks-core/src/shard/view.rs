@@ -13,7 +13,7 @@ use crate::error::IoError;
 use crate::options::QueueOptions;
 use crate::queue::Queue;
 use crate::stats::{QueueStats, TurnStats, VolumeStats};
-use crate::tags::{TagOwner, TagStats};
+use crate::tags::{TagOptions, TagOwner, TagStats};
 use crate::writeback::{DirtyOptions, DirtyStats, TraceEvent, WritebackStats};
 
 impl Shard {
@@ -224,7 +224,14 @@ impl Shard {
         }
     }
 
-    /// Replaces the tag policy of an own device. The queue must be quiet.
+    /// Returns what a tag policy for an own device is made from; `None` if the device is another shard's.
+    #[must_use]
+    pub fn tag_options(&self, device: DeviceId) -> Option<TagOptions> {
+        self.queue(device).map(Queue::tag_options)
+    }
+
+    /// Replaces the tag policy of an own device, until a change of its depth brings back the usual one. The queue must be
+    /// quiet.
     ///
     /// # Panics
     /// If something holds or waits for a tag.

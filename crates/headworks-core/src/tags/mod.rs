@@ -19,22 +19,16 @@
 
 mod fair;
 mod flows;
-mod host;
-mod kuai_v3;
 mod lease;
-mod legacy518;
 mod stats;
-mod tasks;
 
 pub use fair::FairTags;
 pub(crate) use flows::{FlowHead, Flows};
-pub use kuai_v3::KuaiV3;
 pub use lease::Lease;
-pub use legacy518::Legacy518;
 pub use stats::TagStats;
 
 use crate::bio::{ExportId, ShardId};
-use crate::options::{QueueOptions, Scheduler, TagPolicy};
+use crate::options::{QueueOptions, Scheduler};
 use crate::request::SlotId;
 use crate::time::Instant;
 
@@ -175,13 +169,8 @@ impl TagOptions {
     }
 }
 
-/// The tag policy that `options` name.
+/// Makes the tag policy of a queue.
 #[must_use]
 pub fn make(options: &QueueOptions, waiters_max: usize, cached: bool) -> Box<dyn TagOwner> {
-    let made = TagOptions::new(options, waiters_max, cached);
-    match options.tags {
-        TagPolicy::Fair => Box::new(FairTags::new(made)),
-        TagPolicy::Legacy518 => Box::new(Legacy518::new(made, options.wake)),
-        TagPolicy::KuaiV3 => Box::new(KuaiV3::new(made, options.wake)),
-    }
+    Box::new(FairTags::new(TagOptions::new(options, waiters_max, cached)))
 }

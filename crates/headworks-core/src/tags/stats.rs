@@ -23,6 +23,4 @@ pub struct TagStats {
     pub idle_max: u32,
     /// Free tags while somebody waited, times the nanoseconds that lasted.
     pub idle_tag_ns: u64,
-    /// Times that everybody had to be woken because nobody else would ever have been (the baselines' safety net).
-    pub rescues: u64,
 }

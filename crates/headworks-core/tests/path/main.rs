@@ -5,7 +5,6 @@
 
 mod bench;
 
-mod baselines;
 mod busy;
 mod change;
 mod deadline;

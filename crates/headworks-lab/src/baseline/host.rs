@@ -15,7 +15,7 @@
 //! `legacy518`). With few newcomers this ends with sleepers, all tags free and nothing that would ever wake anybody. So do
 //! parts of `kuai_v3` without the rest. That state is `waiters() > 0`, `free() == depth()`, `next_timeout() == None`. Since
 //! nothing that is served may hang, the safety net of `kuai_v3` (its patch 4: the time-out worker finds the device idle and
-//! wakes everybody) is here for both, on by default, and counts what it did (`TagStats::rescues`): each rescue is a hang that
+//! wakes everybody) is here for both, on by default, and counts what it did ([`TaskHost::rescues`]): each rescue is a hang that
 //! the policy as it was would have had. `WakeOptions::safety_net` turns it off.
 //!
 //! Invariants: time does not go back; nothing happens at a time before a thing that was due earlier; at one instant, tags come
@@ -25,13 +25,15 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::tasks::{QUEUES, TaskId, TaskState, Tasks};
-use super::{
+use headworks_core::Instant;
+use headworks_core::prng::Prng;
+use headworks_core::tags::{
     ByteBudget, Grant, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest, TagStats,
 };
-use crate::options::WakeOptions;
-use crate::prng::Prng;
-use crate::time::{Instant, SEC};
+use headworks_core::time::SEC;
+
+use super::WakeOptions;
+use super::tasks::{QUEUES, TaskId, TaskState, Tasks};
 
 /// Wakers that are interrupted at once: as many CPUs complete requests. One more runs through.
 const WAKERS_MAX: u32 = 64;
@@ -118,7 +120,7 @@ enum Event {
 
 /// Tasks under `R`.
 #[derive(Debug)]
-pub struct Host<R> {
+pub struct TaskHost<R> {
     rules: R,
     tasks: Tasks,
     wake: WakeOptions,
@@ -131,11 +133,13 @@ pub struct Host<R> {
     granted: VecDeque<Grant>,
     /// When the safety net wakes everybody.
     net_at: Option<u64>,
+    /// Times the safety net woke all sleepers.
+    rescues: u64,
     delays: Prng,
     races: Prng,
 }
 
-impl<R: Rules> Host<R> {
+impl<R: Rules> TaskHost<R> {
     pub(super) fn with_rules(options: TagOptions, wake: WakeOptions, rules: R) -> Self {
         let root = Prng::new(wake.seed.into());
         Self {
@@ -147,6 +151,7 @@ impl<R: Rules> Host<R> {
             wakers: 0,
             granted: VecDeque::with_capacity(options.depth as usize),
             net_at: None,
+            rescues: 0,
             delays: root.split("delays"),
             races: root.split("races"),
         }
@@ -156,6 +161,12 @@ impl<R: Rules> Host<R> {
     #[must_use]
     pub fn waiters_per_queue(&self) -> [u32; QUEUES] {
         self.tasks.queues.map(|queue| queue.waiters)
+    }
+
+    /// Number of hangs that the safety net ended.
+    #[must_use]
+    pub fn rescues(&self) -> u64 {
+        self.rescues
     }
 
     /// Tags that fall free before a batch is woken.
@@ -286,7 +297,7 @@ impl<R: Rules> Host<R> {
     }
 
     fn wake_everybody(&mut self, at: u64) {
-        self.tasks.stats.rescues += 1;
+        self.rescues += 1;
         self.tasks.stats.wakes += 1;
         let mut index = 0;
         for queue in 0..QUEUES as u8 {
@@ -298,7 +309,7 @@ impl<R: Rules> Host<R> {
     }
 }
 
-impl<R: Rules> TagOwner for Host<R> {
+impl<R: Rules> TagOwner for TaskHost<R> {
     fn tags_for(&self, pieces: u32) -> u16 {
         u16::try_from(pieces).unwrap_or(u16::MAX)
     }

@@ -21,14 +21,15 @@
 //! What patch 3 leaves: who was woken counts as a waiter until it runs, so a queue without sleepers may be the fullest, and a
 //! batch for it wakes nobody. The slower tasks wake up, the more often.
 
-use super::TagOptions;
-use super::host::{Host, Rules, Step, Waker};
+use headworks_core::tags::TagOptions;
+
+use super::WakeOptions;
+use super::host::{Rules, Step, TaskHost, Waker};
 use super::legacy518;
 use super::tasks::{QUEUES, TaskId, Tasks};
-use crate::options::WakeOptions;
 
 /// The policy of the series.
-pub type KuaiV3 = Host<Patched>;
+pub type KuaiV3 = TaskHost<Patched>;
 
 /// Its rules.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +69,7 @@ impl Patched {
                     return Step::Stop;
                 }
                 move_index(tasks, queue);
-                tasks.count_anew(queue);
+                tasks.restart_count(queue);
                 Step::Wake { queue, count: tasks.wake_batch }
             }
         }

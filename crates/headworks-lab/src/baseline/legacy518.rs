@@ -15,13 +15,14 @@
 //! - U5 a woken task that finds no tag goes to the tail of another queue: its age is lost.
 //! - U6 the pieces of a split bio get their tags one by one, each maybe asleep: pieces of many bios reach the disk mixed.
 
-use super::TagOptions;
-use super::host::{Host, Rules, Step, Waker};
+use headworks_core::tags::TagOptions;
+
+use super::WakeOptions;
+use super::host::{Rules, Step, TaskHost, Waker};
 use super::tasks::{QUEUES, TaskId, Tasks, after};
-use crate::options::WakeOptions;
 
 /// The policy of Linux 5.18.
-pub type Legacy518 = Host<Legacy>;
+pub type Legacy518 = TaskHost<Legacy>;
 
 /// Its rules.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,7 +74,7 @@ pub(super) fn step(tasks: &mut Tasks, waker: Waker) -> Step {
             if tasks.queues[usize::from(queue)].wait_cnt != count {
                 return Step::Next(Waker::Looks);
             }
-            tasks.count_anew(queue);
+            tasks.restart_count(queue);
             Step::Next(Waker::Wakes { queue })
         }
         Waker::Wakes { queue } => {

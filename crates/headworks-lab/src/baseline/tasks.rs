@@ -1,79 +1,86 @@
-//! What the baselines model: tasks (threads that submit a bio), the tags they want, and the eight queues they sleep in.
+//! State of the modelled host: tasks, the tags they want, and the eight wait queues they sleep in.
 //!
-//! This is the state alone, after Linux's `sbitmap_queue`; `host` moves it through time, `legacy518` and `kuai_v3` decide.
+//! A task is a thread that submits one bio. The state follows Linux's `sbitmap_queue`; `host` moves it through time, and
+//! `legacy518` and `kuai_v3` decide.
 //!
 //! ```text
-//!              tag (more wanted): submit the piece, then
-//!           .---------------------------------------------.
-//!           v                                             |
-//!  ask --> Runs --none free, or not allowed--> Sleeps     |
-//!           | \                                  | woken  |
-//!           |  `-- the last tag: gone            v        |
-//!           `<------------ runs at last ------- Woken     |
-//!           `---------------------------------------------'
+//!                tag (more wanted): submit the piece, then
+//!             .---------------------------------------------.
+//!             v                                             |
+//!  request --> Runs --none free, or not allowed--> Sleeps   |
+//!             | \                                   | woken |
+//!             |  `-- the last tag: task ends        v       |
+//!             `<------------ gets the CPU -------- Woken    |
+//!             `---------------------------------------------'
 //! ```
 //!
-//! Invariants: free + held = depth; `active` is the sum of the queues' `waiters`, which count who sleeps and who was woken and
-//! did not run yet (Linux counts a task out when it runs); a task is in one line at most: of its queue, while it sleeps, or of
-//! those who wait to gather.
+//! Invariants: free + held == depth; `active` is the sum of the queues' `waiters`, which count sleepers and tasks that were
+//! woken and did not run yet (Linux stops counting a task when it runs); a task is in one list at most: of its queue while it
+//! sleeps, of the free tasks, or of those that wait to gather.
 
-use super::{Requester, TagOptions, TagRequest, TagStats};
-use crate::options::WakeOptions;
-use crate::slab::NIL;
+use headworks_core::slab::NIL;
+use headworks_core::tags::{Requester, TagOptions, TagRequest, TagStats};
 
-/// Wait queues of a tag map (SBQ_WAIT_QUEUES).
+use super::WakeOptions;
+
+/// Number of wait queues of a tag map (SBQ_WAIT_QUEUES).
 pub const QUEUES: usize = 8;
 
-/// The name of a task.
+/// Index of a task in [`Tasks`].
 pub type TaskId = u32;
 
-/// Where a task is.
+/// Scheduling state of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskState {
-    /// Nobody's.
+    /// Not in use.
     #[default]
     Free,
-    /// It will try for a tag, now or when it has submitted a piece.
+    /// Tries for a tag, now or after it has submitted a piece.
     Runs,
-    /// In its queue.
+    /// Sleeps in its wait queue.
     Sleeps,
-    /// Out of its queue; the CPU has not come to it yet.
+    /// Removed from its queue, waiting for the CPU.
     Woken,
 }
 
 /// A thread that submits one bio, piece by piece; or the gathering of a lease for another shard.
 #[derive(Clone, Debug)]
 pub struct Task {
+    /// Receiver of the grants.
     pub requester: Requester,
+    /// Not limited to `async_depth` tags.
     pub sync: bool,
+    /// Tags wanted in all, at least 1.
     pub want: u16,
-    /// Tags that it still has to get.
+    /// Tags still missing, at most `want`.
     pub left: u16,
+    /// Scheduling state, see the diagram.
     pub state: TaskState,
     /// Its wait queue for this tag, once it has one.
     pub queue: Option<u8>,
-    /// It may take a tag whoever waits, until it has one (`kuai_v3`).
+    /// May take a tag before the sleepers, until it has one (`kuai_v3`).
     pub preempt: bool,
-    /// It slept at least once.
+    /// Has slept at least once.
     pub slept: bool,
+    /// Time of the request, in nanoseconds.
     pub asked_at: u64,
     next: TaskId,
 }
 
-/// Tasks in the order in which they came.
+/// A singly linked list of tasks, first in first out.
 #[derive(Clone, Copy, Debug)]
-pub struct Line {
+pub struct TaskFifo {
     head: TaskId,
     tail: TaskId,
 }
 
-/// A wait queue.
+/// One wait queue of a tag map.
 #[derive(Clone, Copy, Debug)]
 pub struct WaitQueue {
-    line: Line,
-    /// Who sleeps here, and who was woken here and did not run yet.
+    sleepers: TaskFifo,
+    /// Tasks that sleep here, and tasks that were woken here and did not run yet.
     pub waiters: u32,
-    /// Tags to fall free before it is woken; below 0 while wakers race.
+    /// Tags to be freed before the next wake-up; below 0 while wakers race.
     pub wait_cnt: i32,
 }
 
@@ -81,32 +88,38 @@ pub struct WaitQueue {
 #[derive(Debug)]
 pub struct Tasks {
     tasks: Vec<Task>,
-    spare: Line,
-    /// Tasks that still want tags.
+    free_tasks: TaskFifo,
+    /// Tasks in use: those that still want tags.
     pub alive: u32,
+    /// The wait queues.
     pub queues: [WaitQueue; QUEUES],
-    /// `ws_active`.
+    /// Waiters of all queues (`ws_active`).
     pub active: u32,
-    /// The queue that is woken next.
+    /// Queue of the next wake-up.
     pub wake_index: u8,
-    /// The queue that the next one who must sleep joins.
+    /// Queue that the next sleeper joins.
     pub wait_index: u8,
+    /// Tags freed, and tasks woken, for each wake-up.
     pub wake_batch: u32,
+    /// Tags of the device.
     pub depth: u32,
+    /// Tags that no request holds.
     pub free: u32,
     async_depth: u32,
     asyncs: u32,
     /// The one task that gathers a lease for another shard: two half-gathered leases could wait for each other for ever.
     gathering: Option<TaskId>,
-    /// Those that gather after it.
-    gatherers: Line,
+    /// Tasks that gather after it.
+    gatherers: TaskFifo,
+    /// Counters for [`headworks_core::tags::TagOwner::stats`].
     pub stats: TagStats,
     settled_at: u64,
 }
 
-impl Line {
+impl TaskFifo {
     const EMPTY: Self = Self { head: NIL, tail: NIL };
 
+    /// Returns the first task.
     pub fn head(&self) -> Option<TaskId> {
         (self.head != NIL).then_some(self.head)
     }
@@ -131,16 +144,18 @@ impl Line {
 }
 
 impl Tasks {
+    /// Creates `options.depth` free tags and as many free tasks as requests may wait.
     pub fn new(options: TagOptions, wake: &WakeOptions) -> Self {
         let TagOptions { depth, async_depth, waiters_max } = options;
-        assert!(depth > 0, "a device without tags serves nobody");
+        assert!(depth > 0, "a device needs at least one tag");
         // Linux's rule: all eight queues get a turn by the tags that one population of waiters can have in flight.
         let wake_batch = match wake.wake_batch {
             0 => (depth.min(async_depth) / QUEUES as u32).clamp(1, 8),
             batch => batch,
         };
-        let queue = WaitQueue { line: Line::EMPTY, waiters: 0, wait_cnt: wake_batch as i32 };
-        let nobody = Task {
+        let queue =
+            WaitQueue { sleepers: TaskFifo::EMPTY, waiters: 0, wait_cnt: wake_batch as i32 };
+        let unused = Task {
             requester: Requester::Request(NIL),
             sync: true,
             want: 0,
@@ -153,8 +168,8 @@ impl Tasks {
             next: NIL,
         };
         let mut made = Self {
-            tasks: vec![nobody; waiters_max],
-            spare: Line::EMPTY,
+            tasks: vec![unused; waiters_max],
+            free_tasks: TaskFifo::EMPTY,
             alive: 0,
             queues: [queue; QUEUES],
             active: 0,
@@ -166,23 +181,25 @@ impl Tasks {
             async_depth,
             asyncs: 0,
             gathering: None,
-            gatherers: Line::EMPTY,
+            gatherers: TaskFifo::EMPTY,
             stats: TagStats::default(),
             settled_at: 0,
         };
-        (0..waiters_max as u32).for_each(|id| made.spare.push(&mut made.tasks, id));
+        (0..waiters_max as u32).for_each(|id| made.free_tasks.push(&mut made.tasks, id));
         made
     }
 
+    /// Returns the task `id`.
     pub fn task(&self, id: TaskId) -> &Task {
         &self.tasks[id as usize]
     }
 
+    /// Returns the task `id`, to change it.
     pub fn task_mut(&mut self, id: TaskId) -> &mut Task {
         &mut self.tasks[id as usize]
     }
 
-    /// Brings the account of idle tags up to `at`; before every change of who waits and what is free.
+    /// Accounts idle tag time up to `at`; called before every change of `active` and `free`.
     pub fn settle(&mut self, at: u64) {
         if self.active > 0 {
             let lasted = at.saturating_sub(self.settled_at);
@@ -192,10 +209,10 @@ impl Tasks {
         self.settled_at = self.settled_at.max(at);
     }
 
-    /// A task for `ask`; false as its second half while it has to wait for another gatherer.
+    /// Takes a task for `request`. Returns false beside it if the task must wait for another gatherer.
     pub fn begin(&mut self, at: u64, request: &TagRequest) -> (TaskId, bool) {
         assert!(request.tags >= 1, "nobody requests for nothing");
-        let id = self.spare.pop(&self.tasks).expect("more waiters than slots exist");
+        let id = self.free_tasks.pop(&self.tasks).expect("more waiters than slots exist");
         assert!(self.task(id).state == TaskState::Free, "a task is one at a time");
         *self.task_mut(id) = Task {
             requester: request.requester,
@@ -222,7 +239,7 @@ impl Tasks {
         (id, true)
     }
 
-    /// The task has all its tags. Returns who gathers next, if this was a gatherer.
+    /// Ends a task that has all its tags. Returns the next gatherer if this was one.
     pub fn end(&mut self, at: u64, id: TaskId) -> Option<TaskId> {
         let task = &mut self.tasks[id as usize];
         assert!(task.left == 0 && task.state == TaskState::Runs, "a task ends with its last tag");
@@ -233,7 +250,7 @@ impl Tasks {
         }
         self.stats.grants += 1;
         self.alive -= 1;
-        self.spare.push(&mut self.tasks, id);
+        self.free_tasks.push(&mut self.tasks, id);
         if self.gathering != Some(id) {
             return None;
         }
@@ -241,13 +258,13 @@ impl Tasks {
         self.gathering
     }
 
-    /// Tags that the gatherer holds without using them.
+    /// Returns the tags that the gatherer holds without using them.
     pub fn gathered(&self) -> u32 {
         let of = |id| u32::from(self.task(id).want - self.task(id).left);
         self.gathering.map_or(0, of)
     }
 
-    /// Whether a tag is free that the task may hold.
+    /// Returns whether a tag is free that the task may hold.
     pub fn is_one_free(&self, id: TaskId) -> bool {
         self.free > 0 && (self.task(id).sync || self.asyncs < self.async_depth)
     }
@@ -261,68 +278,68 @@ impl Tasks {
         self.task_mut(id).left -= 1;
     }
 
-    /// A tag comes back.
+    /// Returns a tag to the free ones.
     pub fn put(&mut self, at: u64) {
         self.settle(at);
         self.free += 1;
         assert!(self.free <= self.depth, "a tag came back twice");
     }
 
-    /// So many of those that come back were for asynchronous requests.
+    /// Uncounts `count` returned tags that asynchronous requests held.
     pub fn put_asyncs(&mut self, count: u32) {
         assert!(count <= self.asyncs, "an asynchronous tag came back twice");
         self.asyncs -= count;
     }
 
-    /// The next queue for who must sleep, round robin.
+    /// Returns the queue for the next sleeper, round robin.
     pub fn next_queue(&mut self) -> u8 {
         let queue = self.wait_index;
         self.wait_index = after(queue);
         queue
     }
 
-    /// The task goes to sleep at the tail of its queue.
+    /// Puts the task to sleep at the tail of its queue.
     pub fn sleep(&mut self, at: u64, id: TaskId) {
         self.settle(at);
         let task = &mut self.tasks[id as usize];
-        assert!(task.state == TaskState::Runs, "who sleeps does not go to sleep");
+        assert!(task.state == TaskState::Runs, "only a running task goes to sleep");
         task.state = TaskState::Sleeps;
         self.stats.waits += u64::from(!task.slept);
         task.slept = true;
         let queue = task.queue.expect("a queue is chosen before a task sleeps");
         let queue = &mut self.queues[usize::from(queue)];
-        queue.line.push(&mut self.tasks, id);
+        queue.sleepers.push(&mut self.tasks, id);
         queue.waiters += 1;
         self.active += 1;
     }
 
-    /// Takes the head of `queue` out: it will run.
+    /// Removes the first sleeper of `queue`, to be run later.
     pub fn wake(&mut self, queue: u8) -> Option<TaskId> {
-        let id = self.queues[usize::from(queue)].line.pop(&self.tasks)?;
+        let id = self.queues[usize::from(queue)].sleepers.pop(&self.tasks)?;
         let task = self.task_mut(id);
-        assert!(task.state == TaskState::Sleeps, "only who sleeps is woken");
+        assert!(task.state == TaskState::Sleeps, "only a sleeper is woken");
         task.state = TaskState::Woken;
         Some(id)
     }
 
-    /// A woken task runs.
+    /// Makes a woken task run.
     pub fn finish_wait(&mut self, at: u64, id: TaskId) {
         self.settle(at);
         let task = &mut self.tasks[id as usize];
         task.state = TaskState::Runs;
-        let queue = task.queue.expect("who was woken slept in a queue");
+        let queue = task.queue.expect("a woken task slept in a queue");
         self.queues[usize::from(queue)].waiters -= 1;
         self.active -= 1;
     }
 
-    /// Whether somebody sleeps in `queue` (`waitqueue_active`).
+    /// Returns whether a task sleeps in `queue` (`waitqueue_active`).
     pub fn is_sleeping(&self, queue: u8) -> bool {
-        self.queues[usize::from(queue)].line.head().is_some()
+        self.queues[usize::from(queue)].sleepers.head().is_some()
     }
 
-    /// Who sleeps in `queue`, from its head.
+    /// Iterates over the sleepers of `queue` from its head.
     pub fn sleepers(&self, queue: u8) -> impl Iterator<Item = &Task> {
-        let mut next = self.queues[usize::from(queue)].line.head();
+        let mut next = self.queues[usize::from(queue)].sleepers.head();
         std::iter::from_fn(move || {
             let task = self.task(next?);
             next = (task.next != NIL).then_some(task.next);
@@ -330,20 +347,20 @@ impl Tasks {
         })
     }
 
-    /// Counts a freed tag for `queue` (`atomic_dec_return`).
+    /// Counts a freed tag for `queue` and returns what is left (`atomic_dec_return`).
     pub fn count_down(&mut self, queue: u8) -> i32 {
         let count = &mut self.queues[usize::from(queue)].wait_cnt;
         *count -= 1;
         *count
     }
 
-    /// The count of `queue` starts anew.
-    pub fn count_anew(&mut self, queue: u8) {
+    /// Restarts the count of `queue` at `wake_batch`.
+    pub fn restart_count(&mut self, queue: u8) {
         self.queues[usize::from(queue)].wait_cnt = self.wake_batch as i32;
     }
 }
 
-/// The queue after `queue`.
+/// Returns the queue after `queue`.
 pub const fn after(queue: u8) -> u8 {
     (queue + 1) % QUEUES as u8
 }

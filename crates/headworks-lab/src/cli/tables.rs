@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use headworks_core::TagPolicy;
+use headworks_lab::baseline::TagPolicy;
 use headworks_lab::experiment::{self, Filter, Kind, Name};
 
 use crate::{USAGE, complain};

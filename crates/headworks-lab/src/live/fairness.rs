@@ -7,11 +7,12 @@
 
 use std::time::Duration;
 
-use headworks_core::{ConfigError, QueueOptions, Scheduler, TagPolicy};
+use headworks_core::{ConfigError, QueueOptions, Scheduler};
 use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 
 use super::host::{Folder, Host, HostOptions};
 use super::{Found, Length, bytes, job, run};
+use crate::baseline::TagPolicy;
 use crate::experiment::{Filter, Progress};
 use crate::report::{Goal, Report, Row, Verdict, jain};
 
@@ -147,7 +148,7 @@ impl Point {
     }
 
     fn queue(&self, queue: QueueOptions) -> QueueOptions {
-        let queue = QueueOptions { tags: self.policy, scheduler: self.scheduler, ..queue };
+        let queue = QueueOptions { scheduler: self.scheduler, ..queue };
         match self.usual {
             true => queue,
             false => QueueOptions {
@@ -164,7 +165,8 @@ impl Point {
             |(name, weight)| (name, format!("{DELAY},weight={weight},of=file:path={image}"));
         let exports: Vec<(&str, String)> = names.into_iter().zip(WEIGHTS).map(export).collect();
         let queue = |queue| self.queue(queue);
-        let host = Host::start(&HostOptions::new(&exports, &queue))?;
+        let options = HostOptions { policy: self.policy, ..HostOptions::new(&exports, &queue) };
+        let host = Host::start(&options)?;
         let reader =
             |(number, (block_bytes, iodepth, export)): (u64, (u32, u32, usize))| BenchOptions {
                 pattern: Pattern::RandRead,

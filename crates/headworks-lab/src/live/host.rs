@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use headworks_core::prng::Prng;
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{ConfigError, QueueOptions};
+use headworks_core::{ConfigError, DeviceId, QueueOptions, Shard};
 use headworks_nbd::client::{Target, Uri};
 use headworks_server::Spec;
 use headworks_server::assemble::{Assembly, ExportSpec};
-use headworks_server::{Address, Server, ServerOptions};
+use headworks_server::{Address, PrepareShard, Server, ServerOptions};
 use serde_json::{Value, json};
+
+use crate::baseline::{TagPolicy, WakeOptions};
 
 /// A private folder; it goes with everything in it.
 pub struct Folder(PathBuf);
@@ -70,6 +72,8 @@ pub struct HostOptions<'a> {
     pub exports: &'a [(&'a str, String)],
     /// What is set in each device's queue.
     pub queue: &'a dyn Fn(QueueOptions) -> QueueOptions,
+    /// Tag policy of every device.
+    pub policy: TagPolicy,
     /// Bytes of buffers; none for the default.
     pub buffers: Option<usize>,
     /// Bytes of the page cache; 0: none.
@@ -84,7 +88,14 @@ impl<'a> HostOptions<'a> {
         exports: &'a [(&'a str, String)],
         queue: &'a dyn Fn(QueueOptions) -> QueueOptions,
     ) -> Self {
-        Self { exports, queue, buffers: None, cache: 0, dirty: DirtyOptions::default() }
+        Self {
+            exports,
+            queue,
+            policy: TagPolicy::Fair,
+            buffers: None,
+            cache: 0,
+            dirty: DirtyOptions::default(),
+        }
     }
 }
 
@@ -118,7 +129,13 @@ impl Host {
             queue.validate()?;
         }
         let defaults = ServerOptions::default();
+        let (policy, devices) = (options.policy, assembly.devices.len() as u16);
+        let prepare = move |shard: &mut Shard| {
+            let devices = (0..devices).map(DeviceId);
+            devices.for_each(|id| policy.install(shard, id, WakeOptions::default()));
+        };
         let server = ServerOptions {
+            prepare_shard: PrepareShard::new(prepare),
             listen: vec![Address::Unix { path: nbd.clone(), mode: 0o600 }],
             control: Some(control.clone()),
             buffers: options.buffers.unwrap_or(defaults.buffers),

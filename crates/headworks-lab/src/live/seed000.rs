@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
-use headworks_core::{ConfigError, QueueOptions, Scheduler, TagPolicy};
+use headworks_core::{ConfigError, QueueOptions, Scheduler};
 use headworks_nbd::client::bench::{BenchOptions, Pattern};
 
 use super::host::{Host, HostOptions};
 use super::{Length, job, run};
+use crate::baseline::TagPolicy;
 use crate::experiment::{Filter, Progress};
 use crate::report::{Goal, Report, Row, Verdict};
 
@@ -78,7 +79,6 @@ fn run_one(
     Load { connections, length }: Load,
 ) -> Result<Row, ConfigError> {
     let queue = |queue| QueueOptions {
-        tags: policy,
         scheduler,
         nr_requests: TAGS,
         // Two requests to a place in the device, as Linux.
@@ -87,8 +87,8 @@ fn run_one(
         ..queue
     };
     let exports = [("", SPEC.to_string())];
-    let host =
-        Host::start(&HostOptions { buffers: Some(BUFFERS), ..HostOptions::new(&exports, &queue) })?;
+    let options = HostOptions::new(&exports, &queue);
+    let host = Host::start(&HostOptions { policy, buffers: Some(BUFFERS), ..options })?;
     let writers = BenchOptions {
         pattern: Pattern::RandWrite,
         block_bytes: BS,

@@ -88,9 +88,8 @@ fn notes() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use headworks_core::TagPolicy;
-
     use super::*;
+    use crate::baseline::TagPolicy;
     use crate::report::Row;
 
     const QUICK: Length = Length { ramp: 10, seconds: 15 };

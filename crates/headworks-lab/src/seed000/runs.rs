@@ -1,13 +1,12 @@
 //! The rows: each a policy, a disk, and so many jobs.
 
 use headworks_core::time::SEC;
-use headworks_core::{
-    ConfigError, DeadlineOptions, Op, QueueOptions, Scheduler, TagPolicy, WakeOptions,
-};
+use headworks_core::{ConfigError, DeadlineOptions, DeviceId, Op, QueueOptions, Scheduler};
 use headworks_sim::disk::{Hdd, HddProfile};
 
 use super::published::JOBS;
 use super::{CACHES, JITTERS_US, SHOWN, TAGS, THINK_NS};
+use crate::baseline::{TagPolicy, WakeOptions};
 use crate::experiment::Filter;
 use crate::report::{Row, jain};
 use crate::rig::{Counts, JobOptions, Rig, RigOptions};
@@ -104,20 +103,19 @@ impl Point {
         (self.tags / 2).min(32)
     }
 
-    fn queue(&self, seed: u64) -> QueueOptions {
+    fn wake(&self, seed: u64) -> WakeOptions {
+        let jitter_ns = self.jitter_us * 1_000;
+        WakeOptions { jitter_ns, seed: seed as u32, ..WakeOptions::default() }
+    }
+
+    fn queue(&self) -> QueueOptions {
         let write_expire_ms = if self.table == DEEP { DEEP_EXPIRE_MS } else { 5_000 };
         QueueOptions {
             nr_requests: self.tags,
             queue_depth: self.queue_depth(),
             max_sectors_kb: 128,
             scheduler: self.scheduler,
-            tags: self.policy,
             deadline: DeadlineOptions { write_expire_ms, ..DeadlineOptions::default() },
-            wake: WakeOptions {
-                jitter_ns: self.jitter_us * 1_000,
-                seed: seed as u32,
-                ..WakeOptions::default()
-            },
             // Up to 512 MiB wait for the head: longer than any time-out is not what is measured here.
             io_timeout_ns: 600 * SEC,
             ..QueueOptions::default()
@@ -125,11 +123,11 @@ impl Point {
     }
 
     pub fn run(&self, seed: u64, length: Length) -> Result<Row, ConfigError> {
-        let counts = self.count(seed, self.queue(seed), length)?;
+        let counts = self.count(seed, self.wake(seed), length)?;
         Ok(self.row(&counts, length))
     }
 
-    fn count(&self, seed: u64, queue: QueueOptions, length: Length) -> Result<Counts, ConfigError> {
+    fn count(&self, seed: u64, wake: WakeOptions, length: Length) -> Result<Counts, ConfigError> {
         let profile = HddProfile::seed_000(self.cache_mib);
         let job = |number: u32| JobOptions {
             op: Op::Write,
@@ -139,9 +137,9 @@ impl Point {
             think_ns: THINK_NS,
             ..JobOptions::default()
         };
-        let rig = Rig::new(RigOptions {
+        let mut rig = Rig::new(RigOptions {
             seed,
-            queue,
+            queue: self.queue(),
             size: profile.capacity / 4096 * 4096,
             device: Box::new(Hdd::new(profile)),
             jobs: (0..self.jobs).map(job).collect(),
@@ -150,6 +148,7 @@ impl Point {
             ramp_ns: length.ramp * SEC,
             runtime_ns: length.seconds * SEC,
         })?;
+        self.policy.install(rig.shard(), DeviceId(0), wake);
         Ok(rig.run())
     }
 
@@ -202,15 +201,14 @@ mod tests {
             jobs: 16,
         };
         let stuck = |patches, safety_net| {
-            let mut queue = point.queue(1);
-            (queue.wake.patches, queue.wake.safety_net) = (patches, safety_net);
-            point.count(1, queue, Length { ramp: 0, seconds: 60 }).unwrap().stuck
+            let wake = WakeOptions { patches, safety_net, ..point.wake(1) };
+            point.count(1, wake, Length { ramp: 0, seconds: 60 }).unwrap().stuck
         };
         let alone = 1 << 3;
         assert!(stuck(alone, false), "the hang is there and nobody saw it");
         assert!(!stuck(alone, true), "the series' own safety net ends it");
         assert!(!stuck(0xff, false), "all patches together do not hang");
         let fair = Point { policy: TagPolicy::Fair, ..point };
-        assert!(!fair.count(1, fair.queue(1), Length { ramp: 0, seconds: 60 }).unwrap().stuck);
+        assert!(!fair.count(1, fair.wake(1), Length { ramp: 0, seconds: 60 }).unwrap().stuck);
     }
 }

@@ -1,10 +1,9 @@
 //! A policy and those who ask it, by hand: `ask`, `put`, let time pass, and see who got a tag.
 
+use headworks_core::Instant;
 use headworks_core::bio::ExportId;
-use headworks_core::tags::{
-    ByteBudget, KuaiV3, Legacy518, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest,
-};
-use headworks_core::{Instant, WakeOptions};
+use headworks_core::tags::{ByteBudget, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest};
+use headworks_lab::baseline::{KuaiV3, Legacy518, WakeOptions};
 
 /// A host that takes no time: what is woken runs at once.
 pub fn at_once() -> WakeOptions {

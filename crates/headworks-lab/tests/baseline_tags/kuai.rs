@@ -1,8 +1,8 @@
 //! The series, patch by patch: what each changes, against what is there without it.
 
-use headworks_core::WakeOptions;
 use headworks_core::tags::TagOwner;
 use headworks_core::time::SEC;
+use headworks_lab::baseline::WakeOptions;
 
 use crate::hall::{Hall, at_once, late};
 

@@ -1,9 +1,10 @@
 //! The policies under load: balance, order, and that what is asked for is granted in the end.
 
-use headworks_core::WakeOptions;
 use headworks_core::prng::Prng;
-use headworks_core::tags::{KuaiV3, Legacy518, TagOptions, TagOwner};
+use headworks_core::tags::{TagOptions, TagOwner};
 use headworks_core::time::{MS, SEC};
+use headworks_lab::baseline::host::Rules;
+use headworks_lab::baseline::{KuaiV3, Legacy518, TaskHost, WakeOptions};
 
 use crate::bed::{Bed, Load};
 use crate::hall::{Hall, options, patches};
@@ -26,7 +27,7 @@ fn ratio<T: TagOwner>(mut bed: Bed<T>) -> f64 {
 }
 
 /// 1 MiB bios in pieces of 128 KiB: ideal is 7/8, and 5.18 measured about 0.2 at 512 jobs (version 1 of the series).
-/// `cargo test -p headworks-core --test baseline_tags sequential -- --nocapture` prints the figures.
+/// `cargo test -p headworks-lab --test baseline_tags sequential -- --nocapture` prints the figures.
 #[test]
 fn sequential_pieces_are_scattered_by_5_18_and_kept_together_by_the_series() {
     let wake = WakeOptions::default();
@@ -112,10 +113,10 @@ fn the_safety_net_ends_a_hang_after_its_interval_and_counts_it() {
     let wake = WakeOptions { patches: patches(&[4]), ..WakeOptions::default() };
     let mut bed = kuai(62, wake, Load { jobs: 16, ..Load::default() });
     assert!(bed.run(4 * SEC), "the net is an event");
-    assert_eq!((bed.tags.stats().rescues, bed.tags.free()), (0, 62));
+    assert_eq!((bed.tags.rescues(), bed.tags.free()), (0, 62));
     let finished = bed.finished;
     assert!(bed.run(6 * SEC));
-    assert!(bed.tags.stats().rescues == 1 && bed.finished > finished);
+    assert!(bed.tags.rescues() == 1 && bed.finished > finished);
 }
 
 #[test]
@@ -171,11 +172,11 @@ fn draw_wake(prng: &mut Prng) -> WakeOptions {
 }
 
 /// Runs until nothing happens any more: everybody has what he asked for and every tag is back. How often the net was needed.
-fn ends<T: TagOwner>(mut bed: Bed<T>, load: Load) -> u64 {
+fn ends<R: Rules>(mut bed: Bed<TaskHost<R>>, load: Load) -> u64 {
     bed.run_out();
     assert_eq!(bed.finished, u64::from(load.jobs) * u64::from(load.bios), "{load:?}");
     assert_eq!((bed.tags.waiters(), bed.tags.free()), (0, bed.tags.depth()));
-    bed.tags.stats().rescues
+    bed.tags.rescues()
 }
 
 #[test]

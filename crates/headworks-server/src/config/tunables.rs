@@ -109,7 +109,7 @@ pub fn read_queue(reader: &mut Reader<'_>, place: &str, table: &DeTable<'_>) -> 
                         settings.extend(read_tunable(reader, &place, &prefix, entry));
                     }
                 } else {
-                    reader.unknown((key, &span), place, &["iosched", "hw_wake"]);
+                    reader.unknown((key, &span), place, &["iosched"]);
                 }
             }
             _ => settings.extend(read_tunable(reader, place, "", (key, span, value))),

@@ -275,7 +275,6 @@ pub fn device(report: &DeviceReport) -> Value {
             "busy_ns": report.busy_ns,
         },
         "tags": {
-            "policy": options.tags.name(),
             "depth": options.nr_requests,
             "free": report.tags_free,
             "asks": tags.requests,

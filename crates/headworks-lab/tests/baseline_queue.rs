@@ -1,17 +1,31 @@
 //! The queue under the baseline tag policies: a split bio's pieces get their tags one by one, some of them much later.
 
 use headworks_core::time::{MS, SEC};
-use headworks_core::{DeviceId, QueueOptions, TagPolicy, WakeOptions};
+use headworks_core::{DeviceId, QueueOptions};
+use headworks_lab::baseline::{TagPolicy, WakeOptions};
 
-use crate::bench::{BUSY, Bench, EIO, Shards};
+#[allow(dead_code, reason = "the other tests of the queue use the rest")]
+#[path = "../../headworks-core/tests/path/bench.rs"]
+mod bench;
+
+use bench::{BUSY, Bench, EIO, Shards};
 
 const BOTH: [TagPolicy; 2] = [TagPolicy::Legacy518, TagPolicy::KuaiV3];
 
-fn baseline(tags: TagPolicy, nr_requests: u32, seed: u32) -> impl FnOnce(&mut QueueOptions) {
-    move |q| {
-        (q.tags, q.nr_requests, q.max_sectors_kb) = (tags, nr_requests, 128);
-        q.wake = WakeOptions { seed, ..WakeOptions::default() };
-    }
+/// Options with `nr_requests` tags and requests of at most 128 KiB.
+fn tagged(nr_requests: u32) -> impl FnOnce(&mut QueueOptions) {
+    move |q| (q.nr_requests, q.max_sectors_kb) = (nr_requests, 128)
+}
+
+/// A bench whose device has the tag policy `policy`, with the usual delays drawn from `seed`.
+fn bench_with(policy: TagPolicy, seed: u32, change: impl FnOnce(&mut QueueOptions)) -> Bench {
+    let mut bench = Bench::new(change);
+    install(policy, seed, &mut bench);
+    bench
+}
+
+fn install(policy: TagPolicy, seed: u32, bench: &mut Bench) {
+    policy.install(&mut bench.shard, DeviceId(0), WakeOptions { seed, ..WakeOptions::default() });
 }
 
 /// Answers everything in the order of sending, each 50 us after what was there before it, until nothing is sent any more.
@@ -41,7 +55,7 @@ fn ranges(bench: &Bench, from: usize) -> Vec<(u64, u32)> {
 #[test]
 fn a_split_bio_takes_its_tags_as_its_task_submits_pieces() {
     for tags in BOTH {
-        let mut bench = Bench::new(baseline(tags, 64, 1));
+        let mut bench = bench_with(tags, 1, tagged(64));
         bench.bios("W0+1m");
         assert_eq!(bench.sent(), "W0+128k");
         bench.pass(6_000);
@@ -60,7 +74,7 @@ fn a_split_bio_takes_its_tags_as_its_task_submits_pieces() {
 fn many_bios_over_few_tags_are_covered_once_and_answered_once() {
     for tags in BOTH {
         for nr_requests in [1, 2, 4, 7, 8, 16, 62, 64] {
-            let mut bench = Bench::new(baseline(tags, nr_requests, nr_requests));
+            let mut bench = bench_with(tags, nr_requests, tagged(nr_requests));
             let bios: Vec<_> =
                 (0..20).map(|n| format!("R{}m+1m W{}k+4k", 2 * n, 65536 + 8 * n)).collect();
             bench.each(&bios.join(" "));
@@ -86,7 +100,7 @@ fn many_bios_over_few_tags_are_covered_once_and_answered_once() {
 #[test]
 fn an_error_ends_a_bio_when_its_task_has_had_its_tags_and_nothing_more_is_sent() {
     for tags in BOTH {
-        let mut bench = Bench::new(baseline(tags, 4, 1));
+        let mut bench = bench_with(tags, 1, tagged(4));
         bench.bios("W0+1m");
         bench.pass(MS);
         assert_eq!(bench.sent_count(), 4);
@@ -106,7 +120,7 @@ fn an_error_ends_a_bio_when_its_task_has_had_its_tags_and_nothing_more_is_sent()
 #[test]
 fn a_refused_piece_goes_again_and_a_short_one_goes_on() {
     for tags in BOTH {
-        let mut bench = Bench::new(baseline(tags, 2, 1));
+        let mut bench = bench_with(tags, 1, tagged(2));
         bench.bios("R0+512k");
         bench.pass(MS);
         assert_eq!(bench.sent(), "R0+128k R128k+128k");
@@ -123,7 +137,7 @@ fn a_refused_piece_goes_again_and_a_short_one_goes_on() {
 #[test]
 fn a_piece_that_times_out_answers_its_bio_and_holds_its_tag() {
     for tags in BOTH {
-        let mut bench = Bench::new(baseline(tags, 4, 1));
+        let mut bench = bench_with(tags, 1, tagged(4));
         bench.each("W0+1m W2m+1m");
         bench.pass(MS);
         bench.pass(30 * SEC);
@@ -140,7 +154,7 @@ fn a_piece_that_times_out_answers_its_bio_and_holds_its_tag() {
 #[test]
 fn a_bio_of_more_pieces_than_can_be_asked_for_is_sent_whole() {
     for tags in BOTH {
-        let mut bench = Bench::new(|q| (q.tags, q.max_sectors_kb) = (tags, 4));
+        let mut bench = bench_with(tags, 1, |q| q.max_sectors_kb = 4);
         bench.bios("W0+260m");
         let mut n = 0;
         loop {
@@ -162,7 +176,7 @@ fn a_bio_of_more_pieces_than_can_be_asked_for_is_sent_whole() {
 #[test]
 fn what_waits_takes_neighbours_and_asks_for_no_more() {
     for tags in BOTH {
-        let mut bench = Bench::new(baseline(tags, 1, 1));
+        let mut bench = bench_with(tags, 1, tagged(1));
         bench.each("R0+4k R64k+4k R68k+4k R60k+4k");
         assert_eq!(bench.sent(), "R0+4k");
         bench.done(0);
@@ -177,8 +191,8 @@ fn what_waits_takes_neighbours_and_asks_for_no_more() {
 #[test]
 fn bytes_in_flight_are_bounded_to_a_piece_more() {
     for tags in BOTH {
-        let mut bench = Bench::new(|q| {
-            baseline(tags, 64, 1)(q);
+        let mut bench = bench_with(tags, 1, |q| {
+            tagged(64)(q);
             q.hw_inflight_kb = 256;
         });
         bench.each("R0+1m R2m+1m R4m+1m R6m+1m");
@@ -198,7 +212,8 @@ fn bytes_in_flight_are_bounded_to_a_piece_more() {
 fn leases_are_gathered_whole_one_shard_after_the_other() {
     for tags in BOTH {
         for nr_requests in [1, 4, 7] {
-            let mut shards = Shards::new(3, baseline(tags, nr_requests, 1));
+            let mut shards = Shards::new(3, tagged(nr_requests));
+            install(tags, 1, &mut shards.at[0]);
             for n in 0..6 {
                 shards.at[0].bios(&format!("R{n}m+1m"));
                 shards.at[1].bios(&format!("v1:R{n}m+1m v1:W{n}m+4k"));
