@@ -8,8 +8,8 @@
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
-use headworks::executor::{Executor, Outlet, frames_of};
-use headworks::memory::{Mapping, NOTHING, Span, tables_in_huge_pages};
+use headworks::executor::{ActionSink, Executor};
+use headworks::memory::{Mapping, Span, tables_in_huge_pages};
 use headworks::{Clock, map_frames};
 use headworks_core::prng::Prng;
 use headworks_core::stats::{Histogram, Stage};
@@ -222,14 +222,16 @@ impl Generator {
     }
 }
 
-impl Outlet for Generator {
+// SAFETY: buffers and frames are mappings of their own, which outlive the shard; a buffer has one bio at a time.
+unsafe impl ActionSink for Generator {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
-            return frames_of(self.frames(), unit);
+            return self.frames().frames_from(unit);
         }
         let offset = bio.sequence as usize * self.block_bytes;
-        Span { base: self.buffers.at(offset, self.block_bytes), len: self.block_bytes }
+        // SAFETY: inside the mapping of the buffers.
+        unsafe { Span::new(self.buffers.at(offset, self.block_bytes), self.block_bytes) }
     }
 
     #[inline]
@@ -246,7 +248,8 @@ impl Outlet for Generator {
 
     #[inline]
     fn frames(&self) -> Span {
-        self.frames.as_ref().map_or(NOTHING, Mapping::span)
+        // SAFETY: the mapping outlives the shard.
+        self.frames.as_ref().map_or(Span::EMPTY, |frames| unsafe { frames.span() })
     }
 
     fn send(&mut self, _to: ShardId, _message: Message) {}

@@ -52,26 +52,25 @@ impl PoisonedBuffers {
     #[must_use]
     pub fn span(&self, slot: usize) -> Span {
         assert!(slot < self.poisoned.len(), "a buffer that exists");
-        // SAFETY: within the allocation.
-        let base = unsafe { self.base.add(slot * self.slot_bytes) };
-        Span { base, len: self.slot_bytes }
+        // SAFETY: within the allocation, which the world drops after its devices.
+        unsafe { Span::new(self.base.add(slot * self.slot_bytes), self.slot_bytes) }
     }
 
     /// The first `len` bytes of a buffer.
     #[must_use]
     pub fn bytes(&self, slot: usize, len: usize) -> &[u8] {
         let span = self.span(slot);
-        assert!(len <= span.len, "within the buffer");
+        assert!(len <= span.len(), "within the buffer");
         // SAFETY: within the allocation, and no device is running during the call.
-        unsafe { std::slice::from_raw_parts(span.base, len) }
+        unsafe { std::slice::from_raw_parts(span.base(), len) }
     }
 
     /// The first `len` bytes of a buffer, mutable.
     pub fn bytes_mut(&mut self, slot: usize, len: usize) -> &mut [u8] {
         let span = self.span(slot);
-        assert!(len <= span.len, "within the buffer");
+        assert!(len <= span.len(), "within the buffer");
         // SAFETY: as in `bytes`, and `self` is borrowed for it.
-        unsafe { std::slice::from_raw_parts_mut(span.base, len) }
+        unsafe { std::slice::from_raw_parts_mut(span.base(), len) }
     }
 }
 
@@ -98,7 +97,7 @@ mod tests {
         assert!(buffers.take(1));
         buffers.poison(1, 100);
         // SAFETY: within the buffer, as a late device would.
-        unsafe { *buffers.span(1).base.add(99) = 1 };
+        unsafe { *buffers.span(1).base().add(99) = 1 };
         assert!(!buffers.take(1));
     }
 }

@@ -1,11 +1,11 @@
 //! The environment of the shards: connections, messages in flight, and the checkers. The executor
-//! accesses it as [`Outlet`].
+//! accesses it as [`ActionSink`].
 //!
 //! The first violation is kept and ends the run at the end of the step; nothing here panics on what
 //! a shard does.
 
 use headworks::engine::{DiskOp, DiskQueue};
-use headworks::executor::{Outlet, frames_of};
+use headworks::executor::ActionSink;
 use headworks::memory::Span;
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
@@ -876,11 +876,12 @@ impl ShardPort<'_> {
                 detail,
             ));
         }
-        frames_of(self.env.frames.span(volume.home.0), unit)
+        self.env.frames.span(volume.home.0).frames_from(unit)
     }
 }
 
-impl Outlet for ShardPort<'_> {
+// SAFETY: pools and buffers are allocations of their own, dropped after the devices; the world checks who uses them when.
+unsafe impl ActionSink for ShardPort<'_> {
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
             return self.frames_of(bio, unit);
@@ -931,7 +932,7 @@ impl Outlet for ShardPort<'_> {
 pub struct NoDisk;
 
 impl DiskQueue for NoDisk {
-    fn push(&mut self, _: DiskOp, _: &[Span]) -> bool {
+    unsafe fn push(&mut self, _: DiskOp, _: &[Span]) -> bool {
         false
     }
 }

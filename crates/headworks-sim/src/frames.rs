@@ -109,7 +109,8 @@ impl Frames {
     #[must_use]
     pub fn span(&self, shard: u16) -> Span {
         let pool = &self.pools[usize::from(shard)];
-        Span { base: pool.base, len: pool.bytes }
+        // SAFETY: the whole allocation, which the world drops after its devices.
+        unsafe { Span::new(pool.base, pool.bytes) }
     }
 
     /// Number of write-out commands in flight.
@@ -356,7 +357,7 @@ mod tests {
         let mut frames = Frames::new(1, 8);
         start(&mut frames, Op::Write, 1, 1).unwrap();
         // SAFETY: within the pool; simulates a stray write.
-        unsafe { *frames.span(0).base.add(4096 + 8191) = 1 };
+        unsafe { *frames.span(0).base().add(4096 + 8191) = 1 };
         assert!(end(&mut frames, 1).is_err());
     }
 }

@@ -105,8 +105,12 @@ fn push_read(engine: &mut dyn Engine, fd: RawFd, slot: u32, block: u64, buffers:
         offset: block * 4096,
         len: 4096,
     };
-    let span = Span { base: buffers[slot as usize].0.as_mut_ptr(), len: 4096 };
-    assert!(engine.push(op, &[span]), "there is room for the depth");
+    // SAFETY: file and buffers outlive the engine, and a slot's buffer has one read at a time.
+    let pushed = unsafe {
+        let span = Span::new(buffers[slot as usize].0.as_mut_ptr(), 4096);
+        engine.push(op, &[span])
+    };
+    assert!(pushed, "there is room for the depth");
 }
 
 /// Random 4 KiB reads at `depth`: thousands a second, and CPU nanoseconds for each.

@@ -1,26 +1,33 @@
 //! Carries out a shard's actions, in order, over real bytes. The server and the simulated world run this same code.
 //!
-//! Consecutive submits to one device reach it as one batch. What is not about devices goes to the [`Outlet`]: the reactor's
-//! sockets and rings, or the world's event heap. Invariant: when [`Executor::run`] returns, every action of the list was done.
+//! Consecutive submits to one device reach it as one batch. What is not about devices goes to the [`ActionSink`]: the reactor's
+//! sockets and rings, or the simulator's event heap. Invariant: when [`Executor::run`] returns, every action of the list was done.
 
 use headworks_core::extent::ExtentWriter;
 use headworks_core::{
     Action, Actions, BioId, Completion, CopyDirection, DeviceId, EXTENTS_BYTES, ExtentState, Input,
-    Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes, cache::folio::BLOCK,
+    Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
 };
 
 use crate::device::{Batch, Command, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::{STREAM, Span, copy};
 
-/// Where actions go that are not for a device, and where buffers are found.
-pub trait Outlet {
-    /// The bytes of a bio that this shard has in flight: a client's buffer, another shard's, or, for a bio of this shard's
-    /// cache, frames of its pool ([`frames_of`]). The length is at least the bio's.
+/// Carries out the actions of a shard that are not for a device, and names the memory of its bios.
+///
+/// # Safety
+/// [`ActionSink::buffer`] and [`ActionSink::frames`] return spans that fulfil the contract of [`Span::new`] for reads and writes:
+/// - the span of a bio holds at least the bytes of the bio, from its submission to the shard until its last reply;
+/// - only the executor and the devices use the bytes of the bio meanwhile;
+/// - the frames stay where they are as long as the shard exists, and only the executor and the devices use them;
+/// - the span of a bio that the cache made (see [`BioId::unit`]) is a part of the frames, and any other is not.
+pub unsafe trait ActionSink {
+    /// The bytes of a bio in flight: a client's buffer, another shard's, or, for a bio of the cache, the frames from its unit on
+    /// ([`Span::frames_from`]).
     fn buffer(&mut self, bio: BioId) -> Span;
-    /// The frames of this shard's cache.
+    /// The frames of the shard's cache; empty without a cache.
     fn frames(&self) -> Span;
-    /// Answer a bio, or free its buffer; what it waited for comes with it.
+    /// Completes a bio or releases its buffer, with the times that it waited.
     fn reply(
         &mut self,
         id: BioId,
@@ -29,27 +36,12 @@ pub trait Outlet {
         stage: ReplyStage,
         wait_times: WaitTimes,
     );
-    /// Tell another shard. For a [`Message::Bio`] the buffer's span goes along.
+    /// Sends a message to another shard. With a [`Message::Bio`] goes the span of its buffer.
     fn send(&mut self, to: ShardId, message: Message);
-    /// Replace the time at which the shard gets `Input::Timer`.
+    /// Sets the time of the next `Input::Timer`, in place of the one before.
     fn timer(&mut self, at: Instant);
-    /// Tell the operator.
+    /// Reports an event to the operator.
     fn notice(&mut self, notice: Notice);
-}
-
-/// The frames from `unit` on, to the end of the pool; nothing if there are none.
-#[must_use]
-pub fn frames_of(pool: Span, unit: u32) -> Span {
-    let at = (unit as usize * BLOCK as usize).min(pool.len);
-    // SAFETY: `at` is within the pool, or its end.
-    Span { base: unsafe { pool.base.add(at) }, len: pool.len - at }
-}
-
-/// `len` bytes of `span` from `at` on.
-fn part(span: Span, at: usize, len: usize) -> *mut u8 {
-    assert!(at <= span.len && len <= span.len - at, "a copy stays within its buffer and the pool");
-    // SAFETY: just checked.
-    unsafe { span.base.add(at) }
 }
 
 /// Bytes that the copies of a bio at the head of a list move, as far as it matters. (Small folios take a large write in pieces.)
@@ -73,7 +65,7 @@ fn next_copy(list: &[Action], frames: Span) -> *const u8 {
         Action::Copy { at, .. } => Some(at as usize),
         _ => None,
     });
-    copies.map_or(std::ptr::null(), |at| frames.base.wrapping_add(at))
+    copies.map_or(std::ptr::null(), |at| frames.base().wrapping_add(at))
 }
 
 /// The devices that a shard owns, and the scratch that turns actions into commands.
@@ -121,7 +113,7 @@ impl Executor {
         &mut self,
         now: Instant,
         actions: &Actions,
-        outlet: &mut impl Outlet,
+        sink: &mut impl ActionSink,
         disk: &mut dyn DiskQueue,
         inputs: &mut Vec<Input>,
     ) {
@@ -137,12 +129,8 @@ impl Executor {
                     }
                     let first_span = self.spans.len() as u32;
                     for segment in actions.segments_of(&submit) {
-                        let buffer = outlet.buffer(segment.bio);
-                        let (offset, len) = (segment.offset as usize, segment.len as usize);
-                        assert!(offset + len <= buffer.len, "a segment ends inside its buffer");
-                        // SAFETY: just checked to stay within the buffer.
-                        let base = unsafe { buffer.base.add(offset) };
-                        self.spans.push(Span { base, len });
+                        let buffer = sink.buffer(segment.bio);
+                        self.spans.push(buffer.part(segment.offset as usize, segment.len as usize));
                     }
                     self.commands.push(Command {
                         id: submit.id,
@@ -157,49 +145,49 @@ impl Executor {
                 }
                 Action::Copy { bio, offset, len, at, direction } => {
                     let len = len as usize;
-                    let frames = outlet.frames();
-                    let pool = part(frames, at as usize, len);
+                    let frames = sink.frames();
+                    let pool = frames.part(at as usize, len).base();
                     if offset == 0 {
                         whole = (bio, length(&actions.list[index..], bio));
                     }
                     let all = if whole.0 == bio { whole.1 } else { len };
                     let next = next_copy(&actions.list[index + 1..], frames);
-                    let buffer = part(outlet.buffer(bio), offset as usize, len);
+                    let buffer = sink.buffer(bio).part(offset as usize, len).base();
                     let (from, to) = match direction {
                         CopyDirection::ToPool => (buffer, pool),
                         CopyDirection::ToBuffer => (pool, buffer),
                     };
-                    // SAFETY: both ranges were checked, and buffers and pool are different memory. No device has either: the
-                    // shard names only frames that are not on their way, and the bio's buffer is its own until its reply.
+                    // SAFETY: both ranges are inside their spans, and by the contract of `ActionSink` buffer and pool are different
+                    // memory. No device uses either: the shard names only frames that no command has, and the bio's buffer
+                    // belongs to the bio until its reply.
                     unsafe { copy(from, to, (len, all), direction, next) };
                 }
                 Action::Zero { at, len } => {
-                    let pool = part(outlet.frames(), at as usize, len as usize);
+                    let pool = sink.frames().part(at as usize, len as usize).base();
                     // SAFETY: as for a copy.
                     unsafe { pool.write_bytes(0, len as usize) };
                 }
                 Action::Move { from, to, len } => {
-                    let (pool, len) = (outlet.frames(), len as usize);
+                    let (pool, len) = (sink.frames(), len as usize);
                     assert!(from.abs_diff(to) >= len as u64, "a move's ranges do not overlap");
-                    let (from, to) = (part(pool, from as usize, len), part(pool, to as usize, len));
+                    let (from, to) = (pool.part(from as usize, len), pool.part(to as usize, len));
                     // SAFETY: as for a copy; the ranges do not overlap.
-                    unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
+                    unsafe { to.base().copy_from_nonoverlapping(from.base(), len) };
                 }
                 Action::Data { bio, len } => {
-                    let list = part(outlet.buffer(bio), 0, EXTENTS_BYTES as usize);
-                    // SAFETY: just checked to be the bio's, which is its own until its reply.
-                    let bytes =
-                        unsafe { std::slice::from_raw_parts_mut(list, EXTENTS_BYTES as usize) };
+                    let list = sink.buffer(bio).part(0, EXTENTS_BYTES as usize);
+                    // SAFETY: inside the bio's buffer, which belongs to the bio until its reply, and no device has it.
+                    let bytes = unsafe { list.bytes_mut() };
                     let mut list = ExtentWriter::new(bytes, len, 1);
                     list.push(len.into(), ExtentState::DATA);
                     list.finish();
                 }
                 Action::Reply { id, status, hole, stage, wait_times } => {
-                    outlet.reply(id, status, hole, stage, wait_times);
+                    sink.reply(id, status, hole, stage, wait_times);
                 }
-                Action::Send { to, message } => outlet.send(to, message),
-                Action::Timer { at } => outlet.timer(at),
-                Action::Notice(notice) => outlet.notice(notice),
+                Action::Send { to, message } => sink.send(to, message),
+                Action::Timer { at } => sink.timer(at),
+                Action::Notice(notice) => sink.notice(notice),
             }
         }
         self.submit(now, batch_of, disk, inputs);

@@ -13,6 +13,8 @@ pub mod memory;
 pub mod ring;
 pub mod runtime;
 mod size;
+#[cfg(doctest)]
+mod soundness;
 pub mod sync;
 
 pub use runtime::{Clock, map_frames, pin};

@@ -56,7 +56,8 @@ fn round(engine: &mut dyn Engine, fd: i32, pair: &mut (UnixStream, UnixStream), 
             offset: slot as u64 * 65536,
             len: 0,
         };
-        assert!(engine.push(op, &spans[range]));
+        // SAFETY: the caller keeps file and memory until the operation has ended.
+        assert!(unsafe { engine.push(op, &spans[range]) });
         expected += 1;
     }
     let mut events = EVENTS.take();
@@ -82,7 +83,8 @@ fn nothing_is_allocated_once_warm() {
     let mut memory = vec![1_u8; 16 * 4096];
     let spans: Vec<_> = memory
         .chunks_mut(4096)
-        .map(|chunk| Span { base: chunk.as_mut_ptr(), len: chunk.len() })
+        // SAFETY: the chunks outlive the operations.
+        .map(|chunk| unsafe { Span::new(chunk.as_mut_ptr(), chunk.len()) })
         .collect();
     let mut pair = UnixStream::pair().unwrap();
     for choice in [EngineChoice::Uring, EngineChoice::Threads] {

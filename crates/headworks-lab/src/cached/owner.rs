@@ -6,7 +6,7 @@
 
 use headworks::device::{Device, NullDevice};
 use headworks::engine::{DiskOp, DiskQueue};
-use headworks::executor::{Executor, Outlet, frames_of};
+use headworks::executor::{ActionSink, Executor};
 use headworks::memory::{Mapping, Span, tables_in_huge_pages};
 use headworks::{Clock, map_frames};
 use headworks_core::cache::folio::BLOCK;
@@ -96,7 +96,7 @@ struct Desk {
 struct NoDisk;
 
 impl DiskQueue for NoDisk {
-    fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {
+    unsafe fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {
         false
     }
 }
@@ -110,19 +110,22 @@ impl Desk {
     }
 }
 
-impl Outlet for Desk {
+// SAFETY: frames and buffers are mappings of their own, which live as long as the shard.
+unsafe impl ActionSink for Desk {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
-            return frames_of(self.frames.span(), unit);
+            return self.frames().frames_from(unit);
         }
         let offset = bio.sequence as usize * self.slot_bytes;
-        Span { base: self.buffers.at(offset, self.slot_bytes), len: self.slot_bytes }
+        // SAFETY: inside the mapping of the buffers.
+        unsafe { Span::new(self.buffers.at(offset, self.slot_bytes), self.slot_bytes) }
     }
 
     #[inline]
     fn frames(&self) -> Span {
-        self.frames.span()
+        // SAFETY: the mapping lives as long as the shard.
+        unsafe { self.frames.span() }
     }
 
     #[inline]
@@ -274,10 +277,7 @@ fn all_but_copies(actions: &[Action], desk: &mut Desk) -> u64 {
             Action::Copy { bio, offset, len, at, direction } => {
                 let (pool, buffer) = (desk.frames(), desk.buffer(bio));
                 let (at, offset, len) = (at as usize, offset as usize, len as usize);
-                assert!(at <= pool.len && len <= pool.len - at, "inside the pool");
-                assert!(offset <= buffer.len && len <= buffer.len - offset, "inside the buffer");
-                // SAFETY: both were just checked.
-                let ends = unsafe { (pool.base.add(at), buffer.base.add(offset)) };
+                let ends = (pool.part(at, len).base(), buffer.part(offset, len).base());
                 std::hint::black_box((ends, len, direction));
                 copies += 1;
             }

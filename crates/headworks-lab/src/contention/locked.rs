@@ -152,7 +152,7 @@ pub(super) fn run<L: Lock<Elevators> + Send>(
 struct NoDisk;
 
 impl DiskQueue for NoDisk {
-    fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {
+    unsafe fn push(&mut self, _op: DiskOp, _spans: &[Span]) -> bool {
         false
     }
 }

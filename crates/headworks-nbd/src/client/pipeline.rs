@@ -177,10 +177,9 @@ impl Pipeline {
         let header = RequestHeader { flags: flags.0, command: command as u16, cookie, offset, len };
         self.push_header(&header.encode());
         if command == Command::Write {
-            self.spans.push(Span {
-                base: self.data.as_mut_ptr().wrapping_add(index * self.block_bytes),
-                len: len as usize,
-            });
+            let base = self.data.as_mut_ptr().wrapping_add(index * self.block_bytes);
+            // SAFETY: the slot's part of the data, which stays where it is; sending only reads.
+            self.spans.push(unsafe { Span::new(base, len as usize) });
         }
     }
 
@@ -191,8 +190,12 @@ impl Pipeline {
         let at = self.headers.len() - header.len();
         let base = self.headers.as_mut_ptr().wrapping_add(at);
         match self.spans.last_mut() {
-            Some(last) if last.base.wrapping_add(last.len) == base => last.len += header.len(),
-            _ => self.spans.push(Span { base, len: header.len() }),
+            Some(last) if last.base().wrapping_add(last.len()) == base => {
+                // SAFETY: both are parts of `headers`, which stays where it is until it is sent.
+                *last = unsafe { Span::new(last.base(), last.len() + header.len()) };
+            }
+            // SAFETY: as above.
+            _ => self.spans.push(unsafe { Span::new(base, header.len()) }),
         }
     }
 
@@ -214,12 +217,11 @@ impl Pipeline {
             self.calls[0] += 1;
             while moved > 0 {
                 let span = &mut self.spans[self.sent];
-                if moved < span.len {
-                    span.base = span.base.wrapping_add(moved);
-                    span.len -= moved;
+                if moved < span.len() {
+                    *span = span.part(moved, span.len() - moved);
                     break;
                 }
-                moved -= span.len;
+                moved -= span.len();
                 self.sent += 1;
             }
         }

@@ -83,7 +83,8 @@ impl Socket {
         let sent = match self {
             // SAFETY: the caller promised it.
             Socket::Tls(stream) => unsafe { stream.send(spans) },
-            _ => self.send_iovecs(spans.as_ptr().cast(), spans.len()),
+            // SAFETY: the caller promised it; spans have iovec's layout.
+            _ => unsafe { self.send_iovecs(spans.as_ptr().cast(), spans.len()) },
         };
         sent.or_else(|error| match error.kind() {
             io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => Ok(0),
@@ -101,17 +102,21 @@ impl Socket {
 
     /// As [`Socket::send`], for who wants to know that it would wait.
     pub(super) fn send_slices(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.send_iovecs(pieces.as_ptr().cast(), pieces.len())
+        // SAFETY: an `IoSlice` is laid out as an iovec and borrows its bytes.
+        unsafe { self.send_iovecs(pieces.as_ptr().cast(), pieces.len()) }
     }
 
-    /// The callers' pieces have iovec's layout and name memory that may be read.
-    fn send_iovecs(&self, pieces: *const libc::iovec, count: usize) -> io::Result<usize> {
+    /// Sends `count` pieces without waiting.
+    ///
+    /// # Safety
+    /// `pieces` points to `count` iovecs, which name memory that may be read.
+    unsafe fn send_iovecs(&self, pieces: *const libc::iovec, count: usize) -> io::Result<usize> {
         // SAFETY: a msghdr of zeros is one without address and control data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = pieces.cast_mut();
         message.msg_iovlen = count.min(SPANS_MAX);
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: as the callers say.
+        // SAFETY: the caller's promise.
         let sent = unsafe { libc::sendmsg(self.as_raw_fd(), &message, flags) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }

@@ -60,7 +60,7 @@ impl<'a> Pieces<'a> {
             return &[];
         };
         // SAFETY: `new`'s caller promised it.
-        unsafe { std::slice::from_raw_parts(span.base.add(self.at), span.len - self.at) }
+        unsafe { span.part(self.at, span.len() - self.at).bytes() }
     }
 
     fn take(&mut self, count: usize) -> &'a [u8] {
@@ -72,7 +72,7 @@ impl<'a> Pieces<'a> {
 
     fn skip_empty(&mut self) {
         while let Some(span) = self.spans.first()
-            && span.len == self.at
+            && span.len() == self.at
         {
             (self.spans, self.at) = (&self.spans[1..], 0);
         }
@@ -89,7 +89,8 @@ mod tests {
         let all: Vec<Vec<u8>> = sizes.iter().map(|&len| vec![len as u8; len]).collect();
         let base = |piece: &Vec<u8>| piece.as_ptr().cast_mut();
         let spans: Vec<Span> =
-            all.iter().map(|piece| Span { base: base(piece), len: piece.len() }).collect();
+            // SAFETY: `all` stays, and is only read.
+            all.iter().map(|piece| unsafe { Span::new(base(piece), piece.len()) }).collect();
         // SAFETY: `all` stays.
         let mut pieces = unsafe { Pieces::new(&spans) };
         let (mut record, mut got, mut lengths) = (Vec::new(), Vec::new(), Vec::new());

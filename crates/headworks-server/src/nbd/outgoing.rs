@@ -37,7 +37,7 @@ impl Piece {
     fn len(&self) -> usize {
         match self {
             Piece::Headers { len, .. } | Piece::Zeros { len } => *len,
-            Piece::Data { span, .. } => span.len,
+            Piece::Data { span, .. } => span.len(),
         }
     }
 }
@@ -132,8 +132,10 @@ impl Outgoing {
 
     /// Appends the first `len` bytes of a buffer.
     pub fn data(&mut self, buffer: Buffer, len: usize) {
+        assert!(len <= buffer.len(), "a reply's data are inside its buffer");
         self.held += buffer.len();
-        let span = Span { base: buffer.base(), len };
+        // SAFETY: inside the buffer, which stays beside the span until it is sent.
+        let span = unsafe { Span::new(buffer.base(), len) };
         self.pieces.push_back(Piece::Data { span, buffer });
     }
 
@@ -156,7 +158,7 @@ impl Outgoing {
     ) -> io::Result<Sent> {
         while !self.pieces.is_empty() {
             self.gather(spans);
-            let wanted: usize = spans.iter().map(|span| span.len).sum();
+            let wanted: usize = spans.iter().map(|span| span.len()).sum();
             match transport.send(spans) {
                 Ok(count) => {
                     self.advance(count, pool);
@@ -187,7 +189,7 @@ impl Outgoing {
                 Piece::Headers { start, len, .. } => {
                     (self.headers[start..start + len].as_ptr().cast_mut(), len)
                 }
-                Piece::Data { span, .. } => (span.base, span.len),
+                Piece::Data { span, .. } => (span.base(), span.len()),
                 Piece::Zeros { .. } => (ZEROS.as_ptr().cast_mut(), ZEROS.len()),
             };
             // Wherever one begins in zeros, there are more.
@@ -197,7 +199,8 @@ impl Outgoing {
                     return;
                 }
                 let len = left.min(most);
-                spans.push(Span { base: base.wrapping_add(at), len });
+                // SAFETY: a part of a piece, none of which changes before the spans are sent; sending only reads.
+                spans.push(unsafe { Span::new(base.wrapping_add(at), len) });
                 left -= len;
             }
             skip = 0;

@@ -167,7 +167,7 @@ impl Encrypted {
             return Ok(0);
         }
         let mut target =
-            Target { direct: direct.unwrap_or(headworks::memory::NOTHING), plain, at: 0 };
+            Target { direct: direct.unwrap_or(Span::EMPTY), plain, at: 0 };
         let opened = self.session.open(&cipher[..count], |piece| target.put(piece));
         opened.map_err(broken)?;
         match (target.at, self.session.is_ended()) {
@@ -211,7 +211,8 @@ impl Write for Wire {
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-        send_iovecs(self.0, pieces.as_ptr().cast(), pieces.len())
+        // SAFETY: an `IoSlice` is laid out as an iovec and borrows its bytes.
+        unsafe { send_iovecs(self.0, pieces.as_ptr().cast(), pieces.len()) }
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -228,11 +229,11 @@ struct Target<'a> {
 
 impl Target<'_> {
     fn put(&mut self, piece: &[u8]) {
-        let placed = piece.len().min(self.direct.len.saturating_sub(self.at));
+        let placed = piece.len().min(self.direct.len().saturating_sub(self.at));
         if placed > 0 {
             // SAFETY: `direct` is the rest of a private buffer, of which `at` bytes are filled and `placed` more fit.
             unsafe {
-                let base = self.direct.base.add(self.at);
+                let base = self.direct.base().add(self.at);
                 base.copy_from_nonoverlapping(piece.as_ptr(), placed);
             }
             self.at += placed;
@@ -240,7 +241,7 @@ impl Target<'_> {
         let rest = &piece[placed..];
         if !rest.is_empty() {
             // Plaintext is shorter than what it came from, and that fits one half.
-            let at = self.at - self.direct.len;
+            let at = self.at - self.direct.len();
             self.plain[at..at + rest.len()].copy_from_slice(rest);
             self.at += rest.len();
         }
@@ -252,7 +253,8 @@ fn broken(error: TlsError) -> io::Error {
 }
 
 fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Result<usize> {
-    let tail = Span { base: scratch.as_mut_ptr(), len: scratch.len() };
+    // SAFETY: borrowed until the call has returned.
+    let tail = unsafe { Span::new(scratch.as_mut_ptr(), scratch.len()) };
     let spans = [direct.unwrap_or(tail), tail];
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -264,17 +266,20 @@ fn receive_into(fd: RawFd, direct: Option<Span>, scratch: &mut [u8]) -> io::Resu
 }
 
 fn send_spans(fd: RawFd, spans: &[Span]) -> io::Result<usize> {
-    // Spans have iovec's layout and name memory that stays until the pieces are dropped.
-    send_iovecs(fd, spans.as_ptr().cast(), spans.len())
+    // SAFETY: spans have iovec's layout and name memory that stays until the pieces are dropped.
+    unsafe { send_iovecs(fd, spans.as_ptr().cast(), spans.len()) }
 }
 
-/// The callers' pieces have iovec's layout and name memory that may be read.
-fn send_iovecs(fd: RawFd, pieces: *const libc::iovec, count: usize) -> io::Result<usize> {
+/// Sends `count` pieces without waiting.
+///
+/// # Safety
+/// `pieces` points to `count` iovecs, which name memory that may be read.
+unsafe fn send_iovecs(fd: RawFd, pieces: *const libc::iovec, count: usize) -> io::Result<usize> {
     // SAFETY: all-zero is a valid msghdr.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.cast_mut();
     message.msg_iovlen = count;
-    // SAFETY: as the callers say.
+    // SAFETY: the caller's promise.
     let sent = unsafe { libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
 }

@@ -10,8 +10,8 @@ use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Statu
 
 use crate::latency::exports::Exports;
 use crate::nbd::connection::Connection;
-use headworks::executor::{Outlet, frames_of};
-use headworks::memory::{Mapping, NOTHING, Pool, Span};
+use headworks::executor::ActionSink;
+use headworks::memory::{Mapping, Pool, Span};
 use headworks::ring::{Consumer, Producer};
 
 /// Most connections of one shard. The last two places name nobody: our own flushes and the cache's account have their ids there.
@@ -191,21 +191,24 @@ impl ShardIo {
     }
 }
 
-impl Outlet for ShardIo {
+// SAFETY: a bio's buffer is its connection's until the last reply, or the sending shard's, which waits for `Done`; buffers,
+// frames and the memory of other shards are different mappings, which outlive the shard.
+unsafe impl ActionSink for ShardIo {
     fn buffer(&mut self, bio: BioId) -> Span {
         if !self.is_own(bio) {
-            return self.foreign.get(&bio).copied().unwrap_or(NOTHING);
+            return self.foreign.get(&bio).copied().unwrap_or(Span::EMPTY);
         }
         if let Some(unit) = bio.unit() {
-            return frames_of(self.frames(), unit);
+            return self.frames().frames_from(unit);
         }
         let slot = self.slot_of(bio);
         let connection = slot.and_then(|slot| self.places[slot as usize].connection.as_mut());
-        connection.and_then(|connection| connection.buffer(bio.sequence)).unwrap_or(NOTHING)
+        connection.and_then(|connection| connection.buffer(bio.sequence)).unwrap_or(Span::EMPTY)
     }
 
     fn frames(&self) -> Span {
-        self.frames.as_ref().map_or(NOTHING, Mapping::span)
+        // SAFETY: the mapping lives as long as the shard, and does not grow.
+        self.frames.as_ref().map_or(Span::EMPTY, |frames| unsafe { frames.span() })
     }
 
     fn reply(
@@ -237,9 +240,9 @@ impl Outlet for ShardIo {
             Message::Bio { bio, .. } if bio.op.buffer_len(bio.len) > 0 => self.buffer(bio.id),
             Message::Done { id, stage, .. } if stage != ReplyStage::Early => {
                 self.foreign.remove(&id);
-                NOTHING
+                Span::EMPTY
             }
-            _ => NOTHING,
+            _ => Span::EMPTY,
         };
         if let Some(Some(peer)) = self.peers.get_mut(usize::from(to.0)) {
             peer.outbox.push(Envelope { message, span });

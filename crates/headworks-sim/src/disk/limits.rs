@@ -79,7 +79,7 @@ impl Disk {
     fn check_data(&self, command: &Command, spans: &[Span]) -> Option<String> {
         let queue = &self.options.queue;
         if command.op == Op::BlockStatus {
-            let whole = matches!(spans, [span] if span.len == EXTENTS_BYTES as usize);
+            let whole = matches!(spans, [span] if span.len() == EXTENTS_BYTES as usize);
             return (!whole).then(|| "no buffer for the list of extents".into());
         }
         if !command.op.has_data() {
@@ -89,14 +89,14 @@ impl Disk {
             return Some(format!("longer than max_sectors_kb {}", queue.max_sectors_kb));
         }
         let zeros = command.op == Op::Write && spans.is_empty();
-        if !zeros && spans.iter().map(|span| span.len as u64).sum::<u64>() != u64::from(command.len)
+        if !zeros && spans.iter().map(|span| span.len() as u64).sum::<u64>() != u64::from(command.len)
         {
             return Some("the spans do not add up to its length".into());
         }
         if spans.len() > usize::from(queue.max_segments) {
             return Some(format!("{} segments", spans.len()));
         }
-        let longest = spans.iter().map(|span| span.len).max().unwrap_or(0);
+        let longest = spans.iter().map(|span| span.len()).max().unwrap_or(0);
         (longest > queue.max_segment_size as usize).then(|| format!("a segment of {longest} bytes"))
     }
 

@@ -476,7 +476,7 @@ impl Disk {
         // SAFETY: the span is valid and ours until the command is completed, by the contract of
         // `Device::submit`.
         let list =
-            unsafe { std::slice::from_raw_parts_mut(pending.spans[0].base, pending.spans[0].len) };
+            unsafe { pending.spans[0].bytes_mut() };
         let most = if flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
         let mut writer = ExtentWriter::new(list, len, most);
         let piece = SECTOR as u64 * [1, 8, 8, 128][self.prng.below(4) as usize];
@@ -509,7 +509,7 @@ impl Disk {
                 // SAFETY: spans are valid and ours until the command is completed, by the contract
                 // of `Device::submit`.
                 unsafe {
-                    span.base.copy_from_nonoverlapping(bytes[at..at + span.len].as_ptr(), span.len);
+                    span.base().copy_from_nonoverlapping(bytes[at..at + span.len()].as_ptr(), span.len());
                 }
             });
             return;
@@ -531,7 +531,7 @@ impl Disk {
         each_span(&pending.spans, first as usize, len, |at, span| {
             // SAFETY: as above.
             unsafe {
-                span.base.copy_to_nonoverlapping(bytes[at..at + span.len].as_mut_ptr(), span.len);
+                span.base().copy_to_nonoverlapping(bytes[at..at + span.len()].as_mut_ptr(), span.len());
             }
         });
     }
@@ -633,13 +633,10 @@ impl Disk {
 fn each_span(spans: &[Span], first: usize, len: usize, mut each: impl FnMut(usize, Span)) {
     let (mut at, end) = (0, first + len);
     for span in spans {
-        let (from, to) = (first.max(at), end.min(at + span.len));
+        let (from, to) = (first.max(at), end.min(at + span.len()));
         if from < to {
-            // SAFETY: `from` lies within this span.
-            let base = unsafe { span.base.add(from - at) };
-            let part = Span { base, len: to - from };
-            each(from - first, part);
+            each(from - first, span.part(from - at, to - from));
         }
-        at += span.len;
+        at += span.len();
     }
 }

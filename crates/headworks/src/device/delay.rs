@@ -219,7 +219,8 @@ mod tests {
         let mut bench = Bench::new(delay);
         bench.submit(Op::Read, NONE, 0, 512);
         let mut stamp = [9u8; 512];
-        let spans = [Span { base: stamp.as_mut_ptr(), len: 512 }];
+        // SAFETY: `stamp` outlives the command.
+        let spans = [unsafe { Span::new(stamp.as_mut_ptr(), 512) }];
         bench.submit_spans(Op::Write, NONE, 0, 512, &spans);
         assert_eq!(bench.drain().len(), 2);
         assert_eq!(bench.buffer()[..512], stamp);
@@ -234,7 +235,8 @@ mod tests {
         for index in 0..8 {
             let at = &mut bytes[index * 512..(index + 1) * 512];
             let halves = [at.as_mut_ptr(), at[256..].as_mut_ptr()];
-            let spans = halves.map(|base| Span { base, len: 256 });
+            // SAFETY: halves of a buffer that outlives the command.
+            let spans = halves.map(|base| unsafe { Span::new(base, 256) });
             bench.submit_spans(Op::Write, NONE, index as u64 * 512, 512, &spans);
         }
         assert!(bench.step());

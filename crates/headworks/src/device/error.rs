@@ -238,11 +238,8 @@ mod tests {
                 spans: 1,
             })
             .collect();
-        let spans = [0, 512, 1024].map(|at| crate::memory::Span {
-            // SAFETY: inside the bench's buffer.
-            base: unsafe { base.add(at) },
-            len: 512,
-        });
+        // SAFETY: inside the bench's buffer.
+        let spans = [0, 512, 1024].map(|at| unsafe { crate::memory::Span::new(base.add(at), 512) });
         bench.submit_batch(Batch { commands: &commands, spans: &spans });
         let mut done = bench.drain();
         done.sort_by_key(|completion| completion.id);

@@ -95,13 +95,13 @@ impl MemDevice {
             // there as the command has, which was checked.
             unsafe {
                 if unwritten {
-                    span.base.write_bytes(0, span.len);
+                    span.base().write_bytes(0, span.len());
                 } else {
-                    let from = self.bytes.at(at, span.len);
-                    span.base.copy_from_nonoverlapping(from, span.len);
+                    let from = self.bytes.at(at, span.len());
+                    span.base().copy_from_nonoverlapping(from, span.len());
                 }
             }
-            at += span.len;
+            at += span.len();
         }
         false
     }
@@ -111,10 +111,10 @@ impl MemDevice {
     unsafe fn write(&mut self, start: usize, end: usize, spans: &[Span]) {
         let mut at = start;
         for span in spans {
-            let to = self.bytes.at(at, span.len);
+            let to = self.bytes.at(at, span.len());
             // SAFETY: as in `read`, the other way.
-            unsafe { to.copy_from_nonoverlapping(span.base, span.len) };
-            at += span.len;
+            unsafe { to.copy_from_nonoverlapping(span.base(), span.len()) };
+            at += span.len();
         }
         if start < end {
             for chunk in start / CHUNK..=(end - 1) / CHUNK {

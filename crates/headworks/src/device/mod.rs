@@ -136,7 +136,7 @@ unsafe fn tell_extents(
         return failed(command, IoError::Invalid);
     };
     // SAFETY: the caller's promise.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(span.base, span.len) };
+    let bytes = unsafe { span.bytes_mut() };
     let one = command.flags.contains(BioFlags::ONE_EXTENT);
     let mut writer = ExtentWriter::new(bytes, command.len, if one { 1 } else { EXTENTS_MAX });
     tell(&mut writer);

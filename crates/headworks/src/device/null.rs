@@ -40,7 +40,7 @@ impl Device for NullDevice {
             if command.op == Op::Read && !hole {
                 for span in batch.spans_of(command) {
                     // SAFETY: the span is valid and ours by the caller's promise.
-                    unsafe { span.base.write_bytes(0, span.len) };
+                    unsafe { span.base().write_bytes(0, span.len()) };
                 }
             }
             io.completions.push(Completion { hole, ..super::done(command) });

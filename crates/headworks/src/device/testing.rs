@@ -27,7 +27,7 @@ pub struct TestDisk {
 }
 
 impl DiskQueue for TestDisk {
-    fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
+    unsafe fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
         if !self.full {
             self.log.push(op);
             self.queue.push_back((op, spans.to_vec()));
@@ -103,16 +103,17 @@ impl<D: Device> Bench<D> {
         let mut spans = Vec::new();
         if op == Op::BlockStatus {
             let len = op.buffer_len(len) as usize;
-            spans.push(Span { base: self.buffer.base(), len });
+            // SAFETY: the start of the bench's buffer, which outlives its commands.
+            spans.push(unsafe { Span::new(self.buffer.base(), len) });
         }
         if op.has_data() {
             let len = len as usize;
             let cuts = [0, (len / 3) & !4095, (len / 2) & !4095, len];
             for cut in cuts.windows(2).filter(|cut| cut[0] < cut[1]) {
-                // SAFETY: commands with data fit into the buffer.
-                let base = unsafe { self.buffer.base().add(cut[0]) };
-                let len = cut[1] - cut[0];
-                spans.push(Span { base, len });
+                // SAFETY: commands with data fit into the buffer, which outlives its commands.
+                spans.push(unsafe {
+                    Span::new(self.buffer.base().add(cut[0]), cut[1] - cut[0])
+                });
             }
         }
         self.submit_spans(op, flags, offset, len, &spans)
@@ -289,8 +290,7 @@ fn continue_to_end<D: Device>(
     let mut at = 0;
     loop {
         // SAFETY: within the buffer, as `len` is.
-        let base = unsafe { bench.buffer.base().add(at) };
-        let span = Span { base, len: len - at };
+        let span = unsafe { Span::new(bench.buffer.base().add(at), len - at) };
         let rest = (len - at) as u32;
         if at == 0 {
             bench.submit(op, flags, offset as u64, rest);

@@ -24,8 +24,8 @@ use super::bed::Bed;
 use super::handle::{Answer, Counts, Handle, Parts};
 use super::{Buffers, Curfew, Ends, Options};
 use crate::engine::{self, Engine, Event, Wait, Waker};
-use crate::executor::{Executor, Outlet, frames_of};
-use crate::memory::{Mapping, NOTHING, Span, tables_in_huge_pages};
+use crate::executor::{ActionSink, Executor};
+use crate::memory::{Mapping, Span, tables_in_huge_pages};
 use crate::ring::{Consumer, Producer, Sleeper, ring};
 use crate::runtime::polling::Polling;
 use crate::runtime::{Clock, map_frames, pin};
@@ -98,19 +98,23 @@ struct Desk {
     flushed: Option<Status>,
 }
 
-impl Outlet for Desk {
+// SAFETY: a slot holds every bio that `Handle::put` accepts, and is the path's until its last answer; slots and frames are
+// mappings of their own, which live as long as the driver.
+unsafe impl ActionSink for Desk {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
-            return frames_of(self.frames(), unit);
+            return self.frames().frames_from(unit);
         }
         let buffers = &self.clients[bio.connection as usize].buffers;
-        Span { base: buffers.slot(bio.sequence as u32), len: buffers.slot_bytes }
+        // SAFETY: a slot of a mapping that lives as long as the driver, used by nobody else until it is answered.
+        unsafe { Span::new(buffers.slot(bio.sequence as u32), buffers.slot_bytes) }
     }
 
     #[inline]
     fn frames(&self) -> Span {
-        self.frames.as_ref().map_or(NOTHING, Mapping::span)
+        // SAFETY: the mapping lives as long as the driver.
+        self.frames.as_ref().map_or(Span::EMPTY, |frames| unsafe { frames.span() })
     }
 
     #[inline]

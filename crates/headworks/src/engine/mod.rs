@@ -88,11 +88,15 @@ pub struct DiskDone {
     pub result: i32,
 }
 
-/// The part of an engine that devices see.
+/// The queue of file operations that an engine offers to devices.
 pub trait DiskQueue {
-    /// Takes an operation; it starts at the end of the turn at the latest. `spans` is copied. False when the engine is full:
-    /// the device then answers `Busy`.
-    fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool;
+    /// Queues an operation, which starts at the end of the turn at the latest, and copies `spans`. Returns false when the engine
+    /// is full: the device then completes its command with `Busy`.
+    ///
+    /// # Safety
+    /// Until the [`DiskDone`] of the operation: `op.fd` is open and names the file that the operation is meant for, and the
+    /// spans fulfil the contract of [`Span::new`].
+    unsafe fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool;
 }
 
 /// What a socket is waited for. Errors and hang-ups count as readiness for everything.

@@ -35,7 +35,7 @@ pub(super) struct Job {
 }
 
 // SAFETY: the vectors lie in `Ops`, which outlives the pool, and do not change until the job's result was collected; what they
-// point at may be used from any thread by the promise of `Span`.
+// point at may be used from any thread by the contract of `DiskQueue::push`.
 unsafe impl Send for Job {}
 
 /// A slot, and bytes moved or a negative errno.

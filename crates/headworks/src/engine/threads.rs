@@ -172,7 +172,7 @@ fn milliseconds(wait: Wait) -> i32 {
 }
 
 impl DiskQueue for Threads {
-    fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
+    unsafe fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
         let Some((slot, vectors)) = self.ops.take(&op, spans) else {
             return false;
         };

@@ -151,8 +151,8 @@ impl Uring {
 
     /// Puts an entry on the submission queue, entering the kernel early if that is full. False: the kernel takes nothing now.
     fn queue(&mut self, entry: &squeue::Entry) -> bool {
-        // SAFETY: the memory that disk entries name lives until the completion: iovecs in `Ops`, data by the promise of
-        // `Span`. Other entries name none.
+        // SAFETY: the memory that disk entries name lives until the completion: iovecs in `Ops`, data by the contract of
+        // `DiskQueue::push`. Other entries name none.
         if unsafe { self.ring.submission().push(entry) }.is_ok() {
             return true;
         }
@@ -290,10 +290,10 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
     let Vectors { first, count } = vectors;
     match (op.kind, spans) {
         (DiskKind::Read, [span]) => {
-            opcode::Read::new(fd, span.base, short(span.len)).offset(op.offset).build()
+            opcode::Read::new(fd, span.base(), short(span.len())).offset(op.offset).build()
         }
         (DiskKind::Read, _) => opcode::Readv::new(fd, first, count).offset(op.offset).build(),
-        (DiskKind::Write { dsync }, [span]) => opcode::Write::new(fd, span.base, short(span.len))
+        (DiskKind::Write { dsync }, [span]) => opcode::Write::new(fd, span.base(), short(span.len()))
             .offset(op.offset)
             .rw_flags(super::pool::write_flags(dsync))
             .build(),
@@ -310,7 +310,7 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
 }
 
 impl DiskQueue for Uring {
-    fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
+    unsafe fn push(&mut self, op: DiskOp, spans: &[Span]) -> bool {
         let Some((slot, vectors)) = self.ops.take(&op, spans) else {
             return false;
         };

@@ -48,7 +48,8 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
-    /// Makes it longer, maybe at another address; what is new reads as zeros.
+    /// Makes the mapping longer. The new bytes read as zeros. The mapping may move: pointers and spans of it are invalid
+    /// afterwards, so no command may be using one.
     ///
     /// # Errors
     /// The kernel has no address space for it; the mapping is as it was.
@@ -56,7 +57,8 @@ impl Mapping {
         if len <= self.len {
             return Ok(());
         }
-        // SAFETY: our own mapping, whose address nobody keeps between calls: whoever has a pointer into it has borrowed it.
+        // SAFETY: this mapping's own range. Nothing borrows it: `base`, `at` and `span` hand out raw pointers, and their users
+        // promise in unsafe code not to use them after a move.
         let base = unsafe { libc::mremap(self.base().cast(), self.len, len, libc::MREMAP_MAYMOVE) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -81,10 +83,15 @@ impl Mapping {
         self.len
     }
 
-    /// All of it.
+    /// The whole mapping as a span.
+    ///
+    /// # Safety
+    /// As [`Span::new`]: the mapping is neither dropped nor grown before the last use of the span.
+    #[inline]
     #[must_use]
-    pub fn span(&self) -> Span {
-        Span { base: self.base(), len: self.len }
+    pub unsafe fn span(&self) -> Span {
+        // SAFETY: passed on to the caller.
+        unsafe { Span::new(self.base(), self.len) }
     }
 
     /// The address of the byte at `offset`, whose next `len` bytes are inside.

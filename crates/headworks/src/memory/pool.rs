@@ -43,11 +43,15 @@ impl Buffer {
         PAGE << self.order
     }
 
-    /// All of it.
+    /// The whole buffer as a span.
+    ///
+    /// # Safety
+    /// As [`Span::new`]: the buffer is not put back before the last use of the span.
     #[inline]
     #[must_use]
-    pub fn span(&self) -> Span {
-        Span { base: self.base, len: self.len() }
+    pub unsafe fn span(&self) -> Span {
+        // SAFETY: passed on to the caller.
+        unsafe { Span::new(self.base, self.len()) }
     }
 }
 

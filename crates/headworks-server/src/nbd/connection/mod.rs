@@ -388,7 +388,8 @@ impl Connection {
     /// The buffer of a request in flight.
     #[must_use]
     pub fn buffer(&mut self, sequence: u64) -> Option<Span> {
-        self.window.get(sequence)?.buffer.as_ref().map(|buffer| buffer.span())
+        // SAFETY: the buffer is put back after the request's last reply, when no span of it is used any more.
+        self.window.get(sequence)?.buffer.as_ref().map(|buffer| unsafe { buffer.span() })
     }
 
     /// The shard answers, or frees a buffer; what was answered, if that was it.

@@ -55,7 +55,7 @@ impl Connection {
         if !matches!(self.phase, Phase::Handshake(_)) {
             self.last_received = context.now;
         }
-        let placed = count.min(direct.map_or(0, |span| span.len));
+        let placed = count.min(direct.map_or(0, Span::len));
         if placed > 0 {
             self.note_payload(placed, context);
         }
@@ -93,15 +93,14 @@ impl Connection {
         let receiving = transmission.receiving.as_ref()?;
         let buffer = receiving.buffer.as_ref()?;
         let rest = receiving.request.len as usize - receiving.filled;
-        // SAFETY: `filled` is at most the request's length, which the buffer holds.
-        let base = unsafe { buffer.base().add(receiving.filled) };
-        Some(Span { base, len: rest })
+        // SAFETY: `filled` is at most the request's length, which the buffer holds; nothing else uses the buffer yet.
+        Some(unsafe { Span::new(buffer.base().add(receiving.filled), rest) })
     }
 
     fn tail_len(&self, direct: Option<Span>, most: usize) -> usize {
         match &self.phase {
             Phase::Transmission(transmission)
-                if transmission.large || direct.is_some_and(|span| span.len >= LARGE_PAYLOAD) =>
+                if transmission.large || direct.is_some_and(|span| span.len() >= LARGE_PAYLOAD) =>
             {
                 LARGE_TAIL
             }

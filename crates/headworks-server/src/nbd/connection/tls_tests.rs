@@ -63,7 +63,7 @@ impl Server {
             let span = self.connection.buffer(sequence).unwrap();
             let disk = &mut self.disk[range][..bio.len as usize];
             // SAFETY: the buffer is the request's, and it waits for us.
-            let buffer = unsafe { std::slice::from_raw_parts_mut(span.base, bio.len as usize) };
+            let buffer = unsafe { span.part(0, bio.len as usize).bytes_mut() };
             match bio.op {
                 Op::Write => disk.copy_from_slice(buffer),
                 _ => buffer.copy_from_slice(disk),

@@ -12,7 +12,7 @@ pub unsafe fn execute(op: &DiskOp, spans: &[Span]) -> i32 {
     let (offset, len) = (op.offset as i64, op.len as i64);
     if let (DiskKind::Extents { one }, [span]) = (op.kind, spans) {
         // SAFETY: the span is valid and the caller's to write.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(span.base, span.len) };
+        let bytes = unsafe { span.bytes_mut() };
         return extents::tell(op.fd, op.offset, op.len, one, bytes);
     }
     loop {

@@ -131,7 +131,8 @@ impl FileDevice {
             let step = first_step(command);
             match inline && step != Step::Tell {
                 true => self.run_steps(command, step, io),
-                false => self.push_step(Stepped { command: *command, step }, spans, io),
+                // SAFETY: the caller's promise about the spans, passed on.
+                false => unsafe { self.push_step(Stepped { command: *command, step }, spans, io) },
             }
             return;
         }
@@ -151,7 +152,10 @@ impl FileDevice {
             // SAFETY: the caller's promise about the spans, passed on.
             let result = unsafe { call::execute(&op, spans) };
             io.completions.push(transferred(command.id, result));
-        } else if !io.disk.push(op, spans) {
+            return;
+        }
+        // SAFETY: as above. The image stays open: it is removed only while no command of its volume is in flight.
+        if !unsafe { io.disk.push(op, spans) } {
             io.completions.push(super::failed(command, IoError::Busy));
         }
     }
@@ -174,18 +178,22 @@ impl FileDevice {
         let mut left = len;
         while left > 0 && self.zero_spans.len() < ZERO_SPANS_MAX {
             let take = left.min(ZEROS_LEN);
-            // Never written to: a `Write` only reads its spans.
             let base = ZEROS.0.as_ptr().cast_mut();
-            self.zero_spans.push(Span { base, len: take });
+            // SAFETY: a part of a static; a `Write` only reads its spans.
+            self.zero_spans.push(unsafe { Span::new(base, take) });
             left -= take;
         }
         &self.zero_spans
     }
 
     /// Sends the operation of a step; the command is in the table until its last one ends.
-    fn push_step(&mut self, stepped: Stepped, spans: &[Span], io: &mut DeviceIo<'_>) {
+    ///
+    /// # Safety
+    /// As [`crate::engine::DiskQueue::push`] for the spans.
+    unsafe fn push_step(&mut self, stepped: Stepped, spans: &[Span], io: &mut DeviceIo<'_>) {
         let op = self.operation(&stepped.command, stepped.step.kind(stepped.command.flags));
-        if self.stepped.len() < STEPPED_MAX && io.disk.push(op, spans) {
+        // SAFETY: the caller's promise; the image stays open while a command of its volume is in the table.
+        if self.stepped.len() < STEPPED_MAX && unsafe { io.disk.push(op, spans) } {
             self.stepped.push(stepped);
         } else {
             let busy = super::failed(&stepped.command, IoError::Busy);
@@ -226,7 +234,8 @@ impl Device for FileDevice {
         };
         let Stepped { command, step } = self.stepped.swap_remove(row);
         match step.next(command.flags, done.result) {
-            Next::Step(step) => self.push_step(Stepped { command, step }, &[], io),
+            // SAFETY: there are no spans.
+            Next::Step(step) => unsafe { self.push_step(Stepped { command, step }, &[], io) },
             Next::Completed(status) => io.completions.push(completed(&command, status)),
         }
     }

@@ -68,10 +68,10 @@ fn zeros_without_spans_come_in_pieces_and_continue() {
     assert_eq!(kinds(&bench)[1], DiskKind::Write { dsync: true });
     // More than one operation takes is a short transfer, which the queue continues.
     let mut device = FileDevice::new(DeviceId(0), Vec::new());
-    let most: usize = device.fill_zero_spans(32 << 20).iter().map(|span| span.len).sum();
+    let most: usize = device.fill_zero_spans(32 << 20).iter().map(|span| span.len()).sum();
     assert_eq!(most, ZEROS_LEN * ZERO_SPANS_MAX);
     let spans = device.fill_zero_spans(ZEROS_LEN + 5);
-    assert_eq!(spans.iter().map(|span| span.len).collect::<Vec<_>>(), [ZEROS_LEN, 5]);
+    assert_eq!(spans.iter().map(|span| span.len()).collect::<Vec<_>>(), [ZEROS_LEN, 5]);
 }
 
 /// Command, results of its operations, the operations, the answer.

@@ -105,7 +105,8 @@ fn without_a_single_thread_a_file_is_data() {
         forbidding(libc::SYS_clone3, libc::EAGAIN, || {
             let (mut engine, _) = open(choice, 4).unwrap();
             let mut list = [0xee; 1024];
-            let place = Span { base: list.as_mut_ptr(), len: list.len() };
+            // SAFETY: `list` outlives the operation.
+            let place = unsafe { Span::new(list.as_mut_ptr(), list.len()) };
             let kind = DiskKind::Extents { one: false };
             let ask = op(1, file.as_raw_fd(), kind, 0, 1 << 30);
             assert_eq!(run(&mut *engine, ask, &[place]), 1);

@@ -1,0 +1,58 @@
+//! Programs that must not compile: safe code cannot make the library use memory that it does not own.
+//!
+//! The first program hands the kernel the address of an immutable box. Made of safe code it does not compile, because
+//! [`Span::new`](crate::memory::Span::new) and [`DiskQueue::push`](crate::engine::DiskQueue::push) are unsafe:
+//!
+//! ```compile_fail,E0133
+//! use headworks::engine::{self, DiskKind, DiskOp, EngineChoice};
+//! use headworks::memory::Span;
+//! use std::os::fd::AsRawFd;
+//!
+//! let victim = Box::new([1_u8; 16]);
+//! let base = (&raw const *victim).cast::<u8>().cast_mut();
+//! let zero = std::fs::File::open("/dev/zero").unwrap();
+//! let (mut engine, _) = engine::open(EngineChoice::Threads, 4).unwrap();
+//! let (device, id) = Default::default();
+//! let op = DiskOp { device, id, fd: zero.as_raw_fd(), kind: DiskKind::Read, offset: 0, len: 16 };
+//! engine.push(op, &[Span::new(base, 16)]);
+//! ```
+//!
+//! A span cannot be made from its parts either:
+//!
+//! ```compile_fail,E0451
+//! let span = headworks::memory::Span { base: std::ptr::null_mut(), len: 16 };
+//! ```
+//!
+//! The same program with its two unsafe calls marked does compile, so nothing else is wrong with the first:
+//!
+//! ```no_run
+//! use headworks::engine::{self, DiskKind, DiskOp, EngineChoice};
+//! use headworks::memory::Span;
+//! use std::os::fd::AsRawFd;
+//!
+//! let victim = Box::new([1_u8; 16]);
+//! let base = (&raw const *victim).cast::<u8>().cast_mut();
+//! let zero = std::fs::File::open("/dev/zero").unwrap();
+//! let (mut engine, _) = engine::open(EngineChoice::Threads, 4).unwrap();
+//! let (device, id) = Default::default();
+//! let op = DiskOp { device, id, fd: zero.as_raw_fd(), kind: DiskKind::Read, offset: 0, len: 16 };
+//! unsafe { engine.push(op, &[Span::new(base, 16)]) };
+//! ```
+//!
+//! Memory is handed to the executor by an unsafe trait:
+//!
+//! ```compile_fail,E0200
+//! use headworks::executor::ActionSink;
+//! use headworks::memory::Span;
+//! use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
+//!
+//! struct Sink;
+//! impl ActionSink for Sink {
+//!     fn buffer(&mut self, _: BioId) -> Span { Span::EMPTY }
+//!     fn frames(&self) -> Span { Span::EMPTY }
+//!     fn reply(&mut self, _: BioId, _: Status, _: bool, _: ReplyStage, _: WaitTimes) {}
+//!     fn send(&mut self, _: ShardId, _: Message) {}
+//!     fn timer(&mut self, _: Instant) {}
+//!     fn notice(&mut self, _: Notice) {}
+//! }
+//! ```
