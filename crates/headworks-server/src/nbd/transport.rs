@@ -166,8 +166,7 @@ impl Encrypted {
         if count == 0 {
             return Ok(0);
         }
-        let mut target =
-            Target { direct: direct.unwrap_or(Span::EMPTY), plain, at: 0 };
+        let mut target = Target { direct: direct.unwrap_or(Span::EMPTY), plain, at: 0 };
         let opened = self.session.open(&cipher[..count], |piece| target.put(piece));
         opened.map_err(broken)?;
         match (target.at, self.session.is_ended()) {

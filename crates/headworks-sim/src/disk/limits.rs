@@ -89,7 +89,8 @@ impl Disk {
             return Some(format!("longer than max_sectors_kb {}", queue.max_sectors_kb));
         }
         let zeros = command.op == Op::Write && spans.is_empty();
-        if !zeros && spans.iter().map(|span| span.len() as u64).sum::<u64>() != u64::from(command.len)
+        if !zeros
+            && spans.iter().map(|span| span.len() as u64).sum::<u64>() != u64::from(command.len)
         {
             return Some("the spans do not add up to its length".into());
         }

@@ -475,8 +475,7 @@ impl Disk {
             self.files[usize::from(volume.0)].as_ref().expect("checked when it was started");
         // SAFETY: the span is valid and ours until the command is completed, by the contract of
         // `Device::submit`.
-        let list =
-            unsafe { pending.spans[0].bytes_mut() };
+        let list = unsafe { pending.spans[0].bytes_mut() };
         let most = if flags.contains(BioFlags::ONE_EXTENT) { 1 } else { EXTENTS_MAX };
         let mut writer = ExtentWriter::new(list, len, most);
         let piece = SECTOR as u64 * [1, 8, 8, 128][self.prng.below(4) as usize];
@@ -509,7 +508,8 @@ impl Disk {
                 // SAFETY: spans are valid and ours until the command is completed, by the contract
                 // of `Device::submit`.
                 unsafe {
-                    span.base().copy_from_nonoverlapping(bytes[at..at + span.len()].as_ptr(), span.len());
+                    span.base()
+                        .copy_from_nonoverlapping(bytes[at..at + span.len()].as_ptr(), span.len());
                 }
             });
             return;
@@ -531,7 +531,8 @@ impl Disk {
         each_span(&pending.spans, first as usize, len, |at, span| {
             // SAFETY: as above.
             unsafe {
-                span.base().copy_to_nonoverlapping(bytes[at..at + span.len()].as_mut_ptr(), span.len());
+                span.base()
+                    .copy_to_nonoverlapping(bytes[at..at + span.len()].as_mut_ptr(), span.len());
             }
         });
     }

@@ -111,9 +111,7 @@ impl<D: Device> Bench<D> {
             let cuts = [0, (len / 3) & !4095, (len / 2) & !4095, len];
             for cut in cuts.windows(2).filter(|cut| cut[0] < cut[1]) {
                 // SAFETY: commands with data fit into the buffer, which outlives its commands.
-                spans.push(unsafe {
-                    Span::new(self.buffer.base().add(cut[0]), cut[1] - cut[0])
-                });
+                spans.push(unsafe { Span::new(self.buffer.base().add(cut[0]), cut[1] - cut[0]) });
             }
         }
         self.submit_spans(op, flags, offset, len, &spans)

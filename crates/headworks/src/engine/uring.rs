@@ -293,10 +293,12 @@ fn disk_entry(op: &DiskOp, spans: &[Span], vectors: Vectors) -> squeue::Entry {
             opcode::Read::new(fd, span.base(), short(span.len())).offset(op.offset).build()
         }
         (DiskKind::Read, _) => opcode::Readv::new(fd, first, count).offset(op.offset).build(),
-        (DiskKind::Write { dsync }, [span]) => opcode::Write::new(fd, span.base(), short(span.len()))
-            .offset(op.offset)
-            .rw_flags(super::pool::write_flags(dsync))
-            .build(),
+        (DiskKind::Write { dsync }, [span]) => {
+            opcode::Write::new(fd, span.base(), short(span.len()))
+                .offset(op.offset)
+                .rw_flags(super::pool::write_flags(dsync))
+                .build()
+        }
         (DiskKind::Write { dsync }, _) => opcode::Writev::new(fd, first, count)
             .offset(op.offset)
             .rw_flags(super::pool::write_flags(dsync))
