@@ -6,7 +6,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
-use headworks_nbd::client::{Client, ClientError, Haggle, Socket};
+use headworks_nbd::client::{Client, ClientError, OptionNegotiation, Socket};
 use headworks_nbd::CommandFlags;
 
 /// What a socket takes without anybody reading.
@@ -16,18 +16,18 @@ fn talk(stream: &[u8], plan: u8) -> Result<(), ClientError> {
     let (ours, mut theirs) = UnixStream::pair()?;
     theirs.write_all(stream)?;
     theirs.shutdown(Shutdown::Write)?;
-    let mut haggle = Haggle::start(Socket::Unix(ours))?;
+    let mut negotiation = OptionNegotiation::start(Socket::Unix(ours))?;
     if plan & 1 > 0 {
-        haggle.ask_structured()?;
+        negotiation.ask_structured()?;
     }
     if plan & 2 > 0 {
-        let listed = haggle.list()?;
+        let listed = negotiation.list()?;
         assert!(listed.len() <= stream.len(), "every line of a list takes bytes");
     }
     if plan & 4 > 0 {
-        haggle.info("disk")?;
+        negotiation.info("disk")?;
     }
-    let (socket, export) = haggle.go("disk")?;
+    let (socket, export) = negotiation.go("disk")?;
     let mut client = Client::from_parts(socket, export);
     let mut buffer = [0; 512];
     for round in 0..4_u64 {

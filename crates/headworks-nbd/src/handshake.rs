@@ -1,4 +1,4 @@
-//! The server's side of the fixed newstyle handshake: what a client may ask before it reads and writes.
+//! The server's side of the fixed newstyle handshake: option negotiation before transmission.
 //!
 //! ```text
 //!   new: greeting out
@@ -10,11 +10,10 @@
 //!   anything that cannot be answered: Failed, with one sentence for the log
 //! ```
 //!
-//! STARTTLS, where it is offered, leaves Header as if no option had come before: what was agreed on in the clear may have been
-//! agreed on with somebody else.
+//! STARTTLS resets everything that was negotiated in the clear, because an attacker in between may have negotiated it.
 //!
-//! Invariants: at most one option is answered a call, so the output of a call is bounded by one list of all exports; at
-//! most 64 KiB are kept of what a client sent; after `Ready`, `Closed` or `Failed` nothing is consumed any more.
+//! Invariants: a call answers at most one option, so its output is bounded by one list of all exports; at most 64 KiB of received
+//! bytes are kept; after `Ready`, `Closed` or `Failed` no byte is consumed.
 
 use super::meta::MetaContexts;
 use super::wire::{
@@ -23,8 +22,8 @@ use super::wire::{
     info, option, option_reply,
 };
 
-/// More options than this is no client but an attack or a loop: most send fewer than ten, but who lists asks several things of each
-/// export (`nbdinfo --list`, `qemu-nbd --list`), and there may be a thousand.
+/// Most options of one handshake. Most clients send fewer than ten; `nbdinfo --list` and `qemu-nbd --list` send several for each
+/// export, of which there may be a thousand. More than this is an attack or a loop.
 pub const OPTIONS_MAX: u32 = 10_000;
 
 /// The sizes of requests that an export takes, in bytes.
@@ -32,36 +31,36 @@ pub const OPTIONS_MAX: u32 = 10_000;
 pub struct BlockSizes {
     /// Offsets and lengths must be multiples of this. A power of two, at most 64 KiB.
     pub min: u32,
-    /// What is best. A power of two.
+    /// The preferred multiple. A power of two.
     pub preferred: u32,
     /// The longest read or write, at most 32 MiB.
     pub max: u32,
 }
 
 impl Default for BlockSizes {
-    /// Any alignment, pages preferred, 32 MiB: what qemu says too.
+    /// Any alignment, pages preferred, at most 32 MiB: as qemu announces.
     fn default() -> Self {
         Self { min: 1, preferred: 4096, max: super::wire::PAYLOAD_BYTES_MAX }
     }
 }
 
-/// What the handshake tells about an export.
+/// The description of an export in the handshake.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// Its name, at most 4096 bytes without NUL.
+    /// Name of the export, at most 4096 bytes without NUL.
     pub name: String,
-    /// A sentence for people; may be empty.
+    /// Description in one sentence; may be empty.
     pub description: String,
-    /// Bytes.
+    /// Size of the export in bytes.
     pub size: u64,
-    /// What it offers. `HAS_FLAGS` is added, `SEND_DF` is taken away where replies are not structured.
+    /// Transmission flags. `HAS_FLAGS` is added; `SEND_DF` is removed without structured replies.
     pub flags: TransmissionFlags,
-    /// Its block sizes.
+    /// Block sizes that the export announces.
     pub block_sizes: BlockSizes,
 }
 
 impl ExportInfo {
-    /// The flags as this client sees them; its [`RequestParser`](super::RequestParser) wants the same.
+    /// Returns the flags that this client sees; its [`RequestParser`](super::RequestParser) takes the same.
     #[must_use]
     pub const fn flags_for(&self, terms: Negotiated) -> TransmissionFlags {
         let flags = self.flags.with(TransmissionFlags::HAS_FLAGS);
@@ -69,49 +68,49 @@ impl ExportInfo {
     }
 }
 
-/// What client and server agreed on before the client chose its export.
+/// What client and server negotiated before transmission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Reads get structured replies.
+    /// Reads are answered with structured replies.
     pub structured: bool,
-    /// Block status may be asked, in the context `base:allocation`.
+    /// Block status is allowed in the context `base:allocation`.
     pub base_allocation: bool,
 }
 
-/// Where a call left the handshake.
+/// Result of one call of [`Handshake::feed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All bytes are consumed; wait for more.
+    /// All bytes are consumed; more are needed.
     NeedMore,
     /// An option was answered. Send the output, then feed the rest.
     Reply,
-    /// The client asked for TLS and gets it: send the output, then encrypt. Nothing that has come behind the option may be
-    /// fed: it came in the clear.
+    /// STARTTLS was accepted: send the output, then encrypt. Bytes received behind the option must be dropped, because they
+    /// came in the clear.
     Encrypt,
-    /// The client has chosen. Send the output; what was not consumed belongs to the transmission phase.
+    /// The client chose an export. Send the output; unconsumed bytes belong to the transmission phase.
     Ready {
         /// Index of the export.
         export: usize,
-        /// What was agreed on.
+        /// Result of the negotiation.
         terms: Negotiated,
     },
-    /// The client has said goodbye. Send the output and close.
+    /// The client ended the session. Send the output and close.
     Closed,
-    /// This client cannot be served: send the output, log the sentence, close.
+    /// The client cannot be served: send the output, log the sentence, close.
     Failed(String),
 }
 
-/// What a connection may do without TLS.
+/// TLS policy and state of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encryption {
-    /// Everything; there is no TLS.
+    /// TLS is not available.
     #[default]
     Off,
-    /// Everything, or ask for TLS.
+    /// TLS is available and optional.
     Offered,
-    /// Nothing but ask for TLS.
+    /// TLS is required before any other option.
     Required,
-    /// It is encrypted.
+    /// The connection is encrypted.
     Done,
 }
 
@@ -124,11 +123,11 @@ enum State {
     Ended,
 }
 
-/// One connection's handshake.
+/// The handshake of one connection.
 #[derive(Debug)]
 pub struct Handshake {
     state: State,
-    /// What has come of the piece that `state` waits for.
+    /// Received part of the item that `state` expects.
     pending: Vec<u8>,
     options: u32,
     no_zeroes: bool,
@@ -138,7 +137,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// A handshake with a client that has just connected; its greeting is appended to `out`.
+    /// Starts a handshake; the greeting is appended to `out`.
     #[must_use]
     pub fn new(out: &mut Vec<u8>) -> Self {
         let flags = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
@@ -156,18 +155,18 @@ impl Handshake {
         }
     }
 
-    /// Offers TLS, or insists on it. To be called before the client has said anything.
+    /// Sets the TLS policy. Call it before the first byte is fed.
     pub fn offer(&mut self, encryption: Encryption) {
         self.encryption = encryption;
     }
 
-    /// Whether the client has said nothing yet.
+    /// Returns true when no byte of the client was fed yet.
     #[must_use]
     pub fn is_untouched(&self) -> bool {
         self.state == State::Flags && self.pending.is_empty()
     }
 
-    /// Takes the next bytes of the stream: how many it consumed, and where that left it.
+    /// Feeds the next bytes of the stream; returns how many were consumed, and the result.
     ///
     /// `exports` may differ from call to call, so a server can add and remove exports; the first one is the default.
     pub fn feed(
@@ -196,7 +195,7 @@ impl Handshake {
         }
     }
 
-    /// Takes what the current state still needs: how much that was, and whether the piece is complete.
+    /// Consumes what the current state still needs; returns the count and whether the item is complete.
     fn take(&mut self, bytes: &[u8]) -> (usize, bool) {
         let wanted = match &mut self.state {
             State::Flags => 4,
@@ -214,7 +213,7 @@ impl Handshake {
         (taken, self.pending.len() == wanted)
     }
 
-    /// The piece that the state waited for is complete.
+    /// Handles a complete item.
     fn step(&mut self, exports: &[ExportInfo], out: &mut Vec<u8>) -> Outcome {
         match self.state {
             State::Flags => self.on_client_flags(),
@@ -311,7 +310,7 @@ impl Handshake {
         }
     }
 
-    /// What came with it was dropped. That it was long is told where it could have been obeyed; a goodbye is one at any length.
+    /// Answers an option whose data were dropped because they were too long. ABORT is obeyed at any length.
     fn on_long_option(&self, option: u32, out: &mut Vec<u8>) -> Outcome {
         match option {
             option::ABORT => {
@@ -341,7 +340,7 @@ impl Handshake {
         refuse(out, option::STARTTLS, kind, message)
     }
 
-    /// The old way to choose: the protocol has no error here, so what fails ends the session.
+    /// Answers EXPORT_NAME. The protocol has no error reply for it, so a failure ends the session.
     fn on_export_name(&self, name: &[u8], exports: &[ExportInfo], out: &mut Vec<u8>) -> Outcome {
         let Some(index) = find(exports, name) else {
             return Outcome::Failed(no_export(name));
@@ -376,7 +375,7 @@ impl Handshake {
         };
         let flags = export.flags_for(self.terms).0;
         tell(info::EXPORT, [&export.size.to_be_bytes(), &flags.to_be_bytes(), &[]]);
-        // Sent to everybody, asked or not, as qemu does: who does not know it ignores it.
+        // Sent unasked, as qemu does; clients ignore information that they do not know.
         let BlockSizes { min, preferred, max } = export.block_sizes;
         let sizes = [min.to_be_bytes(), preferred.to_be_bytes(), max.to_be_bytes()];
         tell(info::BLOCK_SIZE, [&sizes[0], &sizes[1], &sizes[2]]);
@@ -409,13 +408,13 @@ fn parse_info(body: &[u8]) -> Option<(&[u8], &[u8])> {
     (fits && name.len() <= STRING_BYTES_MAX).then_some((name, wanted))
 }
 
-/// The export called `name`; the empty name means the first one, unless an export is called so.
+/// Finds an export by name. The empty name means the first export, unless an export has that name.
 pub(super) fn find(exports: &[ExportInfo], name: &[u8]) -> Option<usize> {
     let named = exports.iter().position(|export| export.name.as_bytes() == name);
     named.or_else(|| (name.is_empty() && !exports.is_empty()).then_some(0))
 }
 
-/// Says which export is missing; what the peer sent is quoted and cut, for it ends up in a log.
+/// The message for an unknown export. The name is quoted and cut, because it reaches a log.
 pub(super) fn no_export(name: &[u8]) -> String {
     let shown = String::from_utf8_lossy(&name[..name.len().min(64)]);
     format!("there is no export {shown:?}")
@@ -425,7 +424,7 @@ pub(super) fn refuse(out: &mut Vec<u8>, option: u32, kind: u32, message: &str) -
     reply(out, option, kind, &[message.as_bytes()])
 }
 
-/// Appends one answer to an option.
+/// Appends one option reply.
 pub(super) fn reply(out: &mut Vec<u8>, option: u32, kind: u32, parts: &[&[u8]]) -> Outcome {
     let len: usize = parts.iter().map(|part| part.len()).sum();
     out.extend(OPTION_REPLY_MAGIC.to_be_bytes());

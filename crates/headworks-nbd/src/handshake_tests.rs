@@ -1,4 +1,4 @@
-//! The handshake as a client sees it: a transcript, every way to cut it, and what malformed input does.
+//! The handshake from a client's view: a transcript, every way to cut it, malformed input.
 
 use super::*;
 use headworks_core::prng::Prng;
@@ -42,7 +42,7 @@ fn client(flags: u32, options: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Feeds all of `bytes` in the given pieces: the output after the greeting, what was left over, and the last outcome.
+/// Feeds all of `bytes` in the given pieces; returns the output after the greeting, the rest, and the last outcome.
 fn run(bytes: &[u8], mut cut: impl FnMut() -> usize) -> (Vec<u8>, usize, Outcome) {
     let (exports, mut out) = (exports(), Vec::new());
     let mut handshake = Handshake::new(&mut out);
@@ -105,7 +105,7 @@ fn transcript() -> Vec<u8> {
 }
 
 #[test]
-fn a_transcript_is_answered_as_the_protocol_says() {
+fn transcript_is_answered_by_the_protocol() {
     use option_reply::*;
     let (out, left, outcome) = whole(&transcript());
     assert_eq!(left, 22);
@@ -128,7 +128,7 @@ fn a_transcript_is_answered_as_the_protocol_says() {
 }
 
 #[test]
-fn any_cut_gives_the_same_answers() {
+fn any_cut_of_the_stream_gives_the_same_replies() {
     let bytes = transcript();
     let expected = whole(&bytes[..bytes.len() - 22]);
     let bytes = &bytes[..bytes.len() - 22];
@@ -141,7 +141,7 @@ fn any_cut_gives_the_same_answers() {
 }
 
 #[test]
-fn the_old_way_pads_unless_told_not_to() {
+fn export_name_pads_unless_no_zeroes_is_set() {
     let ready = Outcome::Ready { export: 1, terms: Negotiated::default() };
     // Not structured, so DF is not offered.
     let head = b"\0\0\0\0\0\0\x10\x01\0\x05";
@@ -156,7 +156,7 @@ fn the_old_way_pads_unless_told_not_to() {
 }
 
 #[test]
-fn a_context_is_of_the_export_that_it_was_set_for() {
+fn context_applies_to_its_export_only() {
     let chosen = |set: &str, go: Vec<u8>| {
         let set = option(option::SET_META_CONTEXT, &context_data(set, "base:allocation"));
         match whole(&client(3, &[option(8, &[]), set, go])).2 {
@@ -172,7 +172,7 @@ fn a_context_is_of_the_export_that_it_was_set_for() {
 }
 
 #[test]
-fn malformed_options_are_refused_and_the_client_may_go_on() {
+fn malformed_option_is_refused_and_handshake_continues() {
     use option_reply::*;
     let mut long_count = info_data("first", &[1]);
     long_count[10] = 9;
@@ -198,7 +198,7 @@ fn malformed_options_are_refused_and_the_client_may_go_on() {
 }
 
 #[test]
-fn what_cannot_be_answered_ends_the_session() {
+fn unanswerable_input_ends_the_session() {
     let failed = |bytes: &[u8], part: &str| match whole(bytes).2 {
         Outcome::Failed(sentence) => assert!(sentence.contains(part), "{sentence}"),
         other => panic!("{other:?}"),
@@ -213,7 +213,7 @@ fn what_cannot_be_answered_ends_the_session() {
 }
 
 #[test]
-fn an_ended_handshake_consumes_nothing() {
+fn ended_handshake_consumes_no_bytes() {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(&mut out);
     let bytes = client(3, &[option(2, &[])]);
@@ -224,7 +224,7 @@ fn an_ended_handshake_consumes_nothing() {
 }
 
 #[test]
-fn a_server_without_exports_has_no_default() {
+fn server_without_exports_has_no_default() {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(&mut out);
     let bytes = client(3, &[option(7, &info_data("", &[]))]);
@@ -233,7 +233,7 @@ fn a_server_without_exports_has_no_default() {
 }
 
 #[test]
-fn random_clients_neither_panic_nor_grow() {
+fn random_input_causes_no_panic_and_no_growth() {
     let mut prng = Prng::new(11);
     for _ in 0..3000 {
         let mut bytes = client(prng.below(4) as u32, &[]);
@@ -257,7 +257,7 @@ fn random_clients_neither_panic_nor_grow() {
     }
 }
 
-/// Feeds `bytes` to a handshake that offers TLS or insists on it: the answers, what was left over, the last outcome.
+/// Feeds `bytes` to a handshake with TLS; returns the replies, the rest and the last outcome.
 fn with_tls(encryption: Encryption, bytes: &[u8]) -> (Vec<u8>, usize, Outcome, Handshake) {
     let (exports, mut out) = (exports(), Vec::new());
     let mut handshake = Handshake::new(&mut out);
@@ -274,12 +274,12 @@ fn with_tls(encryption: Encryption, bytes: &[u8]) -> (Vec<u8>, usize, Outcome, H
 }
 
 #[test]
-fn tls_makes_everything_before_it_forgotten() {
+fn starttls_resets_earlier_negotiation() {
     use option_reply::*;
     let asks = client(3, &[option(8, &[]), option(5, &[]), option(3, &[])]);
     let (out, left, outcome, mut handshake) = with_tls(Encryption::Offered, &asks);
     assert_eq!((kinds(&out), left, outcome), (vec![ACK, ACK], 16, Outcome::Encrypt));
-    // A new beginning: no second TLS, and no structured replies until they are asked for again.
+    // The negotiation starts again: no second STARTTLS, and no structured replies until requested.
     let (mut out, exports) = (Vec::new(), exports());
     let (_, outcome) = handshake.feed(&exports, &option(5, &[]), &mut out);
     assert_eq!((kinds(&out), outcome), (vec![ERR_INVALID], Outcome::Reply));
@@ -288,7 +288,7 @@ fn tls_makes_everything_before_it_forgotten() {
 }
 
 #[test]
-fn tls_takes_no_data_and_is_not_there_unless_offered() {
+fn starttls_takes_no_data_and_must_be_offered() {
     use option_reply::*;
     let asks = client(3, &[option(5, b"x"), option(2, &[])]);
     let (out, _, outcome, _) = with_tls(Encryption::Offered, &asks);
@@ -298,7 +298,7 @@ fn tls_takes_no_data_and_is_not_there_unless_offered() {
 }
 
 #[test]
-fn where_tls_is_required_nothing_is_told_before_it() {
+fn required_tls_refuses_other_options() {
     use option_reply::*;
     let go = info_data("first", &[]);
     let asks = [option(3, &[]), option(6, &go), option(7, &go), option(8, &[]), option(77, &[])];

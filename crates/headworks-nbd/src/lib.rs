@@ -1,9 +1,11 @@
-//! NBD as plain state machines over bytes: no socket, no clock, no allocation per request.
+//! The NBD protocol: the codec of both sides as state machines over bytes, TLS sessions, and a client.
+//!
+//! The codec has no socket, no clock, and allocates nothing per request.
 //!
 //! A connection lives in two phases. [`Handshake`] is fed received bytes and appends its answers, until the client has
 //! chosen an export or is gone. Then a [`RequestParser`] turns received bytes into [`Request`]s, and [`Replies`] encodes
-//! their answers. Whoever owns the socket decides when to read and to send, and moves the payloads: a payload never passes
-//! through here.
+//! their answers. The owner of the socket decides when to read and to send, and moves the payloads: no payload passes through
+//! this code.
 //!
 //! ```text
 //!   accept --> Handshake::new --feed--> Reply, NeedMore, ... --> Ready { export, terms }
@@ -14,8 +16,8 @@
 //!                                         Disconnect | End   Refused --> Replies <-- outcome of the bio
 //! ```
 //!
-//! Invariant of all of it: whatever a peer sends ends this connection at most, with one sentence; it never makes anything
-//! here panic or grow beyond [`OPTION_BYTES_MAX`](wire::OPTION_BYTES_MAX) a connection.
+//! Invariant: malformed input ends its own connection at most, with one sentence for the log. It never causes a panic or more
+//! than [`OPTION_BYTES_MAX`](wire::OPTION_BYTES_MAX) of memory a connection.
 
 pub mod client;
 pub mod handshake;

@@ -1,4 +1,4 @@
-//! Metadata contexts: what a client may ask to be told of an export's blocks. There is one, `base:allocation`.
+//! Metadata contexts of block status. There is one, `base:allocation`.
 //!
 //! ```text
 //!   LIST  no query, "base:" or "base:allocation"  -->  the context (id 0), ACK        any other query: ACK alone
@@ -6,14 +6,14 @@
 //!   either: before structured replies, or lengths that do not add up: ERR_INVALID; no such export: ERR_UNKNOWN
 //! ```
 //!
-//! What is set belongs to one export: whoever then chooses another one has nothing set.
+//! The context is set for one export; choosing another export leaves it unset.
 
 use super::handshake::{ExportInfo, Outcome, find, no_export, refuse, reply};
 use super::wire::{STRING_BYTES_MAX, option, option_reply};
 
-/// The context's name.
+/// Name of the only metadata context.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// What it is called in replies.
+/// Number of the context in replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
 /// The export that the context was set for.
@@ -34,7 +34,7 @@ impl MetaContexts {
     ) -> Outcome {
         let sets = option == option::SET_META_CONTEXT;
         if sets {
-            // Also by one that fails.
+            // A failing SET clears it, too.
             self.chosen = None;
         }
         let invalid = option_reply::ERR_INVALID;
@@ -58,13 +58,13 @@ impl MetaContexts {
         reply(out, option, option_reply::ACK, &[])
     }
 
-    /// Whether the context is set for this export.
+    /// Returns true when the context is set for this export.
     pub fn is_set_for(&self, export: &ExportInfo) -> bool {
         self.chosen.as_ref() == Some(&export.name)
     }
 }
 
-/// The queries of an option, of which every length was checked.
+/// The queries of an option, with checked lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Queries<'a> {
     count: u32,
@@ -81,7 +81,7 @@ impl<'a> Queries<'a> {
         })
     }
 
-    /// Whether one of them means our context; whoever lists may ask for all of a namespace, or for everything.
+    /// Returns true when a query matches the context. LIST accepts a namespace or an empty list as a wildcard.
     fn matches(self, lists: bool) -> bool {
         let means = |query: &[u8]| {
             query == BASE_ALLOCATION.as_bytes() || lists && query == b"base:".as_slice()
@@ -100,7 +100,7 @@ fn parse(body: &[u8]) -> Option<(&[u8], Queries<'_>)> {
     fits.then_some((name, queries))
 }
 
-/// The string that the bytes begin with, and what follows it.
+/// Splits a length-prefixed string from the rest.
 fn split_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     let len = u32::from_be_bytes(*len) as usize;
@@ -147,7 +147,7 @@ mod tests {
     const TOLD: [u32; 2] = [option_reply::META_CONTEXT, option_reply::ACK];
 
     #[test]
-    fn a_list_takes_wildcards_and_a_choice_does_not() {
+    fn list_accepts_wildcards_and_set_does_not() {
         let mut contexts = MetaContexts::default();
         let all: [&[&str]; 4] = [&[], &["base:"], &[BASE_ALLOCATION], &["qemu:x", "base:"]];
         for queries in all {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_for_one_export_until_the_next_choice() {
+    fn context_is_set_for_one_export_until_next_set() {
         let mut contexts = MetaContexts::default();
         let set = |contexts: &mut MetaContexts, name, queries: &[&str]| {
             answers(contexts, SET, &body(name, queries)).0
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_do_not_add_up_are_refused() {
+    fn inconsistent_lengths_are_refused() {
         let good = body("b", &["base:", BASE_ALLOCATION]);
         assert!(parse(&good).is_some());
         for cut in 0..good.len() {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn structured_replies_come_first() {
+    fn context_needs_structured_replies() {
         for option in [LIST, SET] {
             let (mut contexts, mut out) = (MetaContexts::default(), Vec::new());
             let body = body("b", &[BASE_ALLOCATION]);

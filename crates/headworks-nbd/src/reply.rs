@@ -1,8 +1,7 @@
-//! Answers in the transmission phase: their headers, appended to the connection's buffer.
+//! Replies of the transmission phase: headers appended to the connection's send buffer.
 //!
-//! A read needs the structured form once it was negotiated; everything else is answered in the simple form always, which
-//! the protocol allows and which is shorter. A read's bytes follow its header and are the caller's to send, from where
-//! they lie.
+//! Reads use structured replies once these were negotiated; all other commands use the shorter simple form, which the protocol
+//! allows. The caller sends a read's data behind the header, without a copy.
 //!
 //! ```text
 //!                    simple                      structured
@@ -13,15 +12,15 @@
 //!   others           reply(error or 0)           the same
 //! ```
 //!
-//! Invariant: a call appends at most [`REPLY_BYTES_MAX`] bytes, so a buffer with that much room per reply never grows; but for
-//! a block status, which takes up to 1 KiB more.
+//! Invariant: a call appends at most [`REPLY_BYTES_MAX`] bytes, and up to 1 KiB more for a block status, so a buffer with that
+//! much room per reply never grows.
 
 use super::wire::{
     CHUNK_HEADER_BYTES, NbdError, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
     chunk,
 };
 
-/// The longest header of a reply: an error chunk with its message.
+/// Longest header of a reply in bytes: an error chunk with its message.
 pub const REPLY_BYTES_MAX: usize = CHUNK_HEADER_BYTES + 6 + MESSAGE_BYTES_MAX;
 
 /// The longest message of [`NbdError::message`]; a test keeps it true.
@@ -30,25 +29,25 @@ const MESSAGE_BYTES_MAX: usize = 38;
 /// Encodes replies in the form that a connection negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replies {
-    /// Whether reads get structured replies.
+    /// Structured replies were negotiated.
     pub structured: bool,
 }
 
 impl Replies {
-    /// A read succeeded: `len` bytes from `offset` follow, sent by the caller.
+    /// Encodes a successful read; the caller sends `len` bytes behind it.
     #[inline]
     pub fn read_data(self, out: &mut Vec<u8>, cookie: u64, offset: u64, len: u32) {
         if !self.structured {
             return simple(out, cookie, 0);
         }
         let mut bytes = [0; CHUNK_HEADER_BYTES + 8];
-        // Requests are at most 32 MiB long, so a read is one chunk, and DF needs no thought.
+        // Requests are at most 32 MiB long, so a read is always one chunk and satisfies DF.
         put_chunk(&mut bytes, chunk::OFFSET_DATA, cookie, len + 8);
         bytes[CHUNK_HEADER_BYTES..].copy_from_slice(&offset.to_be_bytes());
         out.extend_from_slice(&bytes);
     }
 
-    /// A read succeeded and all of it is zeros. True if that says everything; else the caller sends `len` zeros.
+    /// Encodes a read whose data are all zeros. Returns false when the simple form needs `len` zeros from the caller.
     #[inline]
     #[must_use]
     pub fn read_hole(self, out: &mut Vec<u8>, cookie: u64, offset: u64, len: u32) -> bool {
@@ -64,7 +63,7 @@ impl Replies {
         true
     }
 
-    /// A read failed. No bytes follow.
+    /// Encodes a failed read; no data follow.
     pub fn read_error(self, out: &mut Vec<u8>, cookie: u64, error: NbdError) {
         if !self.structured {
             return simple(out, cookie, error.code());
@@ -79,13 +78,13 @@ impl Replies {
         out.extend_from_slice(message);
     }
 
-    /// Anything but a read or a block status has ended.
+    /// Encodes the end of any command but a read or a block status.
     #[inline]
     pub fn done(self, out: &mut Vec<u8>, cookie: u64, outcome: Result<(), NbdError>) {
         simple(out, cookie, outcome.err().map_or(0, NbdError::code));
     }
 
-    /// Answers what the parser refused.
+    /// Encodes the reply to a request that the parser refused.
     pub fn refused(self, out: &mut Vec<u8>, refusal: super::Refusal) {
         if refusal.in_chunks {
             self.read_error(out, refusal.cookie, refusal.error);
@@ -104,7 +103,7 @@ fn simple(out: &mut Vec<u8>, cookie: u64, error: u32) {
     out.extend_from_slice(&bytes);
 }
 
-/// The header of a reply's only chunk.
+/// Appends the header of a reply's only chunk.
 #[inline]
 pub(super) fn put_chunk(bytes: &mut [u8], kind: u16, cookie: u64, len: u32) {
     bytes[0..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn simple_replies_are_sixteen_bytes() {
+    fn simple_reply_has_sixteen_bytes() {
         let good = b"\x67\x44\x66\x98\0\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08";
         let bad = b"\x67\x44\x66\x98\0\0\0\x1c\x01\x02\x03\x04\x05\x06\x07\x08";
         assert_eq!(bytes(|out| SIMPLE.read_data(out, COOKIE, 9, 9)), good);
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn structured_reads_say_offset_and_length() {
+    fn structured_read_has_offset_and_length() {
         let data = bytes(|out| STRUCTURED.read_data(out, COOKIE, 0x1000, 0x200));
         let drawn = b"\x66\x8e\x33\xef\0\x01\0\x01\x01\x02\x03\x04\x05\x06\x07\x08\0\0\x02\x08\
                       \0\0\0\0\0\0\x10\0";
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn no_reply_is_longer_than_promised() {
+    fn reply_stays_within_reply_bytes_max() {
         for code in 0..200 {
             let error = NbdError::from_code(code);
             let reply = bytes(|out| STRUCTURED.read_error(out, COOKIE, error));

@@ -1,11 +1,11 @@
-//! The answer of BLOCK_STATUS: a device's list of extents as the client may have it.
+//! The reply to BLOCK_STATUS: a device's extents, rounded to the export's blocks.
 //!
 //! ```text
 //!   BLOCK_STATUS|DONE chunk:  context id:4   ( length:4 flags:4 )*          flags: 1 hole, 2 zeros, as in the list
 //! ```
 //!
-//! Extents are multiples of the export's smallest block: one that is partly data is data. The last one ends with the request or
-//! before. A list without extents is a device's lie, and an input/output error.
+//! Extents are multiples of the export's smallest block; a block that is partly data counts as data. The last extent ends with the
+//! request or before. An empty list is a fault of the device and becomes an input/output error.
 
 use headworks_core::ExtentState;
 use headworks_core::extent::{EXTENTS_BYTES, EXTENTS_MAX, ExtentWriter, extents};
@@ -15,23 +15,23 @@ use super::meta::BASE_ALLOCATION_ID;
 use super::reply::put_chunk;
 use super::wire::{CHUNK_HEADER_BYTES, NbdError, chunk};
 
-/// What a client asked about.
+/// A block status request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusQuery {
-    /// The client's name for it.
+    /// Cookie of the request.
     pub cookie: u64,
-    /// First byte.
+    /// First byte of the range.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u32,
-    /// The smallest block of the export, a power of two.
+    /// Smallest block of the export in bytes, a power of two.
     pub block: u32,
-    /// The first extent is enough.
+    /// The client asked for the first extent only.
     pub one: bool,
 }
 
 impl Replies {
-    /// A client asked what a range is made of, and `list` says so.
+    /// Encodes the reply to a block status request from a device's list of extents.
     pub fn block_status(self, out: &mut Vec<u8>, question: &StatusQuery, list: &[u8]) {
         let mut rounded = [0; EXTENTS_BYTES as usize];
         let count = round(list, question, &mut rounded);
@@ -49,12 +49,12 @@ impl Replies {
     }
 }
 
-/// Copies a list with its edges at blocks; how many extents that makes.
+/// Copies a list with its edges rounded to blocks; returns the number of extents.
 fn round(list: &[u8], question: &StatusQuery, rounded: &mut [u8]) -> usize {
     let StatusQuery { offset, len, block, one, .. } = *question;
     let mut writer = ExtentWriter::new(rounded, len, if one { 1 } else { EXTENTS_MAX });
     let block = u64::from(block.max(1));
-    // Up to where it is told, and what is left of the list begins.
+    // End of the extents written so far, and start of the rest of the list.
     let (mut told, mut start) = (offset, offset);
     for extent in extents(list, len) {
         let end = start + u64::from(extent.len);
@@ -62,7 +62,7 @@ fn round(list: &[u8], question: &StatusQuery, rounded: &mut [u8]) -> usize {
             ExtentState::DATA => (start, start),
             _ => (start.next_multiple_of(block).max(told), end & !(block - 1)),
         };
-        // The end of the range is a block's, or that of a range that begins or ends within one.
+        // The last extent ends with the range, even within a block.
         let until = if end == offset + u64::from(len) { end } else { until };
         start = end;
         if extent.state == ExtentState::DATA || from >= until {
@@ -107,7 +107,7 @@ mod tests {
         StatusQuery { cookie: 0x0102_0304_0506_0708, offset: 0, len: 16_384, block: 1, one: false };
 
     #[test]
-    fn a_status_lies_on_the_wire_as_the_protocol_says() {
+    fn block_status_has_the_layout_of_the_protocol() {
         let mut out = Vec::new();
         let bytes = list(&[(4096, H), (8192, D)]);
         Replies { structured: true }.block_status(&mut out, &ASKED, &bytes);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_partly_data_is_data() {
+    fn block_with_some_data_counts_as_data() {
         let coarse = StatusQuery { offset: 8192, block: 4096, ..ASKED };
         assert_eq!(told(&coarse, &[(100, H), (100, D), (16_184, H)]), [(4096, 0), (12_288, 3)]);
         assert_eq!(told(&coarse, &[(4097, D), (8190, H), (4097, D)]), [(16_384, 0)]);
@@ -134,12 +134,12 @@ mod tests {
     }
 
     #[test]
-    fn one_extent_is_one_within_the_request() {
+    fn req_one_reports_one_extent_within_the_request() {
         let one = StatusQuery { one: true, ..ASKED };
         assert_eq!(told(&one, &[(100, H), (100, D)]), [(100, 3)]);
         assert_eq!(told(&one, &[(1 << 30, D)]), [(16_384, 0)]);
         assert_eq!(told(&ASKED, &[(1 << 30, H)]), [(16_384, 3)]);
-        // A range that is no whole blocks: cached exports take any.
+        // A range that is not aligned to blocks: cached exports accept any.
         let odd = StatusQuery { offset: 7, len: 10, ..ASKED };
         assert_eq!(told(&odd, &[(10, H)]), [(10, 3)]);
     }

@@ -1,9 +1,8 @@
-//! What a client asks for in the transmission phase: received bytes to checked [`Request`]s.
+//! The server's parser of the transmission phase: received bytes to checked [`Request`]s.
 //!
-//! The parser decides three things about each header: it is a request; or it is refused with an error and the connection
-//! goes on (the parser then skips the payload of a refused write by itself); or this peer cannot be understood any more and
-//! the connection ends. It checks what the protocol promises (magic, command, flags that the export offers, lengths) and
-//! leaves ranges and alignment to the volume.
+//! A header is a valid request; or it is refused with an error and the connection continues (the parser skips the payload of a
+//! refused write); or the stream cannot be parsed and the connection ends. The parser checks magic, command, flags that the
+//! export offers, and lengths. The volume checks range and alignment.
 //!
 //! ```text
 //!            +--------------------- Request (its payload is the caller's) <---+
@@ -14,7 +13,7 @@
 //!            +-- Disconnect | End
 //! ```
 //!
-//! Invariants: a call consumes at most one header; a payload byte is never read as a header; nothing is allocated.
+//! Invariants: a call consumes at most one header; a payload byte is never parsed as a header; no call allocates.
 
 use std::fmt;
 
@@ -26,23 +25,23 @@ use super::wire::{
     TransmissionFlags,
 };
 
-/// A request that keeps the protocol's rules. The volume has still to check its range.
+/// A request that is valid by the protocol; the volume checks its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Given back in the reply; means nothing here.
+    /// Opaque to the server; returned in the reply.
     pub cookie: u64,
     /// First byte on the export.
     pub offset: u64,
-    /// Bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u32,
-    /// Never `Disconnect`: that is [`Parsed::Disconnect`].
+    /// Command of the request; never `Disconnect`, which is [`Parsed::Disconnect`].
     pub command: Command,
-    /// Only flags that fit the command and that the export offers.
+    /// Flags that fit the command and that the export offers.
     pub flags: CommandFlags,
 }
 
 impl Request {
-    /// Bytes that follow the header and belong to this request.
+    /// Returns the bytes of payload that follow the header.
     #[inline]
     #[must_use]
     pub const fn payload(&self) -> u32 {
@@ -52,7 +51,7 @@ impl Request {
         }
     }
 
-    /// The operation on the volume.
+    /// Returns the operation on the volume.
     #[inline]
     #[must_use]
     pub const fn op(&self) -> Op {
@@ -67,8 +66,8 @@ impl Request {
         }
     }
 
-    /// The bio's flags. A client always waits for its answer, so all are `SYNC`; a read may come back as a hole, which
-    /// either reply form can tell (the simple one by sending zeros).
+    /// Returns the flags of the bio. Clients wait for replies, so all bios are `SYNC`. A read accepts a hole as its result,
+    /// because both reply forms can express it (the simple one by sending zeros).
     #[inline]
     #[must_use]
     pub const fn bio_flags(&self) -> BioFlags {
@@ -80,7 +79,7 @@ impl Request {
                     flags = flags.with(BioFlags::FUA);
                 }
             }
-            // A flush is durable by its nature; clients are known to set FUA on it.
+            // A flush is durable by definition; some clients set FUA on it.
             Command::Flush | Command::Cache | Command::BlockStatus | Command::Disconnect => {}
         }
         if self.flags.contains(CommandFlags::REQ_ONE) {
@@ -96,23 +95,23 @@ impl Request {
     }
 }
 
-/// A request that is answered with an error at once.
+/// A request that the parser answers with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Given back in the reply.
+    /// Opaque to the server; returned in the reply.
     pub cookie: u64,
-    /// Whether the answer is to a read or a block status: those need the structured form where it was negotiated.
+    /// The request is a read or a block status: the reply has the structured form where it was negotiated.
     pub in_chunks: bool,
-    /// What to answer.
+    /// Error of the reply.
     pub error: NbdError,
 }
 
-/// Why a connection cannot go on. Its `Display` is the line for the log.
+/// The reason why a connection ends. `Display` gives the line for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// What should be a request does not begin like one.
+    /// A header does not begin with the magic number of a request.
     BadMagic(u32),
-    /// A write carries more than this server takes; to skip so much would serve no one.
+    /// A write's payload exceeds the limit; the server does not skip that much.
     PayloadTooLong(u32),
 }
 
@@ -132,45 +131,45 @@ impl fmt::Display for ProtocolError {
 
 impl std::error::Error for ProtocolError {}
 
-/// What the parser found.
+/// Result of one call of [`RequestParser::parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// All bytes are consumed; the next request is not complete.
+    /// All bytes are consumed; the next request is incomplete.
     NeedMore,
-    /// Carry this out. The next [`Request::payload`] bytes of the stream are the caller's, not the parser's.
+    /// A valid request. The next [`Request::payload`] bytes of the stream belong to the caller, not to the parser.
     Request(Request),
-    /// Answer this; the parser has dropped the payload.
+    /// A refused request to be answered; its payload was dropped.
     Refused(Refusal),
-    /// The client is leaving in good order: finish what is in flight, send nothing for this, close.
+    /// An orderly disconnect: finish requests in flight, send no reply to this one, close.
     Disconnect,
-    /// Log this and close.
+    /// The stream cannot be parsed: log the error and close.
     End(ProtocolError),
 }
 
-/// One connection's parser: no allocation.
+/// The request parser of one connection; it never allocates.
 #[derive(Clone, Debug)]
 pub struct RequestParser {
-    /// The first bytes of a header that came in pieces.
+    /// First bytes of an incomplete header.
     partial: [u8; REQUEST_BYTES],
     have: u8,
     terms: Negotiated,
     offered: TransmissionFlags,
-    /// Bytes of a refused write's payload still to come.
+    /// Bytes of a refused write's payload that are still to be dropped.
     skip: u32,
-    /// Its answer.
+    /// Refusal to report when the payload is dropped.
     owed: Option<Refusal>,
 }
 
 impl RequestParser {
-    /// A parser for an export with these flags, as the handshake ended.
+    /// Creates a parser for an export with these flags and this negotiation.
     #[must_use]
     pub const fn new(offered: TransmissionFlags, terms: Negotiated) -> Self {
         Self { partial: [0; REQUEST_BYTES], have: 0, terms, offered, skip: 0, owed: None }
     }
 
-    /// Looks at the next bytes of the stream: how many it consumed, and what they mean.
+    /// Parses the next bytes of the stream; returns how many were consumed, and the result.
     ///
-    /// Call it again with the rest until it says [`Parsed::NeedMore`]; after a write, take the payload first.
+    /// Call it with the rest until it returns [`Parsed::NeedMore`]; after a write, take the payload first.
     #[inline]
     pub fn parse(&mut self, bytes: &[u8]) -> (usize, Parsed) {
         if self.have == 0
@@ -182,13 +181,13 @@ impl RequestParser {
         self.parse_pieces(bytes)
     }
 
-    /// Whether the stream may end here: not in the middle of a header or of a payload that is being skipped.
+    /// Returns true when the stream may end here: between requests, with no payload to skip.
     #[must_use]
     pub const fn is_between_requests(&self) -> bool {
         self.have == 0 && self.owed.is_none()
     }
 
-    /// The slow way: something was left over from before, or is left over now.
+    /// Slow path for a header that arrives in pieces.
     #[cold]
     fn parse_pieces(&mut self, bytes: &[u8]) -> (usize, Parsed) {
         if self.owed.is_some() {
@@ -206,7 +205,7 @@ impl RequestParser {
         self.judged(taken, &header, bytes)
     }
 
-    /// Judges a header that ended at `used` of `bytes`.
+    /// Checks a header that ended at `used` of `bytes`.
     #[inline]
     fn judged(
         &mut self,
@@ -223,7 +222,7 @@ impl RequestParser {
         }
     }
 
-    /// Drops what belongs to a refused write; its answer comes when all of it is dropped.
+    /// Drops the payload of a refused write; the refusal is reported after its last byte.
     #[cold]
     fn skip_payload(&mut self, bytes: &[u8]) -> (usize, Parsed) {
         let skipped = bytes.len().min(self.skip as usize);
@@ -261,8 +260,8 @@ impl RequestParser {
         }
     }
 
-    /// None: the answer must wait until the payload is dropped. A client that still sends it does not listen yet (libnbd
-    /// gives up on a server that answers what it has not finished sending).
+    /// Refuses a request; none when its payload must be dropped first. libnbd gives up on a server that answers a request which
+    /// it has not finished sending.
     fn refuse(
         &mut self,
         command: Option<Command>,
@@ -279,7 +278,7 @@ impl RequestParser {
         None
     }
 
-    /// The protocol's rules for one request; the volume has its own.
+    /// Checks the rules of the protocol for one request.
     #[inline]
     fn check(&self, command: Option<Command>, header: &RequestHeader) -> Result<Command, NbdError> {
         let Some(command) = command else {
@@ -296,7 +295,7 @@ impl RequestParser {
             return Err(NbdError::Invalid);
         }
         match (command, header.len) {
-            // Range and length of a flush are reserved; anything there is a request from a protocol we do not speak.
+            // Range and length of a flush are reserved and must be 0.
             (Command::Flush, 0) if header.offset == 0 => Ok(command),
             (Command::Flush, _) | (_, 0) => Err(NbdError::Invalid),
             (Command::Read, len) if len > PAYLOAD_BYTES_MAX => {
@@ -307,11 +306,11 @@ impl RequestParser {
         }
     }
 
-    /// The flags that may stand on a command, or none if the export does not offer the command at all.
+    /// Returns the flags allowed on a command; none when the export does not offer the command.
     #[inline]
     fn allowed_flags(&self, command: Command) -> Option<CommandFlags> {
         let offers = |flag| self.offered.contains(flag);
-        // The protocol has servers accept FUA on every command once it is offered, useful or not.
+        // The protocol demands that FUA is accepted on every command once it is offered.
         let mut allowed = if offers(TransmissionFlags::SEND_FUA) {
             CommandFlags::FUA
         } else {
@@ -391,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_become_operations() {
+    fn command_maps_to_operation() {
         let sync = BioFlags::SYNC;
         assert_eq!(bio(0, 0, 1), (Op::Read, sync.with(BioFlags::HOLE_OK)));
         assert_eq!(bio(0, 5, 1), (Op::Read, sync.with(BioFlags::HOLE_OK)));
@@ -401,7 +400,7 @@ mod tests {
         assert_eq!(bio(4, 1, u32::MAX), (Op::Discard, sync.with(BioFlags::FUA)));
         let zeroes = sync.with(BioFlags::NO_UNMAP).with(BioFlags::FAST_ZERO);
         assert_eq!(bio(6, 18, u32::MAX), (Op::WriteZeroes, zeroes));
-        // Longer than any payload, and allowed to whoever may only read.
+        // Longer than any payload, and allowed on read-only exports.
         assert_eq!(bio(5, 1, u32::MAX), (Op::Prefetch, sync));
         assert_eq!(bio(7, 0, u32::MAX), (Op::BlockStatus, sync));
         assert_eq!(bio(7, 9, 1), (Op::BlockStatus, sync.with(BioFlags::ONE_EXTENT)));
@@ -419,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_export_does_not_offer_is_refused() {
+    fn command_that_export_does_not_offer_is_refused() {
         let bare = TransmissionFlags::HAS_FLAGS;
         let asked = [(1, 1, 9), (3, 0, 0), (4, 0, 9), (5, 0, 9), (6, 0, 9), (0, 4, 9)];
         for (command, flags, len) in asked {
@@ -440,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_commands_and_flags_have_limits() {
+    fn invalid_lengths_commands_and_flags_are_refused() {
         assert_eq!(refused(one(ALL, 0, 0, PAYLOAD_BYTES_MAX)), None);
         let long = PAYLOAD_BYTES_MAX + 1;
         assert_eq!(refused(one(ALL, 0, 0, long)), Some(NbdError::Invalid));
@@ -491,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn any_cut_of_the_stream_gives_the_same_requests() {
+    fn any_cut_of_the_stream_parses_the_same() {
         let mut stream = Vec::new();
         stream.extend(header(1, 0, 0, 50));
         stream.extend([0x25; 50]);
@@ -513,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn random_bytes_end_at_the_first_wrong_magic() {
+    fn random_bytes_end_at_first_wrong_magic() {
         let mut prng = Prng::new(3);
         for _ in 0..2000 {
             let mut stream = Vec::new();

@@ -1,7 +1,6 @@
-//! The words of the NBD protocol: magic numbers, option, command and error codes, flag sets, all in network byte order.
+//! The constants of the NBD protocol: magic numbers, option, command and error codes, flag sets, all in network byte order.
 //!
-//! Both sides use this file, the server's codec beside it and the client. Everything else states rules; here are only
-//! names for numbers, and the two fixed structs whose layout both sides share:
+//! Server and client share this file. It names numbers and lays out the fixed headers; the rules are in the files beside it:
 //!
 //! ```text
 //!   request (28)   magic:4  flags:2  command:2  cookie:8  offset:8  length:4     then the payload of a write
@@ -11,17 +10,17 @@
 
 use headworks_core::{IoError, flag_set};
 
-/// The server's first word, "NBDMAGIC".
+/// First word of the server's greeting, "NBDMAGIC".
 pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
-/// Opens the newstyle handshake and every option, "IHAVEOPT".
+/// Second word of the newstyle greeting and first word of every option, "IHAVEOPT".
 pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
-/// Opens every answer to an option.
+/// First word of every option reply.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// Opens every request.
+/// First word of every request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// Opens a simple reply.
+/// First word of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// Opens a chunk of a structured reply.
+/// First word of a chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 
 /// Bytes of the server's greeting.
@@ -39,11 +38,11 @@ pub const CHUNK_HEADER_BYTES: usize = 20;
 /// The zeros after the answer to `EXPORT_NAME`, unless both sides agreed to leave them out.
 pub const EXPORT_NAME_PADDING_BYTES: usize = 124;
 
-/// The longest option that is taken: names are at most 4 KiB, and nobody needs sixteen of them.
+/// Longest option that the server accepts, in bytes. Names are at most 4 KiB, so 64 KiB is ample.
 pub const OPTION_BYTES_MAX: u32 = 64 << 10;
-/// The longest string that the protocol allows.
+/// Longest string that the protocol allows, in bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
-/// The longest read or write: what clients may send to a server that says nothing else, and what qemu allows.
+/// Longest read or write in bytes: what clients may send to a server that announces no limit, and qemu's limit.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// Handshake flags (server) and client flags; bits 0 and 1 mean the same in both.
@@ -54,37 +53,37 @@ pub mod handshake_flags {
     pub const NO_ZEROES: u16 = 2;
 }
 
-/// Option codes.
+/// Codes of handshake options.
 pub mod option {
-    /// Choose an export, the old way: no errors, no information.
+    /// Choose an export; the oldest form, without errors and information.
     pub const EXPORT_NAME: u32 = 1;
-    /// End the session.
+    /// End the session before transmission.
     pub const ABORT: u32 = 2;
-    /// Name the exports.
+    /// List the names of the exports.
     pub const LIST: u32 = 3;
-    /// Upgrade to TLS.
+    /// Upgrade the connection to TLS.
     pub const STARTTLS: u32 = 5;
-    /// Tell about an export.
+    /// Describe an export without opening it.
     pub const INFO: u32 = 6;
-    /// Tell about an export and enter transmission.
+    /// Describe an export and enter transmission.
     pub const GO: u32 = 7;
-    /// Use structured replies.
+    /// Use structured replies for reads.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Name the contexts that block status can be asked in.
+    /// List the metadata contexts of block status.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Choose some of them.
+    /// Choose metadata contexts for this session.
     pub const SET_META_CONTEXT: u32 = 10;
 }
 
-/// What answers an option. The error codes have bit 31 set.
+/// Codes of option replies. Error codes have bit 31 set.
 pub mod option_reply {
-    /// Done.
+    /// The option succeeded; ends its replies.
     pub const ACK: u32 = 1;
-    /// One export of a list.
+    /// One export of the list.
     pub const SERVER: u32 = 2;
-    /// One piece of information.
+    /// One piece of information about an export.
     pub const INFO: u32 = 3;
-    /// A context: its number and its name.
+    /// A metadata context: its number and its name.
     pub const META_CONTEXT: u32 = 4;
     /// Set in every error code.
     pub const ERROR_BIT: u32 = 1 << 31;
@@ -102,13 +101,13 @@ pub mod option_reply {
     pub const ERR_TOO_BIG: u32 = ERROR_BIT + 9;
 }
 
-/// What an `INFO` reply tells.
+/// Types of information in an `INFO` reply.
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
     /// The export's canonical name.
     pub const NAME: u16 = 1;
-    /// A sentence for people.
+    /// A description in one sentence.
     pub const DESCRIPTION: u16 = 2;
     /// Minimum, preferred and maximum request size.
     pub const BLOCK_SIZE: u16 = 3;
@@ -116,13 +115,13 @@ pub mod info {
 
 /// Chunk types of a structured reply.
 pub mod chunk {
-    /// Nothing more.
+    /// No data; ends the reply.
     pub const NONE: u16 = 0;
     /// An offset and the bytes there.
     pub const OFFSET_DATA: u16 = 1;
     /// An offset and a length that read as zeros.
     pub const OFFSET_HOLE: u16 = 2;
-    /// What a range is made of, in one context.
+    /// Extents of a range in one metadata context.
     pub const BLOCK_STATUS: u16 = 5;
     /// Set in every error type.
     pub const ERROR_BIT: u16 = 1 << 15;
@@ -134,30 +133,30 @@ pub mod chunk {
     pub const DONE: u16 = 1;
 }
 
-/// What a client may ask for once it has an export.
+/// A command of the transmission phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Command {
-    /// Bytes to the client.
+    /// Reads a range; the data follow the reply.
     Read = 0,
-    /// Bytes from the client.
+    /// Writes the payload to a range.
     Write = 1,
-    /// The client is leaving; no answer.
+    /// Ends the session; has no reply.
     Disconnect = 2,
-    /// Make what was acknowledged durable.
+    /// Makes all acknowledged writes durable.
     Flush = 3,
-    /// The range is not needed any more.
+    /// Discards the contents of a range.
     Trim = 4,
-    /// The range will be read soon: no data, no promise.
+    /// Prefetches a range; transfers no data.
     Cache = 5,
-    /// The range becomes zeros.
+    /// Writes zeros to a range.
     WriteZeroes = 6,
-    /// What the range is made of.
+    /// Reports the extents of a range.
     BlockStatus = 7,
 }
 
 impl Command {
-    /// The command with this code, if it is one that this server knows.
+    /// Returns the command with this code; none if it is unknown.
     #[must_use]
     pub const fn from_code(code: u16) -> Option<Self> {
         match code {
@@ -173,63 +172,63 @@ impl Command {
         }
     }
 
-    /// Whether it changes the export.
+    /// Returns true when the command changes the export.
     #[must_use]
     pub const fn is_write(self) -> bool {
         matches!(self, Command::Write | Command::Trim | Command::WriteZeroes)
     }
 }
 
-/// What a client asks for beside the command.
+/// Flags of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandFlags(pub u16);
 
 flag_set!(CommandFlags);
 
 impl CommandFlags {
-    /// Durable before it is answered.
+    /// The write is durable before the reply.
     pub const FUA: Self = Self(1);
     /// Write-zeroes: keep the range allocated.
     pub const NO_HOLE: Self = Self(2);
-    /// Reads: one chunk only.
+    /// Reads: reply in one chunk.
     pub const DF: Self = Self(4);
-    /// Block status: the first extent is enough.
+    /// Block status: report the first extent only.
     pub const REQ_ONE: Self = Self(8);
     /// Write-zeroes: fail at once rather than write zeros as data.
     pub const FAST_ZERO: Self = Self(16);
 }
 
-/// What an export offers and what is true of it.
+/// Transmission flags of an export: its properties and the commands that it offers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransmissionFlags(pub u16);
 
 flag_set!(TransmissionFlags);
 
 impl TransmissionFlags {
-    /// Always set on the wire.
+    /// Marks the field as valid; always set on the wire.
     pub const HAS_FLAGS: Self = Self(1);
     /// Writes fail with EPERM.
     pub const READ_ONLY: Self = Self(2);
-    /// `Flush` works.
+    /// The export supports `Flush`.
     pub const SEND_FLUSH: Self = Self(4);
-    /// The FUA flag works.
+    /// The export supports the FUA flag.
     pub const SEND_FUA: Self = Self(8);
-    /// Seeks cost time.
+    /// The device is rotational: seeks cost time.
     pub const ROTATIONAL: Self = Self(16);
-    /// `Trim` works.
+    /// The export supports `Trim`.
     pub const SEND_TRIM: Self = Self(32);
-    /// `WriteZeroes` works.
+    /// The export supports `WriteZeroes`.
     pub const SEND_WRITE_ZEROES: Self = Self(64);
-    /// The DF flag works; only with structured replies.
+    /// The export supports the DF flag; only with structured replies.
     pub const SEND_DF: Self = Self(128);
-    /// A flush on one connection covers all.
+    /// A flush on one connection covers all connections.
     pub const CAN_MULTI_CONN: Self = Self(256);
-    /// `Cache` works.
+    /// The export supports `Cache`.
     pub const SEND_CACHE: Self = Self(1024);
-    /// The FAST_ZERO flag works.
+    /// The export supports the FAST_ZERO flag.
     pub const SEND_FAST_ZERO: Self = Self(2048);
 
-    /// The set's names as users read them, in the order of the bits.
+    /// The names that users see, in the order of the bits.
     pub const NAMES: [(Self, &'static str); 10] = [
         (Self::READ_ONLY, "read_only"),
         (Self::SEND_FLUSH, "flush"),
@@ -244,36 +243,36 @@ impl TransmissionFlags {
     ];
 }
 
-/// The errors that may stand in a reply: the protocol allows these numbers and no others.
+/// An error of a reply. The protocol allows these numbers and no others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NbdError {
-    /// EPERM: read-only.
+    /// EPERM: the export is read-only.
     NotPermitted = 1,
-    /// EIO.
+    /// EIO: the device failed.
     Io = 5,
-    /// ENOMEM.
+    /// ENOMEM: a resource of the server is exhausted.
     NoMemory = 12,
-    /// EINVAL.
+    /// EINVAL: the request is invalid.
     Invalid = 22,
-    /// ENOSPC.
+    /// ENOSPC: the device is full.
     NoSpace = 28,
-    /// EOVERFLOW: too long to answer in one piece.
+    /// EOVERFLOW: the reply does not fit one chunk.
     Overflow = 75,
-    /// ENOTSUP.
+    /// ENOTSUP: the device cannot do this.
     NotSupported = 95,
-    /// ESHUTDOWN: the server is going away.
+    /// ESHUTDOWN: the server is shutting down.
     ShutDown = 108,
 }
 
 impl NbdError {
-    /// The number on the wire.
+    /// Returns the number on the wire.
     #[must_use]
     pub const fn code(self) -> u32 {
         self as u32
     }
 
-    /// The error with this number; the protocol says to read an unknown one as EINVAL.
+    /// Returns the error with this number. An unknown number is EINVAL, as the protocol demands.
     #[must_use]
     pub const fn from_code(code: u32) -> Self {
         match code {
@@ -288,7 +287,7 @@ impl NbdError {
         }
     }
 
-    /// What people read.
+    /// Returns the message that people read.
     #[must_use]
     pub const fn message(self) -> &'static str {
         match self {
@@ -312,7 +311,7 @@ impl From<IoError> for NbdError {
             IoError::Invalid => NbdError::Invalid,
             IoError::ReadOnly => NbdError::NotPermitted,
             IoError::Unsupported => NbdError::NotSupported,
-            // A refusal that reaches a client says: there was no room; try again.
+            // A refusal that reaches a client: the server had no room, the client may retry.
             IoError::NoMemory | IoError::Busy => NbdError::NoMemory,
             IoError::ShutDown => NbdError::ShutDown,
         }
@@ -327,44 +326,44 @@ impl std::fmt::Display for NbdError {
 
 impl std::error::Error for NbdError {}
 
-/// The two bytes at `at`. Panics beyond the end, as an index does.
+/// Reads a big-endian u16 at `at`; panics past the end, as an index does.
 #[inline]
 #[must_use]
 pub fn be16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// The four bytes at `at`. Panics beyond the end, as an index does.
+/// Reads a big-endian u32 at `at`; panics past the end, as an index does.
 #[inline]
 #[must_use]
 pub fn be32(bytes: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// The eight bytes at `at`. Panics beyond the end, as an index does.
+/// Reads a big-endian u64 at `at`; panics past the end, as an index does.
 #[inline]
 #[must_use]
 pub fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// The fields of a request, before anybody has checked them.
+/// The fields of a request header, unchecked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// [`CommandFlags`], unchecked.
+    /// The [`CommandFlags`] of the request, unchecked.
     pub flags: u16,
-    /// A [`Command`]'s code, unchecked.
+    /// The code of a [`Command`], unchecked.
     pub command: u16,
-    /// Given back in the reply.
+    /// Opaque to the server; returned in the reply.
     pub cookie: u64,
-    /// First byte.
+    /// First byte on the export.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u32,
 }
 
 impl RequestHeader {
-    /// As it goes over the wire.
+    /// Encodes the header for the wire.
     #[inline]
     #[must_use]
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
@@ -378,7 +377,10 @@ impl RequestHeader {
         bytes
     }
 
-    /// From the wire; the magic number found there, if it is a wrong one.
+    /// Decodes a header.
+    ///
+    /// # Errors
+    /// The magic number that was found, when it is wrong.
     #[inline]
     pub fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Self, u32> {
         let magic = be32(bytes, 0);
@@ -400,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_lies_on_the_wire_as_the_protocol_says() {
+    fn request_header_has_the_layout_of_the_protocol() {
         let request = RequestHeader {
             flags: 0x0102,
             command: 6,
@@ -417,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn every_error_of_the_path_has_an_allowed_number() {
+    fn every_io_error_maps_to_an_allowed_number() {
         let allowed = [1, 5, 12, 22, 28, 75, 95, 108];
         for error in IoError::ALL {
             let sent = NbdError::from(error);

@@ -1,8 +1,7 @@
 //! The NBD codec and the client against each other, end to end over unix sockets.
 //!
-//! The server here is the codec, a thread per connection and a vector. It can be told to be awkward: to receive in tiny
-//! pieces, to answer out of order, to answer before a payload has come, to lose writes, to send nonsense. The client must
-//! cope with the first three and must notice the rest.
+//! The test server is the codec, a thread per connection and a vector. Its faults are configurable: tiny receives, replies out of
+//! order, replies before a payload, lost writes, garbage. The client must tolerate the first three and detect the others.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +12,9 @@ use headworks_core::extent::ExtentWriter;
 use headworks_core::prng::Prng;
 use headworks_core::{EXTENTS_BYTES, Extent, ExtentState, Op};
 use headworks_nbd::client::bench::{self, BenchOptions, Pattern, Verify, Waiting};
-use headworks_nbd::client::{Client, ClientError, ClientOptions, Haggle, Socket, Target, Uri};
+use headworks_nbd::client::{
+    Client, ClientError, ClientOptions, OptionNegotiation, Socket, Target, Uri,
+};
 use headworks_nbd::status::StatusQuery;
 use headworks_nbd::{
     CommandFlags, ExportInfo, Handshake, NbdError, Outcome, Parsed, Replies, Request,
@@ -22,20 +23,20 @@ use headworks_nbd::{
 
 const SIZE: usize = 4 << 20;
 
-/// In which way the server is awkward.
+/// Faults of the test server.
 #[derive(Clone, Copy, Default)]
-struct Manners {
+struct Faults {
     /// Receive at most so many bytes at once.
     piece: Option<usize>,
     /// Collect replies while there are more requests, then answer the last first.
     reverse: bool,
-    /// Refuse all writes, though the client was not told; refusals go out before the payload is read.
+    /// Refuse all writes although the export is writable; refusals precede the payload.
     refuse_writes: bool,
-    /// Acknowledge every so many'th write without doing it.
+    /// Acknowledge every n-th write without performing it.
     lose_every: Option<u64>,
-    /// Answer every so many'th request with nonsense.
+    /// Answer every n-th request with garbage.
     nonsense_every: Option<u64>,
-    /// Close after so many requests.
+    /// Close after this many requests.
     close_after: Option<u64>,
 }
 
@@ -69,7 +70,7 @@ fn exports() -> Vec<ExportInfo> {
 }
 
 /// Serves a vector of zeros until the process ends.
-fn serve(manners: Manners) -> Server {
+fn serve(faults: Faults) -> Server {
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let directory =
@@ -81,7 +82,7 @@ fn serve(manners: Manners) -> Server {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let (stream, disk) = (stream.expect("a client"), Arc::clone(&disk));
-            std::thread::spawn(move || Connection::new(stream, disk, manners).run());
+            std::thread::spawn(move || Connection::new(stream, disk, faults).run());
         }
     });
     Server {
@@ -93,25 +94,25 @@ fn serve(manners: Manners) -> Server {
 struct Connection {
     stream: UnixStream,
     disk: Arc<Mutex<Vec<u8>>>,
-    manners: Manners,
+    faults: Faults,
     input: Vec<u8>,
     requests: u64,
     writes: u64,
 }
 
 impl Connection {
-    fn new(stream: UnixStream, disk: Arc<Mutex<Vec<u8>>>, manners: Manners) -> Self {
+    fn new(stream: UnixStream, disk: Arc<Mutex<Vec<u8>>>, faults: Faults) -> Self {
         Self {
             stream,
             disk,
-            manners,
-            input: vec![0; manners.piece.unwrap_or(64 << 10)],
+            faults,
+            input: vec![0; faults.piece.unwrap_or(64 << 10)],
             requests: 0,
             writes: 0,
         }
     }
 
-    /// A client that leaves without a word ends the thread, nothing else.
+    /// A hang-up of the client ends the thread only.
     fn run(mut self) {
         let _ = self.serve();
     }
@@ -142,7 +143,7 @@ impl Connection {
             }
         };
         let mut offered = exports[export].flags_for(terms);
-        if self.manners.refuse_writes {
+        if self.faults.refuse_writes {
             offered = offered.with(TransmissionFlags::READ_ONLY);
         }
         let mut parser = RequestParser::new(offered, terms);
@@ -179,11 +180,11 @@ impl Connection {
                     Parsed::Disconnect | Parsed::End(_) => return Ok(()),
                 }
             }
-            if self.manners.reverse {
+            if self.faults.reverse {
                 replies.reverse();
             }
             self.stream.write_all(&replies.concat())?;
-            if self.manners.close_after.is_some_and(|limit| self.requests >= limit) {
+            if self.faults.close_after.is_some_and(|limit| self.requests >= limit) {
                 return Ok(());
             }
             let received = self.receive()?;
@@ -202,7 +203,7 @@ impl Connection {
         self.requests += 1;
         let (replies, mut out) = (Replies { structured }, Vec::new());
         let (cookie, len) = (request.cookie, request.len as usize);
-        if self.manners.nonsense_every.is_some_and(|every| self.requests.is_multiple_of(every)) {
+        if self.faults.nonsense_every.is_some_and(|every| self.requests.is_multiple_of(every)) {
             replies.done(&mut out, cookie ^ 1 << 40, Ok(()));
             return out;
         }
@@ -231,7 +232,7 @@ impl Connection {
             }
             Op::Write => {
                 self.writes += 1;
-                let lost = self.manners.lose_every.is_some_and(|n| self.writes.is_multiple_of(n));
+                let lost = self.faults.lose_every.is_some_and(|n| self.writes.is_multiple_of(n));
                 if !lost {
                     range.copy_from_slice(&data);
                 }
@@ -280,9 +281,9 @@ fn mix(server: &Server) -> BenchOptions {
 }
 
 #[test]
-fn reads_return_what_was_written_in_both_reply_forms() {
+fn reads_return_written_data_in_both_reply_forms() {
     for (structured, piece) in [(false, None), (true, None), (false, Some(7)), (true, Some(1))] {
-        let server = serve(Manners { piece, ..Manners::default() });
+        let server = serve(Faults { piece, ..Faults::default() });
         let mut client = connect(&server, structured);
         assert_eq!(client.export().structured, structured);
         let mut prng = Prng::new(4);
@@ -304,8 +305,8 @@ fn reads_return_what_was_written_in_both_reply_forms() {
 }
 
 #[test]
-fn errors_reach_the_client_and_the_connection_goes_on() {
-    let server = serve(Manners::default());
+fn error_reaches_client_and_connection_continues() {
+    let server = serve(Faults::default());
     for structured in [false, true] {
         let mut client = connect(&server, structured);
         let end = SIZE as u64;
@@ -330,11 +331,11 @@ fn errors_reach_the_client_and_the_connection_goes_on() {
 }
 
 #[test]
-fn what_an_export_is_made_of_is_told_in_few_questions() {
+fn block_status_of_an_export_takes_few_requests() {
     const DATA: ExtentState = ExtentState::DATA;
     const HOLE: ExtentState = ExtentState::HOLE_ZERO;
-    for manners in [Manners::default(), Manners { piece: Some(3), ..Manners::default() }] {
-        let server = serve(manners);
+    for faults in [Faults::default(), Faults { piece: Some(3), ..Faults::default() }] {
+        let server = serve(faults);
         let mut client = connect(&server, true);
         // More extents than an answer has.
         for at in (0..400_u64).step_by(2) {
@@ -366,8 +367,8 @@ fn what_an_export_is_made_of_is_told_in_few_questions() {
 }
 
 #[test]
-fn block_status_is_refused_to_whoever_did_not_ask_for_its_context() {
-    let server = serve(Manners::default());
+fn block_status_without_context_is_refused() {
+    let server = serve(Faults::default());
     let without = ClientOptions { allocation: false, ..options(true) };
     let mut client = Client::connect(&server.uri, without).expect("a connection");
     assert_eq!(client.export().allocation, None);
@@ -376,31 +377,31 @@ fn block_status_is_refused_to_whoever_did_not_ask_for_its_context() {
 }
 
 #[test]
-fn the_server_tells_what_it_serves() {
-    let server = serve(Manners { piece: Some(3), ..Manners::default() });
+fn list_and_info_report_all_exports() {
+    let server = serve(Faults { piece: Some(3), ..Faults::default() });
     let socket = Socket::connect(&server.uri.target, Duration::from_secs(20)).expect("a socket");
-    let mut haggle = Haggle::start(socket).expect("a greeting");
-    let before = haggle.info("disk").expect("an export");
+    let mut negotiation = OptionNegotiation::start(socket).expect("a greeting");
+    let before = negotiation.info("disk").expect("an export");
     assert!(!before.flags.contains(TransmissionFlags::SEND_DF));
-    assert!(haggle.ask_structured().expect("an answer"));
-    assert_eq!(haggle.contexts("disk").expect("a list"), ["base:allocation"]);
-    assert!(haggle.contexts("nobody").expect("an answer").is_empty());
-    let list = haggle.list().expect("a list");
+    assert!(negotiation.ask_structured().expect("an answer"));
+    assert_eq!(negotiation.contexts("disk").expect("a list"), ["base:allocation"]);
+    assert!(negotiation.contexts("nobody").expect("an answer").is_empty());
+    let list = negotiation.list().expect("a list");
     let names: Vec<_> = list.iter().map(|one| one.name.as_str()).collect();
     assert_eq!(names, ["disk", "read only"]);
-    let export = haggle.info("").expect("the default export");
+    let export = negotiation.info("").expect("the default export");
     assert_eq!((export.name.as_str(), export.size), ("disk", SIZE as u64));
     assert_eq!(export.description, "a vector called disk");
     assert!(export.flags.contains(TransmissionFlags::SEND_DF));
     assert_eq!(export.block_sizes.expect("told").max, 32 << 20);
-    let nobody = haggle.info("nobody").expect_err("no such export").to_string();
+    let nobody = negotiation.info("nobody").expect_err("no such export").to_string();
     assert!(nobody.contains("no such export") && nobody.contains("nobody"), "{nobody}");
-    haggle.abort().expect("goodbye");
+    negotiation.abort().expect("goodbye");
 }
 
 #[test]
-fn jobs_that_run_together_are_counted_apart_and_only_within_the_window() {
-    let server = serve(Manners::default());
+fn parallel_jobs_are_counted_separately_within_the_window() {
+    let server = serve(Faults::default());
     let job =
         |pattern, threads| BenchOptions { pattern, threads, verify: Verify::Off, ..mix(&server) };
     let jobs = [job(Pattern::RandRead, 2), job(Pattern::RandWrite, 1)];
@@ -417,19 +418,19 @@ fn jobs_that_run_together_are_counted_apart_and_only_within_the_window() {
 }
 
 #[test]
-fn a_verifying_mix_passes_on_every_honest_server() {
-    let honest = Manners::default();
+fn verifying_mix_passes_on_correct_servers() {
+    let honest = Faults::default();
     let all = [
         (honest, 4096, 32, 1),
-        (Manners { reverse: true, ..honest }, 4096, 32, 2),
-        (Manners { piece: Some(1000), reverse: true, ..honest }, 512, 16, 1),
+        (Faults { reverse: true, ..honest }, 4096, 32, 2),
+        (Faults { piece: Some(1000), reverse: true, ..honest }, 512, 16, 1),
         // Both sides have more to send than the sockets hold.
         (honest, 256 << 10, 16, 1),
-        (Manners { reverse: true, ..honest }, 64 << 10, 8, 2),
+        (Faults { reverse: true, ..honest }, 64 << 10, 8, 2),
     ];
-    for (index, (manners, block_bytes, iodepth, threads)) in all.into_iter().enumerate() {
+    for (index, (faults, block_bytes, iodepth, threads)) in all.into_iter().enumerate() {
         for structured in [false, true] {
-            let server = serve(manners);
+            let server = serve(faults);
             let report = bench::run(&BenchOptions {
                 block_bytes,
                 iodepth,
@@ -449,8 +450,8 @@ fn a_verifying_mix_passes_on_every_honest_server() {
 }
 
 #[test]
-fn filled_exports_are_read_in_order_and_checked() {
-    let server = serve(Manners::default());
+fn filled_export_is_read_back_and_verified() {
+    let server = serve(Faults::default());
     let report = bench::run(&BenchOptions {
         pattern: Pattern::Read,
         fill: true,
@@ -464,8 +465,8 @@ fn filled_exports_are_read_in_order_and_checked() {
 }
 
 #[test]
-fn a_lost_write_is_found() {
-    let server = serve(Manners { lose_every: Some(10), ..Manners::default() });
+fn lost_write_is_detected() {
+    let server = serve(Faults { lose_every: Some(10), ..Faults::default() });
     match bench::run(&mix(&server)) {
         Err(ClientError::Verify(sentence)) => assert!(sentence.contains("should hold")),
         other => panic!("{other:?}"),
@@ -473,8 +474,8 @@ fn a_lost_write_is_found() {
 }
 
 #[test]
-fn data_from_before_the_run_is_not_zeros() {
-    let server = serve(Manners::default());
+fn stale_data_is_not_taken_for_zeros() {
+    let server = serve(Faults::default());
     connect(&server, false).write(8192, b"x", CommandFlags::NONE).expect("write");
     let found = bench::run(&BenchOptions { pattern: Pattern::RandRead, ..mix(&server) });
     assert!(
@@ -483,8 +484,8 @@ fn data_from_before_the_run_is_not_zeros() {
 }
 
 #[test]
-fn refusals_that_overtake_the_payload_do_not_stop_the_pipeline() {
-    let server = serve(Manners { refuse_writes: true, ..Manners::default() });
+fn early_refusal_does_not_stop_the_pipeline() {
+    let server = serve(Faults { refuse_writes: true, ..Faults::default() });
     let report = bench::run(&BenchOptions {
         pattern: Pattern::Write,
         block_bytes: 1 << 20,
@@ -499,20 +500,20 @@ fn refusals_that_overtake_the_payload_do_not_stop_the_pipeline() {
 }
 
 #[test]
-fn servers_that_misbehave_are_named() {
-    let ends = |manners, part: &str| {
-        let server = serve(manners);
+fn protocol_violations_are_reported() {
+    let ends = |faults, part: &str| {
+        let server = serve(faults);
         let error = bench::run(&mix(&server)).expect_err("it must be noticed").to_string();
         assert!(error.contains(part), "{error}");
     };
-    let honest = Manners::default();
-    ends(Manners { nonsense_every: Some(50), ..honest }, "nobody's request");
-    ends(Manners { close_after: Some(50), ..honest }, "closed the connection");
+    let honest = Faults::default();
+    ends(Faults { nonsense_every: Some(50), ..honest }, "nobody's request");
+    ends(Faults { close_after: Some(50), ..honest }, "closed the connection");
 }
 
 #[test]
-fn options_that_cannot_be_are_named() {
-    let server = serve(Manners::default());
+fn invalid_options_are_reported() {
+    let server = serve(Faults::default());
     let wrong = |change: fn(&mut BenchOptions), part: &str| {
         let mut options = mix(&server);
         change(&mut options);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use headworks_nbd::client::{Client, ClientError, ClientOptions, Export, Haggle, Uri};
+use headworks_nbd::client::{Client, ClientError, ClientOptions, Export, OptionNegotiation, Uri};
 
 mod map;
 mod show;
@@ -90,8 +90,8 @@ struct Server {
     exports: Vec<(Uri, Export)>,
 }
 
-fn connect(uri: &Uri) -> Result<Haggle, ClientError> {
-    let mut negotiation = Haggle::open(uri, TIMEOUT)?;
+fn connect(uri: &Uri) -> Result<OptionNegotiation, ClientError> {
+    let mut negotiation = OptionNegotiation::open(uri, TIMEOUT)?;
     negotiation.ask_structured()?;
     Ok(negotiation)
 }
@@ -138,7 +138,7 @@ fn all(uri: &Uri) -> Result<Server, ClientError> {
     Ok(Server { structured, tls: uri.tls.is_some(), exports })
 }
 
-fn ask(negotiation: &mut Haggle, name: &str) -> Result<Export, ClientError> {
+fn ask(negotiation: &mut OptionNegotiation, name: &str) -> Result<Export, ClientError> {
     let export = negotiation.info(name)?;
     let contexts = negotiation.contexts(name)?;
     Ok(Export { contexts, ..export })

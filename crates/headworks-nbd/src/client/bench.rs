@@ -1,10 +1,10 @@
-//! A benchmark of an NBD server: connections, each with its thread and its pipeline, and what they found.
+//! A benchmark of an NBD server over many connections, each with a thread and a pipeline.
 //!
-//! With verifying on, writes carry stamps (see `stamp`), each connection has its own part of the export, reads are checked
-//! against what was acknowledged, and at the end everything that was written is read back. Without, random patterns use
-//! the whole range on every connection; sequential ones divide it.
+//! With verification, writes carry stamps (see `stamp`), each connection has its own part of the export, reads are compared with
+//! acknowledged writes, and everything written is read back at the end. Without, random patterns use the whole range on every
+//! connection; sequential ones divide it.
 //!
-//! The client's own time is part of the report: what it uses on a shared machine, the server does not have.
+//! The report has the client's CPU time, because on a shared machine the server cannot use it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,14 +22,14 @@ use crate::wire::{NbdError, TransmissionFlags};
 
 pub use super::pipeline::Waiting;
 
-/// Four bytes each are remembered when verifying.
+/// Most blocks that verification remembers, 4 bytes each.
 const VERIFIED_BLOCKS_MAX: u64 = 64 << 20;
-/// Room for data on each connection.
+/// Most data bytes in flight on each connection.
 const DATA_BYTES_MAX: u64 = 1 << 30;
-/// A cookie has room for more; nothing gains from it.
+/// Largest depth; a cookie would allow more, no measurement gains from it.
 const DEPTH_MAX: u32 = 8192;
 
-/// What to do to the export, in fio's words.
+/// An access pattern, with fio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Sequential reads.
@@ -40,15 +40,15 @@ pub enum Pattern {
     RandRead,
     /// Random writes.
     RandWrite,
-    /// Both.
+    /// Random reads and writes.
     RandRw {
-        /// How many of a hundred are reads.
+        /// Percentage of reads.
         read_percent: u8,
     },
 }
 
 impl Pattern {
-    /// Whether it changes the export.
+    /// Returns true when the pattern writes.
     #[must_use]
     pub fn writes(self) -> bool {
         !matches!(self, Pattern::Read | Pattern::RandRead)
@@ -85,48 +85,48 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Whether contents are checked, and what the export holds where the run has not written.
+/// Verification of contents, and the expected contents of unwritten blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// Contents are not looked at.
+    /// Contents are not checked.
     Off,
-    /// Only what this run has written is known.
+    /// Only blocks written by this run are checked.
     Written,
-    /// The export was new: what was not written reads as zeros.
+    /// The export was new: unwritten blocks read as zeros.
     FromZeros,
 }
 
-/// A benchmark. The defaults measure random 4 KiB reads for ten seconds, 32 in flight.
+/// Options of a benchmark. The defaults measure random 4 KiB reads for ten seconds, 32 in flight.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// The server and the export.
+    /// Address of the server and its export.
     pub uri: Uri,
-    /// What to do.
+    /// Access pattern of the run.
     pub pattern: Pattern,
-    /// Bytes of each request.
+    /// Request size in bytes.
     pub block_bytes: u32,
     /// Requests in flight on each connection.
     pub iodepth: u32,
-    /// Connections, each with a thread.
+    /// Number of connections, each with a thread.
     pub threads: u32,
-    /// How long, without fill and read back.
+    /// Duration of the run, without fill and read back.
     pub runtime: Duration,
-    /// Use only so many bytes from the start of the export.
+    /// Use only this many bytes from the start of the export.
     pub size: Option<u64>,
-    /// Write everything once first, so that reads meet data.
+    /// Write every block once before the run, so that reads transfer data.
     pub fill: bool,
-    /// Check contents.
+    /// Verification of the contents.
     pub verify: Verify,
-    /// How to wait for replies.
+    /// How connections wait for replies.
     pub waiting: Waiting,
-    /// For blocks, mixes and stamps.
+    /// Seed of offsets, mixes and stamps.
     pub seed: u64,
-    /// Structured replies and time-out.
+    /// Connection options: structured replies and time-out.
     pub client: ClientOptions,
 }
 
 impl BenchOptions {
-    /// The defaults, for this export.
+    /// Creates the default options for an export.
     #[must_use]
     pub fn new(uri: Uri) -> Self {
         Self {
@@ -146,33 +146,33 @@ impl BenchOptions {
     }
 }
 
-/// What was counted of one direction.
+/// Results of one direction, reads or writes.
 #[derive(Clone, Debug, Default)]
 pub struct Direction {
-    /// Bytes of what succeeded.
+    /// Bytes of successful requests.
     pub bytes: u64,
-    /// From submission to the receipt of the reply, and how many there were.
+    /// Latencies from submission to reply, and their number.
     pub latency: Histogram,
 }
 
-/// What one phase of one or of all connections found.
+/// Results of one phase, of one connection or of all.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Reads that succeeded.
+    /// Successful reads and their latencies.
     pub reads: Direction,
-    /// Writes that succeeded.
+    /// Successful writes and their latencies.
     pub writes: Direction,
-    /// Requests that the server answered with an error.
+    /// Number of requests that the server failed.
     pub errors: u64,
-    /// The first of them.
+    /// First error of the server.
     pub first_error: Option<NbdError>,
-    /// Reads whose contents were compared.
+    /// Number of reads with verified contents.
     pub verified: u64,
-    /// The longest of the connections.
+    /// Longest duration of a connection.
     pub elapsed: Duration,
-    /// The client's own user and system time, all connections together.
+    /// CPU time of the client (user and system), all connections.
     pub cpu: Duration,
-    /// System calls that sent and that received something.
+    /// Number of system calls that sent, and that received, data.
     pub calls: [u64; 2],
 }
 
@@ -202,45 +202,45 @@ impl Tally {
         self.calls = [0, 1].map(|index| self.calls[index] + other.calls[index]);
     }
 
-    /// Requests that succeeded.
+    /// Returns the number of successful requests.
     #[must_use]
     pub fn ios(&self) -> u64 {
         self.reads.latency.count() + self.writes.latency.count()
     }
 
-    /// Requests a second.
+    /// Returns successful requests per second.
     #[must_use]
     pub fn iops(&self) -> f64 {
         self.ios() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// Bytes a second.
+    /// Returns transferred bytes per second.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
         (self.reads.bytes + self.writes.bytes) as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// The client's own time for each request.
+    /// Returns the client's CPU time per request in nanoseconds.
     #[must_use]
     pub fn cpu_ns_per_io(&self) -> f64 {
         self.cpu.as_nanos() as f64 / self.ios().max(1) as f64
     }
 }
 
-/// What a benchmark found.
+/// The report of a benchmark.
 #[derive(Clone, Debug)]
 pub struct BenchReport {
-    /// What the server told.
+    /// The server's description of the export.
     pub export: Export,
-    /// The run itself.
+    /// Results of the run.
     pub run: Tally,
-    /// What was read back at the end, when verifying.
+    /// Results of reading back, with verification.
     pub read_back: Option<Tally>,
-    /// Something that makes the figures mean less, if there is something.
+    /// A circumstance that limits the validity of the figures, if any.
     pub warning: Option<String>,
 }
 
-/// Does it.
+/// Runs a benchmark and returns its report.
 pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     let (export, mut workers) = connect(options)?;
     if options.fill {
@@ -258,9 +258,9 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     Ok(BenchReport { export, run, read_back, warning })
 }
 
-/// Runs several benchmarks of one server at the same time and says what each found. They begin together, when all are connected,
-/// and only what ends within `runtime` after `ramp` counts, so that shares can be compared; `watch` begins with them and may
-/// look at the server meanwhile. `fill` and `verify` have no meaning here.
+/// Runs several benchmarks of one server at the same time and returns the results of each. They start when all are connected, and
+/// only requests that end within `runtime` after `ramp` count, so that shares can be compared; `watch` starts with them and may
+/// query the server meanwhile. `fill` and `verify` are ignored.
 pub fn run_together<T: Send>(
     jobs: &[BenchOptions],
     ramp: Duration,
@@ -292,7 +292,7 @@ pub fn run_together<T: Send>(
     Ok((tallies, watched))
 }
 
-/// Connects as often as the options say; each connection has its part.
+/// Opens the connections, each with its part of the export.
 fn connect(options: &BenchOptions) -> Result<(Export, Vec<Worker>), ClientError> {
     let mut connections = Vec::new();
     for _ in 0..options.threads.max(1) {
@@ -324,7 +324,7 @@ fn connect(options: &BenchOptions) -> Result<(Export, Vec<Worker>), ClientError>
     Ok((export, workers))
 }
 
-/// Takes all connections through a phase at the same time. When one fails the others need not go on.
+/// Runs a phase on all connections; when one fails the others stop.
 fn all(workers: &mut [Worker], phase: Phase) -> Result<Tally, ClientError> {
     let stop = AtomicBool::new(false);
     let go = |worker: &mut Worker| {
@@ -343,7 +343,7 @@ fn all(workers: &mut [Worker], phase: Phase) -> Result<Tally, ClientError> {
     })
 }
 
-/// The part of the range that belongs to a connection.
+/// Returns the part of the range that belongs to a connection.
 fn share(options: &BenchOptions, blocks: u64, index: u64) -> Share {
     let parts = u64::from(options.threads.max(1));
     let (begin, end) = (blocks * index / parts, blocks * (index + 1) / parts);
@@ -367,7 +367,7 @@ fn usage(message: impl Into<String>) -> ClientError {
     ClientError::Usage(message.into())
 }
 
-/// Whether the options fit each other and the export: how many blocks the range has.
+/// Checks the options against the export; returns the number of blocks.
 fn check(options: &BenchOptions, export: &Export) -> Result<u64, ClientError> {
     let (bytes, depth) = (options.block_bytes, options.iodepth);
     let sizes = export.block_sizes.unwrap_or_default();

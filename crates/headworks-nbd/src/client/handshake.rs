@@ -1,11 +1,11 @@
-//! The client's side of the handshake: asking what there is, and choosing.
+//! The client's side of option negotiation.
 //!
 //! ```text
-//!   Haggle::open, start --> ask_structured, list, info (any number, any order) --> go --> (socket, Export)
+//!   OptionNegotiation::open, start --> ask_structured, list, info (any number, any order) --> go --> (socket, Export)
 //!                                                                             \--> abort
 //! ```
 //!
-//! A server that does not know GO (older than 2017) is asked the old way, which tells size and flags only.
+//! A server without GO (older than 2017) is asked by EXPORT_NAME, which reports size and flags only.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -19,64 +19,64 @@ use crate::wire::{
 };
 use crate::{BlockSizes, wire};
 
-/// Longer answers to an option are not believed.
+/// Longest option reply that is accepted, in bytes.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
-/// A longer list is not believed.
+/// Longest list of exports that is accepted.
 const LIST_MAX: usize = 100_000;
 
-/// What a server tells of an export.
+/// A server's description of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Export {
-    /// Its name: the canonical one if the server says so, else as it was asked for.
+    /// Canonical name if the server reports it, else the requested one.
     pub name: String,
-    /// A sentence for people; empty if there is none.
+    /// Description in one sentence; may be empty.
     pub description: String,
-    /// Bytes.
+    /// Size of the export in bytes.
     pub size: u64,
-    /// What it offers.
+    /// Transmission flags of the export.
     pub flags: TransmissionFlags,
-    /// The sizes of requests it takes, if it says so.
+    /// Block sizes, if the server reports them.
     pub block_sizes: Option<BlockSizes>,
-    /// Whether reads are answered in the structured form.
+    /// Reads are answered with structured replies.
     pub structured: bool,
-    /// Version and cipher of TLS; none without.
+    /// Version and cipher of TLS; none in the clear.
     pub tls: Option<String>,
-    /// The contexts in which block status can be asked, if the server was asked for them and tells.
+    /// Metadata contexts, if they were queried.
     pub contexts: Vec<String>,
-    /// The number of `base:allocation`, if that was chosen.
+    /// Number of `base:allocation`, if it was chosen.
     pub allocation: Option<u32>,
 }
 
-/// One line of a server's list.
+/// One entry of a server's list of exports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// The export's name.
+    /// Name of the export.
     pub name: String,
-    /// A sentence for people; empty if there is none.
+    /// Description in one sentence; may be empty.
     pub description: String,
 }
 
-/// A connection on which options are still exchanged.
+/// A connection in option negotiation.
 #[derive(Debug)]
-pub struct Haggle {
+pub struct OptionNegotiation {
     socket: Socket,
     structured: bool,
     no_zeroes: bool,
     allocation: Option<u32>,
 }
 
-impl Haggle {
-    /// Connects to where `uri` says, through TLS if it says so.
+impl OptionNegotiation {
+    /// Connects to the server of `uri`, through TLS if it demands that.
     pub fn open(uri: &Uri, timeout: Duration) -> Result<Self, ClientError> {
-        // What is wrong with the certificates is said before anybody is bothered.
+        // Errors of certificates are reported before a connection is opened.
         let session = match &uri.tls {
             Some(trust) => Some(trust.session(uri.host()).map_err(ClientError::Usage)?),
             None => None,
         };
-        let haggle = Self::start(Socket::connect(&uri.target, timeout)?)?;
+        let negotiation = Self::start(Socket::connect(&uri.target, timeout)?)?;
         match session {
-            Some(session) => haggle.start_tls(session),
-            None => Ok(haggle),
+            Some(session) => negotiation.start_tls(session),
+            None => Ok(negotiation),
         }
     }
 
@@ -105,7 +105,7 @@ impl Haggle {
         Ok(Self { socket, structured: false, no_zeroes, allocation: None })
     }
 
-    /// Asks for structured replies: whether the server will send them.
+    /// Negotiates structured replies; returns true when the server agrees.
     pub fn ask_structured(&mut self) -> Result<bool, ClientError> {
         self.ask(option::STRUCTURED_REPLY, &[])?;
         self.structured = match self.answer(option::STRUCTURED_REPLY)? {
@@ -116,19 +116,19 @@ impl Haggle {
         Ok(self.structured)
     }
 
-    /// Whether the server sends structured replies.
+    /// Returns true when structured replies were negotiated.
     #[must_use]
     pub fn is_structured(&self) -> bool {
         self.structured
     }
 
-    /// The contexts in which block status of an export can be asked; none if the server knows of no such thing.
+    /// Lists the metadata contexts of an export; empty if the server has none.
     pub fn contexts(&mut self, name: &str) -> Result<Vec<String>, ClientError> {
         let contexts = self.ask_contexts(option::LIST_META_CONTEXT, name, &[])?;
         Ok(contexts.into_iter().map(|(_, name)| name).collect())
     }
 
-    /// Chooses `base:allocation` for an export that is to be chosen next: whether the server has it.
+    /// Sets `base:allocation` for the export that is opened next; returns true when the server has it.
     pub fn ask_allocation(&mut self, name: &str) -> Result<bool, ClientError> {
         let chosen = self.ask_contexts(option::SET_META_CONTEXT, name, &[BASE_ALLOCATION])?;
         let ours = chosen.into_iter().find(|(_, name)| name == BASE_ALLOCATION);
@@ -142,7 +142,7 @@ impl Haggle {
         name: &str,
         queries: &[&str],
     ) -> Result<Vec<(u32, String)>, ClientError> {
-        // Not to be asked before: what they are for is told in structured replies only.
+        // Contexts need structured replies.
         if !self.structured {
             return Ok(Vec::new());
         }
@@ -163,14 +163,14 @@ impl Haggle {
                     let name = String::from_utf8_lossy(&data[4..]).into_owned();
                     contexts.push((be32(&data, 0), name));
                 }
-                // An unknown export is told of when it is chosen.
+                // An unknown export is reported when it is opened.
                 _ if kind & option_reply::ERROR_BIT != 0 => return Ok(Vec::new()),
                 _ => return Err(unexpected(kind)),
             }
         }
     }
 
-    /// The server's exports, if it tells.
+    /// Lists the exports of the server.
     pub fn list(&mut self) -> Result<Vec<Listed>, ClientError> {
         self.ask(option::LIST, &[])?;
         let mut exports = Vec::new();
@@ -184,19 +184,19 @@ impl Haggle {
         }
     }
 
-    /// What the server tells of an export, which stays unchosen.
+    /// Queries an export without opening it.
     pub fn info(&mut self, name: &str) -> Result<Export, ClientError> {
         self.ask_info(option::INFO, name)?.map_err(|(kind, data)| refused(kind, &data))
     }
 
-    /// Chooses an export; the socket is in the transmission phase then.
+    /// Opens an export; the socket is then in the transmission phase.
     pub fn go(mut self, name: &str) -> Result<(Socket, Export), ClientError> {
         match self.ask_info(option::GO, name)? {
             Ok(export) => {
                 let allocation = self.allocation;
                 Ok((self.socket, Export { allocation, ..export }))
             }
-            Err((option_reply::ERR_UNSUP, _)) => self.go_the_old_way(name),
+            Err((option_reply::ERR_UNSUP, _)) => self.open_by_export_name(name),
             Err((kind, data)) => {
                 let error = refused(kind, &data);
                 self.abort().and(Err(error))
@@ -204,7 +204,7 @@ impl Haggle {
         }
     }
 
-    /// Says goodbye.
+    /// Ends the session in an orderly way.
     pub fn abort(mut self) -> Result<(), ClientError> {
         self.ask(option::ABORT, &[])?;
         // Servers may close without the answer that the protocol wants.
@@ -212,7 +212,7 @@ impl Haggle {
         Ok(())
     }
 
-    fn go_the_old_way(mut self, name: &str) -> Result<(Socket, Export), ClientError> {
+    fn open_by_export_name(mut self, name: &str) -> Result<(Socket, Export), ClientError> {
         self.ask(option::EXPORT_NAME, name.as_bytes())?;
         let mut head = [0; 10];
         self.socket.read_exact(&mut head).map_err(|_| {
@@ -232,7 +232,7 @@ impl Haggle {
         Ok((self.socket, export))
     }
 
-    /// INFO or GO with everything that we can understand: the export, or the error's code and text.
+    /// Sends INFO or GO; returns the export, or the code and text of the error.
     #[allow(clippy::type_complexity)] // Said once, here.
     fn ask_info(
         &mut self,
@@ -268,7 +268,7 @@ impl Haggle {
         Ok(self.socket.write_all(&bytes)?)
     }
 
-    /// One answer to the option `code`: its kind and its data.
+    /// Receives one reply to the option `code`: its type and data.
     fn answer(&mut self, code: u32) -> Result<(u32, Vec<u8>), ClientError> {
         let mut header = [0; OPTION_REPLY_HEADER_BYTES];
         self.socket.read_exact(&mut header)?;
@@ -285,7 +285,7 @@ impl Haggle {
     }
 }
 
-/// Takes one piece of information in; true if it was the size.
+/// Decodes one piece of information; returns true when it was the size.
 fn learn(export: &mut Export, data: &[u8]) -> Result<bool, ClientError> {
     let Some((kind, rest)) = data.split_first_chunk::<2>() else {
         return Err(protocol("it sends information without a kind"));
@@ -309,7 +309,7 @@ fn learn(export: &mut Export, data: &[u8]) -> Result<bool, ClientError> {
         (info::EXPORT | info::BLOCK_SIZE, len) => {
             return Err(protocol(format!("it sends information of {len} bytes")));
         }
-        // The protocol has clients ignore what they do not know.
+        // The protocol demands that unknown information is ignored.
         _ => {}
     }
     Ok(false)
@@ -331,7 +331,7 @@ fn unexpected(kind: u32) -> ClientError {
     protocol(format!("it answers an option with kind {kind:#x}"))
 }
 
-/// An error answer as a sentence: the server's own words if it has some.
+/// Formats an error reply, with the server's message if it has one.
 fn refused(kind: u32, data: &[u8]) -> ClientError {
     // Control characters stay out of logs and terminals.
     let said = String::from_utf8_lossy(data).replace(char::is_control, " ");

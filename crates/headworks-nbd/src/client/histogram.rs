@@ -4,13 +4,13 @@
 //!   0..32: one bucket each | 32..64: 32 buckets of 1 | 64..128: 32 of 2 | 128..256: 32 of 4 | ...
 //! ```
 
-/// Steps to a doubling, as a power of two: 2^5 = 32.
+/// Buckets per doubling, as a power of two: 2^5 = 32.
 const STEP_BITS: u32 = 5;
 const STEPS: usize = 1 << STEP_BITS;
-/// Up to 2^40 ns, 18 minutes; what is longer counts as that.
+/// Largest value is 2^40 ns, 18 minutes; longer values count as that.
 const BUCKETS: usize = (40 - STEP_BITS as usize + 1) * STEPS;
 
-/// Counts of nanoseconds.
+/// A histogram of latencies in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     buckets: Box<[u64]>,
@@ -26,7 +26,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Records one latency in nanoseconds.
     #[inline]
     pub fn record(&mut self, ns: u64) {
         self.buckets[bucket(ns)] += 1;
@@ -35,7 +35,7 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
-    /// Counts all of `other`'s too.
+    /// Adds all counts of `other`.
     pub fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.buckets.iter_mut().zip(&other.buckets) {
             *mine += theirs;
@@ -45,25 +45,25 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// How many were counted.
+    /// Returns the number of recorded latencies.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The largest.
+    /// Returns the largest latency.
     #[must_use]
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The mean; 0 of nothing.
+    /// Returns the mean; 0 when empty.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
     }
 
-    /// The value that `per_mille` of 1000 do not exceed; 0 of nothing.
+    /// Returns the value that `per_mille` of 1000 do not exceed; 0 when empty.
     #[must_use]
     pub fn percentile(&self, per_mille: u64) -> u64 {
         let rank = (u128::from(self.count) * u128::from(per_mille)).div_ceil(1000) as u64;
@@ -88,7 +88,7 @@ fn bucket(ns: u64) -> usize {
     index.min(BUCKETS - 1)
 }
 
-/// The largest value that falls into a bucket.
+/// Returns the largest value of a bucket.
 fn upper(index: usize) -> u64 {
     let shift = (index >> STEP_BITS).saturating_sub(1);
     let step = index - (shift << STEP_BITS);
@@ -101,7 +101,7 @@ mod tests {
     use headworks_core::prng::Prng;
 
     #[test]
-    fn each_value_lies_within_its_bucket() {
+    fn value_lies_within_its_bucket() {
         let mut prng = Prng::new(1);
         for value in (0..5000).chain((0..10_000).map(|_| prng.next() >> prng.between(24, 63))) {
             let index = bucket(value);

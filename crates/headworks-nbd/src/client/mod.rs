@@ -1,11 +1,9 @@
-//! A lean NBD client: for measuring servers, for tests, and for asking a server what it serves.
+//! A lean NBD client for measurements, tests, and queries of a server's exports.
 //!
-//! [`Client`] does one thing at a time and waits for it. [`bench`] keeps many requests in flight on each connection and
-//! costs little itself, so that what it measures is the server. Both stand on the same pieces: a [`Uri`] says where, the
-//! haggling in `handshake` gives an [`Export`], `replies` takes the server's stream apart.
+//! [`Client`] has one request in flight. [`bench`] keeps many in flight on each connection and uses little CPU itself, so that it
+//! measures the server. Both share the parts: [`Uri`], option negotiation in `handshake`, and the parser in `replies`.
 //!
-//! What a server does wrong is an error with one sentence, never a panic: a client that measures strange servers meets
-//! strange bytes.
+//! A server's violation of the protocol is an error of one sentence, never a panic.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -25,7 +23,7 @@ mod tls;
 mod uri;
 mod worker;
 
-pub use handshake::{Export, Haggle, Listed};
+pub use handshake::{Export, Listed, OptionNegotiation};
 pub use histogram::Histogram;
 pub use socket::Socket;
 pub use uri::{Target, Uri};
@@ -34,28 +32,28 @@ pub use status::Map;
 
 use replies::{Next, Reply};
 
-/// Why the client could not do what it was asked.
+/// An error of the client.
 #[derive(Debug)]
 pub enum ClientError {
-    /// The URI or an option is not usable: what is wrong and what would be right.
+    /// A URI or an option is invalid: what is wrong and what would be right.
     Usage(String),
-    /// Nobody answers at the other end.
+    /// The connection could not be opened.
     Connect(String, io::Error),
     /// The connection broke.
     Io(io::Error),
     /// The server has closed the connection.
     Closed,
-    /// The server does not answer.
+    /// The server did not answer in time.
     TimedOut,
-    /// The server said something that the protocol does not allow.
+    /// The server violated the protocol.
     Protocol(String),
     /// The server refused an option.
     Refused(String),
     /// A request failed.
     Request(NbdError),
-    /// No encrypted connection came to be, or it broke: one sentence.
+    /// TLS could not be set up, or failed: one sentence.
     Tls(String),
-    /// The server returned other bytes than were written.
+    /// A read returned other bytes than were written.
     Verify(String),
 }
 
@@ -84,11 +82,11 @@ impl From<io::Error> for ClientError {
     fn from(error: io::Error) -> Self {
         use io::ErrorKind::*;
         match error.kind() {
-            // Which of the three it is depends only on what was on its way at that moment.
+            // Which of the three occurs depends only on timing.
             BrokenPipe | ConnectionReset | UnexpectedEof => ClientError::Closed,
-            // What a socket says after its SO_RCVTIMEO or SO_SNDTIMEO.
+            // The errors of SO_RCVTIMEO and SO_SNDTIMEO.
             WouldBlock | TimedOut => ClientError::TimedOut,
-            // What sockets never say, but what is encrypted does.
+            // Only encrypted streams return these.
             InvalidData => ClientError::Tls(error.to_string()),
             _ => ClientError::Io(error),
         }
@@ -99,26 +97,25 @@ fn protocol(message: impl Into<String>) -> ClientError {
     ClientError::Protocol(message.into())
 }
 
-/// How to open a connection.
+/// Options of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientOptions {
-    /// Ask for structured replies; a server that does not know them is used without.
+    /// Negotiate structured replies if the server knows them.
     pub structured: bool,
-    /// Choose the context `base:allocation`, for [`Client::block_status`]; needs structured replies. A server that does not
-    /// know it is used without.
+    /// Choose the context `base:allocation` for [`Client::block_status`] if the server knows it; needs structured replies.
     pub allocation: bool,
-    /// How long the server may be silent before the client gives up.
+    /// Time without an answer after which a request fails.
     pub timeout: Duration,
 }
 
 impl Default for ClientOptions {
-    /// Simple replies, as Linux's own client; a minute, more than any disk's own time-out.
+    /// Simple replies, as Linux's client; one minute, longer than the time-out of a disk.
     fn default() -> Self {
         Self { structured: false, allocation: false, timeout: Duration::from_secs(60) }
     }
 }
 
-/// A connection to one export that does one request at a time.
+/// A connection to one export with one request in flight.
 #[derive(Debug)]
 pub struct Client {
     socket: Socket,
@@ -127,38 +124,38 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects and chooses the export that `uri` names.
+    /// Connects and opens the export that `uri` names.
     pub fn connect(uri: &Uri, options: ClientOptions) -> Result<Self, ClientError> {
-        let mut haggle = Haggle::open(uri, options.timeout)?;
+        let mut negotiation = OptionNegotiation::open(uri, options.timeout)?;
         if options.structured {
-            haggle.ask_structured()?;
+            negotiation.ask_structured()?;
         }
         if options.allocation {
-            haggle.ask_allocation(&uri.export)?;
+            negotiation.ask_allocation(&uri.export)?;
         }
-        let (socket, export) = haggle.go(&uri.export)?;
+        let (socket, export) = negotiation.go(&uri.export)?;
         Ok(Self::from_parts(socket, export))
     }
 
-    /// A connection that is between two requests already.
+    /// Creates a client from an idle connection in the transmission phase.
     #[must_use]
     pub fn from_parts(socket: Socket, export: Export) -> Self {
         Self { socket, export, cookie: 0 }
     }
 
-    /// What the server said of the export.
+    /// Returns the server's description of the export.
     #[must_use]
     pub fn export(&self) -> &Export {
         &self.export
     }
 
-    /// The connection as it is between two requests.
+    /// Returns the idle connection and the description of its export.
     #[must_use]
     pub fn into_parts(self) -> (Socket, Export) {
         (self.socket, self.export)
     }
 
-    /// Fills `buffer` from `offset`.
+    /// Reads from `offset` into `buffer`.
     pub fn read(&mut self, offset: u64, buffer: &mut [u8]) -> Result<(), ClientError> {
         let len = request_len(buffer.len())?;
         self.call(Command::Read, CommandFlags::NONE, (offset, len), &[], buffer)
@@ -180,12 +177,12 @@ impl Client {
         self.call(Command::Flush, CommandFlags::NONE, (0, 0), &[], &mut [])
     }
 
-    /// Says that a range is not needed any more.
+    /// Discards the contents of a range.
     pub fn trim(&mut self, offset: u64, len: u32, flags: CommandFlags) -> Result<(), ClientError> {
         self.call(Command::Trim, flags, (offset, len), &[], &mut [])
     }
 
-    /// Makes a range read as zeros.
+    /// Writes zeros to a range.
     pub fn write_zeroes(
         &mut self,
         offset: u64,
@@ -195,7 +192,7 @@ impl Client {
         self.call(Command::WriteZeroes, flags, (offset, len), &[], &mut [])
     }
 
-    /// Says goodbye, so that the server need not wonder.
+    /// Disconnects in an orderly way.
     pub fn disconnect(mut self) -> Result<(), ClientError> {
         let header = self.header(Command::Disconnect, CommandFlags::NONE, (0, 0));
         Ok(self.socket.write_all(&header.encode())?)
@@ -217,7 +214,7 @@ impl Client {
         }
     }
 
-    /// Sends one request and takes its reply apart, which may come in several chunks.
+    /// Sends one request and parses its reply, which may have several chunks.
     fn call(
         &mut self,
         command: Command,
@@ -284,7 +281,7 @@ fn request_len(len: usize) -> Result<u32, ClientError> {
     u32::try_from(len).map_err(|_| ClientError::Usage(format!("{len} bytes are no single request")))
 }
 
-/// The part of a read's buffer that a chunk is about.
+/// Returns the part of a read's buffer that a chunk covers.
 fn piece(buffer: &mut [u8], base: u64, offset: u64, len: u32) -> Result<&mut [u8], ClientError> {
     let start = offset.checked_sub(base).and_then(|start| usize::try_from(start).ok());
     start

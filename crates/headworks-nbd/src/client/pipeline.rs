@@ -1,4 +1,4 @@
-//! Many requests in flight on one connection: sent in batches, answered in batches, with as few system calls as that takes.
+//! A connection with many requests in flight, sent and received in batches with few system calls.
 //!
 //! ```text
 //!   submit ... submit --> headers, spans --one sendmsg--> server
@@ -8,12 +8,11 @@
 //!                  +-- a payload that is not complete: the next recvmsg puts its rest where it belongs
 //! ```
 //!
-//! A slot is a request in flight and its data buffer. Its cookie is its index with a number that changes at each use, so a
-//! reply to something else is noticed. Read data is copied into the slot's buffer, as a program that wants it would have it
-//! done, or received there directly.
+//! A slot is a request in flight and its data buffer. Its cookie combines the slot's index and a use count, so a wrong reply is
+//! detected. Read data is copied into the slot's buffer, as an application would need it, or received there directly.
 //!
-//! Invariants: requests are submitted only while no batch is sent in part, so headers and spans never outgrow their room; a
-//! send never waits, so two peers that both want to send cannot block each other.
+//! Invariants: no request is submitted while a batch is partly sent, so headers and spans never exceed their capacity; a send
+//! never blocks, so two peers that both send cannot deadlock.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -23,17 +22,17 @@ use super::{ClientError, Export, Socket, protocol};
 use crate::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
 use headworks::memory::Span;
 
-/// What one recvmsg takes at most: enough for 60 reads of 4 KiB, little enough to stay in a core's own cache.
+/// Most bytes of one recvmsg: 60 reads of 4 KiB, and small enough for a core's cache.
 const INPUT_BYTES: usize = 256 << 10;
-/// The clock is read once in so many empty looks at the socket.
+/// Empty polls of the socket between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 4096;
 
-/// How to wait for replies.
+/// How a connection waits for replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// Sleep in the kernel.
     Sleep,
-    /// Look again and again, letting others run in between.
+    /// Poll the socket, yielding the CPU in between.
     Poll,
 }
 
@@ -43,30 +42,30 @@ struct Slot {
     command: Command,
     offset: u64,
     len: u32,
-    /// Bytes of a read that have come.
+    /// Received bytes of a read.
     got: u32,
     error: Option<NbdError>,
 }
 
-/// A read's bytes that are still to come.
+/// Read data that is still to be received.
 #[derive(Clone, Copy, Debug)]
 struct Payload {
     slot: usize,
-    /// Where in the slot's data.
+    /// Position in the slot's buffer.
     at: usize,
     left: usize,
-    /// Whether the reply ends with them.
+    /// The reply ends with this data.
     last: bool,
 }
 
-/// A request that has ended; its slot is free for the next, its data are there until then.
+/// A completed request; its data stay in the slot until the slot is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
     pub slot: usize,
     pub error: Option<NbdError>,
 }
 
-/// The pipeline of one connection.
+/// The request pipeline of one connection.
 #[derive(Debug)]
 pub struct Pipeline {
     socket: Socket,
@@ -79,20 +78,20 @@ pub struct Pipeline {
     data: Vec<u8>,
     headers: Vec<u8>,
     spans: Vec<Span>,
-    /// How many of `spans` are sent.
+    /// Number of sent spans.
     sent: usize,
-    /// The socket took only a part of them; the rest must go before anything new.
+    /// The batch is partly sent; the rest precedes new requests.
     is_blocked: bool,
     input: Vec<u8>,
     start: usize,
     end: usize,
     payload: Option<Payload>,
-    /// Calls that sent something, and calls that received something.
+    /// Number of system calls that sent, and that received, data.
     pub calls: [u64; 2],
 }
 
 impl Pipeline {
-    /// A pipeline of `depth` requests of up to `block_bytes` each.
+    /// Creates a pipeline of `depth` requests of up to `block_bytes` each.
     pub fn new(
         (socket, export): (Socket, &Export),
         depth: usize,
@@ -130,30 +129,30 @@ impl Pipeline {
         }
     }
 
-    /// Says goodbye, so that the server need not wonder.
+    /// Disconnects in an orderly way.
     pub fn goodbye(mut self) {
         let header =
             RequestHeader { command: Command::Disconnect as u16, ..RequestHeader::default() };
-        // A server that is gone already does not mind.
+        // The server may have closed already.
         let _ = self.socket.write_all(&header.encode());
     }
 
-    /// How many requests may be submitted now.
+    /// Returns the number of requests that may be submitted now.
     pub fn room(&self) -> usize {
         if self.is_blocked { 0 } else { self.free.len() }
     }
 
-    /// Whether everything that was submitted is sent and answered.
+    /// Returns true when all submitted requests are completed.
     pub fn is_idle(&self) -> bool {
         !self.is_blocked && self.free.len() == self.slots.len()
     }
 
-    /// The slot that the next [`Pipeline::submit`] takes, if there is room.
+    /// Returns the slot that the next [`Pipeline::submit`] uses, if there is room.
     pub fn next_slot(&self) -> Option<usize> {
         (self.room() > 0).then(|| *self.free.last().expect("room means a free slot"))
     }
 
-    /// A slot's data: to be filled before a write is submitted, to be looked at after a read has finished.
+    /// Returns a slot's buffer: fill it before a write is submitted, read it after a read has completed.
     pub fn data(&mut self, slot: usize) -> &mut [u8] {
         &mut self.data[slot * self.block_bytes..][..self.block_bytes]
     }
@@ -171,7 +170,7 @@ impl Pipeline {
         }
         let index = self.free.pop().expect("room means a free slot");
         let slot = &mut self.slots[index];
-        // The next number for this slot; it starts so that the first is 0.
+        // The use count starts so that the first cookie has 0.
         let cookie = (slot.cookie | SLOT_MASK).wrapping_add(1) | index as u64;
         *slot = Slot { cookie, command, offset, len, got: 0, error: None };
         let header = RequestHeader { flags: flags.0, command: command as u16, cookie, offset, len };
@@ -183,7 +182,7 @@ impl Pipeline {
         }
     }
 
-    /// Appends a header; it joins the span before it if that is a header too.
+    /// Appends a header; adjacent headers share a span.
     fn push_header(&mut self, header: &[u8]) {
         assert!(self.headers.len() + header.len() <= self.headers.capacity(), "headers stay put");
         self.headers.extend_from_slice(header);
@@ -199,7 +198,7 @@ impl Pipeline {
         }
     }
 
-    /// Sends what was submitted, waits for replies and appends what they finish.
+    /// Sends submitted requests, waits for replies and appends completed requests.
     pub fn exchange(&mut self, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
         self.send()?;
         self.receive()?;
@@ -208,8 +207,8 @@ impl Pipeline {
 
     fn send(&mut self) -> Result<(), ClientError> {
         while self.sent < self.spans.len() {
-            // SAFETY: spans name parts of `headers` and `data`. Neither is resized, and while a batch is sent in part there is
-            // no next slot, so that nobody fills one, even if a server answers a write before it has taken all of it.
+            // SAFETY: spans name parts of `headers` and `data`. Neither is resized, and while a batch is partly sent no slot is
+            // free, so none is filled, even if a server answers a write before it has received all of it.
             let mut moved = unsafe { self.socket.send(&self.spans[self.sent..])? };
             if moved == 0 {
                 break;
@@ -229,7 +228,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Receives once, after waiting if need be. While requests are unsent it returns when the socket can be written, too.
+    /// Receives once, after waiting if necessary. With unsent requests it also returns when the socket is writable.
     fn receive(&mut self) -> Result<(), ClientError> {
         if self.is_idle() {
             return Ok(());
@@ -259,10 +258,10 @@ impl Pipeline {
         Ok(())
     }
 
-    /// One recvmsg: the rest of a payload goes to its slot, what follows to the input. False if nothing was there.
+    /// Calls recvmsg once: the rest of a payload goes to its slot, the following bytes to the input. False if there was none.
     fn receive_once(&mut self, wait: bool) -> Result<bool, ClientError> {
         if self.start > 0 {
-            // Less than one reply's header is left over: digest took everything else.
+            // Less than one reply header is left over: digest consumed the rest.
             self.input.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
@@ -289,7 +288,7 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Takes apart what was received, as far as it is complete.
+    /// Parses complete replies.
     fn digest(&mut self, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
         loop {
             if !self.take_payload(finished)? {
@@ -305,7 +304,7 @@ impl Pipeline {
         }
     }
 
-    /// Moves a payload from the input to its slot. False if it is not complete.
+    /// Moves a payload from the input to its slot; returns false when it is incomplete.
     #[inline]
     fn take_payload(&mut self, finished: &mut Vec<Finished>) -> Result<bool, ClientError> {
         let Some(mut payload) = self.payload else {
@@ -382,7 +381,7 @@ impl Pipeline {
         if !complete && slot.error.is_none() {
             return Err(protocol("a read was answered in part"));
         }
-        // A second reply to it will find nobody.
+        // A second reply with this cookie is an error.
         slot.command = Command::Disconnect;
         self.free.push(index);
         finished.push(Finished { slot: index, error: slot.error });
@@ -390,5 +389,5 @@ impl Pipeline {
     }
 }
 
-/// The part of a cookie that is the slot's index.
+/// Extracts the slot's index from a cookie.
 const SLOT_MASK: u64 = 0xffff;

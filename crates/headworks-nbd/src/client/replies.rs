@@ -1,7 +1,7 @@
-//! The server's stream in the transmission phase, taken apart: received bytes to [`Reply`]s.
+//! The client's parser of the transmission phase: received bytes to [`Reply`]s.
 //!
-//! A pure function over a slice that begins where a reply does. The bytes of a read follow the header that announces them
-//! and are the caller's; an error's message is part of its reply and is dropped.
+//! A pure function over a slice that starts at a reply. The data of a read follow the header and belong to the caller; an error's
+//! message is part of its reply and is dropped.
 //!
 //! ```text
 //!   16 bytes: simple reply          20 bytes + len: structured chunk
@@ -16,20 +16,20 @@ use crate::wire::{
     STRUCTURED_REPLY_MAGIC, be16, be32, be64, chunk,
 };
 
-/// One reply, or one chunk of it.
+/// One reply, or one chunk of a structured reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The whole answer. After a successful read its bytes follow.
+    /// A simple reply. After a successful read the data follow.
     Simple { cookie: u64, error: Option<NbdError> },
-    /// `len` bytes of a read follow.
+    /// A chunk of data: `len` bytes of a read follow.
     Data { cookie: u64, offset: u64, len: u32, last: bool },
-    /// A part of a read is zeros.
+    /// A hole: a part of a read is zeros.
     Hole { cookie: u64, offset: u64, len: u32, last: bool },
-    /// `len` bytes of extents in this context follow.
+    /// Block status: `len` bytes of extents in this context follow.
     Status { cookie: u64, context: u32, len: u32, last: bool },
-    /// The request failed.
+    /// An error chunk: the request failed.
     Failed { cookie: u64, error: NbdError, last: bool },
-    /// That was all.
+    /// The end of a structured reply without data.
     Nothing { cookie: u64 },
 }
 
@@ -56,22 +56,22 @@ impl Reply {
     }
 }
 
-/// What a slice begins with.
+/// Result of parsing one reply by [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// A reply, and how many bytes it takes.
+    /// A reply and its length in bytes.
     Reply(usize, Reply),
-    /// At least this many bytes are needed to tell more.
+    /// At least this many bytes are needed.
     Needs(usize),
 }
 
-/// The most that [`Next::Needs`] asks for: an error chunk with the longest message and an offset.
+/// Upper bound of [`Next::Needs`]: an error chunk with the longest message and an offset.
 pub const REPLY_BYTES_MAX: usize = CHUNK_HEADER_BYTES + 6 + STRING_BYTES_MAX + 8;
 
-/// Longer lists of extents are not believed.
+/// Longest list of extents that is accepted, in bytes.
 const STATUS_BYTES_MAX: u32 = 1 << 20;
 
-/// Looks at the reply that `bytes` begin with.
+/// Parses the reply at the start of `bytes`.
 #[inline]
 pub fn parse(bytes: &[u8]) -> Result<Next, ClientError> {
     if bytes.len() < SIMPLE_REPLY_BYTES {
@@ -136,7 +136,7 @@ mod tests {
     use crate::Replies;
     use headworks_core::prng::Prng;
 
-    /// What the codec of the server makes is what the client reads, at every cut.
+    /// Encodes with the server's codec and parses at every cut.
     fn read_back(encode: impl FnOnce(&mut Vec<u8>)) -> Reply {
         let mut bytes = Vec::new();
         encode(&mut bytes);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_servers_replies_are_understood() {
+    fn replies_of_the_server_codec_parse() {
         let (simple, structured) = (Replies { structured: false }, Replies { structured: true });
         let (cookie, offset, len, last) = (5, 1 << 40, 4096, true);
         let good = Reply::Simple { cookie, error: None };
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_cannot_be_are_errors() {
+    fn invalid_chunks_are_errors() {
         let chunk = |kind: u16, flags: u16, len: u32| {
             let mut bytes = STRUCTURED_REPLY_MAGIC.to_be_bytes().to_vec();
             bytes.extend(flags.to_be_bytes());
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn random_bytes_never_ask_for_more_than_the_limit() {
+    fn random_bytes_never_need_more_than_the_limit() {
         let mut prng = Prng::new(5);
         for _ in 0..100_000 {
             let mut bytes: Vec<u8> = (0..40).map(|_| prng.next() as u8).collect();

@@ -1,7 +1,7 @@
-//! A connected stream socket, unix or TCP, with the few calls that a pipelined client needs beside reading and writing.
+//! A connected stream socket, unix or TCP, in the clear or through TLS.
 //!
-//! The socket stays in blocking mode; who must not block says so with each call (`MSG_DONTWAIT`). So a client that only
-//! waits for replies makes one system call per batch of them, not two.
+//! The socket stays in blocking mode; calls that must not block pass `MSG_DONTWAIT`. So waiting for replies costs one system call
+//! per batch, not two.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -16,22 +16,22 @@ use super::{ClientError, Target};
 use crate::tls::Session;
 use headworks::memory::Span;
 
-/// The most pieces that the kernel takes at once (UIO_MAXIOV).
+/// Most pieces of one system call (UIO_MAXIOV).
 pub(super) const SPANS_MAX: usize = 1024;
 
 /// A connection to a server.
 #[derive(Debug)]
 pub enum Socket {
-    /// Over a unix socket.
+    /// A unix stream socket.
     Unix(UnixStream),
-    /// Over TCP, without delay.
+    /// A TCP socket with TCP_NODELAY.
     Tcp(TcpStream),
-    /// Over either, encrypted.
+    /// Either of the two through TLS.
     Tls(Box<Encrypted>),
 }
 
 impl Socket {
-    /// Connects; reads and writes that take longer than `timeout` fail.
+    /// Connects; reads and writes fail after `timeout`.
     pub fn connect(target: &Target, timeout: Duration) -> Result<Self, ClientError> {
         let socket = match target {
             Target::Unix(path) => match path.as_os_str().as_bytes() {
@@ -62,12 +62,12 @@ impl Socket {
             .map_err(|error| ClientError::Connect(target.to_string(), error))
     }
 
-    /// Encrypts from now on; the server has agreed to it.
+    /// Starts TLS; the server has accepted STARTTLS.
     pub(super) fn encrypt(self, session: Session) -> Result<Self, ClientError> {
         Ok(Socket::Tls(Box::new(Encrypted::start(self, session)?)))
     }
 
-    /// Version and cipher, if it is encrypted.
+    /// Returns version and cipher of TLS; none in the clear.
     pub(super) fn tls(&self) -> Option<String> {
         match self {
             Socket::Tls(stream) => stream.terms(),
@@ -75,13 +75,13 @@ impl Socket {
         }
     }
 
-    /// Sends as much of the pieces as fits without waiting; 0 if nothing does.
+    /// Sends as much of the pieces as fits without blocking; 0 when the socket is full.
     ///
     /// # Safety
-    /// The spans are valid for reads while this runs.
+    /// The memory of the spans is valid for reads during the call.
     pub(super) unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
         let sent = match self {
-            // SAFETY: the caller promised it.
+            // SAFETY: the caller's contract.
             Socket::Tls(stream) => unsafe { stream.send(spans) },
             // SAFETY: the caller promised it; spans have iovec's layout.
             _ => unsafe { self.send_iovecs(spans.as_ptr().cast(), spans.len()) },
@@ -92,7 +92,7 @@ impl Socket {
         })
     }
 
-    /// Sends what an earlier `send` took and the socket did not; true if nothing is left.
+    /// Sends ciphertext left by an earlier `send`; returns true when none is left.
     pub(super) fn flush_some(&mut self) -> io::Result<bool> {
         match self {
             Socket::Tls(stream) => stream.flush_some(),
@@ -100,7 +100,7 @@ impl Socket {
         }
     }
 
-    /// As [`Socket::send`], for who wants to know that it would wait.
+    /// Sends as [`Socket::send`], with `WouldBlock` when the socket is full.
     pub(super) fn send_slices(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         // SAFETY: an `IoSlice` is laid out as an iovec and borrows its bytes.
         unsafe { self.send_iovecs(pieces.as_ptr().cast(), pieces.len()) }
@@ -121,8 +121,7 @@ impl Socket {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Receives into both buffers, one after the other: how much, or nothing if there is nothing yet, or
-    /// not within the socket's time-out.
+    /// Receives into both buffers in order; returns the count, or none when nothing arrived (within the time-out).
     pub(super) fn receive(
         &mut self,
         first: &mut [u8],
@@ -152,7 +151,7 @@ impl Socket {
         }
     }
 
-    /// Waits until the socket can be read, or written. False after `timeout`.
+    /// Waits until the socket is readable, or writable; returns false after `timeout`.
     pub(super) fn wait_for_either(&self, timeout: Duration) -> io::Result<bool> {
         if matches!(self, Socket::Tls(stream) if stream.has_plain()) {
             return Ok(true);

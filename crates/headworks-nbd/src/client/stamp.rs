@@ -1,34 +1,34 @@
-//! What a verifying benchmark writes, and what it may find: every sector says whose it is.
+//! The contents that a verifying benchmark writes and expects: every sector carries a stamp.
 //!
-//! A block's content follows from (seed, offset, version), so a read is checked by making the expected bytes again, and a
-//! wrong one can say what it is: zeros, another place's data, an older version, or nobody's.
+//! A block's contents are a function of (seed, offset, version), so a read is verified by computing the expected bytes. A wrong
+//! block is classified: zeros, data of another offset, an older version, or foreign data.
 //!
 //! ```text
 //!   a sector of 512 bytes:  tag ^ seed : offset : version : 61 words that follow from the three
 //! ```
 //!
-//! [`Versions`] remembers for each block which version was acknowledged. A block has one request in flight at most, so there
-//! is always exactly one right answer, and it is known.
+//! [`Versions`] keeps the acknowledged version of each block. A block has at most one request in flight, so the expected contents
+//! are always known exactly.
 
 use headworks_core::prng::Prng;
 
-/// The unit that carries a stamp; blocks are multiples of it.
+/// Bytes of a stamped sector; blocks are multiples of it.
 pub const SECTOR_BYTES: usize = 512;
-/// "headwork", so that a stamp is recognised in a dump.
+/// First word of a stamp, "headwork", to be recognised in a dump.
 const TAG: u64 = u64::from_be_bytes(*b"headwork");
 
-/// What a block must contain.
+/// Expected contents of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// This version of its stamps.
+    /// Stamps of this version.
     Version(u32),
-    /// Zeros.
+    /// All bytes are zero.
     Zeros,
-    /// Anything: it was never written by us, or a write to it failed.
+    /// Unknown contents: never written by this run, or a write failed.
     Anything,
 }
 
-/// Fills a block that lies at `offset` with its stamps.
+/// Fills the block at `offset` with stamps.
 pub fn fill(block: &mut [u8], seed: u64, offset: u64, version: u32) {
     for (index, sector) in block.chunks_mut(SECTOR_BYTES).enumerate() {
         let at = offset + (index * SECTOR_BYTES) as u64;
@@ -37,7 +37,10 @@ pub fn fill(block: &mut [u8], seed: u64, offset: u64, version: u32) {
     }
 }
 
-/// Whether a block holds what it must; if not, one sentence about the first wrong sector.
+/// Compares a block with its expected contents.
+///
+/// # Errors
+/// One sentence about the first wrong sector.
 pub fn check(block: &[u8], seed: u64, offset: u64, expected: Expected) -> Result<(), String> {
     for (index, sector) in block.chunks(SECTOR_BYTES).enumerate() {
         let at = offset + (index * SECTOR_BYTES) as u64;
@@ -85,53 +88,53 @@ fn describe(sector: &[u8], seed: u64) -> String {
     }
 }
 
-/// The versions of a range of blocks.
+/// The acknowledged versions of a range of blocks.
 #[derive(Debug)]
 pub struct Versions {
-    /// Per block: the last version that was written, and whether that failed; 0 for never.
+    /// Per block: the last written version, and whether the write failed; 0 for never.
     written: Vec<u32>,
-    /// Per block, one bit: a request is in flight.
+    /// Per block one bit: a request is in flight.
     busy: Vec<u64>,
     untouched: Expected,
 }
 
-/// Set in a block's version if writing it failed: nobody knows what it holds.
+/// Set in a block's version when its write failed: the contents are unknown.
 const FAILED: u32 = 1 << 31;
 
 impl Versions {
-    /// `blocks` blocks that were not written yet and hold `untouched`.
+    /// Creates the versions of unwritten blocks that contain `untouched`.
     pub fn new(blocks: usize, untouched: Expected) -> Self {
         Self { written: vec![0; blocks], busy: vec![0; blocks.div_ceil(64)], untouched }
     }
 
-    /// Whether a request for the block is in flight.
+    /// Returns true when a request for the block is in flight.
     pub fn is_busy(&self, block: usize) -> bool {
         self.busy[block / 64] >> (block % 64) & 1 != 0
     }
 
-    /// A read or a write of the block begins.
+    /// Marks a request for the block as in flight.
     pub fn begin(&mut self, block: usize) {
         assert!(!self.is_busy(block), "one request per block at a time");
         self.busy[block / 64] |= 1 << (block % 64);
     }
 
-    /// It has ended.
+    /// Marks the request for the block as completed.
     pub fn end(&mut self, block: usize) {
         assert!(self.is_busy(block), "what ends has begun");
         self.busy[block / 64] &= !(1 << (block % 64));
     }
 
-    /// The version of the next write.
+    /// Returns the version of the next write.
     pub fn next(&self, block: usize) -> u32 {
         (self.written[block] & !FAILED) + 1
     }
 
-    /// That version was written, or may have been.
+    /// Records a completed write, successful or not.
     pub fn on_written(&mut self, block: usize, success: bool) {
         self.written[block] = self.next(block) | if success { 0 } else { FAILED };
     }
 
-    /// What a read finds now.
+    /// Returns the contents that a read must find.
     pub fn expected(&self, block: usize) -> Expected {
         match self.written[block] {
             0 => self.untouched,
@@ -146,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_block_says_what_it_is() {
+    fn wrong_block_is_classified() {
         let (seed, mut block) = (7, vec![0; 4096]);
         fill(&mut block, seed, 8192, 3);
         assert_eq!(check(&block, seed, 8192, Expected::Version(3)), Ok(()));

@@ -1,4 +1,4 @@
-//! Block status by the client: one question, and a whole export from question to question.
+//! Block status of a range, and of a whole export.
 
 use std::io::{Read, Write};
 
@@ -8,14 +8,14 @@ use super::replies::Reply;
 use super::{Client, ClientError, protocol};
 use crate::wire::{Command, CommandFlags, be32};
 
-/// The longest range that is asked about at once: whole pages below 4 GiB.
+/// Longest range of one request: whole pages below 4 GiB.
 const ASKED_MAX: u64 = (1 << 32) - (64 << 10);
 
 impl Client {
-    /// What `len` bytes from `offset` on are made of, as far as the server tells: at least one extent.
+    /// Queries the extents of a range; returns at least one, maybe not all.
     ///
     /// # Errors
-    /// The context was not agreed on, or the server refuses or breaks the protocol.
+    /// The context was not negotiated, or the server failed the request or violated the protocol.
     pub fn block_status(
         &mut self,
         offset: u64,
@@ -64,22 +64,22 @@ impl Client {
         }
     }
 
-    /// Goes over all of the export.
+    /// Iterates over the extents of the whole export.
     pub fn map(&mut self) -> Map<'_> {
         Map { client: self, at: 0, questions: 0 }
     }
 }
 
-/// The extents of an export, one after the other; neighbours of a kind are joined by whoever prints them.
+/// An iteration over the extents of an export; adjacent extents may have the same state.
 pub struct Map<'a> {
     client: &'a mut Client,
     at: u64,
-    /// How many requests it took so far.
+    /// Number of requests sent so far.
     pub questions: u64,
 }
 
 impl Map<'_> {
-    /// The next extents, with where they begin; nothing at the end.
+    /// Returns the next extents and their offset; none at the end.
     ///
     /// # Errors
     /// As [`Client::block_status`].
@@ -91,7 +91,7 @@ impl Map<'_> {
         let len = (size - at).min(ASKED_MAX) as u32;
         self.questions += 1;
         let mut extents = self.client.block_status(at, len, CommandFlags::NONE)?;
-        // The last one may say more than was asked.
+        // The last extent may exceed the requested range.
         for extent in &mut extents {
             extent.len = u64::from(extent.len).min(size - self.at) as u32;
             self.at += u64::from(extent.len);

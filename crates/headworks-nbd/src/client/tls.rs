@@ -1,7 +1,6 @@
-//! Our client's end of TLS: a stream whose bytes are encrypted, with the calls that [`Socket`](super::Socket) has.
+//! The client's side of TLS: an encrypted stream with the calls of [`Socket`](super::Socket).
 //!
-//! What is decrypted and was not asked for yet waits here; it comes before anything is received, and before anybody waits
-//! for the socket.
+//! Decrypted bytes that were not read yet are kept; they are returned before the socket is read or waited for.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -13,24 +12,24 @@ use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
 use crate::tls::{Session, TlsError};
 use headworks::memory::Span;
 
-/// What one receive takes at most.
+/// Most ciphertext of one receive.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// An encrypted stream.
+/// A stream socket through TLS.
 #[derive(Debug)]
 pub struct Encrypted {
     socket: Socket,
     session: Session,
     cipher: Vec<u8>,
-    /// Small pieces on their way into one record.
+    /// Buffer in which small pieces are gathered to a record.
     record: Vec<u8>,
-    /// Plaintext that came and was not taken: from `at` on.
+    /// Decrypted bytes; those from `at` on were not read yet.
     plain: Vec<u8>,
     at: usize,
 }
 
 impl Encrypted {
-    /// Agrees with the server on keys and looks at its certificate. The server has just said yes to STARTTLS.
+    /// Performs the TLS handshake; the server has accepted STARTTLS.
     pub fn start(socket: Socket, session: Session) -> Result<Self, ClientError> {
         let cipher = vec![0; RECEIVE_BYTES];
         let mut stream =
@@ -49,22 +48,22 @@ impl Encrypted {
         Ok(stream)
     }
 
-    /// Whether [`Encrypted::receive`] has something without the socket.
+    /// Returns true when [`Encrypted::receive`] needs no socket.
     pub fn has_plain(&self) -> bool {
         self.at < self.plain.len()
     }
 
-    /// Version and cipher.
+    /// Returns version and cipher for display.
     pub fn terms(&self) -> Option<String> {
         self.session.terms()
     }
 
-    /// As [`Socket::send`].
+    /// Encrypts and sends as [`Socket::send`].
     ///
     /// # Safety
-    /// As [`Socket::send`].
+    /// The contract of [`Socket::send`].
     pub unsafe fn send(&mut self, spans: &[Span]) -> io::Result<usize> {
-        // SAFETY: the caller promised it.
+        // SAFETY: the caller's contract.
         let mut pieces = unsafe { Pieces::new(spans) };
         while !pieces.is_empty() && self.flush_some()? {
             for _ in 0..SEALED_BYTES / RECORD_BYTES {
@@ -78,12 +77,12 @@ impl Encrypted {
         Ok(pieces.taken())
     }
 
-    /// Sends ciphertext that did not fit before; true if nothing is left.
+    /// Sends ciphertext that is left; returns true when none remains.
     pub fn flush_some(&mut self) -> io::Result<bool> {
-        self.session.flush(&mut Impatient(&self.socket))
+        self.session.flush(&mut NonBlocking(&self.socket))
     }
 
-    /// As [`Socket::receive`].
+    /// Receives and decrypts as [`Socket::receive`].
     pub fn receive(
         &mut self,
         first: &mut [u8],
@@ -110,7 +109,7 @@ impl Encrypted {
         count
     }
 
-    /// Receives once. The count is of ciphertext.
+    /// Receives once; returns the count of ciphertext bytes.
     fn fill(&mut self, wait: bool) -> io::Result<Option<usize>> {
         self.plain.clear();
         self.at = 0;
@@ -120,7 +119,7 @@ impl Encrypted {
             let opened =
                 self.session.open(&self.cipher[..count], |piece| plain.extend_from_slice(piece));
             if let Err(error) = opened {
-                // The server may want to know why; it has closed already if it does not.
+                // Send the alert; the server may have closed already.
                 let _ = self.session.flush(&mut self.socket);
                 return Err(broken(error));
             }
@@ -144,7 +143,7 @@ impl Read for Encrypted {
 
 impl Write for Encrypted {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Where others wait: what is unsent goes out first, so that there is room to seal.
+        // Unsent ciphertext goes first, so that there is room to seal.
         let piece = &bytes[..bytes.len().min(SEALED_BYTES)];
         for seals in [true, false] {
             if !self.session.flush(&mut self.socket)? {
@@ -165,7 +164,7 @@ impl Write for Encrypted {
 impl Drop for Encrypted {
     fn drop(&mut self) {
         self.session.goodbye();
-        // Whoever does not take it now does not miss it.
+        // Best effort: the closing alert may be lost.
         let _ = self.flush_some();
     }
 }
@@ -176,10 +175,10 @@ impl AsRawFd for Encrypted {
     }
 }
 
-/// The socket, for who must not wait.
-struct Impatient<'a>(&'a Socket);
+/// The socket in non-blocking calls.
+struct NonBlocking<'a>(&'a Socket);
 
-impl Write for Impatient<'_> {
+impl Write for NonBlocking<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }

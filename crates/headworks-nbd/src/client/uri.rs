@@ -1,16 +1,15 @@
-//! NBD URIs: where a server listens and which export is meant.
+//! NBD URIs: address of a server and name of an export.
 //!
 //! ```text
 //!   nbd://HOST[:PORT]/EXPORT               TCP; the port is 10809 unless given; HOST may be [an IPv6 address]
 //!   nbd+unix:///EXPORT?socket=PATH         a unix socket; %00NAME is an abstract one
 //!   nbds://..., nbds+unix://...            the same through TLS, never without; with the parameters
 //!      tls-certificates=DIR                ca-cert.pem, and client-cert.pem and client-key.pem if the server wants them
-//!      tls-hostname=NAME                   the name that the server's certificate has, if it is not HOST
-//!      tls-verify-peer=0                   believe anybody
+//!      tls-hostname=NAME                   expected name in the server's certificate, if it is not HOST
+//!      tls-verify-peer=0                   accept any certificate
 //! ```
 //!
-//! Names and paths are percent-encoded. An unknown parameter is an error, for ignoring it could mean ignoring a wish for
-//! safety.
+//! Names and paths are percent-encoded. An unknown parameter is an error, because it may concern security.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -21,10 +20,10 @@ use std::str::FromStr;
 use super::ClientError;
 use crate::tls::Trust;
 
-/// IANA's port for NBD.
+/// The port of NBD registered with IANA.
 pub const PORT: u16 = 10809;
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A unix socket. A path that begins with NUL is an abstract address.
@@ -42,19 +41,19 @@ impl fmt::Display for Target {
     }
 }
 
-/// A server's export.
+/// The URI of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
-    /// Where.
+    /// Address of the server.
     pub target: Target,
-    /// Which; empty for the default one.
+    /// Name of the export; empty for the default.
     pub export: String,
-    /// Whom to believe, if it is encrypted.
+    /// TLS options; none for the clear.
     pub tls: Option<Trust>,
 }
 
 impl Uri {
-    /// The host, if the server is not on a unix socket.
+    /// Returns the host; none for a unix socket.
     pub(super) fn host(&self) -> Option<&str> {
         match &self.target {
             Target::Tcp(host, _) => Some(host),
@@ -135,7 +134,7 @@ fn unix(text: &str, authority: &str, query: &[(&str, &str)]) -> Result<Target, C
     }
 }
 
-/// What the parameters say of TLS, and the other parameters.
+/// Splits the parameters of TLS from the other ones.
 #[allow(clippy::type_complexity)] // Said once, here.
 fn trust<'a>(
     text: &str,
@@ -170,7 +169,7 @@ fn trust<'a>(
     Ok((is_encrypted.then_some(trust), rest))
 }
 
-/// The parameters of a query, without the private ones, which the rules for URIs tell others to leave alone.
+/// Iterates over the parameters of a query, without private ones (x-...), which are ignored by convention.
 fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     pairs
@@ -195,7 +194,7 @@ fn decode(text: &str, encoded: &str) -> Result<Vec<u8>, ClientError> {
     Ok(decoded)
 }
 
-/// Bytes as they may stand in a path or a parameter.
+/// Bytes with percent-encoding for a path or a parameter.
 struct Encoded<'a>(&'a [u8]);
 
 impl fmt::Display for Encoded<'_> {
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn good_uris_say_where_and_which() {
+    fn valid_uris_parse() {
         let tcp = |host: &str, port| Target::Tcp(host.into(), port);
         let unix = |path: &str| Target::Unix(path.into());
         assert_eq!(parsed("nbd://localhost"), uri(tcp("localhost", 10809), ""));
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn nbds_says_whom_to_believe() {
+    fn nbds_parses_tls_parameters() {
         let text = "nbds://[::1]/x?tls-certificates=/pki&tls-hostname=h&tls-verify-peer=1";
         let trust = Trust {
             certificates: Some("/pki".into()),
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_reads_back() {
+    fn displayed_uri_parses_back() {
         for text in [
             "nbd://localhost:10809/",
             "nbd://[fe80::1]:1/a%20b",
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_uris_say_what_would_be_right() {
+    fn invalid_uris_name_the_remedy() {
         for (text, part) in [
             ("/dev/sda", "nbd+unix:///EXPORT?socket=PATH"),
             ("http://host/", "nbd://HOST:PORT/EXPORT"),

@@ -1,11 +1,11 @@
-//! One connection's share of a benchmark: what to ask for next, and what to make of the answers.
+//! One connection of a benchmark: generates requests and checks replies.
 //!
 //! ```text
 //!   Fill (each block once, in order) --> Run (the pattern, until the time is over) --> ReadBack (what was written)
 //! ```
 //!
 //! Fill and ReadBack are optional. Each phase ends with nothing in flight. A Window is a Run of which only a part counts: the
-//! ramp before it and what is still in flight at its end would make a slow connection look faster beside quick ones.
+//! ramp before it and the requests in flight at its end would favour slow connections.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -18,33 +18,33 @@ use super::pipeline::{Finished, Pipeline};
 use super::stamp::{self, Expected, Versions};
 use crate::wire::{Command, CommandFlags};
 
-/// Draws of a random block before a slot stays empty for a turn, because all drawn ones were busy.
+/// Random draws of a block before a slot stays empty for a turn because all drawn blocks are busy.
 const DRAWS_MAX: u32 = 32;
 
-/// What a phase asks for.
+/// A phase of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Write each block once.
     Fill,
-    /// The pattern, for so long from when the connection's thread begins.
+    /// The pattern for a duration from the start of the thread.
     Run(Duration),
-    /// The pattern for a ramp and a time; only what ends within the time counts.
+    /// The pattern for a ramp and a duration; only requests that end within the duration count.
     Window(Duration, Duration),
     /// Read each block once.
     ReadBack,
 }
 
-/// What stays the same for a worker through all phases.
+/// The constant parameters of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     pub pattern: Pattern,
-    /// The first block, and how many.
+    /// First block and number of blocks.
     pub first: u64,
     pub blocks: u64,
-    /// Which of those no other connection fills: from, to.
+    /// Range of blocks (from, to) that only this connection fills.
     pub own: (u64, u64),
     pub block_bytes: u32,
-    /// For stamps.
+    /// Seed of the stamps.
     pub seed: u64,
 }
 
@@ -55,15 +55,15 @@ struct Pending {
     submitted_ns: u64,
 }
 
-/// A connection at work.
+/// A benchmark's connection with its state.
 #[derive(Debug)]
 pub struct Worker {
     pipeline: Pipeline,
     share: Share,
     prng: Prng,
-    /// The next block of a sequential pattern.
+    /// Next block of a sequential pattern.
     next: u64,
-    /// Present if contents are checked.
+    /// Present with verification only.
     versions: Option<Versions>,
     pending: Vec<Pending>,
     finished: Vec<Finished>,
@@ -90,7 +90,7 @@ impl Worker {
             tally: Tally::default(),
         };
         for slot in 0..depth {
-            // Bytes that no server finds worth compressing, other ones in each slot.
+            // Incompressible bytes, different in each slot.
             let data = worker.pipeline.data(slot);
             data.chunks_mut(8).for_each(|word| {
                 word.copy_from_slice(&worker.prng.next().to_le_bytes()[..word.len()]);
@@ -99,7 +99,7 @@ impl Worker {
         worker
     }
 
-    /// Goes through a phase to its end, or until `stop` is set. What it finds is in the tally, which begins anew.
+    /// Runs a phase to its end or until `stop` is set; the tally starts at zero.
     pub fn go(&mut self, phase: Phase, stop: &AtomicBool) -> Result<(), ClientError> {
         self.tally = Tally::default();
         self.next = match phase {
@@ -117,7 +117,7 @@ impl Worker {
         };
         let mut at = 0;
         loop {
-            // Relaxed: a hint that orders nothing.
+            // Relaxed: a hint, it orders no other access.
             if at < deadline && !stop.load(Ordering::Relaxed) {
                 self.refill(phase, at)?;
             }
@@ -137,12 +137,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends the connection in good order.
+    /// Disconnects in an orderly way.
     pub fn goodbye(self) {
         self.pipeline.goodbye();
     }
 
-    /// Submits as much as there is room for.
+    /// Submits requests while there is room.
     fn refill(&mut self, phase: Phase, now_ns: u64) -> Result<(), ClientError> {
         while let Some(slot) = self.pipeline.next_slot() {
             let Some((block, is_write)) = self.choose(phase) else {
@@ -163,7 +163,7 @@ impl Worker {
         Ok(())
     }
 
-    /// The next block and whether to write it; nothing if the phase is over or all that was drawn is busy.
+    /// Chooses the next block and its direction; none when the phase is over or all drawn blocks are busy.
     #[inline]
     fn choose(&mut self, phase: Phase) -> Option<(u64, bool)> {
         let Share { pattern, blocks, .. } = self.share;
@@ -216,7 +216,7 @@ impl Worker {
         self.versions.as_ref().is_some_and(|versions| versions.is_busy(block as usize))
     }
 
-    /// Counts, if that is wanted, and checks what has finished.
+    /// Counts (if `counts`) and verifies completed requests.
     fn collect(&mut self, now_ns: u64, counts: bool) -> Result<(), ClientError> {
         for index in 0..self.finished.len() {
             let Finished { slot, error } = self.finished[index];
@@ -256,7 +256,7 @@ impl Worker {
     }
 }
 
-/// User and system time of this thread.
+/// Returns user and system time of this thread.
 fn cpu_time() -> Duration {
     // SAFETY: zeros are a valid rusage, and the call fills it.
     let usage = unsafe {

@@ -1,6 +1,6 @@
-//! What a server shows its clients: read from files at the start and again when it is told to.
+//! The server's certificate and key: read from files at the start and at a reload.
 //!
-//! Invariant: a reload takes all or nothing. Connections that are open keep what they began with.
+//! Invariant: a reload replaces everything or nothing. Open connections keep their configuration.
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
@@ -12,21 +12,21 @@ use rustls::{ServerConfig, ServerConnection};
 use super::files;
 use super::{Session, TlsError, TlsMode, TlsOptions, provider};
 
-/// A server's side of TLS.
+/// The server's side of TLS: creates a session per connection.
 #[derive(Debug)]
 pub struct TlsAcceptor {
     directory: PathBuf,
     verify_peer: bool,
     is_required: bool,
-    /// Locked once a connection, at STARTTLS.
+    /// Locked once per connection, at STARTTLS.
     config: RwLock<Arc<ServerConfig>>,
 }
 
 impl TlsAcceptor {
-    /// Reads the files; none if TLS is off.
+    /// Reads the files; returns none when TLS is off.
     ///
     /// # Errors
-    /// What is missing or bad, in one sentence.
+    /// A file is missing or invalid, in one sentence.
     pub fn new(options: &TlsOptions) -> Result<Option<Self>, ConfigError> {
         if options.mode == TlsMode::Off {
             return Ok(None);
@@ -45,26 +45,26 @@ impl TlsAcceptor {
         }))
     }
 
-    /// Whether nobody is served without.
+    /// Returns true when clients must use TLS.
     #[must_use]
     pub fn is_required(&self) -> bool {
         self.is_required
     }
 
-    /// Reads the files again, for connections to come.
+    /// Reads the files again for later connections.
     ///
     /// # Errors
-    /// What is missing or bad; then all stays as it was.
+    /// A file is missing or invalid; the old configuration stays in use.
     pub fn reload(&self) -> Result<(), String> {
         let config = Arc::new(read(&self.directory, self.verify_peer)?);
         *self.config.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = config;
         Ok(())
     }
 
-    /// A session for a client that asked for one.
+    /// Creates the session of a connection after STARTTLS.
     ///
     /// # Errors
-    /// The configuration is not usable after all.
+    /// rustls rejects the configuration.
     pub fn session(&self) -> Result<Session, TlsError> {
         let config = self.config.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         Ok(Session::new(ServerConnection::new(Arc::clone(&config))?))
@@ -89,7 +89,7 @@ fn read(directory: &std::path::Path, verify_peer: bool) -> Result<ServerConfig, 
             directory.display()
         )
     })?;
-    // Connections of a block device live long: to resume one is worth nothing, to keep its secrets would cost.
+    // Connections of a block device are long-lived: resumption saves nothing, and its secrets would have to be kept.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     Ok(config)

@@ -1,12 +1,12 @@
 //! A directory of PEM files, under the names that libnbd, nbdkit and qemu give them.
 //!
-//! | file | whose | what |
+//! | file | side | contents |
 //! |---|---|---|
-//! | `ca-cert.pem` | both | who may sign the other side's certificate |
-//! | `server-cert.pem`, `server-key.pem` | the server | what it shows, with all certificates between it and the CA, and its key |
-//! | `client-cert.pem`, `client-key.pem` | a client | the same, for servers that verify clients |
+//! | `ca-cert.pem` | both | CAs that may sign the peer's certificate |
+//! | `server-cert.pem`, `server-key.pem` | server | its certificate with all intermediates, and its key |
+//! | `client-cert.pem`, `client-key.pem` | client | the same, for servers that verify clients |
 //!
-//! What is missing or bad is told in one sentence with the file's name.
+//! An error is one sentence with the name of the file.
 
 use std::path::{Path, PathBuf};
 
@@ -14,21 +14,21 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// What one side shows of itself.
+/// The certificate chain and key of one side.
 pub struct Identity {
-    /// Its certificate first, then those between it and the CA.
+    /// Its certificate first, then the intermediates.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The certificate's key.
+    /// Private key of the certificate.
     pub key: PrivateKeyDer<'static>,
 }
 
-/// The certificate and the key of `who`: `server` or `client`.
+/// Reads the certificate and the key of a `side`: `server` or `client`.
 ///
 /// # Errors
-/// Which file is missing or bad.
-pub fn identity(directory: &Path, who: &str) -> Result<Identity, String> {
-    let chain = certificates(&directory.join(format!("{who}-cert.pem")))?;
-    let path = directory.join(format!("{who}-key.pem"));
+/// A file is missing or invalid.
+pub fn identity(directory: &Path, side: &str) -> Result<Identity, String> {
+    let chain = certificates(&directory.join(format!("{side}-cert.pem")))?;
+    let path = directory.join(format!("{side}-key.pem"));
     let key = PrivateKeyDer::from_pem_file(&path).map_err(|error| match error {
         pem::Error::NoItemsFound => {
             format!("{} has no private key in PEM without a password", path.display())
@@ -38,16 +38,16 @@ pub fn identity(directory: &Path, who: &str) -> Result<Identity, String> {
     Ok(Identity { chain, key })
 }
 
-/// Whether the directory has a certificate of `who`.
+/// Returns true when the directory has a certificate of the `side`.
 #[must_use]
-pub fn has_identity(directory: &Path, who: &str) -> bool {
-    directory.join(format!("{who}-cert.pem")).exists()
+pub fn has_identity(directory: &Path, side: &str) -> bool {
+    directory.join(format!("{side}-cert.pem")).exists()
 }
 
-/// The certificates of `ca-cert.pem`.
+/// Reads the CAs of `ca-cert.pem`.
 ///
 /// # Errors
-/// It is missing or bad.
+/// The file is missing or invalid.
 pub fn authorities(directory: &Path) -> Result<RootCertStore, String> {
     let path = authorities_path(directory);
     let mut roots = RootCertStore::empty();
@@ -59,7 +59,7 @@ pub fn authorities(directory: &Path) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// Where [`authorities`] looks.
+/// Returns the path that [`authorities`] reads.
 #[must_use]
 pub fn authorities_path(directory: &Path) -> PathBuf {
     directory.join("ca-cert.pem")
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_or_bad_file_is_named() {
+    fn error_names_missing_or_invalid_file() {
         let certificates = Certificates::new("files");
         let directory = certificates.directory();
         assert!(identity(directory, "server").is_ok() && authorities(directory).is_ok());

@@ -1,4 +1,4 @@
-//! TLS below NBD: certificates from files, and a session that turns bytes into other bytes.
+//! TLS below NBD: certificates from files, and sessions over bytes.
 //!
 //! ```text
 //!   files --> Offer (server) --session()--> Session <--session()-- Trust (client) <-- files
@@ -6,11 +6,10 @@
 //!              ciphertext in: open --> plaintext     plaintext: seal --> ciphertext out
 //! ```
 //!
-//! `session` is sans-IO: who owns the socket moves the bytes. `frontend::nbd::transport` does that for the server,
-//! `client::tls` for our own client. The protocol itself is rustls's, versions 1.2 and 1.3, and X.509 only: it has no external
-//! pre-shared keys.
+//! `session` is sans-IO: the owner of the socket moves the bytes (the server's transport, and `client::tls`). The protocol is
+//! rustls's, versions 1.2 and 1.3, with X.509 certificates only: it has no external pre-shared keys.
 //!
-//! Sessions are not resumed and no early data are taken, so nothing of one connection is kept for another.
+//! Sessions are not resumed and early data are refused, so no state outlives its connection.
 
 pub mod acceptor;
 pub mod files;
@@ -32,15 +31,15 @@ pub use acceptor::TlsAcceptor;
 pub use session::{Session, TlsError};
 pub use trust::Trust;
 
-/// Whether clients may or must encrypt.
+/// TLS policy of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
-    /// Nobody can.
+    /// TLS is not offered.
     #[default]
     Off,
-    /// Who wants can.
+    /// TLS is offered and optional.
     On,
-    /// Nobody gets anything without.
+    /// Clients without TLS are refused.
     Require,
 }
 
@@ -57,18 +56,18 @@ impl FromStr for TlsMode {
     }
 }
 
-/// How a server encrypts.
+/// TLS options of a server.
 #[derive(Clone, Debug, Default)]
 pub struct TlsOptions {
-    /// Whether clients may or must.
+    /// Policy for clients without TLS.
     pub mode: TlsMode,
-    /// Where `server-cert.pem`, `server-key.pem` and, to verify clients, `ca-cert.pem` are.
+    /// Directory of `server-cert.pem`, `server-key.pem` and, to verify clients, `ca-cert.pem`.
     pub certificates: Option<PathBuf>,
-    /// Clients must show a certificate that one of `ca-cert.pem` has signed.
+    /// Clients must present a certificate signed by a CA of `ca-cert.pem`.
     pub verify_peer: bool,
 }
 
-/// The one implementation of the ciphers.
+/// The implementation of the ciphers.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -1,24 +1,24 @@
-//! Plaintext that lies in many pieces, as records want it: 16 KiB at a time.
+//! Plaintext in many pieces, cut into full TLS records of 16 KiB.
 //!
-//! Small pieces (headers, payloads of 4 KiB) are gathered by copy, so that each record is full and its price is paid once;
-//! large ones are taken where they lie.
+//! Small pieces (headers, payloads of 4 KiB) are gathered by copy, because a record costs the same full or not; large pieces are
+//! used in place.
 
 use super::session::RECORD_BYTES;
 use headworks::memory::Span;
 
-/// Pieces that are taken from the front.
+/// A list of pieces, consumed from the front.
 pub struct Pieces<'a> {
     spans: &'a [Span],
-    /// Bytes of the first span that are taken.
+    /// Consumed bytes of the first span.
     at: usize,
     taken: usize,
 }
 
 impl<'a> Pieces<'a> {
-    /// All of them.
+    /// Creates a list over all spans.
     ///
     /// # Safety
-    /// The spans name memory that stays, and that nobody writes, for `'a`.
+    /// The memory of the spans is valid and not written during `'a`.
     #[must_use]
     pub unsafe fn new(spans: &'a [Span]) -> Self {
         let mut pieces = Self { spans, at: 0, taken: 0 };
@@ -26,20 +26,19 @@ impl<'a> Pieces<'a> {
         pieces
     }
 
-    /// Whether all is taken.
+    /// Returns true when all bytes are consumed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// Bytes that were taken.
+    /// Returns the number of consumed bytes.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// The next bytes, a full record of them if there are so many: where they lie if they lie in one piece, else gathered in
-    /// `record`.
+    /// Returns the next bytes, up to a full record: in place if they are contiguous, else gathered in `record`.
     pub fn next_record<'b>(&mut self, record: &'b mut Vec<u8>) -> &'b [u8]
     where
         'a: 'b,
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_pieces_fill_a_record_and_large_ones_stay_where_they_are() {
+    fn small_pieces_are_gathered_and_large_pieces_stay() {
         let sizes = [28, 0, 4096, 3 * RECORD_BYTES, 5, 0];
         let all: Vec<Vec<u8>> = sizes.iter().map(|&len| vec![len as u8; len]).collect();
         let base = |piece: &Vec<u8>| piece.as_ptr().cast_mut();

@@ -1,4 +1,4 @@
-//! One side of one TLS connection, as a machine over bytes: no socket, no clock.
+//! One side of a TLS connection as a state machine over bytes: no socket, no clock.
 //!
 //! ```text
 //!    from the socket --open--> plaintext           plaintext --seal--> [ unsent ] --flush--> to the socket
@@ -6,24 +6,24 @@
 //!           '--> the beginning of a record, kept     handshake, alerts ----'
 //! ```
 //!
-//! Invariants: no plaintext stays in here between calls, so whoever has handled what `open` gave and sees an idle socket may
-//! sleep. What is unsent is what was sealed, [`SEALED_BYTES`] at most, and what rustls answers by itself: a flight of the
-//! handshake or an alert. What is kept of the peer's is a record, or a message of the handshake of 64 KiB. rustls keeps both
-//! bounds, and cuts off a peer that asks for new keys again and again.
+//! Invariants: no plaintext stays in the session between calls, so readiness of the socket is the only thing to wait for. Unsent
+//! ciphertext is at most [`SEALED_BYTES`] of sealed plaintext plus a handshake flight or an alert of rustls. Of the peer's bytes at
+//! most a record or a handshake message of 64 KiB is kept. rustls enforces both bounds and ends a session whose peer requests
+//! new keys repeatedly.
 
 use std::fmt;
 use std::io::{self, BufRead, Write};
 
 use rustls::Connection;
 
-/// Plaintext of one full record.
+/// Plaintext bytes of one full record.
 pub const RECORD_BYTES: usize = 16 << 10;
-/// Plaintext that is sealed before it is sent: four full records, what a unix socket takes at once.
+/// Most plaintext that is sealed before it is sent: four full records, the capacity of a unix socket.
 pub const SEALED_BYTES: usize = 4 * RECORD_BYTES;
-/// What sealing adds to that, and more.
+/// Upper bound of the overhead of sealing that much.
 const SEALED_EXTRA: usize = 4 << 10;
 
-/// Why a session is over: one sentence for the log.
+/// The error that ended a session: one sentence for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsError(String);
 
@@ -51,18 +51,18 @@ impl From<io::Error> for TlsError {
     }
 }
 
-/// One side of a connection.
+/// One side of an encrypted connection.
 pub struct Session {
     connection: Connection,
-    /// The other side has said that nothing more comes.
+    /// The peer closed its sending side.
     is_ended: bool,
     said_goodbye: bool,
-    /// Ciphertext that was sent, ever.
+    /// Total ciphertext bytes sent.
     sent: u64,
 }
 
 impl Session {
-    /// A session that has yet to begin.
+    /// Creates a session before its handshake.
     #[must_use]
     pub fn new(connection: impl Into<Connection>) -> Self {
         let mut connection = connection.into();
@@ -70,19 +70,19 @@ impl Session {
         Self { connection, is_ended: false, said_goodbye: false, sent: 0 }
     }
 
-    /// Whether keys have still to be agreed on.
+    /// Returns true while the TLS handshake is incomplete.
     #[must_use]
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
     }
 
-    /// The other side has said goodbye: nothing more comes.
+    /// Returns true when the peer closed its sending side.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.is_ended
     }
 
-    /// Version and cipher, for people; none before they are agreed on.
+    /// Returns version and cipher for display; none before the handshake is complete.
     #[must_use]
     pub fn terms(&self) -> Option<String> {
         let version = self.connection.protocol_version()?;
@@ -91,10 +91,10 @@ impl Session {
         Some(format!("{version}, {}", suite.as_str().unwrap_or("an unnamed cipher")))
     }
 
-    /// Takes apart what was received. Plaintext is told piece by piece.
+    /// Decrypts received bytes and passes plaintext on piece by piece.
     ///
     /// # Errors
-    /// The session is over; what the other side should hear of it is unsent.
+    /// The session has ended; an alert for the peer is unsent.
     pub fn open(
         &mut self,
         mut bytes: &[u8],
@@ -117,10 +117,10 @@ impl Session {
         Ok(())
     }
 
-    /// Encrypts up to [`SEALED_BYTES`] in all, to be sent before more is sealed.
+    /// Encrypts plaintext; at most [`SEALED_BYTES`] before the next flush.
     ///
     /// # Errors
-    /// There are no keys yet, or too much is unsent.
+    /// The handshake is incomplete, or too much is unsent.
     pub fn seal(&mut self, plaintext: &[u8]) -> Result<(), TlsError> {
         if self.is_handshaking() {
             return Err(TlsError("there are no keys yet".into()));
@@ -131,35 +131,35 @@ impl Session {
         }
     }
 
-    /// Says that nothing more comes from us, once, if there are keys to say it with.
+    /// Queues the closing alert, once, if the handshake is complete.
     pub fn goodbye(&mut self) {
         if !std::mem::replace(&mut self.said_goodbye, true) && !self.is_handshaking() {
             self.connection.send_close_notify();
         }
     }
 
-    /// Whether goodbye was said, or could not be.
+    /// Returns true when the closing alert was queued or cannot be.
     #[must_use]
     pub fn said_goodbye(&self) -> bool {
         self.said_goodbye
     }
 
-    /// Whether there is ciphertext for the socket.
+    /// Returns true when ciphertext waits for the socket.
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         self.connection.wants_write()
     }
 
-    /// Ciphertext that the socket took so far: grows while there is progress.
+    /// Returns the total ciphertext bytes that the socket accepted; it grows while there is progress.
     #[must_use]
     pub fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Writes ciphertext to the socket; true if none is left, false if the socket takes no more now.
+    /// Writes ciphertext to the socket; returns true when none is left, false when the socket is full.
     ///
     /// # Errors
-    /// The socket's.
+    /// An error of the socket.
     pub fn flush(&mut self, socket: &mut impl Write) -> io::Result<bool> {
         while self.connection.wants_write() {
             match self.connection.write_tls(socket) {
@@ -186,7 +186,7 @@ mod tests {
     use crate::tls::testing::Certificates;
     use crate::tls::{TlsMode, Trust};
 
-    /// Carries what is unsent from one side to the other; what comes out there.
+    /// Moves unsent ciphertext to the other side; returns the plaintext there.
     fn carry(from: &mut Session, to: &mut Session) -> Result<Vec<u8>, TlsError> {
         let (bytes, mut plain) = (unsent(from), Vec::new());
         to.open(&bytes, |piece| plain.extend_from_slice(piece)).map(|()| plain)
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_on_one_side_is_opened_on_the_other() {
+    fn sealed_bytes_open_on_the_other_side() {
         let (mut client, mut server) = pair(&Certificates::new("sealed"));
         assert!(server.terms().unwrap().starts_with("TLS 1.3, "), "{:?}", server.terms());
         for len in [1, 28, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 1, SEALED_BYTES] {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sealed_before_there_are_keys() {
+    fn seal_before_handshake_fails() {
         let certificates = Certificates::new("early");
         let mut server = certificates.offer(TlsMode::On, false).session().unwrap();
         assert!(server.seal(b"x").is_err());
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_ends_the_session_and_the_other_side_hears_of_it() {
+    fn changed_byte_ends_session_and_alerts_peer() {
         let (mut client, mut server) = pair(&Certificates::new("changed"));
         client.seal(b"secret").unwrap();
         let mut bytes = unsent(&mut client);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn new_keys_are_agreed_on_but_not_all_the_time() {
+    fn key_updates_are_limited() {
         let (mut client, mut server) = pair(&Certificates::new("keys"));
         let renew = |client: &mut Session| client.connection.refresh_traffic_keys().unwrap();
         renew(&mut client);
@@ -273,16 +273,16 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_reads_nothing_makes_nothing_grow() {
+    fn unread_ciphertext_stays_bounded() {
         let (_, mut server) = pair(&Certificates::new("grow"));
         let sealed = (0..1000).take_while(|_| server.seal(&[0; RECORD_BYTES]).is_ok()).count();
         assert_eq!(sealed, 4, "and the fifth is refused, not kept");
         assert!(unsent(&mut server).len() <= SEALED_BYTES + SEALED_EXTRA + RECORD_BYTES);
     }
 
-    /// Who is believed by whom: (what the client trusts, its host, whether clients are verified) and the complaint.
+    /// Each row: (the client's trust, its host, whether clients are verified) and the expected error.
     #[test]
-    fn each_side_believes_whom_it_was_told_to() {
+    fn each_side_verifies_as_configured() {
         let (ours, others) = (Certificates::new("ours"), Certificates::new("others"));
         let nobody = Certificates::new("nobody");
         std::fs::remove_file(nobody.directory().join("client-cert.pem")).unwrap();

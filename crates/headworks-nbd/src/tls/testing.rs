@@ -1,4 +1,4 @@
-//! Certificates for tests, made anew each time: a CA, a server called `localhost`, a client.
+//! Certificates for tests, generated each time: a CA, a server named `localhost`, a client.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 
 use super::{Session, TlsAcceptor, TlsMode, TlsOptions, Trust};
 
-/// A directory with all files; it goes with this.
+/// A directory of certificates, removed on drop.
 pub struct Certificates(PathBuf);
 
 impl Certificates {
-    /// Makes them. `name` is the test's.
+    /// Generates the files; `name` is that of the test.
     pub fn new(name: &str) -> Self {
         let directory =
             std::env::temp_dir().join(format!("headworks-tls-{}-{name}", std::process::id()));
@@ -31,24 +31,24 @@ impl Certificates {
         Self(directory)
     }
 
-    /// Where they are.
+    /// Returns the directory of the files.
     pub fn directory(&self) -> &Path {
         &self.0
     }
 
-    /// A server's side.
+    /// Returns the server's side of TLS.
     pub fn offer(&self, mode: TlsMode, verify_peer: bool) -> Arc<TlsAcceptor> {
         let certificates = Some(self.0.clone());
         let options = TlsOptions { mode, certificates, verify_peer };
         Arc::new(TlsAcceptor::new(&options).unwrap().unwrap())
     }
 
-    /// How a client meets that server.
+    /// Returns the options of a client that trusts the server.
     pub fn trust(&self) -> Trust {
         Trust { certificates: Some(self.0.clone()), ..Trust::default() }
     }
 
-    /// A client's side.
+    /// Returns a client's session before its handshake.
     pub fn client(&self) -> Session {
         self.trust().session(Some("localhost")).unwrap()
     }

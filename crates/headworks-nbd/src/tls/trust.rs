@@ -1,10 +1,10 @@
-//! Whom our client believes: certificates from files, and how much of the server's is looked at.
+//! The client's trust: CAs from files, and how strictly the server's certificate is verified.
 //!
-//! | `verify_peer` | name | what is checked |
+//! | `verify_peer` | name | check |
 //! |---|---|---|
-//! | yes | known | the chain up to a CA, times, and that the certificate is for this name |
-//! | yes | none (a unix socket) | the same without the name |
-//! | no | any | that the server has the key of what it shows, and nothing else |
+//! | yes | known | chain up to a CA, validity period, name |
+//! | yes | none (unix socket) | chain and validity period |
+//! | no | any | possession of the key only |
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use rustls::{
 use super::files;
 use super::{Session, provider};
 
-/// How a client meets a server.
+/// The TLS options of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trust {
-    /// Where `ca-cert.pem` is, and `client-cert.pem` with `client-key.pem` for servers that want them.
+    /// Directory of `ca-cert.pem`, and of `client-cert.pem` with `client-key.pem` for servers that verify clients.
     pub certificates: Option<PathBuf>,
-    /// The name that the server's certificate must have; else the host of the address.
+    /// Expected name in the server's certificate; the host of the address by default.
     pub hostname: Option<String>,
-    /// Whether to look at the certificate at all.
+    /// Verify the server's certificate.
     pub verify_peer: bool,
 }
 
@@ -38,14 +38,14 @@ impl Default for Trust {
     }
 }
 
-/// The name for a connection that has none: it is neither sent nor compared.
+/// Placeholder name of a connection without one: it is neither sent nor compared.
 const NO_NAME: &str = "localhost";
 
 impl Trust {
-    /// A session with the server at `host`, if it has a name.
+    /// Creates a session with the server at `host`, if it has a name.
     ///
     /// # Errors
-    /// What is missing or bad, in one sentence.
+    /// A file is missing or invalid, in one sentence.
     pub fn session(&self, host: Option<&str>) -> Result<Session, String> {
         let name = self.hostname.as_deref().or(host);
         let builder = ClientConfig::builder_with_provider(provider())
@@ -57,7 +57,7 @@ impl Trust {
                 builder.with_webpki_verifier(verifier.build().map_err(|error| error.to_string())?)
             }
             roots => {
-                let lenient = Lenient { roots, provider: provider() };
+                let lenient = UncheckedNames { roots, provider: provider() };
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(lenient))
             }
         };
@@ -93,14 +93,14 @@ impl Trust {
     }
 }
 
-/// Looks at the chain without the name, or at nothing.
+/// Verifies the chain without the name, or nothing.
 #[derive(Debug)]
-struct Lenient {
+struct UncheckedNames {
     roots: Option<Arc<RootCertStore>>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Lenient {
+impl ServerCertVerifier for UncheckedNames {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
