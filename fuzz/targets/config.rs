@@ -1,7 +1,7 @@
 //! What may stand in a configuration file: it is refused with places, or it is written again as what says the same.
 #![no_main]
 
-use headworks_server::config::File;
+use headworks_server::config::ConfigFile;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -9,16 +9,16 @@ fuzz_target!(|text: &str| {
     if text.len() > 32 << 10 {
         return;
     }
-    let Ok(file) = File::parse("f", text) else { return };
+    let Ok(file) = ConfigFile::parse("f", text) else { return };
     let planned = file.plan(Some(1 << 20), false);
     let written = file.to_string();
-    let again = File::parse("f", &written).expect("what was written can be read");
+    let again = ConfigFile::parse("f", &written).expect("what was written can be read");
     assert_eq!(
         format!("{:?}", again.plan(Some(1 << 20), false).ok()),
         format!("{:?}", planned.ok()),
         "{written}"
     );
     let full = file.with_defaults();
-    let again = File::parse("f", &full.to_string()).expect("defaults can be read, too");
+    let again = ConfigFile::parse("f", &full.to_string()).expect("defaults can be read, too");
     assert_eq!(again.queue.len(), full.queue.len());
 });

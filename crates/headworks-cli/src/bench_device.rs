@@ -20,7 +20,7 @@ use headworks_core::{
 };
 use headworks_nbd::client::bench::Pattern;
 use headworks_server::assemble::{Assembly, ExportSpec};
-use headworks_server::{Share, Spec};
+use headworks_server::{ExportOptions, Spec};
 use serde_json::json;
 
 use crate::{allocations, bench_feeders};
@@ -60,7 +60,7 @@ pub struct DeviceBenchOptions {
     /// Limits of dirty data in it.
     pub dirty: DirtyOptions,
     /// Export options: write mode, weight and priority of the volume.
-    pub share: Share,
+    pub share: ExportOptions,
     /// Changes to the queue options.
     pub queue: Tune,
     /// Print one JSON object instead of text.
@@ -292,7 +292,7 @@ fn one_thread(options: &DeviceBenchOptions, thread: u32) -> Result<ThreadResult,
 
 impl Driver {
     fn new(options: &DeviceBenchOptions, thread: u32) -> Result<Self, ConfigError> {
-        if options.threads > 1 && matches!(options.device.base, headworks_server::Base::File { .. })
+        if options.threads > 1 && matches!(options.device.base, headworks_server::BaseDevice::File { .. })
         {
             let message = "with more than one thread each needs its own device; use null or mem";
             return Err(ConfigError::new("threads", message));

@@ -36,7 +36,7 @@ const RING_EXTRA: usize = 1024;
 const DEPTH_SPARE: usize = 1024;
 
 /// What a shard's thread is made from, before it runs.
-pub(super) struct Seed {
+pub(super) struct ShardSeed {
     config: ShardConfig,
     devices: Vec<Option<Box<dyn Device>>>,
     peers: Vec<Option<Peer>>,
@@ -55,15 +55,15 @@ pub(super) fn seeds(
     options: &ServerOptions,
     mails: Vec<Receiver<ControlMessage>>,
     listeners: Vec<Listener>,
-) -> Vec<Seed> {
+) -> Vec<ShardSeed> {
     let shards = usize::from(options.shards);
     let sleepers: Vec<Arc<Sleeper>> = (0..shards).map(|_| Arc::default()).collect();
     let mut peers = rings(&sleepers, config.bios_max as usize);
-    let mut seeds: Vec<Seed> = mails
+    let mut seeds: Vec<ShardSeed> = mails
         .into_iter()
         .zip(caches)
         .enumerate()
-        .map(|(shard, (mail, (cache, dirty)))| Seed {
+        .map(|(shard, (mail, (cache, dirty)))| ShardSeed {
             config: ShardConfig { id: ShardId(shard as u16), cache, dirty, ..config.clone() },
             devices: Vec::new(),
             peers: std::mem::take(&mut peers[shard]),
@@ -126,7 +126,7 @@ pub(super) struct ThreadSetup {
 }
 
 /// What a shard's thread has when it is ready to run.
-struct Opened {
+struct ReadyShard {
     engine: String,
     waker: Waker,
     pages: Option<Pages>,
@@ -140,15 +140,15 @@ pub(super) struct Launched {
     pub pages: Option<Pages>,
 }
 
-type Opening = (usize, Result<Opened, ConfigError>);
+type StartResult = (usize, Result<ReadyShard, ConfigError>);
 
 /// Starts the threads, waits until every engine is open, calls `before`, then lets them run.
 pub(super) fn launch(
-    seeds: Vec<Seed>,
+    seeds: Vec<ShardSeed>,
     setup: &ThreadSetup,
     before: impl FnOnce() -> Result<(), ConfigError>,
 ) -> Result<Launched, ConfigError> {
-    let (opened, openings) = channel::<Opening>();
+    let (opened, openings) = channel::<StartResult>();
     let (mut threads, mut starts) = (Vec::new(), Vec::new());
     for (shard, seed) in seeds.into_iter().enumerate() {
         let (start, started) = channel::<Vec<Waker>>();
@@ -198,9 +198,9 @@ pub(super) fn launch(
 /// A shard's thread, from its engine to its end.
 fn live(
     shard: usize,
-    seed: Seed,
+    seed: ShardSeed,
     setup: &ThreadSetup,
-    opened: &Sender<Opening>,
+    opened: &Sender<StartResult>,
     started: &Receiver<Vec<Waker>>,
 ) {
     if let Some(cpu) = seed.cpu {
@@ -215,7 +215,7 @@ fn live(
     };
     let (mut parts, engine, pages) = parts;
     let waker = parts.engine.waker();
-    let _ = opened.send((shard, Ok(Opened { engine, waker, pages })));
+    let _ = opened.send((shard, Ok(ReadyShard { engine, waker, pages })));
     // Without a start another shard failed, and the server does not come to be.
     let Ok(wakers) = started.recv() else { return };
     parts.wakers = wakers;
@@ -232,10 +232,10 @@ fn live(
 }
 
 fn prepare(
-    seed: Seed,
+    seed: ShardSeed,
     setup: &ThreadSetup,
 ) -> Result<(ReactorParts, String, Option<Pages>), ConfigError> {
-    let Seed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
+    let ShardSeed { config, devices, peers, sleeper, mail, listeners, files, .. } = seed;
     let options = &setup.options;
     let id = config.id;
     let disk_depth: usize = config

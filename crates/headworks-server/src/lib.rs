@@ -30,5 +30,5 @@ pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
 pub use options::{PrepareShard, ServerOptions};
 pub use reloader::Reloader;
-pub use server::{ExportNow, Server, ShardBarrier};
-pub use spec::{Base, Layer, Share, Spec, Wrapper};
+pub use server::{ActiveExport, Server, ShardBarrier};
+pub use spec::{BaseDevice, Layer, ExportOptions, Spec, Wrapper};

@@ -8,19 +8,19 @@ use std::sync::Arc;
 use headworks_core::ConfigError;
 
 use super::assemble::ExportSpec;
-use super::control::Reload;
-use super::control::service::Service;
+use super::control::ReloadReport;
+use super::control::service::ControlService;
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Changes a server while it runs, from any thread.
 #[derive(Clone)]
 pub struct Reloader {
-    service: Arc<Service>,
+    service: Arc<ControlService>,
     acceptor: Option<Arc<TlsAcceptor>>,
 }
 
 impl Reloader {
-    pub(super) fn new(service: Arc<Service>, acceptor: Option<Arc<TlsAcceptor>>) -> Self {
+    pub(super) fn new(service: Arc<ControlService>, acceptor: Option<Arc<TlsAcceptor>>) -> Self {
         Self { service, acceptor }
     }
 
@@ -38,7 +38,7 @@ impl Reloader {
     ///
     /// # Errors
     /// What is wrong with `wanted`; nothing was changed.
-    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
+    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
         self.service.reconcile(wanted)
     }
 }

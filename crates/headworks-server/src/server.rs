@@ -16,9 +16,9 @@ use crate::assemble::Assembly;
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::served_exports;
 use crate::control::ControlSocket;
-use crate::control::changes::Live;
+use crate::control::changes::LiveChanges;
 use crate::control::inventory::Inventory;
-use crate::control::service::{Service, Setting};
+use crate::control::service::{ControlService, ExportSettings};
 use crate::control::tree::{DeviceNode, ExportNode, Tree};
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
 use crate::listen::Listener;
@@ -44,14 +44,14 @@ pub struct Server {
     ports: Vec<Option<u16>>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
-    pub(crate) service: Arc<Service>,
+    pub(crate) service: Arc<ControlService>,
     metrics: Option<Metrics>,
     acceptor: Option<Arc<TlsAcceptor>>,
 }
 
 /// An export that is served now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExportNow {
+pub struct ActiveExport {
     /// Its name; `default` if it has none.
     pub name: String,
     /// Its volume, as an index of what [`Server::left`] and [`Server::unflushed`] tell.
@@ -233,9 +233,9 @@ impl Server {
 
     /// What is served now.
     #[must_use]
-    pub fn exports(&self) -> Vec<ExportNow> {
+    pub fn exports(&self) -> Vec<ActiveExport> {
         let tree = self.service.tree();
-        let now = |entry: &ExportNode| ExportNow {
+        let now = |entry: &ExportNode| ActiveExport {
             name: entry.shown_name().to_owned(),
             volume: entry.volume.0.into(),
             read_only: entry.read_only,
@@ -345,7 +345,7 @@ pub(crate) fn service(
     config: &ShardConfig,
     options: &ServerOptions,
     shared: &Arc<ServerShared>,
-) -> Service {
+) -> ControlService {
     let devices = config.devices.iter().enumerate().map(|(index, device)| {
         let volumes = config.volumes.iter().enumerate();
         let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
@@ -373,7 +373,7 @@ pub(crate) fn service(
     let settings = assembly
         .exports
         .iter()
-        .map(|export| Setting { weight: export.weight, ioprio: export.ioprio });
+        .map(|export| ExportSettings { weight: export.weight, ioprio: export.ioprio });
     let tree = Tree {
         devices: devices.collect(),
         exports: exports.collect(),
@@ -386,7 +386,7 @@ pub(crate) fn service(
         tree.caching.clone(),
         options.queue.clone(),
     );
-    let (shared, live) = (Arc::clone(shared), Live::new(inventory));
-    Service::new(shared, config.shards, tree, settings.collect(), options.dirty, live)
+    let (shared, live) = (Arc::clone(shared), LiveChanges::new(inventory));
+    ControlService::new(shared, config.shards, tree, settings.collect(), options.dirty, live)
         .with_log_level(options.log_level.clone())
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use headworks_core::{ErrorPolicy, Ioprio, WriteMode};
-use headworks_server::Share;
+use headworks_server::ExportOptions;
 use headworks_server::assemble::Assembly;
 
 use super::{Running, ServeArgs};
@@ -103,7 +103,7 @@ impl AnnouncedExport {
 
     /// Weight and class, if they differ from the default.
     fn share(&self) -> String {
-        let ordinary = Share::default();
+        let ordinary = ExportOptions::default();
         let mut text = String::new();
         if self.weight != ordinary.weight {
             text += &format!(", weight {}", self.weight);

@@ -9,9 +9,9 @@ use std::process::ExitCode;
 
 use headworks::display_size;
 use headworks_core::Tunable;
-use headworks_server::Base;
+use headworks_server::BaseDevice;
 use headworks_server::assemble::ExportSpec;
-use headworks_server::config::{Export, File, Tuned};
+use headworks_server::config::{ExportSection, ConfigFile, Tuned};
 use serde_json::{Value, json};
 
 use super::{EffectiveOptions, OptionError, OptionSources, plan, report_error};
@@ -101,8 +101,8 @@ fn missing_folder(path: &Path) -> Option<PathBuf> {
 }
 
 /// Error about the image of an export, if any.
-fn image_error(export: &Export, spec: &ExportSpec) -> Option<String> {
-    let Base::File { path, options } = &spec.spec.base else { return None };
+fn image_error(export: &ExportSection, spec: &ExportSpec) -> Option<String> {
+    let BaseDevice::File { path, options } = &spec.spec.base else { return None };
     let shown = path.display();
     let what = match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => match options.size {
@@ -158,7 +158,7 @@ fn summary(effective: &EffectiveOptions, specs: &[ExportSpec]) -> Value {
 
 fn export(spec: &ExportSpec) -> Value {
     let (kind, path, size) = match &spec.spec.base {
-        Base::File { path, options } => {
+        BaseDevice::File { path, options } => {
             let there = std::fs::metadata(path).ok().filter(|found| found.is_file());
             (
                 "file",
@@ -166,8 +166,8 @@ fn export(spec: &ExportSpec) -> Value {
                 there.map(|found| found.len()).filter(|len| *len > 0).or(options.size),
             )
         }
-        Base::Null { size } => ("null", None, *size),
-        Base::Mem { size } => ("mem", None, *size),
+        BaseDevice::Null { size } => ("null", None, *size),
+        BaseDevice::Mem { size } => ("mem", None, *size),
     };
     json!({
         "name": spec.name,
@@ -190,7 +190,7 @@ fn device_of(spec: &ExportSpec) -> Option<&str> {
 }
 
 /// The options set for a queue; defaults are left out.
-fn queue(config: &File, device: Option<&str>) -> Value {
+fn queue(config: &ConfigFile, device: Option<&str>) -> Value {
     let value = |tuned: &Tuned<Tunable>| {
         let words = tuned.tunable.words();
         let word = words.and_then(|words| words.get(tuned.value as usize).copied());

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
-use headworks_server::config::{Export, File, Origin, Problem, Problems, Setting};
+use headworks_server::config::{ExportSection, ConfigFile, Origin, Problem, Problems, Setting};
 use headworks_server::units::parse_switch;
 
 use super::ServeArgs;
@@ -51,7 +51,7 @@ pub struct EffectiveOptions {
     /// Effective value of every option.
     pub options: ServeArgs,
     /// The same with the origin of each value, and exports, devices and tunables.
-    pub config: File,
+    pub config: ConfigFile,
     /// Hints about probable mistakes.
     pub notes: Vec<String>,
 }
@@ -90,8 +90,8 @@ pub fn resolve(
     };
     problems.0.extend(table.check(&file.server));
     let file = problems.or(file).map_err(OptionError::Invalid)?;
-    let in_file = File { server: file.server.clone(), ..File::default() };
-    let lower = in_file.merged(File { server: said.server, ..File::default() });
+    let in_file = ConfigFile { server: file.server.clone(), ..ConfigFile::default() };
+    let lower = in_file.merged(ConfigFile { server: said.server, ..ConfigFile::default() });
     let not_given =
         |setting: &&Setting| table.id(&setting.name).is_some_and(|id| !is_given(&given, id));
     for setting in lower.server.iter().filter(not_given) {
@@ -103,8 +103,8 @@ pub fn resolve(
     let (queue, vm) = options.queue.settings(&Origin::CommandLine).map_err(usage)?;
     let exports = exports(&options.exports, file.exports.is_empty())?;
     let config = file
-        .merged(File { queue: said.queue, vm: said.vm, ..File::default() })
-        .merged(File { server, queue, vm, exports, ..File::default() });
+        .merged(ConfigFile { queue: said.queue, vm: said.vm, ..ConfigFile::default() })
+        .merged(ConfigFile { server, queue, vm, exports, ..ConfigFile::default() });
     notes.extend(config.notes());
     Ok(EffectiveOptions { options, config, notes })
 }
@@ -123,18 +123,18 @@ pub(super) fn is_given(matches: &ArgMatches, id: &str) -> bool {
     matches.value_source(id) == Some(ValueSource::CommandLine)
 }
 
-fn config_path(given: &ArgMatches, said: &File) -> Option<PathBuf> {
+fn config_path(given: &ArgMatches, said: &ConfigFile) -> Option<PathBuf> {
     let named = said.server.iter().find(|setting| setting.name == "config");
     let path = given.get_one::<PathBuf>("config").cloned();
     path.or_else(|| named.map(|setting| PathBuf::from(setting.word())))
 }
 
 /// Parses the exports of the command line. A single one without a name is the unnamed export.
-fn exports(texts: &[String], no_others: bool) -> Result<Vec<Export>, OptionError> {
-    let mut exports: Vec<Export> = Vec::new();
+fn exports(texts: &[String], no_others: bool) -> Result<Vec<ExportSection>, OptionError> {
+    let mut exports: Vec<ExportSection> = Vec::new();
     for text in texts {
         let only = texts.len() == 1 && no_others;
-        let export = Export::from_words(text, only, &Origin::CommandLine).map_err(usage)?;
+        let export = ExportSection::from_words(text, only, &Origin::CommandLine).map_err(usage)?;
         if exports.iter().any(|other| other.name == export.name) {
             let name = &export.name;
             let message = format!(

@@ -2,7 +2,7 @@
 
 use headworks_core::{ConfigError, WriteMode};
 use headworks_server::assemble::{self, ExportSpec};
-use headworks_server::config::{File, Origin, Problem, Problems, dirty_options};
+use headworks_server::config::{ConfigFile, Origin, Problem, Problems, dirty_options};
 use headworks_server::{PrepareShard, ServerOptions};
 
 use super::ServeArgs;
@@ -34,13 +34,13 @@ pub fn plan(effective: &EffectiveOptions) -> Result<(Vec<ExportSpec>, ServerOpti
 }
 
 /// An error with the position of the option that it names.
-pub(super) fn blame(config: &File, error: &ConfigError) -> Problem {
+pub(super) fn blame(config: &ConfigFile, error: &ConfigError) -> Problem {
     let said = config.server.iter().find(|setting| setting.name == error.option);
     let origin = said.map_or(&Origin::CommandLine, |setting| &setting.origin);
     Problem::new(origin, error.to_string())
 }
 
-fn server_options(options: &ServeArgs, config: &File) -> Result<ServerOptions, Problem> {
+fn server_options(options: &ServeArgs, config: &ConfigFile) -> Result<ServerOptions, Problem> {
     let blamed = |error| blame(config, &error);
     unix_mode(options).map_err(blamed)?;
     let server = ServerOptions {

@@ -14,8 +14,8 @@ use std::io;
 use std::sync::Arc;
 
 use headworks_server::Reloader;
-use headworks_server::config::{File, Setting};
-use headworks_server::control::Reload as Done;
+use headworks_server::config::{ConfigFile, Setting};
+use headworks_server::control::ReloadReport as Done;
 
 use super::{EffectiveOptions, OptionSources, plan, tls};
 use crate::signals::MainNotifier;
@@ -31,7 +31,7 @@ pub struct Reload {
 /// The loaded configuration and its sources.
 struct Loader {
     sources: OptionSources,
-    loaded: File,
+    loaded: ConfigFile,
     has_file: bool,
 }
 
@@ -115,7 +115,7 @@ fn tell(done: &Done) {
 }
 
 /// Names of changed options that take effect only after a restart.
-fn needs_restart(old: &File, new: &File) -> Vec<String> {
+fn needs_restart(old: &ConfigFile, new: &ConfigFile) -> Vec<String> {
     let differs = |setting: &&Setting| {
         let other = old.server.iter().find(|other| other.name == setting.name);
         other.map(|other| other.value.words()) != Some(setting.value.words())
@@ -131,11 +131,11 @@ fn needs_restart(old: &File, new: &File) -> Vec<String> {
     options.chain(vm).chain(all).chain(devices).collect()
 }
 
-fn write_back(file: &File) -> Vec<(u8, u64)> {
+fn write_back(file: &ConfigFile) -> Vec<(u8, u64)> {
     sorted(file.clone().with_defaults().vm.iter().map(|tuned| (tuned.tunable.code(), tuned.value)))
 }
 
-fn queue(file: &File, device: Option<&str>) -> Vec<(u8, u64)> {
+fn queue(file: &ConfigFile, device: Option<&str>) -> Vec<(u8, u64)> {
     sorted(file.queue_of(device).iter().map(|tuned| (tuned.tunable.code(), tuned.value)))
 }
 
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn only_changed_options_need_a_restart() {
-        let file = |text: &str| File::parse("f", text).unwrap();
+        let file = |text: &str| ConfigFile::parse("f", text).unwrap();
         let old = file(
             "[server]\ncpus = [0]\nport = 1\n[server.vm]\ndirty_ratio = 5\n[server.queue]\n\
              nr_requests = 5\nnomerges = 1\n[[device]]\nname = 'a'\nqueue.scheduler = 'none'",

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use headworks_server::config::{File, Origin, Position, Problem, Problems, TEXT_MAX};
+use headworks_server::config::{ConfigFile, Origin, Position, Problem, Problems, TEXT_MAX};
 
 use super::layers::{EffectiveOptions, OptionError, resolve};
 
@@ -54,9 +54,9 @@ fn environment() -> BTreeMap<String, String> {
 }
 
 /// Reads a file and its drop-ins: NAME.toml, then NAME.d/*.toml in the order of their names.
-pub fn load(path: &Path) -> Result<(File, Problems), OptionError> {
+pub fn load(path: &Path) -> Result<(ConfigFile, Problems), OptionError> {
     let mut problems = Problems::default();
-    let mut file = File::default();
+    let mut file = ConfigFile::default();
     for path in std::iter::once(path.to_owned()).chain(drop_ins(path)?) {
         let (more, wrong) = read(&path)?;
         problems.0.extend(wrong.0);
@@ -95,7 +95,7 @@ fn unreadable(path: &Path, error: &io::Error) -> OptionError {
     OptionError::Io(format!("cannot read {}: {error}", path.display()))
 }
 
-fn read(path: &Path) -> Result<(File, Problems), OptionError> {
+fn read(path: &Path) -> Result<(ConfigFile, Problems), OptionError> {
     let mut bytes = Vec::new();
     // One byte more than the limit, to detect longer files.
     let most = TEXT_MAX as u64 + 1;
@@ -104,7 +104,7 @@ fn read(path: &Path) -> Result<(File, Problems), OptionError> {
         .map_err(|error| unreadable(path, &error))?;
     let name = path.to_string_lossy();
     match String::from_utf8(bytes) {
-        Ok(text) => Ok(File::read(&name, &text)),
+        Ok(text) => Ok(ConfigFile::read(&name, &text)),
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let (line, column) =
@@ -113,7 +113,7 @@ fn read(path: &Path) -> Result<(File, Problems), OptionError> {
                 });
             let origin = Origin::File(Position { file: name.into(), line, column });
             let problem = Problem::new(&origin, "the file is not UTF-8 text");
-            Ok((File::default(), Problems(vec![problem])))
+            Ok((ConfigFile::default(), Problems(vec![problem])))
         }
     }
 }

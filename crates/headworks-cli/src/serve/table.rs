@@ -6,7 +6,7 @@ use std::ffi::OsString;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use headworks_server::config::{File, Origin, Problem, Problems, Setting, Value, unknown};
+use headworks_server::config::{ConfigFile, Origin, Problem, Problems, Setting, Value, unknown};
 use headworks_server::did_you_mean::nearest;
 
 use super::layers::{OptionError, is_given};
@@ -109,9 +109,9 @@ impl OptionTable {
     pub fn environment(
         &self,
         all: &BTreeMap<String, String>,
-    ) -> Result<(File, Vec<String>), OptionError> {
+    ) -> Result<(ConfigFile, Vec<String>), OptionError> {
         let (mut said, mut notes, mut problems) =
-            (File::default(), Vec::new(), Problems::default());
+            (ConfigFile::default(), Vec::new(), Problems::default());
         for (variable, value) in all.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
             let outcome = match self.named_by(variable) {
                 Some((name, arg)) => self.said(name, arg, value),
@@ -148,12 +148,12 @@ impl OptionTable {
     }
 
     /// Settings of one variable.
-    fn said(&self, name: &str, arg: &Arg, value: &str) -> Result<File, String> {
+    fn said(&self, name: &str, arg: &Arg, value: &str) -> Result<ConfigFile, String> {
         let (value, origin) = (Value::Word(value.to_owned()), Origin::Environment);
         let setting = Setting { name: name.to_owned(), value, origin };
         if !self.queue.iter().any(|queue| queue == name) {
             self.check_value(arg, &setting)?;
-            return Ok(File { server: vec![setting], ..File::default() });
+            return Ok(ConfigFile { server: vec![setting], ..ConfigFile::default() });
         }
         let words: Vec<&str> = match name {
             // `set` is a list, separated by spaces.
@@ -168,7 +168,7 @@ impl OptionTable {
             .map_err(|error| reason(&error, setting.word()))?;
         let (queue, vm) =
             queue.settings(&Origin::Environment).map_err(|error| error.to_string())?;
-        Ok(File { queue, vm, ..File::default() })
+        Ok(ConfigFile { queue, vm, ..ConfigFile::default() })
     }
 
     /// Returns the command with a lower source's value as the default of its option.
@@ -184,7 +184,7 @@ impl OptionTable {
         &self,
         matches: &ArgMatches,
         given: &ArgMatches,
-        lower: &File,
+        lower: &ConfigFile,
     ) -> Vec<Setting> {
         let shown = self.in_files().filter(|(_, arg)| !arg.is_hide_set());
         let each = shown.map(|(name, arg)| {

@@ -10,7 +10,7 @@ use headworks_core::{
 };
 
 use super::{AssembledExport, ExportSpec, SharedDeviceKey, WatchedFile};
-use crate::spec::{Base, Share, Spec};
+use crate::spec::{BaseDevice, ExportOptions, Spec};
 use headworks::device::{
     Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
     SizeWatch,
@@ -19,7 +19,7 @@ use headworks::display_size;
 
 /// How a volume is cached, as far as its exports say.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Caching {
+pub struct VolumeCaching {
     /// When writes are acknowledged.
     pub mode: Option<WriteMode>,
     /// What becomes of what could not be written.
@@ -29,7 +29,7 @@ pub struct Caching {
 /// How what is served is cached if nobody says: what lies in memory anyway, not at all.
 fn usual_mode(spec: &Spec) -> WriteMode {
     match spec.base {
-        Base::Null { .. } | Base::Mem { .. } if spec.wrappers.is_empty() => WriteMode::None,
+        BaseDevice::Null { .. } | BaseDevice::Mem { .. } if spec.wrappers.is_empty() => WriteMode::None,
         _ => WriteMode::Writeback,
     }
 }
@@ -42,10 +42,10 @@ fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option
     }
 }
 
-impl Caching {
+impl VolumeCaching {
     /// What is known when `export` has had its say, too.
     pub fn agree(self, export: &ExportSpec) -> Result<Self, ConfigError> {
-        let Share { mode, on_error, .. } = export.share;
+        let ExportOptions { mode, on_error, .. } = export.share;
         let differs = |key| {
             let name = &export.name;
             let message = format!("export `{name}` differs from another export of the same image");
@@ -66,7 +66,7 @@ impl Caching {
 
 /// Where a volume comes from, as far as later exports and sizes need it.
 #[derive(Clone, Debug)]
-pub struct Origin {
+pub struct VolumeOrigin {
     /// Which file it is.
     pub identity: Option<Identity>,
     /// For people.
@@ -74,12 +74,12 @@ pub struct Origin {
     /// What it was opened as.
     pub spec: Spec,
     /// What its exports said.
-    pub caching: Caching,
+    pub caching: VolumeCaching,
     /// A handle to look at its file, and to make it longer.
     pub watch: Option<SizeWatch>,
 }
 
-impl Origin {
+impl VolumeOrigin {
     /// Whether `export` is of this, now `size` bytes long, as it was opened: one image is not delayed for some of its exports.
     pub fn agree(&self, export: &ExportSpec, size: u64) -> Result<(), ConfigError> {
         let name = &export.name;
@@ -91,7 +91,7 @@ impl Origin {
         if export.spec.wrappers != self.spec.wrappers {
             return differs("of", ": each has to be wrapped in the same");
         }
-        let (Base::File { options, .. }, Base::File { options: opened, .. }) =
+        let (BaseDevice::File { options, .. }, BaseDevice::File { options: opened, .. }) =
             (&export.spec.base, &self.spec.base)
         else {
             return Ok(());
@@ -109,14 +109,14 @@ impl Origin {
 }
 
 /// An image that was not there before.
-pub struct MadeImage {
+pub struct CreatedImage {
     path: PathBuf,
     identity: Identity,
     /// While it is open nothing else has its identity.
     _open: SizeWatch,
 }
 
-impl MadeImage {
+impl CreatedImage {
     /// What it was made for does not come to be: it goes again, unless somebody has put something else in its place.
     pub fn undo(self) {
         if Identity::of(&self.path).is_ok_and(|there| there == self.identity) {
@@ -127,8 +127,8 @@ impl MadeImage {
 }
 
 /// What is behind an export, open.
-pub struct Opened {
-    body: Body,
+pub struct OpenedImage {
+    body: ImageBody,
     queue: QueueOptions,
     /// Its size and smallest block; how it is cached is for its exports to say.
     pub options: VolumeOptions,
@@ -138,19 +138,19 @@ pub struct Opened {
     alone: bool,
 }
 
-enum Body {
+enum ImageBody {
     File(Box<OpenFile>),
     Fake(Box<dyn Device>),
 }
 
-impl Opened {
+impl OpenedImage {
     /// Opens what `spec` names, for writing or not.
     ///
     /// # Errors
     /// Why it cannot be served, in one sentence.
     pub fn new(spec: &Spec, write: bool) -> Result<Self, ConfigError> {
         let fake = |size, queue, device: Box<dyn Device>, what: &str| Self {
-            body: Body::Fake(device),
+            body: ImageBody::Fake(device),
             queue,
             options: VolumeOptions { size, block_size: 1, ..VolumeOptions::default() },
             what: wrapped(spec, what),
@@ -158,7 +158,7 @@ impl Opened {
             alone: true,
         };
         let opened = match &spec.base {
-            Base::File { path, options } => {
+            BaseDevice::File { path, options } => {
                 let options = FileOptions { read_only: !write, ..*options };
                 let file = OpenFile::open(path, &options).map_err(|error| meant(spec, error))?;
                 let (shown, mut notes) = (path.display(), Vec::new());
@@ -173,16 +173,16 @@ impl Opened {
                     queue: file.queue_options(),
                     options: file.volume_options(),
                     what: wrapped(spec, &format!("{shown} ({})", reach(file.mode()))),
-                    body: Body::File(Box::new(file)),
+                    body: ImageBody::File(Box::new(file)),
                     notes,
                     alone: !spec.wrappers.is_empty(),
                 }
             }
-            Base::Null { size } => {
+            BaseDevice::Null { size } => {
                 let size = size.ok_or_else(|| no_size("null"))?;
                 fake(size, NullDevice::queue_options(), Box::new(NullDevice), "null")
             }
-            Base::Mem { size } => {
+            BaseDevice::Mem { size } => {
                 let size = size.ok_or_else(|| no_size("mem"))?;
                 let device = Box::new(MemDevice::new(size)?);
                 fake(size, MemDevice::queue_options(), device, "memory")
@@ -197,32 +197,32 @@ impl Opened {
     }
 
     /// The image, if it was made by this.
-    pub fn made(&self, spec: &Spec) -> Option<MadeImage> {
-        let (Body::File(file), Base::File { path, .. }) = (&self.body, &spec.base) else {
+    pub fn made(&self, spec: &Spec) -> Option<CreatedImage> {
+        let (ImageBody::File(file), BaseDevice::File { path, .. }) = (&self.body, &spec.base) else {
             return None;
         };
         let (path, identity, _open) = (path.clone(), file.identity(), file.size_watch());
-        file.created().then_some(MadeImage { path, identity, _open })
+        file.created().then_some(CreatedImage { path, identity, _open })
     }
 
     /// What is remembered of it.
-    pub fn origin(&self, spec: &Spec) -> Origin {
+    pub fn origin(&self, spec: &Spec) -> VolumeOrigin {
         let file = match &self.body {
-            Body::File(file) => Some(file),
-            Body::Fake(_) => None,
+            ImageBody::File(file) => Some(file),
+            ImageBody::Fake(_) => None,
         };
-        Origin {
+        VolumeOrigin {
             identity: file.map(|file| file.identity()),
             what: self.what.clone(),
             spec: spec.clone(),
-            caching: Caching::default(),
+            caching: VolumeCaching::default(),
             watch: file.map(|file| file.size_watch()),
         }
     }
 
     /// The file to look at while it is served.
     pub fn watched(&self, volume: VolumeId) -> Option<WatchedFile> {
-        let Body::File(file) = &self.body else { return None };
+        let ImageBody::File(file) = &self.body else { return None };
         let VolumeOptions { size, block_size, .. } = self.options;
         Some(WatchedFile::new(volume, file.size_watch(), size, block_size.into()))
     }
@@ -230,7 +230,7 @@ impl Opened {
     /// Whose device it may join; none for what is served by a device of its own.
     pub fn common(&self, export: &ExportSpec) -> Option<SharedDeviceKey> {
         match &self.body {
-            Body::File(file) if !self.alone => {
+            ImageBody::File(file) if !self.alone => {
                 Some(SharedDeviceKey::of(file.identity().filesystem, export.device.as_ref()))
             }
             _ => None,
@@ -260,7 +260,7 @@ impl Opened {
     /// The file itself, if it may join others.
     pub fn joins(self) -> Result<(u64, OpenFile), Box<Self>> {
         match self.body {
-            Body::File(file) if !self.alone => Ok((file.identity().filesystem, *file)),
+            ImageBody::File(file) if !self.alone => Ok((file.identity().filesystem, *file)),
             body => Err(Box::new(Self { body, ..self })),
         }
     }
@@ -273,8 +273,8 @@ impl Opened {
         volume: VolumeId,
     ) -> (QueueOptions, Box<dyn Device>) {
         let body: Box<dyn Device> = match self.body {
-            Body::File(file) => Box::new(FileDevice::new(device, vec![(volume, *file)])),
-            Body::Fake(body) => body,
+            ImageBody::File(file) => Box::new(FileDevice::new(device, vec![(volume, *file)])),
+            ImageBody::Fake(body) => body,
         };
         (spec.wrap_queue_options(self.queue), spec.wrap(body))
     }
@@ -296,7 +296,7 @@ pub(crate) fn assembled(
         weight: export.share.weight,
         ioprio: export.share.ioprio,
         spec: export.clone(),
-        lasting: matches!(export.spec.base, Base::File { .. }),
+        lasting: matches!(export.spec.base, BaseDevice::File { .. }),
         description: format!("{what}, {}{access}", display_size(size)),
     }
 }
@@ -309,7 +309,7 @@ pub(super) fn no_size(kind: &str) -> ConfigError {
 /// Who forgot the type before the keys has named a file that is seldom there.
 fn meant(spec: &Spec, error: ConfigError) -> ConfigError {
     match (&spec.base, spec.meant()) {
-        (Base::File { path, .. }, Some(meant)) if !path.exists() => {
+        (BaseDevice::File { path, .. }, Some(meant)) if !path.exists() => {
             let message = format!("{} does not exist; with keys it is {meant}", path.display());
             ConfigError::new("path", message)
         }

@@ -13,9 +13,9 @@ use headworks_core::{
     ConfigError, DeviceId, Ioprio, QueueOptions, Tunable, VolumeId, VolumeOptions,
 };
 
-use crate::spec::{Base, Share, Spec};
+use crate::spec::{BaseDevice, ExportOptions, Spec};
 use headworks::device::{Device, FileDevice, Identity, OpenFile, SizeWatch};
-use image::{Caching, Opened, Origin, assembled, no_size};
+use image::{VolumeCaching, OpenedImage, VolumeOrigin, assembled, no_size};
 
 /// Where a client can go.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct ExportSpec {
     /// Clients may only read.
     pub read_only: bool,
     /// Its share of the device beside others, its clients' priority, and how it is cached.
-    pub share: Share,
+    pub share: ExportOptions,
     /// The queue that it asks for by name, if it does.
     pub device: Option<NamedDevice>,
 }
@@ -60,7 +60,7 @@ impl ExportSpec {
     /// An export with an ordinary share and priority.
     #[must_use]
     pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
-        Self { name, spec, read_only, share: Share::default(), device: None }
+        Self { name, spec, read_only, share: ExportOptions::default(), device: None }
     }
 }
 
@@ -114,20 +114,20 @@ impl ExportSpec {
     /// Which file it is, if it is one and is there.
     pub(super) fn identity(&self) -> Option<Identity> {
         match &self.spec.base {
-            Base::File { path, .. } => Identity::of(path).ok(),
+            BaseDevice::File { path, .. } => Identity::of(path).ok(),
             _ => None,
         }
     }
 
     /// How it says that its volume is cached.
-    pub(super) fn caching(&self) -> Caching {
-        Caching { mode: self.share.mode, on_error: self.share.on_error }
+    pub(super) fn caching(&self) -> VolumeCaching {
+        VolumeCaching { mode: self.share.mode, on_error: self.share.on_error }
     }
 
     /// Its clients may write.
     pub(super) fn writes(&self) -> bool {
         !self.read_only
-            && !matches!(&self.spec.base, Base::File { options, .. } if options.read_only)
+            && !matches!(&self.spec.base, BaseDevice::File { options, .. } if options.read_only)
     }
 
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
@@ -135,8 +135,8 @@ impl ExportSpec {
             (_, Some(0)) => {
                 Err(ConfigError::new("size", "0 bytes are nothing to serve; try size=1G"))
             }
-            (Base::Null { .. }, None) => Err(no_size("null")),
-            (Base::Mem { .. }, None) => Err(no_size("mem")),
+            (BaseDevice::Null { .. }, None) => Err(no_size("null")),
+            (BaseDevice::Mem { .. }, None) => Err(no_size("mem")),
             _ => Ok(()),
         }
     }
@@ -210,7 +210,7 @@ pub struct Assembly {
     /// What a user should know, a sentence each.
     pub notes: Vec<String>,
     /// Where volumes come from, by volume.
-    pub(super) origins: Vec<Origin>,
+    pub(super) origins: Vec<VolumeOrigin>,
     /// Why images share a device, by device; none for one that stays alone.
     pub(super) common: Vec<Option<SharedDeviceKey>>,
     /// The names that devices were asked for by, by device.
@@ -234,7 +234,7 @@ impl SharedDeviceKey {
 }
 
 /// A group of images that share a queue.
-struct Group {
+struct DeviceGroup {
     common: SharedDeviceKey,
     device: DeviceId,
     images: Vec<(VolumeId, OpenFile)>,
@@ -277,7 +277,7 @@ struct Builder {
     assembly: Assembly,
     /// Devices in the making: those that are no group are there already.
     devices: Vec<Option<(QueueOptions, Box<dyn Device>)>>,
-    groups: Vec<Group>,
+    groups: Vec<DeviceGroup>,
 }
 
 impl Builder {
@@ -320,7 +320,7 @@ impl Builder {
         write: bool,
         named: Option<&NamedDevice>,
     ) -> Result<VolumeId, ConfigError> {
-        let opened = Opened::new(&export.spec, write)?;
+        let opened = OpenedImage::new(&export.spec, write)?;
         let volume = VolumeId(self.assembly.volumes.len() as u16);
         let options = opened.options;
         self.assembly.notes.extend(opened.notes.iter().cloned());
@@ -363,12 +363,12 @@ impl Builder {
             return group.device;
         }
         let device = self.add_device(Some(common.clone()), named, None);
-        self.groups.push(Group { common, device, images: vec![(volume, file)] });
+        self.groups.push(DeviceGroup { common, device, images: vec![(volume, file)] });
         device
     }
 
     fn finish(mut self) -> Assembly {
-        for Group { device, images, .. } in self.groups {
+        for DeviceGroup { device, images, .. } in self.groups {
             let made = FileDevice::new(device, images);
             self.devices[usize::from(device.0)] = Some((made.queue_options(), Box::new(made)));
         }

@@ -16,9 +16,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem};
-use super::read::{Entry, Reader, Setting, Value, entries, unknown};
+use super::read::{TomlEntry, Reader, Setting, Value, entries, unknown};
 use crate::assemble::{ExportSpec, split_name};
-use crate::spec::{Base, Layer, Share, Spec};
+use crate::spec::{BaseDevice, Layer, ExportOptions, Spec};
 use crate::units::parse_switch;
 
 /// Longer names do not fit an NBD message.
@@ -31,7 +31,7 @@ const KEYS: [&str; 6] = ["device", "read-only", "weight", "ioprio", "cache", "on
 
 /// A device or a wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct LayerSection {
     /// Its type.
     pub kind: &'static str,
     /// Its keys.
@@ -42,25 +42,25 @@ pub struct Part {
 
 /// An export as words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Export {
+pub struct ExportSection {
     /// Its name; may be empty.
     pub name: String,
     /// What is said of it, of `device`, `read-only`, `weight`, `ioprio`, `cache` and `on-error`.
     pub settings: Vec<Setting>,
     /// What it is made of, from the outside in.
-    pub parts: Vec<Part>,
+    pub parts: Vec<LayerSection>,
     /// Who said it.
     pub origin: Origin,
 }
 
-impl Export {
+impl ExportSection {
     /// The export that `SPEC` or `NAME=SPEC` of a command line describes; it has no name if it is the `only` one and says none.
     ///
     /// # Errors
     /// What is wrong with it.
     pub fn from_words(text: &str, only: bool, origin: &Origin) -> Result<Self, ConfigError> {
         let name = ExportSpec::parse(text, only)?.name;
-        let (share, rest) = Share::take(split_name(text).1)?;
+        let (share, rest) = ExportOptions::take(split_name(text).1)?;
         let setting = |name: &str, word: String| Setting {
             name: name.into(),
             value: Value::Word(word),
@@ -70,9 +70,9 @@ impl Export {
             let words = layer.words.into_iter();
             let mut settings: Vec<_> = words.map(|(key, word)| setting(&key, word)).collect();
             settings.sort_by(|one, other| one.name.cmp(&other.name));
-            Part { kind: layer.kind, settings, origin: origin.clone() }
+            LayerSection { kind: layer.kind, settings, origin: origin.clone() }
         };
-        let usual = Share::default();
+        let usual = ExportOptions::default();
         let said = [
             (share.weight != usual.weight).then(|| setting("weight", share.weight.to_string())),
             (share.ioprio != usual.ioprio).then(|| setting("ioprio", share.ioprio.to_string())),
@@ -89,7 +89,7 @@ impl Export {
         })
     }
 
-    /// What is said under a name of [`Export::settings`].
+    /// What is said under a name of [`ExportSection::settings`].
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Setting> {
         self.settings.iter().find(|setting| setting.name == name)
@@ -140,7 +140,7 @@ impl Export {
             settings.iter().map(pair).collect()
         };
         let parts = self.parts[start..].iter();
-        let layer = |part: &Part| Layer { kind: part.kind, words: words(&part.settings) };
+        let layer = |part: &LayerSection| Layer { kind: part.kind, words: words(&part.settings) };
         let mut layers: Vec<Layer> = parts.map(layer).collect();
         if let Some(outermost) = layers.first_mut().filter(|_| start == 0) {
             let share = words(&self.settings).into_iter();
@@ -169,10 +169,10 @@ fn nothing_to_serve(name: &str) -> String {
 }
 
 /// Reads an `[[export]]`.
-pub fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, span: &Range<usize>) -> Option<Export> {
+pub fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, span: &Range<usize>) -> Option<ExportSection> {
     let mut name = None;
     let mut settings = Vec::new();
-    let (mut bases, mut parts): (Vec<Part>, Vec<Part>) = Default::default();
+    let (mut bases, mut parts): (Vec<LayerSection>, Vec<LayerSection>) = Default::default();
     for (key, key_span, value) in entries(table) {
         let kind = Layer::kinds().find(|(kind, _)| *kind == key);
         match (key, kind) {
@@ -212,7 +212,7 @@ pub fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, span: &Range<usize>) -
         return None;
     };
     parts.push(base);
-    Some(Export { name, settings, parts, origin })
+    Some(ExportSection { name, settings, parts, origin })
 }
 
 fn unknown_key(key: &str) -> String {
@@ -221,7 +221,7 @@ fn unknown_key(key: &str) -> String {
     unknown(key, "an [[export]]", &known)
 }
 
-fn read_wrappers(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>) -> Vec<Part> {
+fn read_wrappers(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>) -> Vec<LayerSection> {
     let Some(array) = value.get_ref().as_array() else {
         reader.wrong(&value.span(), "wrap is a list: wrap = [{ delay = { read = \"5ms\" } }]");
         return Vec::new();
@@ -253,7 +253,7 @@ fn read_part(
     kind: &'static str,
     span: &Range<usize>,
     value: &Spanned<DeValue<'_>>,
-) -> Option<Part> {
+) -> Option<LayerSection> {
     if let Some(text) = value.get_ref().as_str() {
         let key = Layer::keys(kind).next().unwrap_or_default();
         let message =
@@ -265,7 +265,7 @@ fn read_part(
     let keys: Vec<&str> = Layer::keys(kind).collect();
     let mut settings = Vec::new();
     for (key, span, value) in entries(table) {
-        let entry: Entry<'_, '_> = (key, span.clone(), value);
+        let entry: TomlEntry<'_, '_> = (key, span.clone(), value);
         match keys.contains(&key) {
             true => settings.extend(reader.setting(entry)),
             false if KEYS.contains(&key) => {
@@ -275,10 +275,10 @@ fn read_part(
         }
     }
     settings.sort_by(|one, other| one.name.cmp(&other.name));
-    Some(Part { kind, settings, origin: reader.origin(span) })
+    Some(LayerSection { kind, settings, origin: reader.origin(span) })
 }
 
 /// Whether two exports are of one image in the same words.
 pub(super) fn same_image(one: &ExportSpec, other: &ExportSpec) -> bool {
-    matches!(one.spec.base, Base::File { .. }) && one.spec == other.spec
+    matches!(one.spec.base, BaseDevice::File { .. }) && one.spec == other.spec
 }

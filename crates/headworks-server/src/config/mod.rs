@@ -35,7 +35,7 @@ use crate::assemble::{ExportSpec, NamedDevice};
 use read::{Reader, entries};
 use tunables::{apply_queue, read_dirty, read_queue};
 
-pub use export::{Export, Part};
+pub use export::{ExportSection, LayerSection};
 pub use problem::{Origin, Position, Problem, Problems};
 pub use read::{Setting, Value, unknown};
 pub use tunables::{
@@ -48,7 +48,7 @@ pub const TEXT_MAX: usize = 1 << 20;
 
 /// A queue of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct DeviceSection {
     /// The name that exports refer to.
     pub name: String,
     /// What its queue is set to.
@@ -59,7 +59,7 @@ pub struct Device {
 
 /// What a file says, or several with what was said elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct File {
+pub struct ConfigFile {
     /// Options of the server, in the order of their names.
     pub server: Vec<Setting>,
     /// What every queue is set to.
@@ -67,12 +67,12 @@ pub struct File {
     /// What write-back is set to.
     pub vm: DirtySettings,
     /// Queues of their own.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceSection>,
     /// What is served; the first is the default.
-    pub exports: Vec<Export>,
+    pub exports: Vec<ExportSection>,
 }
 
-impl File {
+impl ConfigFile {
     /// Reads a file's text; `name` is what errors call it.
     ///
     /// # Errors
@@ -221,7 +221,7 @@ impl File {
     }
 
     /// The device that an export names, with all that is said of its queue.
-    fn named(&self, export: &Export) -> Option<NamedDevice> {
+    fn named(&self, export: &ExportSection) -> Option<NamedDevice> {
         let name = export.device()?.to_owned();
         let queue = self.queue_of(Some(&name));
         let pairs = queue.into_iter().map(|tuned| (tuned.tunable, tuned.value));
@@ -249,7 +249,7 @@ impl File {
             if others.iter().all(|other| export::same_image(first, other)) {
                 continue;
             }
-            let alone = |export: &&Export| {
+            let alone = |export: &&ExportSection| {
                 export.device() == Some(device.name.as_str()) && !export.may_share()
             };
             for export in self.exports.iter().filter(alone) {
@@ -265,7 +265,7 @@ impl File {
     /// What a user may not have meant.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        let used = |device: &&Device| {
+        let used = |device: &&DeviceSection| {
             let name = device.name.as_str();
             !self.exports.iter().any(|export| export.device() == Some(name))
         };
@@ -286,7 +286,7 @@ impl File {
         apply_queue(&self.queue_of(device), options)
     }
 
-    /// What is said of a queue, see [`File::apply_queue`].
+    /// What is said of a queue, see [`ConfigFile::apply_queue`].
     #[must_use]
     pub fn queue_of(&self, device: Option<&str>) -> QueueSettings {
         let named = self.devices.iter().find(|known| Some(known.name.as_str()) == device);
@@ -352,7 +352,7 @@ fn read_device(
     reader: &mut Reader<'_>,
     table: &DeTable<'_>,
     span: &std::ops::Range<usize>,
-) -> Option<Device> {
+) -> Option<DeviceSection> {
     let mut name = None;
     let mut queue = Vec::new();
     for (key, key_span, value) in entries(table) {
@@ -378,7 +378,7 @@ fn read_device(
         reader.wrong(&name_span, message);
         return None;
     }
-    Some(Device { name, queue, origin: reader.origin(&name_span) })
+    Some(DeviceSection { name, queue, origin: reader.origin(&name_span) })
 }
 
 fn one_line(text: &str) -> String {

@@ -3,7 +3,7 @@
 use headworks_core::QueueOptions;
 use headworks_core::prng::Prng;
 
-use super::File;
+use super::ConfigFile;
 use crate::assemble::ExportSpec;
 
 /// Words of the grammar and their neighbours, good and bad.
@@ -119,7 +119,7 @@ fn soup(prng: &mut Prng) -> String {
 }
 
 /// A text without who said what.
-fn bare(file: &File) -> String {
+fn bare(file: &ConfigFile) -> String {
     file.to_string().replace("# file again:", "# file f:").lines().map(without_line).collect()
 }
 
@@ -147,11 +147,11 @@ fn what_is_good_is_written_as_what_says_the_same_and_nothing_panics() {
     for seed in 0..4_000 {
         let mut prng = Prng::new(seed);
         let text = text(&mut prng);
-        let Ok(file) = File::parse("f", &text) else { continue };
+        let Ok(file) = ConfigFile::parse("f", &text) else { continue };
         let planned = file.plan(None, false);
         let file = if prng.below(2) == 0 { file.with_defaults() } else { file };
         let written = file.to_string();
-        let again = File::parse("again", &written)
+        let again = ConfigFile::parse("again", &written)
             .unwrap_or_else(|problems| panic!("seed {seed}: {problems}\n{text}\n{written}"));
         assert_eq!(bare(&again), bare(&file).replace("# default\n", "\n"), "seed {seed}\n{text}");
         let replanned = again.plan(None, false);

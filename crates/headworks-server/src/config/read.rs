@@ -54,10 +54,10 @@ impl Setting {
 }
 
 /// A key and its value.
-pub type Entry<'t, 'i> = (&'t str, Range<usize>, &'t Spanned<DeValue<'i>>);
+pub type TomlEntry<'t, 'i> = (&'t str, Range<usize>, &'t Spanned<DeValue<'i>>);
 
 /// The entries of a table.
-pub fn entries<'t, 'i>(table: &'t DeTable<'i>) -> impl Iterator<Item = Entry<'t, 'i>> {
+pub fn entries<'t, 'i>(table: &'t DeTable<'i>) -> impl Iterator<Item = TomlEntry<'t, 'i>> {
     table.iter().map(|(key, value)| (key.get_ref().as_ref(), key.span(), value))
 }
 
@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
     }
 
     /// An entry that should be one word.
-    pub fn setting(&mut self, (key, span, value): Entry<'_, '_>) -> Option<Setting> {
+    pub fn setting(&mut self, (key, span, value): TomlEntry<'_, '_>) -> Option<Setting> {
         let word = self.word(key, value)?;
         Some(Setting { name: key.into(), value: Value::Word(word), origin: self.origin(&span) })
     }

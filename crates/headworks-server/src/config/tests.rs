@@ -3,12 +3,12 @@
 use super::*;
 use headworks_core::options::Scheduler;
 
-fn file(text: &str) -> File {
-    File::parse("f", text).unwrap_or_else(|problems| panic!("{problems}"))
+fn file(text: &str) -> ConfigFile {
+    ConfigFile::parse("f", text).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
 fn wrong(text: &str) -> String {
-    let (file, problems) = File::read("f", text);
+    let (file, problems) = ConfigFile::read("f", text);
     match problems.or(()) {
         Err(problems) => problems.to_string(),
         Ok(()) => file.plan(None, false).unwrap_err().to_string(),
@@ -69,7 +69,7 @@ fn a_file_says_all_that_a_spec_can() {
 
 #[test]
 fn the_queue_of_a_device_comes_before_that_of_all_and_the_command_line_before_both() {
-    let depth = |file: &File, device| {
+    let depth = |file: &ConfigFile, device| {
         let mut options = QueueOptions::default();
         file.apply_queue(device, &mut options).unwrap();
         (options.nr_requests, options.deadline.fifo_batch, options.scheduler)
@@ -79,7 +79,7 @@ fn the_queue_of_a_device_comes_before_that_of_all_and_the_command_line_before_bo
     assert_eq!(depth(&file, Some("fast")), (128, 32, Scheduler::MqDeadline));
     for origin in [Origin::Environment, Origin::CommandLine] {
         let tuned = Tuned { tunable: Tunable::NrRequests, value: 7, origin };
-        let told = file.clone().merged(File { queue: vec![tuned], ..File::default() });
+        let told = file.clone().merged(ConfigFile { queue: vec![tuned], ..ConfigFile::default() });
         assert_eq!(depth(&told, None), (7, 32, Scheduler::None));
         assert_eq!(depth(&told, Some("fast")), (7, 32, Scheduler::MqDeadline));
         let shown = told.with_defaults();
@@ -250,15 +250,15 @@ fn what_is_written_says_the_same() {
 #[test]
 fn a_spec_of_the_command_line_is_an_export_too() {
     let text = "delay:read=5ms,weight=7,ioprio=idle,cache=none,on-error=retry,of=/a,b";
-    let export = Export::from_words(&format!("n={text}"), true, &Origin::CommandLine).unwrap();
+    let export = ExportSection::from_words(&format!("n={text}"), true, &Origin::CommandLine).unwrap();
     let spec = export.plan(None, false).unwrap();
     let (expected, share) = crate::spec::Spec::parse_export(text).unwrap();
     assert_eq!((spec.spec, spec.share), (expected, share));
-    let written = File { exports: vec![export], ..File::default() }.to_string();
+    let written = ConfigFile { exports: vec![export], ..ConfigFile::default() }.to_string();
     assert!(
         written.contains("weight = 7                               # command line"),
         "{written}"
     );
     assert_eq!(file(&written).plan(None, false).unwrap()[0].share, share);
-    assert!(Export::from_words("mem:sise=1", true, &Origin::CommandLine).is_err());
+    assert!(ExportSection::from_words("mem:sise=1", true, &Origin::CommandLine).is_err());
 }

@@ -9,7 +9,7 @@ use headworks_core::{ConfigError, QueueOptions};
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem, Problems};
-use super::read::{Entry, Reader, entries, unknown};
+use super::read::{TomlEntry, Reader, entries, unknown};
 use crate::units::parse_size;
 
 /// A tunable with a value, and who gave it.
@@ -122,7 +122,7 @@ fn read_tunable(
     reader: &mut Reader<'_>,
     place: &str,
     prefix: &str,
-    (key, span, value): Entry<'_, '_>,
+    (key, span, value): TomlEntry<'_, '_>,
 ) -> Option<Tuned<Tunable>> {
     let found = Tunable::from_name(&format!("{prefix}{key}")).filter(|_| !key.contains('/'));
     let Some(tunable) = found else {

@@ -1,4 +1,4 @@
-//! A [`File`] as TOML, with who said each value as a comment.
+//! A [`ConfigFile`] as TOML, with who said each value as a comment.
 //!
 //! What is written reads as the same values again, whatever their words are: a word that is a plain number or a switch is
 //! written as one, every other as a string.
@@ -8,13 +8,13 @@ use std::fmt::{self, Display, Formatter};
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 
-use super::export::{Export, Part};
+use super::export::{ExportSection, LayerSection};
 use super::problem::Origin;
 use super::read::{Setting, Value};
 use super::tunables::Tuned;
-use super::{Device, File};
+use super::{DeviceSection, ConfigFile};
 
-impl Display for File {
+impl Display for ConfigFile {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "[server]")?;
         for setting in &self.server {
@@ -35,7 +35,7 @@ impl Display for File {
             line(f, tuned.tunable.name(), &dirty_word(tuned), &tuned.origin)?;
         }
         write_queue(f, "server.queue", &self.queue)?;
-        for Device { name, queue, origin } in &self.devices {
+        for DeviceSection { name, queue, origin } in &self.devices {
             writeln!(f, "\n[[device]]")?;
             line(f, "name", &quoted(name), origin)?;
             write_queue(f, "device.queue", queue)?;
@@ -92,7 +92,7 @@ fn dirty_word(tuned: &Tuned<DirtyTunable>) -> String {
     word.map_or_else(|| tuned.value.to_string(), |word| quoted(word))
 }
 
-fn write_export(f: &mut Formatter<'_>, export: &Export) -> fmt::Result {
+fn write_export(f: &mut Formatter<'_>, export: &ExportSection) -> fmt::Result {
     writeln!(f, "\n[[export]]")?;
     line(f, "name", &quoted(&export.name), &export.origin)?;
     if let [wrappers @ .., base] = &export.parts[..] {
@@ -108,7 +108,7 @@ fn write_export(f: &mut Formatter<'_>, export: &Export) -> fmt::Result {
     })
 }
 
-fn table(part: &Part) -> String {
+fn table(part: &LayerSection) -> String {
     let pair =
         |setting: &Setting| format!("{} = {}", setting.name, word(&setting.name, setting.word()));
     match &part.settings.iter().map(pair).collect::<Vec<_>>()[..] {

@@ -1,6 +1,6 @@
 //! One client of the control socket: lines in, lines out, within bounds.
 //!
-//! A line is whole within [`PATIENCE`] after the answer before it, and no longer than [`LINE_MAX`]; a client that keeps neither
+//! A line is whole within [`READ_TIMEOUT`] after the answer before it, and no longer than [`LINE_MAX`]; a client that keeps neither
 //! is told and closed. What was sent without an end of line when a client goes is nothing.
 
 use std::io::{self, Read, Write};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::rpc::{self, Fault};
-use super::service::Service;
+use super::rpc::{self, RpcFault};
+use super::service::ControlService;
 
 /// Bytes of a line. The longest that makes sense, a batch of sets, has a few thousand.
 pub const LINE_MAX: usize = 64 << 10;
 /// A client that asks for nothing for so long makes room for others.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// A client that takes none of its answer for so long is gone.
-const SEND_PATIENCE: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What came of waiting for a line.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,12 +73,12 @@ impl<R: Read> Lines<R> {
 }
 
 /// Serves a client until it goes.
-pub fn serve(stream: &UnixStream, service: &Service) {
+pub fn serve(stream: &UnixStream, service: &ControlService) {
     // A socket that cannot have a time-out is broken, and says so when it is used.
-    let _ = stream.set_write_timeout(Some(SEND_PATIENCE));
+    let _ = stream.set_write_timeout(Some(SEND_TIMEOUT));
     let mut lines = Lines { from: stream, buffer: Vec::new() };
     loop {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + READ_TIMEOUT;
         let incoming = lines.next(|stream| {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -96,16 +96,16 @@ pub fn serve(stream: &UnixStream, service: &Service) {
                 }
             }
             Incoming::TooLong => format!("a line has at most {LINE_MAX} bytes"),
-            Incoming::Late => format!("nothing was asked for {} s", PATIENCE.as_secs()),
+            Incoming::Late => format!("nothing was asked for {} s", READ_TIMEOUT.as_secs()),
             Incoming::End => return,
         };
-        refuse(stream, &Fault::request(last_word));
+        refuse(stream, &RpcFault::request(last_word));
         return;
     }
 }
 
 /// Tells a client why it is closed.
-pub fn refuse(stream: &UnixStream, why: &Fault) {
+pub fn refuse(stream: &UnixStream, why: &RpcFault) {
     let _ = stream.set_write_timeout(Some(Duration::from_secs(1)));
     say(stream, &rpc::failure(&Value::Null, why));
 }

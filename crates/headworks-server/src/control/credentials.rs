@@ -7,22 +7,22 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-use super::rpc::Fault;
+use super::rpc::RpcFault;
 
 /// Lets the client in, or says why not.
 ///
 /// # Errors
 /// What it is told.
-pub fn check(stream: &UnixStream) -> Result<(), Fault> {
+pub fn check(stream: &UnixStream) -> Result<(), RpcFault> {
     // SAFETY: it cannot fail.
     let own = unsafe { libc::geteuid() };
     let peer = peer_uid(stream).map_err(|error| {
-        Fault::refused("EPERM", format!("the kernel does not say who you are: {error}"))
+        RpcFault::refused("EPERM", format!("the kernel does not say who you are: {error}"))
     })?;
     judge(peer, own)
 }
 
-fn judge(peer: libc::uid_t, own: libc::uid_t) -> Result<(), Fault> {
+fn judge(peer: libc::uid_t, own: libc::uid_t) -> Result<(), RpcFault> {
     if peer == own || peer == 0 {
         return Ok(());
     }
@@ -30,7 +30,7 @@ fn judge(peer: libc::uid_t, own: libc::uid_t) -> Result<(), Fault> {
     let message = format!(
         "the control socket is for the server's user ({own}) and root, not for user {peer}"
     );
-    Err(Fault::refused("EPERM", message))
+    Err(RpcFault::refused("EPERM", message))
 }
 
 fn peer_uid(stream: &UnixStream) -> io::Result<libc::uid_t> {

@@ -13,7 +13,7 @@ use headworks_core::{
 };
 
 use super::changes::removal::RemovalSteps;
-use crate::assemble::image::{Opened, Origin};
+use crate::assemble::image::{OpenedImage, VolumeOrigin};
 use crate::assemble::{Assembly, ExportSpec, NamedDevice, SharedDeviceKey, shown_name};
 
 /// A device that is there.
@@ -28,7 +28,7 @@ pub struct DeviceEntry {
 #[derive(Clone, Debug)]
 pub struct VolumeEntry {
     pub config: VolumeConfig,
-    pub origin: Origin,
+    pub origin: VolumeOrigin,
 }
 
 /// An export that is there.
@@ -204,7 +204,7 @@ impl Inventory {
     ///
     /// # Errors
     /// There is none, or the user's queue options do not suit the device.
-    pub fn site(&self, spec: &ExportSpec, opened: &Opened) -> Result<Placement, ConfigError> {
+    pub fn site(&self, spec: &ExportSpec, opened: &OpenedImage) -> Result<Placement, ConfigError> {
         let volume = vacant(&self.volumes, self.places.volumes, "volumes").map(VolumeId)?;
         let mut options = opened.options;
         spec.caching().apply(&spec.spec, &mut options);
@@ -231,7 +231,7 @@ impl Inventory {
     fn group(
         &self,
         spec: &ExportSpec,
-        opened: &Opened,
+        opened: &OpenedImage,
         cached: bool,
     ) -> Option<(DeviceId, ShardId)> {
         let common = Some(opened.common(spec)?);

@@ -4,14 +4,14 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::latency::{Kind, ROWS, Row, Totals, row_name};
+use crate::latency::{LatencyOp, ROWS, Histogram, LatencyTotals, row_name};
 
 /// Nanoseconds as microseconds.
 pub fn micros(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-fn percentiles(row: &Row) -> Value {
+fn percentiles(row: &Histogram) -> Value {
     json!({
         "count": row.count(),
         "p50_us": micros(row.percentile(500)),
@@ -23,14 +23,14 @@ fn percentiles(row: &Row) -> Value {
 }
 
 /// An object with what `of` makes of each kind of operation that happened.
-fn by_kind(totals: &Totals, of: impl Fn(Kind) -> Value) -> Value {
-    let happened = Kind::ALL.into_iter().filter(|kind| totals.requests(*kind) > 0);
+fn by_kind(totals: &LatencyTotals, of: impl Fn(LatencyOp) -> Value) -> Value {
+    let happened = LatencyOp::ALL.into_iter().filter(|kind| totals.requests(*kind) > 0);
     let all: Map<String, Value> = happened.map(|kind| (kind.name().to_owned(), of(kind))).collect();
     Value::Object(all)
 }
 
 /// An export's percentiles: every row of each kind of operation that happened.
-pub fn summary(totals: &Totals) -> Value {
+pub fn summary(totals: &LatencyTotals) -> Value {
     by_kind(totals, |kind| {
         let row = |row: usize| (row_name(row).to_owned(), percentiles(&totals.row(kind, row)));
         Value::Object((0..ROWS).map(row).collect())
@@ -38,7 +38,7 @@ pub fn summary(totals: &Totals) -> Value {
 }
 
 /// A connection's: the total, and those waits that were ever longer than nothing.
-pub fn compact(totals: &Totals) -> Value {
+pub fn compact(totals: &LatencyTotals) -> Value {
     by_kind(totals, |kind| {
         let rows = (0..ROWS).map(|row| (row, totals.row(kind, row)));
         let told = rows.filter(|(row, counts)| *row == 0 || !counts.is_zero());
@@ -49,7 +49,7 @@ pub fn compact(totals: &Totals) -> Value {
 }
 
 /// Everything that is known: `[upper end in us, count]` of each bucket that has any, ascending.
-pub fn histograms(totals: &Totals) -> Value {
+pub fn histograms(totals: &LatencyTotals) -> Value {
     by_kind(totals, |kind| {
         let buckets = |row: usize| {
             let counts = totals.row(kind, row);
@@ -68,14 +68,14 @@ pub fn histograms(totals: &Totals) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::Table;
+    use crate::latency::LatencyTable;
     use headworks_core::WaitTimes;
 
     #[test]
     fn an_operation_that_never_came_is_left_out_and_a_stage_that_was_not_passed_counts_nothing() {
-        let (mut table, mut totals) = (Table::default(), Totals::default());
-        (0..99).for_each(|_| table.record(Kind::Read, 4096, 1_000, WaitTimes::NONE));
-        table.record(Kind::Read, 4096, 5_000_000, WaitTimes::NONE);
+        let (mut table, mut totals) = (LatencyTable::default(), LatencyTotals::default());
+        (0..99).for_each(|_| table.record(LatencyOp::Read, 4096, 1_000, WaitTimes::NONE));
+        table.record(LatencyOp::Read, 4096, 5_000_000, WaitTimes::NONE);
         totals.add(&table);
         let summary = summary(&totals);
         assert_eq!(summary.as_object().map(Map::len), Some(1));

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::rpc::Fault;
-use super::service::Answer;
+use super::rpc::RpcFault;
+use super::service::RpcResult;
 
 /// The levels, from little to much.
 pub const LOG_LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
@@ -36,16 +36,16 @@ impl fmt::Debug for LogLevel {
 }
 
 /// The method: with a level it is set first.
-pub(super) fn log_level(switch: Option<&LogLevel>, wanted: Option<&str>) -> Answer {
+pub(super) fn log_level(switch: Option<&LogLevel>, wanted: Option<&str>) -> RpcResult {
     let Some(LogLevel(switch)) = switch else {
-        return Err(Fault::refused("ENOTSUP", "this program's log has no level that can be set"));
+        return Err(RpcFault::refused("ENOTSUP", "this program's log has no level that can be set"));
     };
     let level = wanted.map(|wanted| {
         let found = LOG_LEVELS.into_iter().find(|level| *level == wanted);
         found.ok_or_else(|| {
             let accepted = LOG_LEVELS.join(", ");
             let message = format!("`{wanted}` is no level; there are {accepted}");
-            Fault::refused("EINVAL", message).accepts(accepted)
+            RpcFault::refused("EINVAL", message).accepts(accepted)
         })
     });
     Ok(json!({ "level": switch(level.transpose()?) }))
@@ -70,7 +70,7 @@ mod tests {
         let fault = say(Some("loud")).unwrap_err();
         let accepted = "error, warn, info, debug, trace";
         let expected = format!("`loud` is no level; there are {accepted}");
-        assert_eq!(fault, Fault::refused("EINVAL", expected).accepts(accepted));
+        assert_eq!(fault, RpcFault::refused("EINVAL", expected).accepts(accepted));
         assert_eq!(say(None).unwrap(), json!({ "level": "debug" }));
         assert!(log_level(None, None).is_err());
     }

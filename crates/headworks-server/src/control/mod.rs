@@ -22,6 +22,6 @@ mod socket;
 pub(crate) mod tree;
 mod why;
 
-pub use changes::Reload;
+pub use changes::ReloadReport;
 pub use report::DISKSTATS_FIELDS;
 pub(crate) use socket::ControlSocket;

@@ -11,7 +11,7 @@ use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
-use super::service::Setting;
+use super::service::ExportSettings;
 use super::tree::{ExportNode, device_name};
 use crate::messages::query::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
 
@@ -310,7 +310,7 @@ pub fn turns(shards: &[TurnStats]) -> Value {
 /// needs no flush.
 pub fn export(
     entry: &ExportNode,
-    setting: Setting,
+    setting: ExportSettings,
     options: &QueueOptions,
     report: &VolumeReport,
 ) -> Value {

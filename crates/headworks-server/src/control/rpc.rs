@@ -16,14 +16,14 @@ const BATCH_MAX: usize = 32;
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct RpcFault {
     code: i32,
     message: String,
     errno: Option<&'static str>,
     accepted: Option<String>,
 }
 
-impl Fault {
+impl RpcFault {
     fn standard(code: i32, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), errno: None, accepted: None }
     }
@@ -79,26 +79,26 @@ impl Fault {
 pub type Params = Map<String, Value>;
 
 /// What answers methods.
-pub type Call<'a> = dyn FnMut(&str, &Params) -> Result<Value, Fault> + 'a;
+pub type Call<'a> = dyn FnMut(&str, &Params) -> Result<Value, RpcFault> + 'a;
 
 /// The answer to one line, if it has one.
 pub fn answer(line: &[u8], call: &mut Call) -> Option<Value> {
     match serde_json::from_slice(line) {
         Ok(Value::Array(batch)) => answer_batch(&batch, call),
         Ok(request) => answer_one(&request, call),
-        Err(error) => Some(failure(&Value::Null, &Fault::parse(format!("no JSON: {error}")))),
+        Err(error) => Some(failure(&Value::Null, &RpcFault::parse(format!("no JSON: {error}")))),
     }
 }
 
 /// An answer that belongs to no request.
-pub fn failure(id: &Value, fault: &Fault) -> Value {
+pub fn failure(id: &Value, fault: &RpcFault) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": fault.to_json() })
 }
 
 fn answer_batch(batch: &[Value], call: &mut Call) -> Option<Value> {
     if batch.is_empty() || batch.len() > BATCH_MAX {
         let message = format!("a batch has 1 to {BATCH_MAX} requests, not {}", batch.len());
-        return Some(failure(&Value::Null, &Fault::request(message)));
+        return Some(failure(&Value::Null, &RpcFault::request(message)));
     }
     let answers: Vec<Value> =
         batch.iter().filter_map(|request| answer_one(request, call)).collect();
@@ -126,27 +126,27 @@ fn answer_one(request: &Value, call: &mut Call) -> Option<Value> {
 }
 
 /// A method and its parameters, if it has any; the fault is for parameters that no method takes.
-type Asked<'a> = Result<(&'a str, Option<&'a Params>), Fault>;
+type MethodCall<'a> = Result<(&'a str, Option<&'a Params>), RpcFault>;
 
 /// What a request asks; the outer error is for what is none.
-fn check(request: &Value, wrong_id: bool) -> Result<Asked<'_>, Fault> {
+fn check(request: &Value, wrong_id: bool) -> Result<MethodCall<'_>, RpcFault> {
     if !request.is_object() {
-        return Err(Fault::request("a request is an object"));
+        return Err(RpcFault::request("a request is an object"));
     }
     if request.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
-        return Err(Fault::request("a request says \"jsonrpc\": \"2.0\""));
+        return Err(RpcFault::request("a request says \"jsonrpc\": \"2.0\""));
     }
     if wrong_id {
-        return Err(Fault::request("an id is a string, a number or null"));
+        return Err(RpcFault::request("an id is a string, a number or null"));
     }
     let Some(method) = request.get("method").and_then(Value::as_str) else {
-        return Err(Fault::request("a request names its method, a string"));
+        return Err(RpcFault::request("a request names its method, a string"));
     };
     match request.get("params") {
         None => Ok(Ok((method, None))),
         Some(Value::Object(params)) => Ok(Ok((method, Some(params)))),
-        Some(Value::Array(_)) => Ok(Err(Fault::params("parameters have names: an object"))),
-        Some(_) => Err(Fault::request("params is an object")),
+        Some(Value::Array(_)) => Ok(Err(RpcFault::params("parameters have names: an object"))),
+        Some(_) => Err(RpcFault::request("params is an object")),
     }
 }
 
@@ -158,8 +158,8 @@ mod tests {
     fn say(line: &str) -> Option<Value> {
         answer(line.as_bytes(), &mut |method, params| match method {
             "echo" => Ok(Value::Object(params.clone())),
-            "fail" => Err(Fault::refused("EINVAL", "no").accepts("1..=2")),
-            _ => Err(Fault::method("no such method")),
+            "fail" => Err(RpcFault::refused("EINVAL", "no").accepts("1..=2")),
+            _ => Err(RpcFault::method("no such method")),
         })
     }
 
@@ -228,7 +228,7 @@ mod tests {
             let line = format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#);
             let answer = answer(line.as_bytes(), &mut |method, _| {
                 called.push(method.to_owned());
-                Err(Fault::method("no"))
+                Err(RpcFault::method("no"))
             });
             assert_eq!(answer, None);
         }

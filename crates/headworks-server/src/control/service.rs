@@ -13,11 +13,11 @@ use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
 use serde_json::{Value, json};
 
-use super::changes::Live;
+use super::changes::LiveChanges;
 use super::latency;
 use super::log_level::{LogLevel, log_level};
 use super::report;
-use super::rpc::{Fault, Params};
+use super::rpc::{RpcFault, Params};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, device_name, is_within};
 use crate::assemble::cache_shares::divided;
 use crate::messages::ControlMessage;
@@ -39,7 +39,7 @@ const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
 
 /// An export's share and class, as they are now.
 #[derive(Clone, Copy, Debug)]
-pub struct Setting {
+pub struct ExportSettings {
     /// Its weight.
     pub weight: u16,
     /// The class of its clients.
@@ -47,19 +47,19 @@ pub struct Setting {
 }
 
 /// What all clients of the control socket talk to.
-pub struct Service {
+pub struct ControlService {
     shared: Arc<ServerShared>,
     shards: u16,
     tree: Mutex<Arc<Tree>>,
     /// By [`ExportId`].
-    settings: Mutex<Vec<Setting>>,
+    settings: Mutex<Vec<ExportSettings>>,
     /// Of the whole server; bytes are divided among the shards that cache.
     dirty: Mutex<DirtyOptions>,
     /// Held by `set` of what is kept in several places.
     changing: Mutex<()>,
     deadlines: Deadlines,
     started: std::time::Instant,
-    live: Live,
+    live: LiveChanges,
     log_level: Option<LogLevel>,
 }
 
@@ -72,17 +72,17 @@ struct Deadlines {
 }
 
 /// What a method answers.
-pub type Answer = Result<Value, Fault>;
+pub type RpcResult = Result<Value, RpcFault>;
 
-impl Service {
+impl ControlService {
     /// A service for the shards behind `shared`.
     pub fn new(
         shared: Arc<ServerShared>,
         shards: u16,
         tree: Tree,
-        settings: Vec<Setting>,
+        settings: Vec<ExportSettings>,
         dirty: DirtyOptions,
-        live: Live,
+        live: LiveChanges,
     ) -> Self {
         Self {
             shared,
@@ -107,16 +107,16 @@ impl Service {
     ///
     /// # Errors
     /// What the client is told.
-    pub fn call(&self, method: &str, params: &Params) -> Answer {
+    pub fn call(&self, method: &str, params: &Params) -> RpcResult {
         let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
         {
             None => Ok(()),
             Some(key) if names.is_empty() => {
-                Err(Fault::params(format!("{method} takes no parameters, and no `{key}`")))
+                Err(RpcFault::params(format!("{method} takes no parameters, and no `{key}`")))
             }
             Some(key) => {
                 let names = names.join(" and ");
-                Err(Fault::params(format!("{method} takes no `{key}`; it takes {names}")))
+                Err(RpcFault::params(format!("{method} takes no `{key}`; it takes {names}")))
             }
         };
         match method {
@@ -136,11 +136,11 @@ impl Service {
                 let confirm = match params.get("confirm") {
                     None => false,
                     Some(Value::Bool(confirm)) => *confirm,
-                    Some(_) => return Err(Fault::params("confirm is true or false")),
+                    Some(_) => return Err(RpcFault::params("confirm is true or false")),
                 };
                 self.discard_failed(text(params, "export")?, confirm)
             }
-            "acknowledge" => Err(Fault::method(
+            "acknowledge" => Err(RpcFault::method(
                 "there is no method `acknowledge`; `discard-failed` discards the blocks of an export that could not be written",
             )),
             "histograms" => {
@@ -164,13 +164,13 @@ impl Service {
                 takes(&["level"])?;
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
             }
-            other => Err(Fault::method(format!(
+            other => Err(RpcFault::method(format!(
                 "there is no method `{other}`; there are get, set, stats, histograms, why, diskstats, connections, failed, discard-failed, exports, add, remove, resize, drain and log-level"
             ))),
         }
     }
 
-    fn get(&self, path: &str) -> Answer {
+    fn get(&self, path: &str) -> RpcResult {
         let (path, tree) = (path.trim_matches('/'), self.tree());
         let mut values = Params::new();
         let mut device_before: Option<(DeviceId, DeviceReport)> = None;
@@ -221,7 +221,7 @@ impl Service {
         Ok(Value::Object(values))
     }
 
-    fn find(&self, tree: &Tree, path: &str) -> Result<Leaf, Fault> {
+    fn find(&self, tree: &Tree, path: &str) -> Result<Leaf, RpcFault> {
         if let Some(rest) = path.strip_prefix("connections/") {
             let id = rest.strip_suffix("/ioprio").and_then(|id| id.parse().ok());
             return id.map(Leaf::Connection).ok_or_else(|| no_entry(tree, path));
@@ -231,15 +231,15 @@ impl Service {
             Some((name, leaf)) if name == path => Ok(*leaf),
             Some((name, _)) => {
                 let message = format!("{path} has names below it, such as {name}");
-                Err(Fault::refused("EISDIR", message))
+                Err(RpcFault::refused("EISDIR", message))
             }
             None => Err(no_entry(tree, path)),
         }
     }
 
-    fn set(&self, path: &str, value: &str) -> Answer {
+    fn set(&self, path: &str, value: &str) -> RpcResult {
         let (path, tree) = (path.trim_matches('/'), self.tree());
-        let invalid = |message: String| Fault::refused("EINVAL", format!("{path}: {message}"));
+        let invalid = |message: String| RpcFault::refused("EINVAL", format!("{path}: {message}"));
         match self.find(&tree, path)? {
             Leaf::Tunable(device, tunable) => {
                 let shown = self.set_tunable(&tree, path, (device, tunable), value)?;
@@ -279,14 +279,14 @@ impl Service {
         path: &str,
         (device, tunable): (DeviceId, Tunable),
         value: &str,
-    ) -> Result<Value, Fault> {
+    ) -> Result<Value, RpcFault> {
         let accepted = report::accepted(tunable);
         if !tunable.is_live() {
             return Err(fixed(path));
         }
         let value = tunable.parse(value).map_err(|error| {
             let message = format!("{path}: {}", error.message);
-            Fault::refused("EINVAL", message).accepts(accepted.clone())
+            RpcFault::refused("EINVAL", message).accepts(accepted.clone())
         })?;
         let before = self.device(tree, device)?.options;
         // What is in flight now may take as long as the option says, and a new option counts from the switch on.
@@ -301,7 +301,7 @@ impl Service {
                     "{path}: the switch is still under way after {} s; it ends when the commands in flight have",
                     longest.as_secs_f32()
                 );
-                return Err(Fault::refused("ETIMEDOUT", message));
+                return Err(RpcFault::refused("ETIMEDOUT", message));
             }
         }
         let options = self.device(tree, device)?.options;
@@ -309,10 +309,10 @@ impl Service {
     }
 
     /// The value of the whole server; each shard that caches gets its share before anybody sees the new value.
-    fn set_dirty(&self, path: &str, tunable: DirtyTunable, text: &str) -> Result<Value, Fault> {
+    fn set_dirty(&self, path: &str, tunable: DirtyTunable, text: &str) -> Result<Value, RpcFault> {
         let accepted = report::dirty_accepted(tunable);
         let invalid = |message: String| {
-            Fault::refused("EINVAL", format!("{path}: {message}")).accepts(accepted.clone())
+            RpcFault::refused("EINVAL", format!("{path}: {message}")).accepts(accepted.clone())
         };
         let parsed = match tunable.is_bytes() {
             true => parse_size(text),
@@ -334,7 +334,7 @@ impl Service {
         Ok(report::dirty_value(tunable, tunable.get(&options)))
     }
 
-    pub(super) fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), Fault> {
+    pub(super) fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
         let control = Control::Weight { export, weight };
         for shard in self.shards() {
@@ -344,7 +344,7 @@ impl Service {
         Ok(())
     }
 
-    pub(super) fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), Fault> {
+    pub(super) fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), RpcFault> {
         let _order = lock(&self.changing);
         for shard in self.shards() {
             self.ask(shard, |answer| ControlQuery::ExportIoprio { export, ioprio, answer })?;
@@ -353,7 +353,7 @@ impl Service {
         Ok(())
     }
 
-    fn set_connection_ioprio(&self, path: &str, id: u32, ioprio: Ioprio) -> Result<(), Fault> {
+    fn set_connection_ioprio(&self, path: &str, id: u32, ioprio: Ioprio) -> Result<(), RpcFault> {
         for shard in self.shards() {
             let question =
                 |answer| ControlQuery::ConnectionIoprio { connection: id, ioprio, answer };
@@ -362,12 +362,12 @@ impl Service {
             }
         }
         let message = format!("there is no {path}; `connections` lists those there are");
-        Err(Fault::refused("ENOENT", message))
+        Err(RpcFault::refused("ENOENT", message))
     }
 
     /// Discards the blocks of an export whose write-back failed and lets its flushes succeed again. Without `confirm`, an
     /// export that has something to lose is reported and left as it is.
-    fn discard_failed(&self, name: &str, confirm: bool) -> Answer {
+    fn discard_failed(&self, name: &str, confirm: bool) -> RpcResult {
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
         let ExportNode { volume, home, .. } = *entry;
@@ -398,7 +398,7 @@ impl Service {
         }))
     }
 
-    fn failed(&self, name: &str) -> Answer {
+    fn failed(&self, name: &str) -> RpcResult {
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
         let volume = entry.volume;
@@ -406,7 +406,7 @@ impl Service {
         Ok(json!({ "export": entry.shown_name(), "ranges": report::failed(&ranges) }))
     }
 
-    fn stats(&self) -> Answer {
+    fn stats(&self) -> RpcResult {
         let tree = self.tree();
         let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
         for DeviceNode { id, .. } in &tree.devices {
@@ -449,7 +449,7 @@ impl Service {
         }))
     }
 
-    fn diskstats(&self) -> Answer {
+    fn diskstats(&self) -> RpcResult {
         let (mut lines, tree) = (Vec::new(), self.tree());
         for DeviceNode { id, .. } in &tree.devices {
             let report = self.device_if_there(&tree, *id)?;
@@ -458,7 +458,7 @@ impl Service {
         Ok(Value::Array(lines))
     }
 
-    fn connections(&self) -> Answer {
+    fn connections(&self) -> RpcResult {
         let (list, tree) = (self.list_connections()?, self.tree());
         let shown = list.iter().map(|(shard, connection)| {
             let name = |export| tree.entry(export).map(ExportNode::shown_name);
@@ -475,7 +475,7 @@ impl Service {
         Ok(shown.collect())
     }
 
-    fn list_connections(&self) -> Result<Vec<(ShardId, ConnectionReport)>, Fault> {
+    fn list_connections(&self) -> Result<Vec<(ShardId, ConnectionReport)>, RpcFault> {
         let mut all = Vec::new();
         for shard in self.shards() {
             let mut next = Some(0);
@@ -489,7 +489,7 @@ impl Service {
         Ok(all)
     }
 
-    fn device(&self, tree: &Tree, device: DeviceId) -> Result<DeviceReport, Fault> {
+    fn device(&self, tree: &Tree, device: DeviceId) -> Result<DeviceReport, RpcFault> {
         let entry = tree.device(device).ok_or_else(|| no_entry(tree, &device_name(device)))?;
         let volumes = Arc::clone(&entry.volumes);
         self.ask(entry.owner, |answer| ControlQuery::Device { device, volumes, answer })
@@ -504,12 +504,12 @@ impl Service {
         &self,
         tree: &Tree,
         device: DeviceId,
-    ) -> Result<Option<DeviceReport>, Fault> {
+    ) -> Result<Option<DeviceReport>, RpcFault> {
         self.if_there(tree, self.device(tree, device))
     }
 
     /// What is gone does not answer, and it is out of the tree before a shard forgets it.
-    fn if_there<T>(&self, tree: &Tree, answer: Result<T, Fault>) -> Result<Option<T>, Fault> {
+    fn if_there<T>(&self, tree: &Tree, answer: Result<T, RpcFault>) -> Result<Option<T>, RpcFault> {
         match answer {
             Err(_) if !std::ptr::eq(tree, Arc::as_ptr(&self.tree())) => Ok(None),
             answer => answer.map(Some),
@@ -529,7 +529,7 @@ impl Service {
         *current = Arc::new(tree);
     }
 
-    pub(super) fn live(&self) -> &Live {
+    pub(super) fn live(&self) -> &LiveChanges {
         &self.live
     }
 
@@ -538,14 +538,14 @@ impl Service {
     }
 
     /// A new export begins with this.
-    pub(super) fn put_setting(&self, export: ExportId, setting: Setting) {
+    pub(super) fn put_setting(&self, export: ExportId, setting: ExportSettings) {
         let mut settings = lock(&self.settings);
         let places = settings.len().max(usize::from(export.0) + 1);
         settings.resize(places, setting);
         settings[usize::from(export.0)] = setting;
     }
 
-    pub(super) fn setting(&self, export: ExportId) -> Setting {
+    pub(super) fn setting(&self, export: ExportId) -> ExportSettings {
         lock(&self.settings)[usize::from(export.0)]
     }
 
@@ -553,13 +553,13 @@ impl Service {
         &self,
         shard: ShardId,
         question: impl FnOnce(Sender<T>) -> ControlQuery,
-    ) -> Result<T, Fault> {
+    ) -> Result<T, RpcFault> {
         self.ask_for(shard, self.deadlines.answer, question).map_err(|reason| match reason {
             NoAnswer::Stopping => stopping(),
             NoAnswer::TooLong => {
                 let seconds = self.deadlines.answer.as_secs_f32();
                 let message = format!("shard {} did not answer within {seconds} s", shard.0);
-                Fault::refused("ETIMEDOUT", message)
+                RpcFault::refused("ETIMEDOUT", message)
             }
         })
     }
@@ -586,47 +586,47 @@ enum NoAnswer {
     Stopping,
 }
 
-fn no_entry(tree: &Tree, path: &str) -> Fault {
-    Fault::refused("ENOENT", format!("there is no {path}; {}", tree.advice(path)))
+fn no_entry(tree: &Tree, path: &str) -> RpcFault {
+    RpcFault::refused("ENOENT", format!("there is no {path}; {}", tree.advice(path)))
 }
 
-pub(super) fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportNode, Fault> {
+pub(super) fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportNode, RpcFault> {
     tree.export(name).ok_or_else(|| {
         let names: Vec<&str> = tree.exports.iter().take(16).map(ExportNode::shown_name).collect();
         let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
         let message = format!("there is no export `{name}`; there are {known}");
-        Fault::refused("ENOENT", message)
+        RpcFault::refused("ENOENT", message)
     })
 }
 
-pub(super) fn stopping() -> Fault {
-    Fault::refused("ESHUTDOWN", "the server is stopping")
+pub(super) fn stopping() -> RpcFault {
+    RpcFault::refused("ESHUTDOWN", "the server is stopping")
 }
 
-fn fixed(path: &str) -> Fault {
+fn fixed(path: &str) -> RpcFault {
     let message =
         format!("{path} is a fact of the device or of how it is served; it cannot be set");
-    Fault::refused("EACCES", message)
+    RpcFault::refused("EACCES", message)
 }
 
 /// What a shard says of a switch.
-fn switched(path: &str, status: Status, accepted: String) -> Result<(), Fault> {
+fn switched(path: &str, status: Status, accepted: String) -> Result<(), RpcFault> {
     let Err(error) = status else { return Ok(()) };
     Err(match error {
         IoError::Invalid => {
-            Fault::refused("EINVAL", format!("{path}: the device cannot work with this value"))
+            RpcFault::refused("EINVAL", format!("{path}: the device cannot work with this value"))
                 .accepts(accepted)
         }
-        IoError::Busy => Fault::refused(
+        IoError::Busy => RpcFault::refused(
             "EBUSY",
             format!(
                 "{path}: another switch is under way, or commands that were given up hold too much; try again"
             ),
         ),
         IoError::Unsupported => {
-            Fault::refused("ENOTSUP", format!("{path} cannot be set while the server runs"))
+            RpcFault::refused("ENOTSUP", format!("{path} cannot be set while the server runs"))
         }
-        other => Fault::refused("EIO", format!("{path}: {other}")),
+        other => RpcFault::refused("EIO", format!("{path}: {other}")),
     })
 }
 
@@ -635,26 +635,26 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, Fault> {
+pub(super) fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, RpcFault> {
     match params.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(Fault::params(format!("{name} is a string"))),
+        Some(_) => Err(RpcFault::params(format!("{name} is a string"))),
     }
 }
 
-pub(super) fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, Fault> {
-    optional_text(params, name)?.ok_or_else(|| Fault::params(format!("{name} is missing")))
+pub(super) fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, RpcFault> {
+    optional_text(params, name)?.ok_or_else(|| RpcFault::params(format!("{name} is missing")))
 }
 
 /// A value as a word, in whatever type it came.
-fn word(params: &Params, name: &str) -> Result<String, Fault> {
+fn word(params: &Params, name: &str) -> Result<String, RpcFault> {
     match params.get(name) {
         Some(Value::String(text)) => Ok(text.trim().to_owned()),
         Some(Value::Number(number)) => Ok(number.to_string()),
         Some(Value::Bool(switch)) => Ok(u8::from(*switch).to_string()),
-        Some(_) => Err(Fault::params(format!("{name} is a string or a number"))),
-        None => Err(Fault::params(format!("{name} is missing"))),
+        Some(_) => Err(RpcFault::params(format!("{name} is a string or a number"))),
+        None => Err(RpcFault::params(format!("{name} is missing"))),
     }
 }
 

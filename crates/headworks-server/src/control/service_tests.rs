@@ -27,7 +27,7 @@ enum Manner {
 }
 
 struct Bench {
-    service: Option<Service>,
+    service: Option<ControlService>,
     shards: Vec<JoinHandle<Vec<String>>>,
 }
 
@@ -101,10 +101,10 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
 }
 
 /// Nothing that may come or go.
-fn live() -> Live {
+fn live() -> LiveChanges {
     let volume = VolumeOptions { size: 512, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig::single(QueueOptions::default(), volume, 1);
-    Live::new(Inventory::new(&Assembly::default(), &config, false, Vec::new(), Vec::new()))
+    LiveChanges::new(Inventory::new(&Assembly::default(), &config, false, Vec::new(), Vec::new()))
 }
 
 impl Bench {
@@ -112,10 +112,10 @@ impl Bench {
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
         let start = |mails| std::thread::spawn(move || shard(mails, manner));
         let shards = mails.into_iter().map(start).collect();
-        let setting = Setting { weight: 100, ioprio: Ioprio::default() };
+        let setting = ExportSettings { weight: 100, ioprio: Ioprio::default() };
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
         let mut service =
-            Service::new(shared, 2, tree(), vec![setting; 3], DirtyOptions::default(), live());
+            ControlService::new(shared, 2, tree(), vec![setting; 3], DirtyOptions::default(), live());
         let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
         if matches!(manner, Manner::Silent | Manner::Stuck) {
             service.deadlines = Deadlines { answer, switch };
@@ -123,7 +123,7 @@ impl Bench {
         Self { service: Some(service), shards }
     }
 
-    fn call(&self, method: &str, params: Value) -> Answer {
+    fn call(&self, method: &str, params: Value) -> RpcResult {
         self.service.as_ref().unwrap().call(method, params.as_object().unwrap())
     }
 

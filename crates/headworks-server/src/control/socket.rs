@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use headworks_core::ConfigError;
 
-use super::rpc::Fault;
-use super::service::Service;
+use super::rpc::RpcFault;
+use super::service::ControlService;
 use super::{client, credentials};
 use crate::listen::Listener;
 
@@ -55,7 +55,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// No thread or file descriptor is left.
-    pub fn start(listener: Listener, service: Arc<Service>) -> Result<Self, ConfigError> {
+    pub fn start(listener: Listener, service: Arc<ControlService>) -> Result<Self, ConfigError> {
         let fail = |error: io::Error| ConfigError::new("control", format!("cannot start: {error}"));
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
         let thread = std::thread::Builder::new()
@@ -75,7 +75,7 @@ impl ControlSocket {
 
 /// Who is there.
 struct ControlClients {
-    service: Arc<Service>,
+    service: Arc<ControlService>,
     clients: Vec<Client>,
     /// Clients' threads hold the other end, so that their end can be waited for.
     present: Sender<()>,
@@ -83,7 +83,7 @@ struct ControlClients {
 }
 
 impl ControlClients {
-    fn new(service: Arc<Service>) -> Self {
+    fn new(service: Arc<ControlService>) -> Self {
         let (present, ended) = channel();
         Self { service, clients: Vec::new(), present, ended }
     }
@@ -121,7 +121,7 @@ impl ControlClients {
         }
         if self.clients.len() == CLIENTS_MAX {
             let why = format!("there are {CLIENTS_MAX} clients already; try again later");
-            return client::refuse(&stream, &Fault::request(why));
+            return client::refuse(&stream, &RpcFault::request(why));
         }
         let stream = Arc::new(stream);
         let (service, present) = (Arc::clone(&self.service), self.present.clone());

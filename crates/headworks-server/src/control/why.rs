@@ -7,7 +7,7 @@ use headworks_core::{Instant, WaitKind};
 use serde_json::{Map, Value, json};
 
 use super::latency::micros;
-use crate::latency::slow::{SECONDS, Slow};
+use crate::latency::slow::{SECONDS, SlowRequest};
 
 /// What ended sooner than this is not slow. 1 ms: a disk that answers at once, and nobody waited.
 const SLOW_NS: u64 = 1_000_000;
@@ -36,7 +36,7 @@ pub struct WhySnapshot {
 }
 
 /// Where the time of a request went: nanoseconds of each wait, then what they leave.
-fn parts(slow: &Slow) -> [f64; WaitKind::COUNT + 1] {
+fn parts(slow: &SlowRequest) -> [f64; WaitKind::COUNT + 1] {
     let waits = WaitKind::ALL.map(|wait| slow.wait_times.at_most(wait) as f64);
     let (sum, total) = (waits.iter().sum::<f64>(), slow.total_ns as f64);
     // A bucket's end may be beyond the total, and who joined a request that waited already hears of all its waits.
@@ -54,7 +54,7 @@ fn name(part: usize) -> &'static str {
 }
 
 /// The report. `slowest` is sorted, the slowest first.
-pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[Slow]) -> Value {
+pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequest]) -> Value {
     let hundredth = requests.div_ceil(100) as usize;
     // Who was answered in the turn in which it came was kept for want of others.
     let waited = slowest.partition_point(|slow| slow.total_ns > 0).max(1).min(slowest.len());
@@ -180,7 +180,7 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     })
 }
 
-fn stages(slowest: &[Slow]) -> Value {
+fn stages(slowest: &[SlowRequest]) -> Value {
     let row = |name: &str, mut times: Vec<u64>| {
         times.sort_unstable();
         let at = |part: usize| times.get(times.len() * part / 100).copied().unwrap_or(0);
@@ -197,11 +197,11 @@ fn stages(slowest: &[Slow]) -> Value {
 }
 
 /// A wait is known as the upper end of its bucket, the whole exactly: no part is shown longer than the whole.
-fn waited(slow: &Slow, wait: WaitKind) -> u64 {
+fn waited(slow: &SlowRequest, wait: WaitKind) -> u64 {
     slow.wait_times.at_most(wait).min(slow.total_ns)
 }
 
-fn one(now: Instant, slow: &Slow) -> Value {
+fn one(now: Instant, slow: &SlowRequest) -> Value {
     let waits: Map<String, Value> = WaitKind::ALL
         .into_iter()
         .filter(|wait| slow.wait_times.bucket(*wait) > 0)
@@ -264,14 +264,14 @@ mod tests {
         }
     }
 
-    fn slow(total_ns: u64, waits: &[(WaitKind, u64)]) -> Slow {
+    fn slow(total_ns: u64, waits: &[(WaitKind, u64)]) -> SlowRequest {
         let word = waits
             .iter()
             .fold(0, |word, (wait, ns)| word | (bucket_of(*ns) as u64) << (8 * *wait as u32));
-        Slow { total_ns, wait_times: WaitTimes::from_word(word), ..Slow::default() }
+        SlowRequest { total_ns, wait_times: WaitTimes::from_word(word), ..SlowRequest::default() }
     }
 
-    fn sentence(requests: u64, slowest: &[Slow]) -> String {
+    fn sentence(requests: u64, slowest: &[SlowRequest]) -> String {
         let report = why(&facts(), Instant(0), requests, slowest);
         report["sentence"].as_str().unwrap().to_owned()
     }

@@ -4,40 +4,40 @@
 
 use headworks_core::{ExportId, Instant, WaitTimes};
 
-use super::slow::{Slow, SlowRing};
-use super::{Table, Totals};
-use crate::nbd::connection::Answered;
+use super::slow::{SlowRequest, SlowRing};
+use super::{LatencyTable, LatencyTotals};
+use crate::nbd::connection::CompletedRequest;
 
 /// See the head of this file. Indexed by export.
 #[derive(Debug, Default)]
-pub struct Exports {
-    all: Vec<Option<Box<Entry>>>,
+pub struct ExportLatencies {
+    all: Vec<Option<Box<ExportLatency>>>,
 }
 
 #[derive(Debug, Default)]
-struct Entry {
+struct ExportLatency {
     /// Of connections that are gone.
-    gone: Totals,
+    gone: LatencyTotals,
     slow: SlowRing,
 }
 
-impl Exports {
+impl ExportLatencies {
     /// A request of a connection was answered now.
     #[inline]
     pub fn record(
         &mut self,
         now: Instant,
         (export, connection): (ExportId, u32),
-        answered: &Answered,
+        answered: &CompletedRequest,
         wait_times: WaitTimes,
     ) {
-        let Answered { op, offset, len, total_ns } = *answered;
-        let slow = || Slow { total_ns, at: now, offset, wait_times, len, connection, op };
+        let CompletedRequest { op, offset, len, total_ns } = *answered;
+        let slow = || SlowRequest { total_ns, at: now, offset, wait_times, len, connection, op };
         self.entry(export).slow.record(slow, now, total_ns);
     }
 
     /// A connection is gone; its counts stay.
-    pub fn close(&mut self, export: ExportId, table: &Table) {
+    pub fn close(&mut self, export: ExportId, table: &LatencyTable) {
         self.entry(export).gone.add(table);
     }
 
@@ -56,20 +56,20 @@ impl Exports {
 
     /// What connections counted that are gone.
     #[must_use]
-    pub fn gone(&self, export: ExportId) -> Option<&Totals> {
+    pub fn gone(&self, export: ExportId) -> Option<&LatencyTotals> {
         let entry = self.all.get(usize::from(export.0)).and_then(Option::as_ref);
         entry.map(|entry| &entry.gone)
     }
 
     /// Requests of the last minute, and the slowest of them.
     #[must_use]
-    pub fn slow(&self, export: ExportId, now: Instant) -> (u64, Vec<Slow>) {
+    pub fn slow(&self, export: ExportId, now: Instant) -> (u64, Vec<SlowRequest>) {
         let entry = self.all.get(usize::from(export.0)).and_then(Option::as_ref);
         entry.map_or_else(Default::default, |entry| entry.slow.look(now))
     }
 
     #[inline]
-    fn entry(&mut self, export: ExportId) -> &mut Entry {
+    fn entry(&mut self, export: ExportId) -> &mut ExportLatency {
         let index = usize::from(export.0);
         if self.all.get(index).is_none_or(Option::is_none) {
             self.make(index);

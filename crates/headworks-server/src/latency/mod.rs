@@ -1,7 +1,7 @@
 //! What clients waited for: counts by operation, wait and duration.
 //!
-//! A connection has a [`Table`] of 32-bit counts, 14 KiB, which a reply touches at one place, and at one more for each wait
-//! that was not nothing; an export has a [`Totals`] of those that closed. A report is the sum. So a reply costs a few
+//! A connection has a [`LatencyTable`] of 32-bit counts, 14 KiB, which a reply touches at one place, and at one more for each wait
+//! that was not nothing; an export has a [`LatencyTotals`] of those that closed. A report is the sum. So a reply costs a few
 //! instructions, and nothing is counted twice.
 //!
 //! `total` is measured by whoever talks to the client: from the turn in which a request was complete to the turn in which its
@@ -16,7 +16,7 @@ use headworks_core::{Op, WaitKind, WaitTimes};
 
 /// What operations are told apart as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LatencyOp {
     /// Reads.
     Read = 0,
     /// Writes.
@@ -25,7 +25,7 @@ pub enum Kind {
     Other = 2,
 }
 
-impl Kind {
+impl LatencyOp {
     /// How many there are.
     pub const COUNT: usize = 3;
     /// In order.
@@ -63,26 +63,26 @@ pub fn row_name(row: usize) -> &'static str {
 }
 
 /// Waits that were nothing are not counted here: they are what the total has more.
-type Counts<T> = [[[T; BUCKETS]; ROWS]; Kind::COUNT];
+type Counts<T> = [[[T; BUCKETS]; ROWS]; LatencyOp::COUNT];
 
 /// A connection's counts.
 #[derive(Clone, Debug)]
-pub struct Table {
+pub struct LatencyTable {
     counts: Box<Counts<u32>>,
     /// Nanoseconds of all requests together.
-    sum_ns: [u64; Kind::COUNT],
-    bytes: [u64; Kind::COUNT],
+    sum_ns: [u64; LatencyOp::COUNT],
+    bytes: [u64; LatencyOp::COUNT],
     /// Requests since `older` was added to; at 2^32 the counts go there.
     recent: u32,
-    older: Option<Box<Totals>>,
+    older: Option<Box<LatencyTotals>>,
 }
 
-impl Default for Table {
+impl Default for LatencyTable {
     fn default() -> Self {
         Self {
-            counts: Box::new([[[0; BUCKETS]; ROWS]; Kind::COUNT]),
-            sum_ns: [0; Kind::COUNT],
-            bytes: [0; Kind::COUNT],
+            counts: Box::new([[[0; BUCKETS]; ROWS]; LatencyOp::COUNT]),
+            sum_ns: [0; LatencyOp::COUNT],
+            bytes: [0; LatencyOp::COUNT],
             recent: 0,
             older: None,
         }
@@ -91,10 +91,10 @@ impl Default for Table {
 
 const _: () = assert!(size_of::<Counts<u32>>() <= 16 << 10, "a connection is small");
 
-impl Table {
+impl LatencyTable {
     /// A request was answered.
     #[inline]
-    pub fn record(&mut self, kind: Kind, len: u32, total_ns: u64, wait_times: WaitTimes) {
+    pub fn record(&mut self, kind: LatencyOp, len: u32, total_ns: u64, wait_times: WaitTimes) {
         let rows = &mut self.counts[kind as usize];
         rows[0][bucket_of(total_ns)] += 1;
         if !wait_times.is_none() {
@@ -124,33 +124,33 @@ impl Table {
 
 /// Counts of any number of connections.
 #[derive(Clone, Debug)]
-pub struct Totals {
+pub struct LatencyTotals {
     counts: Box<Counts<u64>>,
-    sum_ns: [u64; Kind::COUNT],
-    bytes: [u64; Kind::COUNT],
+    sum_ns: [u64; LatencyOp::COUNT],
+    bytes: [u64; LatencyOp::COUNT],
 }
 
-impl Default for Totals {
+impl Default for LatencyTotals {
     fn default() -> Self {
         Self {
-            counts: Box::new([[[0; BUCKETS]; ROWS]; Kind::COUNT]),
-            sum_ns: [0; Kind::COUNT],
-            bytes: [0; Kind::COUNT],
+            counts: Box::new([[[0; BUCKETS]; ROWS]; LatencyOp::COUNT]),
+            sum_ns: [0; LatencyOp::COUNT],
+            bytes: [0; LatencyOp::COUNT],
         }
     }
 }
 
-impl From<&Table> for Totals {
-    fn from(table: &Table) -> Self {
+impl From<&LatencyTable> for LatencyTotals {
+    fn from(table: &LatencyTable) -> Self {
         let mut totals = Self::default();
         totals.add(table);
         totals
     }
 }
 
-impl Totals {
+impl LatencyTotals {
     /// Adds what a connection counted.
-    pub fn add(&mut self, table: &Table) {
+    pub fn add(&mut self, table: &LatencyTable) {
         self.add_up(&table.sum_ns, &table.bytes, |kind, row, bucket| {
             table.counts[kind][row][bucket].into()
         });
@@ -168,11 +168,11 @@ impl Totals {
 
     fn add_up(
         &mut self,
-        sum_ns: &[u64; Kind::COUNT],
-        bytes: &[u64; Kind::COUNT],
+        sum_ns: &[u64; LatencyOp::COUNT],
+        bytes: &[u64; LatencyOp::COUNT],
         count: impl Fn(usize, usize, usize) -> u64,
     ) {
-        for kind in 0..Kind::COUNT {
+        for kind in 0..LatencyOp::COUNT {
             self.sum_ns[kind] += sum_ns[kind];
             self.bytes[kind] += bytes[kind];
             for row in 0..ROWS {
@@ -185,40 +185,40 @@ impl Totals {
 
     /// Requests of a kind.
     #[must_use]
-    pub fn requests(&self, kind: Kind) -> u64 {
+    pub fn requests(&self, kind: LatencyOp) -> u64 {
         self.counts[kind as usize][0].iter().sum()
     }
 
     /// Bytes that they were about.
     #[must_use]
-    pub fn bytes(&self, kind: Kind) -> u64 {
+    pub fn bytes(&self, kind: LatencyOp) -> u64 {
         self.bytes[kind as usize]
     }
 
     /// Nanoseconds of all of them together: measured, not from the buckets.
     #[must_use]
-    pub fn sum_ns(&self, kind: Kind) -> u64 {
+    pub fn sum_ns(&self, kind: LatencyOp) -> u64 {
         self.sum_ns[kind as usize]
     }
 
     /// The counts of a row, those that waited for nothing included.
     #[must_use]
-    pub fn row(&self, kind: Kind, row: usize) -> Row {
+    pub fn row(&self, kind: LatencyOp, row: usize) -> Histogram {
         let mut counts = self.counts[kind as usize][row];
         if row > 0 {
             counts[0] += self.requests(kind) - counts.iter().sum::<u64>();
         }
-        Row { counts }
+        Histogram { counts }
     }
 }
 
 /// One histogram.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct Histogram {
     counts: [u64; BUCKETS],
 }
 
-impl Row {
+impl Histogram {
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> u64 {
@@ -281,36 +281,36 @@ mod tests {
 
     #[test]
     fn what_waited_for_nothing_is_counted_in_every_row() {
-        let mut table = Table::default();
-        (0..90).for_each(|_| table.record(Kind::Read, 4096, 1_000, WaitTimes::NONE));
-        (0..10).for_each(|_| table.record(Kind::Read, 4096, 5_000_000, wait_times(5_000_000)));
-        table.record(Kind::Other, 0, 7, WaitTimes::NONE);
-        let mut totals = Totals::default();
+        let mut table = LatencyTable::default();
+        (0..90).for_each(|_| table.record(LatencyOp::Read, 4096, 1_000, WaitTimes::NONE));
+        (0..10).for_each(|_| table.record(LatencyOp::Read, 4096, 5_000_000, wait_times(5_000_000)));
+        table.record(LatencyOp::Other, 0, 7, WaitTimes::NONE);
+        let mut totals = LatencyTotals::default();
         totals.add(&table);
         for row in 0..ROWS {
-            let counts = totals.row(Kind::Read, row);
+            let counts = totals.row(LatencyOp::Read, row);
             assert_eq!(counts.count(), 100, "{}", row_name(row));
             assert_eq!(counts.is_zero(), !["total", "device"].contains(&row_name(row)));
         }
-        let device = totals.row(Kind::Read, 1 + WaitKind::Device as usize);
+        let device = totals.row(LatencyOp::Read, 1 + WaitKind::Device as usize);
         assert_eq!((device.percentile(500), device.percentile(900)), (0, 0));
         assert_eq!((device.percentile(910), device.max()), (5_242_879, 5_242_879));
-        assert_eq!(totals.row(Kind::Read, 0).percentile(500), 1023);
-        assert_eq!(totals.sum_ns(Kind::Read), 90 * 1_000 + 10 * 5_000_000);
-        assert_eq!((totals.bytes(Kind::Read), totals.requests(Kind::Write)), (409_600, 0));
-        assert_eq!(totals.requests(Kind::Other), 1);
+        assert_eq!(totals.row(LatencyOp::Read, 0).percentile(500), 1023);
+        assert_eq!(totals.sum_ns(LatencyOp::Read), 90 * 1_000 + 10 * 5_000_000);
+        assert_eq!((totals.bytes(LatencyOp::Read), totals.requests(LatencyOp::Write)), (409_600, 0));
+        assert_eq!(totals.requests(LatencyOp::Other), 1);
     }
 
     #[test]
     fn counts_of_a_connection_that_is_there_very_long_are_put_aside_and_not_lost() {
-        let mut table = Table::default();
-        table.record(Kind::Write, 1, 4, WaitTimes::NONE);
+        let mut table = LatencyTable::default();
+        table.record(LatencyOp::Write, 1, 4, WaitTimes::NONE);
         table.recent = u32::MAX - 1;
-        table.record(Kind::Write, 1, 4, WaitTimes::NONE);
+        table.record(LatencyOp::Write, 1, 4, WaitTimes::NONE);
         assert_eq!((table.recent, table.counts[1][0][4]), (0, 0));
-        table.record(Kind::Write, 1, 4, WaitTimes::NONE);
-        let mut totals = Totals::default();
+        table.record(LatencyOp::Write, 1, 4, WaitTimes::NONE);
+        let mut totals = LatencyTotals::default();
         totals.add(&table);
-        assert_eq!((totals.requests(Kind::Write), totals.bytes(Kind::Write)), (3, 3));
+        assert_eq!((totals.requests(LatencyOp::Write), totals.bytes(LatencyOp::Write)), (3, 3));
     }
 }

@@ -14,7 +14,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// A request that took long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slow {
+pub struct SlowRequest {
     /// From its arrival to its answer.
     pub total_ns: u64,
     /// When it was answered.
@@ -37,11 +37,11 @@ struct Second {
     number: u64,
     requests: u64,
     used: usize,
-    slowest: [Slow; KEPT],
+    slowest: [SlowRequest; KEPT],
 }
 
-const EMPTY: Second = Second { number: u64::MAX, requests: 0, used: 0, slowest: [NOBODY; KEPT] };
-const NOBODY: Slow = Slow {
+const EMPTY: Second = Second { number: u64::MAX, requests: 0, used: 0, slowest: [NO_REQUEST; KEPT] };
+const NO_REQUEST: SlowRequest = SlowRequest {
     total_ns: 0,
     at: Instant(0),
     offset: 0,
@@ -76,7 +76,7 @@ impl Default for SlowRing {
 impl SlowRing {
     /// A request was answered now.
     #[inline]
-    pub fn record(&mut self, slow: impl FnOnce() -> Slow, now: Instant, total_ns: u64) {
+    pub fn record(&mut self, slow: impl FnOnce() -> SlowRequest, now: Instant, total_ns: u64) {
         if now >= self.ends {
             self.begin_second(now);
         }
@@ -96,7 +96,7 @@ impl SlowRing {
         self.floor_ns = 0;
     }
 
-    fn keep(&mut self, slow: Slow) {
+    fn keep(&mut self, slow: SlowRequest) {
         let second = &mut self.seconds[self.current];
         if second.used < KEPT {
             second.slowest[second.used] = slow;
@@ -111,7 +111,7 @@ impl SlowRing {
 
     /// What the last minute has: requests, and the slowest of them, the slowest first.
     #[must_use]
-    pub fn look(&self, now: Instant) -> (u64, Vec<Slow>) {
+    pub fn look(&self, now: Instant) -> (u64, Vec<SlowRequest>) {
         let last = now.0 / SECOND_NS;
         let recent =
             |second: &&Second| second.number <= last && last - second.number < SECONDS as u64;
@@ -132,7 +132,7 @@ mod tests {
     use headworks_core::prng::Prng;
 
     fn record(ring: &mut SlowRing, now: u64, total_ns: u64) {
-        let slow = || Slow { total_ns, at: Instant(now), ..Slow::default() };
+        let slow = || SlowRequest { total_ns, at: Instant(now), ..SlowRequest::default() };
         ring.record(slow, Instant(now), total_ns);
     }
 

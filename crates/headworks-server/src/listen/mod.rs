@@ -21,8 +21,8 @@ use super::listen::inherited::{BoundSocket, InheritedSocket};
 const PATH_MAX: usize = 107;
 
 /// Half a second in all.
-const PATIENCE_TRIES: u32 = 20;
-const PATIENCE_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
+const CONNECT_TRIES: u32 = 20;
+const CONNECT_PAUSE: std::time::Duration = std::time::Duration::from_millis(25);
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,10 +181,10 @@ fn hidden_name(path: &Path) -> io::Result<(PathBuf, Option<fs::File>)> {
 
 /// Whether somebody listens there. Of a server that was killed the kernel closes the listener some milliseconds after the
 /// process is gone, because its ring still holds it.
-fn connect_patiently(path: &Path) -> io::Result<UnixStream> {
-    for _ in 0..PATIENCE_TRIES {
+fn connect_with_retries(path: &Path) -> io::Result<UnixStream> {
+    for _ in 0..CONNECT_TRIES {
         match UnixStream::connect(path) {
-            Ok(_) => std::thread::sleep(PATIENCE_PAUSE),
+            Ok(_) => std::thread::sleep(CONNECT_PAUSE),
             refused => return refused,
         }
     }
@@ -199,7 +199,7 @@ fn remove_stale(path: &Path) -> Result<(), String> {
     if !file.file_type().is_socket() {
         return Err(format!("{} exists and is not a socket; name another path", path.display()));
     }
-    match connect_patiently(path) {
+    match connect_with_retries(path) {
         Ok(_) => Err(format!(
             "another server listens at {}; stop it or name another path",
             path.display()

@@ -17,8 +17,8 @@ use headworks_core::{
     Control, DeviceId, ExportId, Instant, IoError, Ioprio, Op, QueueOptions, Status, VolumeId,
 };
 
-use crate::latency::slow::Slow;
-use crate::latency::{Table, Totals};
+use crate::latency::slow::SlowRequest;
+use crate::latency::{LatencyTable, LatencyTotals};
 
 /// A question for one shard.
 pub enum ControlQuery {
@@ -215,7 +215,7 @@ pub struct LatencyReport {
     /// Which export.
     pub export: ExportId,
     /// Those that are gone, and those that are there.
-    pub totals: Totals,
+    pub totals: LatencyTotals,
     /// How many are there.
     pub connections: u32,
 }
@@ -235,7 +235,7 @@ pub struct SlowReport {
     /// Requests of the last minute.
     pub requests: u64,
     /// The slowest of them, the slowest first.
-    pub slowest: Vec<Slow>,
+    pub slowest: Vec<SlowRequest>,
     /// How the write-out of its device is; none without a cache.
     pub writeback: Option<WritebackStats>,
 }
@@ -251,5 +251,5 @@ pub struct ConnectionReport {
     /// Requests in flight.
     pub in_flight: usize,
     /// What they waited for; none before it has chosen.
-    pub latency: Option<Table>,
+    pub latency: Option<LatencyTable>,
 }

@@ -13,7 +13,7 @@ const HEADERS_MAX: usize = 64;
 
 /// What a head asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum HeadStatus {
     /// More has to come.
     Incomplete,
     /// The page; its text only if it is not a HEAD.
@@ -27,24 +27,24 @@ pub enum Asked {
 
 /// Reads a head, as far as it is there.
 #[must_use]
-pub fn read_head(bytes: &[u8]) -> Asked {
+pub fn read_head(bytes: &[u8]) -> HeadStatus {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(_)) => {}
-        Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => return Asked::Incomplete,
+        Ok(httparse::Status::Partial) if bytes.len() < HEAD_MAX => return HeadStatus::Incomplete,
         Ok(httparse::Status::Partial) | Err(httparse::Error::TooManyHeaders) => {
-            return Asked::Refused(431);
+            return HeadStatus::Refused(431);
         }
-        Err(_) => return Asked::Refused(400),
+        Err(_) => return HeadStatus::Refused(400),
     }
     let path = request.path.unwrap_or_default();
     let path = path.split_once('?').map_or(path, |(path, _)| path);
     match (request.method, path) {
-        (Some("GET"), "/metrics") => Asked::Page { body: true },
-        (Some("HEAD"), "/metrics") => Asked::Page { body: false },
-        (_, "/metrics") => Asked::Refused(405),
-        _ => Asked::Refused(404),
+        (Some("GET"), "/metrics") => HeadStatus::Page { body: true },
+        (Some("HEAD"), "/metrics") => HeadStatus::Page { body: false },
+        (_, "/metrics") => HeadStatus::Refused(405),
+        _ => HeadStatus::Refused(404),
     }
 }
 
@@ -89,28 +89,28 @@ mod tests {
     #[test]
     fn only_the_page_is_given_and_only_to_who_gets_it() {
         let head = |line: &str| read_head(format!("{line} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
-        assert_eq!(head("GET /metrics"), Asked::Page { body: true });
-        assert_eq!(head("GET /metrics?a=b"), Asked::Page { body: true });
-        assert_eq!(head("HEAD /metrics"), Asked::Page { body: false });
-        assert_eq!(head("POST /metrics"), Asked::Refused(405));
-        assert_eq!(head("GET /"), Asked::Refused(404));
-        assert_eq!(head("GET /metricsx"), Asked::Refused(404));
-        assert_eq!(read_head(b"\x16\x03\x01\x02\x00\x01"), Asked::Refused(400));
+        assert_eq!(head("GET /metrics"), HeadStatus::Page { body: true });
+        assert_eq!(head("GET /metrics?a=b"), HeadStatus::Page { body: true });
+        assert_eq!(head("HEAD /metrics"), HeadStatus::Page { body: false });
+        assert_eq!(head("POST /metrics"), HeadStatus::Refused(405));
+        assert_eq!(head("GET /"), HeadStatus::Refused(404));
+        assert_eq!(head("GET /metricsx"), HeadStatus::Refused(404));
+        assert_eq!(read_head(b"\x16\x03\x01\x02\x00\x01"), HeadStatus::Refused(400));
     }
 
     #[test]
     fn a_head_may_come_in_any_pieces_but_not_without_end() {
         let whole = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
         for cut in 0..whole.len() {
-            assert_eq!(read_head(&whole[..cut]), Asked::Incomplete, "{cut}");
+            assert_eq!(read_head(&whole[..cut]), HeadStatus::Incomplete, "{cut}");
         }
         let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
         long.resize(HEAD_MAX - 1, b'a');
-        assert_eq!(read_head(&long), Asked::Incomplete);
+        assert_eq!(read_head(&long), HeadStatus::Incomplete);
         long.push(b'a');
-        assert_eq!(read_head(&long), Asked::Refused(431));
+        assert_eq!(read_head(&long), HeadStatus::Refused(431));
         let many = format!("GET /metrics HTTP/1.1\r\n{}\r\n", "A: b\r\n".repeat(65));
-        assert_eq!(read_head(many.as_bytes()), Asked::Refused(431));
+        assert_eq!(read_head(many.as_bytes()), HeadStatus::Refused(431));
     }
 
     #[test]
@@ -119,7 +119,7 @@ mod tests {
         for _ in 0..5_000 {
             let len = prng.below(200) as usize;
             let bytes: Vec<u8> = (0..len).map(|_| prng.next() as u8).collect();
-            assert!(!matches!(read_head(&bytes), Asked::Page { .. }));
+            assert!(!matches!(read_head(&bytes), HeadStatus::Page { .. }));
         }
     }
 

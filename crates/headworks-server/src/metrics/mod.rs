@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 use headworks_core::ConfigError;
 
-use super::control::service::Service;
+use super::control::service::ControlService;
 use super::listen::inherited::{BoundSocket, InheritedSocket};
-use http::Asked;
+use http::HeadStatus;
 
 /// Scrapers at once.
 const CLIENTS_MAX: usize = 16;
 /// A client is there no longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// After a failure to accept: file descriptors may be free again.
 const REST: Duration = Duration::from_secs(1);
 
@@ -66,14 +66,14 @@ impl Metrics {
     ///
     /// # Errors
     /// No thread or file descriptor is left.
-    pub fn start(listener: TcpListener, service: Arc<Service>) -> Result<Self, ConfigError> {
+    pub fn start(listener: TcpListener, service: Arc<ControlService>) -> Result<Self, ConfigError> {
         let fail = |error: io::Error| ConfigError::new("metrics", format!("cannot start: {error}"));
         let address = listener.local_addr().map_err(fail)?;
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
-        let mut desk = Desk { listener, service, clients: Vec::new(), resting: None };
+        let mut endpoint = MetricsEndpoint { listener, service, clients: Vec::new(), resting: None };
         let thread = std::thread::Builder::new()
             .name("metrics".into())
-            .spawn(move || while desk.turn(&stopped) {})
+            .spawn(move || while endpoint.turn(&stopped) {})
             .map_err(fail)?;
         Ok(Self { address, stop, thread })
     }
@@ -92,9 +92,9 @@ impl Metrics {
     }
 }
 
-struct Desk {
+struct MetricsEndpoint {
     listener: TcpListener,
-    service: Arc<Service>,
+    service: Arc<ControlService>,
     clients: Vec<Client>,
     /// Nobody is accepted until then.
     resting: Option<Instant>,
@@ -108,7 +108,7 @@ struct Client {
     sent: usize,
 }
 
-impl Desk {
+impl MetricsEndpoint {
     /// Waits for something and does it; false when it is time to stop.
     fn turn(&mut self, stopped: &UnixStream) -> bool {
         let now = Instant::now();
@@ -149,7 +149,7 @@ impl Desk {
             Ok((stream, _)) => {
                 if stream.set_nonblocking(true).is_ok() {
                     let (head, answer) = (Vec::new(), Vec::new());
-                    let until = now + PATIENCE;
+                    let until = now + CLIENT_TIMEOUT;
                     self.clients.push(Client { stream, until, head, answer, sent: 0 });
                 }
             }
@@ -166,13 +166,13 @@ impl Desk {
 
 impl Client {
     /// Reads or sends what it can; an error when it is over, well or not.
-    fn go_on(&mut self, service: &Service) -> io::Result<()> {
+    fn go_on(&mut self, service: &ControlService) -> io::Result<()> {
         if self.answer.is_empty() {
             self.receive()?;
             self.answer = match http::read_head(&self.head) {
-                Asked::Incomplete => return Ok(()),
-                Asked::Refused(status) => http::refusal(status),
-                Asked::Page { body } => match service.metrics() {
+                HeadStatus::Incomplete => return Ok(()),
+                HeadStatus::Refused(status) => http::refusal(status),
+                HeadStatus::Page { body } => match service.metrics() {
                     Ok(text) => http::page(&text, body),
                     Err(_) => http::refusal(503),
                 },

@@ -5,11 +5,11 @@
 
 use std::fmt::{Display, Write};
 
-use crate::latency::Row;
+use crate::latency::Histogram;
 
 /// What a family is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Type {
+pub enum MetricType {
     /// Only grows.
     Counter,
     /// Goes up and down.
@@ -22,7 +22,7 @@ pub enum Type {
 
 /// A page of families.
 #[derive(Debug, Default)]
-pub struct Page {
+pub struct MetricsPage {
     text: String,
 }
 
@@ -34,14 +34,14 @@ pub type Labels<'a> = [(&'a str, &'a str)];
 const BOUNDS: std::ops::RangeInclusive<u32> = 10..=34;
 const STEP: usize = 2;
 
-impl Page {
+impl MetricsPage {
     /// The next samples are of this family.
-    pub fn family(&mut self, name: &str, kind: Type, help: &str) {
+    pub fn family(&mut self, name: &str, kind: MetricType, help: &str) {
         let kind = match kind {
-            Type::Counter => "counter",
-            Type::Gauge => "gauge",
-            Type::Histogram => "histogram",
-            Type::Summary => "summary",
+            MetricType::Counter => "counter",
+            MetricType::Gauge => "gauge",
+            MetricType::Histogram => "histogram",
+            MetricType::Summary => "summary",
         };
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
     }
@@ -59,7 +59,7 @@ impl Page {
     }
 
     /// Cumulative buckets, sum and count.
-    pub fn histogram(&mut self, name: &str, labels: &Labels<'_>, row: &Row, sum_ns: u64) {
+    pub fn histogram(&mut self, name: &str, labels: &Labels<'_>, row: &Histogram, sum_ns: u64) {
         let buckets: Vec<(u64, u64)> = row.buckets().collect();
         for bound in BOUNDS.step_by(STEP) {
             let upper = 1_u64 << bound;
@@ -102,22 +102,22 @@ fn shown(labels: &Labels<'_>, le: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::latency::{Kind, Table, Totals};
+    use crate::latency::{LatencyOp, LatencyTable, LatencyTotals};
     use headworks_core::WaitTimes;
 
     #[test]
     fn a_histogram_is_cumulative_and_a_power_of_two_is_beyond_its_own_bound() {
-        let mut table = Table::default();
+        let mut table = LatencyTable::default();
         for ns in [100, 1_023, 1_024, 5_000_000, 90_000_000_000] {
-            table.record(Kind::Read, 1, ns, WaitTimes::NONE);
+            table.record(LatencyOp::Read, 1, ns, WaitTimes::NONE);
         }
-        let totals = Totals::from(&table);
-        let mut page = Page::default();
+        let totals = LatencyTotals::from(&table);
+        let mut page = MetricsPage::default();
         page.histogram(
             "x",
             &[("op", "read")],
-            &totals.row(Kind::Read, 0),
-            totals.sum_ns(Kind::Read),
+            &totals.row(LatencyOp::Read, 0),
+            totals.sum_ns(LatencyOp::Read),
         );
         let text = page.into_text();
         let counts: Vec<&str> = text.lines().filter_map(|line| line.rsplit(' ').next()).collect();
@@ -130,8 +130,8 @@ mod tests {
 
     #[test]
     fn names_of_exports_are_escaped_and_no_labels_are_no_braces() {
-        let mut page = Page::default();
-        page.family("a_total", Type::Counter, "Some.");
+        let mut page = MetricsPage::default();
+        page.family("a_total", MetricType::Counter, "Some.");
         page.sample("a_total", &[("export", "x\"\\\n")], 1);
         page.sample("b", &[], 2.5);
         let expected = "# HELP a_total Some.\n# TYPE a_total counter\na_total{export=\"x\\\"\\\\\\n\"} 1\nb 2.5\n";

@@ -57,13 +57,13 @@ pub struct Outgoing {
 
 /// How a send ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sent {
+pub enum SendOutcome {
     /// Everything is out.
     All,
     /// The socket is full; wait until it takes more.
     Full,
     /// It would take more, but this turn has done enough for one connection.
-    Share,
+    Budget,
 }
 
 impl Outgoing {
@@ -155,7 +155,7 @@ impl Outgoing {
         transport: &mut Transport,
         pool: &mut Pool,
         spans: &mut Vec<Span>,
-    ) -> io::Result<Sent> {
+    ) -> io::Result<SendOutcome> {
         while !self.pieces.is_empty() {
             self.gather(spans);
             let wanted: usize = spans.iter().map(|span| span.len()).sum();
@@ -164,15 +164,15 @@ impl Outgoing {
                     self.advance(count, pool);
                     if count < wanted {
                         // A short send: the socket is full now, as the next call would say.
-                        return Ok(Sent::Full);
+                        return Ok(SendOutcome::Full);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(SendOutcome::Full),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(Sent::All)
+        Ok(SendOutcome::All)
     }
 
     /// Forgets everything; the connection is gone.
@@ -279,7 +279,7 @@ mod tests {
         let mut ours = Transport::plain(ours.into());
         let mut received = Vec::new();
         let mut times_full = 0;
-        while outgoing.send(&mut ours, &mut pool, &mut spans).unwrap() == Sent::Full {
+        while outgoing.send(&mut ours, &mut pool, &mut spans).unwrap() == SendOutcome::Full {
             times_full += 1;
             let mut some = [0; 10_001];
             let count = theirs.read(&mut some).unwrap();

@@ -14,7 +14,7 @@
 use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use super::outgoing::Sent;
+use super::outgoing::SendOutcome;
 use headworks::memory::Span;
 use headworks_nbd::tls::pieces::Pieces;
 use headworks_nbd::tls::session::{RECORD_BYTES, SEALED_BYTES};
@@ -124,14 +124,14 @@ impl Transport {
     /// # Errors
     /// The connection is broken.
     #[inline]
-    pub fn settle(&mut self, sent: Sent) -> io::Result<Sent> {
+    pub fn settle(&mut self, sent: SendOutcome) -> io::Result<SendOutcome> {
         let Some(tls) = &mut self.tls else {
             return Ok(sent);
         };
         Ok(match (tls.flush(self.socket.as_raw_fd())?, sent) {
-            (false, _) => Sent::Full,
+            (false, _) => SendOutcome::Full,
             // The socket would take more, but it is somebody else's turn.
-            (true, Sent::Full) => Sent::Share,
+            (true, SendOutcome::Full) => SendOutcome::Budget,
             (true, sent) => sent,
         })
     }

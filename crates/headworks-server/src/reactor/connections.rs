@@ -20,8 +20,8 @@ use tracing::{debug, error, warn};
 
 use super::{ConnectionState, LISTENERS, Reactor, ReadPause, ShutdownPhase};
 use crate::messages::ControlMessage;
-use crate::nbd::connection::{Connection, End, ReceiveContext, Received};
-use crate::nbd::outgoing::Sent;
+use crate::nbd::connection::{Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome};
+use crate::nbd::outgoing::SendOutcome;
 use headworks::engine::Interest;
 use headworks_nbd::Negotiated;
 
@@ -44,7 +44,7 @@ impl Reactor {
             let received = self.receive_from(now, slot, &mut room, &mut signed);
             worked |= matches!(
                 received,
-                Some(Received::Some | Received::Chosen { .. } | Received::End(_))
+                Some(ReceiveOutcome::Some | ReceiveOutcome::Chosen { .. } | ReceiveOutcome::End(_))
             );
             self.note(slot);
             if received.is_some_and(|received| self.settle(now, slot, received)) {
@@ -67,12 +67,12 @@ impl Reactor {
         slot: u32,
         room: &mut u32,
         signed: &mut bool,
-    ) -> Option<Received> {
+    ) -> Option<ReceiveOutcome> {
         let turn = self.buffer_queue.turn(slot);
         let (connection, pool) = self.parts.io.connection(slot)?;
         let agrees = connection.agrees_on_keys();
         if agrees && *signed {
-            return Some(Received::Some);
+            return Some(ReceiveOutcome::Some);
         }
         let had_answer = agrees && connection.has_outgoing();
         let mut context = ReceiveContext {
@@ -90,11 +90,11 @@ impl Reactor {
         *signed |= agrees && !had_answer && connection.has_outgoing();
         // Each large payload takes a receive of its own; replies one by one would wake the client for each.
         for _ in 1..LARGE_RECEIVES {
-            if received != Received::Some || !connection.brings_large_payloads() {
+            if received != ReceiveOutcome::Some || !connection.brings_large_payloads() {
                 return Some(received);
             }
             match connection.receive(&mut context) {
-                Received::Nothing => return Some(Received::Some),
+                ReceiveOutcome::Nothing => return Some(ReceiveOutcome::Some),
                 next => received = next,
             }
         }
@@ -102,26 +102,26 @@ impl Reactor {
     }
 
     /// Acts on what a receive came to; true if the connection stays hot.
-    fn settle(&mut self, now: Instant, slot: u32, received: Received) -> bool {
-        if received != Received::NoBuffer {
+    fn settle(&mut self, now: Instant, slot: u32, received: ReceiveOutcome) -> bool {
+        if received != ReceiveOutcome::NoBuffer {
             self.buffer_queue.leave(slot);
         }
         self.connection_states[slot as usize].pause = ReadPause::No;
-        if received == Received::Nothing {
+        if received == ReceiveOutcome::Nothing {
             return true;
         }
         self.parts.io.list(slot);
         match received {
-            Received::Nothing | Received::Some => return true,
-            Received::Full => self.connection_states[slot as usize].pause = ReadPause::Full,
-            Received::NoBuffer => {
+            ReceiveOutcome::Nothing | ReceiveOutcome::Some => return true,
+            ReceiveOutcome::Full => self.connection_states[slot as usize].pause = ReadPause::Full,
+            ReceiveOutcome::NoBuffer => {
                 self.connection_states[slot as usize].pause = ReadPause::NoBuffer;
                 self.buffer_queue.join(slot);
             }
-            Received::Chosen { export, terms } => {
+            ReceiveOutcome::Chosen { export, terms } => {
                 return self.place(now, slot, export, terms);
             }
-            Received::End(end) => self.end(slot, &end),
+            ReceiveOutcome::End(end) => self.end(slot, &end),
         }
         false
     }
@@ -135,7 +135,7 @@ impl Reactor {
         let Some((export, home, (binding, info))) =
             chosen.and_then(|(export, home)| Some((export, home, self.exports.open(export)?)))
         else {
-            self.end(slot, &End::Fault("the export was removed meanwhile".into()));
+            self.end(slot, &ConnectionEnd::Fault("the export was removed meanwhile".into()));
             return false;
         };
         debug!(
@@ -151,8 +151,8 @@ impl Reactor {
         }
         // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
         // take it belongs to a client that reads nothing.
-        if !matches!(connection.send(now, pool, &mut self.spans), Ok(Sent::All)) {
-            self.end(slot, &End::Fault("the client does not read the handshake".into()));
+        if !matches!(connection.send(now, pool, &mut self.spans), Ok(SendOutcome::All)) {
+            self.end(slot, &ConnectionEnd::Fault("the client does not read the handshake".into()));
             return false;
         }
         if let Some(fd) = connection.socket() {
@@ -200,19 +200,19 @@ impl Reactor {
         }
     }
 
-    pub(super) fn end(&mut self, slot: u32, end: &End) {
+    pub(super) fn end(&mut self, slot: u32, end: &ConnectionEnd) {
         self.tell_close(slot);
         let Some((connection, pool)) = self.parts.io.connection(slot) else {
             return;
         };
         match end {
-            End::Goodbye => connection.leave(pool),
-            End::HungUp => {
+            ConnectionEnd::Goodbye => connection.leave(pool),
+            ConnectionEnd::HungUp => {
                 debug!(peer = connection.peer(), "client hung up");
                 self.close(slot);
                 return;
             }
-            End::Fault(sentence) => {
+            ConnectionEnd::Fault(sentence) => {
                 if self.log_limiter.admits() {
                     warn!(peer = connection.peer(), "connection ended: {sentence}");
                 }
@@ -279,12 +279,12 @@ impl Reactor {
             let has_room = connection.has_room();
             let state = &mut self.connection_states[slot as usize];
             match sent {
-                Ok(Sent::All) => state.blocked = false,
-                Ok(Sent::Share) => {
+                Ok(SendOutcome::All) => state.blocked = false,
+                Ok(SendOutcome::Budget) => {
                     state.blocked = false;
                     again.push(slot);
                 }
-                Ok(Sent::Full) => {
+                Ok(SendOutcome::Full) => {
                     state.blocked = true;
                     // Hot or not: beside a client that keeps the shard busy a hot connection is not watched for long, and
                     // whoever waits for the rest of a reply says nothing that would bring it back.

@@ -15,25 +15,25 @@ use crate::nbd::connection::ExportBinding;
 use headworks::display_size;
 use headworks_nbd::handshake::ExportInfo;
 
-struct Place {
+struct ExportSlot {
     export: ServedExport,
     hidden: bool,
 }
 
 /// All exports of a server, as one shard knows them.
 #[derive(Default)]
-pub struct Exports {
+pub struct ExportTable {
     /// By [`ExportId`].
-    places: Vec<Option<Place>>,
+    places: Vec<Option<ExportSlot>>,
     /// Those that serve.
     infos: Vec<ExportInfo>,
     /// Their ids, likewise.
     ids: Vec<ExportId>,
 }
 
-impl Exports {
+impl ExportTable {
     pub fn new(exports: impl Iterator<Item = ServedExport>) -> Self {
-        let place = |export| Some(Place { export, hidden: false });
+        let place = |export| Some(ExportSlot { export, hidden: false });
         let mut all = Self { places: exports.map(place).collect(), ..Self::default() };
         all.list();
         all
@@ -62,7 +62,7 @@ impl Exports {
         if self.places.len() <= index {
             self.places.resize_with(index + 1, || None);
         }
-        self.places[index] = Some(Place { export, hidden: false });
+        self.places[index] = Some(ExportSlot { export, hidden: false });
         self.list();
     }
 
@@ -109,11 +109,11 @@ impl Exports {
         self.places.iter().flatten().map(|place| &place.export)
     }
 
-    fn place(&self, id: ExportId) -> Option<&Place> {
+    fn place(&self, id: ExportId) -> Option<&ExportSlot> {
         self.places.get(usize::from(id.0))?.as_ref()
     }
 
-    fn place_mut(&mut self, id: ExportId) -> Option<&mut Place> {
+    fn place_mut(&mut self, id: ExportId) -> Option<&mut ExportSlot> {
         self.places.get_mut(usize::from(id.0))?.as_mut()
     }
 
@@ -153,14 +153,14 @@ mod tests {
         }
     }
 
-    fn names(exports: &Exports) -> String {
+    fn names(exports: &ExportTable) -> String {
         let names: Vec<&str> = exports.infos().iter().map(|info| info.name.as_str()).collect();
         names.join(" ")
     }
 
     #[test]
     fn the_list_is_in_the_order_of_adding_whatever_ids_were_free() {
-        let mut exports = Exports::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
+        let mut exports = ExportTable::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
         assert_eq!(
             (names(&exports), exports.chosen(0)),
             ("a b".into(), Some((ExportId(0), ShardId(0))))
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn what_is_hidden_is_not_opened_and_comes_back_to_its_place() {
-        let mut exports = Exports::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
+        let mut exports = ExportTable::new([export("a", 0, 0), export("b", 1, 1)].into_iter());
         exports.hide(ExportId(0), true);
         assert_eq!(names(&exports), "b");
         assert!(exports.open(ExportId(0)).is_none() && exports.all().count() == 2);
@@ -192,7 +192,7 @@ mod tests {
         let mut both = export("b", 1, 1);
         both.info.description = "/x, 1 bytes, y, 1 bytes, read-only".to_owned();
         both.binding.volume = VolumeId(0);
-        let mut exports = Exports::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
+        let mut exports = ExportTable::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
         exports.resize(VolumeId(0), 7);
         let sizes: Vec<u64> = exports.infos().iter().map(|info| info.size).collect();
         assert_eq!(sizes, [7, 7, 1]);

@@ -37,11 +37,11 @@ use crate::assemble::WatchedFile;
 use crate::assemble::export_info::ServedExport;
 use crate::listen::Listener;
 use crate::messages::ControlMessage;
-use crate::nbd::connection::{ConnectionLimits, End};
+use crate::nbd::connection::{ConnectionLimits, ConnectionEnd};
 use crate::recorder::Recorder;
 use crate::shared::ServerShared;
 use buffer_queue::BufferQueue;
-use exports::Exports;
+use exports::ExportTable;
 use headworks::Clock;
 use headworks::engine::{DiskQueue, Engine, Event, Wait, Waker};
 use headworks::executor::Executor;
@@ -140,7 +140,7 @@ pub struct ReactorParts {
 /// One shard's thread.
 pub struct Reactor {
     parts: ReactorParts,
-    exports: Exports,
+    exports: ExportTable,
     sets: queries::Sets,
     drains: commands::Drains,
     /// Something joined or left: the shard has something to do though nothing else happened.
@@ -186,7 +186,7 @@ impl Reactor {
     pub fn new(parts: ReactorParts) -> Self {
         let places = parts.io.slots().count();
         Self {
-            exports: Exports::new(parts.exports.iter().cloned()),
+            exports: ExportTable::new(parts.exports.iter().cloned()),
             sets: queries::Sets::default(),
             drains: commands::Drains::default(),
             changed: false,
@@ -497,7 +497,7 @@ impl Reactor {
             self.ticking = true;
             if deadline <= now {
                 let complaint = connection.complaint();
-                self.end(slot, &End::Fault(complaint));
+                self.end(slot, &ConnectionEnd::Fault(complaint));
             }
         }
         let left_out = self.log_limiter.tick(now);

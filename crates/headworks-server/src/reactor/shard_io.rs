@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 
-use crate::latency::exports::Exports;
+use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
 use headworks::executor::ActionSink;
 use headworks::memory::{Mapping, Pool, Span};
@@ -39,7 +39,7 @@ pub struct Peer {
     pub outbox: Vec<Envelope>,
 }
 
-struct Place {
+struct ConnectionSlot {
     generation: u32,
     connection: Option<Box<Connection>>,
     /// It is on the list of those that have something to send.
@@ -49,7 +49,7 @@ struct Place {
 /// Everything outside of the shard and its devices.
 pub struct ShardIo {
     shard: ShardId,
-    places: Vec<Place>,
+    places: Vec<ConnectionSlot>,
     free: Vec<u32>,
     /// The buffers of this shard's connections.
     pub pool: Pool,
@@ -61,7 +61,7 @@ pub struct ShardIo {
     /// The time of this turn: when what is answered now is answered.
     pub now: Instant,
     /// What clients waited for.
-    pub latency: Exports,
+    pub latency: ExportLatencies,
     /// When the shard wants `Input::Timer`.
     pub timer: Option<Instant>,
     /// Connections that got replies and have not sent yet.
@@ -91,7 +91,7 @@ impl ShardIo {
     ) -> Self {
         let connections = connections.min(CONNECTIONS_MAX);
         let places = (0..connections)
-            .map(|_| Place { generation: 0, connection: None, listed: false })
+            .map(|_| ConnectionSlot { generation: 0, connection: None, listed: false })
             .collect();
         Self {
             shard,
@@ -102,7 +102,7 @@ impl ShardIo {
             foreign: HashMap::with_capacity(if peers.len() > 1 { 4096 } else { 0 }),
             peers,
             now: Instant(0),
-            latency: Exports::default(),
+            latency: ExportLatencies::default(),
             timer: None,
             to_send: Vec::with_capacity(connections),
             own_flushes: Vec::new(),

@@ -5,7 +5,7 @@
 
 use headworks_core::ConfigError;
 
-/// Keys of every export, which [`super::Share`] takes out before its device reads the others.
+/// Keys of every export, which [`super::ExportOptions`] takes out before its device reads the others.
 pub const EXPORT_KEYS: [&str; 4] = ["weight", "ioprio", "cache", "on-error"];
 
 /// The keys that a user gave one device.

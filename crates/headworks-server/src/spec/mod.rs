@@ -24,7 +24,7 @@ use headworks_core::{ConfigError, IoError, Op, QueueOptions};
 
 use self::keys::{EXPORT_KEYS, Keys, list};
 pub use self::layers::Layer;
-pub use self::share::Share;
+pub use self::share::ExportOptions;
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
 use headworks::device::{
     DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
@@ -39,12 +39,12 @@ pub struct Spec {
     /// From the outside in.
     pub wrappers: Vec<Wrapper>,
     /// What holds the bytes.
-    pub base: Base,
+    pub base: BaseDevice,
 }
 
 /// What holds the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Base {
+pub enum BaseDevice {
     /// An image or a block device.
     File {
         /// Where.
@@ -78,8 +78,8 @@ impl Spec {
     ///
     /// # Errors
     /// The first thing that is wrong, with what would be right.
-    pub fn parse_export(text: &str) -> Result<(Self, Share), ConfigError> {
-        let (share, rest) = Share::take(text)?;
+    pub fn parse_export(text: &str) -> Result<(Self, ExportOptions), ConfigError> {
+        let (share, rest) = ExportOptions::take(text)?;
         Ok((Self::parse(&rest)?, share))
     }
 
@@ -101,11 +101,11 @@ impl Spec {
                 }
                 Kind::Null => {
                     let size = parse_sized(kind, keys)?;
-                    return Ok(Self { base: Base::Null { size }, wrappers });
+                    return Ok(Self { base: BaseDevice::Null { size }, wrappers });
                 }
                 Kind::Mem => {
                     let size = parse_sized(kind, keys)?;
-                    return Ok(Self { base: Base::Mem { size }, wrappers });
+                    return Ok(Self { base: BaseDevice::Mem { size }, wrappers });
                 }
                 Kind::Delay => parse_delay(keys)?,
                 Kind::Error => parse_error(keys)?,
@@ -123,18 +123,18 @@ impl Spec {
     #[must_use]
     pub fn short_name(&self) -> String {
         match &self.base {
-            Base::File { path, .. } => {
+            BaseDevice::File { path, .. } => {
                 path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
             }
-            Base::Null { .. } => "null".to_owned(),
-            Base::Mem { .. } => "mem".to_owned(),
+            BaseDevice::Null { .. } => "null".to_owned(),
+            BaseDevice::Mem { .. } => "mem".to_owned(),
         }
     }
 
     /// How a path that looks as if it had keys is spelled with them: `disk.img,weight=2` is the name of a file.
     #[must_use]
     pub fn meant(&self) -> Option<String> {
-        let Base::File { path, .. } = &self.base else { return None };
+        let BaseDevice::File { path, .. } = &self.base else { return None };
         let (stem, keys) = path.file_name()?.to_str()?.split_once(',')?;
         let (key, _) = keys.split_once('=')?;
         // A wrapper would have the export's keys.
@@ -152,16 +152,16 @@ impl Spec {
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         match &self.base {
-            Base::File { options, .. } => options.size,
-            Base::Null { size } | Base::Mem { size } => *size,
+            BaseDevice::File { options, .. } => options.size,
+            BaseDevice::Null { size } | BaseDevice::Mem { size } => *size,
         }
     }
 
     /// Gives a size where the user gave none: what `--size` is for.
     pub fn set_default_size(&mut self, default: u64) {
         let size = match &mut self.base {
-            Base::File { options, .. } => &mut options.size,
-            Base::Null { size } | Base::Mem { size } => size,
+            BaseDevice::File { options, .. } => &mut options.size,
+            BaseDevice::Null { size } | BaseDevice::Mem { size } => size,
         };
         size.get_or_insert(default);
     }
@@ -250,7 +250,7 @@ fn split_type(text: &str) -> Result<Option<(Kind, &str)>, ConfigError> {
     Err(ConfigError::new("device", message))
 }
 
-fn parse_file(text: &str) -> Result<Base, ConfigError> {
+fn parse_file(text: &str) -> Result<BaseDevice, ConfigError> {
     let keys = Keys::read("file", &FILE_KEYS, text)?;
     let path = keys.get("path").unwrap_or_default();
     let options = FileOptions {
@@ -261,11 +261,11 @@ fn parse_file(text: &str) -> Result<Base, ConfigError> {
     file(PathBuf::from(path), options)
 }
 
-fn file(path: PathBuf, options: FileOptions) -> Result<Base, ConfigError> {
+fn file(path: PathBuf, options: FileOptions) -> Result<BaseDevice, ConfigError> {
     if path.as_os_str().is_empty() {
         return Err(ConfigError::new("path", "a file needs one: file:path=disk.img"));
     }
-    Ok(Base::File { path, options })
+    Ok(BaseDevice::File { path, options })
 }
 
 fn parse_sized(kind: Kind, text: &str) -> Result<Option<u64>, ConfigError> {
@@ -376,7 +376,7 @@ mod tests {
     }
 
     fn file_spec(path: &str, options: FileOptions) -> Spec {
-        Spec { wrappers: Vec::new(), base: Base::File { path: path.into(), options } }
+        Spec { wrappers: Vec::new(), base: BaseDevice::File { path: path.into(), options } }
     }
 
     #[test]
@@ -439,7 +439,7 @@ mod tests {
             }),
         ];
         assert_eq!(spec.wrappers, expected);
-        assert_eq!(spec.base, Base::Mem { size: Some(64 << 20) });
+        assert_eq!(spec.base, BaseDevice::Mem { size: Some(64 << 20) });
         let path = Spec::parse("delay:read=1,of=/a,b=c").unwrap().base;
         assert_eq!(path, file_spec("/a,b=c", FileOptions::default()).base);
     }

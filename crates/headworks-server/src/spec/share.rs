@@ -15,7 +15,7 @@ use crate::units::{parse_ioprio, parse_weight};
 
 /// An export's share of its device, the class of its clients' requests, and how its volume is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct ExportOptions {
     /// Its share beside others, 1..=10000.
     pub weight: u16,
     /// The priority of its clients' requests.
@@ -26,14 +26,14 @@ pub struct Share {
     pub on_error: Option<ErrorPolicy>,
 }
 
-impl Default for Share {
+impl Default for ExportOptions {
     fn default() -> Self {
         let weight = ExportConfig::default().weight;
         Self { weight, ioprio: Ioprio::default(), mode: None, on_error: None }
     }
 }
 
-impl Share {
+impl ExportOptions {
     /// The share that `text` names, and `text` without it.
     pub fn take(text: &str) -> Result<(Self, String), ConfigError> {
         let Some((_, keys)) = split_type(text)? else {
@@ -91,7 +91,7 @@ mod tests {
     use headworks_core::IoClass;
 
     fn taken(text: &str) -> (u16, String, String) {
-        let (share, left) = Share::take(text).unwrap();
+        let (share, left) = ExportOptions::take(text).unwrap();
         (share.weight, share.ioprio.to_string(), left)
     }
 
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn how_it_is_cached_is_taken_too_and_is_open_if_not_said() {
-        let taken = |text: &str| Share::take(text).map(|(share, _)| (share.mode, share.on_error));
+        let taken = |text: &str| ExportOptions::take(text).map(|(share, _)| (share.mode, share.on_error));
         assert_eq!(taken("mem:size=1M"), Ok((None, None)));
         for mode in WriteMode::ALL {
             let text = format!("delay:cache={},on-error=retry,of=mem:size=1M", mode.name());
@@ -139,7 +139,7 @@ mod tests {
             ("mem:cache=wb", "cache: `wb` is none of writeback, writethrough, none, unsafe"),
             ("mem:on-error=stop", "on-error: `stop` is none of hold, retry"),
         ] {
-            let message = Share::take(text).unwrap_err().to_string();
+            let message = ExportOptions::take(text).unwrap_err().to_string();
             assert!(message.contains(words), "{text}: {message}");
         }
     }

@@ -5,34 +5,34 @@ use std::path::PathBuf;
 use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::rpc::{Fault, Params};
-use super::super::service::{Answer, Service, Setting, lock, text};
+use super::super::rpc::{RpcFault, Params};
+use super::super::service::{RpcResult, ControlService, ExportSettings, lock, text};
 use super::super::tree::{DeviceNode, ExportNode};
 use super::remove::leaving;
 use super::{refused, wrong};
 use crate::assemble::export_info::served;
-use crate::assemble::image::{MadeImage, Opened, assembled};
+use crate::assemble::image::{CreatedImage, OpenedImage, assembled};
 use crate::assemble::{ExportSpec, shown_name};
 use crate::control::inventory::{
     DeviceEntry, ExportEntry, ExportState, Inventory, Placement, VolumeEntry,
 };
 use crate::messages::command::ShardCommand;
-use crate::spec::Base;
+use crate::spec::BaseDevice;
 use headworks::device::Device;
 
-impl Service {
+impl ControlService {
     /// By the words of a client.
-    pub(in super::super) fn add_by_words(&self, params: &Params) -> Answer {
+    pub(in super::super) fn add_by_words(&self, params: &Params) -> RpcResult {
         let flag = |name: &str| match params.get(name) {
             None => Ok(false),
             Some(Value::Bool(on)) => Ok(*on),
-            Some(_) => Err(Fault::params(format!("{name} is true or false"))),
+            Some(_) => Err(RpcFault::params(format!("{name} is true or false"))),
         };
         let mut spec =
             ExportSpec::parse(text(params, "spec")?, false).map_err(|error| wrong(&error))?;
         spec.read_only = flag("read_only")?;
         // Paths are the client's.
-        if let (Base::File { path, .. }, Some(Value::String(folder))) =
+        if let (BaseDevice::File { path, .. }, Some(Value::String(folder))) =
             (&mut spec.spec.base, params.get("cwd"))
         {
             *path = PathBuf::from(folder).join(path.as_path());
@@ -41,7 +41,7 @@ impl Service {
     }
 
     /// Clients may choose it when this returns.
-    pub(super) fn add(&self, spec: ExportSpec) -> Answer {
+    pub(super) fn add(&self, spec: ExportSpec) -> RpcResult {
         spec.check().map_err(|error| wrong(&error))?;
         let mut inventory = lock(&self.live().inventory);
         self.may_be_called(&inventory, &spec.name)?;
@@ -67,8 +67,8 @@ impl Service {
         inventory: &mut Inventory,
         export: ExportId,
         spec: &ExportSpec,
-        made: &mut Option<MadeImage>,
-    ) -> Result<(ExportNode, Vec<String>), Fault> {
+        made: &mut Option<CreatedImage>,
+    ) -> Result<(ExportNode, Vec<String>), RpcFault> {
         if let Some(volume) = inventory.find(spec) {
             if inventory.is_leaving(volume) {
                 return Err(image_leaving(spec));
@@ -89,7 +89,7 @@ impl Service {
         }
     }
 
-    fn may_be_called(&self, inventory: &Inventory, name: &str) -> Result<(), Fault> {
+    fn may_be_called(&self, inventory: &Inventory, name: &str) -> Result<(), RpcFault> {
         let name = shown_name(name);
         let is_called = |holding: &&ExportEntry| shown_name(&holding.spec.name) == name;
         let mut others = inventory.exports.values().filter(is_called);
@@ -97,12 +97,12 @@ impl Service {
             None => Ok(()),
             Some(ExportState::Serving) => {
                 let message = format!("there is an export `{name}` already; remove it first");
-                Err(Fault::refused("EEXIST", message))
+                Err(RpcFault::refused("EEXIST", message))
             }
             Some(ExportState::Leaving) => Err(leaving(name)),
             Some(ExportState::Stuck(_)) => {
                 let message = format!("export `{name}` is not quite gone; `remove {name}` again");
-                Err(Fault::refused("EBUSY", message))
+                Err(RpcFault::refused("EBUSY", message))
             }
         }
     }
@@ -111,10 +111,10 @@ impl Service {
         &self,
         inventory: &mut Inventory,
         spec: &ExportSpec,
-        made: &mut Option<MadeImage>,
-    ) -> Result<(VolumeId, Vec<String>), Fault> {
+        made: &mut Option<CreatedImage>,
+    ) -> Result<(VolumeId, Vec<String>), RpcFault> {
         inventory.may_open(spec).map_err(|error| wrong(&error))?;
-        let opened = Opened::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
+        let opened = OpenedImage::new(&spec.spec, spec.writes()).map_err(|error| wrong(&error))?;
         *made = opened.made(&spec.spec);
         let Placement { volume, config, device, owner } =
             inventory.site(spec, &opened).map_err(|error| wrong(&error))?;
@@ -152,7 +152,7 @@ impl Service {
         device: DeviceId,
         config: DeviceConfig,
         body: Box<dyn Device>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), RpcFault> {
         let mut body = Some(body);
         for shard in self.all_from(config.owner) {
             let body = body.take_if(|_| shard == config.owner);
@@ -172,7 +172,7 @@ impl Service {
         inventory: &mut Inventory,
         volume: VolumeId,
         config: VolumeConfig,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), RpcFault> {
         for shard in self.all_from(config.home) {
             let _ =
                 self.order(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
@@ -186,7 +186,7 @@ impl Service {
         Ok(())
     }
 
-    fn forget_device(&self, device: DeviceId, owner: ShardId) -> Result<(), Fault> {
+    fn forget_device(&self, device: DeviceId, owner: ShardId) -> Result<(), RpcFault> {
         for shard in self.all_from(owner).into_iter().rev() {
             let _ = self.order(shard, ShardCommand::RemoveDevice { device })?;
         }
@@ -199,7 +199,7 @@ impl Service {
         export: ExportId,
         volume: VolumeId,
         spec: &ExportSpec,
-    ) -> Result<ExportNode, Fault> {
+    ) -> Result<ExportNode, RpcFault> {
         let holding = inventory.volumes.get(&volume.0).ok_or_else(super::stopping)?;
         let (config, what) = (holding.config, &holding.origin.what);
         // Somebody may have made it longer since.
@@ -211,7 +211,7 @@ impl Service {
         let device = inventory.devices.get(&config.device.0).ok_or_else(super::stopping)?.config;
         let assembled = assembled(spec, volume, what, size);
         let served = served(&assembled, export, &config, size, inventory.serial);
-        self.put_setting(export, Setting { weight: assembled.weight, ioprio: assembled.ioprio });
+        self.put_setting(export, ExportSettings { weight: assembled.weight, ioprio: assembled.ioprio });
         // Shard 0 is where clients choose: when it knows the export all others do.
         for shard in self.shards().collect::<Vec<_>>().into_iter().rev() {
             let order = ShardCommand::Serve { export: served.clone() };
@@ -251,10 +251,10 @@ impl Service {
 }
 
 /// Nobody joins an image whose last export goes.
-fn image_leaving(spec: &ExportSpec) -> Fault {
+fn image_leaving(spec: &ExportSpec) -> RpcFault {
     let name = &spec.name;
     let message = format!(
         "the image of `{name}` is being closed, as its last export is removed; try again when it is gone"
     );
-    Fault::refused("EBUSY", message)
+    RpcFault::refused("EBUSY", message)
 }

@@ -5,8 +5,8 @@ use std::sync::mpsc::Receiver;
 use headworks_core::{IoError, ShardId, Status, VolumeId};
 use serde_json::json;
 
-use super::super::rpc::{Fault, Params};
-use super::super::service::{Answer, Service, find_export, optional_text, stopping};
+use super::super::rpc::{RpcFault, Params};
+use super::super::service::{RpcResult, ControlService, find_export, optional_text, stopping};
 use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE};
 use crate::messages::query::ControlQuery;
@@ -18,8 +18,8 @@ struct WriteOut<'a> {
     status: Receiver<Status>,
 }
 
-impl Service {
-    pub(in super::super) fn drain(&self, params: &Params) -> Answer {
+impl ControlService {
+    pub(in super::super) fn drain(&self, params: &Params) -> RpcResult {
         let since = std::time::Instant::now();
         let tree = self.tree();
         let entries = match optional_text(params, "export")? {
@@ -34,7 +34,7 @@ impl Service {
                 let (bytes, status) = self.start_drain(entry.home, entry.volume)?;
                 Ok(WriteOut { entry, bytes, status })
             })
-            .collect::<Result<_, Fault>>()?;
+            .collect::<Result<_, RpcFault>>()?;
         let (mut rows, mut failures, mut sum) = (Vec::new(), Vec::new(), 0);
         for WriteOut { entry, bytes, status } in started {
             match self.end_drain(entry.home, entry.volume, status)? {
@@ -48,7 +48,7 @@ impl Service {
             let message = format!(
                 "{message}; `failed EXPORT` lists the bytes, `discard-failed EXPORT` discards them"
             );
-            return Err(Fault::refused("EIO", message));
+            return Err(RpcFault::refused("EIO", message));
         }
         let seconds = since.elapsed().as_secs_f64();
         Ok(json!({ "exports": rows, "bytes": sum, "seconds": seconds }))
@@ -59,7 +59,7 @@ impl Service {
         &self,
         home: ShardId,
         volume: VolumeId,
-    ) -> Result<(u64, Receiver<Status>), Fault> {
+    ) -> Result<(u64, Receiver<Status>), RpcFault> {
         self.ask(home, |answer| ControlQuery::Drain { volume, answer })
     }
 
@@ -69,7 +69,7 @@ impl Service {
         home: ShardId,
         volume: VolumeId,
         mut status: Receiver<Status>,
-    ) -> Result<Status, Fault> {
+    ) -> Result<Status, RpcFault> {
         loop {
             match status.recv().map_err(|_| stopping())? {
                 // A flush gives up after a time of its own, and a shard that is full takes it a little later.

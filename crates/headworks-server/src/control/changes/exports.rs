@@ -3,14 +3,14 @@
 use headworks_core::ExportId;
 use serde_json::{Value, json};
 
-use super::super::rpc::Fault;
-use super::super::service::{Answer, Service, lock};
+use super::super::rpc::RpcFault;
+use super::super::service::{RpcResult, ControlService, lock};
 use super::super::tree::{ExportNode, device_name};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
 
-impl Service {
-    pub(in super::super) fn exports(&self) -> Answer {
+impl ControlService {
+    pub(in super::super) fn exports(&self) -> RpcResult {
         let tree = self.tree();
         let reports = self.export_reports()?;
         let draining = lock(&self.live().draining).clone();
@@ -40,7 +40,7 @@ impl Service {
     }
 
     /// What all shards together say of the exports.
-    pub(super) fn export_reports(&self) -> Result<Vec<ExportReport>, Fault> {
+    pub(super) fn export_reports(&self) -> Result<Vec<ExportReport>, RpcFault> {
         let mut all: Vec<ExportReport> = Vec::new();
         for shard in self.shards() {
             for report in self.ask(shard, |answer| ControlQuery::Exports { answer })? {
@@ -54,7 +54,7 @@ impl Service {
     }
 
     /// The same of one; none where it is not known any more.
-    pub(super) fn export_report(&self, export: ExportId) -> Result<Option<ExportReport>, Fault> {
+    pub(super) fn export_report(&self, export: ExportId) -> Result<Option<ExportReport>, RpcFault> {
         let reports = self.export_reports()?;
         Ok(reports.into_iter().find(|report| report.export == export))
     }

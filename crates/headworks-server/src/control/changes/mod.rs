@@ -27,37 +27,37 @@ use std::time::Duration;
 
 use headworks_core::{ChangeError, ConfigError, ExportId, ShardId};
 
-use super::rpc::Fault;
-use super::service::{Service, lock, stopping};
+use super::rpc::RpcFault;
+use super::service::{ControlService, lock, stopping};
 use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, Released, ShardCommand};
 use headworks::memory::give_back;
 
-pub use reconcile::Reload;
+pub use reconcile::ReloadReport;
 
 /// How long it takes until something that was in the way is asked for again.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// What changes of exports work with.
-pub struct Live {
+pub struct LiveChanges {
     /// Held while shards are told that exports come, go or grow.
     inventory: Mutex<Inventory>,
     /// Exports that are being written out.
     draining: Mutex<Vec<ExportId>>,
 }
 
-impl Live {
+impl LiveChanges {
     pub fn new(inventory: Inventory) -> Self {
         Self { inventory: Mutex::new(inventory), draining: Mutex::default() }
     }
 }
 
 /// Shows exports as draining for as long as it lives.
-struct Draining<'a>(&'a Live, Vec<ExportId>);
+struct Draining<'a>(&'a LiveChanges, Vec<ExportId>);
 
 impl<'a> Draining<'a> {
-    fn new(live: &'a Live, exports: Vec<ExportId>) -> Self {
+    fn new(live: &'a LiveChanges, exports: Vec<ExportId>) -> Self {
         lock(&live.draining).extend(&exports);
         Self(live, exports)
     }
@@ -74,9 +74,9 @@ impl Drop for Draining<'_> {
     }
 }
 
-impl Service {
+impl ControlService {
     /// One shard obeys or refuses. It is waited for without a limit: what it will do later must not be a surprise.
-    fn order(&self, shard: ShardId, order: ShardCommand) -> Result<CommandResult, Fault> {
+    fn order(&self, shard: ShardId, order: ShardCommand) -> Result<CommandResult, RpcFault> {
         let (answer, answers) = channel();
         self.shared().send(shard, ControlMessage::Command(Box::new(order), answer));
         answers.recv().map_err(|_| stopping())
@@ -89,7 +89,7 @@ impl Service {
     }
 
     /// An order that every shard obeys.
-    fn tell_all(&self, order: impl Fn() -> ShardCommand) -> Result<(), Fault> {
+    fn tell_all(&self, order: impl Fn() -> ShardCommand) -> Result<(), RpcFault> {
         for shard in self.shards() {
             self.order(shard, order())?.map_err(|error| refused(&error))?;
         }
@@ -98,19 +98,19 @@ impl Service {
 }
 
 /// What a shard refuses, for the operator.
-fn refused(error: &ChangeError) -> Fault {
+fn refused(error: &ChangeError) -> RpcFault {
     match error {
-        ChangeError::Busy(what) => Fault::refused("EBUSY", (*what).to_owned()),
+        ChangeError::Busy(what) => RpcFault::refused("EBUSY", (*what).to_owned()),
         ChangeError::Invalid(error) => wrong(error),
     }
 }
 
 /// What is wrong with an export, as it would be at the start.
-fn wrong(error: &ConfigError) -> Fault {
+fn wrong(error: &ConfigError) -> RpcFault {
     if error.option == PLACES {
-        return Fault::refused("ENOSPC", error.message.to_string());
+        return RpcFault::refused("ENOSPC", error.message.to_string());
     }
-    Fault::refused("EINVAL", error.to_string())
+    RpcFault::refused("EINVAL", error.to_string())
 }
 
 /// Closes what shards gave up. What the allocator keeps of a device would be that of the largest number there ever was.

@@ -4,16 +4,16 @@ use std::io::ErrorKind;
 
 use headworks_core::{ConfigError, Ioprio, VolumeId};
 
-use super::super::rpc::Fault;
-use super::super::service::{Service, lock};
+use super::super::rpc::RpcFault;
+use super::super::service::{ControlService, lock};
 use crate::assemble::{self, ExportSpec};
 use crate::control::inventory::{ExportEntry, ExportState};
-use crate::spec::Base;
+use crate::spec::BaseDevice;
 use headworks::device::Identity;
 
 /// What came of a configuration that was read again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reload {
+pub struct ReloadReport {
     /// Exports that are new.
     pub added: Vec<String>,
     /// Exports that are gone.
@@ -32,11 +32,11 @@ struct ServedFile {
     image: Option<Identity>,
 }
 
-impl Service {
+impl ControlService {
     /// See [`crate::server::Reloader::reconcile`].
-    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<Reload, ConfigError> {
+    pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
         assemble::check(&wanted)?;
-        let mut reload = Reload::default();
+        let mut reload = ReloadReport::default();
         // What somebody else removes just now is as good as gone; who wants it hears of that when it is added.
         let (mut there, mut unfinished) = (Vec::new(), Vec::new());
         {
@@ -76,7 +76,7 @@ impl Service {
     }
 
     /// An export that is in both: its share is set, anything else waits for a restart.
-    fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut Reload) {
+    fn update(&self, old: &ServedFile, new: &ExportSpec, reload: &mut ReloadReport) {
         let name = shown(&new.name);
         let (mut differs, mut set) = (Vec::new(), Vec::new());
         let ServedFile { spec: old, image } = old;
@@ -121,7 +121,7 @@ impl Service {
 
 /// Whether the same words mean another file now, or none: one may have been moved into the place of the one that is open.
 fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
-    let (Some(image), Base::File { path, .. }) = (image, &new.spec.base) else { return false };
+    let (Some(image), BaseDevice::File { path, .. }) = (image, &new.spec.base) else { return false };
     match Identity::of(path) {
         Ok(now) => now != image,
         // Who gave privileges up may not look everywhere.
@@ -133,6 +133,6 @@ fn shown(name: &str) -> String {
     assemble::shown_name(name).to_owned()
 }
 
-fn sentence(fault: &Fault) -> String {
+fn sentence(fault: &RpcFault) -> String {
     fault.message().to_owned()
 }

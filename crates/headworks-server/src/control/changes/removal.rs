@@ -15,7 +15,7 @@ use super::super::tree::ExportNode;
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RemovalStep {
     /// A shard forgets the volume.
     Volume(ShardId),
     /// No shard has it: its place is free.
@@ -33,7 +33,7 @@ pub struct RemovalSteps {
     pub entry: ExportNode,
     owner: ShardId,
     shards: u16,
-    steps: VecDeque<Step>,
+    steps: VecDeque<RemovalStep>,
     begun: bool,
 }
 
@@ -44,7 +44,7 @@ impl RemovalSteps {
         let home = entry.home;
         let mut all: Vec<ShardId> = (0..shards).map(ShardId).collect();
         all.sort_by_key(|shard| (*shard != home, *shard != owner));
-        let steps = all.into_iter().map(Step::Volume).chain([Step::VolumePlace]).collect();
+        let steps = all.into_iter().map(RemovalStep::Volume).chain([RemovalStep::VolumePlace]).collect();
         Self { entry, owner, shards, steps, begun: false }
     }
 
@@ -52,11 +52,11 @@ impl RemovalSteps {
     pub fn with_device(&mut self) {
         let mut all: Vec<ShardId> = (0..self.shards).map(ShardId).collect();
         all.sort_by_key(|shard| *shard == self.owner);
-        self.steps.extend(all.into_iter().map(Step::Device).chain([Step::DevicePlace]));
+        self.steps.extend(all.into_iter().map(RemovalStep::Device).chain([RemovalStep::DevicePlace]));
     }
 
     /// The next step; none when nothing is left.
-    pub fn step(&self) -> Option<Step> {
+    pub fn step(&self) -> Option<RemovalStep> {
         self.steps.front().copied()
     }
 
@@ -84,19 +84,19 @@ mod tests {
         let mut departure = RemovalSteps::new(entry, ShardId(1), 4);
         let mut steps = Vec::new();
         while let Some(step) = departure.step() {
-            if step == Step::VolumePlace {
+            if step == RemovalStep::VolumePlace {
                 departure.with_device();
             }
             assert_eq!(departure.has_begun(), !steps.is_empty());
             departure.pass();
             steps.push(step);
         }
-        let shards = |numbers: [u16; 4], step: fn(ShardId) -> Step| numbers.map(ShardId).map(step);
+        let shards = |numbers: [u16; 4], step: fn(ShardId) -> RemovalStep| numbers.map(ShardId).map(step);
         let expected = [
-            &shards([2, 1, 0, 3], Step::Volume)[..],
-            &[Step::VolumePlace],
-            &shards([0, 2, 3, 1], Step::Device),
-            &[Step::DevicePlace],
+            &shards([2, 1, 0, 3], RemovalStep::Volume)[..],
+            &[RemovalStep::VolumePlace],
+            &shards([0, 2, 3, 1], RemovalStep::Device),
+            &[RemovalStep::DevicePlace],
         ];
         assert_eq!(steps, expected.concat());
     }

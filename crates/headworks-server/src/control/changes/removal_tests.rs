@@ -8,7 +8,7 @@ use std::time::Duration;
 use headworks_core::{ChangeError, ExportId, IoError, ShardId, Status};
 use serde_json::{Value, json};
 
-use super::super::service::{Service, lock};
+use super::super::service::{ControlService, lock};
 use crate::ServerOptions;
 use crate::assemble::{Assembly, ExportSpec};
 use crate::messages::ControlMessage;
@@ -31,7 +31,7 @@ struct Script {
 }
 
 struct Bench {
-    service: Arc<Service>,
+    service: Arc<ControlService>,
     script: Arc<Mutex<Script>>,
     /// Where write-outs that have begun wait to be told their end.
     drains: Receiver<Sender<Status>>,

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::changes::removal::{RemovalSteps, Step};
-use super::super::rpc::{Fault, Params};
-use super::super::service::{Answer, Service, find_export, lock, stopping, text};
+use super::super::changes::removal::{RemovalSteps, RemovalStep};
+use super::super::rpc::{RpcFault, Params};
+use super::super::service::{RpcResult, ControlService, find_export, lock, stopping, text};
 use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE, close, refused};
 use crate::assemble::shown_name;
@@ -41,19 +41,19 @@ struct ExportRemoval {
     remains: Vec<Released>,
 }
 
-impl Service {
+impl ControlService {
     /// By the words of a client.
-    pub(in super::super) fn remove_by_words(&self, params: &Params) -> Answer {
+    pub(in super::super) fn remove_by_words(&self, params: &Params) -> RpcResult {
         let force = match params.get("force") {
             None | Some(Value::Bool(false)) => false,
             Some(Value::Bool(true)) => true,
-            Some(_) => return Err(Fault::params("force is true or false")),
+            Some(_) => return Err(RpcFault::params("force is true or false")),
         };
         self.remove(text(params, "export")?, force)
     }
 
     /// When this returns it is gone, and its file is closed if it was the last export of it.
-    pub(super) fn remove(&self, name: &str, force: bool) -> Answer {
+    pub(super) fn remove(&self, name: &str, force: bool) -> RpcResult {
         let mut leaver = self.begin_removal(name, force)?;
         let _shown = Draining::new(self.live(), vec![leaver.entry.id]);
         let closed = match self.send_off(&mut leaver, force) {
@@ -71,7 +71,7 @@ impl Service {
     }
 
     /// Marks it as leaving, if it may.
-    fn begin_removal(&self, name: &str, force: bool) -> Result<ExportRemoval, Fault> {
+    fn begin_removal(&self, name: &str, force: bool) -> Result<ExportRemoval, RpcFault> {
         let mut inventory = lock(&self.live().inventory);
         // What some shards have forgotten already is not in the tree any more.
         let known = inventory.export(name).map(|(_, holding)| holding.presence.clone());
@@ -114,7 +114,7 @@ impl Service {
     }
 
     /// All of the way; whether the image is closed at its end.
-    fn send_off(&self, leaver: &mut ExportRemoval, force: bool) -> Result<bool, Fault> {
+    fn send_off(&self, leaver: &mut ExportRemoval, force: bool) -> Result<bool, RpcFault> {
         if leaver.departure.is_none() {
             self.empty(leaver, force)?;
             if self.forget_shared(&leaver.entry)? {
@@ -134,17 +134,17 @@ impl Service {
         Ok(true)
     }
 
-    fn report_of(&self, entry: &ExportNode) -> Result<ExportReport, Fault> {
+    fn report_of(&self, entry: &ExportNode) -> Result<ExportReport, RpcFault> {
         let report = self.export_report(entry.id)?;
-        report.ok_or_else(|| Fault::refused("ENOENT", format!("{} is gone", entry.shown_name())))
+        report.ok_or_else(|| RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())))
     }
 
-    fn hide(&self, export: ExportId, hidden: bool) -> Result<(), Fault> {
+    fn hide(&self, export: ExportId, hidden: bool) -> Result<(), RpcFault> {
         self.tell_all(|| ShardCommand::Hide { export, hidden })
     }
 
     /// Nobody comes any more, and who is there leaves.
-    fn empty(&self, leaver: &mut ExportRemoval, force: bool) -> Result<(), Fault> {
+    fn empty(&self, leaver: &mut ExportRemoval, force: bool) -> Result<(), RpcFault> {
         let entry = &leaver.entry;
         self.hide(entry.id, true)?;
         // Somebody may have come before it was hidden.
@@ -154,7 +154,7 @@ impl Service {
         if report.clients > 0 { self.evict(entry) } else { Ok(()) }
     }
 
-    fn evict(&self, entry: &ExportNode) -> Result<(), Fault> {
+    fn evict(&self, entry: &ExportNode) -> Result<(), RpcFault> {
         let (since, export) = (Instant::now(), entry.id);
         let mut unread = false;
         self.tell_all(|| ShardCommand::Evict { export, unread: false })?;
@@ -172,14 +172,14 @@ impl Service {
                 let message = format!(
                     "requests of {left} clients of export {name} are still in its device; try again when it has answered"
                 );
-                return Err(Fault::refused("EBUSY", message));
+                return Err(RpcFault::refused("EBUSY", message));
             }
             std::thread::sleep(PAUSE);
         }
     }
 
     /// Another export of the image stays, so only the name goes; false if there is none.
-    fn forget_shared(&self, entry: &ExportNode) -> Result<bool, Fault> {
+    fn forget_shared(&self, entry: &ExportNode) -> Result<bool, RpcFault> {
         let mut inventory = lock(&self.live().inventory);
         if !inventory.shares_volume(entry.id) {
             return Ok(false);
@@ -189,14 +189,14 @@ impl Service {
         Ok(true)
     }
 
-    fn forget_export(&self, inventory: &mut Inventory, export: ExportId) -> Result<(), Fault> {
+    fn forget_export(&self, inventory: &mut Inventory, export: ExportId) -> Result<(), RpcFault> {
         self.tell_all(|| ShardCommand::Forget { export })?;
         inventory.exports.remove(&export.0);
         Ok(())
     }
 
     /// All that is dirty reaches the device, as long as that gets on.
-    fn write_out(&self, entry: &ExportNode) -> Result<(), Fault> {
+    fn write_out(&self, entry: &ExportNode) -> Result<(), RpcFault> {
         let name = entry.shown_name();
         let (mut since, mut least) = (Instant::now(), u64::MAX);
         loop {
@@ -212,21 +212,21 @@ impl Service {
                     let message = format!(
                         "export {name} could not be written out ({error}), so it stays; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
                     );
-                    return Err(Fault::refused("EIO", message));
+                    return Err(RpcFault::refused("EIO", message));
                 }
             }
             if since.elapsed() > LEAVING {
                 let message = format!(
                     "the device of export {name} does not get on with what is to be written out and flushed ({dirty} bytes are dirty), so it stays; try again when it has answered"
                 );
-                return Err(Fault::refused("EBUSY", message));
+                return Err(RpcFault::refused("EBUSY", message));
             }
             std::thread::sleep(PAUSE);
         }
     }
 
     /// The volume leaves every shard that is ready, and its device if that is empty then; what is in the way, if anything is.
-    fn leave(&self, leaver: &mut ExportRemoval) -> Result<Option<&'static str>, Fault> {
+    fn leave(&self, leaver: &mut ExportRemoval) -> Result<Option<&'static str>, RpcFault> {
         let mut inventory = lock(&self.live().inventory);
         let ExportNode { id, volume, device, home, .. } = leaver.entry;
         let owner = inventory.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
@@ -238,18 +238,18 @@ impl Service {
         self.change_tree(|tree| take_out(tree, id, volume));
         while let Some(step) = departure.step() {
             let told = match step {
-                Step::Volume(shard) => {
+                RemovalStep::Volume(shard) => {
                     self.order(shard, ShardCommand::RemoveVolume { volume, device })?
                 }
-                Step::Device(shard) => self.order(shard, ShardCommand::RemoveDevice { device })?,
-                Step::VolumePlace => {
+                RemovalStep::Device(shard) => self.order(shard, ShardCommand::RemoveDevice { device })?,
+                RemovalStep::VolumePlace => {
                     if !self.stays(&mut inventory, (volume, device)) {
                         departure.with_device();
                     }
                     inventory.volumes.remove(&volume.0);
                     Ok(Released::new())
                 }
-                Step::DevicePlace => {
+                RemovalStep::DevicePlace => {
                     inventory.devices.remove(&device.0);
                     Ok(Released::new())
                 }
@@ -291,7 +291,7 @@ fn take_out(tree: &mut Tree, export: ExportId, volume: VolumeId) {
 }
 
 /// A shard that is busy is asked again.
-fn in_the_way(error: &ChangeError) -> Result<Option<&'static str>, Fault> {
+fn in_the_way(error: &ChangeError) -> Result<Option<&'static str>, RpcFault> {
     match error {
         ChangeError::Busy(what) => Ok(Some(what)),
         ChangeError::Invalid(_) => Err(refused(error)),
@@ -299,13 +299,13 @@ fn in_the_way(error: &ChangeError) -> Result<Option<&'static str>, Fault> {
 }
 
 /// Who asks for an export that is on its way out.
-pub(super) fn leaving(name: &str) -> Fault {
+pub(super) fn leaving(name: &str) -> RpcFault {
     let name = shown_name(name);
-    Fault::refused("EBUSY", format!("export {name} is being removed; try again when it is gone"))
+    RpcFault::refused("EBUSY", format!("export {name} is being removed; try again when it is gone"))
 }
 
 /// It does not go within the time that there is.
-fn not_gone(leaver: &ExportRemoval, what: &str) -> Fault {
+fn not_gone(leaver: &ExportRemoval, what: &str) -> RpcFault {
     let name = leaver.entry.shown_name();
     let message = match leaver.departure.as_ref().is_some_and(RemovalSteps::has_begun) {
         false => format!("export {name} stays: {what}; try again when its device has answered"),
@@ -313,10 +313,10 @@ fn not_gone(leaver: &ExportRemoval, what: &str) -> Fault {
             "export {name} serves no more and all of it is written out, but {what}: its image stays open and its name taken until `remove {name}` is said again after that"
         ),
     };
-    Fault::refused("EBUSY", message)
+    RpcFault::refused("EBUSY", message)
 }
 
-fn may_leave(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(), Fault> {
+fn may_leave(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     let message = match report.clients {
         0 => return Ok(()),
@@ -324,24 +324,24 @@ fn may_leave(entry: &ExportNode, report: &ExportReport, force: bool) -> Result<(
         1 => format!("export {name} has a client; --force closes it"),
         clients => format!("export {name} has {clients} clients; --force closes them"),
     };
-    Err(Fault::refused("EBUSY", message))
+    Err(RpcFault::refused("EBUSY", message))
 }
 
 /// With the last export of an image what could not be written would be lost.
-fn may_close(entry: &ExportNode, report: &ExportReport) -> Result<(), Fault> {
+fn may_close(entry: &ExportNode, report: &ExportReport) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     if report.failed > 0 {
         let bytes = report.failed;
         let message = format!(
             "{bytes} bytes of export {name} could not be written out; `failed {name}` lists them, `discard-failed {name}` discards them"
         );
-        return Err(Fault::refused("EIO", message));
+        return Err(RpcFault::refused("EIO", message));
     }
     if report.suspect {
         let message = format!(
             "a flush of export {name} failed, and earlier writes may be lost; `discard-failed {name}` accepts the loss"
         );
-        return Err(Fault::refused("EIO", message));
+        return Err(RpcFault::refused("EIO", message));
     }
     Ok(())
 }

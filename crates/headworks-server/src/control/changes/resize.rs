@@ -3,8 +3,8 @@
 use headworks_core::VolumeId;
 use serde_json::{Value, json};
 
-use super::super::rpc::{Fault, Params};
-use super::super::service::{Answer, Service, find_export, lock, text};
+use super::super::rpc::{RpcFault, Params};
+use super::super::service::{RpcResult, ControlService, find_export, lock, text};
 use super::super::tree::ExportNode;
 use super::refused;
 use super::remove::leaving;
@@ -14,22 +14,22 @@ use crate::units::parse_size;
 use headworks::device::SizeWatch;
 use headworks::display_size;
 
-impl Service {
+impl ControlService {
     /// By the words of a client.
-    pub(in super::super) fn resize_by_words(&self, params: &Params) -> Answer {
-        let invalid = |message: String| Fault::refused("EINVAL", format!("size: {message}"));
+    pub(in super::super) fn resize_by_words(&self, params: &Params) -> RpcResult {
+        let invalid = |message: String| RpcFault::refused("EINVAL", format!("size: {message}"));
         let size = match params.get("size") {
             None | Some(Value::Null) => None,
             Some(Value::String(word)) => Some(parse_size(word).map_err(invalid)?),
             Some(Value::Number(number)) => {
                 Some(number.as_u64().ok_or_else(|| invalid(format!("{number} is no size")))?)
             }
-            Some(_) => return Err(Fault::params("size is a string or a number")),
+            Some(_) => return Err(RpcFault::params("size is a string or a number")),
         };
         self.resize(text(params, "export")?, size)
     }
 
-    fn resize(&self, name: &str, wanted: Option<u64>) -> Answer {
+    fn resize(&self, name: &str, wanted: Option<u64>) -> RpcResult {
         let mut inventory = lock(&self.live().inventory);
         let known = inventory.export(name).map(|(_, holding)| &holding.presence);
         if known.is_some_and(|presence| !matches!(presence, ExportState::Serving)) {
@@ -41,14 +41,14 @@ impl Service {
         let now = report.and_then(|report| report.size).unwrap_or_default();
         let Some(VolumeEntry { config, origin }) = inventory.volumes.get_mut(&entry.volume.0)
         else {
-            return Err(Fault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
+            return Err(RpcFault::refused("ENOENT", format!("{} is gone", entry.shown_name())));
         };
         let block = u64::from(config.options.block_size);
         let size = match &origin.watch {
             Some(watch) => self.size_of_file(entry, watch, (wanted, now, block))?,
             None => wanted.ok_or_else(|| {
                 let message = "it has the size it was given; say which it shall have";
-                Fault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
+                RpcFault::refused("EINVAL", format!("{}: {message}", entry.shown_name()))
             })?,
         };
         may_become(entry, now, size, config.options.size_max())?;
@@ -59,7 +59,7 @@ impl Service {
             if config.options.read_only {
                 let name = entry.shown_name();
                 let message = format!("{name}: its image is open for reading alone");
-                return Err(Fault::refused("EROFS", message));
+                return Err(RpcFault::refused("EROFS", message));
             }
             self.lengthen(entry, watch, size)?;
         }
@@ -77,10 +77,10 @@ impl Service {
         entry: &ExportNode,
         watch: &SizeWatch,
         (wanted, now, block): (Option<u64>, u64, u64),
-    ) -> Result<u64, Fault> {
+    ) -> Result<u64, RpcFault> {
         let name = entry.shown_name();
         let present = watch.current_size().map_err(|error| {
-            Fault::refused(
+            RpcFault::refused(
                 "EIO",
                 format!("{name}: its image cannot be asked for its size: {error}"),
             )
@@ -89,23 +89,23 @@ impl Service {
         let Some(size) = wanted else { return Ok(present) };
         if !size.is_multiple_of(block) {
             let message = format!("{name}: {size} is not a multiple of its block size {block}");
-            return Err(Fault::refused("EINVAL", message));
+            return Err(RpcFault::refused("EINVAL", message));
         }
         if !watch.is_regular() && size != present {
             let message = format!(
                 "{name} is a disk of {present} bytes; leave the size away to serve all of it"
             );
-            return Err(Fault::refused("EINVAL", message));
+            return Err(RpcFault::refused("EINVAL", message));
         }
         if size < present && size >= now {
             let message =
                 format!("{name}: its image has {present} bytes already; leave the size away");
-            return Err(Fault::refused("EINVAL", message));
+            return Err(RpcFault::refused("EINVAL", message));
         }
         Ok(size)
     }
 
-    fn lengthen(&self, entry: &ExportNode, watch: &SizeWatch, size: u64) -> Result<(), Fault> {
+    fn lengthen(&self, entry: &ExportNode, watch: &SizeWatch, size: u64) -> Result<(), RpcFault> {
         let volume = entry.volume;
         self.order(entry.home, ShardCommand::Expect { volume, size })?
             .map_err(|error| refused(&error))?;
@@ -116,12 +116,12 @@ impl Service {
                 _ => "EIO",
             };
             let name = entry.shown_name();
-            Fault::refused(errno, format!("{name}: its image does not grow: {error}"))
+            RpcFault::refused(errno, format!("{name}: its image does not grow: {error}"))
         })
     }
 
     /// Everybody hears of it, the device first.
-    fn grow(&self, entry: &ExportNode, size: u64) -> Result<(), Fault> {
+    fn grow(&self, entry: &ExportNode, size: u64) -> Result<(), RpcFault> {
         let (volume, device): (VolumeId, _) = (entry.volume, entry.device);
         let owner = self.tree().device(device).map_or(entry.home, |device| device.owner);
         for shard in self.all_from(owner) {
@@ -132,18 +132,18 @@ impl Service {
     }
 }
 
-fn may_become(entry: &ExportNode, now: u64, size: u64, most: u64) -> Result<(), Fault> {
+fn may_become(entry: &ExportNode, now: u64, size: u64, most: u64) -> Result<(), RpcFault> {
     let name = entry.shown_name();
     if size < now {
         let message = format!(
             "{name} has {now} bytes and does not become shorter: clients may use all of them; serve {size} bytes under another name"
         );
-        return Err(Fault::refused("EINVAL", message));
+        return Err(RpcFault::refused("EINVAL", message));
     }
     if size > most {
         let most = display_size(most);
         let message = format!("{name}: {size} bytes are more than the {most} that it can have");
-        return Err(Fault::refused("EINVAL", message));
+        return Err(RpcFault::refused("EINVAL", message));
     }
     Ok(())
 }

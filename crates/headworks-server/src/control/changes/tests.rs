@@ -62,7 +62,7 @@ fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     let wanted = |texts: &[&str]| texts.iter().map(|text| spec(text)).collect::<Vec<_>>();
     let reload =
         server.reloader().reconcile(wanted(&["a=null:size=1M", "b=null:size=1M", "c=mem:size=1M"]));
-    assert_eq!(reload, Ok(Reload::default()), "nothing differs, nothing is touched");
+    assert_eq!(reload, Ok(ReloadReport::default()), "nothing differs, nothing is touched");
     let reload = server
         .reloader()
         .reconcile(wanted(&[
@@ -157,7 +157,7 @@ fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
     let queue = lock(&server.service.live().inventory).devices[&0].config.queue;
     let other = TempFile::absent_in(&directory, "live-less");
     let other = spec(&format!("b=file:path={},size=1M", other.path().display()));
-    let opened = crate::assemble::image::Opened::new(&other.spec, true).unwrap();
+    let opened = crate::assemble::image::OpenedImage::new(&other.spec, true).unwrap();
     assert!(opened.fits(&queue));
     let volatile = headworks_core::QueueOptions { write_cache: !queue.write_cache, ..queue };
     assert!(!opened.fits(&volatile));
@@ -234,7 +234,7 @@ fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
     let image = TempFile::absent("live-made");
     let spec = spec(&format!("a=file:path={},size=1M", image.path().display()));
     for replaced in [false, true] {
-        let opened = crate::assemble::image::Opened::new(&spec.spec, true).unwrap();
+        let opened = crate::assemble::image::OpenedImage::new(&spec.spec, true).unwrap();
         let made = opened.made(&spec.spec).unwrap();
         drop(opened);
         if replaced {
@@ -244,7 +244,7 @@ fn what_was_put_in_the_place_of_an_image_that_was_made_stays() {
         made.undo();
         assert_eq!(image.path().exists(), replaced);
     }
-    let there = crate::assemble::image::Opened::new(&spec.spec, false);
+    let there = crate::assemble::image::OpenedImage::new(&spec.spec, false);
     assert!(there.is_ok_and(|opened| opened.made(&spec.spec).is_none()));
 }
 

@@ -10,17 +10,17 @@ use serde_json::json;
 use super::super::latency;
 use super::super::tree::{DeviceNode, ExportNode, Tree, device_name};
 use super::super::why::{WhySnapshot, why};
-use super::{Answer, Fault, Params, Service, find_export};
-use crate::latency::{Kind, ROWS, row_name};
+use super::{RpcResult, RpcFault, Params, ControlService, find_export};
+use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::{CacheReport, ControlQuery, LatencyReport, SlowReport};
-use crate::metrics::text::{Page, Type, seconds};
+use crate::metrics::text::{MetricsPage, MetricType, seconds};
 
 /// What each export's clients waited for, those that had any.
 pub(super) type Latencies = BTreeMap<ExportId, LatencyReport>;
 
-impl Service {
+impl ControlService {
     /// As many questions for each shard as it has parts to tell.
-    pub(super) fn latencies(&self) -> Result<Latencies, Fault> {
+    pub(super) fn latencies(&self) -> Result<Latencies, RpcFault> {
         let mut all = Latencies::new();
         for shard in self.shards() {
             let mut next = Some(ExportId(0));
@@ -44,7 +44,7 @@ impl Service {
     }
 
     /// Of one export, or of each.
-    pub(super) fn histograms(&self, name: Option<&str>) -> Answer {
+    pub(super) fn histograms(&self, name: Option<&str>) -> RpcResult {
         let (tree, all) = (self.tree(), self.latencies()?);
         let ops = |entry: &ExportNode| {
             all.get(&entry.id).map_or(json!({}), |report| latency::histograms(&report.totals))
@@ -57,7 +57,7 @@ impl Service {
         Ok(json!({ "exports": tree.exports.iter().map(one).collect::<Params>() }))
     }
 
-    pub(super) fn why(&self, name: &str) -> Answer {
+    pub(super) fn why(&self, name: &str) -> RpcResult {
         let tree = self.tree();
         let entry = find_export(&tree, name)?;
         let ExportNode { id: export, device, home, .. } = *entry;
@@ -80,11 +80,11 @@ impl Service {
     }
 
     /// The page for Prometheus.
-    pub fn metrics(&self) -> Result<String, Fault> {
-        let mut page = Page::default();
-        page.family("headworks_build_info", Type::Gauge, "The version of the server.");
+    pub fn metrics(&self) -> Result<String, RpcFault> {
+        let mut page = MetricsPage::default();
+        page.family("headworks_build_info", MetricType::Gauge, "The version of the server.");
         page.sample("headworks_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-        page.family("headworks_uptime_seconds", Type::Gauge, "How long it runs.");
+        page.family("headworks_uptime_seconds", MetricType::Gauge, "How long it runs.");
         page.sample("headworks_uptime_seconds", &[], self.started.elapsed().as_secs_f64());
         let tree = self.tree();
         put_clients(&mut page, &tree, &self.latencies()?);
@@ -94,7 +94,7 @@ impl Service {
     }
 
     /// What queues and devices see.
-    fn put_devices(&self, page: &mut Page, tree: &Tree) -> Result<(), Fault> {
+    fn put_devices(&self, page: &mut MetricsPage, tree: &Tree) -> Result<(), RpcFault> {
         let mut reports = Vec::new();
         for DeviceNode { id, .. } in &tree.devices {
             let report = self.device_if_there(tree, *id)?;
@@ -102,30 +102,30 @@ impl Service {
         }
         let turns =
             self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
-        let turns: Vec<_> = turns.collect::<Result<_, Fault>>()?;
+        let turns: Vec<_> = turns.collect::<Result<_, RpcFault>>()?;
         let plug: u64 = turns.iter().flat_map(|shard| &shard.rows).map(|row| row.merges).sum();
         // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
         let queue: u64 = reports.iter().map(|(_, report)| report.queue.merges).sum();
         let name = "headworks_merges_total";
-        page.family(name, Type::Counter, "Merges, in the turn's plug or with what was queued.");
+        page.family(name, MetricType::Counter, "Merges, in the turn's plug or with what was queued.");
         page.sample(name, &[("kind", "plug")], plug);
         page.sample(name, &[("kind", "queue")], queue);
         let name = "headworks_device_busy_seconds_total";
-        page.family(name, Type::Counter, "Time in which something was on its way.");
+        page.family(name, MetricType::Counter, "Time in which something was on its way.");
         for (device, report) in &reports {
             page.sample(name, &[("device", device)], seconds(report.busy_ns));
         }
         let name = "headworks_queue_requests";
         page.family(
             name,
-            Type::Gauge,
+            MetricType::Gauge,
             "Requests that wait for a tag, are queued or in the device.",
         );
         for (device, report) in &reports {
             page.sample(name, &[("device", device)], report.queue.in_flight);
         }
         let name = "headworks_tags_free";
-        page.family(name, Type::Gauge, "Tags that nobody holds.");
+        page.family(name, MetricType::Gauge, "Tags that nobody holds.");
         for (device, report) in &reports {
             page.sample(name, &[("device", device)], report.tags_free);
         }
@@ -133,7 +133,7 @@ impl Service {
     }
 
     /// What the caches of all shards hold; nothing without one.
-    fn put_caches(&self, page: &mut Page) -> Result<(), Fault> {
+    fn put_caches(&self, page: &mut MetricsPage) -> Result<(), RpcFault> {
         let caches =
             self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Cache { answer }));
         let caches: Vec<CacheReport> = caches.collect::<Result<_, _>>()?;
@@ -143,8 +143,8 @@ impl Service {
         if cache().next().is_none() {
             return Ok(());
         }
-        let gauge = |page: &mut Page, name: &str, help: &str, value: u64| {
-            page.family(name, Type::Gauge, help);
+        let gauge = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
+            page.family(name, MetricType::Gauge, help);
             page.sample(name, &[], value);
         };
         let dirty_blocks = dirty().map(|d| d.nr_dirty + d.nr_writeback).sum();
@@ -155,8 +155,8 @@ impl Service {
         let help = "How much may be dirty.";
         gauge(page, "headworks_cache_dirty_limit_bytes", help, bytes(limit));
         gauge(page, "headworks_cache_resident_bytes", "In the page cache.", bytes(resident));
-        let counter = |page: &mut Page, name: &str, help: &str, value: u64| {
-            page.family(name, Type::Counter, help);
+        let counter = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
+            page.family(name, MetricType::Counter, help);
             page.sample(name, &[], value);
         };
         let (hits, misses) = (cache().map(|c| c.hits).sum(), cache().map(|c| c.misses).sum());
@@ -167,29 +167,29 @@ impl Service {
 }
 
 /// What clients see.
-fn put_clients(page: &mut Page, tree: &Tree, all: &Latencies) {
+fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
     // Every export that is there has its connections, those that had a client the rest.
     let name = "headworks_connections";
-    page.family(name, Type::Gauge, "Clients that have chosen this export.");
+    page.family(name, MetricType::Gauge, "Clients that have chosen this export.");
     for entry in &tree.exports {
         let count = all.get(&entry.id).map_or(0, |report| report.connections);
         page.sample(name, &[("export", entry.shown_name())], count);
     }
-    let rows: Vec<(&str, &LatencyReport, Kind)> = tree
+    let rows: Vec<(&str, &LatencyReport, LatencyOp)> = tree
         .exports
         .iter()
         .filter_map(|entry| Some((entry.shown_name(), all.get(&entry.id)?)))
-        .flat_map(|(export, report)| Kind::ALL.map(|kind| (export, report, kind)))
+        .flat_map(|(export, report)| LatencyOp::ALL.map(|kind| (export, report, kind)))
         .filter(|(_, report, kind)| report.totals.requests(*kind) > 0)
         .collect();
     let name = "headworks_requests_total";
-    page.family(name, Type::Counter, "Requests answered.");
+    page.family(name, MetricType::Counter, "Requests answered.");
     for (export, report, kind) in &rows {
         let labels = [("export", *export), ("op", kind.name())];
         page.sample(name, &labels, report.totals.requests(*kind));
     }
     let name = "headworks_bytes_total";
-    page.family(name, Type::Counter, "Bytes that answered requests were about.");
+    page.family(name, MetricType::Counter, "Bytes that answered requests were about.");
     for (export, report, kind) in &rows {
         let labels = [("export", *export), ("op", kind.name())];
         page.sample(name, &labels, report.totals.bytes(*kind));
@@ -197,7 +197,7 @@ fn put_clients(page: &mut Page, tree: &Tree, all: &Latencies) {
     let name = "headworks_request_stage_seconds";
     page.family(
         name,
-        Type::Histogram,
+        MetricType::Histogram,
         "What requests waited for; the sum of a stage other than total is from its buckets.",
     );
     for (export, report, kind) in &rows {
@@ -216,7 +216,7 @@ fn put_clients(page: &mut Page, tree: &Tree, all: &Latencies) {
             "Requests that waited because too much was dirty, about.",
         ),
     ] {
-        page.family(name, Type::Summary, help);
+        page.family(name, MetricType::Summary, help);
         for (export, report, kind) in &rows {
             let counts = report.totals.row(*kind, 1 + wait as usize);
             let waited: u64 =

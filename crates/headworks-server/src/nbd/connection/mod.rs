@@ -27,10 +27,10 @@ use headworks_core::{
     WaitTimes,
 };
 
-use super::outgoing::{Outgoing, Sent};
+use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
-use crate::latency::{Kind, Table};
+use crate::latency::{LatencyOp, LatencyTable};
 use headworks::memory::{Buffer, Pool, Span};
 use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Negotiated};
 use headworks_nbd::reply::Replies;
@@ -109,7 +109,7 @@ struct Receiving {
 
 /// A request that was answered.
 #[derive(Clone, Copy, Debug)]
-pub struct Answered {
+pub struct CompletedRequest {
     /// What it was.
     pub op: Op,
     /// First byte.
@@ -120,7 +120,7 @@ pub struct Answered {
     pub total_ns: u64,
 }
 
-impl Answered {
+impl CompletedRequest {
     #[inline]
     fn of(in_flight: &InFlight, now: Instant) -> Self {
         let InFlight { op, offset, len, since, .. } = *in_flight;
@@ -130,7 +130,7 @@ impl Answered {
 
 /// What a call of [`Connection::receive`] came to.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Received {
+pub enum ReceiveOutcome {
     /// The socket has nothing now.
     Nothing,
     /// Something was taken; there may be more.
@@ -147,12 +147,12 @@ pub enum Received {
         terms: Negotiated,
     },
     /// No more will come. The connection ends when it is finished.
-    End(End),
+    End(ConnectionEnd),
 }
 
 /// Why a connection ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum End {
+pub enum ConnectionEnd {
     /// As the protocol has it.
     Goodbye,
     /// The client hung up between requests, with some perhaps unanswered.
@@ -177,7 +177,7 @@ pub struct Connection {
     window: Window,
     outgoing: Outgoing,
     /// What it waited for; from its first request on.
-    latency: Option<Table>,
+    latency: Option<LatencyTable>,
     /// Where it is counted, even when it is leaving.
     export: ExportId,
     /// Bytes of buffers of requests in flight.
@@ -317,7 +317,7 @@ impl Connection {
         (self.last_received, self.last_sent) = (now, now);
         self.acceptor = None;
         self.form = Replies { structured: terms.structured };
-        self.latency = Some(Table::default());
+        self.latency = Some(LatencyTable::default());
         self.export = binding.export;
         self.block = export.block_sizes.min;
         self.phase = Phase::Transmission(Transmission {
@@ -361,15 +361,15 @@ impl Connection {
 
     /// What it waited for, and by which export; none before it has chosen.
     #[must_use]
-    pub fn latency(&self) -> Option<(ExportId, &Table)> {
+    pub fn latency(&self) -> Option<(ExportId, &LatencyTable)> {
         self.latency.as_ref().map(|table| (self.export, table))
     }
 
     /// A request was answered: it counts, and the turn's time is known.
     #[inline]
-    pub fn count(&mut self, answered: &Answered, wait_times: WaitTimes) {
+    pub fn count(&mut self, answered: &CompletedRequest, wait_times: WaitTimes) {
         if let Some(table) = &mut self.latency {
-            table.record(Kind::of(answered.op), answered.len, answered.total_ns, wait_times);
+            table.record(LatencyOp::of(answered.op), answered.len, answered.total_ns, wait_times);
         }
     }
 
@@ -399,20 +399,20 @@ impl Connection {
         sequence: u64,
         (status, hole, stage): (Status, bool, ReplyStage),
         pool: &mut Pool,
-    ) -> Option<Answered> {
+    ) -> Option<CompletedRequest> {
         let dead = matches!(self.phase, Phase::Dead);
         if stage == ReplyStage::Early {
             let in_flight = self.window.get(sequence)?;
             in_flight.answered = true;
             let (op, cookie) = (in_flight.op, in_flight.cookie);
-            let answered = Answered::of(in_flight, now);
+            let answered = CompletedRequest::of(in_flight, now);
             if !dead {
                 self.answer_failure(op, cookie, status.err().unwrap_or(IoError::TimedOut));
             }
             return Some(answered);
         }
         let in_flight = self.window.remove(sequence)?;
-        let counted = Answered::of(&in_flight, now);
+        let counted = CompletedRequest::of(&in_flight, now);
         let InFlight { op, cookie, offset, len, one_extent, answered, buffer, .. } = in_flight;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
@@ -470,17 +470,17 @@ impl Connection {
         now: Instant,
         pool: &mut Pool,
         spans: &mut Vec<Span>,
-    ) -> io::Result<Sent> {
+    ) -> io::Result<SendOutcome> {
         let leaves = matches!(self.phase, Phase::Leaving) && self.window.used() == 0;
         let Some(transport) = &mut self.transport else {
-            return Ok(Sent::All);
+            return Ok(SendOutcome::All);
         };
         if leaves && self.outgoing.is_empty() {
             transport.goodbye();
         }
         if self.outgoing.is_empty() && !transport.has_unsent() {
             self.was_silent = true;
-            return Ok(Sent::All);
+            return Ok(SendOutcome::All);
         }
         if std::mem::take(&mut self.was_silent) {
             // Patience begins with the first reply that waits.
@@ -493,7 +493,7 @@ impl Connection {
             transport.goodbye();
         }
         let sent = transport.settle(sent)?;
-        if sent == Sent::All || (self.outgoing.waiting(), transport.progress()) != before {
+        if sent == SendOutcome::All || (self.outgoing.waiting(), transport.progress()) != before {
             self.last_sent = now;
         }
         Ok(sent)
@@ -579,20 +579,20 @@ impl Connection {
         }
     }
 
-    fn hang_up(&self) -> End {
+    fn hang_up(&self) -> ConnectionEnd {
         match &self.phase {
             // Whoever only looks whether somebody listens says nothing and goes.
-            Phase::Handshake(handshake) if handshake.is_untouched() => End::HungUp,
+            Phase::Handshake(handshake) if handshake.is_untouched() => ConnectionEnd::HungUp,
             Phase::Handshake(_)
                 if self.transport.as_ref().is_some_and(Transport::is_handshaking) =>
             {
-                End::Fault("the client hung up during the handshake of TLS".into())
+                ConnectionEnd::Fault("the client hung up during the handshake of TLS".into())
             }
-            Phase::Handshake(_) => End::Fault("the client hung up during the handshake".into()),
+            Phase::Handshake(_) => ConnectionEnd::Fault("the client hung up during the handshake".into()),
             Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
-                End::Fault("the client hung up in the middle of a request".into())
+                ConnectionEnd::Fault("the client hung up in the middle of a request".into())
             }
-            _ => End::HungUp,
+            _ => ConnectionEnd::HungUp,
         }
     }
 }

@@ -9,23 +9,23 @@ use std::io;
 use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Op};
 
 use super::{
-    BufferPolicy, Connection, End, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART,
-    ReceiveContext, Received, Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
+    BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART,
+    ReceiveContext, ReceiveOutcome, Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
 };
-use crate::nbd::outgoing::Sent;
+use crate::nbd::outgoing::SendOutcome;
 use headworks::memory::{Buffer, Span};
 use headworks_nbd::handshake::Outcome;
 use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 
 impl Connection {
     /// Reads once and turns what came into bios.
-    pub fn receive(&mut self, context: &mut ReceiveContext<'_>) -> Received {
+    pub fn receive(&mut self, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
         if matches!(self.phase, Phase::Leaving | Phase::Dead) {
-            return Received::Nothing;
+            return ReceiveOutcome::Nothing;
         }
         // A payload on its way has its buffer already.
         if !self.has_room() && self.payload_rest().is_none() {
-            return Received::Full;
+            return ReceiveOutcome::Full;
         }
         if self.has_stash() || self.holds_request() {
             let mut stash = std::mem::take(&mut self.stash);
@@ -37,19 +37,19 @@ impl Connection {
         let direct = self.payload_rest();
         let tail = self.tail_len(direct, context.scratch.len());
         let Some(transport) = &mut self.transport else {
-            return Received::Nothing;
+            return ReceiveOutcome::Nothing;
         };
         let count = match transport.receive(direct, context.scratch, tail) {
-            Ok(0) => return Received::End(self.hang_up()),
+            Ok(0) => return ReceiveOutcome::End(self.hang_up()),
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Nothing,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Received::Some,
-            Err(error) if is_hang_up(&error) => return Received::End(self.hang_up()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReceiveOutcome::Nothing,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return ReceiveOutcome::Some,
+            Err(error) if is_hang_up(&error) => return ReceiveOutcome::End(self.hang_up()),
             // The sentence is there already.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Received::End(End::Fault(error.to_string()));
+                return ReceiveOutcome::End(ConnectionEnd::Fault(error.to_string()));
             }
-            Err(error) => return Received::End(End::Fault(format!("receiving failed: {error}"))),
+            Err(error) => return ReceiveOutcome::End(ConnectionEnd::Fault(format!("receiving failed: {error}"))),
         };
         // A handshake is timed as a whole: drop by drop is no progress.
         if !matches!(self.phase, Phase::Handshake(_)) {
@@ -109,24 +109,24 @@ impl Connection {
     }
 
     /// Looks at received bytes; what cannot be used now goes into the stash.
-    fn take_in(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> Received {
+    fn take_in(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
         let (used, received) = self.look_at(bytes, context);
-        if !matches!(received, Received::End(_)) {
+        if !matches!(received, ReceiveOutcome::End(_)) {
             self.stash.extend_from_slice(&bytes[used..]);
         }
         received
     }
 
-    fn look_at(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, Received) {
+    fn look_at(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, ReceiveOutcome) {
         match self.phase {
             Phase::Handshake(_) => self.shake_hands(bytes, context),
             _ => self.parse(bytes, context),
         }
     }
 
-    fn shake_hands(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, Received) {
+    fn shake_hands(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, ReceiveOutcome) {
         let Phase::Handshake(handshake) = &mut self.phase else {
-            return (0, Received::Nothing);
+            return (0, ReceiveOutcome::Nothing);
         };
         let mut used = 0;
         loop {
@@ -140,12 +140,12 @@ impl Connection {
                 Outcome::Reply if self.outgoing.has_room_for_answers(self.limits.requests) => {
                     continue;
                 }
-                Outcome::Reply => Received::Full,
-                Outcome::NeedMore => Received::Some,
+                Outcome::Reply => ReceiveOutcome::Full,
+                Outcome::NeedMore => ReceiveOutcome::Some,
                 Outcome::Encrypt => self.encrypt(bytes.len() - used, context),
-                Outcome::Ready { export, terms } => Received::Chosen { export, terms },
-                Outcome::Closed => Received::End(End::Goodbye),
-                Outcome::Failed(sentence) => Received::End(End::Fault(sentence)),
+                Outcome::Ready { export, terms } => ReceiveOutcome::Chosen { export, terms },
+                Outcome::Closed => ReceiveOutcome::End(ConnectionEnd::Goodbye),
+                Outcome::Failed(sentence) => ReceiveOutcome::End(ConnectionEnd::Fault(sentence)),
             };
             return (used, received);
         }
@@ -153,8 +153,8 @@ impl Connection {
 
     /// The client was promised TLS: the promise goes out in the clear, and everything after it does not. `early` bytes have
     /// come behind the question, in the clear: from a client that cannot know the answer yet, or from somebody between.
-    fn encrypt(&mut self, early: usize, context: &mut ReceiveContext<'_>) -> Received {
-        let fault = |sentence: String| Received::End(End::Fault(sentence));
+    fn encrypt(&mut self, early: usize, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
+        let fault = |sentence: String| ReceiveOutcome::End(ConnectionEnd::Fault(sentence));
         if early > 0 {
             return fault(format!("{early} bytes came in the clear behind the request for TLS"));
         }
@@ -163,7 +163,7 @@ impl Connection {
         };
         // Short: a socket that does not take it belongs to a client that reads nothing.
         match self.outgoing.send(transport, context.pool, &mut Vec::new()) {
-            Ok(Sent::All) => {}
+            Ok(SendOutcome::All) => {}
             Ok(_) => return fault("the client does not read the handshake".to_owned()),
             Err(error) => return fault(format!("sending failed: {error}")),
         }
@@ -171,33 +171,33 @@ impl Connection {
             Ok(session) => transport.encrypt(session),
             Err(error) => return fault(error.to_string()),
         }
-        Received::Some
+        ReceiveOutcome::Some
     }
 
-    fn parse(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, Received) {
+    fn parse(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, ReceiveOutcome) {
         let (mut used, mut bios, mut copied) = (0, 0, 0);
         loop {
             let Phase::Transmission(transmission) = &mut self.phase else {
-                return (bytes.len(), Received::Some);
+                return (bytes.len(), ReceiveOutcome::Some);
             };
             if let Some(receiving) = &mut transmission.receiving {
                 let count = receiving.fill(&bytes[used..]);
                 (used, copied) = (used + count, copied + count);
                 if !receiving.is_complete() {
-                    return (used, Received::Some);
+                    return (used, ReceiveOutcome::Some);
                 }
                 self.submit_received(context);
                 bios += 1;
                 continue;
             }
             if bios >= TURN_BIOS || copied >= TURN_BYTES {
-                return (used, Received::Some);
+                return (used, ReceiveOutcome::Some);
             }
             let held = transmission.held.take();
             let request = match held {
                 Some(request) => request,
-                None if !self.has_room() => return (used, Received::Full),
-                None if *context.room == 0 => return (used, Received::NoBuffer),
+                None if !self.has_room() => return (used, ReceiveOutcome::Full),
+                None if *context.room == 0 => return (used, ReceiveOutcome::NoBuffer),
                 None => {
                     let Phase::Transmission(transmission) = &mut self.phase else {
                         continue;
@@ -206,20 +206,20 @@ impl Connection {
                     used += count;
                     match parsed {
                         Parsed::Request(request) => request,
-                        Parsed::NeedMore => return (used, Received::Some),
+                        Parsed::NeedMore => return (used, ReceiveOutcome::Some),
                         Parsed::Refused(refusal) => {
                             let replies = transmission.replies;
                             self.outgoing.header(|out| replies.refused(out, refusal));
                             continue;
                         }
-                        Parsed::Disconnect => return (used, Received::End(End::Goodbye)),
-                        Parsed::End(error) => return (used, Received::End(fault(error))),
+                        Parsed::Disconnect => return (used, ReceiveOutcome::End(ConnectionEnd::Goodbye)),
+                        Parsed::End(error) => return (used, ReceiveOutcome::End(fault(error))),
                     }
                 }
             };
             let reads = if request.op() == Op::Read { request.len as usize } else { 0 };
             if !self.admit(request, context) {
-                return (used, Received::NoBuffer);
+                return (used, ReceiveOutcome::NoBuffer);
             }
             // What is read will be copied, too, and counts: no client holds the shard.
             (bios, copied) = (bios + 1, copied + reads);
@@ -342,8 +342,8 @@ fn may_take(held: usize, len: usize, context: &ReceiveContext<'_>) -> bool {
             && context.pool.taken() + len <= size - size / RESERVE_PART
 }
 
-fn fault(error: ProtocolError) -> End {
-    End::Fault(error.to_string())
+fn fault(error: ProtocolError) -> ConnectionEnd {
+    ConnectionEnd::Fault(error.to_string())
 }
 
 fn is_hang_up(error: &io::Error) -> bool {
@@ -391,7 +391,7 @@ mod tests {
                 room: &mut 1,
                 inputs: &mut Vec::new(),
             });
-            assert!(!matches!(received, Received::End(_)), "{received:?}");
+            assert!(!matches!(received, ReceiveOutcome::End(_)), "{received:?}");
             most = most.max(connection.outgoing.kept());
             connection.send(Instant(0), &mut pool, &mut spans).unwrap();
             theirs.set_nonblocking(true).unwrap();

@@ -1,6 +1,6 @@
 //! A connection through TLS, with a client of rustls at the other end of a socket pair and a disk that is a `Vec`.
 //!
-//! The server here sleeps as the reactor does: after `Received::Nothing` it is called again only when its socket can be read.
+//! The server here sleeps as the reactor does: after `ReceiveOutcome::Nothing` it is called again only when its socket can be read.
 //! So what would stay behind in a session is a test that does not end, which the bound on rounds turns into a failure.
 
 use std::io::{Read, Write};
@@ -27,7 +27,7 @@ struct Server {
     inputs: Vec<Input>,
     spans: Vec<Span>,
     disk: Vec<u8>,
-    end: Option<End>,
+    end: Option<ConnectionEnd>,
     /// The last receive found nothing.
     sleeps: bool,
 }
@@ -86,9 +86,9 @@ impl Server {
             inputs: &mut self.inputs,
         };
         let received = self.connection.receive(&mut context);
-        self.sleeps = received == Received::Nothing;
+        self.sleeps = received == ReceiveOutcome::Nothing;
         match received {
-            Received::Chosen { export, terms } => {
+            ReceiveOutcome::Chosen { export, terms } => {
                 self.connection.begin(
                     Instant(0),
                     ExportBinding::default(),
@@ -96,8 +96,8 @@ impl Server {
                     terms,
                 );
             }
-            Received::End(end) => {
-                if end == End::Goodbye {
+            ReceiveOutcome::End(end) => {
+                if end == ConnectionEnd::Goodbye {
                     self.connection.leave(&mut self.pool);
                 }
                 self.end = Some(end);
@@ -115,7 +115,7 @@ impl Server {
 
     fn fault(&self) -> &str {
         match &self.end {
-            Some(End::Fault(sentence)) => sentence,
+            Some(ConnectionEnd::Fault(sentence)) => sentence,
             other => panic!("no fault but {other:?}"),
         }
     }
@@ -249,7 +249,7 @@ fn byte_by_byte_it_is_the_same() {
     assert_eq!(client.plain[SIMPLE_REPLY_BYTES..], server.disk[..400]);
     client.session.seal(&request(2, 3, 0, 0)).unwrap();
     client.until(&mut server, |client| client.session.is_ended());
-    assert!(server.end == Some(End::Goodbye) && server.connection.is_finished());
+    assert!(server.end == Some(ConnectionEnd::Goodbye) && server.connection.is_finished());
 }
 
 /// A request and the goodbye in one record: the send that takes the answer is the last that this connection gets.
@@ -261,7 +261,7 @@ fn who_leaves_behind_a_request_has_its_answer_and_the_end_in_one_send() {
     client.session.seal(&[request(0, 1, 0, 512), request(2, 2, 0, 0)].concat()).unwrap();
     client.exchange();
     server.turn();
-    assert!(server.end == Some(End::Goodbye) && server.connection.is_finished());
+    assert!(server.end == Some(ConnectionEnd::Goodbye) && server.connection.is_finished());
     client.exchange();
     assert_eq!(client.plain.len(), SIMPLE_REPLY_BYTES + 512);
     assert!(client.session.is_ended(), "the end is said");
@@ -329,7 +329,7 @@ fn a_stream_that_is_cut_in_the_middle_is_a_hang_up() {
         server.turn();
     }
     // Not even the header was whole: a record counts when all of it has come.
-    assert_eq!(server.end, Some(End::HungUp));
+    assert_eq!(server.end, Some(ConnectionEnd::HungUp));
     assert!(server.disk[..4096] == [0; 4096]);
 
     let (mut server, socket) = Server::new(&certificates, TlsMode::On);
