@@ -31,4 +31,4 @@ pub use listen::inherited::{InheritedAddress, InheritedSocket};
 pub use options::{PrepareShard, ServerOptions};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};
-pub use spec::{BaseDevice, Layer, ExportOptions, Spec, Wrapper};
+pub use spec::{BaseDevice, ExportOptions, Layer, Spec, Wrapper};

@@ -11,7 +11,7 @@ use headworks::display_size;
 use headworks_core::Tunable;
 use headworks_server::BaseDevice;
 use headworks_server::assemble::ExportSpec;
-use headworks_server::config::{ExportSection, ConfigFile, Tuned};
+use headworks_server::config::{ConfigFile, ExportSection, Tuned};
 use serde_json::{Value, json};
 
 use super::{EffectiveOptions, OptionError, OptionSources, plan, report_error};

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command, FromArgMatches};
-use headworks_server::config::{ExportSection, ConfigFile, Origin, Problem, Problems, Setting};
+use headworks_server::config::{ConfigFile, ExportSection, Origin, Problem, Problems, Setting};
 use headworks_server::units::parse_switch;
 
 use super::ServeArgs;

@@ -29,7 +29,9 @@ pub struct VolumeCaching {
 /// How what is served is cached if nobody says: what lies in memory anyway, not at all.
 fn usual_mode(spec: &Spec) -> WriteMode {
     match spec.base {
-        BaseDevice::Null { .. } | BaseDevice::Mem { .. } if spec.wrappers.is_empty() => WriteMode::None,
+        BaseDevice::Null { .. } | BaseDevice::Mem { .. } if spec.wrappers.is_empty() => {
+            WriteMode::None
+        }
         _ => WriteMode::Writeback,
     }
 }
@@ -198,7 +200,8 @@ impl OpenedImage {
 
     /// The image, if it was made by this.
     pub fn made(&self, spec: &Spec) -> Option<CreatedImage> {
-        let (ImageBody::File(file), BaseDevice::File { path, .. }) = (&self.body, &spec.base) else {
+        let (ImageBody::File(file), BaseDevice::File { path, .. }) = (&self.body, &spec.base)
+        else {
             return None;
         };
         let (path, identity, _open) = (path.clone(), file.identity(), file.size_watch());

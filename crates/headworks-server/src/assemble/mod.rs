@@ -15,7 +15,7 @@ use headworks_core::{
 
 use crate::spec::{BaseDevice, ExportOptions, Spec};
 use headworks::device::{Device, FileDevice, Identity, OpenFile, SizeWatch};
-use image::{VolumeCaching, OpenedImage, VolumeOrigin, assembled, no_size};
+use image::{OpenedImage, VolumeCaching, VolumeOrigin, assembled, no_size};
 
 /// Where a client can go.
 #[derive(Clone, Debug)]

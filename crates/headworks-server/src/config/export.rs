@@ -16,9 +16,9 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem};
-use super::read::{TomlEntry, Reader, Setting, Value, entries, unknown};
+use super::read::{Reader, Setting, TomlEntry, Value, entries, unknown};
 use crate::assemble::{ExportSpec, split_name};
-use crate::spec::{BaseDevice, Layer, ExportOptions, Spec};
+use crate::spec::{BaseDevice, ExportOptions, Layer, Spec};
 use crate::units::parse_switch;
 
 /// Longer names do not fit an NBD message.
@@ -169,7 +169,11 @@ fn nothing_to_serve(name: &str) -> String {
 }
 
 /// Reads an `[[export]]`.
-pub fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, span: &Range<usize>) -> Option<ExportSection> {
+pub fn read(
+    reader: &mut Reader<'_>,
+    table: &DeTable<'_>,
+    span: &Range<usize>,
+) -> Option<ExportSection> {
     let mut name = None;
     let mut settings = Vec::new();
     let (mut bases, mut parts): (Vec<LayerSection>, Vec<LayerSection>) = Default::default();

@@ -250,7 +250,8 @@ fn what_is_written_says_the_same() {
 #[test]
 fn a_spec_of_the_command_line_is_an_export_too() {
     let text = "delay:read=5ms,weight=7,ioprio=idle,cache=none,on-error=retry,of=/a,b";
-    let export = ExportSection::from_words(&format!("n={text}"), true, &Origin::CommandLine).unwrap();
+    let export =
+        ExportSection::from_words(&format!("n={text}"), true, &Origin::CommandLine).unwrap();
     let spec = export.plan(None, false).unwrap();
     let (expected, share) = crate::spec::Spec::parse_export(text).unwrap();
     assert_eq!((spec.spec, spec.share), (expected, share));

@@ -9,7 +9,7 @@ use headworks_core::{ConfigError, QueueOptions};
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem, Problems};
-use super::read::{TomlEntry, Reader, entries, unknown};
+use super::read::{Reader, TomlEntry, entries, unknown};
 use crate::units::parse_size;
 
 /// A tunable with a value, and who gave it.

@@ -12,7 +12,7 @@ use super::export::{ExportSection, LayerSection};
 use super::problem::Origin;
 use super::read::{Setting, Value};
 use super::tunables::Tuned;
-use super::{DeviceSection, ConfigFile};
+use super::{ConfigFile, DeviceSection};
 
 impl Display for ConfigFile {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::latency::{LatencyOp, ROWS, Histogram, LatencyTotals, row_name};
+use crate::latency::{Histogram, LatencyOp, LatencyTotals, ROWS, row_name};
 
 /// Nanoseconds as microseconds.
 pub fn micros(ns: u64) -> f64 {

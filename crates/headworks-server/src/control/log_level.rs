@@ -38,7 +38,10 @@ impl fmt::Debug for LogLevel {
 /// The method: with a level it is set first.
 pub(super) fn log_level(switch: Option<&LogLevel>, wanted: Option<&str>) -> RpcResult {
     let Some(LogLevel(switch)) = switch else {
-        return Err(RpcFault::refused("ENOTSUP", "this program's log has no level that can be set"));
+        return Err(RpcFault::refused(
+            "ENOTSUP",
+            "this program's log has no level that can be set",
+        ));
     };
     let level = wanted.map(|wanted| {
         let found = LOG_LEVELS.into_iter().find(|level| *level == wanted);

@@ -17,7 +17,7 @@ use super::changes::LiveChanges;
 use super::latency;
 use super::log_level::{LogLevel, log_level};
 use super::report;
-use super::rpc::{RpcFault, Params};
+use super::rpc::{Params, RpcFault};
 use super::tree::{DeviceNode, ExportNode, Leaf, Tree, device_name, is_within};
 use crate::assemble::cache_shares::divided;
 use crate::messages::ControlMessage;
@@ -635,7 +635,10 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) fn optional_text<'a>(params: &'a Params, name: &str) -> Result<Option<&'a str>, RpcFault> {
+pub(super) fn optional_text<'a>(
+    params: &'a Params,
+    name: &str,
+) -> Result<Option<&'a str>, RpcFault> {
     match params.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),

@@ -114,8 +114,14 @@ impl Bench {
         let shards = mails.into_iter().map(start).collect();
         let setting = ExportSettings { weight: 100, ioprio: Ioprio::default() };
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
-        let mut service =
-            ControlService::new(shared, 2, tree(), vec![setting; 3], DirtyOptions::default(), live());
+        let mut service = ControlService::new(
+            shared,
+            2,
+            tree(),
+            vec![setting; 3],
+            DirtyOptions::default(),
+            live(),
+        );
         let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
         if matches!(manner, Manner::Silent | Manner::Stuck) {
             service.deadlines = Deadlines { answer, switch };

@@ -297,7 +297,10 @@ mod tests {
         assert_eq!((device.percentile(910), device.max()), (5_242_879, 5_242_879));
         assert_eq!(totals.row(LatencyOp::Read, 0).percentile(500), 1023);
         assert_eq!(totals.sum_ns(LatencyOp::Read), 90 * 1_000 + 10 * 5_000_000);
-        assert_eq!((totals.bytes(LatencyOp::Read), totals.requests(LatencyOp::Write)), (409_600, 0));
+        assert_eq!(
+            (totals.bytes(LatencyOp::Read), totals.requests(LatencyOp::Write)),
+            (409_600, 0)
+        );
         assert_eq!(totals.requests(LatencyOp::Other), 1);
     }
 

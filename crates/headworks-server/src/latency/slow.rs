@@ -40,7 +40,8 @@ struct Second {
     slowest: [SlowRequest; KEPT],
 }
 
-const EMPTY: Second = Second { number: u64::MAX, requests: 0, used: 0, slowest: [NO_REQUEST; KEPT] };
+const EMPTY: Second =
+    Second { number: u64::MAX, requests: 0, used: 0, slowest: [NO_REQUEST; KEPT] };
 const NO_REQUEST: SlowRequest = SlowRequest {
     total_ns: 0,
     at: Instant(0),

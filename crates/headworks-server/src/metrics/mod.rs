@@ -70,7 +70,8 @@ impl Metrics {
         let fail = |error: io::Error| ConfigError::new("metrics", format!("cannot start: {error}"));
         let address = listener.local_addr().map_err(fail)?;
         let (stop, stopped) = UnixStream::pair().map_err(fail)?;
-        let mut endpoint = MetricsEndpoint { listener, service, clients: Vec::new(), resting: None };
+        let mut endpoint =
+            MetricsEndpoint { listener, service, clients: Vec::new(), resting: None };
         let thread = std::thread::Builder::new()
             .name("metrics".into())
             .spawn(move || while endpoint.turn(&stopped) {})

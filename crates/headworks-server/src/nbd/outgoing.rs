@@ -167,7 +167,9 @@ impl Outgoing {
                         return Ok(SendOutcome::Full);
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(SendOutcome::Full),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(SendOutcome::Full);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }

@@ -192,7 +192,8 @@ mod tests {
         let mut both = export("b", 1, 1);
         both.info.description = "/x, 1 bytes, y, 1 bytes, read-only".to_owned();
         both.binding.volume = VolumeId(0);
-        let mut exports = ExportTable::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
+        let mut exports =
+            ExportTable::new([export("a", 0, 0), both, export("c", 2, 2)].into_iter());
         exports.resize(VolumeId(0), 7);
         let sizes: Vec<u64> = exports.infos().iter().map(|info| info.size).collect();
         assert_eq!(sizes, [7, 7, 1]);

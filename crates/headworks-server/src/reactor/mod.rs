@@ -37,7 +37,7 @@ use crate::assemble::WatchedFile;
 use crate::assemble::export_info::ServedExport;
 use crate::listen::Listener;
 use crate::messages::ControlMessage;
-use crate::nbd::connection::{ConnectionLimits, ConnectionEnd};
+use crate::nbd::connection::{ConnectionEnd, ConnectionLimits};
 use crate::recorder::Recorder;
 use crate::shared::ServerShared;
 use buffer_queue::BufferQueue;

@@ -117,7 +117,8 @@ mod tests {
 
     #[test]
     fn how_it_is_cached_is_taken_too_and_is_open_if_not_said() {
-        let taken = |text: &str| ExportOptions::take(text).map(|(share, _)| (share.mode, share.on_error));
+        let taken =
+            |text: &str| ExportOptions::take(text).map(|(share, _)| (share.mode, share.on_error));
         assert_eq!(taken("mem:size=1M"), Ok((None, None)));
         for mode in WriteMode::ALL {
             let text = format!("delay:cache={},on-error=retry,of=mem:size=1M", mode.name());

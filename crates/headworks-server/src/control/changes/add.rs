@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::rpc::{RpcFault, Params};
-use super::super::service::{RpcResult, ControlService, ExportSettings, lock, text};
+use super::super::rpc::{Params, RpcFault};
+use super::super::service::{ControlService, ExportSettings, RpcResult, lock, text};
 use super::super::tree::{DeviceNode, ExportNode};
 use super::remove::leaving;
 use super::{refused, wrong};
@@ -211,7 +211,10 @@ impl ControlService {
         let device = inventory.devices.get(&config.device.0).ok_or_else(super::stopping)?.config;
         let assembled = assembled(spec, volume, what, size);
         let served = served(&assembled, export, &config, size, inventory.serial);
-        self.put_setting(export, ExportSettings { weight: assembled.weight, ioprio: assembled.ioprio });
+        self.put_setting(
+            export,
+            ExportSettings { weight: assembled.weight, ioprio: assembled.ioprio },
+        );
         // Shard 0 is where clients choose: when it knows the export all others do.
         for shard in self.shards().collect::<Vec<_>>().into_iter().rev() {
             let order = ShardCommand::Serve { export: served.clone() };

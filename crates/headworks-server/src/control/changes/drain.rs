@@ -5,8 +5,8 @@ use std::sync::mpsc::Receiver;
 use headworks_core::{IoError, ShardId, Status, VolumeId};
 use serde_json::json;
 
-use super::super::rpc::{RpcFault, Params};
-use super::super::service::{RpcResult, ControlService, find_export, optional_text, stopping};
+use super::super::rpc::{Params, RpcFault};
+use super::super::service::{ControlService, RpcResult, find_export, optional_text, stopping};
 use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE};
 use crate::messages::query::ControlQuery;

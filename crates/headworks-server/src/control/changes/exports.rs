@@ -4,7 +4,7 @@ use headworks_core::ExportId;
 use serde_json::{Value, json};
 
 use super::super::rpc::RpcFault;
-use super::super::service::{RpcResult, ControlService, lock};
+use super::super::service::{ControlService, RpcResult, lock};
 use super::super::tree::{ExportNode, device_name};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;

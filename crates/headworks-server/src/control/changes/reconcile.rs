@@ -121,7 +121,9 @@ impl ControlService {
 
 /// Whether the same words mean another file now, or none: one may have been moved into the place of the one that is open.
 fn was_swapped(image: Option<Identity>, new: &ExportSpec) -> bool {
-    let (Some(image), BaseDevice::File { path, .. }) = (image, &new.spec.base) else { return false };
+    let (Some(image), BaseDevice::File { path, .. }) = (image, &new.spec.base) else {
+        return false;
+    };
     match Identity::of(path) {
         Ok(now) => now != image,
         // Who gave privileges up may not look everywhere.

@@ -44,7 +44,8 @@ impl RemovalSteps {
         let home = entry.home;
         let mut all: Vec<ShardId> = (0..shards).map(ShardId).collect();
         all.sort_by_key(|shard| (*shard != home, *shard != owner));
-        let steps = all.into_iter().map(RemovalStep::Volume).chain([RemovalStep::VolumePlace]).collect();
+        let steps =
+            all.into_iter().map(RemovalStep::Volume).chain([RemovalStep::VolumePlace]).collect();
         Self { entry, owner, shards, steps, begun: false }
     }
 
@@ -52,7 +53,8 @@ impl RemovalSteps {
     pub fn with_device(&mut self) {
         let mut all: Vec<ShardId> = (0..self.shards).map(ShardId).collect();
         all.sort_by_key(|shard| *shard == self.owner);
-        self.steps.extend(all.into_iter().map(RemovalStep::Device).chain([RemovalStep::DevicePlace]));
+        self.steps
+            .extend(all.into_iter().map(RemovalStep::Device).chain([RemovalStep::DevicePlace]));
     }
 
     /// The next step; none when nothing is left.
@@ -91,7 +93,8 @@ mod tests {
             departure.pass();
             steps.push(step);
         }
-        let shards = |numbers: [u16; 4], step: fn(ShardId) -> RemovalStep| numbers.map(ShardId).map(step);
+        let shards =
+            |numbers: [u16; 4], step: fn(ShardId) -> RemovalStep| numbers.map(ShardId).map(step);
         let expected = [
             &shards([2, 1, 0, 3], RemovalStep::Volume)[..],
             &[RemovalStep::VolumePlace],

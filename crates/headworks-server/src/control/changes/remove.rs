@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::changes::removal::{RemovalSteps, RemovalStep};
-use super::super::rpc::{RpcFault, Params};
-use super::super::service::{RpcResult, ControlService, find_export, lock, stopping, text};
+use super::super::changes::removal::{RemovalStep, RemovalSteps};
+use super::super::rpc::{Params, RpcFault};
+use super::super::service::{ControlService, RpcResult, find_export, lock, stopping, text};
 use super::super::tree::{ExportNode, Tree};
 use super::{Draining, PAUSE, close, refused};
 use crate::assemble::shown_name;
@@ -241,7 +241,9 @@ impl ControlService {
                 RemovalStep::Volume(shard) => {
                     self.order(shard, ShardCommand::RemoveVolume { volume, device })?
                 }
-                RemovalStep::Device(shard) => self.order(shard, ShardCommand::RemoveDevice { device })?,
+                RemovalStep::Device(shard) => {
+                    self.order(shard, ShardCommand::RemoveDevice { device })?
+                }
                 RemovalStep::VolumePlace => {
                     if !self.stays(&mut inventory, (volume, device)) {
                         departure.with_device();

@@ -3,8 +3,8 @@
 use headworks_core::VolumeId;
 use serde_json::{Value, json};
 
-use super::super::rpc::{RpcFault, Params};
-use super::super::service::{RpcResult, ControlService, find_export, lock, text};
+use super::super::rpc::{Params, RpcFault};
+use super::super::service::{ControlService, RpcResult, find_export, lock, text};
 use super::super::tree::ExportNode;
 use super::refused;
 use super::remove::leaving;

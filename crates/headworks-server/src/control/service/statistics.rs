@@ -10,10 +10,10 @@ use serde_json::json;
 use super::super::latency;
 use super::super::tree::{DeviceNode, ExportNode, Tree, device_name};
 use super::super::why::{WhySnapshot, why};
-use super::{RpcResult, RpcFault, Params, ControlService, find_export};
+use super::{ControlService, Params, RpcFault, RpcResult, find_export};
 use crate::latency::{LatencyOp, ROWS, row_name};
 use crate::messages::query::{CacheReport, ControlQuery, LatencyReport, SlowReport};
-use crate::metrics::text::{MetricsPage, MetricType, seconds};
+use crate::metrics::text::{MetricType, MetricsPage, seconds};
 
 /// What each export's clients waited for, those that had any.
 pub(super) type Latencies = BTreeMap<ExportId, LatencyReport>;
@@ -107,7 +107,11 @@ impl ControlService {
         // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
         let queue: u64 = reports.iter().map(|(_, report)| report.queue.merges).sum();
         let name = "headworks_merges_total";
-        page.family(name, MetricType::Counter, "Merges, in the turn's plug or with what was queued.");
+        page.family(
+            name,
+            MetricType::Counter,
+            "Merges, in the turn's plug or with what was queued.",
+        );
         page.sample(name, &[("kind", "plug")], plug);
         page.sample(name, &[("kind", "queue")], queue);
         let name = "headworks_device_busy_seconds_total";

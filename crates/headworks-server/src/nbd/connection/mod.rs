@@ -588,7 +588,9 @@ impl Connection {
             {
                 ConnectionEnd::Fault("the client hung up during the handshake of TLS".into())
             }
-            Phase::Handshake(_) => ConnectionEnd::Fault("the client hung up during the handshake".into()),
+            Phase::Handshake(_) => {
+                ConnectionEnd::Fault("the client hung up during the handshake".into())
+            }
             Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
                 ConnectionEnd::Fault("the client hung up in the middle of a request".into())
             }

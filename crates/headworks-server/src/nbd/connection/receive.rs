@@ -9,8 +9,8 @@ use std::io;
 use headworks_core::{Bio, BioFlags, BioId, EXTENTS_BYTES, Input, Op};
 
 use super::{
-    BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase, RESERVE_PART,
-    ReceiveContext, ReceiveOutcome, Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
+    BufferPolicy, Connection, ConnectionEnd, ExportBinding, LARGE_PAYLOAD, LARGE_TAIL, Phase,
+    RESERVE_PART, ReceiveContext, ReceiveOutcome, Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
 };
 use crate::nbd::outgoing::SendOutcome;
 use headworks::memory::{Buffer, Span};
@@ -42,14 +42,22 @@ impl Connection {
         let count = match transport.receive(direct, context.scratch, tail) {
             Ok(0) => return ReceiveOutcome::End(self.hang_up()),
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return ReceiveOutcome::Nothing,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return ReceiveOutcome::Some,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return ReceiveOutcome::Nothing;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                return ReceiveOutcome::Some;
+            }
             Err(error) if is_hang_up(&error) => return ReceiveOutcome::End(self.hang_up()),
             // The sentence is there already.
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return ReceiveOutcome::End(ConnectionEnd::Fault(error.to_string()));
             }
-            Err(error) => return ReceiveOutcome::End(ConnectionEnd::Fault(format!("receiving failed: {error}"))),
+            Err(error) => {
+                return ReceiveOutcome::End(ConnectionEnd::Fault(format!(
+                    "receiving failed: {error}"
+                )));
+            }
         };
         // A handshake is timed as a whole: drop by drop is no progress.
         if !matches!(self.phase, Phase::Handshake(_)) {
@@ -117,14 +125,22 @@ impl Connection {
         received
     }
 
-    fn look_at(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, ReceiveOutcome) {
+    fn look_at(
+        &mut self,
+        bytes: &[u8],
+        context: &mut ReceiveContext<'_>,
+    ) -> (usize, ReceiveOutcome) {
         match self.phase {
             Phase::Handshake(_) => self.shake_hands(bytes, context),
             _ => self.parse(bytes, context),
         }
     }
 
-    fn shake_hands(&mut self, bytes: &[u8], context: &mut ReceiveContext<'_>) -> (usize, ReceiveOutcome) {
+    fn shake_hands(
+        &mut self,
+        bytes: &[u8],
+        context: &mut ReceiveContext<'_>,
+    ) -> (usize, ReceiveOutcome) {
         let Phase::Handshake(handshake) = &mut self.phase else {
             return (0, ReceiveOutcome::Nothing);
         };
@@ -212,7 +228,9 @@ impl Connection {
                             self.outgoing.header(|out| replies.refused(out, refusal));
                             continue;
                         }
-                        Parsed::Disconnect => return (used, ReceiveOutcome::End(ConnectionEnd::Goodbye)),
+                        Parsed::Disconnect => {
+                            return (used, ReceiveOutcome::End(ConnectionEnd::Goodbye));
+                        }
                         Parsed::End(error) => return (used, ReceiveOutcome::End(fault(error))),
                     }
                 }
