@@ -9,7 +9,7 @@ use crate::{fairness, live, seed000, seed001, seed004};
 
 /// An experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
+pub enum ExperimentName {
     /// Seed 000: tags on a disk.
     Seed000,
     /// Seed 001: batch dispatch.
@@ -26,7 +26,7 @@ pub enum Name {
 
 /// Which rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Filter {
+pub struct RowFilter {
     /// Of the workload and of the policies' delays.
     pub seed: u64,
     /// Only these tag policies; all if empty.
@@ -38,12 +38,12 @@ pub struct Filter {
     /// Only this device; all without.
     pub device: Option<String>,
     /// Which kind of rows.
-    pub kind: Kind,
+    pub kind: RowKind,
 }
 
 /// How rows come about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum RowKind {
     /// All there are.
     #[default]
     All,
@@ -53,14 +53,14 @@ pub enum Kind {
     Live,
 }
 
-impl Default for Filter {
+impl Default for RowFilter {
     fn default() -> Self {
         let (policies, tags, jobs) = (Vec::new(), Vec::new(), Vec::new());
-        Self { seed: 1, policies, tags, jobs, device: None, kind: Kind::All }
+        Self { seed: 1, policies, tags, jobs, device: None, kind: RowKind::All }
     }
 }
 
-impl Filter {
+impl RowFilter {
     /// Whether rows of that policy are wanted.
     #[must_use]
     pub fn has_policy(&self, policy: TagPolicy) -> bool {
@@ -90,23 +90,23 @@ impl Filter {
 ///
 /// # Errors
 /// Options that cannot be.
-pub fn run(name: Name, filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run(name: ExperimentName, filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = match (filter.kind, name) {
-        (Kind::Live, _) => Report::default(),
-        (_, Name::Seed000) => seed000::run(filter)?,
-        (_, Name::Seed001) => seed001::run(filter)?,
-        (_, Name::Seed002Cpu | Name::Seed003Cpu) => Report::default(),
-        (_, Name::Seed004) => seed004::run(filter)?,
-        (_, Name::Fairness) => fairness::run(filter)?,
+        (RowKind::Live, _) => Report::default(),
+        (_, ExperimentName::Seed000) => seed000::run(filter)?,
+        (_, ExperimentName::Seed001) => seed001::run(filter)?,
+        (_, ExperimentName::Seed002Cpu | ExperimentName::Seed003Cpu) => Report::default(),
+        (_, ExperimentName::Seed004) => seed004::run(filter)?,
+        (_, ExperimentName::Fairness) => fairness::run(filter)?,
     };
     match name {
-        _ if filter.kind == Kind::Virtual => {}
-        Name::Seed000 => report.append(live::seed000::run_all(filter)?),
-        Name::Fairness => report.append(live::fairness::run_all(filter)?),
-        Name::Seed001 => report.append(seed001::threads::run_all(filter)?),
-        Name::Seed002Cpu => report.append(live::seed002_cpu::run_all(filter)?),
-        Name::Seed003Cpu => report.append(live::seed003::run_all(filter)?),
-        Name::Seed004 => {}
+        _ if filter.kind == RowKind::Virtual => {}
+        ExperimentName::Seed000 => report.append(live::seed000::run_all(filter)?),
+        ExperimentName::Fairness => report.append(live::fairness::run_all(filter)?),
+        ExperimentName::Seed001 => report.append(seed001::threads::run_all(filter)?),
+        ExperimentName::Seed002Cpu => report.append(live::seed002_cpu::run_all(filter)?),
+        ExperimentName::Seed003Cpu => report.append(live::seed003::run_all(filter)?),
+        ExperimentName::Seed004 => {}
     }
     Ok(report)
 }

@@ -13,9 +13,9 @@ use headworks_core::{ConfigError, DeviceId, ExportConfig, ExportId, QueueOptions
 use headworks_sim::disk::{Ssd, SsdProfile};
 
 use crate::baseline::{TagPolicy, WakeOptions};
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Goal, Report, Row, Verdict, jain};
-use crate::rig::{Counts, JobOptions, Rig, RigOptions};
 
 /// The light one's p99 beside the others, as a multiple of alone.
 const P99: f64 = 2.0;
@@ -106,11 +106,11 @@ struct Point {
 ///
 /// # Errors
 /// Options that cannot be.
-pub fn run(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, SECONDS)
 }
 
-fn run_for(filter: &Filter, seconds: u64) -> Result<Report, ConfigError> {
+fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     let mut progress = Progress::new("fairness", points.len());
     let mut rows = Vec::new();
@@ -155,7 +155,7 @@ fn all() -> Vec<Point> {
 }
 
 impl Point {
-    fn is_in(&self, filter: &Filter) -> bool {
+    fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_device(self.disk.name)
             && filter.has_jobs(self.case.jobs(1 << 30).len() as u32)
@@ -173,7 +173,7 @@ impl Point {
 
     fn run(&self, seed: u64, seconds: u64) -> Result<Row, ConfigError> {
         let size = self.disk.profile.capacity / 4096 * 4096;
-        let mut rig = Rig::new(RigOptions {
+        let mut harness = BlockHarness::new(BlockHarnessOptions {
             seed,
             queue: self.queue(),
             size,
@@ -185,11 +185,11 @@ impl Point {
             runtime_ns: seconds * SEC,
         })?;
         let wake = WakeOptions { seed: seed as u32, ..WakeOptions::default() };
-        self.policy.install(rig.shard(), DeviceId(0), wake);
-        Ok(self.row(&rig.run(), seconds))
+        self.policy.install(harness.shard(), DeviceId(0), wake);
+        Ok(self.row(&harness.run(), seconds))
     }
 
-    fn row(&self, counts: &Counts, seconds: u64) -> Row {
+    fn row(&self, counts: &RunCounts, seconds: u64) -> Row {
         let queue = self.queue();
         let first = &counts.jobs[0];
         let kib: Vec<u64> = counts.jobs.iter().map(|job| job.bytes >> 10).collect();
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     fn quick(device: &str) -> Report {
-        run_for(&Filter { device: Some(device.into()), ..Filter::default() }, 1).unwrap()
+        run_for(&RowFilter { device: Some(device.into()), ..RowFilter::default() }, 1).unwrap()
     }
 
     #[test]

@@ -15,8 +15,8 @@ use headworks_core::{CacheOptions, ConfigError, Op, QueueOptions};
 use headworks_sim::disk::TwoPoint;
 
 use crate::experiment::Progress;
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Goal, Report, Row, Verdict};
-use crate::rig::{Counts, JobOptions, Rig, RigOptions};
 
 /// The memory.
 const POOL: u64 = 1 << 30;
@@ -82,7 +82,7 @@ impl Case {
 
 /// What to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct Seed003Options {
     /// Of the places.
     pub seed: u64,
     /// Numbers of connections.
@@ -91,7 +91,7 @@ pub struct Options {
     pub seconds: u64,
 }
 
-impl Default for Options {
+impl Default for Seed003Options {
     fn default() -> Self {
         Self { seed: 1, jobs: vec![1, 16], seconds: 1 }
     }
@@ -100,8 +100,8 @@ impl Default for Options {
 /// Runs it.
 ///
 /// # Errors
-/// Options that cannot be.
-pub fn run(options: &Options) -> Result<Report, ConfigError> {
+/// Seed003Options that cannot be.
+pub fn run(options: &Seed003Options) -> Result<Report, ConfigError> {
     let mut progress = Progress::new("seed-003", CASES.len() * options.jobs.len() * ORDERS.len());
     let mut rows = Vec::new();
     for case in CASES {
@@ -125,13 +125,13 @@ pub fn run(options: &Options) -> Result<Report, ConfigError> {
     })
 }
 
-fn run_one(options: &Options, case: Case, jobs: u32, order: u8) -> Result<Row, ConfigError> {
+fn run_one(options: &Seed003Options, case: Case, jobs: u32, order: u8) -> Result<Row, ConfigError> {
     let mut list: Vec<JobOptions> = (0..jobs).map(|number| case.job(number, jobs)).collect();
     if case == Case::Small {
         // Somebody has read it all before, in large pieces, and is far away afterwards.
         list.push(JobOptions { iodepth: 1, ..Case::Hit.job(0, 1) });
     }
-    let rig = Rig::new(RigOptions {
+    let harness = BlockHarness::new(BlockHarnessOptions {
         seed: options.seed,
         queue: QueueOptions { max_folio_order: order, ..QueueOptions::default() },
         size: COLD,
@@ -143,10 +143,10 @@ fn run_one(options: &Options, case: Case, jobs: u32, order: u8) -> Result<Row, C
         ramp_ns: SEC / 2,
         runtime_ns: options.seconds * SEC,
     })?;
-    Ok(row(case, jobs, order, options.seconds, &rig.run()))
+    Ok(row(case, jobs, order, options.seconds, &harness.run()))
 }
 
-fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &Counts) -> Row {
+fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &RunCounts) -> Row {
     let cache = &counts.cache;
     // Without the reader that is not one of them.
     let bytes: u64 = counts.jobs[..jobs as usize].iter().map(|job| job.bytes).sum();
@@ -262,7 +262,9 @@ mod tests {
 
     #[test]
     fn goals_are_met_and_recomputed_from_the_rows() {
-        let report = run(&Options { jobs: vec![2], seconds: 1, ..Options::default() }).unwrap();
+        let report =
+            run(&Seed003Options { jobs: vec![2], seconds: 1, ..Seed003Options::default() })
+                .unwrap();
         assert!(report.is_met(), "{}", report.to_text());
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
         assert_eq!(judge(&read), report.verdicts);

@@ -9,9 +9,9 @@ use headworks_core::time::SEC;
 use headworks_core::{ConfigError, Op, QueueOptions};
 use headworks_sim::disk::TwoPoint;
 
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, Plugging};
 use crate::report::{Goal, Report, Row, Verdict};
-use crate::rig::{JobOptions, Plugging, Rig, RigOptions};
 
 /// Fitted to the seed's two rows: 4 KiB requests at 283,638 KiB/s and 64 KiB requests at 873,224 KiB/s, one at a time.
 const PER_COMMAND_NS: u64 = 10_157;
@@ -39,11 +39,11 @@ const RUNS: [(Plugging, u32); 8] = [
 ///
 /// # Errors
 /// Options that cannot be.
-pub fn run(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, SECONDS)
 }
 
-fn run_for(filter: &Filter, seconds: u64) -> Result<Report, ConfigError> {
+fn run_for(filter: &RowFilter, seconds: u64) -> Result<Report, ConfigError> {
     let mut progress = Progress::new("seed-004", RUNS.len());
     let mut rows = Vec::new();
     for (plugging, batch) in RUNS {
@@ -83,7 +83,7 @@ fn run_one(seed: u64, plugging: Plugging, batch: u32, seconds: u64) -> Result<Ro
         end: SIZE,
         ..JobOptions::default()
     };
-    let mut rig = Rig::new(RigOptions {
+    let mut harness = BlockHarness::new(BlockHarnessOptions {
         seed,
         queue: QueueOptions::default(),
         size: SIZE,
@@ -94,8 +94,8 @@ fn run_one(seed: u64, plugging: Plugging, batch: u32, seconds: u64) -> Result<Ro
         ramp_ns: 0,
         runtime_ns: seconds * SEC,
     })?;
-    rig.set_plugging(plugging);
-    let counts = rig.run();
+    harness.set_plugging(plugging);
+    let counts = harness.run();
     Ok(Row::new("runs")
         .with("plug", name(plugging))
         .with("batch", batch)
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn fifteen_of_sixteen_merge_exactly_and_none_where_inner_plugs_flush() {
-        let report = run_for(&Filter::default(), 1).unwrap();
+        let report = run_for(&RowFilter::default(), 1).unwrap();
         for row in &report.rows {
             let batch = if row.is("plug", "inner") { 1 } else { row.int("batch") };
             assert_eq!(row.int("reads"), batch * row.int("requests"), "{row:?}");
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn the_verdicts_come_from_the_rows_and_nothing_else() {
-        let report = run_for(&Filter::default(), 1).unwrap();
+        let report = run_for(&RowFilter::default(), 1).unwrap();
         assert!(report.is_met(), "{}", report.to_text());
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
         assert_eq!(judge(&read), report.verdicts);

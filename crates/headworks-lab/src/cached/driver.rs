@@ -22,7 +22,7 @@ const TURNS_MAX: u64 = 100_000_000;
 
 /// How to make one.
 #[derive(Clone, Copy, Debug)]
-pub struct OwnerOptions {
+pub struct CacheDriverOptions {
     /// Bytes of the volume, all of which will be cached.
     pub size: u64,
     /// Bytes of the pool.
@@ -33,7 +33,7 @@ pub struct OwnerOptions {
 
 /// What is done with a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum BatchWork {
     /// Nothing: the bios are made, the clock is read. What the measuring itself costs.
     Nothing,
     /// All that the server does.
@@ -70,10 +70,10 @@ pub fn stamp_all(bytes: &mut [u8], offset: u64) {
 }
 
 /// A shard, its cache, and the thread's way through them.
-pub struct Owner {
+pub struct CacheDriver {
     shard: Shard,
     executor: Executor,
-    desk: Desk,
+    desk: DriverSink,
     clock: Clock,
     inputs: Vec<Input>,
     batch: Vec<Input>,
@@ -83,7 +83,7 @@ pub struct Owner {
     pub copies: u64,
 }
 
-struct Desk {
+struct DriverSink {
     frames: Mapping,
     buffers: Mapping,
     slot_bytes: usize,
@@ -101,7 +101,7 @@ impl DiskQueue for NoDisk {
     }
 }
 
-impl Desk {
+impl DriverSink {
     /// The bytes of a bio that is not on its way.
     fn slot(&mut self, sequence: u64) -> &mut [u8] {
         let base = self.buffers.at(sequence as usize * self.slot_bytes, self.slot_bytes);
@@ -111,7 +111,7 @@ impl Desk {
 }
 
 // SAFETY: frames and buffers are mappings of their own, which live as long as the shard.
-unsafe impl ActionSink for Desk {
+unsafe impl ActionSink for DriverSink {
     #[inline]
     fn buffer(&mut self, bio: BioId) -> Span {
         if let Some(unit) = bio.unit() {
@@ -143,12 +143,12 @@ unsafe impl ActionSink for Desk {
     fn notice(&mut self, _notice: Notice) {}
 }
 
-impl Owner {
+impl CacheDriver {
     /// An empty cache.
     ///
     /// # Errors
     /// No memory.
-    pub fn new(options: &OwnerOptions) -> Result<Self, ConfigError> {
+    pub fn new(options: &CacheDriverOptions) -> Result<Self, ConfigError> {
         let queue = QueueOptions {
             max_folio_order: options.max_folio_order,
             ..NullDevice::queue_options()
@@ -173,7 +173,14 @@ impl Owner {
         Ok(Self {
             shard,
             executor: Executor::new(vec![Some(device)]),
-            desk: Desk { frames, buffers, slot_bytes: 4096, answered: 0, errors: 0, timer: None },
+            desk: DriverSink {
+                frames,
+                buffers,
+                slot_bytes: 4096,
+                answered: 0,
+                errors: 0,
+                timer: None,
+            },
             clock: Clock::start(),
             inputs: Vec::with_capacity(4096),
             batch: Vec::with_capacity(4096),
@@ -194,7 +201,7 @@ impl Owner {
     /// The cache lost it.
     pub fn check(&mut self, offset: u64) -> Result<(), ConfigError> {
         let io = Io { op: Op::Read, offset, len: BLOCK, connection: 0 };
-        self.call(Doing::Everything, std::iter::once(io))?;
+        self.call(BatchWork::Everything, std::iter::once(io))?;
         match self.desk.slot(0)[..8] == stamp(offset) {
             true => Ok(()),
             false => {
@@ -209,7 +216,11 @@ impl Owner {
     /// # Errors
     /// One failed, or was never answered.
     #[inline]
-    pub fn call(&mut self, doing: Doing, ios: impl Iterator<Item = Io>) -> Result<(), ConfigError> {
+    pub fn call(
+        &mut self,
+        doing: BatchWork,
+        ios: impl Iterator<Item = Io>,
+    ) -> Result<(), ConfigError> {
         let before = self.desk.answered;
         let mut wanted = before;
         for io in ios {
@@ -224,7 +235,7 @@ impl Owner {
             self.inputs.push(Input::Bio(Bio { id, offset, len, op, flags, ..Bio::default() }));
             wanted += 1;
         }
-        if doing == Doing::Nothing {
+        if doing == BatchWork::Nothing {
             std::hint::black_box((self.clock.now(), &mut self.inputs));
             self.inputs.clear();
             return Ok(());
@@ -237,7 +248,7 @@ impl Owner {
             if turns == TURNS_MAX {
                 return Err(ConfigError::new("cache", "a bio was never answered"));
             }
-            self.turn(Doing::Everything);
+            self.turn(BatchWork::Everything);
         }
         if self.desk.errors > 0 {
             return Err(ConfigError::new("cache", "a bio failed"));
@@ -245,7 +256,7 @@ impl Owner {
         Ok(())
     }
 
-    fn turn(&mut self, doing: Doing) {
+    fn turn(&mut self, doing: BatchWork) {
         let now = self.clock.now();
         if self.desk.timer.is_some_and(|at| at <= now) {
             self.desk.timer = None;
@@ -257,7 +268,7 @@ impl Owner {
             shard.handle(now, batch);
             batch.clear();
             match doing {
-                Doing::Everything => {
+                BatchWork::Everything => {
                     executor.run(now, shard.actions(), desk, &mut NoDisk, inputs);
                 }
                 _ => {
@@ -270,7 +281,7 @@ impl Owner {
 }
 
 /// What the executor does for the actions of hits, up to the copy itself.
-fn all_but_copies(actions: &[Action], desk: &mut Desk) -> u64 {
+fn all_but_copies(actions: &[Action], desk: &mut DriverSink) -> u64 {
     let mut copies = 0;
     for action in actions {
         match *action {

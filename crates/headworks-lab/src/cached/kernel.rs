@@ -8,7 +8,7 @@ use std::path::Path;
 
 use headworks_core::{ConfigError, Op};
 
-use super::owner::stamp_all;
+use super::driver::stamp_all;
 
 /// Bytes of the calls that fill the cache: the kernel makes folios as large as a write lets it.
 const FILL_BYTES: usize = 1 << 20;

@@ -10,8 +10,8 @@
 //! is on neither side; the kernel's cache is written out between runs, ours never fills up. One thread in the kernel is
 //! compared with one thread in the library: the library's cache has one owner.
 
+pub mod driver;
 pub mod kernel;
-pub mod owner;
 
 use std::path::PathBuf;
 use std::time::Instant as WallClock;
@@ -21,8 +21,8 @@ use headworks_core::prng::Prng;
 use headworks_core::{ConfigError, Op};
 
 use crate::report::{Goal, Progress, Report, Row, Verdict};
+use driver::{BATCH_BYTES_MAX, BatchWork, CacheDriver, CacheDriverOptions, Io};
 use kernel::Kernel;
-use owner::{BATCH_BYTES_MAX, Doing, Io, Owner, OwnerOptions};
 
 const TABLE: &str = "cached blocks";
 /// Share of a run that comes before it and is not counted.
@@ -35,7 +35,7 @@ const CHECKS: u64 = 1000;
 
 /// What to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CachedOptions {
     /// Bytes of the set.
     pub size: u64,
     /// Runs of each.
@@ -56,7 +56,7 @@ pub struct Options {
     pub max_folio_order: u8,
 }
 
-impl Default for Options {
+impl Default for CachedOptions {
     fn default() -> Self {
         Self {
             size: 1 << 30,
@@ -93,7 +93,7 @@ impl Job {
     }
 
     /// Calls of a run.
-    fn calls(self, options: &Options) -> u64 {
+    fn calls(self, options: &CachedOptions) -> u64 {
         (options.calls * 4 * 4096 / u64::from(self.bytes)).clamp(1, options.calls)
     }
 }
@@ -113,8 +113,8 @@ struct Times {
 }
 
 struct Bench<'a> {
-    options: &'a Options,
-    owner: Owner,
+    options: &'a CachedOptions,
+    owner: CacheDriver,
     kernels: Vec<Kernel>,
     prng: Prng,
 }
@@ -123,7 +123,7 @@ struct Bench<'a> {
 ///
 /// # Errors
 /// A file that cannot be used, or a call that failed.
-pub fn run(options: &Options) -> Result<Report, ConfigError> {
+pub fn run(options: &CachedOptions) -> Result<Report, ConfigError> {
     if !(u64::from(FILL_BYTES)..=1 << 40).contains(&options.size)
         || !options.size.is_multiple_of(FILL_BYTES.into())
     {
@@ -158,13 +158,13 @@ pub fn run(options: &Options) -> Result<Report, ConfigError> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(options: &'a Options) -> Result<Self, ConfigError> {
+    fn new(options: &'a CachedOptions) -> Result<Self, ConfigError> {
         let mut kernels = Vec::new();
         for (name, path) in &options.beside {
             kernels.push(Kernel::new(name, path, options.size)?);
         }
         // Dirty blocks up to a third of the pool make nobody write: the background threshold is at most half of the limit.
-        let mut owner = Owner::new(&OwnerOptions {
+        let mut owner = CacheDriver::new(&CacheDriverOptions {
             size: options.size,
             pool: (options.size * 5 / 2).next_multiple_of(1 << 21),
             max_folio_order: options.max_folio_order,
@@ -213,7 +213,7 @@ impl<'a> Bench<'a> {
                 let batches = calls.div_ceil(batch.into());
                 for _ in 0..batches {
                     let io = |_| Io { op, offset: offset(), len, connection: 0 };
-                    self.owner.call(Doing::Everything, (0..batch).map(io))?;
+                    self.owner.call(BatchWork::Everything, (0..batch).map(io))?;
                 }
                 Ok(batches * u64::from(batch))
             }
@@ -273,10 +273,10 @@ impl<'a> Bench<'a> {
 }
 
 /// Writes all of the set in large pieces, so that it is cached in large folios, and dirty.
-pub(crate) fn dirty_all(owner: &mut Owner, size: u64) -> Result<(), ConfigError> {
+pub(crate) fn dirty_all(owner: &mut CacheDriver, size: u64) -> Result<(), ConfigError> {
     for offset in (0..size).step_by(FILL_BYTES as usize) {
         let io = Io { op: Op::Write, offset, len: FILL_BYTES, connection: 0 };
-        owner.call(Doing::Everything, std::iter::once(io))?;
+        owner.call(BatchWork::Everything, std::iter::once(io))?;
     }
     Ok(())
 }
@@ -364,13 +364,13 @@ mod tests {
     fn a_small_set_is_measured_on_both_sides() {
         let folder = std::env::temp_dir().join(format!("headworks-cached.{}", std::process::id()));
         std::fs::create_dir(&folder).expect("a folder");
-        let options = Options {
+        let options = CachedOptions {
             size: 4 << 20,
             rounds: 1,
             calls: 64,
             beside: vec![("file".into(), folder.join("file"))],
             jobs: vec!["read-4k".into(), "write-64k".into()],
-            ..Options::default()
+            ..CachedOptions::default()
         };
         let report = run(&options);
         std::fs::remove_dir_all(&folder).expect("it can go");

@@ -20,7 +20,7 @@ benches/cache-vs-kernel.sh makes both.
 Examples:
   headworks-lab run cached --size 1G --cpu 1
   headworks-lab run cached --beside xfs=/mnt/file --beside loop=/dev/loop0 --cpu 1")]
-pub struct Options {
+pub struct CachedArgs {
     /// Bytes of the set
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
@@ -62,11 +62,11 @@ fn beside(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-impl Options {
+impl CachedArgs {
     /// Measures and tells.
     pub fn run(self) -> ExitCode {
         let json = self.json;
-        let options = cached::Options {
+        let options = cached::CachedOptions {
             size: self.size,
             rounds: self.rounds,
             calls: self.calls,

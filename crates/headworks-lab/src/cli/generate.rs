@@ -12,7 +12,7 @@ use crate::complain;
 
 /// Options of `headworks-lab completions`.
 #[derive(Args)]
-pub struct CompletionOptions {
+pub struct CompletionArgs {
     /// The shell
     #[arg(value_enum)]
     shell: Shell,
@@ -20,13 +20,13 @@ pub struct CompletionOptions {
 
 /// Options of `headworks-lab man`.
 #[derive(Args)]
-pub struct ManOptions {
+pub struct ManArgs {
     /// The directory; without one, the names of the pages are listed
     directory: Option<PathBuf>,
 }
 
 /// Prints the completion script for a shell.
-pub fn completions(options: &CompletionOptions, mut command: Command) -> ExitCode {
+pub fn completions(options: &CompletionArgs, mut command: Command) -> ExitCode {
     let (name, mut script) = (command.get_name().to_owned(), Vec::new());
     clap_complete::generate(options.shell, &mut command, name, &mut script);
     // A closed standard output does not change how the command ends.
@@ -35,7 +35,7 @@ pub fn completions(options: &CompletionOptions, mut command: Command) -> ExitCod
 }
 
 /// Lists the manual pages, or writes them to a directory.
-pub fn man(options: &ManOptions, command: Command) -> ExitCode {
+pub fn man(options: &ManArgs, command: Command) -> ExitCode {
     let written = pages(command).and_then(|pages| match &options.directory {
         None => pages.iter().try_for_each(|(name, _)| writeln!(io::stdout(), "{name}")),
         Some(directory) => write_pages(directory, &pages),

@@ -27,11 +27,11 @@ enum Command {
     #[command(subcommand)]
     Run(run::Experiment),
     /// Feeds a record of `headworks serve --record` to a new shard and compares the hash of its actions
-    Replay(run::ReplayOptions),
+    Replay(run::ReplayArgs),
     /// Prints the completion script of this command for a shell
-    Completions(generate::CompletionOptions),
+    Completions(generate::CompletionArgs),
     /// Lists the manual pages of this command, or writes them to a directory
-    Man(generate::ManOptions),
+    Man(generate::ManArgs),
 }
 
 /// Exit code of a usage error: nothing was run.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use clap::{Args, Subcommand};
 use headworks_core::prng::Prng;
 use headworks_lab::crash;
-use headworks_lab::experiment::Name;
+use headworks_lab::experiment::ExperimentName;
 use headworks_server::recorder;
 use headworks_sim::throughput::{Checking, run_null};
 use headworks_sim::{Failure, SmokeRun};
@@ -24,7 +24,7 @@ use crate::{USAGE, cached, complain, seed002, seed003, tables};
 
 /// Options of `headworks-lab replay`.
 #[derive(Args)]
-pub struct ReplayOptions {
+pub struct ReplayArgs {
     /// The record
     file: PathBuf,
     /// One JSON object
@@ -37,29 +37,29 @@ pub struct ReplayOptions {
 pub enum Experiment {
     /// Tags on a disk: 1 to 512 jobs of 1 MiB writes, cut into pieces of 128 KiB
     #[command(name = "seed-000")]
-    Seed000(tables::Options),
+    Seed000(tables::TableArgs),
     /// Batch dispatch: device order, merges, and how many requests are outside the elevator
     #[command(name = "seed-001")]
-    Seed001(tables::Options),
+    Seed001(tables::TableArgs),
     /// Dirty throttling: 1 to 10,000 writers, steps, stalls, small files, on a device that punishes changes of stream
     #[command(name = "seed-002")]
-    Seed002(seed002::Options),
+    Seed002(seed002::ThrottlingArgs),
     /// Large folios: index operations, folios, fills and requests for each MiB, with and without
     #[command(name = "seed-003")]
-    Seed003(seed003::Options),
+    Seed003(seed003::FolioArgs),
     /// Dirty throttling for real: CPU of all threads for a MB written, writers that pause beside writers that write
     #[command(name = "seed-002-cpu")]
-    Seed002Cpu(tables::Options),
+    Seed002Cpu(tables::TableArgs),
     /// Large folios: what a hit of 64 KiB costs with small ones and with large ones
     #[command(name = "seed-003-cpu")]
-    Seed003Cpu(tables::Options),
+    Seed003Cpu(tables::TableArgs),
     /// Plugs: how many of a batch's sequential reads become one request
     #[command(name = "seed-004")]
-    Seed004(tables::Options),
+    Seed004(tables::TableArgs),
     /// Shares of a device: a light reader beside heavy ones, equals, weights
-    Fairness(tables::Options),
+    Fairness(tables::TableArgs),
     /// Cached blocks in process and, with --beside, in the kernel, in turn: what a call costs
-    Cached(cached::Options),
+    Cached(cached::CachedArgs),
     /// Random worlds with every fault, checked by an oracle
     Smoke {
         /// The first scenario's seed; a fresh one without
@@ -114,14 +114,14 @@ pub enum Experiment {
 pub fn run(experiment: Experiment) -> ExitCode {
     let code = match experiment {
         Experiment::Null { seed, bios, json } => run_speed(seed, bios, json),
-        Experiment::Seed000(options) => return options.run(Name::Seed000),
-        Experiment::Seed001(options) => return options.run(Name::Seed001),
+        Experiment::Seed000(options) => return options.run(ExperimentName::Seed000),
+        Experiment::Seed001(options) => return options.run(ExperimentName::Seed001),
         Experiment::Seed002(options) => return options.run(),
-        Experiment::Seed002Cpu(options) => return options.run(Name::Seed002Cpu),
+        Experiment::Seed002Cpu(options) => return options.run(ExperimentName::Seed002Cpu),
         Experiment::Seed003(options) => return options.run(),
-        Experiment::Seed003Cpu(options) => return options.run(Name::Seed003Cpu),
-        Experiment::Seed004(options) => return options.run(Name::Seed004),
-        Experiment::Fairness(options) => return options.run(Name::Fairness),
+        Experiment::Seed003Cpu(options) => return options.run(ExperimentName::Seed003Cpu),
+        Experiment::Seed004(options) => return options.run(ExperimentName::Seed004),
+        Experiment::Fairness(options) => return options.run(ExperimentName::Fairness),
         Experiment::Cached(options) => return options.run(),
         Experiment::Smoke { shards: Some(shards), .. }
         | Experiment::Crash { shards: Some(shards), .. }
@@ -132,11 +132,11 @@ pub fn run(experiment: Experiment) -> ExitCode {
         }
         Experiment::Smoke { seed, shards, scenarios, minutes, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
-            run_smoke(SmokeOptions { seed, shards, scenarios, minutes, json })
+            run_smoke(SmokeArgs { seed, shards, scenarios, minutes, json })
         }
         Experiment::Crash { seed, shards, cuts, minutes, json } => {
             let seed = seed.unwrap_or_else(fresh_seed);
-            run_crash(CrashOptions { seed, shards, cuts, minutes, json })
+            run_crash(CrashArgs { seed, shards, cuts, minutes, json })
         }
     };
     ExitCode::from(code as u8)
@@ -149,7 +149,7 @@ fn fresh_seed() -> u64 {
 }
 
 /// The same inputs must give the same actions.
-pub fn replay(options: &ReplayOptions) -> ExitCode {
+pub fn replay(options: &ReplayArgs) -> ExitCode {
     let json = options.json;
     let replayed = match recorder::replay(&options.file) {
         Ok(replayed) => replayed,
@@ -180,7 +180,7 @@ pub fn replay(options: &ReplayOptions) -> ExitCode {
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
-pub struct SmokeOptions {
+pub struct SmokeArgs {
     /// The first scenario's seed.
     pub seed: u64,
     /// Forces the number of shards: 1, 2 or 4.
@@ -198,7 +198,7 @@ static SEED: AtomicU64 = AtomicU64::new(0);
 
 /// Runs scenarios until the time or the number is up; the exit code.
 #[must_use]
-pub fn run_smoke(options: SmokeOptions) -> i32 {
+pub fn run_smoke(options: SmokeArgs) -> i32 {
     tell_seed_on_panic(move |seed| repeat(seed, options.shards));
     let (mut smoke, start) = (SmokeRun::new(options.seed, options.shards), Instant::now());
     let time = Duration::from_secs(60 * options.minutes);
@@ -226,7 +226,7 @@ pub fn run_smoke(options: SmokeOptions) -> i32 {
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
-struct CrashOptions {
+struct CrashArgs {
     seed: u64,
     shards: Option<u16>,
     cuts: u64,
@@ -235,14 +235,14 @@ struct CrashOptions {
 }
 
 /// Runs scenarios until there were enough cuts, or the time is up; the exit code.
-fn run_crash(options: CrashOptions) -> i32 {
-    let CrashOptions { seed, shards, cuts, minutes, json } = options;
+fn run_crash(options: CrashArgs) -> i32 {
+    let CrashArgs { seed, shards, cuts, minutes, json } = options;
     tell_seed_on_panic(move |seed| crash::repeat(seed, shards));
     let (start, mut told) = (Instant::now(), Instant::now());
     if !json {
         println!("seed {seed}");
     }
-    let done = crash::run(crash::Options { seed, shards }, |crash| {
+    let done = crash::run(crash::CrashOptions { seed, shards }, |crash| {
         SEED.store(crash.seed, Ordering::Relaxed);
         if told.elapsed() >= Duration::from_secs(5) {
             told = Instant::now();
@@ -299,7 +299,7 @@ fn tell_failure(failure: &Failure, command: String, json: bool) {
     }
 }
 
-fn tell_end(smoke: &SmokeRun, options: SmokeOptions, took: Duration) {
+fn tell_end(smoke: &SmokeRun, options: SmokeArgs, took: Duration) {
     let missed: Vec<_> = smoke.missed().iter().map(|point| point.name()).collect();
     let per_second = smoke.bios as f64 / took.as_secs_f64();
     if options.json {

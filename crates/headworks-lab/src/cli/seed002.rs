@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use headworks_lab::seed002::{self as experiment, Case, Outcome, Point, pictures};
+use headworks_lab::seed002::{self as experiment, Case, CaseOutcome, CasePoint, pictures};
 use headworks_server::units::{parse_size, parse_time};
 
 use headworks_core::writeback::ThrottlePolicy;
@@ -26,7 +26,7 @@ Examples:
 
 Cases: scaling, grid, disk, files, two, bandwidth, writers, cold, exit, bursts, stalls.
 Bandwidths are in powers of 1000 a second (700M, 3G), sizes in powers of 1024.")]
-pub struct Options {
+pub struct ThrottlingArgs {
     /// Of places and of the wake-ups' spread
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -102,11 +102,11 @@ fn write_bytes(word: &str) -> Result<u32, String> {
     fits.then_some(bytes as u32).ok_or_else(|| "a write has 4K to 32M, in whole blocks".into())
 }
 
-impl Options {
+impl ThrottlingArgs {
     /// Runs the experiment and tells it.
     pub fn run(self) -> ExitCode {
         let Self { seed, case, throttle, writers, bw, pool, seconds, write, switch, .. } = self;
-        let options = experiment::Options {
+        let options = experiment::Seed002Options {
             seed,
             cases: case,
             throttles: throttle,
@@ -168,7 +168,7 @@ impl Files {
         Ok(Self { svg, csv, wrong: None })
     }
 
-    fn add(&mut self, point: &Point, outcome: &Outcome) {
+    fn add(&mut self, point: &CasePoint, outcome: &CaseOutcome) {
         let mut write = || -> io::Result<()> {
             let stem = pictures::file_stem(point);
             if let Some(dir) = &self.svg {

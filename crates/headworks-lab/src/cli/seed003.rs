@@ -11,7 +11,7 @@ use crate::{USAGE, complain};
 
 /// Which runs of seed 003.
 #[derive(Args)]
-pub struct Options {
+pub struct FolioArgs {
     /// Of the places
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -26,11 +26,11 @@ pub struct Options {
     json: bool,
 }
 
-impl Options {
+impl FolioArgs {
     /// Runs the experiment and tells it.
     pub fn run(self) -> ExitCode {
         let Self { seed, jobs, seconds, json } = self;
-        let report = match experiment::run(&experiment::Options { seed, jobs, seconds }) {
+        let report = match experiment::run(&experiment::Seed003Options { seed, jobs, seconds }) {
             Ok(report) => report,
             Err(error) => {
                 complain(error);

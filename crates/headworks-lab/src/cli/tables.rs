@@ -6,13 +6,13 @@ use std::process::ExitCode;
 
 use clap::Args;
 use headworks_lab::baseline::TagPolicy;
-use headworks_lab::experiment::{self, Filter, Kind, Name};
+use headworks_lab::experiment::{self, ExperimentName, RowFilter, RowKind};
 
 use crate::{USAGE, complain};
 
 /// Which rows of an experiment.
 #[derive(Args)]
-pub struct Options {
+pub struct TableArgs {
     /// Of the workload and of the modelled delays
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -44,16 +44,16 @@ fn policy(name: &str) -> Result<TagPolicy, String> {
     found.ok_or_else(|| "there are fair, legacy518 and kuai_v3".into())
 }
 
-impl Options {
+impl TableArgs {
     /// Runs the experiment and tells it.
-    pub fn run(self, name: Name) -> ExitCode {
+    pub fn run(self, name: ExperimentName) -> ExitCode {
         let Self { seed, policy: policies, tags, jobs, device, json, .. } = self;
         let kind = match (self.virtual_only, self.live_only) {
-            (true, _) => Kind::Virtual,
-            (_, true) => Kind::Live,
-            _ => Kind::All,
+            (true, _) => RowKind::Virtual,
+            (_, true) => RowKind::Live,
+            _ => RowKind::All,
         };
-        let filter = Filter { seed, policies, tags, jobs, device, kind };
+        let filter = RowFilter { seed, policies, tags, jobs, device, kind };
         let report = match experiment::run(name, &filter) {
             Ok(report) => report,
             Err(error) => {

@@ -91,13 +91,13 @@ pub struct OrderCounts {
 /// Compares the order in which requests left the elevator with that in which they came to the device. It is a cache line that
 /// all dispatchers share, so it looks on in a run of its own that is not timed.
 #[derive(Default)]
-pub(super) struct Watch {
+pub(super) struct OrderWatch {
     newest: CachePadded<AtomicU64>,
     requests: AtomicU64,
     inversions: AtomicU64,
 }
 
-impl Watch {
+impl OrderWatch {
     /// A request came to the device; `number` counts departures from the elevator, from 1.
     pub fn note(&self, number: u64) {
         // Relaxed, all: one word is in one order for everybody, and the sums are read after the threads have ended.
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn an_inversion_is_one_that_comes_after_a_later_one() {
-        let watch = Watch::default();
+        let watch = OrderWatch::default();
         // The seed's picture: dispatched 1 2 3 4, at the device 1 3 2 4.
         [1, 3, 2, 4].into_iter().for_each(|number| watch.note(number));
         assert_eq!(watch.counts(), OrderCounts { requests: 4, inversions: 1 });

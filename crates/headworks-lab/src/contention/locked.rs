@@ -20,10 +20,10 @@ use headworks_core::merge::{Limits, MergeIndex};
 use headworks_core::request::{Request, SlotId, Slots, State};
 use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
 
-use super::job::{BLOCK, OrderCounts, Watch};
+use super::job::{BLOCK, OrderCounts, OrderWatch};
 use super::lock::{Lock, LockCounts, Purpose};
 use super::window::{Path, Window};
-use super::{Dispatch, Load};
+use super::{CellLoad, Dispatch};
 
 /// What the lock guards.
 pub(super) struct Elevators {
@@ -41,7 +41,7 @@ pub(super) struct Elevators {
 
 /// A request that left the elevator.
 #[derive(Clone, Copy)]
-struct Departed {
+struct DepartedRequest {
     slot: SlotId,
     offset: u64,
     number: u64,
@@ -96,7 +96,7 @@ impl Elevators {
         now: Instant,
         room: usize,
         done: &mut Vec<EndedRequest>,
-        out: &mut Vec<Departed>,
+        out: &mut Vec<DepartedRequest>,
     ) -> bool {
         if !done.is_empty() {
             self.elevator.on_complete(now, done);
@@ -109,7 +109,7 @@ impl Elevators {
             let request = &mut self.slots[slot];
             request.state = State::InFlight;
             self.departed += 1;
-            out.push(Departed { slot, offset: request.offset, number: self.departed });
+            out.push(DepartedRequest { slot, offset: request.offset, number: self.departed });
         }
         self.queued -= self.batch.ids().len();
         self.queued > 0
@@ -131,18 +131,18 @@ fn template() -> Request {
 /// What the jobs of a cell share.
 struct Shared<L> {
     lock: L,
-    watch: Option<Watch>,
+    watch: Option<OrderWatch>,
 }
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 pub(super) fn run<L: Lock<Elevators> + Send>(
-    load: &Load<'_>,
+    load: &CellLoad<'_>,
     dispatch: Dispatch,
     meanwhile: impl FnOnce(),
 ) -> (u64, LockCounts, Option<OrderCounts>) {
     let shared = Shared {
         lock: L::new(Elevators::new(&load.queue, load.jobs * load.iodepth)),
-        watch: load.watched.then(Watch::default),
+        watch: load.watched.then(OrderWatch::default),
     };
     let (answered, locks) = load.run_jobs(|| ElevatorPath::new(load, &shared, dispatch), meanwhile);
     (answered, locks, shared.watch.map(|watch| watch.counts()))
@@ -164,7 +164,7 @@ struct ElevatorPath<'a, L> {
     room: usize,
     incoming: Request,
     ids: Vec<SlotId>,
-    departed: Vec<Departed>,
+    departed: Vec<DepartedRequest>,
     commands: Vec<Command>,
     completions: Vec<Completion>,
     done: Vec<EndedRequest>,
@@ -172,7 +172,7 @@ struct ElevatorPath<'a, L> {
 }
 
 impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
-    fn new(load: &Load<'_>, shared: &'a Shared<L>, dispatch: Dispatch) -> Self {
+    fn new(load: &CellLoad<'_>, shared: &'a Shared<L>, dispatch: Dispatch) -> Self {
         let room = load.batch as usize;
         Self {
             shared,

@@ -36,17 +36,17 @@
 //! Rounds of all cells take turns, so that what the machine does beside hits every cell alike. A round is counted after a
 //! warm-up by what the jobs have published, so neither start nor end is in it.
 
-mod findings;
 mod job;
 mod lock;
 mod locked;
 mod rings;
-mod whole;
+mod summary;
+mod whole_path;
 mod window;
 
-pub use findings::{Against, Findings, findings};
 pub use job::OrderCounts;
 pub use lock::LockCounts;
+pub use summary::{ContentionSummary, SpeedRatio, summary};
 
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant as WallClock};
@@ -89,29 +89,29 @@ pub enum Guards {
 
 /// A way of working.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Method {
     /// Every job dispatches, under a lock around what `Guards` says.
     Locked(Guards, LockKind, Dispatch),
     /// One owner, fed by rings.
     Rings,
 }
 
-impl Way {
+impl Method {
     /// For tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         use Dispatch::{Batch, OneByOne};
         use LockKind::{Mutex, Spin};
         match self {
-            Way::Locked(Guards::Elevator, Mutex, OneByOne) => "mutex, one by one",
-            Way::Locked(Guards::Elevator, Mutex, Batch) => "mutex, batch",
-            Way::Locked(Guards::Elevator, Spin, OneByOne) => "spin lock, one by one",
-            Way::Locked(Guards::Elevator, Spin, Batch) => "spin lock, batch",
-            Way::Locked(Guards::Shard, Mutex, OneByOne) => "whole path, mutex, one by one",
-            Way::Locked(Guards::Shard, Mutex, Batch) => "whole path, mutex, batch",
-            Way::Locked(Guards::Shard, Spin, OneByOne) => "whole path, spin lock, one by one",
-            Way::Locked(Guards::Shard, Spin, Batch) => "whole path, spin lock, batch",
-            Way::Rings => "rings",
+            Method::Locked(Guards::Elevator, Mutex, OneByOne) => "mutex, one by one",
+            Method::Locked(Guards::Elevator, Mutex, Batch) => "mutex, batch",
+            Method::Locked(Guards::Elevator, Spin, OneByOne) => "spin lock, one by one",
+            Method::Locked(Guards::Elevator, Spin, Batch) => "spin lock, batch",
+            Method::Locked(Guards::Shard, Mutex, OneByOne) => "whole path, mutex, one by one",
+            Method::Locked(Guards::Shard, Mutex, Batch) => "whole path, mutex, batch",
+            Method::Locked(Guards::Shard, Spin, OneByOne) => "whole path, spin lock, one by one",
+            Method::Locked(Guards::Shard, Spin, Batch) => "whole path, spin lock, batch",
+            Method::Rings => "rings",
         }
     }
 }
@@ -213,9 +213,9 @@ impl Round {
 
 /// One cell and what was found.
 #[derive(Clone, Debug)]
-pub struct Cell {
+pub struct ContentionCell {
     /// How.
-    pub way: Way,
+    pub way: Method,
     /// Jobs; rings have an owner beside them.
     pub threads: u32,
     /// Where.
@@ -226,8 +226,8 @@ pub struct Cell {
     pub order: OrderCounts,
 }
 
-impl Cell {
-    fn new(way: Way, threads: u32, placement: Placement) -> Self {
+impl ContentionCell {
+    fn new(way: Method, threads: u32, placement: Placement) -> Self {
         Self { way, threads, placement, rounds: Vec::new(), order: OrderCounts::default() }
     }
 
@@ -258,22 +258,24 @@ impl Cell {
 
 /// The cells of the experiment, nothing found yet.
 #[must_use]
-pub fn cells(jobs: u32) -> Vec<Cell> {
+pub fn cells(jobs: u32) -> Vec<ContentionCell> {
     let mut ways = Vec::new();
     for guards in [Guards::Elevator, Guards::Shard] {
         for lock in [LockKind::Mutex, LockKind::Spin] {
             ways.extend(
-                [Dispatch::OneByOne, Dispatch::Batch].map(|how| Way::Locked(guards, lock, how)),
+                [Dispatch::OneByOne, Dispatch::Batch].map(|how| Method::Locked(guards, lock, how)),
             );
         }
     }
-    ways.push(Way::Rings);
+    ways.push(Method::Rings);
     let places = [(2, Placement::Pinned), (jobs, Placement::Free)];
-    let mut cells: Vec<Cell> = places
+    let mut cells: Vec<ContentionCell> = places
         .into_iter()
-        .flat_map(|(threads, place)| ways.iter().map(move |&way| Cell::new(way, threads, place)))
+        .flat_map(|(threads, place)| {
+            ways.iter().map(move |&way| ContentionCell::new(way, threads, place))
+        })
         .collect();
-    cells.push(Cell::new(Way::Rings, 1, Placement::Free));
+    cells.push(ContentionCell::new(Method::Rings, 1, Placement::Free));
     cells
 }
 
@@ -281,7 +283,7 @@ pub fn cells(jobs: u32) -> Vec<Cell> {
 ///
 /// # Errors
 /// An option that cannot be, or an owner that could not start.
-pub fn run(options: &ContentionOptions) -> Result<Vec<Cell>, String> {
+pub fn run(options: &ContentionOptions) -> Result<Vec<ContentionCell>, String> {
     run_cells(options, cells(options.jobs))
 }
 
@@ -289,10 +291,13 @@ pub fn run(options: &ContentionOptions) -> Result<Vec<Cell>, String> {
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_cells(options: &ContentionOptions, mut cells: Vec<Cell>) -> Result<Vec<Cell>, String> {
+pub fn run_cells(
+    options: &ContentionOptions,
+    mut cells: Vec<ContentionCell>,
+) -> Result<Vec<ContentionCell>, String> {
     options.validate()?;
     for cell in &mut cells {
-        let watchable = !matches!(cell.way, Way::Locked(Guards::Shard, ..));
+        let watchable = !matches!(cell.way, Method::Locked(Guards::Shard, ..));
         if watchable && options.watched_requests > 0 {
             cell.order = watch(options, cell)?;
         }
@@ -323,7 +328,7 @@ impl ContentionOptions {
 }
 
 /// A cell's jobs, and when they end.
-struct Load<'a> {
+struct CellLoad<'a> {
     jobs: u32,
     iodepth: u32,
     batch: u32,
@@ -338,8 +343,8 @@ struct Load<'a> {
     signals: &'a Signals,
 }
 
-impl<'a> Load<'a> {
-    fn new(options: &ContentionOptions, cell: &Cell, signals: &'a Signals) -> Self {
+impl<'a> CellLoad<'a> {
+    fn new(options: &ContentionOptions, cell: &ContentionCell, signals: &'a Signals) -> Self {
         let queue = QueueOptions { scheduler: options.scheduler, ..NullDevice::queue_options() };
         Self {
             jobs: cell.threads,
@@ -349,7 +354,7 @@ impl<'a> Load<'a> {
             seed: options.seed,
             queue,
             placement: cell.placement,
-            rings: cell.way == Way::Rings,
+            rings: cell.way == Method::Rings,
             requests: u64::MAX,
             watched: false,
             signals,
@@ -409,37 +414,41 @@ fn cpus() -> usize {
 }
 
 /// What a run of a cell's jobs gives, timed or not.
-struct Ran {
+struct CellRun {
     round: Round,
     order: Option<OrderCounts>,
 }
 
-fn run_way(way: Way, load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, String> {
+fn run_method(
+    way: Method,
+    load: &CellLoad<'_>,
+    meanwhile: impl FnOnce(),
+) -> Result<CellRun, String> {
     let (answered, locks, order) = match way {
-        Way::Locked(Guards::Elevator, LockKind::Mutex, how) => {
+        Method::Locked(Guards::Elevator, LockKind::Mutex, how) => {
             locked::run::<Mutex<_>>(load, how, meanwhile)
         }
-        Way::Locked(Guards::Elevator, LockKind::Spin, how) => {
+        Method::Locked(Guards::Elevator, LockKind::Spin, how) => {
             locked::run::<SpinLock<_>>(load, how, meanwhile)
         }
-        Way::Locked(Guards::Shard, lock, how) => {
+        Method::Locked(Guards::Shard, lock, how) => {
             let (answered, locks) = match lock {
-                LockKind::Mutex => whole::run::<Mutex<_>>(load, how, meanwhile)?,
-                LockKind::Spin => whole::run::<SpinLock<_>>(load, how, meanwhile)?,
+                LockKind::Mutex => whole_path::run::<Mutex<_>>(load, how, meanwhile)?,
+                LockKind::Spin => whole_path::run::<SpinLock<_>>(load, how, meanwhile)?,
             };
             (answered, locks, None)
         }
-        Way::Rings => return rings::run(load, meanwhile),
+        Method::Rings => return rings::run(load, meanwhile),
     };
-    Ok(Ran { round: Round { counted_requests: answered, locks, ..Round::default() }, order })
+    Ok(CellRun { round: Round { counted_requests: answered, locks, ..Round::default() }, order })
 }
 
 /// One round: warm-up, then the clock, then the end.
-fn timed(options: &ContentionOptions, cell: &Cell) -> Result<Round, String> {
+fn timed(options: &ContentionOptions, cell: &ContentionCell) -> Result<Round, String> {
     let signals = Signals::new(cell.threads);
-    let load = Load::new(options, cell, &signals);
+    let load = CellLoad::new(options, cell, &signals);
     let mut found = (0, 0, 0);
-    let ran = run_way(cell.way, &load, || {
+    let ran = run_method(cell.way, &load, || {
         std::thread::sleep(Duration::from_secs_f64(options.warm_up_seconds));
         let (requests, cpu, began) = (signals.answered(), cpu_ns(), WallClock::now());
         std::thread::sleep(Duration::from_secs_f64(options.seconds));
@@ -452,11 +461,11 @@ fn timed(options: &ContentionOptions, cell: &Cell) -> Result<Round, String> {
 }
 
 /// A run whose order is watched.
-fn watch(options: &ContentionOptions, cell: &Cell) -> Result<OrderCounts, String> {
+fn watch(options: &ContentionOptions, cell: &ContentionCell) -> Result<OrderCounts, String> {
     let signals = Signals::new(cell.threads);
     let requests = options.watched_requests;
-    let load = Load { requests, watched: true, ..Load::new(options, cell, &signals) };
-    Ok(run_way(cell.way, &load, || {})?.order.unwrap_or_default())
+    let load = CellLoad { requests, watched: true, ..CellLoad::new(options, cell, &signals) };
+    Ok(run_method(cell.way, &load, || {})?.order.unwrap_or_default())
 }
 
 /// CPU time of the process, user and system.

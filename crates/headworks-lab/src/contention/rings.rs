@@ -12,14 +12,14 @@ use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
 use headworks_core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
 
-use super::job::{BLOCK, Stream, Watch};
-use super::{Load, Ran, RingCounts, Round};
+use super::job::{BLOCK, OrderWatch, Stream};
+use super::{CellLoad, CellRun, RingCounts, Round};
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 ///
 /// # Errors
 /// The owner could not start, or broke.
-pub(super) fn run(load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, String> {
+pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellRun, String> {
     let watched = load.watched.then(Watched::default);
     let device: Box<dyn Device> = match &watched {
         Some(watched) => Box::new(WatchedDevice { inner: NullDevice, watched: watched.clone() }),
@@ -66,7 +66,7 @@ pub(super) fn run(load: &Load<'_>, meanwhile: impl FnOnce()) -> Result<Ran, Stri
     let rings = RingCounts { feeders, owner: ended.counts, turns: ended.turns };
     let order = watched.map(|watched| watched.watch.counts());
     let round = Round { counted_requests: answered, errors, rings, ..Round::default() };
-    Ok(Ran { round, order })
+    Ok(CellRun { round, order })
 }
 
 /// One job that feeds.
@@ -80,7 +80,7 @@ struct Feeder<'a> {
 }
 
 impl<'a> Feeder<'a> {
-    fn new(load: &Load<'_>, stream: Stream<'a>, handle: Handle) -> Self {
+    fn new(load: &CellLoad<'_>, stream: Stream<'a>, handle: Handle) -> Self {
         Self {
             stream,
             batch: load.batch as usize,
@@ -144,12 +144,12 @@ impl<'a> Feeder<'a> {
 /// What left the elevator and has not come to the device, with its number.
 #[derive(Clone, Default)]
 struct Watched {
-    departed: Arc<Mutex<Departures>>,
-    watch: Arc<Watch>,
+    departed: Arc<Mutex<DepartureLog>>,
+    watch: Arc<OrderWatch>,
 }
 
 #[derive(Default)]
-struct Departures {
+struct DepartureLog {
     count: u64,
     under_way: VecDeque<(SlotId, u64)>,
 }

@@ -1,28 +1,28 @@
 //! What the verdicts of the experiment are made from: ratios of medians, and counts.
 
-use super::{Cell, Dispatch, Guards, LockKind, Placement, Way};
+use super::{ContentionCell, Dispatch, Guards, LockKind, Method, Placement};
 
 /// A ratio at both sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Against {
+pub struct SpeedRatio {
     /// 2 threads on 2 CPUs.
     pub pinned: f64,
     /// Many threads, wherever they run.
     pub many: f64,
 }
 
-/// See [`findings`].
+/// See [`summary`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Findings {
+pub struct ContentionSummary {
     /// Rings against the better lock around the elevator alone, one by one.
-    pub elevator: Against,
+    pub elevator: SpeedRatio,
     /// Rings against the spin lock around the elevator alone, one by one: the kernel's kind of lock.
-    pub elevator_spin: Against,
+    pub elevator_spin: SpeedRatio,
     /// Rings against the better lock around the whole path, one by one: the same work on both sides.
-    pub path: Against,
+    pub path: SpeedRatio,
     /// The seed's own ratio, spin lock around the elevator: batch against one by one. Contention of many cores, not
     /// reproducible here.
-    pub seed: Against,
+    pub seed: SpeedRatio,
     /// Many feeders against one.
     pub many_to_one: f64,
     /// Lock acquisitions for a request to leave the elevator, most of the batch cells around the elevator.
@@ -35,28 +35,29 @@ pub struct Findings {
     pub errors: u64,
 }
 
-/// The findings of cells that [`super::run`] gave.
+/// The summary of cells that [`super::run`] gave.
 #[must_use]
-pub fn findings(cells: &[Cell]) -> Findings {
-    let ours = |place| best(cells, place, |way| way == Way::Rings);
-    let against = |old: &dyn Fn(Way) -> bool| Against {
+pub fn summary(cells: &[ContentionCell]) -> ContentionSummary {
+    let ours = |place| best(cells, place, |way| way == Method::Rings);
+    let against = |old: &dyn Fn(Method) -> bool| SpeedRatio {
         pinned: ratio(ours(Placement::Pinned), best(cells, Placement::Pinned, old)),
         many: ratio(ours(Placement::Free), best(cells, Placement::Free, old)),
     };
-    let locked = |guards, how| move |way: Way| matches!(way, Way::Locked(g, _, d) if g == guards && d == how);
-    let spin = |how| move |way: Way| way == Way::Locked(Guards::Elevator, LockKind::Spin, how);
+    let locked = |guards, how| move |way: Method| matches!(way, Method::Locked(g, _, d) if g == guards && d == how);
+    let spin =
+        |how| move |way: Method| way == Method::Locked(Guards::Elevator, LockKind::Spin, how);
     let gain = |place| {
         let one_by_one = best(cells, place, spin(Dispatch::OneByOne));
         ratio(best(cells, place, spin(Dispatch::Batch)), one_by_one)
     };
-    let rings = || cells.iter().filter(|cell| cell.way == Way::Rings);
+    let rings = || cells.iter().filter(|cell| cell.way == Method::Rings);
     let lone = rings().find(|cell| cell.threads == 1).map_or(0.0, |cell| cell.iops().0);
     let batches = cells.iter().filter(|cell| locked(Guards::Elevator, Dispatch::Batch)(cell.way));
-    Findings {
+    ContentionSummary {
         elevator: against(&locked(Guards::Elevator, Dispatch::OneByOne)),
         elevator_spin: against(&spin(Dispatch::OneByOne)),
         path: against(&locked(Guards::Shard, Dispatch::OneByOne)),
-        seed: Against { pinned: gain(Placement::Pinned), many: gain(Placement::Free) },
+        seed: SpeedRatio { pinned: gain(Placement::Pinned), many: gain(Placement::Free) },
         many_to_one: ratio(ours(Placement::Free), lone),
         batch_dispatch_locks: batches
             .map(|cell| cell.per_request(|round| round.locks.dispatch))
@@ -70,7 +71,7 @@ pub fn findings(cells: &[Cell]) -> Findings {
 }
 
 /// The best median of the cells of a kind; a lone feeder is none of them.
-fn best(cells: &[Cell], placement: Placement, wanted: impl Fn(Way) -> bool) -> f64 {
+fn best(cells: &[ContentionCell], placement: Placement, wanted: impl Fn(Method) -> bool) -> f64 {
     let those = cells
         .iter()
         .filter(|cell| cell.placement == placement && cell.threads > 1 && wanted(cell.way));
@@ -86,9 +87,12 @@ mod tests {
     use super::super::Round;
     use super::*;
 
-    fn cell(way: Way, threads: u32, placement: Placement, iops: [u64; 3]) -> Cell {
+    fn cell(way: Method, threads: u32, placement: Placement, iops: [u64; 3]) -> ContentionCell {
         let round = |requests| Round { requests, elapsed_ns: 1_000_000_000, ..Round::default() };
-        Cell { rounds: iops.map(round).to_vec(), ..Cell::new(way, threads, placement) }
+        ContentionCell {
+            rounds: iops.map(round).to_vec(),
+            ..ContentionCell::new(way, threads, placement)
+        }
     }
 
     #[test]
@@ -96,27 +100,27 @@ mod tests {
         use Dispatch::{Batch, OneByOne};
         use LockKind::{Mutex, Spin};
         use Placement::{Free, Pinned};
-        let elevator = |lock, how| Way::Locked(Guards::Elevator, lock, how);
-        let path = |lock, how| Way::Locked(Guards::Shard, lock, how);
+        let elevator = |lock, how| Method::Locked(Guards::Elevator, lock, how);
+        let path = |lock, how| Method::Locked(Guards::Shard, lock, how);
         let cells = [
             cell(elevator(Mutex, OneByOne), 2, Pinned, [5, 9, 1]),
             cell(elevator(Spin, OneByOne), 2, Pinned, [4, 4, 4]),
             cell(elevator(Spin, Batch), 2, Pinned, [6, 6, 6]),
             cell(path(Mutex, OneByOne), 2, Pinned, [2, 2, 2]),
             cell(path(Mutex, Batch), 2, Pinned, [9, 9, 9]),
-            cell(Way::Rings, 2, Pinned, [10, 10, 10]),
+            cell(Method::Rings, 2, Pinned, [10, 10, 10]),
             cell(elevator(Mutex, OneByOne), 16, Free, [2, 2, 2]),
             cell(elevator(Spin, OneByOne), 16, Free, [4, 4, 4]),
             cell(path(Spin, OneByOne), 16, Free, [3, 3, 3]),
-            cell(Way::Rings, 16, Free, [12, 12, 12]),
-            cell(Way::Rings, 1, Free, [16, 16, 16]),
+            cell(Method::Rings, 16, Free, [12, 12, 12]),
+            cell(Method::Rings, 1, Free, [16, 16, 16]),
         ];
         assert_eq!(cells[0].iops(), (5.0, 1.0, 9.0));
-        let found = findings(&cells);
-        assert_eq!(found.elevator, Against { pinned: 2.0, many: 3.0 });
-        assert_eq!(found.elevator_spin, Against { pinned: 2.5, many: 3.0 });
-        assert_eq!(found.path, Against { pinned: 5.0, many: 4.0 });
-        assert_eq!(found.seed, Against { pinned: 1.5, many: 0.0 });
+        let found = summary(&cells);
+        assert_eq!(found.elevator, SpeedRatio { pinned: 2.0, many: 3.0 });
+        assert_eq!(found.elevator_spin, SpeedRatio { pinned: 2.5, many: 3.0 });
+        assert_eq!(found.path, SpeedRatio { pinned: 5.0, many: 4.0 });
+        assert_eq!(found.seed, SpeedRatio { pinned: 1.5, many: 0.0 });
         assert_eq!(found.many_to_one, 0.75);
     }
 }

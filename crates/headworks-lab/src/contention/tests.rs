@@ -13,12 +13,12 @@ fn short() -> ContentionOptions {
 }
 
 /// Every cell with a bound on its requests instead of a clock.
-fn counted(requests: u64, watched: bool) -> Vec<(Cell, Ran)> {
+fn counted(requests: u64, watched: bool) -> Vec<(ContentionCell, CellRun)> {
     let options = short();
-    let run = |cell: Cell| {
+    let run = |cell: ContentionCell| {
         let signals = Signals::new(cell.threads);
-        let load = Load { requests, watched, ..Load::new(&options, &cell, &signals) };
-        let ran = run_way(cell.way, &load, || {}).unwrap();
+        let load = CellLoad { requests, watched, ..CellLoad::new(&options, &cell, &signals) };
+        let ran = run_method(cell.way, &load, || {}).unwrap();
         assert_eq!(signals.answered(), ran.round.counted_requests);
         (cell, ran)
     };
@@ -32,7 +32,7 @@ fn every_cell_answers_each_request_once() {
         let asked = 2001 * u64::from(cell.threads);
         assert_eq!(ran.round.counted_requests, asked, "{}", cell.way.name());
         assert_eq!(ran.round.errors, 0);
-        if cell.way == Way::Rings {
+        if cell.way == Method::Rings {
             let RingCounts { feeders, owner, .. } = ran.round.rings;
             assert_eq!((feeders.messages, owner.messages), (asked, asked));
             assert!(feeders.pushes <= asked.div_ceil(8) + u64::from(cell.threads));
@@ -44,7 +44,7 @@ fn every_cell_answers_each_request_once() {
 #[test]
 fn locks_are_taken_as_often_as_the_way_says() {
     for (cell, ran) in counted(2000, false) {
-        let Way::Locked(guards, _, dispatch) = cell.way else { continue };
+        let Method::Locked(guards, _, dispatch) = cell.way else { continue };
         let (asked, locks) = (2000 * u64::from(cell.threads), ran.round.locks);
         if guards == Guards::Shard {
             let calls = if dispatch == Dispatch::OneByOne { asked } else { asked / 8 };
@@ -66,11 +66,11 @@ fn locks_are_taken_as_often_as_the_way_says() {
 fn one_owner_keeps_the_order() {
     for (cell, ran) in counted(1500, true) {
         let Some(order) = ran.order else {
-            assert!(matches!(cell.way, Way::Locked(Guards::Shard, ..)));
+            assert!(matches!(cell.way, Method::Locked(Guards::Shard, ..)));
             continue;
         };
         assert_eq!(order.requests, 1500 * u64::from(cell.threads));
-        if cell.way == Way::Rings {
+        if cell.way == Method::Rings {
             assert_eq!(order.inversions, 0);
         }
     }
@@ -85,10 +85,10 @@ fn a_whole_run_has_all_its_figures() {
         assert_eq!(cell.rounds.len(), 2);
         assert!(cell.rounds.iter().all(|round| round.elapsed_ns >= 20_000_000 && round.cpu_ns > 0));
         assert!(cell.iops().0 > 0.0 && cell.iops().1 <= cell.iops().2);
-        let watched = !matches!(cell.way, Way::Locked(Guards::Shard, ..));
+        let watched = !matches!(cell.way, Method::Locked(Guards::Shard, ..));
         assert_eq!(cell.order.requests, u64::from(watched) * 100 * u64::from(cell.threads));
     }
-    let found = findings(&cells);
+    let found = summary(&cells);
     assert!(found.elevator.many > 0.0 && found.path.pinned > 0.0 && found.many_to_one > 0.0);
     assert_eq!((found.rings_locks, found.rings_inversions, found.errors), (0.0, 0, 0));
     assert!(found.batch_dispatch_locks > 0.1 && found.batch_dispatch_locks <= 0.25);

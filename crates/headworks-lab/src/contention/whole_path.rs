@@ -19,14 +19,14 @@ use super::job::BLOCK;
 use super::lock::{Lock, LockCounts, Purpose};
 use super::locked::issue;
 use super::window::{Path, Window};
-use super::{Dispatch, Load};
+use super::{CellLoad, Dispatch};
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 ///
 /// # Errors
 /// The shard cannot be.
 pub(super) fn run<L: Lock<Shard> + Send>(
-    load: &Load<'_>,
+    load: &CellLoad<'_>,
     dispatch: Dispatch,
     meanwhile: impl FnOnce(),
 ) -> Result<(u64, LockCounts), String> {
@@ -47,7 +47,7 @@ struct ShardPath<'a, L> {
 }
 
 impl<'a, L: Lock<Shard>> ShardPath<'a, L> {
-    fn new(load: &Load<'_>, lock: &'a L, dispatch: Dispatch) -> Self {
+    fn new(load: &CellLoad<'_>, lock: &'a L, dispatch: Dispatch) -> Self {
         // A call may bring out what others put in: as much as the device takes.
         let most = load.queue.queue_depth as usize;
         Self {

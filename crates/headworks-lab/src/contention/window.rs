@@ -151,9 +151,9 @@ mod tests {
     use crate::contention::job::Signals;
 
     /// Two jobs that answer each other's requests and never their own.
-    struct Crossed(Vec<u32>);
+    struct CrossedAnswers(Vec<u32>);
 
-    impl Path for Crossed {
+    impl Path for CrossedAnswers {
         fn submit(
             &mut self,
             _now: Instant,
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!((other.reap(3), other.room()), (3, 8));
 
         let stream = Stream::new(&signals, 1, 1, 100, 10);
-        let mut path = Crossed(Vec::new());
+        let mut path = CrossedAnswers(Vec::new());
         let (answered, locks) = drive(&mut path, mine, stream, 4, Clock::start());
         assert_eq!((answered, locks.insert, path.0.len()), (10, 3, 10));
     }

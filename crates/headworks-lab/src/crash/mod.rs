@@ -18,7 +18,7 @@ const LOST: &str = "cells whose newest, unflushed version a cut took";
 
 /// What to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct CrashOptions {
     /// The first scenario's seed.
     pub seed: u64,
     /// Forces the number of shards: 1, 2 or 4.
@@ -30,7 +30,7 @@ pub struct Options {
 /// # Errors
 /// The first rule that was broken.
 pub fn run(
-    options: Options,
+    options: CrashOptions,
     mut goes_on: impl FnMut(&CrashRun) -> bool,
 ) -> Result<CrashRun, Box<Failure>> {
     let mut crash = CrashRun::new(options.seed, options.shards);

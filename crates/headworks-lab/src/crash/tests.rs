@@ -3,7 +3,7 @@
 use super::*;
 
 fn few() -> CrashRun {
-    let options = Options { seed: 1, shards: None };
+    let options = CrashOptions { seed: 1, shards: None };
     run(options, |crash| crash.cuts < 12).unwrap()
 }
 

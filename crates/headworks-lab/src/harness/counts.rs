@@ -19,7 +19,7 @@ pub struct JobCounts {
 
 /// See the head of this file.
 #[derive(Clone, Debug, Default)]
-pub struct Counts {
+pub struct RunCounts {
     /// Bios answered.
     pub bios: u64,
     /// Their bytes.
@@ -55,7 +55,7 @@ pub struct Counts {
     /// Of all inputs and actions, the ramp's too.
     pub hash: u64,
     /// Bytes of the commands in the device, by slot.
-    pub(super) lens: Lens,
+    pub(super) lens: RequestLengths,
     since: Snapshot,
 }
 
@@ -72,9 +72,9 @@ pub(super) struct Snapshot {
 
 /// Lengths by slot.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lens(Vec<u32>);
+pub(super) struct RequestLengths(Vec<u32>);
 
-impl Lens {
+impl RequestLengths {
     pub fn put(&mut self, slot: u32, len: u32) {
         let slot = slot as usize;
         if self.0.len() <= slot {
@@ -88,7 +88,7 @@ impl Lens {
     }
 }
 
-impl Counts {
+impl RunCounts {
     pub(super) fn new(jobs: usize) -> Self {
         Self { jobs: vec![JobCounts::default(); jobs], ..Self::default() }
     }

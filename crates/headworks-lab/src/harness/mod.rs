@@ -1,4 +1,4 @@
-//! The rig: one shard, one device that has only time, and jobs in the manner of fio, in virtual time.
+//! The harness: one shard, one device that has only time, and jobs in the manner of fio, in virtual time.
 //!
 //! ```text
 //!   heap: job wakes, request reaches the device --+
@@ -10,7 +10,7 @@
 //!
 //! A turn is all that the device answers at one time, or one batch of one job; so a batch lies under one outermost plug. What
 //! is counted is counted from `ramp_ns` on, for `runtime_ns`. Invariants: a run is a function of its options; when nothing is
-//! to come while bios are out, the run fails and says so ([`Counts::stuck`]).
+//! to come while bios are out, the run fails and says so ([`RunCounts::stuck`]).
 
 mod counts;
 mod job;
@@ -24,7 +24,7 @@ use headworks_core::{
 use headworks_sim::disk::{DeviceModel, ModelCommand};
 use headworks_sim::events::EventQueue;
 
-pub use counts::{Counts, JobCounts};
+pub use counts::{JobCounts, RunCounts};
 use job::Job;
 pub use job::JobOptions;
 
@@ -54,7 +54,7 @@ pub enum Plugging {
 }
 
 /// What a run is made of.
-pub struct RigOptions {
+pub struct BlockHarnessOptions {
     /// Of the jobs' places.
     pub seed: u64,
     /// The device's queue.
@@ -77,7 +77,7 @@ pub struct RigOptions {
 
 /// What happens at a time of its own.
 #[derive(Clone, Copy, Debug)]
-enum Happening {
+enum HarnessEvent {
     /// A job submits its next batch.
     Wake { job: u32 },
     /// A request reaches the device.
@@ -85,12 +85,12 @@ enum Happening {
 }
 
 /// See the head of this file.
-pub struct Rig {
+pub struct BlockHarness {
     shard: Shard,
     device: Box<dyn DeviceModel>,
     dispatcher: Option<Box<dyn Dispatcher>>,
     jobs: Vec<Job>,
-    events: EventQueue<Happening>,
+    events: EventQueue<HarnessEvent>,
     timer: Option<Instant>,
     now: Instant,
     ramp_ends: Instant,
@@ -98,17 +98,17 @@ pub struct Rig {
     inputs: Vec<Input>,
     done: Vec<u64>,
     in_device: u32,
-    counts: Counts,
+    counts: RunCounts,
     hash: RunHash,
     plugging: Plugging,
 }
 
-impl Rig {
-    /// A rig, at time 0.
+impl BlockHarness {
+    /// A harness, at time 0.
     ///
     /// # Errors
     /// What the options say that cannot be.
-    pub fn new(options: RigOptions) -> Result<Self, ConfigError> {
+    pub fn new(options: BlockHarnessOptions) -> Result<Self, ConfigError> {
         let volume =
             VolumeOptions { size: options.size, block_size: 4096, ..VolumeOptions::default() };
         let bios_max = options.jobs.iter().map(|job| job.iodepth).sum();
@@ -125,13 +125,13 @@ impl Rig {
         let mut events = EventQueue::with_capacity(jobs.len() + 64);
         for job in 0..jobs.len() as u32 {
             // Not all at one time: a thousand threads do not start at once either.
-            events.push(Instant(u64::from(job) * 1_000), Happening::Wake { job });
+            events.push(Instant(u64::from(job) * 1_000), HarnessEvent::Wake { job });
         }
         Ok(Self {
             shard: Shard::new(config)?,
             device: options.device,
             dispatcher: None,
-            counts: Counts::new(jobs.len()),
+            counts: RunCounts::new(jobs.len()),
             jobs,
             events,
             timer: None,
@@ -163,7 +163,7 @@ impl Rig {
 
     /// Runs to the end and says what was counted.
     #[must_use]
-    pub fn run(mut self) -> Counts {
+    pub fn run(mut self) -> RunCounts {
         let mut ramp = true;
         loop {
             let times = [self.events.next_at(), self.device.next_timeout(), self.timer];
@@ -234,8 +234,8 @@ impl Rig {
         }
         while let Some((_, happening)) = self.events.pop_due(self.now) {
             match happening {
-                Happening::Wake { job } => self.submit(job),
-                Happening::Issue { id, order } => self.issue(id, order),
+                HarnessEvent::Wake { job } => self.submit(job),
+                HarnessEvent::Issue { id, order } => self.issue(id, order),
             }
         }
     }
@@ -244,7 +244,7 @@ impl Rig {
         let inputs = &mut self.inputs;
         let more = self.jobs[job as usize].submit(self.now, |bio| inputs.push(Input::Bio(bio)));
         if more {
-            self.events.push(self.now, Happening::Wake { job });
+            self.events.push(self.now, HarnessEvent::Wake { job });
         }
         match self.plugging {
             Plugging::Batch => self.turn(),
@@ -297,7 +297,7 @@ impl Rig {
         let delay = self.dispatcher.as_mut().map_or(0, |dispatcher| dispatcher.dispatched(id));
         match delay {
             0 => self.issue(id, order),
-            delay => self.events.push(self.now.after(delay), Happening::Issue { id, order }),
+            delay => self.events.push(self.now.after(delay), HarnessEvent::Issue { id, order }),
         }
     }
 
@@ -314,7 +314,7 @@ impl Rig {
         self.counts.answer(number, job.options.bs, took);
         if wakes {
             let at = self.now.after(job.options.think_ns);
-            self.events.push(at, Happening::Wake { job: number });
+            self.events.push(at, HarnessEvent::Wake { job: number });
         }
     }
 }
@@ -327,9 +327,9 @@ mod tests {
 
     use super::*;
 
-    fn run(seed: u64, jobs: Vec<JobOptions>) -> Counts {
+    fn run(seed: u64, jobs: Vec<JobOptions>) -> RunCounts {
         let device = Box::new(TwoPoint::new(10_000, 1_000_000_000));
-        Rig::new(RigOptions {
+        BlockHarness::new(BlockHarnessOptions {
             seed,
             queue: QueueOptions::default(),
             size: 1 << 30,

@@ -10,10 +10,10 @@ use std::time::Duration;
 use headworks_core::{ConfigError, QueueOptions, Scheduler};
 use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 
-use super::host::{Folder, Host, HostOptions};
-use super::{Found, Length, bytes, job, run};
+use super::server::{LiveServer, LiveServerOptions, TempFolder};
+use super::{Length, LiveRun, bytes, job, run};
 use crate::baseline::TagPolicy;
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
 use crate::report::{Goal, Report, Row, Verdict, jain};
 
 const TABLE: &str = "over NBD";
@@ -91,16 +91,16 @@ struct Point {
 ///
 /// # Errors
 /// What cannot be started.
-pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }
 
-fn run_for(filter: &Filter, length: Length) -> Result<Report, ConfigError> {
+fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all().into_iter().filter(|point| point.is_in(filter)).collect();
     if points.is_empty() {
         return Ok(Report::default());
     }
-    let folder = Folder::make()?;
+    let folder = TempFolder::make()?;
     let image = folder.image("image", IMAGE)?;
     let mut progress = Progress::new("fairness over NBD", points.len());
     let mut rows = Vec::new();
@@ -140,7 +140,7 @@ fn all() -> Vec<Point> {
 }
 
 impl Point {
-    fn is_in(&self, filter: &Filter) -> bool {
+    fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_device(DEVICE)
             && filter.has_jobs(self.case.jobs().len() as u32)
@@ -165,23 +165,24 @@ impl Point {
             |(name, weight)| (name, format!("{DELAY},weight={weight},of=file:path={image}"));
         let exports: Vec<(&str, String)> = names.into_iter().zip(WEIGHTS).map(export).collect();
         let queue = |queue| self.queue(queue);
-        let options = HostOptions { policy: self.policy, ..HostOptions::new(&exports, &queue) };
-        let host = Host::start(&options)?;
+        let options =
+            LiveServerOptions { policy: self.policy, ..LiveServerOptions::new(&exports, &queue) };
+        let server = LiveServer::start(&options)?;
         let reader =
             |(number, (block_bytes, iodepth, export)): (u64, (u32, u32, usize))| BenchOptions {
                 pattern: Pattern::RandRead,
                 block_bytes,
                 iodepth,
                 seed: seed + number,
-                ..job(host.uri(names[export]))
+                ..job(server.uri(names[export]))
             };
         let jobs: Vec<BenchOptions> = (0..).zip(self.case.jobs()).map(reader).collect();
-        let found = run(&host, &jobs, length)?;
-        host.end()?;
+        let found = run(&server, &jobs, length)?;
+        server.end()?;
         Ok(self.row(&found, length))
     }
 
-    fn row(&self, found: &Found, length: Length) -> Row {
+    fn row(&self, found: &LiveRun, length: Length) -> Row {
         let queue = self.queue(QueueOptions::default());
         let first = &found.jobs[0].reads.latency;
         let kib: Vec<u64> = found.jobs.iter().map(|job: &Tally| bytes(job) >> 10).collect();
@@ -336,16 +337,16 @@ mod tests {
 
     #[test]
     fn two_exports_of_one_file_are_one_queue_even_behind_a_delay() {
-        let folder = Folder::make().unwrap();
+        let folder = TempFolder::make().unwrap();
         let image = folder.image("image", 1 << 20).unwrap().display().to_string();
         let behind = format!("{DELAY},of=file:path={image}");
         let exports = [("a", behind.clone()), ("b", behind)];
         let queue = |queue| queue;
-        let host = HostOptions::new(&exports, &queue);
-        let host = Host::start(&host).unwrap();
-        let stats = host.stats().unwrap();
+        let server = LiveServerOptions::new(&exports, &queue);
+        let server = LiveServer::start(&server).unwrap();
+        let stats = server.stats().unwrap();
         assert_eq!(stats["devices"].as_object().unwrap().len(), 1, "one queue");
         assert_eq!(stats["exports"].as_object().unwrap().len(), 2);
-        host.end().unwrap();
+        server.end().unwrap();
     }
 }

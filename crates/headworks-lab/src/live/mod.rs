@@ -11,10 +11,10 @@
 //! that stand next to each other are judged.
 
 pub mod fairness;
-mod host;
 pub mod seed000;
 pub mod seed002_cpu;
 pub mod seed003;
+mod server;
 
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ use headworks_nbd::client::bench::{self, BenchOptions, Tally};
 use headworks_nbd::client::{ClientError, Uri};
 use serde_json::Value;
 
-use host::Host;
+use server::LiveServer;
 
-/// Every run ends with everything answered, or is broken.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Every run ends with everything answered, or is live_error.
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What does not count, and what does.
 #[derive(Clone, Copy, Debug)]
@@ -36,13 +36,13 @@ struct Length {
 }
 
 /// What a run found: each job's tally, and the server's statistics at both ends of what counts.
-struct Found {
+struct LiveRun {
     jobs: Vec<Tally>,
     before: Value,
     after: Value,
 }
 
-impl Found {
+impl LiveRun {
     /// How much a counter of the first device's queue grew.
     fn queue(&self, name: &str) -> u64 {
         let of = |stats: &Value| stats["devices"]["hw0"]["queue"][name].as_u64().unwrap_or(0);
@@ -78,25 +78,25 @@ fn bytes(job: &Tally) -> u64 {
 }
 
 /// Runs the jobs against a server and looks at its counters meanwhile.
-fn run(host: &Host, jobs: &[BenchOptions], length: Length) -> Result<Found, ConfigError> {
+fn run(server: &LiveServer, jobs: &[BenchOptions], length: Length) -> Result<LiveRun, ConfigError> {
     let Length { ramp, runtime } = length;
     let watch = || {
         std::thread::sleep(ramp);
-        let before = host.stats()?;
+        let before = server.stats()?;
         std::thread::sleep(runtime);
-        Ok::<_, ConfigError>((before, host.stats()?))
+        Ok::<_, ConfigError>((before, server.stats()?))
     };
-    let (jobs, watched) = bench::run_together(jobs, ramp, runtime, watch).map_err(broken)?;
+    let (jobs, watched) = bench::run_together(jobs, ramp, runtime, watch).map_err(live_error)?;
     let (before, after) = watched?;
-    Ok(Found { jobs, before, after })
+    Ok(LiveRun { jobs, before, after })
 }
 
 fn job(uri: Uri) -> BenchOptions {
     let mut options = BenchOptions::new(uri);
-    options.client.timeout = PATIENCE;
+    options.client.timeout = RUN_TIMEOUT;
     options
 }
 
-fn broken(error: ClientError) -> ConfigError {
+fn live_error(error: ClientError) -> ConfigError {
     ConfigError::new("live", error.to_string())
 }

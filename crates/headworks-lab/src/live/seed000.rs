@@ -8,10 +8,10 @@ use std::time::Duration;
 use headworks_core::{ConfigError, QueueOptions, Scheduler};
 use headworks_nbd::client::bench::{BenchOptions, Pattern};
 
-use super::host::{Host, HostOptions};
+use super::server::{LiveServer, LiveServerOptions};
 use super::{Length, job, run};
 use crate::baseline::TagPolicy;
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
 use crate::report::{Goal, Report, Row, Verdict};
 
 const TABLE: &str = "over NBD";
@@ -44,11 +44,11 @@ struct Load {
 ///
 /// # Errors
 /// What cannot be started.
-pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LOAD)
 }
 
-fn run_for(filter: &Filter, load: Load) -> Result<Report, ConfigError> {
+fn run_for(filter: &RowFilter, load: Load) -> Result<Report, ConfigError> {
     let wanted =
         filter.has_tags(TAGS) && filter.has_jobs(CONNECTIONS * DEPTH) && filter.has_device(DEVICE);
     let policies = TagPolicy::ALL.into_iter().filter(|&policy| wanted && filter.has_policy(policy));
@@ -87,18 +87,19 @@ fn run_one(
         ..queue
     };
     let exports = [("", SPEC.to_string())];
-    let options = HostOptions::new(&exports, &queue);
-    let host = Host::start(&HostOptions { policy, buffers: Some(BUFFERS), ..options })?;
+    let options = LiveServerOptions::new(&exports, &queue);
+    let server =
+        LiveServer::start(&LiveServerOptions { policy, buffers: Some(BUFFERS), ..options })?;
     let writers = BenchOptions {
         pattern: Pattern::RandWrite,
         block_bytes: BS,
         iodepth: DEPTH,
         threads: connections,
         seed,
-        ..job(host.uri(""))
+        ..job(server.uri(""))
     };
-    let found = run(&host, &[writers], length)?;
-    host.end()?;
+    let found = run(&server, &[writers], length)?;
+    server.end()?;
     let (issued, sequential) = (found.queue("issued"), found.queue("sequential"));
     let mib = found.bytes() as f64 / f64::from(1 << 20);
     Ok(Row::new(TABLE)
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     fn pieces_stay_together_where_fair_says_so_and_the_verdict_is_the_rows() {
-        let filter = Filter { policies: vec![TagPolicy::Fair], ..Filter::default() };
+        let filter = RowFilter { policies: vec![TagPolicy::Fair], ..RowFilter::default() };
         // 64 writes of 8 pieces still are many times the tags.
         let (ramp, runtime) = (Duration::from_millis(200), Duration::from_secs(1));
         let report = run_for(&filter, Load { connections: 8, length: Length { ramp, runtime } });

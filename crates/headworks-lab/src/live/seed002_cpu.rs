@@ -22,10 +22,10 @@ use headworks_core::{ConfigError, QueueOptions};
 use headworks_nbd::client::bench::{self, BenchOptions, Pattern};
 use serde_json::Value;
 
-use super::host::{Folder, Host, HostOptions};
-use super::{Length, broken, job};
+use super::server::{LiveServer, LiveServerOptions, TempFolder};
+use super::{Length, job, live_error};
 use crate::cached::spread;
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
 use crate::report::{Goal, Report, Row, Verdict};
 
 const TABLE: &str = "writers over NBD";
@@ -68,8 +68,8 @@ struct Sample {
 }
 
 impl Sample {
-    fn take(host: &Host) -> Result<Self, ConfigError> {
-        let stats = host.stats()?;
+    fn take(server: &LiveServer) -> Result<Self, ConfigError> {
+        let stats = server.stats()?;
         // SAFETY: the call fills the struct it is given.
         let usage = unsafe {
             let mut usage = std::mem::zeroed::<libc::rusage>();
@@ -110,12 +110,12 @@ fn written(stats: &Value) -> u64 {
 ///
 /// # Errors
 /// What cannot be started.
-pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all(filter).collect();
     if points.is_empty() {
         return Ok(Report::default());
     }
-    let folder = Folder::make()?;
+    let folder = TempFolder::make()?;
     let image = folder.image("image", IMAGE)?.display().to_string();
     let mut progress = Progress::new("seed-002-cpu", points.len());
     let mut rows = Vec::new();
@@ -136,7 +136,7 @@ pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
     Ok(Report { title, verdicts: judge(&rows), notes: vec![note], rows })
 }
 
-fn all(filter: &Filter) -> impl Iterator<Item = Point> {
+fn all(filter: &RowFilter) -> impl Iterator<Item = Point> {
     let mut points = Vec::new();
     for (device, _) in DEVICES.iter().enumerate().filter(|(_, device)| filter.has_device(device.0))
     {
@@ -159,16 +159,16 @@ impl Point {
         let (_, prefix, inflight_kb) = DEVICES[self.device];
         let exports = [("", format!("{prefix}file:path={image}"))];
         let queue = |queue| QueueOptions { hw_inflight_kb: inflight_kb, ..queue };
-        let host = Host::start(&HostOptions {
+        let server = LiveServer::start(&LiveServerOptions {
             cache: CACHE,
             dirty: DirtyOptions { policy: self.policy, ..DirtyOptions::default() },
-            ..HostOptions::new(&exports, &queue)
+            ..LiveServerOptions::new(&exports, &queue)
         })?;
         let samples = match self.exit {
-            false => self.steady(&host, seed, length)?,
-            true => self.leaving(&host, seed, length)?,
+            false => self.steady(&server, seed, length)?,
+            true => self.leaving(&server, seed, length)?,
         };
-        host.end()?;
+        server.end()?;
         let row = |(phase, pair): (usize, &[Sample; 2])| {
             let table = if self.exit { EXIT } else { TABLE };
             let row = Row::new(table)
@@ -182,40 +182,40 @@ impl Point {
         Ok(samples.iter().enumerate().map(row).collect())
     }
 
-    fn writers(&self, host: &Host, seed: u64, writers: u32) -> BenchOptions {
+    fn writers(&self, server: &LiveServer, seed: u64, writers: u32) -> BenchOptions {
         BenchOptions {
             pattern: Pattern::Write,
             block_bytes: BS,
             iodepth: DEPTH,
             threads: writers,
             seed,
-            ..job(host.uri(""))
+            ..job(server.uri(""))
         }
     }
 
     /// All of them, all the time.
     fn steady(
         &self,
-        host: &Host,
+        server: &LiveServer,
         seed: u64,
         length: Length,
     ) -> Result<Vec<[Sample; 2]>, ConfigError> {
-        let jobs = [self.writers(host, seed, self.writers)];
+        let jobs = [self.writers(server, seed, self.writers)];
         let watch = || {
             thread::sleep(length.ramp);
-            let before = Sample::take(host)?;
+            let before = Sample::take(server)?;
             thread::sleep(length.runtime);
-            Ok::<_, ConfigError>(vec![[before, Sample::take(host)?]])
+            Ok::<_, ConfigError>(vec![[before, Sample::take(server)?]])
         };
         let (_, samples) =
-            bench::run_together(&jobs, length.ramp, length.runtime, watch).map_err(broken)?;
+            bench::run_together(&jobs, length.ramp, length.runtime, watch).map_err(live_error)?;
         samples
     }
 
     /// Half of them leave in the middle, one after the other within the ramp.
     fn leaving(
         &self,
-        host: &Host,
+        server: &LiveServer,
         seed: u64,
         length: Length,
     ) -> Result<Vec<[Sample; 2]>, ConfigError> {
@@ -225,32 +225,32 @@ impl Point {
             // In five groups, so that they do not leave in one moment.
             let groups: Vec<_> = (0..5)
                 .map(|group| {
-                    let job = [self.writers(host, seed + 1 + u64::from(group), half / 5)];
+                    let job = [self.writers(server, seed + 1 + u64::from(group), half / 5)];
                     let stay = runtime + ramp * group / 5;
                     scope.spawn(move || bench::run_together(&job, ramp, stay, || ()))
                 })
                 .collect();
             let watch = || {
                 thread::sleep(ramp);
-                let before = [Sample::take(host)?, {
+                let before = [Sample::take(server)?, {
                     thread::sleep(runtime);
-                    Sample::take(host)?
+                    Sample::take(server)?
                 }];
                 thread::sleep(ramp * 2);
-                let after = [Sample::take(host)?, {
+                let after = [Sample::take(server)?, {
                     thread::sleep(runtime);
-                    Sample::take(host)?
+                    Sample::take(server)?
                 }];
                 Ok::<_, ConfigError>(vec![before, after])
             };
-            let job = [self.writers(host, seed, self.writers - half)];
+            let job = [self.writers(server, seed, self.writers - half)];
             let stay = runtime * 2 + ramp * 2;
-            let (_, samples) = bench::run_together(&job, ramp, stay, watch).map_err(broken)?;
+            let (_, samples) = bench::run_together(&job, ramp, stay, watch).map_err(live_error)?;
             for group in groups {
                 group
                     .join()
                     .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                    .map_err(broken)?;
+                    .map_err(live_error)?;
             }
             samples
         })

@@ -13,9 +13,9 @@ use headworks::memory::Mapping;
 use headworks_core::prng::Prng;
 use headworks_core::{ConfigError, Op};
 
-use crate::cached::owner::{Doing, Io, Owner, OwnerOptions};
+use crate::cached::driver::{BatchWork, CacheDriver, CacheDriverOptions, Io};
 use crate::cached::{dirty_all, spread, thread_cpu_ns};
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
 use crate::report::{Goal, Report, Row, Verdict};
 
 const TABLE: &str = "hits of 64 KiB";
@@ -50,15 +50,15 @@ struct Load {
 /// A part of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    Hit(Doing),
+    Hit(BatchWork),
     Copy,
 }
 
 impl Part {
     const ALL: [(&'static str, Self); 4] = [
-        ("whole_ns", Self::Hit(Doing::Everything)),
-        ("all_but_copies_ns", Self::Hit(Doing::AllButCopies)),
-        ("nothing_ns", Self::Hit(Doing::Nothing)),
+        ("whole_ns", Self::Hit(BatchWork::Everything)),
+        ("all_but_copies_ns", Self::Hit(BatchWork::AllButCopies)),
+        ("nothing_ns", Self::Hit(BatchWork::Nothing)),
         ("copy_ns", Self::Copy),
     ];
 }
@@ -67,7 +67,7 @@ impl Part {
 ///
 /// # Errors
 /// No memory, or a cache that does not answer.
-pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     if !filter.has_jobs(CONNECTIONS) || !filter.has_device("null") {
         return Ok(Report::default());
     }
@@ -112,7 +112,7 @@ fn run_for(seed: u64, load: Load) -> Result<Report, ConfigError> {
 /// A cache with folios up to one order, all of whose set is cached.
 struct Side {
     order: u8,
-    owner: Owner,
+    owner: CacheDriver,
     /// As large as the set: copies have somewhere to be from and to go to.
     plain: Mapping,
     buffer: Vec<u8>,
@@ -126,8 +126,8 @@ struct Side {
 impl Side {
     fn new(order: u8, seed: u64, load: Load) -> Result<Self, ConfigError> {
         let pool = load.size * 5 / 2;
-        let options = OwnerOptions { size: load.size, pool, max_folio_order: order };
-        let mut owner = Owner::new(&options)?;
+        let options = CacheDriverOptions { size: load.size, pool, max_folio_order: order };
+        let mut owner = CacheDriver::new(&options)?;
         dirty_all(&mut owner, load.size)?;
         let (plain, _) = Mapping::huge(load.size as usize)
             .map_err(|error| ConfigError::new("live", format!("no memory: {error}")))?;
@@ -154,7 +154,7 @@ impl Side {
         let before = thread_cpu_ns();
         self.batches(part, writes, batches)?;
         let ns = (thread_cpu_ns() - before) as f64;
-        if part == Part::Hit(Doing::Everything) {
+        if part == Part::Hit(BatchWork::Everything) {
             self.looked_up += self.index_operations() - looked_up;
             self.bytes += batches * BATCH * u64::from(BYTES);
         }

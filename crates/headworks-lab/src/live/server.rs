@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use crate::baseline::{TagPolicy, WakeOptions};
 
 /// A private folder; it goes with everything in it.
-pub struct Folder(PathBuf);
+pub struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     /// Makes one that nobody else can enter.
     pub fn make() -> Result<Self, ConfigError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -56,7 +56,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -67,7 +67,7 @@ fn at(path: &Path, error: &std::io::Error) -> ConfigError {
 }
 
 /// How to serve.
-pub struct HostOptions<'a> {
+pub struct LiveServerOptions<'a> {
     /// Names and specifications, as on the command line of `headworks serve`.
     pub exports: &'a [(&'a str, String)],
     /// What is set in each device's queue.
@@ -82,7 +82,7 @@ pub struct HostOptions<'a> {
     pub dirty: DirtyOptions,
 }
 
-impl<'a> HostOptions<'a> {
+impl<'a> LiveServerOptions<'a> {
     /// Without a cache.
     pub fn new(
         exports: &'a [(&'a str, String)],
@@ -100,20 +100,20 @@ impl<'a> HostOptions<'a> {
 }
 
 /// A server that runs.
-pub struct Host {
+pub struct LiveServer {
     server: Option<Server>,
     nbd: PathBuf,
     control: PathBuf,
-    _folder: Folder,
+    _folder: TempFolder,
 }
 
-impl Host {
+impl LiveServer {
     /// Starts it.
     ///
     /// # Errors
     /// What cannot be served.
-    pub fn start(options: &HostOptions<'_>) -> Result<Self, ConfigError> {
-        let folder = Folder::make()?;
+    pub fn start(options: &LiveServerOptions<'_>) -> Result<Self, ConfigError> {
+        let folder = TempFolder::make()?;
         let (nbd, control) = (folder.path("nbd"), folder.path("ctl"));
         let specs: Vec<ExportSpec> = options
             .exports
@@ -181,7 +181,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for LiveServer {
     fn drop(&mut self) {
         // After an error there is another one to tell.
         let _ = self.server.take().map(stop);

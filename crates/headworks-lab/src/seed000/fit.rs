@@ -5,8 +5,8 @@ use headworks_core::{ConfigError, Op, QueueOptions};
 use headworks_sim::disk::{Hdd, HddProfile};
 
 use super::published::SINGLE;
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
 use crate::report::Row;
-use crate::rig::{JobOptions, Rig, RigOptions};
 
 /// Runs the table's rows on a disk.
 ///
@@ -24,7 +24,7 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
         think_ns: super::THINK_NS,
         ..JobOptions::default()
     };
-    let rig = Rig::new(RigOptions {
+    let harness = BlockHarness::new(BlockHarnessOptions {
         seed,
         // As the kernel sets it: the seed lowered `max_sectors_kb` for the other table only.
         queue: QueueOptions { nr_requests: 64, queue_depth: 32, ..QueueOptions::default() },
@@ -36,7 +36,7 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
         ramp_ns: 10 * SEC,
         runtime_ns: seconds * SEC,
     })?;
-    let counts = rig.run();
+    let counts = harness.run();
     let row = Row::new("fit: one job, random writes, MiB/s")
         .with("cache_mib", profile.cache_bytes >> 20)
         .with("bs_kib", kib)

@@ -18,7 +18,7 @@ mod runs;
 use headworks_core::ConfigError;
 use headworks_sim::disk::HddProfile;
 
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
 use crate::report::Report;
 
 pub use judge::judge;
@@ -42,11 +42,11 @@ const LENGTH: Length = Length { ramp: 10, seconds: 60 };
 ///
 /// # Errors
 /// Options that cannot be.
-pub fn run(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }
 
-fn run_for(filter: &Filter, length: Length) -> Result<Report, ConfigError> {
+fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
     let points: Vec<Point> = runs::all().into_iter().filter(|point| point.is_in(filter)).collect();
     let mut progress = Progress::new("seed-000", points.len());
     let mut rows = Vec::new();
@@ -97,7 +97,7 @@ mod tests {
     fn quick(policies: &[TagPolicy], jobs: &[u32]) -> Report {
         let (policies, jobs) = (policies.to_vec(), jobs.to_vec());
         let device = Some("hdd-32".into());
-        run_for(&Filter { policies, jobs, device, ..Filter::default() }, QUICK).unwrap()
+        run_for(&RowFilter { policies, jobs, device, ..RowFilter::default() }, QUICK).unwrap()
     }
 
     fn rates(report: &Report, jobs: u64) -> Vec<f64> {
@@ -135,12 +135,12 @@ mod tests {
     #[test]
     fn a_run_is_a_function_of_its_seed() {
         let hashes = |seed| {
-            let filter = Filter {
+            let filter = RowFilter {
                 seed,
                 tags: vec![62],
                 jobs: vec![32],
                 device: Some("hdd-16".into()),
-                ..Filter::default()
+                ..RowFilter::default()
             };
             let report = run_for(&filter, Length { ramp: 1, seconds: 3 }).unwrap();
             let rows = report.rows.iter().filter(|row| !row.table.starts_with("fit"));
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn verdicts_are_recomputed_from_the_printed_rows() {
-        let filter = Filter { jobs: vec![1, 256], ..Filter::default() };
+        let filter = RowFilter { jobs: vec![1, 256], ..RowFilter::default() };
         let report = run_for(&filter, Length { ramp: 2, seconds: 3 }).unwrap();
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
         assert_eq!(judge(&read), report.verdicts);
@@ -180,8 +180,11 @@ mod tests {
 
     #[test]
     fn a_band_with_a_hole_says_nothing_and_one_beside_the_seed_says_so() {
-        let filter =
-            Filter { policies: vec![TagPolicy::Legacy518], jobs: vec![512], ..Filter::default() };
+        let filter = RowFilter {
+            policies: vec![TagPolicy::Legacy518],
+            jobs: vec![512],
+            ..RowFilter::default()
+        };
         let report = run_for(&filter, Length { ramp: 10, seconds: 20 }).unwrap();
         let band = |rows: &[Row]| {
             judge(rows).into_iter().find(|verdict| verdict.what.contains("512 jobs"))

@@ -7,9 +7,9 @@ use headworks_sim::disk::{Hdd, HddProfile};
 use super::published::JOBS;
 use super::{CACHES, JITTERS_US, SHOWN, TAGS, THINK_NS};
 use crate::baseline::{TagPolicy, WakeOptions};
-use crate::experiment::Filter;
+use crate::experiment::RowFilter;
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Row, jain};
-use crate::rig::{Counts, JobOptions, Rig, RigOptions};
 
 /// Bytes of a write: eight pieces.
 const BS: u32 = 1 << 20;
@@ -87,7 +87,7 @@ fn product<A: Copy, B: Copy>(
 }
 
 impl Point {
-    pub fn is_in(&self, filter: &Filter) -> bool {
+    pub fn is_in(&self, filter: &RowFilter) -> bool {
         filter.has_policy(self.policy)
             && filter.has_tags(self.tags)
             && filter.has_jobs(self.jobs)
@@ -127,7 +127,12 @@ impl Point {
         Ok(self.row(&counts, length))
     }
 
-    fn count(&self, seed: u64, wake: WakeOptions, length: Length) -> Result<Counts, ConfigError> {
+    fn count(
+        &self,
+        seed: u64,
+        wake: WakeOptions,
+        length: Length,
+    ) -> Result<RunCounts, ConfigError> {
         let profile = HddProfile::seed_000(self.cache_mib);
         let job = |number: u32| JobOptions {
             op: Op::Write,
@@ -137,7 +142,7 @@ impl Point {
             think_ns: THINK_NS,
             ..JobOptions::default()
         };
-        let mut rig = Rig::new(RigOptions {
+        let mut harness = BlockHarness::new(BlockHarnessOptions {
             seed,
             queue: self.queue(),
             size: profile.capacity / 4096 * 4096,
@@ -148,11 +153,11 @@ impl Point {
             ramp_ns: length.ramp * SEC,
             runtime_ns: length.seconds * SEC,
         })?;
-        self.policy.install(rig.shard(), DeviceId(0), wake);
-        Ok(rig.run())
+        self.policy.install(harness.shard(), DeviceId(0), wake);
+        Ok(harness.run())
     }
 
-    fn row(&self, counts: &Counts, length: Length) -> Row {
+    fn row(&self, counts: &RunCounts, length: Length) -> Row {
         let squares: u64 = counts.jobs.iter().map(|job| job.bios * job.bios).sum();
         let mib = counts.bytes as f64 / f64::from(1 << 20);
         Row::new(self.table)

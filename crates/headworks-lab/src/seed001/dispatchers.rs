@@ -20,11 +20,11 @@ use headworks_core::prng::Prng;
 use headworks_core::request::{SlotId, Slots};
 use headworks_core::{Instant, RequestId};
 
-use crate::rig::Dispatcher;
+use crate::harness::Dispatcher;
 
 /// Who dispatches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum DispatchMode {
     /// The queue's owner.
     Owner,
     /// Several contexts that share a lock.
@@ -44,8 +44,8 @@ pub(super) enum Way {
 
 /// What both sides know: who was taken when, and when it reaches the device.
 #[derive(Debug)]
-struct Board {
-    way: Way,
+struct DispatchState {
+    way: DispatchMode,
     prng: Prng,
     /// When each context is back.
     free_at: Vec<Instant>,
@@ -57,12 +57,12 @@ struct Board {
     furthest: u64,
     /// The place that follows the last one that the device got.
     next: u64,
-    found: Found,
+    found: DispatchCounts,
 }
 
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct DispatchCounts {
     /// Times that the elevator was entered to take something.
     pub holds: u64,
     /// Requests taken.
@@ -77,15 +77,15 @@ pub(super) struct Found {
 
 /// A board that the elevator and the road to the device share.
 #[derive(Clone, Debug)]
-pub(super) struct Shared(Arc<Mutex<Board>>);
+pub(super) struct SharedState(Arc<Mutex<DispatchState>>);
 
-impl Shared {
-    pub fn new(way: Way, seed: u64) -> Self {
+impl SharedState {
+    pub fn new(way: DispatchMode, seed: u64) -> Self {
         let contexts = match way {
-            Way::Owner => 0,
-            Way::Contexts { contexts, .. } => contexts,
+            DispatchMode::Owner => 0,
+            DispatchMode::Contexts { contexts, .. } => contexts,
         };
-        Self(Arc::new(Mutex::new(Board {
+        Self(Arc::new(Mutex::new(DispatchState {
             way,
             prng: Prng::new(seed).split("dispatchers"),
             free_at: vec![Instant(0); contexts],
@@ -94,21 +94,21 @@ impl Shared {
             order: 0,
             furthest: 0,
             next: 0,
-            found: Found::default(),
+            found: DispatchCounts::default(),
         })))
     }
 
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> DispatchCounts {
         self.lock().found
     }
 
-    /// One thread runs the rig, so nobody waits here.
-    fn lock(&self) -> MutexGuard<'_, Board> {
+    /// One thread runs the harness, so nobody waits here.
+    fn lock(&self) -> MutexGuard<'_, DispatchState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Board {
+impl DispatchState {
     /// A request leaves the elevator and reaches the device so much later.
     fn take(&mut self, id: SlotId, late_ns: u64) {
         let slot = id as usize;
@@ -135,7 +135,7 @@ impl Board {
     }
 }
 
-impl Dispatcher for Shared {
+impl Dispatcher for SharedState {
     fn dispatched(&mut self, id: RequestId) -> u64 {
         self.lock().taken[id.slot as usize].1
     }
@@ -154,9 +154,9 @@ impl Dispatcher for Shared {
 }
 
 /// An elevator that is entered in one of the two ways.
-pub(super) struct Entered {
+pub(super) struct CountedElevator {
     inner: Box<dyn Elevator>,
-    shared: Shared,
+    shared: SharedState,
     /// The requests of one hold.
     hold: Batch,
     /// Requests in it.
@@ -164,8 +164,8 @@ pub(super) struct Entered {
     again_at: Option<Instant>,
 }
 
-impl Entered {
-    pub fn new(inner: Box<dyn Elevator>, shared: Shared) -> Self {
+impl CountedElevator {
+    pub fn new(inner: Box<dyn Elevator>, shared: SharedState) -> Self {
         Self { inner, shared, hold: Batch::with_capacity(64), inside: 0, again_at: None }
     }
 
@@ -181,7 +181,7 @@ impl Entered {
     }
 }
 
-impl Elevator for Entered {
+impl Elevator for CountedElevator {
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]) {
         self.inside += ids.len();
         self.inner.insert(now, slots, ids);
@@ -189,7 +189,7 @@ impl Elevator for Entered {
 
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
         let way = self.shared.lock().way;
-        let Way::Contexts { batch: most, hold_ns, delay_ns, issue_ns, .. } = way else {
+        let DispatchMode::Contexts { batch: most, hold_ns, delay_ns, issue_ns, .. } = way else {
             return self.take_all(now, slots, batch);
         };
         self.again_at = None;

@@ -16,10 +16,10 @@ use headworks_core::time::{SEC, US};
 use headworks_core::{ConfigError, DeviceId, Op, QueueOptions, Scheduler, elevator};
 use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, PerCommand};
 
-use crate::experiment::{Filter, Progress};
+use crate::experiment::{Progress, RowFilter};
+use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
 use crate::report::{Goal, Report, Row, Verdict};
-use crate::rig::{JobOptions, Rig, RigOptions};
-use dispatchers::{Entered, Found, Shared, Way};
+use dispatchers::{CountedElevator, DispatchCounts, DispatchMode, SharedState};
 
 /// What a context does while it holds the lock, for each request. What matters is that it is not nothing.
 const HOLD_NS: u64 = US / 2;
@@ -123,12 +123,12 @@ const LENGTH: Length = Length { order: [SEC / 100, SEC / 5], merge: [10 * SEC, 3
 ///
 /// # Errors
 /// Options that cannot be.
-pub fn run(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }
 
-fn run_for(filter: &Filter, length: Length) -> Result<Report, ConfigError> {
-    let points: Vec<(Case, Way)> = Case::ALL
+fn run_for(filter: &RowFilter, length: Length) -> Result<Report, ConfigError> {
+    let points: Vec<(Case, DispatchMode)> = Case::ALL
         .into_iter()
         .filter(|case| filter.has_device(case.device()))
         .filter(|case| filter.has_jobs(case.jobs().len() as u32))
@@ -158,9 +158,9 @@ fn run_for(filter: &Filter, length: Length) -> Result<Report, ConfigError> {
     })
 }
 
-fn ways() -> Vec<Way> {
+fn ways() -> Vec<DispatchMode> {
     let contexts = |batch| {
-        CONTEXTS.map(|contexts| Way::Contexts {
+        CONTEXTS.map(|contexts| DispatchMode::Contexts {
             contexts,
             batch,
             hold_ns: HOLD_NS,
@@ -168,19 +168,19 @@ fn ways() -> Vec<Way> {
             issue_ns: ISSUE_NS,
         })
     };
-    [&contexts(1)[..], &contexts(BATCH)[..], &[Way::Owner]].concat()
+    [&contexts(1)[..], &contexts(BATCH)[..], &[DispatchMode::Owner]].concat()
 }
 
 /// How rows name it: the way and how many dispatch.
-fn name(way: Way) -> (&'static str, usize) {
+fn name(way: DispatchMode) -> (&'static str, usize) {
     match way {
-        Way::Owner => ("owner", 1),
-        Way::Contexts { contexts, batch: 1, .. } => ("one by one", contexts),
-        Way::Contexts { contexts, .. } => ("batches", contexts),
+        DispatchMode::Owner => ("owner", 1),
+        DispatchMode::Contexts { contexts, batch: 1, .. } => ("one by one", contexts),
+        DispatchMode::Contexts { contexts, .. } => ("batches", contexts),
     }
 }
 
-fn run_one(seed: u64, case: Case, way: Way, length: Length) -> Result<Row, ConfigError> {
+fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<Row, ConfigError> {
     let (device, size) = case.device_model();
     let [ramp_ns, runtime_ns] = match case {
         Case::Order => length.order,
@@ -193,7 +193,7 @@ fn run_one(seed: u64, case: Case, way: Way, length: Length) -> Result<Row, Confi
         io_timeout_ns: 600 * SEC,
         ..QueueOptions::default()
     };
-    let mut rig = Rig::new(RigOptions {
+    let mut harness = BlockHarness::new(BlockHarnessOptions {
         seed,
         queue,
         size,
@@ -204,12 +204,12 @@ fn run_one(seed: u64, case: Case, way: Way, length: Length) -> Result<Row, Confi
         ramp_ns,
         runtime_ns,
     })?;
-    let shared = Shared::new(way, seed);
-    let entered = Entered::new(elevator::make(&queue), shared.clone());
-    rig.shard().set_elevator(DeviceId(0), Box::new(entered));
-    rig.set_dispatcher(Box::new(shared.clone()));
-    let counts = rig.run();
-    let Found { holds, taken, inversions, breaks, late_max } = shared.found();
+    let shared = SharedState::new(way, seed);
+    let entered = CountedElevator::new(elevator::make(&queue), shared.clone());
+    harness.shard().set_elevator(DeviceId(0), Box::new(entered));
+    harness.set_dispatcher(Box::new(shared.clone()));
+    let counts = harness.run();
+    let DispatchCounts { holds, taken, inversions, breaks, late_max } = shared.found();
     let (name, contexts) = name(way);
     Ok(Row::new(case.name())
         .with("way", name)
@@ -340,7 +340,7 @@ mod tests {
 
     fn quick() -> Report {
         let length = Length { order: [0, SEC / 100], merge: [8 * SEC, 2 * SEC] };
-        run_for(&Filter::default(), length).unwrap()
+        run_for(&RowFilter::default(), length).unwrap()
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use headworks_core::ConfigError;
 
-use crate::contention::{Cell, ContentionOptions, Guards, Placement, Way, run};
-use crate::experiment::Filter;
+use crate::contention::{ContentionCell, ContentionOptions, Guards, Method, Placement, run};
+use crate::experiment::RowFilter;
 use crate::report::{Goal, Report, Row, Verdict};
 
 /// What the seed gained for mq-deadline: 475k of 263k.
@@ -16,7 +16,7 @@ const SEED_GAIN: f64 = 1.81;
 ///
 /// # Errors
 /// Options that cannot be, or a thread that could not start.
-pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
+pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     let options = ContentionOptions { seed: filter.seed, ..ContentionOptions::default() };
     if !filter.has_jobs(options.jobs) || !filter.has_device("null") {
         return Ok(Report::default());
@@ -40,11 +40,11 @@ pub fn run_all(filter: &Filter) -> Result<Report, ConfigError> {
     })
 }
 
-fn row(cell: &Cell, options: &ContentionOptions) -> Row {
+fn row(cell: &ContentionCell, options: &ContentionOptions) -> Row {
     let guards = match cell.way {
-        Way::Locked(Guards::Elevator, ..) => "elevator",
-        Way::Locked(Guards::Shard, ..) => "path",
-        Way::Rings => "nothing",
+        Method::Locked(Guards::Elevator, ..) => "elevator",
+        Method::Locked(Guards::Shard, ..) => "path",
+        Method::Rings => "nothing",
     };
     let placement = if cell.placement == Placement::Pinned { "pinned" } else { "free" };
     let (iops, least, most) = cell.iops();

@@ -43,7 +43,7 @@ const BLOCK: u64 = 4096;
 
 /// What a run is made of.
 #[derive(Clone, Debug)]
-pub struct BedOptions {
+pub struct CacheHarnessOptions {
     /// Of the places of files.
     pub seed: u64,
     /// Bytes of the cache.
@@ -68,7 +68,7 @@ pub struct BedOptions {
 
 /// What was counted from the end of the ramp on, if nothing else is said.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome {
+pub struct CaseOutcome {
     /// Bytes of writes answered, writer by writer.
     pub bytes: Vec<u64>,
     /// Bytes that each device took.
@@ -111,7 +111,7 @@ pub struct Outcome {
 
 /// What happens at a time of its own.
 #[derive(Clone, Copy, Debug)]
-enum Happening {
+enum HarnessEvent {
     Write(u32),
     Close(u32),
     Sample,
@@ -119,13 +119,13 @@ enum Happening {
 }
 
 /// See the head of this file.
-pub struct Bed {
+pub struct CacheHarness {
     shard: Shard,
     devices: Vec<Stream>,
     /// Bytes of the command in each slot of each device.
     lens: Vec<Vec<u32>>,
     writers: Vec<Writer>,
-    events: EventQueue<Happening>,
+    events: EventQueue<HarnessEvent>,
     timer: Option<Instant>,
     now: Instant,
     ends: Instant,
@@ -137,16 +137,16 @@ pub struct Bed {
     sample: Sample,
     before: Vec<(u64, u64, u64)>,
     trace: bool,
-    outcome: Outcome,
+    outcome: CaseOutcome,
     hash: RunHash,
 }
 
-impl Bed {
-    /// A bed, at time 0.
+impl CacheHarness {
+    /// A harness, at time 0.
     ///
     /// # Errors
     /// What the options say that cannot be.
-    pub fn new(options: BedOptions) -> Result<Self, ConfigError> {
+    pub fn new(options: CacheHarnessOptions) -> Result<Self, ConfigError> {
         let writers = options.writers.len();
         let mut shard = Shard::new(config(&options))?;
         shard.trace_dirty(options.trace);
@@ -154,13 +154,13 @@ impl Bed {
         for (number, writer) in (0u32..).zip(&options.writers) {
             // Not all at one time: a thousand threads do not start at once either.
             let starts = writer.starts_at.after(u64::from(number) * US);
-            events.push(starts, Happening::Write(number));
+            events.push(starts, HarnessEvent::Write(number));
             if writer.exits_at < Instant(u64::MAX) {
-                events.push(writer.exits_at, Happening::Close(number));
+                events.push(writer.exits_at, HarnessEvent::Close(number));
             }
         }
-        events.push(Instant(SAMPLE_NS), Happening::Sample);
-        events.push(Instant(options.ramp_ns), Happening::RampEnds);
+        events.push(Instant(SAMPLE_NS), HarnessEvent::Sample);
+        events.push(Instant(options.ramp_ns), HarnessEvent::RampEnds);
         let devices = options.devices.len();
         let writers = (0u32..).zip(options.writers);
         Ok(Self {
@@ -179,14 +179,14 @@ impl Bed {
             sample: Sample::default(),
             before: vec![(0, 0, 0); devices],
             trace: options.trace,
-            outcome: Outcome::default(),
+            outcome: CaseOutcome::default(),
             hash: RunHash::default(),
         })
     }
 
     /// Runs to the end and says what was counted.
     #[must_use]
-    pub fn run(mut self) -> Outcome {
+    pub fn run(mut self) -> CaseOutcome {
         while self.now < self.ends {
             self.take_due();
             if !self.inbox.is_empty() {
@@ -203,11 +203,11 @@ impl Bed {
         self.end()
     }
 
-    fn end(mut self) -> Outcome {
+    fn end(mut self) -> CaseOutcome {
         let waits = self.writers.iter().filter_map(|writer| writer.out);
         self.outcome.waiting_max_ns =
             waits.map(|(since, ..)| self.now.since(since)).max().unwrap_or(0);
-        let Outcome { media, busy_ns, switches, .. } = &mut self.outcome;
+        let CaseOutcome { media, busy_ns, switches, .. } = &mut self.outcome;
         for (index, device) in self.devices.iter().enumerate() {
             let counters = device.counters();
             let (bytes, switched, busy) = self.before[index];
@@ -241,10 +241,10 @@ impl Bed {
         }
         while let Some((at, happening)) = self.events.pop_due(self.now) {
             match happening {
-                Happening::Write(writer) => self.write(writer),
-                Happening::Close(writer) => self.close(writer),
-                Happening::Sample => self.sample(at),
-                Happening::RampEnds => self.ramp_ends(),
+                HarnessEvent::Write(writer) => self.write(writer),
+                HarnessEvent::Close(writer) => self.close(writer),
+                HarnessEvent::Sample => self.sample(at),
+                HarnessEvent::RampEnds => self.ramp_ends(),
             }
         }
     }
@@ -267,7 +267,7 @@ impl Bed {
     }
 
     fn sample(&mut self, at: Instant) {
-        self.events.push(at.after(SAMPLE_NS), Happening::Sample);
+        self.events.push(at.after(SAMPLE_NS), HarnessEvent::Sample);
         self.sample.at = at;
         self.sample.media = self.devices.iter().map(|device| device.counters().media_bytes).sum();
         self.look();
@@ -302,9 +302,16 @@ impl Bed {
             let busy = busy_of(&self.shard, index, self.now);
             self.before[index] = (counters.media_bytes, counters.positionings, busy);
         }
-        let Outcome { over_limit, worst_ppm, failed, samples, traces, .. } =
+        let CaseOutcome { over_limit, worst_ppm, failed, samples, traces, .. } =
             std::mem::take(&mut self.outcome);
-        let kept = Outcome { over_limit, worst_ppm, failed, samples, traces, ..Outcome::default() };
+        let kept = CaseOutcome {
+            over_limit,
+            worst_ppm,
+            failed,
+            samples,
+            traces,
+            ..CaseOutcome::default()
+        };
         self.outcome = kept;
     }
 
@@ -399,7 +406,7 @@ impl Bed {
                 self.sample.wakeups += 1;
             }
         }
-        self.events.push(at.after(WRITER_NS), Happening::Write(number));
+        self.events.push(at.after(WRITER_NS), HarnessEvent::Write(number));
     }
 }
 
@@ -408,7 +415,7 @@ fn busy_of(shard: &Shard, device: usize, now: Instant) -> u64 {
     stats.map_or(0, |(queue, _)| queue.busy_until(now))
 }
 
-fn config(options: &BedOptions) -> ShardConfig {
+fn config(options: &CacheHarnessOptions) -> ShardConfig {
     let volume = VolumeOptions { size: options.size, block_size: 4096, ..VolumeOptions::default() };
     let writers = options.writers.len() as u32;
     let mut config = ShardConfig::single(options.queue, volume, writers + 16);
@@ -433,30 +440,36 @@ fn config(options: &BedOptions) -> ShardConfig {
 mod tests {
     use headworks_core::time::SEC;
 
-    use super::super::{Case, Options, points};
+    use super::super::{Case, Seed002Options, points};
     use super::*;
 
-    fn bed(writers: u32, change: impl FnOnce(&mut BedOptions)) -> Outcome {
+    fn harness(writers: u32, change: impl FnOnce(&mut CacheHarnessOptions)) -> CaseOutcome {
         let cases = vec![Case::Grid];
         let (writers, bandwidths, pools) = (vec![writers], vec![700_000_000], vec![256 << 20]);
-        let all = points(&Options { cases, writers, bandwidths, pools, ..Options::default() });
-        let mut options = all[0].bed(false);
+        let all = points(&Seed002Options {
+            cases,
+            writers,
+            bandwidths,
+            pools,
+            ..Seed002Options::default()
+        });
+        let mut options = all[0].harness(false);
         (options.ramp_ns, options.runtime_ns) = (SEC / 2, SEC);
         change(&mut options);
-        Bed::new(options).unwrap().run()
+        CacheHarness::new(options).unwrap().run()
     }
 
     #[test]
     fn a_run_is_a_function_of_its_options() {
-        let hash = |size| bed(3, |options| options.size = size).hash;
+        let hash = |size| harness(3, |options| options.size = size).hash;
         assert_eq!(hash(1 << 40), hash(1 << 40));
-        let starts = |at| bed(3, |options| options.writers[2].starts_at = Instant(at)).hash;
+        let starts = |at| harness(3, |options| options.writers[2].starts_at = Instant(at)).hash;
         assert_ne!(starts(0), starts(SEC / 4));
     }
 
     #[test]
     fn what_writers_wrote_and_what_the_device_took_agree() {
-        let outcome = bed(4, |_| ());
+        let outcome = harness(4, |_| ());
         let (accepted, media): (u64, u64) = (outcome.bytes.iter().sum(), outcome.media[0]);
         // What is dirty may have changed by less than the pool's fifth.
         assert!(accepted.abs_diff(media) < (256 << 20) / 5, "{accepted} {media}");
@@ -467,7 +480,7 @@ mod tests {
 
     #[test]
     fn writers_come_and_go_and_nobody_waits_for_ever() {
-        let outcome = bed(3, |options| {
+        let outcome = harness(3, |options| {
             options.writers[1].starts_at = Instant(SEC / 2);
             options.writers[2].exits_at = Instant(SEC);
         });

@@ -5,9 +5,9 @@ use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
 use headworks_core::{Instant, QueueOptions};
 use headworks_sim::disk::StreamProfile;
 
-use super::Options;
-use super::bed::BedOptions;
-use super::writer::{Manner, WriterOptions};
+use super::Seed002Options;
+use super::cache_harness::CacheHarnessOptions;
+use super::writer::{WritePattern, WriterOptions};
 
 /// Of a change of stream in the seed's table. **A calibration**, solved so that writers that write for themselves lose a tenth
 /// with 1000 of them. It is about what a striped array with a write cache pays for a place that it does not expect.
@@ -121,7 +121,7 @@ impl Case {
 
 /// One run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct CasePoint {
     /// What is looked at.
     pub case: Case,
     /// Who writes.
@@ -148,7 +148,7 @@ pub struct Point {
 
 /// All runs that are wanted.
 #[must_use]
-pub fn points(options: &Options) -> Vec<Point> {
+pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
     let mut points = Vec::new();
     let wanted = |case: &Case| options.cases.is_empty() || options.cases.contains(case);
     for case in Case::ALL.into_iter().filter(wanted) {
@@ -164,7 +164,7 @@ pub fn points(options: &Options) -> Vec<Point> {
                 for &pool in or(&options.pools, &pools) {
                     for &writers in or(&options.writers, writers) {
                         let run = (case, throttle, writers, bandwidth, pool);
-                        points.push(Point::new(options, run));
+                        points.push(CasePoint::new(options, run));
                     }
                 }
             }
@@ -177,9 +177,9 @@ fn or<'a, T>(asked: &'a [T], usual: &'a [T]) -> &'a [T] {
     if asked.is_empty() { usual } else { asked }
 }
 
-impl Point {
+impl CasePoint {
     fn new(
-        options: &Options,
+        options: &Seed002Options,
         (case, throttle, writers, bandwidth, pool): (Case, ThrottlePolicy, u32, u64, u64),
     ) -> Self {
         let (write_bytes, seconds) = (options.write_bytes, options.seconds);
@@ -260,7 +260,7 @@ impl Point {
         let as_told = |number| {
             let dd = dd(number);
             match self.case {
-                Case::Files => WriterOptions { manner: Manner::Files(FILES), ..dd },
+                Case::Files => WriterOptions { manner: WritePattern::Files(FILES), ..dd },
                 Case::Two => WriterOptions { volume: (number % 2) as u16, ..dd },
                 Case::Writers if number >= self.writers => {
                     let [_, more, fewer, _] = self.phases()[..] else { unreachable!("phases") };
@@ -286,11 +286,11 @@ impl Point {
         (1024 * GIB / most / PART * PART).max(PART)
     }
 
-    /// What a bed is made from.
+    /// What a harness is made from.
     #[must_use]
-    pub fn bed(&self, trace: bool) -> BedOptions {
+    pub fn harness(&self, trace: bool) -> CacheHarnessOptions {
         let writers = self.all_writers();
-        BedOptions {
+        CacheHarnessOptions {
             seed: self.seed,
             pool: self.pool,
             dirty: DirtyOptions {
@@ -313,9 +313,9 @@ impl Point {
 mod tests {
     use super::*;
 
-    fn point(case: Case, writers: u32) -> Point {
+    fn point(case: Case, writers: u32) -> CasePoint {
         let run = (case, ThrottlePolicy::Ioless, writers, 700 * MB, 4 * GIB);
-        Point::new(&Options::default(), run)
+        CasePoint::new(&Seed002Options::default(), run)
     }
 
     #[test]
@@ -344,11 +344,11 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_takes_the_place_of_what_is_usual() {
-        let options = Options {
+        let options = Seed002Options {
             cases: vec![Case::Scaling],
             writers: vec![7],
             throttles: vec![ThrottlePolicy::None],
-            ..Options::default()
+            ..Seed002Options::default()
         };
         let points = points(&options);
         assert_eq!(points.len(), 2);

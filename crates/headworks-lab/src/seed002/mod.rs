@@ -12,7 +12,7 @@
 //! writers make 5000 wake-ups a second. With so little memory that a writer's part of it is less than a write, or so little
 //! bandwidth that a write takes longer than 200 ms, both are what the write makes them; those goals do not count there.
 
-mod bed;
+mod cache_harness;
 mod cases;
 pub mod csv;
 mod judge;
@@ -23,17 +23,17 @@ mod writer;
 use headworks_core::writeback::ThrottlePolicy;
 use headworks_core::{ConfigError, Instant};
 
-pub use bed::{Bed, BedOptions, Outcome};
-pub use cases::{CALIBRATED_NS, Case, Point, SWITCH_NS, points};
+pub use cache_harness::{CacheHarness, CacheHarnessOptions, CaseOutcome};
+pub use cases::{CALIBRATED_NS, Case, CasePoint, SWITCH_NS, points};
 pub use judge::judge;
 pub use series::{SAMPLE_NS, Sample, rates, settled_ms};
-pub use writer::{Manner, WriterOptions};
+pub use writer::{WritePattern, WriterOptions};
 
 use crate::report::{Progress, Report, Row, jain};
 
 /// What to run; empty lists: what is usual for the case.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct Seed002Options {
     /// Of places and of the wake-ups' spread.
     pub seed: u64,
     /// What is looked at; all if empty.
@@ -56,7 +56,7 @@ pub struct Options {
     pub trace: bool,
 }
 
-impl Default for Options {
+impl Default for Seed002Options {
     fn default() -> Self {
         Self {
             seed: 1,
@@ -76,16 +76,16 @@ impl Default for Options {
 /// Runs what is wanted, and shows `see` each run when it is done.
 ///
 /// # Errors
-/// Options that cannot be.
+/// Seed002Options that cannot be.
 pub fn run(
-    options: &Options,
-    mut see: impl FnMut(&Point, &Outcome),
+    options: &Seed002Options,
+    mut see: impl FnMut(&CasePoint, &CaseOutcome),
 ) -> Result<Report, ConfigError> {
     let points = points(options);
     let mut progress = Progress::new("seed-002", points.len());
     let (mut rows, mut counts) = (Vec::new(), Vec::new());
     for point in &points {
-        let outcome = Bed::new(point.bed(options.trace))?.run();
+        let outcome = CacheHarness::new(point.harness(options.trace))?.run();
         rows.push(row(point, &outcome));
         counts.push(count(point, &outcome));
         see(point, &outcome);
@@ -127,7 +127,7 @@ fn mb(bandwidth: u64) -> u64 {
     bandwidth / 1_000_000
 }
 
-fn name(table: &str, point: &Point) -> Row {
+fn name(table: &str, point: &CasePoint) -> Row {
     Row::new(table)
         .with("case", point.case.name())
         .with("throttle", point.throttle.name())
@@ -137,7 +137,7 @@ fn name(table: &str, point: &Point) -> Row {
 }
 
 /// What is seen, a second.
-fn row(point: &Point, outcome: &Outcome) -> Row {
+fn row(point: &CasePoint, outcome: &CaseOutcome) -> Row {
     let seconds = point.runtime_ns as f64 / 1e9;
     let per_second = |count: u64| count as f64 / seconds;
     let ms = |ns: u64| ns as f64 / 1e6;
@@ -175,7 +175,7 @@ fn row(point: &Point, outcome: &Outcome) -> Row {
 }
 
 /// What was counted.
-fn count(point: &Point, outcome: &Outcome) -> Row {
+fn count(point: &CasePoint, outcome: &CaseOutcome) -> Row {
     let bytes = outcome.bytes.iter();
     name("counts", point)
         .with("ns", point.runtime_ns)
@@ -199,8 +199,8 @@ fn count(point: &Point, outcome: &Outcome) -> Row {
 }
 
 /// Bytes of each writer that was there all the time, on the first device.
-fn shares(point: &Point, outcome: &Outcome) -> impl Iterator<Item = f64> {
-    let always = point.bed(false).writers.into_iter().map(|writer| {
+fn shares(point: &CasePoint, outcome: &CaseOutcome) -> impl Iterator<Item = f64> {
+    let always = point.harness(false).writers.into_iter().map(|writer| {
         writer.volume == 0 && writer.starts_at == Instant(0) && writer.exits_at == Instant(u64::MAX)
     });
     let of_them = outcome.bytes.clone().into_iter().zip(always);
@@ -208,7 +208,7 @@ fn shares(point: &Point, outcome: &Outcome) -> impl Iterator<Item = f64> {
 }
 
 /// Least, mean and most of what was dirty after the ramp, as parts of the limit.
-fn positions(point: &Point, outcome: &Outcome) -> [f64; 3] {
+fn positions(point: &CasePoint, outcome: &CaseOutcome) -> [f64; 3] {
     let counted = outcome.samples.iter().filter(|sample| sample.at >= Instant(point.ramp_ns));
     let part = |bytes: u64, sample: &Sample| bytes as f64 / sample.limit.max(1) as f64;
     let mut found = (f64::MAX, 0.0, 0.0f64, 0.0f64);
@@ -226,7 +226,7 @@ fn positions(point: &Point, outcome: &Outcome) -> [f64; 3] {
 }
 
 /// Of each phase that a change starts; what never settled: a day.
-fn settled(point: &Point, outcome: &Outcome) -> Vec<u64> {
+fn settled(point: &CasePoint, outcome: &CaseOutcome) -> Vec<u64> {
     let phases = point.phases();
     let pairs = phases.windows(2);
     let found = pairs.map(|pair| settled_ms(&outcome.samples, pair[0], pair[1]));
@@ -234,7 +234,7 @@ fn settled(point: &Point, outcome: &Outcome) -> Vec<u64> {
 }
 
 /// Wake-ups of writers for each GB written, before the first writer ended and after half of them had; 0 if none ends.
-fn halves(point: &Point, outcome: &Outcome) -> (f64, f64) {
+fn halves(point: &CasePoint, outcome: &CaseOutcome) -> (f64, f64) {
     if point.case != Case::Exit {
         return (0.0, 0.0);
     }

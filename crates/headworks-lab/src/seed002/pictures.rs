@@ -3,7 +3,7 @@
 use headworks_core::Instant;
 use headworks_core::time::MS;
 
-use super::{Outcome, Point, Sample, rates};
+use super::{CaseOutcome, CasePoint, Sample, rates};
 use crate::chart::{COLOURS, Line, Page, Panel, Scale};
 use crate::report::Row;
 
@@ -23,7 +23,7 @@ const SEED: [(f64, f64, f64); 8] = [
 
 /// The name of a run's files.
 #[must_use]
-pub fn file_stem(point: &Point) -> String {
+pub fn file_stem(point: &CasePoint) -> String {
     format!(
         "{}-{}-{}w-{}mb-{}mib",
         point.case.name(),
@@ -40,7 +40,7 @@ fn seconds(at: Instant) -> f64 {
 
 /// Dirty position, rates and pauses over time.
 #[must_use]
-pub fn over_time(point: &Point, outcome: &Outcome) -> Page {
+pub fn over_time(point: &CasePoint, outcome: &CaseOutcome) -> Page {
     let samples = &outcome.samples;
     let line = |name, colour: usize, of: &dyn Fn(&Sample) -> f64| {
         let points = samples.iter().map(|sample| (seconds(sample.at), of(sample))).collect();

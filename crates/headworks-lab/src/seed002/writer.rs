@@ -13,7 +13,7 @@ use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, Volume
 
 /// How it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum WritePattern {
     /// One write of so many bytes after the other.
     Stream(u32),
     /// Files of 12 or 16 KiB; a flush after so many.
@@ -26,7 +26,7 @@ pub struct WriterOptions {
     /// Into which volume, which is also the number of its device.
     pub volume: u16,
     /// How.
-    pub manner: Manner,
+    pub manner: WritePattern,
     /// First byte of its part.
     pub start: u64,
     /// The byte after its part.
@@ -41,7 +41,7 @@ impl WriterOptions {
     /// One that writes as `dd` does, from the start to the end of the run.
     #[must_use]
     pub fn dd(volume: u16, bs: u32, start: u64, end: u64) -> Self {
-        let manner = Manner::Stream(bs);
+        let manner = WritePattern::Stream(bs);
         let (starts_at, exits_at) = (Instant(0), Instant(u64::MAX));
         Self { volume, manner, start, end, starts_at, exits_at }
     }
@@ -70,8 +70,8 @@ pub(super) struct Writer {
 impl Writer {
     pub fn new(options: WriterOptions, connection: u32, seed: u64) -> Self {
         let flush_in = match options.manner {
-            Manner::Stream(_) => u32::MAX,
-            Manner::Files(files) => files,
+            WritePattern::Stream(_) => u32::MAX,
+            WritePattern::Files(files) => files,
         };
         let (prng, next_at) = (Prng::new(seed ^ u64::from(connection) << 20), options.start);
         Self {
@@ -91,16 +91,16 @@ impl Writer {
     pub fn next(&mut self) -> Bio {
         let (offset, len) = match self.options.manner {
             _ if self.flush_in == 0 => (0, 0),
-            Manner::Stream(bs) => (self.along(bs.into()), bs),
-            Manner::Files(_) => {
+            WritePattern::Stream(bs) => (self.along(bs.into()), bs),
+            WritePattern::Files(_) => {
                 let places = (self.options.end - self.options.start) / PLACE;
                 let place = self.options.start + self.prng.below(places) * PLACE;
                 (place, 4096 * self.prng.between(3, 4) as u32)
             }
         };
         self.flush_in = match (self.options.manner, self.flush_in) {
-            (Manner::Files(files), 0) => files,
-            (Manner::Files(_), left) => left - 1,
+            (WritePattern::Files(files), 0) => files,
+            (WritePattern::Files(_), left) => left - 1,
             _ => self.flush_in,
         };
         self.issued += 1;
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn files_are_small_scattered_and_flushed_every_so_often() {
         let dd = WriterOptions::dd(0, 4096, 0, 1 << 30);
-        let mut writer = Writer::new(WriterOptions { manner: Manner::Files(3), ..dd }, 3, 1);
+        let mut writer = Writer::new(WriterOptions { manner: WritePattern::Files(3), ..dd }, 3, 1);
         let bios: Vec<Bio> = (0..8).map(|_| writer.next()).collect();
         let flushes: Vec<bool> = bios.iter().map(|bio| bio.op == Op::Flush).collect();
         assert_eq!(flushes, [false, false, false, true, false, false, false, true]);
