@@ -63,10 +63,6 @@ pub struct Request {
     pub queue_link: Link,
     /// Neighbours in the list of commands in flight, see [`FlightLink`].
     pub flight_link: Link,
-    /// Next in whatever list the request is in: gate, elevator.
-    pub next: SlotId,
-    /// Previous in the list, for lists that are left in the middle.
-    pub prev: SlotId,
     /// The split request whose piece this is.
     pub parent: SlotId,
     /// Neighbours in a bucket of the merge index by end, see [`EndLink`].
@@ -143,8 +139,6 @@ impl Request {
             generation: _,
             queue_link,
             flight_link,
-            next: _,
-            prev: _,
             parent,
             end_link,
             start_link,
@@ -238,8 +232,6 @@ impl Default for Request {
             generation: 0,
             queue_link: Link::UNLINKED,
             flight_link: Link::UNLINKED,
-            next: NIL,
-            prev: NIL,
             parent: NIL,
             end_link: Link::UNLINKED,
             start_link: Link::UNLINKED,

@@ -1,7 +1,10 @@
-//! The order in which requests reach a device, decided in batches.
+//! Elevators (I/O schedulers): the order in which requests reach a device.
 //!
-//! An elevator owns no request: it links slots. It is crossed once a batch, so dynamic dispatch costs nothing and the
-//! elevator of a queue can be changed while it runs.
+//! An elevator owns no request: it links slots. The queue calls it once a batch, so dynamic dispatch costs little and the
+//! elevator of a drained queue can be replaced.
+//!
+//! Invariants: an inserted request leaves by `dispatch` or by being merged away, exactly once; a batch never holds more requests
+//! than the device has room for.
 
 mod deadline;
 mod none;
@@ -14,16 +17,16 @@ use crate::options::{QueueOptions, Scheduler};
 use crate::request::{SlotId, Slots};
 use crate::time::Instant;
 
-/// Which end of a request grew.
+/// The end at which a request grew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeEdge {
-    /// A bio was put before it.
+    /// A bio was added before its first byte.
     Front,
-    /// A bio was put behind it.
+    /// A bio was added after its last byte.
     Back,
 }
 
-/// The requests that leave the elevator together: never more than the device takes at that moment.
+/// The requests of one dispatch, at most as many as the device has room for.
 #[derive(Debug)]
 pub struct Batch {
     ids: Vec<SlotId>,
@@ -31,55 +34,56 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch that will hold up to `capacity` ids without allocating.
+    /// Creates a batch that holds up to `capacity` ids without allocating.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self { ids: Vec::with_capacity(capacity), room: 0 }
     }
 
-    /// Makes it hold up to `capacity` ids without allocating. For a change of options, never for an I/O.
+    /// Reserves space for `capacity` ids. For a change of options, never for an I/O.
     pub fn grow(&mut self, capacity: usize) {
         self.ids.reserve_exact(capacity.saturating_sub(self.ids.len()));
     }
 
-    /// Empties it and makes room for `room` ids.
+    /// Empties the batch and limits it to `room` ids, at most its capacity.
     pub fn reset(&mut self, room: usize) {
         self.ids.clear();
         self.room = room.min(self.ids.capacity());
+        debug_assert!(self.room() == self.room, "a new batch is empty");
     }
 
-    /// How many more it takes.
+    /// Returns how many more ids it takes.
     #[must_use]
     pub fn room(&self) -> usize {
         self.room - self.ids.len()
     }
 
-    /// Adds one.
+    /// Adds a request at the end.
     ///
     /// # Panics
-    /// If there is no room: an elevator that overfills a batch would overfill the device.
+    /// The batch is full: an elevator that overfills a batch would overfill the device.
     pub fn push(&mut self, id: SlotId) {
-        assert!(self.ids.len() < self.room, "an elevator gave more than the batch has room for");
+        assert!(self.ids.len() < self.room, "an elevator exceeded the room of a batch");
         self.ids.push(id);
     }
 
-    /// The ids, best first.
+    /// Returns the ids in dispatch order.
     #[must_use]
     pub fn ids(&self) -> &[SlotId] {
         &self.ids
     }
 }
 
-/// What an elevator is told of a request that has ended; its slot may be another's already.
+/// A request that has ended. Its slot may be in use for another request already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedRequest {
-    /// Its priority.
+    /// Priority of the request.
     pub ioprio: Ioprio,
-    /// What it was.
+    /// Operation of the request.
     pub op: Op,
 }
 
-/// The elevator that `options` name.
+/// Creates the elevator that `options.scheduler` names.
 #[must_use]
 pub fn make(options: &QueueOptions) -> Box<dyn Elevator> {
     match options.scheduler {
@@ -88,24 +92,24 @@ pub fn make(options: &QueueOptions) -> Box<dyn Elevator> {
     }
 }
 
-/// Decides the order in which requests reach the device. Owns no request: it links slots.
+/// An I/O scheduler: decides the order in which requests reach the device.
 pub trait Elevator: Send {
-    /// Takes requests that have their tags, in the order in which they came.
+    /// Takes requests that hold their tags, in order of arrival.
     fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]);
 
-    /// Moves up to `batch.room()` requests into `batch`, best first; returns how many.
+    /// Moves up to `batch.room()` requests into `batch`, in dispatch order, and returns their number.
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
 
-    /// Whether [`Elevator::on_complete`] is to be called at all.
+    /// Returns whether [`Elevator::on_complete`] is to be called at all.
     fn needs_completions(&self) -> bool {
         false
     }
 
-    /// Requests that were inserted here have ended, or were merged into others: every one exactly once.
+    /// Reports inserted requests that have ended or were merged into others, each exactly once.
     fn on_complete(&mut self, _now: Instant, _done: &[EndedRequest]) {}
 
-    /// `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator. Only `gone` is sure to be here: `kept`
-    /// may wait for a tag, or have been refused by the device.
+    /// Reports that `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator. `gone` is queued here;
+    /// `kept` may be waiting for a tag or for a retry after the device was busy.
     fn on_merge(
         &mut self,
         _slots: &mut Slots,
@@ -115,7 +119,7 @@ pub trait Elevator: Send {
     ) {
     }
 
-    /// When `dispatch` may have something though nothing was inserted (idling, ageing). Asked only while the device has room.
+    /// Returns when `dispatch` may have a request though none was inserted (idling, aging). Called while the device has room.
     fn next_timeout(&self) -> Option<Instant> {
         None
     }

@@ -1,76 +1,50 @@
-//! `none`: first in, first out. A doubly linked list through the slots, so that a request merged away leaves in one step.
+//! The elevator `none`: first in, first out.
+//!
+//! Invariant: a request is in the list from its insertion until it is dispatched or merged into another one.
 
 use super::{Batch, Elevator, MergeEdge};
-use crate::request::{SlotId, Slots};
-use crate::slab::NIL;
+use crate::list::List;
+use crate::request::{QueueLink, SlotId, Slots};
 use crate::time::Instant;
 
-/// The order of arrival.
-#[derive(Debug)]
+/// Dispatches requests in the order of arrival.
+#[derive(Debug, Default)]
 pub struct NoneElevator {
-    head: SlotId,
-    tail: SlotId,
+    fifo: List<QueueLink>,
 }
 
 impl NoneElevator {
-    /// An empty one.
+    /// Creates an empty elevator.
     #[must_use]
     pub fn new() -> Self {
-        Self { head: NIL, tail: NIL }
-    }
-
-    fn unlink(&mut self, slots: &mut Slots, id: SlotId) {
-        let (prev, next) = (slots[id].prev, slots[id].next);
-        match prev {
-            NIL => self.head = next,
-            _ => slots[prev].next = next,
-        }
-        match next {
-            NIL => self.tail = prev,
-            _ => slots[next].prev = prev,
-        }
-        (slots[id].prev, slots[id].next) = (NIL, NIL);
-    }
-}
-
-impl Default for NoneElevator {
-    fn default() -> Self {
-        Self::new()
+        Self { fifo: List::new() }
     }
 }
 
 impl Elevator for NoneElevator {
     fn insert(&mut self, _now: Instant, slots: &mut Slots, ids: &[SlotId]) {
         for &id in ids {
-            (slots[id].prev, slots[id].next) = (self.tail, NIL);
-            match self.tail {
-                NIL => self.head = id,
-                tail => slots[tail].next = id,
-            }
-            self.tail = id;
+            debug_assert!(!slots[id].queue_link.is_linked(), "request {id} is queued already");
+            self.fifo.push_back(slots, id);
         }
     }
 
     fn dispatch(&mut self, _now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
-        let mut count = 0;
-        while self.head != NIL && batch.room() > 0 {
-            let id = self.head;
-            self.unlink(slots, id);
+        let before = batch.room();
+        while batch.room() > 0 {
+            let Some(id) = self.fifo.pop_front(slots) else {
+                break;
+            };
             batch.push(id);
-            count += 1;
         }
-        count
+        before - batch.room()
     }
 
-    fn on_merge(
-        &mut self,
-        slots: &mut Slots,
-        _kept: SlotId,
-        gone: Option<SlotId>,
-        _edge: MergeEdge,
-    ) {
+    fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, _: MergeEdge) {
+        debug_assert!(gone != Some(kept), "a request is not merged into itself");
         if let Some(gone) = gone {
-            self.unlink(slots, gone);
+            assert!(slots[gone].queue_link.is_linked(), "only a queued request is merged away");
+            self.fifo.remove(slots, gone);
         }
     }
 }
@@ -87,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_order_across_batches_and_never_overfills() {
+    fn dispatch_keeps_arrival_order_and_respects_room() {
         let mut slots = Slots::touched(8);
         let mut elevator = NoneElevator::new();
         elevator.insert(Instant(0), &mut slots, &[3, 1]);
@@ -98,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_merged_away_leaves_from_anywhere() {
+    fn merged_request_leaves_from_any_position() {
         for gone in [3, 1, 2] {
             let mut slots = Slots::touched(8);
             let mut elevator = NoneElevator::new();

@@ -1,32 +1,32 @@
-//! Requests in the order of their places: a treap through the slots.
+//! Requests in position order: a treap through the slots.
 //!
-//! A place is (volume, offset). One queue serves several files of one filesystem; where each lies on the disk is not known
-//! here, but neighbours within a file mostly are neighbours on the disk, and two files never are. So the file comes first: a
-//! sweep finishes one file before it goes on to the next, where sorting by offset alone would jump between files at every
-//! request.
+//! A position is (volume, offset). One queue serves several files of one filesystem whose places on the disk are not known here;
+//! neighbours within a file mostly are neighbours on the disk, and two files never are. So the volume is compared first: a
+//! sweep finishes one file before the next, where sorting by offset alone would jump between files at every request.
 //!
 //! ```text
 //!            v0:40 (91)            links: before, after, up
-//!           /          \           in order from left to right by place, those of one place as they came
+//!           /          \           in order from left to right by position, equal positions in order of insertion
 //!      v0:8 (57)     v1:0 (80)     ranks (in brackets) fall from the root down
 //!           \
 //!          v0:16 (12)
 //! ```
 //!
-//! A rank is a mix of the slot's number: no state, the same in every replay, and nothing that a client chooses, so the tree
-//! is as deep as a random one whatever order the places come in. A red-black tree is less deep by a few steps and takes
-//! more of them to stay so. Links go up as well, so that leaving needs no search, and does not mind that a front merge has
-//! already changed the place.
+//! A rank is a hash of the slot number: no state, identical in every replay, and not chosen by a client. So the tree is as deep
+//! as a random one, whatever the order of positions. A red-black tree is a few levels less deep and takes more steps to stay
+//! so. Links go up as well: a removal needs no search and works after a front merge has changed the position.
+//!
+//! Invariants: `rank(parent) > rank(child)`; a child's `UP` link is its parent; an in-order walk is sorted by position.
 
 use crate::request::{Request, SlotId, Slots};
 use crate::slab::NIL;
 
-/// Where a request starts, comparable across the files of a queue.
+/// Position of a request's first byte, comparable across the volumes of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SortKey(u128);
 
 impl SortKey {
-    /// One number, so that comparing takes no branch.
+    /// Returns the key of a request: one number, so that a comparison takes no branch.
     #[inline]
     pub fn of(request: &Request) -> Self {
         Self(u128::from(request.volume.0) << 64 | u128::from(request.offset))
@@ -37,57 +37,66 @@ const BEFORE: usize = 0;
 const AFTER: usize = 1;
 const UP: usize = 2;
 
-/// The requests of one direction of one level.
+/// The waiting requests of one lane in position order.
 #[derive(Debug)]
 pub(super) struct SortIndex {
     root: SlotId,
 }
 
 impl SortIndex {
+    /// Creates an empty index.
     pub const fn new() -> Self {
         Self { root: NIL }
     }
 
-    /// Puts a request behind all of its place.
-    pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
-        let (place, rank) = (SortKey::of(&slots[id]), rank(id));
-        let (mut up, mut side, mut at) = (NIL, BEFORE, self.root);
-        while at != NIL && self::rank(at) > rank {
-            side = usize::from(SortKey::of(&slots[at]) <= place);
-            (up, at) = (at, slots[at].tree[side]);
-        }
-        self.hang(slots, up, side, id);
-        split(slots, at, place, id);
+    /// Returns true when it holds no request.
+    pub const fn is_empty(&self) -> bool {
+        self.root == NIL
     }
 
-    /// Takes a request out.
+    /// Adds a request after all requests of the same position.
+    pub fn insert(&mut self, slots: &mut Slots, id: SlotId) {
+        let (key, rank) = (SortKey::of(&slots[id]), rank(id));
+        let (mut up, mut side, mut at) = (NIL, BEFORE, self.root);
+        while at != NIL && self::rank(at) > rank {
+            side = usize::from(SortKey::of(&slots[at]) <= key);
+            (up, at) = (at, slots[at].tree[side]);
+        }
+        debug_assert!(at != id, "request {id} is in the index already");
+        self.attach(slots, up, side, id);
+        split(slots, at, key, id);
+    }
+
+    /// Removes a request; its position may have changed since the insertion.
     pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
         let [mut before, mut after, mut up] = slots[id].tree;
         let mut side = if up == NIL { BEFORE } else { usize::from(slots[up].tree[AFTER] == id) };
+        let link = if up == NIL { self.root } else { slots[up].tree[side] };
+        debug_assert!(link == id, "request {id} is in this index");
         while before != NIL && after != NIL {
             if rank(before) > rank(after) {
-                self.hang(slots, up, side, before);
+                self.attach(slots, up, side, before);
                 (up, side, before) = (before, AFTER, slots[before].tree[AFTER]);
             } else {
-                self.hang(slots, up, side, after);
+                self.attach(slots, up, side, after);
                 (up, side, after) = (after, BEFORE, slots[after].tree[BEFORE]);
             }
         }
-        self.hang(slots, up, side, if before == NIL { after } else { before });
+        self.attach(slots, up, side, if before == NIL { after } else { before });
     }
 
-    /// The first at `place` or behind it.
-    pub fn at_or_after(&self, slots: &Slots, place: SortKey) -> SlotId {
+    /// Returns the first request at `key` or after it; `NIL` if there is none.
+    pub fn at_or_after(&self, slots: &Slots, key: SortKey) -> SlotId {
         let (mut found, mut at) = (NIL, self.root);
         while at != NIL {
-            let fits = SortKey::of(&slots[at]) >= place;
+            let fits = SortKey::of(&slots[at]) >= key;
             found = if fits { at } else { found };
             at = slots[at].tree[if fits { BEFORE } else { AFTER }];
         }
         found
     }
 
-    /// The next in order.
+    /// Returns the request after `id` in position order; `NIL` after the last.
     pub fn after(&self, slots: &Slots, id: SlotId) -> SlotId {
         let [_, mut at, mut up] = slots[id].tree;
         if at != NIL {
@@ -103,25 +112,26 @@ impl SortIndex {
         up
     }
 
-    /// Hangs `id` (or nothing) below `up`, or at the root.
+    /// Makes `id` (or nothing, if `NIL`) the child of `up` on `side`; the root if `up` is `NIL`.
     #[inline]
-    fn hang(&mut self, slots: &mut Slots, up: SlotId, side: usize, id: SlotId) {
+    fn attach(&mut self, slots: &mut Slots, up: SlotId, side: usize, id: SlotId) {
         match up {
             NIL => self.root = id,
             _ => slots[up].tree[side] = id,
         }
         if id != NIL {
+            debug_assert!(up == NIL || rank(up) > rank(id), "ranks fall from the root down");
             slots[id].tree[UP] = up;
         }
     }
 }
 
-/// Hangs the tree of `at` below `id`: what is at `place` or before it on one side, the rest on the other.
-fn split(slots: &mut Slots, mut at: SlotId, place: SortKey, id: SlotId) {
-    // Where the next part of each side goes: the first right below `id`, then always on the inner side of the last one.
+/// Splits the tree of `at` into the children of `id`: requests at or before `key` on one side, the rest on the other.
+fn split(slots: &mut Slots, mut at: SlotId, key: SortKey, id: SlotId) {
+    // Where the next part of each side goes: first directly below `id`, then always on the inner side of the last part.
     let mut ends = [(id, BEFORE), (id, AFTER)];
     while at != NIL {
-        let side = usize::from(SortKey::of(&slots[at]) > place);
+        let side = usize::from(SortKey::of(&slots[at]) > key);
         let (up, end) = ends[side];
         slots[up].tree[end] = at;
         slots[at].tree[UP] = up;
@@ -133,7 +143,7 @@ fn split(slots: &mut Slots, mut at: SlotId, place: SortKey, id: SlotId) {
     }
 }
 
-/// A permutation of the slots' numbers that looks random (the finaliser of a 32-bit hash): no two are alike.
+/// Returns the rank of a slot: a permutation of slot numbers that looks random (the finalizer of a 32-bit hash).
 #[inline]
 const fn rank(id: SlotId) -> u32 {
     let mut x = id;
@@ -159,7 +169,7 @@ mod tests {
         .collect()
     }
 
-    /// Links agree in both directions and ranks fall; how deep it is.
+    /// Checks links and ranks below `at` and returns the depth.
     fn check(slots: &Slots, at: SlotId, up: SlotId) -> usize {
         if at == NIL {
             return 0;
@@ -171,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_an_ordered_map_through_random_operations() {
+    fn index_matches_ordered_map() {
         let mut prng = Prng::new(1);
         let mut slots = Slots::touched(64);
         let (mut index, mut model, mut arrivals) = (SortIndex::new(), BTreeMap::new(), 0u64);
@@ -180,7 +190,7 @@ mod tests {
             let id = prng.below(64) as u32;
             match keys[id as usize].take() {
                 Some(key) => {
-                    // As after a front merge: the place is another one already.
+                    // As after a front merge: the position has changed already.
                     slots[id].offset = prng.below(20);
                     index.remove(&mut slots, id);
                     assert_eq!(model.remove(&key), Some(id));
@@ -204,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn no_order_of_places_makes_it_deep() {
+    fn depth_is_that_of_a_random_tree_for_any_order() {
         let count = 4096;
         let mut prng = Prng::new(2);
         let shuffled: Vec<u64> = (0..count).map(|_| prng.below(1 << 40)).collect();
@@ -224,7 +234,7 @@ mod tests {
                 index.insert(&mut slots, id);
             }
             let depth = check(&slots, index.root, NIL);
-            // A random tree of so many has 25 to 35.
+            // A random tree of 4096 nodes has 25 to 35 levels.
             assert!(depth <= 40, "{name}: {depth}");
         }
     }

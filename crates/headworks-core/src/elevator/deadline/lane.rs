@@ -1,130 +1,112 @@
-//! One direction of one level: what waits there, by place and by deadline, and how far the sweep has come.
+//! The waiting requests of one direction and one priority level, sorted by position and by deadline.
 //!
-//! Invariants: a request is in both the index and the line, or in neither; `next` is the first in the index at `latest` or
-//! behind it; the line is in the order of deadlines, for everybody gets the same time and a merged request inherits the
-//! place of the older part.
+//! Invariants: a request is in both the sort index and the FIFO, or in neither; `next` is the first request of the index whose
+//! key is at least `latest`, or `NIL`; the FIFO is in deadline order, because all requests of a lane have the same time to
+//! live and a merged request takes the FIFO position of its older part.
 
 use super::index::{SortIndex, SortKey};
-use crate::request::{SlotId, Slots};
+use crate::list::List;
+use crate::request::{QueueLink, SlotId, Slots};
 use crate::slab::NIL;
 use crate::time::Instant;
 
-/// Requests of one direction (reads, or all that changes something) and one level.
+/// The requests of one direction (reads or writes) of one priority level.
 #[derive(Debug)]
 pub(super) struct Lane {
     index: SortIndex,
-    /// The line by deadline, through `Request::next` and `Request::prev`.
-    head: SlotId,
-    tail: SlotId,
-    /// Where the sweep goes on; kept, because most requests leave from here.
+    /// Requests by deadline.
+    fifo: List<QueueLink>,
+    /// Next request of the sweep. Cached because most requests leave from here.
     next: SlotId,
-    /// The start of the request that left last.
+    /// Key of the request that was dispatched last.
     latest: SortKey,
 }
 
 impl Lane {
+    /// Creates an empty lane whose sweep starts at position 0.
     pub fn new() -> Self {
-        Self {
-            index: SortIndex::new(),
-            head: NIL,
-            tail: NIL,
-            next: NIL,
-            latest: SortKey::default(),
-        }
+        Self { index: SortIndex::new(), fifo: List::new(), next: NIL, latest: SortKey::default() }
     }
 
+    /// Returns true when no request waits.
     pub fn is_empty(&self) -> bool {
-        self.head == NIL
+        self.fifo.is_empty()
     }
 
-    /// The oldest.
+    /// Returns the request with the earliest deadline; `NIL` if none waits.
     pub fn oldest(&self) -> SlotId {
-        self.head
+        self.fifo.front().unwrap_or(NIL)
     }
 
-    /// The next of the sweep; `NIL` at its end: it goes one way.
+    /// Returns the request with the next earlier deadline.
+    #[cfg(test)]
+    pub fn older(&self, slots: &Slots, id: SlotId) -> Option<SlotId> {
+        self.fifo.prev(slots, id)
+    }
+
+    /// Returns the next request of the sweep; `NIL` past the last one (the sweep goes upward only).
     pub fn next(&self) -> SlotId {
         self.next
     }
 
+    /// Adds a request that expires at `deadline`, which is not before any earlier one.
     pub fn insert(&mut self, slots: &mut Slots, id: SlotId, deadline: Instant) {
-        let request = &mut slots[id];
-        (request.deadline, request.prev, request.next) = (deadline, self.tail, NIL);
-        match self.tail {
-            NIL => self.head = id,
-            tail => slots[tail].next = id,
-        }
-        self.tail = id;
-        self.sort_in(slots, id);
+        let last = self.fifo.back(slots);
+        debug_assert!(last.is_none_or(|last| slots[last].deadline <= deadline), "deadline order");
+        slots[id].deadline = deadline;
+        self.fifo.push_back(slots, id);
+        self.sort(slots, id);
     }
 
-    /// Takes a request out that does not leave for the device.
+    /// Removes a request that is not dispatched.
     pub fn remove(&mut self, slots: &mut Slots, id: SlotId) {
         self.unsort(slots, id);
-        self.unlink(slots, id);
+        self.fifo.remove(slots, id);
+        debug_assert!(self.index.is_empty() == self.fifo.is_empty(), "index and FIFO agree");
     }
 
-    /// A request leaves for the device: the sweep is there now.
+    /// Removes a request that is dispatched, and moves the sweep to its position.
     pub fn take(&mut self, slots: &mut Slots, id: SlotId) {
         self.latest = SortKey::of(&slots[id]);
         let from_sweep = id == self.next;
-        self.unsort(slots, id);
-        self.unlink(slots, id);
+        self.remove(slots, id);
         if !from_sweep {
             self.next = self.index.at_or_after(slots, self.latest);
         }
+        let next = self.next;
+        debug_assert!(next == NIL || SortKey::of(&slots[next]) >= self.latest, "sweep goes upward");
     }
 
-    /// A request starts elsewhere than when it was sorted in.
+    /// Sorts a request again whose start has moved.
     pub fn resort(&mut self, slots: &mut Slots, id: SlotId) {
         self.unsort(slots, id);
-        self.sort_in(slots, id);
+        self.sort(slots, id);
     }
 
-    /// `gone` becomes part of `kept` and leaves; the older one's deadline and place in the line stay.
+    /// Removes `gone`, which was merged into `kept`. `kept` takes the earlier deadline and FIFO position of both.
     pub fn join(&mut self, slots: &mut Slots, kept: SlotId, gone: SlotId) {
+        assert!(kept != gone, "a request is not merged into itself");
         if slots[gone].deadline < slots[kept].deadline {
-            self.unlink(slots, kept);
+            self.fifo.remove(slots, kept);
             slots[kept].deadline = slots[gone].deadline;
-            self.link_before(slots, kept, gone);
+            self.fifo.insert_before(slots, kept, gone);
         }
         self.remove(slots, gone);
     }
 
-    fn sort_in(&mut self, slots: &mut Slots, id: SlotId) {
+    fn sort(&mut self, slots: &mut Slots, id: SlotId) {
         self.index.insert(slots, id);
-        let place = SortKey::of(&slots[id]);
-        if place >= self.latest && (self.next == NIL || place < SortKey::of(&slots[self.next])) {
+        let key = SortKey::of(&slots[id]);
+        if key >= self.latest && (self.next == NIL || key < SortKey::of(&slots[self.next])) {
             self.next = id;
         }
     }
 
     fn unsort(&mut self, slots: &mut Slots, id: SlotId) {
+        debug_assert!(slots[id].queue_link.is_linked(), "request {id} waits in this lane");
         if self.next == id {
             self.next = self.index.after(slots, id);
         }
         self.index.remove(slots, id);
-    }
-
-    fn link_before(&mut self, slots: &mut Slots, id: SlotId, next: SlotId) {
-        let prev = slots[next].prev;
-        (slots[id].prev, slots[id].next) = (prev, next);
-        slots[next].prev = id;
-        match prev {
-            NIL => self.head = id,
-            _ => slots[prev].next = id,
-        }
-    }
-
-    fn unlink(&mut self, slots: &mut Slots, id: SlotId) {
-        let (prev, next) = (slots[id].prev, slots[id].next);
-        match prev {
-            NIL => self.head = next,
-            _ => slots[prev].next = next,
-        }
-        match next {
-            NIL => self.tail = prev,
-            _ => slots[next].prev = prev,
-        }
     }
 }

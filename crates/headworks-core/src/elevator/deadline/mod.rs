@@ -1,27 +1,26 @@
-//! `mq-deadline`: sorted batches, so that a disk seeks little, with deadlines and priority levels, so that nobody waits long.
+//! The elevator `mq-deadline`: sorted batches with deadlines and priority levels.
 //!
-//! Requests wait in three levels (real time, best effort, idle), each with a lane for reads and one for what changes
-//! something. A lane keeps them by place and by deadline. What goes next is decided in `pick`:
+//! Requests wait in three levels (real time, best effort, idle), each with a lane for reads and one for writes, discards and
+//! zeroing. A lane sorts them by position and by deadline. `pick` selects the next one:
 //!
 //! ```text
-//!               rt          be          idle       a lower level only when every request of the higher ones has
-//!            R     W     R     W      R     W      completed, or when its oldest has aged
-//!           ---------------------------------
-//!  by place  .. | .. | .... | ...  | ..  | .       a batch: up to `fifo_batch` requests of one lane, upward from where
-//!  by age    .. | .. | .... | ...  | ..  | .       its sweep is; or, if the oldest has expired, upward from there
+//!                  rt          be          idle       a lower level only when every request of the higher ones has
+//!               R     W     R     W      R     W      completed, or when its oldest request has aged
+//!              ---------------------------------
+//!  by position  .. | .. | .... | ...  | ..  | .       a batch: up to `fifo_batch` requests of one lane, upward from the
+//!  by deadline  .. | .. | .... | ...  | ..  | .       position of its sweep; or from the oldest, if that has expired
 //! ```
 //!
-//! Reads go before writes, but pass waiting writes only `writes_starved` batches in a row. `batching`, `starved` and the
-//! direction are shared by all levels, as in Linux: it is one disk whose head moves. Deadlines are soft: they are looked at
-//! when a batch ends.
+//! Reads go before writes, but pass waiting writes in at most `writes_starved` batches in a row. `batching`, `starved` and the
+//! direction are shared by all levels, as in Linux: one disk, one head. Deadlines are soft: they are checked when a batch ends.
 //!
-//! Where we depart from Linux (6.12), because its way breaks what is promised: a look at an aged level that finds nothing
-//! changes nothing (there it may end or prolong the batch of another level); an aged request goes even if younger ones of its
-//! level lie nearer; with `writes_starved` 0 an expired read has its turn after a batch of writes. What a device refused waits
-//! in the queue and goes first, so there is no dispatch list here.
+//! Departures from Linux 6.12, whose way breaks a promise: a fruitless search in an aged level changes nothing (there it may
+//! end or prolong the batch of another level); an aged request goes even if younger ones of its level are nearer; with
+//! `writes_starved` 0 an expired read goes after a batch of writes. A request that a busy device refused waits in the queue
+//! and goes first, so there is no dispatch list here.
 //!
-//! Invariants: a level's `queued` is what was inserted and has neither ended nor been merged away, in the device or not;
-//! nothing is in a lane that is not in `waiting`.
+//! Invariants: a level's `queued` counts its requests that were inserted and have neither ended nor been merged away, in the
+//! device or not; `waiting` is the number of requests in all lanes; sum of `queued` >= `waiting`.
 
 mod index;
 mod lane;
@@ -34,17 +33,19 @@ mod tests;
 
 use super::{Batch, Elevator, EndedRequest, MergeEdge};
 use crate::bio::{IoClass, Op};
+use crate::gauge::Gauge32;
 use crate::options::DeadlineOptions;
 use crate::request::{Request, SlotId, Slots, State};
 use crate::time::{Instant, MS};
 use lane::Lane;
 use pick::Pick;
 
-/// Which of a level's lanes.
+/// The direction of a lane and of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
+    /// Reads and other requests that change nothing.
     Read = 0,
-    /// Discards and zeroing, too.
+    /// Writes, discards and zeroing.
     Write = 1,
 }
 
@@ -54,50 +55,52 @@ impl Direction {
     }
 }
 
-/// The requests of one class.
+/// The requests of one priority class.
 #[derive(Debug)]
 struct Level {
-    /// By direction.
+    /// Waiting requests, by direction.
     lanes: [Lane; 2],
-    /// Inserted and not ended, in the device or here.
-    queued: u32,
+    /// Requests inserted and not ended, in the device or in a lane.
+    queued: Gauge32,
 }
 
-/// Sorted batches with deadlines, in priority classes.
+/// Dispatches sorted batches with deadlines, by priority class.
 #[derive(Debug)]
 pub struct DeadlineElevator {
-    /// How long a request of each direction may wait before it goes first.
+    /// Time to the deadline of a request, by direction, in nanoseconds.
     expire_ns: [u64; 2],
     writes_starved: u32,
     fifo_batch: u32,
     aging_ns: u64,
-    /// By rank of their class.
+    /// By rank of the class, the most urgent first.
     levels: [Level; IoClass::ALL.len()],
-    /// Requests in lanes.
-    waiting: u32,
-    /// How many of the present batch have left.
+    /// Requests in all lanes.
+    waiting: Gauge32,
+    /// Requests of the current batch that were dispatched.
     batching: u32,
-    /// Batches of reads that passed waiting writes.
+    /// Batches of reads that passed waiting writes in a row.
     starved: u32,
-    /// The direction of the present batch.
+    /// Direction of the current batch.
     direction: Direction,
-    /// Everything that waits is held back by a higher level; then the first of it is old enough.
+    /// Set while a higher level holds back all that waits: when the first request of it has aged.
     held_until: Option<Instant>,
 }
 
 impl DeadlineElevator {
-    /// An empty one.
+    /// Creates an empty elevator.
     #[must_use]
     pub fn new(options: &DeadlineOptions) -> Self {
+        assert!(options.fifo_batch > 0, "a batch has at least one request");
         let ns = |ms: u32| u64::from(ms) * MS;
+        let level = |_| Level { lanes: [Lane::new(), Lane::new()], queued: Gauge32::default() };
         Self {
             expire_ns: [ns(options.read_expire_ms), ns(options.write_expire_ms)],
             writes_starved: options.writes_starved,
             fifo_batch: options.fifo_batch,
             aging_ns: ns(options.prio_aging_expire_ms),
-            levels: IoClass::ALL.map(|_| Level { lanes: [Lane::new(), Lane::new()], queued: 0 }),
-            waiting: 0,
-            // A full batch, so that the first to leave begins one (in Linux a write would go on with one that never began).
+            levels: IoClass::ALL.map(level),
+            waiting: Gauge32::default(),
+            // A full batch, so that the first dispatch starts one (in Linux a write would continue one that never started).
             batching: u32::MAX,
             starved: 0,
             direction: Direction::Write,
@@ -110,12 +113,20 @@ impl DeadlineElevator {
         &mut level.lanes[Direction::of(request.op) as usize]
     }
 
-    /// The picked request leaves, and the batch goes on with it.
+    /// Removes the picked request and continues or starts its batch.
     fn take(&mut self, slots: &mut Slots, pick: &Pick) {
+        debug_assert!(pick.batching >= 1 && pick.batching <= self.fifo_batch, "batch size");
         self.levels[pick.level].lanes[pick.direction as usize].take(slots, pick.id);
-        self.waiting -= 1;
+        self.waiting.sub(1);
         (self.direction, self.batching, self.starved) =
             (pick.direction, pick.batching, pick.starved);
+    }
+
+    /// Returns whether `waiting` agrees with the lanes and the levels.
+    fn counts_agree(&self) -> bool {
+        let queued: u64 = self.levels.iter().map(|level| u64::from(level.queued.get())).sum();
+        let empty = self.levels.iter().flat_map(|level| &level.lanes).all(Lane::is_empty);
+        queued >= u64::from(self.waiting.get()) && self.waiting.is_zero() == empty
     }
 }
 
@@ -125,25 +136,28 @@ impl Elevator for DeadlineElevator {
             let request = &slots[id];
             let direction = Direction::of(request.op) as usize;
             let level = &mut self.levels[request.ioprio.class().rank()];
-            level.queued += 1;
+            level.queued.add(1);
             level.lanes[direction].insert(slots, id, now.after(self.expire_ns[direction]));
         }
-        self.waiting += ids.len() as u32;
+        self.waiting.add(ids.len() as u32);
+        debug_assert!(self.counts_agree(), "counters disagree after an insertion");
     }
 
     fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
         let room = batch.room();
         self.held_until = None;
-        // Neither changes while requests leave: they count until they have ended.
-        let several = self.levels.iter().filter(|level| level.queued > 0).count() > 1;
-        while batch.room() > 0 && self.waiting > 0 {
+        // Constant during the loop: a dispatched request counts as queued until it has ended.
+        let several = self.levels.iter().filter(|level| !level.queued.is_zero()).count() > 1;
+        while batch.room() > 0 && !self.waiting.is_zero() {
             let Some(pick) = self.pick(slots, now, several) else {
                 self.held_until = self.next_aged(slots);
+                debug_assert!(several, "only a higher level holds requests back");
                 break;
             };
             self.take(slots, &pick);
             batch.push(pick.id);
         }
+        debug_assert!(self.counts_agree(), "counters disagree after a dispatch");
         room - batch.room()
     }
 
@@ -151,18 +165,19 @@ impl Elevator for DeadlineElevator {
         true
     }
 
-    fn on_complete(&mut self, _now: Instant, done: &[EndedRequest]) {
-        for done in done {
-            let level = &mut self.levels[done.ioprio.class().rank()];
-            assert!(level.queued > 0, "more requests ended than were inserted");
-            level.queued -= 1;
+    fn on_complete(&mut self, _now: Instant, ended: &[EndedRequest]) {
+        for request in ended {
+            let queued = &mut self.levels[request.ioprio.class().rank()].queued;
+            assert!(!queued.is_zero(), "more requests ended than were inserted");
+            queued.sub(1);
         }
+        debug_assert!(self.counts_agree(), "counters disagree after completions");
     }
 
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
         let here = slots[kept].state == State::Queued && !slots[kept].is(Request::REQUEUED);
         if let Some(gone) = gone {
-            self.waiting -= 1;
+            self.waiting.sub(1);
             let lane = self.lane(&slots[gone]);
             if here {
                 lane.join(slots, kept, gone);
@@ -176,6 +191,6 @@ impl Elevator for DeadlineElevator {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        self.held_until.filter(|_| self.waiting > 0)
+        self.held_until.filter(|_| !self.waiting.is_zero())
     }
 }

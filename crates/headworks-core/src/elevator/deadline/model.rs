@@ -1,7 +1,7 @@
-//! The elevator against one that searches through a list: the same operations, the same order.
+//! Comparison of the elevator with a naive model: the same operations must give the same order.
 //!
-//! The naive one is written from the rules, with one list in the order of deadlines and nothing kept that can be counted
-//! or searched for: it has no index, no `next`, no lanes.
+//! The model is written from the rules. It searches one list in deadline order and caches nothing: no index, no `next`, no
+//! lanes.
 
 use super::*;
 use crate::bio::{Ioprio, VolumeId};
@@ -10,20 +10,20 @@ use crate::slab::NIL;
 use crate::time::SEC;
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct WaitingRequest {
     id: SlotId,
     level: usize,
     write: bool,
-    place: (u16, u64),
-    /// Among those of one place, who was sorted in first.
+    position: (u16, u64),
+    /// Order of insertion among equal positions.
     sorted: u64,
     inserted: u64,
 }
 
 struct Naive {
     options: DeadlineOptions,
-    /// In the order of deadlines, for each level and direction.
-    line: Vec<Entry>,
+    /// Waiting requests; of each level and direction in deadline order.
+    waiting: Vec<WaitingRequest>,
     queued: [i64; 3],
     latest: [[(u16, u64); 2]; 3],
     batching: u32,
@@ -36,7 +36,7 @@ impl Naive {
     fn new(options: DeadlineOptions) -> Self {
         Self {
             options,
-            line: Vec::new(),
+            waiting: Vec::new(),
             queued: [0; 3],
             latest: [[(0, 0); 2]; 3],
             batching: u32::MAX,
@@ -54,34 +54,34 @@ impl Naive {
     fn insert(&mut self, now: Instant, slots: &Slots, id: SlotId) {
         let request = &slots[id];
         let level = request.ioprio.class().rank();
-        let (write, place) = (request.op != Op::Read, (request.volume.0, request.offset));
+        let (write, position) = (request.op != Op::Read, (request.volume.0, request.offset));
         self.queued[level] += 1;
         let sorted = self.count();
-        self.line.push(Entry { id, level, write, place, sorted, inserted: now.0 });
+        self.waiting.push(WaitingRequest { id, level, write, position, sorted, inserted: now.0 });
     }
 
     fn at(&self, id: SlotId) -> usize {
-        self.line.iter().position(|entry| entry.id == id).expect("it waits")
+        self.waiting.iter().position(|entry| entry.id == id).expect("the request waits")
     }
 
-    /// `kept` starts elsewhere.
-    fn moved(&mut self, slots: &Slots, kept: SlotId) {
+    /// The start of `kept` has moved.
+    fn resort(&mut self, slots: &Slots, kept: SlotId) {
         let (at, sorted) = (self.at(kept), self.count());
-        (self.line[at].place, self.line[at].sorted) =
+        (self.waiting[at].position, self.waiting[at].sorted) =
             ((slots[kept].volume.0, slots[kept].offset), sorted);
     }
 
-    /// `gone` is part of `kept` now.
-    fn joined(&mut self, kept: SlotId, gone: SlotId) {
+    /// `gone` was merged into `kept`.
+    fn join(&mut self, kept: SlotId, gone: SlotId) {
         let (at, other) = (self.at(kept), self.at(gone));
-        let older = self.line[other].inserted < self.line[at].inserted;
-        let gone = self.line[other].clone();
+        let older = self.waiting[other].inserted < self.waiting[at].inserted;
+        let gone = self.waiting[other].clone();
         if older {
-            let kept = Entry { inserted: gone.inserted, ..self.line[at].clone() };
-            self.line[other] = kept;
-            self.line.remove(at);
+            let kept = WaitingRequest { inserted: gone.inserted, ..self.waiting[at].clone() };
+            self.waiting[other] = kept;
+            self.waiting.remove(at);
         } else {
-            self.line.remove(other);
+            self.waiting.remove(other);
         }
     }
 
@@ -90,29 +90,29 @@ impl Naive {
         MS * u64::from(if write { options.write_expire_ms } else { options.read_expire_ms })
     }
 
-    fn oldest(&self, level: usize, write: bool) -> Option<&Entry> {
-        self.line.iter().find(|entry| entry.level == level && entry.write == write)
+    fn oldest(&self, level: usize, write: bool) -> Option<&WaitingRequest> {
+        self.waiting.iter().find(|entry| entry.level == level && entry.write == write)
     }
 
-    fn next(&self, level: usize, write: bool) -> Option<&Entry> {
-        let lane = self.line.iter().filter(|entry| entry.level == level && entry.write == write);
-        let ahead = lane.filter(|entry| entry.place >= self.latest[level][usize::from(write)]);
-        ahead.min_by_key(|entry| (entry.place, entry.sorted))
+    fn next(&self, level: usize, write: bool) -> Option<&WaitingRequest> {
+        let lane = self.waiting.iter().filter(|entry| entry.level == level && entry.write == write);
+        let ahead = lane.filter(|entry| entry.position >= self.latest[level][usize::from(write)]);
+        ahead.min_by_key(|entry| (entry.position, entry.sorted))
     }
 
-    /// Who, how many of the batch then, and how many batches passed writes.
-    fn pick_in(&self, now: u64, level: usize) -> Option<(Entry, u32, u32)> {
+    /// Returns the request, the size of the batch with it, and the batches that passed writes.
+    fn pick_in(&self, now: u64, level: usize) -> Option<(WaitingRequest, u32, u32)> {
         if let Some(next) = self.next(level, self.write)
             && self.batching < self.options.fifo_batch
         {
             return Some((next.clone(), self.batching + 1, self.starved));
         }
         let (reads, writes) = (self.oldest(level, false), self.oldest(level, true));
-        let patience = self.starved < self.options.writes_starved;
-        // After writes that need not wait for anything an expired read has its turn.
-        let due = |read: &Entry| self.write && read.inserted + self.expire(false) <= now;
+        let may_starve = self.starved < self.options.writes_starved;
+        // With `writes_starved` 0 an expired read goes after a batch of writes.
+        let due = |read: &WaitingRequest| self.write && read.inserted + self.expire(false) <= now;
         let turn = self.options.writes_starved == 0 && reads.is_some_and(due);
-        let write = reads.is_none() || writes.is_some() && !patience && !turn;
+        let write = reads.is_none() || writes.is_some() && !may_starve && !turn;
         let oldest = if write { writes? } else { reads? };
         let starved = match (write, writes) {
             (true, _) => 0,
@@ -124,7 +124,7 @@ impl Naive {
         Some((next.unwrap_or(oldest).clone(), 1, starved))
     }
 
-    fn pick_aged(&self, now: u64, level: usize) -> Option<(Entry, u32, u32)> {
+    fn pick_aged(&self, now: u64, level: usize) -> Option<(WaitingRequest, u32, u32)> {
         let aging = MS * u64::from(self.options.prio_aging_expire_ms);
         let heads = [self.oldest(level, false), self.oldest(level, true)];
         let oldest = heads.into_iter().flatten().min_by_key(|entry| entry.inserted)?;
@@ -138,7 +138,7 @@ impl Naive {
         Some((oldest.clone(), 1, if oldest.write { 0 } else { self.starved }))
     }
 
-    fn pick(&self, now: u64) -> Option<(Entry, u32, u32)> {
+    fn pick(&self, now: u64) -> Option<(WaitingRequest, u32, u32)> {
         let levels: Vec<usize> = (0..3).filter(|&level| self.queued[level] > 0).collect();
         if levels.len() > 1
             && let Some(aged) = (1..3).find_map(|level| self.pick_aged(now, level))
@@ -153,32 +153,32 @@ impl Naive {
         while order.len() < room
             && let Some((entry, batching, starved)) = self.pick(now.0)
         {
-            self.line.remove(self.at(entry.id));
+            self.waiting.remove(self.at(entry.id));
             (self.write, self.batching, self.starved) = (entry.write, batching, starved);
-            self.latest[entry.level][usize::from(entry.write)] = entry.place;
+            self.latest[entry.level][usize::from(entry.write)] = entry.position;
             order.push(entry.id);
         }
         order
     }
 }
 
-struct Both {
+struct Comparison {
     prng: Prng,
     now: Instant,
     slots: Slots,
     real: DeadlineElevator,
     naive: Naive,
     free: Vec<SlotId>,
-    /// What has left.
+    /// Dispatched requests.
     out: Vec<SlotId>,
     batch: Batch,
-    /// How often what was tried: the test is worth what it reaches.
+    /// Number of operations of each kind, to show what the test covers.
     seen: [u32; 6],
 }
 
 const PLACES: u64 = 30;
 
-impl Both {
+impl Comparison {
     fn new(seed: u64) -> Self {
         let mut prng = Prng::new(seed);
         let mut pick = |of: [u32; 4]| of[prng.below(4) as usize];
@@ -245,12 +245,12 @@ impl Both {
         self.out.extend(order);
     }
 
-    /// Held back is only what is too young, and when it is old enough something leaves.
+    /// Checks that the timer is set to the time when the first request has aged.
     fn check_timeout(&mut self) {
         let Some(at) = self.real.next_timeout() else {
-            return assert!(self.naive.line.is_empty(), "something waits, and nothing will end it");
+            return assert!(self.naive.waiting.is_empty(), "a request waits and no timer is set");
         };
-        assert!(at > self.now && !self.naive.line.is_empty());
+        assert!(at > self.now && !self.naive.waiting.is_empty());
         assert!(self.naive.pick(at.0 - 1).is_none() && self.naive.pick(at.0).is_some());
         self.seen[1] += 1;
     }
@@ -275,13 +275,13 @@ impl Both {
         EndedRequest { ioprio, op }
     }
 
-    /// A bio joins one that waits.
+    /// Merges a bio into a waiting request.
     fn grow(&mut self) {
-        if self.naive.line.is_empty() {
+        if self.naive.waiting.is_empty() {
             return;
         }
-        let at = self.any(self.naive.line.len());
-        let id = self.naive.line[at].id;
+        let at = self.any(self.naive.waiting.len());
+        let id = self.naive.waiting[at].id;
         let edge = if self.any(2) == 0 { MergeEdge::Front } else { MergeEdge::Back };
         self.slots[id].len += 1;
         if edge == MergeEdge::Front && self.slots[id].offset > 0 {
@@ -289,39 +289,40 @@ impl Both {
         }
         self.real.on_merge(&mut self.slots, id, None, edge);
         if edge == MergeEdge::Front {
-            self.naive.moved(&self.slots, id);
+            self.naive.resort(&self.slots, id);
         }
         self.seen[2] += 1;
     }
 
-    /// One that waits joins another that waits here, or that the device refused.
+    /// Merges a waiting request into another one, or into one that a busy device refused.
     fn join(&mut self) {
-        if self.naive.line.is_empty() {
+        if self.naive.waiting.is_empty() {
             return;
         }
-        let at = self.any(self.naive.line.len());
-        let gone = self.naive.line[at].clone();
-        let alike = |other: &&Entry| {
-            let same =
-                (other.level, other.write, other.place.0) == (gone.level, gone.write, gone.place.0);
+        let at = self.any(self.naive.waiting.len());
+        let gone = self.naive.waiting[at].clone();
+        let mergeable = |other: &&WaitingRequest| {
+            let same = (other.level, other.write, other.position.0)
+                == (gone.level, gone.write, gone.position.0);
             same && other.id != gone.id
         };
-        let others: Vec<Entry> = self.naive.line.iter().filter(alike).cloned().collect();
+        let others: Vec<WaitingRequest> =
+            self.naive.waiting.iter().filter(mergeable).cloned().collect();
         if self.any(4) == 0 {
             let Some(&kept) = self.out.first() else { return };
             (self.slots[kept].state, self.slots[kept].marks) = (State::Queued, Request::REQUEUED);
             self.real.on_merge(&mut self.slots, kept, Some(gone.id), MergeEdge::Back);
-            self.naive.line.remove(at);
+            self.naive.waiting.remove(at);
             self.seen[3] += 1;
         } else if !others.is_empty() {
             let kept = others[self.any(others.len())].clone();
-            let front = gone.place < kept.place;
+            let front = gone.position < kept.position;
             let edge = if front { MergeEdge::Front } else { MergeEdge::Back };
-            self.slots[kept.id].offset = if front { gone.place.1 } else { kept.place.1 };
+            self.slots[kept.id].offset = if front { gone.position.1 } else { kept.position.1 };
             self.real.on_merge(&mut self.slots, kept.id, Some(gone.id), edge);
-            self.naive.joined(kept.id, gone.id);
+            self.naive.join(kept.id, gone.id);
             if front {
-                self.naive.moved(&self.slots, kept.id);
+                self.naive.resort(&self.slots, kept.id);
             }
             self.seen[4 + usize::from(front)] += 1;
         } else {
@@ -332,15 +333,16 @@ impl Both {
     }
 
     fn check(&self) {
-        assert_eq!(self.real.waiting as usize, self.naive.line.len());
+        assert_eq!(self.real.waiting.get() as usize, self.naive.waiting.len());
         for (level, &queued) in self.real.levels.iter().zip(&self.naive.queued) {
-            assert_eq!(i64::from(level.queued), queued);
+            assert_eq!(i64::from(level.queued.get()), queued);
         }
-        for (at, entry) in self.naive.line.iter().enumerate() {
+        for (at, entry) in self.naive.waiting.iter().enumerate() {
             let lane = &self.real.levels[entry.level].lanes[usize::from(entry.write)];
-            let earlier = |other: &&Entry| (other.level, other.write) == (entry.level, entry.write);
-            let before = self.naive.line[..at].iter().rev().find(earlier);
-            assert_eq!(self.slots[entry.id].prev, before.map_or(NIL, |entry| entry.id));
+            let earlier =
+                |other: &&WaitingRequest| (other.level, other.write) == (entry.level, entry.write);
+            let before = self.naive.waiting[..at].iter().rev().find(earlier);
+            assert_eq!(lane.older(&self.slots, entry.id), before.map(|entry| entry.id));
             assert_eq!(lane.oldest() == entry.id, before.is_none());
             let next = self.naive.next(entry.level, entry.write);
             assert_eq!(lane.next(), next.map_or(NIL, |entry| entry.id));
@@ -348,22 +350,22 @@ impl Both {
     }
 
     fn drain(&mut self) {
-        while !self.naive.line.is_empty() || !self.out.is_empty() {
+        while !self.naive.waiting.is_empty() || !self.out.is_empty() {
             self.dispatch();
             let out = std::mem::take(&mut self.out);
             let done: Vec<EndedRequest> = out.into_iter().map(|id| self.end(id)).collect();
             self.real.on_complete(self.now, &done);
             self.check();
         }
-        assert!(self.real.levels.iter().all(|level| level.queued == 0));
+        assert!(self.real.levels.iter().all(|level| level.queued.is_zero()));
     }
 }
 
 #[test]
-fn agrees_with_a_search_through_a_list_whatever_happens() {
+fn elevator_matches_naive_model() {
     let mut seen = [0; 6];
     for seed in 0..200 {
-        let mut both = Both::new(seed);
+        let mut both = Comparison::new(seed);
         for _ in 0..300 {
             both.now = both.now.after(both.prng.below(2 * MS));
             match both.any(10) {
