@@ -15,8 +15,6 @@ pub(crate) mod credit;
 mod device;
 mod foreground;
 mod limits;
-#[cfg(test)]
-mod model;
 mod options;
 mod position;
 mod report;

@@ -1,10 +1,11 @@
 //! The throttle against modelled devices and writers, in virtual time.
 
-use super::model::Model;
 use crate::bio::DeviceId;
 use crate::time::SEC;
+use model::Model;
 
 mod accounts;
+mod model;
 mod shares;
 mod steady;
 mod steps;

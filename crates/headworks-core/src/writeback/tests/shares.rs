@@ -1,6 +1,6 @@
 //! Writers and devices that differ.
 
-use super::super::model::{BIO, Model, mb};
+use super::model::{BIO, Model, mb};
 use super::{FULL, report, second_percent};
 use crate::bio::{DeviceId, IoClass};
 use crate::time::{SEC, US};

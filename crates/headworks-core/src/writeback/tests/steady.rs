@@ -1,7 +1,7 @@
 //! Devices that write steadily, and writers that never rest.
 
 use super::super::DirtyOptions;
-use super::super::model::{Model, mb};
+use super::model::{Model, mb};
 use super::{FULL, rates_percent, report};
 use crate::time::SEC;
 

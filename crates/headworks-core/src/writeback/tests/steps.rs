@@ -1,7 +1,7 @@
 //! What changes: bandwidth, writers, limits.
 
 use super::super::DirtyOptions;
-use super::super::model::{Model, mb};
+use super::model::{Model, mb};
 use super::{FULL, rates_percent, report, second_percent};
 use crate::time::{MS, SEC};
 

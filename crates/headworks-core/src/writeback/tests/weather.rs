@@ -1,6 +1,6 @@
 //! Devices that write in bursts, stand still or die.
 
-use super::super::model::{Model, mb};
+use super::model::{Model, mb};
 use super::{FULL, rates_percent, report};
 use crate::time::{MS, SEC};
 

@@ -9,9 +9,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::{DirtyOptions, Throttle, WriterId};
 use crate::bio::{DeviceId, IoClass};
 use crate::time::{Instant, MS, SEC, US};
+use crate::writeback::{DirtyOptions, Throttle, WriterId};
 
 /// Blocks of a writer's bio, 64 KiB.
 pub const BIO: u32 = 16;
