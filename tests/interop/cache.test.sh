@@ -58,7 +58,7 @@ check "until bytes do" says "vm/dirty_bytes = 2097152" set vm/dirty_bytes 2M
 check "then it is 0" says 0 get vm/dirty_ratio
 check "the limit follows" test "$(counter dirty.nr_dirty_threshold)" -le 512
 check "out of range" fails 1 '1\.\.=90.*EINVAL' set vm/dirty_ratio 95
-check "no such word" fails 1 'ioless, foreground, none.*EINVAL' set vm/hw_throttle fast
+check "no such word" fails 1 'ioless, none.*EINVAL' set vm/hw_throttle fast
 check "read-ahead changes at once" says "hw0/queue/read_ahead_kb = 512" set hw0/queue/read_ahead_kb 512
 
 # Who sees what.

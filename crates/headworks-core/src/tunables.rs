@@ -28,7 +28,7 @@ pub enum Unit {
     Centiseconds,
     /// Per cent of the cache's pool.
     Percent,
-    /// A choice of these words, in the order of their values.
+    /// A choice of these words, in the order of their values. An empty word marks a value that is no longer used.
     Word(&'static [&'static str]),
 }
 
@@ -64,25 +64,42 @@ impl<O> Row<O> {
         }
     }
 
-    /// Checks that `value` is in range, and a power of two where the unit says so.
+    /// What it accepts, for messages: the words, or the ends of the range.
+    pub fn accepted(&self) -> String {
+        match self.words() {
+            Some(words) => {
+                words.iter().filter(|word| !word.is_empty()).copied().collect::<Vec<_>>().join(", ")
+            }
+            None => format!("{}..={}", self.range.start(), self.range.end()),
+        }
+    }
+
+    /// Checks that `value` is in range, a power of two where the unit says so, and no retired word.
     pub fn check(&self, value: u64) -> Result<(), ConfigError> {
         if self.unit == Unit::PowerOfTwoBytes && !value.is_power_of_two() {
             return Err(ConfigError::new(self.name, format!("{value} is not a power of two")));
         }
-        if self.range.contains(&value) {
-            return Ok(());
+        if !self.range.contains(&value) {
+            let (low, high) = (self.range.start(), self.range.end());
+            return Err(ConfigError::new(
+                self.name,
+                format!("{value} is not within {low}..={high}"),
+            ));
         }
-        let (low, high) = (self.range.start(), self.range.end());
-        Err(ConfigError::new(self.name, format!("{value} is not within {low}..={high}")))
+        if self.words().is_some_and(|words| words[value as usize].is_empty()) {
+            let accepted = self.accepted();
+            return Err(ConfigError::new(self.name, format!("{value} is none of {accepted}")));
+        }
+        Ok(())
     }
 
     /// Converts `text`, a number in range or one of the words.
     pub fn parse(&self, text: &str) -> Result<u64, ConfigError> {
         if let Some(words) = self.words() {
-            let found = words.iter().position(|word| *word == text);
+            let found = words.iter().position(|word| *word == text && !text.is_empty());
             return found.map(|index| index as u64).ok_or_else(|| {
-                let choice = words.join(", ");
-                ConfigError::new(self.name, format!("`{text}` is not one of {choice}"))
+                let accepted = self.accepted();
+                ConfigError::new(self.name, format!("`{text}` is not one of {accepted}"))
             });
         }
         let (low, high) = (self.range.start(), self.range.end());
@@ -101,7 +118,8 @@ impl<O> Row<O> {
             true => format!("[{word}]"),
             false => (*word).to_owned(),
         };
-        words.iter().enumerate().map(mark).collect::<Vec<_>>().join(" ")
+        let shown = words.iter().enumerate().filter(|(_, word)| !word.is_empty()).map(mark);
+        shown.collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -138,7 +156,7 @@ impl Number for bool {
     }
 }
 
-/// Implements [`Number`] for an enum whose values are the indices of its `ALL`.
+/// Implements [`Number`] for an enum that lists its values in `ALL`.
 macro_rules! choice {
     ($choice:ty) => {
         impl $crate::tunables::Number for $choice {
@@ -146,7 +164,8 @@ macro_rules! choice {
                 self as u64
             }
             fn from_number(value: u64) -> Self {
-                Self::ALL[value as usize]
+                let is = |choice: &Self| *choice as u64 == value;
+                Self::ALL.into_iter().find(is).expect("a value that the table accepts")
             }
         }
     };
@@ -220,6 +239,12 @@ macro_rules! tunables {
             #[must_use]
             pub fn words(self) -> Option<&'static [&'static str]> {
                 self.row().words()
+            }
+
+            /// What it accepts, for messages: the words of a choice, or the ends of the range.
+            #[must_use]
+            pub fn accepted(self) -> String {
+                self.row().accepted()
             }
 
             /// The unit of its value.

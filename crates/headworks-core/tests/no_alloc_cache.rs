@@ -11,7 +11,7 @@ use std::cell::Cell;
 use counting::ALLOCATIONS;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::time::{MS, SEC};
-use headworks_core::writeback::ThrottlePolicy;
+use headworks_core::writeback::{DirtyPosition, ForegroundWriteback, ThrottlePolicy};
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Input, Instant, IoError, Op,
     QueueOptions, Shard, ShardConfig, Status, Submit, VolumeOptions,
@@ -143,7 +143,10 @@ impl Desk {
 
 /// Runs `path` ten times on one shard and counts from the first time on.
 fn none(change: impl Fn(&mut ShardConfig), path: impl Fn(&mut Desk, u64)) -> Desk {
-    let mut desk = Desk::new(change);
+    none_on(Desk::new(change), path)
+}
+
+fn none_on(mut desk: Desk, path: impl Fn(&mut Desk, u64)) -> Desk {
     let before = ALLOCATIONS.with(Cell::get);
     for round in 0..10 {
         path(&mut desk, round);
@@ -251,7 +254,7 @@ fn too_much(desk: &mut Desk, round: u64) {
 
 #[test]
 fn writers_that_wait() {
-    for policy in [ThrottlePolicy::Ioless, ThrottlePolicy::Foreground, ThrottlePolicy::None] {
+    for policy in [ThrottlePolicy::Ioless, ThrottlePolicy::None] {
         let desk = none(
             |config| config.dirty.policy = policy,
             |desk, round| {
@@ -266,6 +269,24 @@ fn writers_that_wait() {
             assert!(desk.timers > 10, "somebody paused: {} timers", desk.timers);
         }
     }
+}
+
+/// Twelve blocks after each eight.
+#[derive(Debug)]
+struct EveryEighth;
+
+impl ForegroundWriteback for EveryEighth {
+    fn quota(&self, _: &DirtyPosition, nr_dirtied: u32) -> Option<u32> {
+        (nr_dirtied >= 8).then_some(12)
+    }
+}
+
+#[test]
+fn writers_that_write_out_themselves() {
+    let mut desk = Desk::new(|_| ());
+    desk.shard.set_foreground(Box::new(EveryEighth));
+    let desk = none_on(desk, too_much);
+    assert!(desk.submits > 0 && desk.failed == 0);
 }
 
 #[test]

@@ -236,6 +236,11 @@ impl<C: Choices> Harness<C> {
         }
     }
 
+    /// The shard under test, whose policies may be replaced before the first bio.
+    pub fn shard(&mut self) -> &mut Shard {
+        &mut self.shard
+    }
+
     /// Number of bios answered so far.
     #[must_use]
     pub fn answered(&self) -> u64 {

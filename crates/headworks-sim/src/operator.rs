@@ -58,7 +58,7 @@ fn draw_dirty(tunable: DirtyTunable, prng: &mut Prng) -> u64 {
         DirtyTunable::ExpireCentisecs => &[1, 2, 50],
         DirtyTunable::WritebackCentisecs => &[0, 1, 50],
         DirtyTunable::MaxPauseMs => &[10, 50, 200],
-        DirtyTunable::Throttle => &[0, 0, 1, 2],
+        DirtyTunable::Throttle => &[0, 0, 0, 2],
     };
     values[prng.below(values.len() as u64) as usize]
 }

@@ -443,7 +443,7 @@ fn draw_cache(prng: &mut Prng) -> (CacheOptions, DirtyOptions) {
         dirty_expire_centisecs: pick(&[1, 2, 10, 50]) as u32,
         dirty_writeback_centisecs: pick(&[0, 0, 1, 5, 50]) as u32,
         max_pause_ms: pick(&[10, 50, 200]) as u32,
-        policy: ThrottlePolicy::ALL[pick(&[0, 0, 0, 1, 2]) as usize],
+        policy: ThrottlePolicy::ALL[pick(&[0, 0, 0, 0, 1]) as usize],
         seed: pick(&[1, 2, 3]),
     };
     if pick(&[0, 0, 0, 0, 0, 1]) == 0 {

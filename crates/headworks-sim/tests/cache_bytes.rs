@@ -1,7 +1,7 @@
 //! The cache with real bytes in a pool that is much smaller than the volume: see `harness`.
 
 use headworks_core::prng::Prng;
-use headworks_core::writeback::ThrottlePolicy;
+use headworks_core::writeback::{DirtyPosition, ForegroundWriteback};
 use headworks_core::{ShardConfig, WriteMode};
 use headworks_sim::harness::{Harness, HarnessOptions};
 
@@ -13,18 +13,21 @@ fn rounds(
     config: impl Fn(u64) -> ShardConfig,
 ) {
     for seed in seeds {
-        let mut harness = Harness::new(options, config(seed), Prng::new(seed));
-        for _ in 0..4 {
-            harness.run(600, None);
-            harness.flush_and_compare();
-        }
-        assert!(harness.answered() > 500, "{} bios", harness.answered());
-        assert!(
-            harness.status_extents().iter().all(|&extents| extents > 3),
-            "{:?}",
-            harness.status_extents()
-        );
+        round(Harness::new(options, config(seed), Prng::new(seed)));
     }
+}
+
+fn round(mut harness: Harness<Prng>) {
+    for _ in 0..4 {
+        harness.run(600, None);
+        harness.flush_and_compare();
+    }
+    assert!(harness.answered() > 500, "{} bios", harness.answered());
+    assert!(
+        harness.status_extents().iter().all(|&extents| extents > 3),
+        "{:?}",
+        harness.status_extents()
+    );
 }
 
 #[test]
@@ -49,14 +52,25 @@ fn writethrough_data_are_on_the_device_when_answered() {
     rounds(KIND, 60..80, |_| KIND.config(WriteMode::Writethrough, 256));
 }
 
+/// Six blocks after each four.
+#[derive(Debug)]
+struct EveryFourth;
+
+impl ForegroundWriteback for EveryFourth {
+    fn quota(&self, _: &DirtyPosition, nr_dirtied: u32) -> Option<u32> {
+        (nr_dirtied >= 4).then_some(6)
+    }
+}
+
 #[test]
-fn data_are_correct_with_foreground_throttling() {
-    rounds(KIND, 80..100, |_| {
+fn data_are_correct_with_foreground_writeback() {
+    for seed in 80..100 {
         let mut config = KIND.config(WriteMode::Writeback, 256);
-        config.dirty.policy = ThrottlePolicy::Foreground;
         config.dirty.dirty_bytes = 128 << 10;
-        config
-    });
+        let mut harness = Harness::new(KIND, config, Prng::new(seed));
+        harness.shard().set_foreground(Box::new(EveryFourth));
+        round(harness);
+    }
 }
 
 /// Any configuration over a disk that fails, rejects and transfers short keeps acknowledged data.

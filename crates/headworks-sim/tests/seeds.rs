@@ -12,8 +12,8 @@ const WRITERS_NOT_WOKEN: u64 = 920_340;
 /// A flush ignored blocks dirtied in a folio whose older blocks were still under write-out.
 const FLUSHED_TOO_EARLY: u64 = 3_000_076;
 
-/// Foreground throttling was switched off while a writer still had a chunk to write out.
-const QUOTA_OUTLIVED_ITS_POLICY: u64 = 169_490_432_799;
+/// The throttle's policy changed while a writer waited under the old one.
+const POLICY_CHANGED_UNDER_WRITER: u64 = 169_490_432_799;
 
 /// A discard cancelled the write-out of a FUA write, which was answered Ok and never written.
 const DISCARDED_UNDER_FUA: u64 = 432_840_006_673;
@@ -34,7 +34,7 @@ fn worlds_that_once_failed_pass() {
         (FAILED_UNDER_DISCARD, None),
         (FLUSHED_TOO_EARLY, None),
         (WRITERS_NOT_WOKEN, Some(4)),
-        (QUOTA_OUTLIVED_ITS_POLICY, None),
+        (POLICY_CHANGED_UNDER_WRITER, None),
         (DISCARDED_UNDER_FUA, None),
     ];
     for (seed, shards) in worlds {

@@ -14,7 +14,7 @@ use crate::options::QueueOptions;
 use crate::queue::Queue;
 use crate::stats::{QueueStats, TurnStats, VolumeStats};
 use crate::tags::{TagOptions, TagOwner, TagStats};
-use crate::writeback::{DirtyOptions, DirtyStats, TraceEvent, WritebackStats};
+use crate::writeback::{DirtyOptions, DirtyStats, ForegroundWriteback, TraceEvent, WritebackStats};
 
 impl Shard {
     /// What is to be done.
@@ -238,6 +238,14 @@ impl Shard {
     pub fn set_tags(&mut self, device: DeviceId, tags: Box<dyn TagOwner>) {
         if let Some((queue, _)) = self.own(device) {
             queue.set_tags(tags);
+        }
+    }
+
+    /// Replaces the pauses of writers by foreground writeback; does nothing without a cache. For experiments, before the first
+    /// input.
+    pub fn set_foreground(&mut self, policy: Box<dyn ForegroundWriteback>) {
+        if let Some(cache) = &mut self.cache {
+            cache.throttle_mut().set_foreground(policy);
         }
     }
 

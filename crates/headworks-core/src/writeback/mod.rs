@@ -6,7 +6,7 @@
 //! - `credit`: the hard limit, reserved before a block is dirtied,
 //! - `bandwidth`: what a device writes, `share`: its part of the limit, `position`: the curve,
 //! - `device`: from these the pace of each writer, `writers`: who writes and how much of its part it takes,
-//! - `foreground`: the old way, for comparison, `trace` and `report`: what happened.
+//! - `foreground`: the seam for a policy by which writers write out themselves, `trace` and `report`: what happened.
 //!
 //! docs/internals/dirty-throttling.md has the control in words and curves, and the figures.
 
@@ -27,6 +27,7 @@ mod trace;
 mod tunable;
 mod writers;
 
+pub use foreground::{DirtyPosition, ForegroundWriteback};
 pub use limits::Thresholds;
 pub use options::{DirtyOptions, ThrottlePolicy};
 pub use stats::{DirtyStats, WritebackStats};

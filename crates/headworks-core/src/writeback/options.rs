@@ -3,25 +3,23 @@
 use crate::error::ConfigError;
 use crate::tunables::choice;
 
-/// Who writes when there is too much that is dirty.
+/// How writers are slowed when too much is dirty. The numbers are recorded; 1 is no longer used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ThrottlePolicy {
-    /// Writers only pause; the flusher writes.
+    /// Writers pause and the flusher writes.
     #[default]
     Ioless = 0,
-    /// Writers over the limit write a chunk for themselves and wait for it: Linux before 3.2, for comparison.
-    Foreground = 1,
-    /// No pauses: only the hard limit.
+    /// Writers never pause; only the hard limit holds.
     None = 2,
 }
 
 impl ThrottlePolicy {
     /// Every policy, in the order of their numbers.
-    pub const ALL: [Self; 3] = [Self::Ioless, Self::Foreground, Self::None];
+    pub const ALL: [Self; 2] = [Self::Ioless, Self::None];
 
-    /// The words that users give, in the order of their numbers.
-    pub const NAMES: [&'static str; 3] = ["ioless", "foreground", "none"];
+    /// The words that users give, by number; empty for the number that is no longer used.
+    pub const NAMES: [&'static str; 3] = ["ioless", "", "none"];
 
     /// The word that users give.
     #[must_use]
@@ -123,7 +121,7 @@ impl DirtyOptions {
             dirty_expire_centisecs: expire.try_into().ok()?,
             dirty_writeback_centisecs: interval.try_into().ok()?,
             max_pause_ms: max_pause.try_into().ok()?,
-            policy: *ThrottlePolicy::ALL.get(usize::try_from(policy).ok()?)?,
+            policy: ThrottlePolicy::ALL.into_iter().find(|known| *known as u64 == policy)?,
             seed,
         })
     }

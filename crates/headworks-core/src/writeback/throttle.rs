@@ -27,7 +27,7 @@ use crate::time::{Instant, MS, SEC};
 
 use super::credit::{Credit, floor};
 use super::device::{Device, DeviceLimits, cost_ns};
-use super::foreground;
+use super::foreground::{DirtyPosition, ForegroundWriteback};
 use super::limits::{Thresholds, smoothed};
 use super::options::{DirtyOptions, ThrottlePolicy};
 use super::share::{Shares, device_limit};
@@ -48,9 +48,11 @@ const LATE_NS: u64 = 200 * MS;
 const SILENT_NS: u64 = SEC;
 
 /// The policy.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Throttle {
     options: DirtyOptions,
+    /// Decides in place of `options.policy`.
+    foreground: Option<Box<dyn ForegroundWriteback>>,
     dirtyable: u32,
     /// What is configured.
     target: Thresholds,
@@ -79,6 +81,7 @@ impl Throttle {
         let target = Thresholds::of(options, dirtyable);
         Self {
             options: *options,
+            foreground: None,
             dirtyable,
             target,
             now_at: target,
@@ -255,11 +258,8 @@ impl Throttle {
         counts.nr_dirtied += u64::from(blocks);
         self.note(now, writer, device, blocks);
         match self.options.policy {
+            _ if self.has_foreground() => None,
             ThrottlePolicy::Ioless => self.balance(now, writer, index, blocks, class),
-            ThrottlePolicy::Foreground => {
-                self.set_quota(writer, index);
-                None
-            }
             ThrottlePolicy::None => None,
         }
     }
@@ -321,11 +321,38 @@ impl Throttle {
                 || used > regions.freerun)
     }
 
-    /// `foreground`: the blocks that the writer must write out itself before it goes on; 0: none. Asked after each
-    /// [`Throttle::on_dirtied`].
+    /// Makes writers write out data themselves instead of pausing, by the rules of `policy`.
+    pub fn set_foreground(&mut self, policy: Box<dyn ForegroundWriteback>) {
+        self.foreground = Some(policy);
+    }
+
+    /// Whether writers write out data themselves.
     #[must_use]
-    pub fn foreground_quota(&self, writer: WriterId, _device: DeviceId) -> u32 {
-        self.writers.get(writer).quota
+    pub fn has_foreground(&self) -> bool {
+        self.foreground.is_some()
+    }
+
+    /// Blocks that the writer must write out itself before it continues. To be asked after each [`Throttle::on_dirtied`]; always
+    /// 0 without a foreground policy.
+    pub fn foreground_quota(&mut self, writer: WriterId, device: DeviceId) -> u32 {
+        let Some(policy) = &self.foreground else {
+            return 0;
+        };
+        let device = at(device);
+        let limit = self.credit.ceiling(device, self.now_at.limit);
+        let writers = self.devices[device].weights.div_ceil(u64::from(WEIGHT_ONE));
+        let position = DirtyPosition {
+            used: self.credit.used(device),
+            limit: self.shares.of(device, self.now_at.limit).min(limit),
+            freerun: self.credit.total() <= self.now_at.freerun,
+            writers: writers as u32,
+        };
+        let entry = self.writers.get_mut(writer);
+        let quota = policy.quota(&position, entry.nr_dirtied);
+        if quota.is_some() {
+            entry.nr_dirtied = 0;
+        }
+        quota.unwrap_or(0)
     }
 
     /// The tick, if it is due.
@@ -518,23 +545,6 @@ impl Throttle {
         let device = &mut self.devices[usize::from(device)];
         device.weights = device.weights - u64::from(was) + u64::from(is);
         self.weights = self.weights - u64::from(was) + u64::from(is);
-    }
-
-    fn set_quota(&mut self, writer: WriterId, device: usize) {
-        let limit = self.credit.ceiling(device, self.now_at.limit);
-        let writers = self.devices[device].weights.div_ceil(u64::from(WEIGHT_ONE));
-        let position = foreground::Position {
-            used: self.credit.used(device),
-            limit: self.shares.of(device, self.now_at.limit).min(limit),
-            freerun: self.credit.total() <= self.now_at.freerun,
-            writers: writers as u32,
-        };
-        let entry = self.writers.get_mut(writer);
-        let quota = foreground::quota(position, entry.nr_dirtied);
-        entry.quota = quota.unwrap_or(0);
-        if quota.is_some() {
-            entry.nr_dirtied = 0;
-        }
     }
 
     /// Computes the device's paces anew if they are too old.

@@ -93,10 +93,11 @@ mod tests {
 
     #[test]
     fn choice_is_parsed_and_shown_as_in_sysfs() {
-        assert_eq!(T::Throttle.parse("foreground"), Ok(1));
-        assert_eq!(T::Throttle.show(2), "ioless foreground [none]");
+        assert_eq!(T::Throttle.parse("none"), Ok(2));
+        assert_eq!(T::Throttle.show(2), "ioless [none]");
         let error = T::Throttle.parse("never").unwrap_err().to_string();
-        assert!(error.contains("ioless, foreground, none"), "{error}");
+        assert!(error.contains("ioless, none"), "{error}");
+        assert!(T::Throttle.parse("").is_err() && T::Throttle.check(1).is_err());
         let error = T::MaxPauseMs.parse("9").unwrap_err().to_string();
         assert!(error.contains("10..=10000"), "{error}");
     }

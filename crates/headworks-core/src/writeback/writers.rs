@@ -42,8 +42,6 @@ pub struct Writer {
     pub weight: u32,
     /// Dirtied since the last settling.
     pub nr_dirtied: u32,
-    /// `foreground`: blocks it must write out itself before it goes on.
-    pub quota: u32,
     /// How much of a bio its next batch is smaller, in 256ths: see [`Writer::is_full`].
     pub dither: u8,
     /// Pauses so far; makes the next one's jitter.
@@ -73,7 +71,6 @@ impl Writer {
             spread: false,
             weight: 0,
             nr_dirtied: 0,
-            quota: 0,
             dither: 0,
             pauses: 0,
             clock: 0,

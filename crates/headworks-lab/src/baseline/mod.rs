@@ -1,4 +1,4 @@
-//! Tag policies of Linux that the experiments compare against.
+//! Policies of Linux that the experiments compare against: tag policies here, foreground writeback in [`foreground`].
 //!
 //! `legacy518` is what Linux 5.18 does, `kuai_v3` a patch series that was proposed for it. Both model *tasks* that sleep, are
 //! woken and try again, tag by tag, with wake-up delays of their own ([`WakeOptions`]); a split bio's pieces each get a tag for
@@ -6,6 +6,7 @@
 //!
 //! Invariant: the tasks' state ([`tasks`]) is moved through time by the host ([`host`]) alone; a policy only decides.
 
+pub mod foreground;
 pub mod host;
 pub mod kuai_v3;
 pub mod legacy518;

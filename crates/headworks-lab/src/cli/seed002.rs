@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use headworks_lab::baseline::foreground::Throttling;
 use headworks_lab::seed002::{self as experiment, Case, CaseOutcome, CasePoint, pictures};
 use headworks_server::units::{parse_size, parse_time};
-
-use headworks_core::writeback::ThrottlePolicy;
 
 use crate::{USAGE, complain};
 
@@ -35,7 +34,7 @@ pub struct ThrottlingArgs {
     case: Vec<Case>,
     /// Only these: ioless, foreground, none
     #[arg(long, value_delimiter = ',', value_parser = throttle)]
-    throttle: Vec<ThrottlePolicy>,
+    throttle: Vec<Throttling>,
     /// These numbers of writers instead of the case's own
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65_536))]
     writers: Vec<u32>,
@@ -70,8 +69,8 @@ fn case(name: &str) -> Result<Case, String> {
     Case::parse(name).ok_or_else(|| format!("there are {}", names()))
 }
 
-fn throttle(name: &str) -> Result<ThrottlePolicy, String> {
-    let found = ThrottlePolicy::ALL.into_iter().find(|policy| policy.name() == name);
+fn throttle(name: &str) -> Result<Throttling, String> {
+    let found = Throttling::ALL.into_iter().find(|policy| policy.name() == name);
     found.ok_or_else(|| "there are ioless, foreground and none".into())
 }
 

@@ -17,13 +17,14 @@
 use std::thread;
 use std::time::{Duration, Instant as WallClock};
 
-use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{ConfigError, QueueOptions};
 use headworks_nbd::client::bench::{self, BenchOptions, Pattern};
 use serde_json::Value;
 
 use super::server::{LiveServer, LiveServerOptions, TempFolder};
 use super::{Length, job, live_error};
+use crate::baseline::foreground::Throttling;
 use crate::cached::spread;
 use crate::experiment::{Progress, RowFilter};
 use crate::report::{Goal, Report, Row, Verdict};
@@ -36,7 +37,7 @@ const BS: u32 = 64 << 10;
 const DEPTH: u32 = 4;
 const WRITERS: [u32; 3] = [1, 10, 100];
 const ROUNDS: u32 = 3;
-const POLICIES: [ThrottlePolicy; 2] = [ThrottlePolicy::Foreground, ThrottlePolicy::Ioless];
+const POLICIES: [Throttling; 2] = [Throttling::Foreground, Throttling::Ioless];
 /// The file as it is, and one of about 200 MB/s: 1 MiB out for 5 ms.
 const DEVICES: [(&str, &str, u32); 2] = [("file", "", 0), ("slow", "delay:write=5ms,of=", 1024)];
 const LENGTH: Length = Length { ramp: Duration::from_secs(2), runtime: Duration::from_secs(3) };
@@ -51,7 +52,7 @@ const AFTER_EXIT: f64 = 1.2;
 #[derive(Clone, Copy, Debug)]
 struct Point {
     device: usize,
-    policy: ThrottlePolicy,
+    policy: Throttling,
     writers: u32,
     round: u32,
     exit: bool,
@@ -144,7 +145,7 @@ fn all(filter: &RowFilter) -> impl Iterator<Item = Point> {
             for writers in WRITERS.into_iter().filter(|&writers| filter.has_jobs(writers)) {
                 for policy in POLICIES {
                     points.push(Point { device, policy, writers, round, exit: false });
-                    if writers == WRITERS[2] && policy == ThrottlePolicy::Ioless {
+                    if writers == WRITERS[2] && policy == Throttling::Ioless {
                         points.push(Point { device, policy, writers, round, exit: true });
                     }
                 }
@@ -161,7 +162,8 @@ impl Point {
         let queue = |queue| QueueOptions { hw_inflight_kb: inflight_kb, ..queue };
         let server = LiveServer::start(&LiveServerOptions {
             cache: CACHE,
-            dirty: DirtyOptions { policy: self.policy, ..DirtyOptions::default() },
+            dirty: DirtyOptions { policy: self.policy.policy(), ..DirtyOptions::default() },
+            throttle: self.policy,
             ..LiveServerOptions::new(&exports, &queue)
         })?;
         let samples = match self.exit {
@@ -267,7 +269,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for (device, ..) in DEVICES {
         for writers in WRITERS.map(u64::from) {
-            let of = |policy: ThrottlePolicy, cell: &str| {
+            let of = |policy: Throttling, cell: &str| {
                 let wanted = |row: &&Row| {
                     row.table == TABLE
                         && row.is("device", device)
@@ -313,7 +315,7 @@ fn verdict(what: String, baseline: f64, ours: f64, goal: Goal) -> Verdict {
 mod tests {
     use super::*;
 
-    fn row(table: &str, policy: ThrottlePolicy, writers: u32, cpu: f64) -> Row {
+    fn row(table: &str, policy: Throttling, writers: u32, cpu: f64) -> Row {
         Row::new(table)
             .with("device", "file")
             .with("policy", policy.name())
@@ -325,10 +327,10 @@ mod tests {
     #[test]
     fn medians_of_the_rounds_are_judged_and_phases_are_not_mixed() {
         let cpus = |policy, cpus: [f64; 3]| cpus.map(|cpu| row(TABLE, policy, 10, cpu));
-        let mut rows = cpus(ThrottlePolicy::Foreground, [900.0, 1000.0, 5000.0]).to_vec();
-        rows.extend(cpus(ThrottlePolicy::Ioless, [10.0, 800.0, 900.0]));
-        rows.push(row(EXIT, ThrottlePolicy::Ioless, 100, 500.0));
-        rows.push(row(EXIT, ThrottlePolicy::Ioless, 50, 601.0));
+        let mut rows = cpus(Throttling::Foreground, [900.0, 1000.0, 5000.0]).to_vec();
+        rows.extend(cpus(Throttling::Ioless, [10.0, 800.0, 900.0]));
+        rows.push(row(EXIT, Throttling::Ioless, 100, 500.0));
+        rows.push(row(EXIT, Throttling::Ioless, 50, 601.0));
         let verdicts = judge(&rows);
         let told: Vec<_> = verdicts.iter().map(|v| (v.ours, v.is_met())).collect();
         assert_eq!(told, [(Some(0.8), true), (Some(1.0), true), (Some(601.0 / 500.0), false)]);

@@ -16,6 +16,7 @@ use headworks_server::assemble::{Assembly, ExportSpec};
 use headworks_server::{Address, PrepareShard, Server, ServerOptions};
 use serde_json::{Value, json};
 
+use crate::baseline::foreground::Throttling;
 use crate::baseline::{TagPolicy, WakeOptions};
 
 /// A private folder; it goes with everything in it.
@@ -80,6 +81,8 @@ pub struct LiveServerOptions<'a> {
     pub cache: u64,
     /// How much of it may be dirty, and who waits.
     pub dirty: DirtyOptions,
+    /// How writers are slowed; `dirty.policy` goes with it.
+    pub throttle: Throttling,
 }
 
 impl<'a> LiveServerOptions<'a> {
@@ -95,6 +98,7 @@ impl<'a> LiveServerOptions<'a> {
             buffers: None,
             cache: 0,
             dirty: DirtyOptions::default(),
+            throttle: Throttling::Ioless,
         }
     }
 }
@@ -130,7 +134,9 @@ impl LiveServer {
         }
         let defaults = ServerOptions::default();
         let (policy, devices) = (options.policy, assembly.devices.len() as u16);
+        let throttle = options.throttle;
         let prepare = move |shard: &mut Shard| {
+            throttle.install(shard);
             let devices = (0..devices).map(DeviceId);
             devices.for_each(|id| policy.install(shard, id, WakeOptions::default()));
         };

@@ -27,6 +27,8 @@ use headworks_nbd::client::Histogram;
 use headworks_sim::disk::{DeviceModel, ModelCommand, Stream, StreamProfile};
 use headworks_sim::events::EventQueue;
 
+use crate::baseline::foreground::Throttling;
+
 use super::series::{SAMPLE_NS, Sample};
 use super::writer::{Writer, WriterOptions};
 
@@ -62,6 +64,8 @@ pub struct CacheHarnessOptions {
     pub ramp_ns: u64,
     /// How long the counting lasts.
     pub runtime_ns: u64,
+    /// How writers are slowed; `dirty.policy` goes with it.
+    pub throttle: Throttling,
     /// Keep the throttle's events.
     pub trace: bool,
 }
@@ -149,6 +153,7 @@ impl CacheHarness {
     pub fn new(options: CacheHarnessOptions) -> Result<Self, ConfigError> {
         let writers = options.writers.len();
         let mut shard = Shard::new(config(&options))?;
+        options.throttle.install(&mut shard);
         shard.trace_dirty(options.trace);
         let mut events = EventQueue::with_capacity(writers + 64);
         for (number, writer) in (0u32..).zip(&options.writers) {

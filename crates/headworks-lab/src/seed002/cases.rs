@@ -1,13 +1,14 @@
 //! What is run: the seed's table, other devices and pools, and what changes while writers write.
 
 use headworks_core::time::SEC;
-use headworks_core::writeback::{DirtyOptions, ThrottlePolicy};
+use headworks_core::writeback::DirtyOptions;
 use headworks_core::{Instant, QueueOptions};
 use headworks_sim::disk::StreamProfile;
 
 use super::Seed002Options;
 use super::cache_harness::CacheHarnessOptions;
 use super::writer::{WritePattern, WriterOptions};
+use crate::baseline::foreground::Throttling;
 
 /// Of a change of stream in the seed's table. **A calibration**, solved so that writers that write for themselves lose a tenth
 /// with 1000 of them. It is about what a striped array with a write cache pays for a place that it does not expect.
@@ -125,7 +126,7 @@ pub struct CasePoint {
     /// What is looked at.
     pub case: Case,
     /// Who writes.
-    pub throttle: ThrottlePolicy,
+    pub throttle: Throttling,
     /// How many writers; before they are ten times as many.
     pub writers: u32,
     /// Bytes a second, of the faster device.
@@ -154,8 +155,8 @@ pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
     for case in Case::ALL.into_iter().filter(wanted) {
         let (writers, bandwidths, pools) = case.usual();
         let old: &[_] = match case.has_old() {
-            true => &[ThrottlePolicy::Ioless, ThrottlePolicy::Foreground],
-            false => &[ThrottlePolicy::Ioless],
+            true => &[Throttling::Ioless, Throttling::Foreground],
+            false => &[Throttling::Ioless],
         };
         let pools: Vec<u64> = pools.iter().map(|mib| mib << 20).collect();
         let bandwidths: Vec<u64> = bandwidths.iter().map(|rate| rate * MB).collect();
@@ -180,7 +181,7 @@ fn or<'a, T>(asked: &'a [T], usual: &'a [T]) -> &'a [T] {
 impl CasePoint {
     fn new(
         options: &Seed002Options,
-        (case, throttle, writers, bandwidth, pool): (Case, ThrottlePolicy, u32, u64, u64),
+        (case, throttle, writers, bandwidth, pool): (Case, Throttling, u32, u64, u64),
     ) -> Self {
         let (write_bytes, seconds) = (options.write_bytes, options.seconds);
         // Forty writes of each writer, so that shares are no matter of a write more or less.
@@ -294,7 +295,7 @@ impl CasePoint {
             seed: self.seed,
             pool: self.pool,
             dirty: DirtyOptions {
-                policy: self.throttle,
+                policy: self.throttle.policy(),
                 seed: self.seed,
                 ..DirtyOptions::default()
             },
@@ -304,6 +305,7 @@ impl CasePoint {
             writers,
             ramp_ns: self.ramp_ns,
             runtime_ns: self.runtime_ns,
+            throttle: self.throttle,
             trace,
         }
     }
@@ -314,7 +316,7 @@ mod tests {
     use super::*;
 
     fn point(case: Case, writers: u32) -> CasePoint {
-        let run = (case, ThrottlePolicy::Ioless, writers, 700 * MB, 4 * GIB);
+        let run = (case, Throttling::Ioless, writers, 700 * MB, 4 * GIB);
         CasePoint::new(&Seed002Options::default(), run)
     }
 
@@ -347,12 +349,12 @@ mod tests {
         let options = Seed002Options {
             cases: vec![Case::Scaling],
             writers: vec![7],
-            throttles: vec![ThrottlePolicy::None],
+            throttles: vec![Throttling::None],
             ..Seed002Options::default()
         };
         let points = points(&options);
         assert_eq!(points.len(), 2);
-        assert_eq!((points[0].writers, points[0].throttle), (7, ThrottlePolicy::None));
+        assert_eq!((points[0].writers, points[0].throttle), (7, Throttling::None));
         assert_eq!(points[0].bandwidth, 700 * MB);
     }
 }

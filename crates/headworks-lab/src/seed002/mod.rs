@@ -2,7 +2,7 @@
 //!
 //! The seed: 1 to 1000 dd on a device of 700 MB/s made 700 .. 600 MB/s and 400 .. 160,000 context switches a second; 100 dd on a
 //! disk 38 -> 42 MB/s. Here the same writers write into the cache of a shard, in virtual time, over a device that has bandwidth
-//! and a price for every change of stream. The old way, `throttle=foreground`, runs beside ours on the same device.
+//! and a price for every change of stream. Foreground writeback (`crate::baseline::foreground`) runs beside it on the same device.
 //!
 //! **What a wake-up is.** The seed counts context switches of the whole machine: writers that slept, flushers, interrupts'
 //! threads. Here a *writer wake-up* is a write that was not answered in the turn that took it, so its writer slept (in Linux: two
@@ -20,7 +20,6 @@ pub mod pictures;
 mod series;
 mod writer;
 
-use headworks_core::writeback::ThrottlePolicy;
 use headworks_core::{ConfigError, Instant};
 
 pub use cache_harness::{CacheHarness, CacheHarnessOptions, CaseOutcome};
@@ -29,6 +28,7 @@ pub use judge::judge;
 pub use series::{SAMPLE_NS, Sample, rates, settled_ms};
 pub use writer::{WritePattern, WriterOptions};
 
+use crate::baseline::foreground::Throttling;
 use crate::report::{Progress, Report, Row, jain};
 
 /// What to run; empty lists: what is usual for the case.
@@ -39,7 +39,7 @@ pub struct Seed002Options {
     /// What is looked at; all if empty.
     pub cases: Vec<Case>,
     /// Who writes.
-    pub throttles: Vec<ThrottlePolicy>,
+    pub throttles: Vec<Throttling>,
     /// How many.
     pub writers: Vec<u32>,
     /// Bytes a second.

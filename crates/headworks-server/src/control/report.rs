@@ -52,27 +52,11 @@ pub fn value(tunable: Tunable, value: u64) -> Value {
     }
 }
 
-/// What an option takes.
-pub fn accepted(tunable: Tunable) -> String {
-    match tunable.words() {
-        Some(words) => words.join(", "),
-        None => format!("{}..={}", tunable.range().start(), tunable.range().end()),
-    }
-}
-
 /// A value of write-back as `/proc/sys/vm` shows it; a choice as sysfs does.
 pub fn dirty_value(tunable: DirtyTunable, value: u64) -> Value {
     match tunable.words() {
         Some(_) => tunable.show(value).into(),
         None => value.into(),
-    }
-}
-
-/// What an option of write-back takes.
-pub fn dirty_accepted(tunable: DirtyTunable) -> String {
-    match tunable.words() {
-        Some(words) => words.join(", "),
-        None => format!("{}..={}", tunable.range().start(), tunable.range().end()),
     }
 }
 
@@ -441,7 +425,7 @@ mod tests {
         assert_eq!(value(Tunable::NrRequests, 64), 64);
         assert_eq!(value(Tunable::WriteCache, 1), "write back");
         assert_eq!(value(Tunable::WriteCache, 0), "write through");
-        assert_eq!(accepted(Tunable::NrRequests), "1..=4096");
-        assert_eq!(accepted(Tunable::Scheduler), "none, mq-deadline");
+        assert_eq!(Tunable::NrRequests.accepted(), "1..=4096");
+        assert_eq!(Tunable::Scheduler.accepted(), "none, mq-deadline");
     }
 }

@@ -280,7 +280,7 @@ impl ControlService {
         (device, tunable): (DeviceId, Tunable),
         value: &str,
     ) -> Result<Value, RpcFault> {
-        let accepted = report::accepted(tunable);
+        let accepted = tunable.accepted();
         if !tunable.is_live() {
             return Err(fixed(path));
         }
@@ -310,7 +310,7 @@ impl ControlService {
 
     /// The value of the whole server; each shard that caches gets its share before anybody sees the new value.
     fn set_dirty(&self, path: &str, tunable: DirtyTunable, text: &str) -> Result<Value, RpcFault> {
-        let accepted = report::dirty_accepted(tunable);
+        let accepted = tunable.accepted();
         let invalid = |message: String| {
             RpcFault::refused("EINVAL", format!("{path}: {message}")).accepts(accepted.clone())
         };

@@ -248,7 +248,7 @@ fn bytes_of_write_back_are_divided_among_the_shards_that_cache_and_ratios_are_no
     bench.call("set", set("vm/dirty_ratio", json!(30))).unwrap();
     assert_eq!(bench.call("get", json!({ "path": path })), Ok(json!({ path: 0 })));
     let throttle = "vm/hw_throttle";
-    let shown = Ok(json!({ throttle: "ioless foreground [none]" }));
+    let shown = Ok(json!({ throttle: "ioless [none]" }));
     assert_eq!(bench.call("set", set(throttle, json!("none"))), shown);
     // Enough for the server, too little for each of two shards; and no limit at all.
     for value in ["8192", "0", "lots"] {

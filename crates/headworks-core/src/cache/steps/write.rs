@@ -14,7 +14,7 @@ use crate::cache::{COPY_MAX, Cache, Turn};
 use crate::error::IoError;
 use crate::options::WriteMode;
 use crate::slab::NIL;
-use crate::writeback::{ThrottlePolicy, WriterId};
+use crate::writeback::WriterId;
 
 /// Blocks that credit is asked for at once: 1 MiB.
 const CREDIT_STEP: u32 = 256;
@@ -53,7 +53,7 @@ impl Cache {
         if op.pending > 0 {
             return WaitFor::Own;
         }
-        if slot == NIL && self.dirty.policy == ThrottlePolicy::Foreground {
+        if slot == NIL && self.throttle.has_foreground() {
             return WaitFor::Slot;
         }
         let enough = op.done.saturating_add(COPY_MAX);
@@ -262,8 +262,7 @@ impl Cache {
         // A pause is for what comes next: of this bio or of this connection.
         let _ = self.throttle.on_dirtied(turn.now, writer, device, run, class);
         let quota = self.throttle.foreground_quota(writer, device);
-        // The policy may have changed since the writer's quota was set: only who has a slot can wait for what it sends.
-        if quota == 0 || self.dirty.policy != ThrottlePolicy::Foreground {
+        if quota == 0 {
             return None;
         }
         op.pending +=

@@ -1,6 +1,9 @@
 //! The throttle by itself: accounts, gates, timers, the other policies, the traces.
 
-use super::super::{DirtyOptions, Throttle, ThrottlePolicy, TraceEvent, WriterId};
+use super::super::{
+    DirtyOptions, DirtyPosition, ForegroundWriteback, Throttle, ThrottlePolicy, TraceEvent,
+    WriterId,
+};
 use crate::bio::{DeviceId, IoClass};
 use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};
@@ -197,17 +200,31 @@ fn the_flusher_runs_above_background_and_whenever_writers_pause() {
     assert!(throttle.over_background(DEVICE), "above free-run what is dirty must be on its way");
 }
 
+/// Fifteen blocks after each ten.
+#[derive(Debug)]
+struct EveryTenth;
+
+impl ForegroundWriteback for EveryTenth {
+    fn quota(&self, position: &DirtyPosition, nr_dirtied: u32) -> Option<u32> {
+        assert!(position.used <= position.limit && position.writers == 1);
+        (nr_dirtied >= 10).then_some(15)
+    }
+}
+
 #[test]
-fn the_other_policies_never_pause_but_keep_the_limit() {
-    for policy in [ThrottlePolicy::Foreground, ThrottlePolicy::None] {
-        let (mut throttle, writer) = throttle(policy);
+fn policies_without_pauses_keep_the_hard_limit() {
+    for foreground in [false, true] {
+        let (mut throttle, writer) = throttle(ThrottlePolicy::None);
+        if foreground {
+            throttle.set_foreground(Box::new(EveryTenth));
+        }
         let mut quota = 0;
         while throttle.reserve(DEVICE, 1) {
             let class = IoClass::BestEffort;
             assert_eq!(throttle.on_dirtied(Instant(SEC), writer, DEVICE, 1, class), None);
             quota = quota.max(throttle.foreground_quota(writer, DEVICE));
         }
-        assert_eq!(quota > 0, policy == ThrottlePolicy::Foreground, "{quota}");
+        assert_eq!(quota, if foreground { 15 } else { 0 });
         assert_eq!(throttle.stats().nr_dirty, 819 - 25);
         assert!(throttle.reserve_for(DEVICE, 25, IoClass::RealTime));
         assert!(!throttle.reserve_for(DEVICE, 1, IoClass::RealTime));
