@@ -7,7 +7,7 @@
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
 use crate::cache::folio::BLOCK;
-use crate::cache::{Cache, DeviceCaching, Turn};
+use crate::cache::{Cache, CallContext, DeviceCaching};
 use crate::device_bio::DeviceBio;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
@@ -156,7 +156,7 @@ impl Shard {
             if !matches!(input, Input::Bio(_))
                 && let Some(cache) = &mut self.cache
             {
-                cache.stir();
+                cache.request_run();
             }
             match *input {
                 Input::Bio(bio) => self.on_bio(now, bio),
@@ -250,14 +250,14 @@ impl Shard {
     }
 
     /// The cache, and what it is lent for a call.
-    fn cache(&mut self, now: Instant) -> Option<(&mut Cache, Turn<'_>)> {
+    fn cache(&mut self, now: Instant) -> Option<(&mut Cache, CallContext<'_>)> {
         let Pools { actions, timers, .. } = &mut self.pools;
-        Some((self.cache.as_deref_mut()?, Turn { now, actions, timers }))
+        Some((self.cache.as_deref_mut()?, CallContext { now, actions, timers }))
     }
 
     /// What came back of the cache's bios goes up; what it wants goes down, until it wants nothing more.
     fn run_cache(&mut self, now: Instant) {
-        let stirred = self.cache.as_ref().is_some_and(|cache| cache.is_stirred());
+        let stirred = self.cache.as_ref().is_some_and(|cache| cache.needs_run());
         if !stirred && self.pools.completions.is_empty() {
             return;
         }
@@ -273,7 +273,7 @@ impl Shard {
             self.start(now, bio, Origin::Cache { cookie });
         }
         if let Some(cache) = &mut self.cache {
-            cache.down = down;
+            cache.return_device_bios(down);
         }
     }
 
@@ -498,7 +498,7 @@ impl Shard {
                     return;
                 };
                 if let Some(cache) = &mut self.cache {
-                    cache.on_acknowledge(volume);
+                    cache.discard_held(volume);
                 }
                 if let Some((queue, _)) = self.own(config.device) {
                     queue.acknowledge(volume);

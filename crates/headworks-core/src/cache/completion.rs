@@ -1,213 +1,172 @@
-//! What comes back from the devices: fills, write-outs, and bios that were passed down.
+//! Completions from the devices: of fills, of write-outs, and of client bios that were passed on.
 //!
-//! The blocks of a bio change their state here and nowhere else, and whoever waited for their folio goes on. A bio that passed
-//! its time-out comes twice: `Early` (whoever waits for it fails, and until the device answers whoever comes fails as well) and
-//! `Released` (its frames are free; what was to be written is dirty again).
+//! A command that passes its time-out completes twice. At the first completion (`Early`) the operations that wait for it fail, and
+//! until the device answers so do new ones that need it. At the second (`Released`) its frames are free, and what was to be written
+//! is dirty again.
 
+use super::context::CallContext;
+use super::device_io::DeviceIo;
+use super::pool::BlockRun;
+use super::pool::folio::{BLOCK, BLOCK_SHIFT};
+use super::state::CacheState;
+use super::waiters::operation::{OpStep, WaitFor};
 use crate::action::Action;
 use crate::bio::{Op, VolumeId};
-use crate::cache::device_io::{fills, write_outs};
-use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, block};
-use crate::cache::waiters::operation::{OpStep, WaitFor};
-use crate::cache::{Cache, Turn};
 use crate::device_bio::DeviceCompletion;
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::slab::NIL;
 
-/// The blocks of a bio that came back.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    /// Their folio.
-    folio: u32,
-    /// The first one's unit.
-    unit: u32,
-    /// The first one on its volume.
-    block: u64,
-    count: u32,
-    volume: VolumeId,
-}
-
-impl Cache {
-    /// A bio that went down comes back.
-    pub fn on_completion(&mut self, turn: &mut Turn, up: DeviceCompletion) {
-        let Some(unit) = up.bio.id.unit() else {
-            self.passed -= u32::from(up.stage != ReplyStage::Early);
-            return self.on_below(turn, up);
+impl CacheState {
+    /// Completes a bio of the cache's own, for the frames from `unit` on.
+    pub fn on_own_completion(
+        &mut self,
+        ctx: &mut CallContext,
+        unit: u32,
+        completion: &DeviceCompletion,
+    ) {
+        let bio = &completion.bio;
+        let (volume, block) = (bio.id.volume, bio.offset >> BLOCK_SHIFT);
+        let folio = self.pool.find(volume, block).expect("a busy folio stays in the index");
+        let run = BlockRun { folio, unit, block, count: bio.len.div_ceil(BLOCK), volume };
+        debug_assert!(unit >= folio && unit < folio + self.pool.folio(folio).blocks());
+        let device = self.volumes.device_index(volume);
+        let status = match completion.stage {
+            ReplyStage::Early => return self.on_late(ctx, &run, completion),
+            ReplyStage::Released => Err(IoError::TimedOut),
+            _ => completion.status,
         };
-        let (volume, at) = (up.bio.id.volume, up.bio.offset >> BLOCK_SHIFT);
-        let folio = self.index.find(&self.folios, volume, at);
-        let run = Run {
-            folio: folio.expect("a folio with something on its way stays"),
-            unit,
-            block: at,
-            count: up.bio.len.div_ceil(BLOCK),
-            volume,
-        };
-        match (up.bio.op, up.stage) {
-            (_, ReplyStage::Early) => self.on_late(turn, &run, &up),
-            (Op::Read, stage) => {
-                let device = usize::from(self.volume(volume).device.0);
-                self.bios.sub(fills(device), 1);
-                self.filling.sub(device, run.count);
-                let status =
-                    if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
-                self.on_filled(turn, &run, &up, status);
-            }
-            (_, stage) => {
-                let device = usize::from(self.volume(volume).device.0);
-                self.bios.sub(write_outs(device), 1);
-                let status =
-                    if stage == ReplyStage::Released { Err(IoError::TimedOut) } else { up.status };
-                if stage == ReplyStage::Released {
-                    self.count_late(volume, 0, 1);
-                }
-                self.on_written(turn, &run, &up, status);
-            }
+        if bio.op == Op::Read {
+            self.io.end_fill(device, run.count);
+            return self.on_filled(ctx, &run, completion, status);
         }
+        self.io.end_writeout(device);
+        if completion.stage == ReplyStage::Released {
+            self.count_late(volume, 0, 1);
+        }
+        self.on_written(ctx, &run, completion, status);
     }
 
-    /// A command passed its time-out.
-    fn on_late(&mut self, turn: &mut Turn, run: &Run, up: &DeviceCompletion) {
-        self.folios[run.folio].late += 1;
-        let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
-        if up.bio.op == Op::Read {
-            return self.wake_folio(run.folio, Some(failed), up.wait_times);
+    /// Handles a command that passed its time-out.
+    fn on_late(&mut self, ctx: &mut CallContext, run: &BlockRun, completion: &DeviceCompletion) {
+        self.pool.add_late(run.folio);
+        let below = completion.wait_times;
+        if completion.bio.op == Op::Read {
+            let failed = (run.block, run.block + u64::from(run.count), IoError::TimedOut);
+            return self.wake_folio(run.folio, Some(failed), below);
         }
-        self.wake_folio(run.folio, None, up.wait_times);
-        let volume = self.volume(run.volume);
-        volume.errors.record(IoError::TimedOut);
-        volume.last_error = IoError::TimedOut;
+        self.wake_folio(run.folio, None, below);
+        self.volumes[run.volume].on_write_timed_out();
         self.count_late(run.volume, 1, 0);
-        while let Some(slot) = self.volumes[usize::from(run.volume.0)].syncs.pop(&mut self.ops) {
-            self.ops[slot].status = Err(IoError::TimedOut);
-            self.ready(slot);
-        }
-        if up.cookie != NIL && !self.ops[up.cookie].answered {
-            let op = &mut self.ops[up.cookie];
+        while self.waiters.fail_flush(run.volume, true, IoError::TimedOut) {}
+        let slot = completion.cookie;
+        if slot != NIL && !self.waiters.op(slot).answered {
+            let op = self.waiters.op_mut(slot);
             op.answered = true;
             op.status = Err(IoError::TimedOut);
-            let (id, status) = (op.bio.id, op.status);
-            let stage = ReplyStage::Early;
-            let wait_times = up.wait_times;
-            turn.actions.list.push(Action::Reply { id, status, hole: false, stage, wait_times });
-            // If it has its range for itself: who waits for that hears of it, as do those who come until it ends.
-            if let Some(mut waiting) = self.ranges.take_waiting(up.cookie) {
-                self.lines.ready.append(&mut self.ops, &mut waiting);
-            }
+            ctx.reply_after(&op.bio, op.status, ReplyStage::Early, below);
+            // The waiters for its range, if it locks one, fail; so do new ones until the device answers.
+            self.waiters.wake_range_waiters(slot);
         }
     }
 
-    /// Blocks came from the device.
-    fn on_filled(&mut self, turn: &mut Turn, run: &Run, up: &DeviceCompletion, status: Status) {
-        if up.hole && status.is_ok() {
+    /// Ends a fill.
+    fn on_filled(
+        &mut self,
+        ctx: &mut CallContext,
+        run: &BlockRun,
+        completion: &DeviceCompletion,
+        status: Status,
+    ) {
+        if completion.hole && status.is_ok() {
             let at = u64::from(run.unit) << BLOCK_SHIFT;
-            turn.actions.list.push(Action::Zero { at, len: run.count * BLOCK });
+            ctx.actions.list.push(Action::Zero { at, len: run.count * BLOCK });
         }
-        let present = self.volume(run.volume).blocks();
-        let there = if status.is_ok() { block::UPTODATE } else { 0 };
-        for (state, at) in self.folios.states_mut(run.unit, run.count).iter_mut().zip(run.block..) {
-            let there = if *state & block::VOID == 0 && at < present { there } else { 0 };
-            *state = *state & !(block::FILLING | block::VOID) | there;
-        }
-        let folio = &mut self.folios[run.folio];
-        folio.filling -= run.count as u16;
-        self.no_longer_late(run.folio, up);
-        let error = status.err();
-        let failed = error.map(|e| (run.block, run.block + u64::from(run.count), e));
-        self.wake_folio(run.folio, failed, up.wait_times);
+        self.pool.end_fill(run, self.volumes[run.volume].blocks(), status.is_ok());
+        self.end_late(run.folio, completion);
+        let failed = status.err().map(|e| (run.block, run.block + u64::from(run.count), e));
+        self.wake_folio(run.folio, failed, completion.wait_times);
     }
 
-    /// The volume ended within the last block when this was sent, and goes on there now: of its rest nothing is known.
-    fn ends_short(&self, run: &Run, up: &DeviceCompletion) -> bool {
-        let end = up.bio.end();
+    /// Counts down the late bios of a folio, each of which counts until its second completion.
+    fn end_late(&mut self, unit: u32, completion: &DeviceCompletion) {
+        if completion.stage == ReplyStage::Released {
+            self.pool.sub_late(unit);
+        }
+    }
+
+    /// Returns true if the volume ended within the last block when the write-out was sent, and has grown since.
+    fn ends_short(&self, run: &BlockRun, completion: &DeviceCompletion) -> bool {
+        let end = completion.bio.end();
         let within = !end.is_multiple_of(u64::from(BLOCK));
-        within && end < self.volumes[usize::from(run.volume.0)].size
+        within && end < self.volumes[run.volume].size()
     }
 
-    /// Each bio that was given up counts until it is answered: others of its folio may never rest.
-    fn no_longer_late(&mut self, unit: u32, up: &DeviceCompletion) {
-        self.folios[unit].late -= u16::from(up.stage == ReplyStage::Released);
-    }
-
-    /// Blocks were written, or could not be.
-    fn on_written(&mut self, turn: &mut Turn, run: &Run, up: &DeviceCompletion, status: Status) {
-        let device = self.volume(run.volume).device;
-        self.flushers[usize::from(device.0)].came_back(run.count);
+    /// Ends a write-out.
+    fn on_written(
+        &mut self,
+        ctx: &mut CallContext,
+        run: &BlockRun,
+        completion: &DeviceCompletion,
+        status: Status,
+    ) {
+        let volume = run.volume;
+        let device = self.volumes[volume].device();
         let keep = status.is_err() && !self.defects.failed_is_clean();
-        let present = self.volume(run.volume).blocks();
-        let (mut clean, mut held) = (0, 0);
-        for (unit, at) in (run.unit..run.unit + run.count).zip(run.block..) {
-            let state = self.folios.states(unit, 1)[0] & !block::WRITEBACK;
-            let state = if state & block::SHADOW != 0 {
-                self.end_shadow(turn, unit);
-                clean += 1;
-                state & !block::SHADOW
-            } else if keep && state & block::DIRTY == 0 && at < present {
-                // Not up to date if the volume's end went past it and back: what it holds is what the device was to have.
-                held += 1;
-                state | block::UPTODATE | block::DIRTY | block::FAILED
-            } else {
-                clean += 1;
-                state
-            };
-            self.folios.states_mut(unit, 1)[0] = state;
+        let present = self.volumes[volume].blocks();
+        let actions = &mut ctx.actions.list;
+        let written = self.pool.end_writeback(run, present, keep, actions);
+        if self.ends_short(run, completion) {
+            let within = (completion.bio.end() % u64::from(BLOCK)) as u32;
+            self.pool.end_short_writeback(run.unit + run.count - 1, within, actions);
         }
-        if self.ends_short(run, up) {
-            let last = run.unit + run.count - 1;
-            let state = self.folios.states(last, 1)[0];
-            if state & block::FAILED != 0 {
-                self.zero_from(turn, last, (up.bio.end() % u64::from(BLOCK)) as u32);
-            } else if state & block::DIRTY == 0 {
-                self.folios.states_mut(last, 1)[0] &= !(block::UPTODATE | block::USED);
-            }
+        self.pool.count_written(run, written);
+        self.end_late(run.folio, completion);
+        self.volumes[volume].sub_unclean(written.clean);
+        let key = self.pool.folio(run.folio).key;
+        self.dirty.end_writeback(ctx.now, device, key, (written.clean, written.held));
+        if written.held > 0 {
+            self.dirty.mark_held(run.folio);
         }
-        let folio = &mut self.folios[run.folio];
-        folio.writeback -= run.count as u16;
-        folio.dirty += held as u16;
-        self.no_longer_late(run.folio, up);
-        self.volume(run.volume).unclean -= clean;
-        self.dirty_regions.sub(self.folios[run.folio].key, clean);
-        self.throttle.on_written(turn.now, device, clean);
-        if held > 0 {
-            self.held.mark(run.folio);
-            self.throttle.on_write_failed(turn.now, device, held);
+        match status {
+            Err(error) => self.on_write_failed(ctx, volume, written.held, error),
+            Ok(()) => self.volumes[volume].on_write_succeeded(),
         }
-        if let Err(error) = status {
-            self.on_failed(turn, run.volume, held, error);
-        } else if self.volume(run.volume).held == 0 {
-            let entry = self.volume(run.volume);
-            (entry.backoff_ns, entry.failing) = (0, false);
-        }
-        self.volume(run.volume).sub_writing((up.bio.id.sequence >> 32 & 15) as u8);
-        self.advance(run.volume);
-        self.wake_folio(run.folio, None, up.wait_times);
-        self.end_own(up, status);
+        self.volumes[volume].sub_writing(DeviceIo::mark_of(&completion.bio.id));
+        self.advance(volume);
+        self.wake_folio(run.folio, None, completion.wait_times);
+        self.end_own_writeout(completion, status);
     }
 
-    fn on_failed(&mut self, turn: &mut Turn, volume: VolumeId, held: u32, error: IoError) {
+    fn on_write_failed(
+        &mut self,
+        ctx: &mut CallContext,
+        volume: VolumeId,
+        held: u32,
+        error: IoError,
+    ) {
         self.stats.failed += u64::from(held);
-        let entry = self.volume(volume);
-        (entry.last_error, entry.failing) = (error, true);
-        entry.errors.record(error);
+        self.volumes[volume].on_write_failed(error);
         self.count_held(volume, held, 0);
-        self.plan_retry(turn, volume, error);
+        self.plan_retry(ctx, volume, error);
     }
 
-    /// The operation in whose name it was sent has one less on its way.
-    fn end_own(&mut self, up: &DeviceCompletion, status: Status) {
-        if up.cookie == NIL {
+    /// Counts down the outstanding write-outs of the operation that sent one.
+    fn end_own_writeout(&mut self, completion: &DeviceCompletion, status: Status) {
+        let slot = completion.cookie;
+        if slot == NIL {
             return;
         }
-        let op = &mut self.ops[up.cookie];
+        self.waiters.set_below(slot, completion.wait_times);
+        let op = self.waiters.op_mut(slot);
+        assert!(op.pending > 0, "the operation sent the write-out");
         op.pending -= 1;
-        self.waits[up.cookie as usize].below = up.wait_times;
-        // A writer that writes out for itself sends anybody's blocks: their errors are the flushes' to tell.
+        // With the foreground policy a writer sends blocks of others: their errors are for the flushes to report.
         if op.step != OpStep::Write {
             op.status = op.status.and(status);
         }
-        if op.pending == 0 && op.waits_for == WaitFor::Own {
-            self.ready(up.cookie);
+        if op.pending == 0 && op.waits_for == WaitFor::Writeouts {
+            self.waiters.ready(slot);
         }
     }
 }

@@ -1,85 +1,196 @@
-//! Bios of the cache's own: how many may be on their way, and whose they are.
+//! The bios of the cache's own: those to be sent, and how many may be outstanding for each device.
 //!
-//! All devices share them. One that is slow would have them all in the end, and one that is dead would keep them: nobody else's
-//! blocks would be read or written out any longer. So of each device fills and write-outs are two accounts, and each account
-//! finds its floor free whatever the others do, as with dirty blocks (`writeback/credit.rs`):
+//! All devices share one budget. Without limits a slow device would come to hold all of it and a dead one would keep it, so that no
+//! other device could be read or written. Fills and write-outs of each device are therefore separate accounts, and each finds
+//! its floor free, as with dirty credit (`writeback/credit.rs`):
 //!
 //! ```text
-//!   on its way, all accounts + what is not used of the others' floors + 1  <=  bios
+//!   outstanding, all accounts + unused floors of the other accounts + 1  <=  bios_max
 //! ```
 //!
-//! The same of the pool's frames: what is on its way from several devices takes half of them at most, each with a floor.
+//! In the same way fills of several devices take at most half of the pool's frames, with a floor for each device. Flushers leave a
+//! quarter of the budget to fills; a few write-outs of each device may always go.
 //!
-//! Flushers leave a quarter of all to fills; a few of each device's write-outs go in any case. Whoever needs one for itself waits
-//! in the line of its account.
+//! Invariant: `bios.total()` is the number of own bios that were queued and have not completed; `passed` counts the client bios
+//! that were taken by the shard and have not completed.
 
-use crate::cache::Cache;
-use crate::cache::waiters::operation::{OpStep, WaitFor};
+use crate::bio::{Bio, BioFlags, BioId};
+use crate::device_bio::DeviceBio;
+use crate::gauge::Gauge32;
+use crate::slab::NIL;
+use crate::writeback::credit::Credit;
 
-/// Bios of the cache's own that are kept for fills when write-out takes all it may: one in four.
+/// The share of bios that is kept for fills while write-out takes all it may: one in four.
 const FILL_SHARE: u32 = 4;
 
-/// The account of a device's fills.
-pub(in crate::cache) const fn fills(device: usize) -> usize {
+/// The outstanding bios of a cache.
+#[derive(Debug)]
+pub(super) struct DeviceIo {
+    /// Bios for the queues; the shard takes them at the end of a batch.
+    queue: Vec<DeviceBio>,
+    /// Own bios, by account.
+    bios: Credit,
+    /// Own bios that may be outstanding.
+    bios_max: u32,
+    /// Blocks that are being filled, by device.
+    filling: Credit,
+    /// Units of the pool.
+    units: u32,
+    /// Client bios that were passed to the queues.
+    passed: Gauge32,
+    /// Tells bios for the same frames apart.
+    count: u32,
+}
+
+/// Returns the account of a device's fills.
+pub(super) const fn fills(device: usize) -> usize {
     2 * device
 }
 
-/// The account of its write-outs.
-pub(in crate::cache) const fn write_outs(device: usize) -> usize {
+/// Returns the account of a device's write-outs.
+pub(super) const fn writeouts(device: usize) -> usize {
     2 * device + 1
 }
 
-/// Blocks that may be on their way from so many devices: from one, all there are.
-pub(in crate::cache) const fn filling_most(units: u32, devices: usize) -> u32 {
+/// Returns the blocks that may be filled at once with this many devices; with one device, all.
+const fn filling_max(units: u32, devices: usize) -> u32 {
     if devices > 1 { units / 2 } else { units }
 }
 
-impl Cache {
-    /// Bios of the cache's own that are on their way.
-    pub(in crate::cache) fn in_flight(&self) -> u32 {
+impl DeviceIo {
+    /// Creates the budgets of `devices`; `queue` is the capacity for bios to be sent.
+    pub fn new(units: u32, devices: usize, bios_max: u32, queue: usize) -> Self {
+        Self {
+            queue: Vec::with_capacity(queue),
+            bios: Credit::new(2 * devices, bios_max),
+            bios_max,
+            filling: Credit::new(devices, filling_max(units, devices)),
+            units,
+            passed: Gauge32::default(),
+            count: 0,
+        }
+    }
+
+    /// Gives a device's accounts their floors, or takes them; none of its bios is outstanding.
+    pub fn set_present(&mut self, device: usize, present: bool) {
+        for account in [fills(device), writeouts(device)] {
+            self.bios.set_present(account, present);
+        }
+        self.bios.set_limit(self.bios_max);
+        self.filling.set_present(device, present);
+        self.filling.set_limit(filling_max(self.units, self.filling.devices()));
+    }
+
+    /// Returns the number of own bios that are outstanding.
+    pub fn in_flight(&self) -> u32 {
         self.bios.total()
     }
 
-    /// Whether another bio of an account may go out.
-    pub(in crate::cache) fn may_send(&self, account: usize) -> bool {
-        let most = filling_most(self.folios.units(), self.filling.devices());
+    /// Returns the bios that are outstanding or passed to the queues.
+    pub fn below(&self) -> u32 {
+        self.in_flight() + self.passed.get()
+    }
+
+    /// Returns the blocks of a device that are being filled.
+    pub fn filling(&self, device: usize) -> u32 {
+        self.filling.used(device)
+    }
+
+    /// Returns true if another bio of an account may be sent.
+    pub fn may_send(&self, account: usize) -> bool {
+        let most = filling_max(self.units, self.filling.devices());
         let frames = account != fills(account / 2) || self.filling.fits(account / 2, 1, most);
-        frames && self.bios.fits(account, 1, self.options.bios())
+        frames && self.bios.fits(account, 1, self.bios_max)
     }
 
-    /// Whether a device's flusher may send another one.
-    pub(in crate::cache) fn may_write_out(&self, device: usize) -> bool {
-        let (bios, account) = (self.options.bios(), write_outs(device));
+    /// Returns true if a device's flusher may send another write-out.
+    pub fn may_write_out(&self, device: usize) -> bool {
+        let account = writeouts(device);
         let few = self.bios.used(account) < self.bios.floor();
-        (few || self.bios.total() < bios - bios / FILL_SHARE) && self.may_send(account)
+        let leaves_share = self.bios.total() < self.bios_max - self.bios_max / FILL_SHARE;
+        (few || leaves_share) && self.may_send(account)
     }
 
-    /// Lets those go on who wait for a bio, in turn: as many as there are.
-    pub(in crate::cache) fn serve_bios(&mut self) {
-        for account in 0..self.lines.bios.len() {
-            if self.lines.bios[account].head().is_none() || !self.may_send(account) {
-                continue;
-            }
-            let most = self.bios.ceiling(account, self.options.bios());
-            for _ in self.bios.used(account)..most {
-                let Some(slot) = self.lines.bios[account].pop(&mut self.ops) else {
-                    break;
-                };
-                self.ready(slot);
-            }
-        }
+    /// Returns how many more bios of an account may be sent at most.
+    pub fn room(&self, account: usize) -> u32 {
+        self.bios.ceiling(account, self.bios_max).saturating_sub(self.bios.used(account))
     }
 
-    /// Whoever is first in line for a frame, to fill it, and has no bio for that: it waits for one, and keeps nobody from the
-    /// frame.
-    pub(in crate::cache) fn defer_fill(&mut self, slot: u32) -> bool {
-        let account = fills(self.device_of(slot));
-        let defers = self.ops[slot].step == OpStep::Read && !self.may_send(account);
-        if defers {
-            self.lines.frames.pop(&mut self.ops);
-            self.ops[slot].waits_for = WaitFor::Bios(account as u32);
-            self.lines.bios[account].push(&mut self.ops, slot);
-        }
-        defers
+    /// Returns the id of an own bio for the frames from `unit` on, caused by `cause`.
+    fn internal_id(&mut self, cause: &BioId, unit: u32, mark: u8) -> BioId {
+        debug_assert!(mark < 16, "four bits of the id");
+        self.count = self.count.wrapping_add(1);
+        let count = self.count << 4 | u32::from(mark);
+        BioId::internal(cause.connection, cause.volume, cause.export, count, unit)
+    }
+
+    /// Queues a fill of `blocks` blocks, for the frames from `unit` on; the id of `bio` names its cause.
+    pub fn send_fill(&mut self, device: usize, unit: u32, blocks: u32, bio: Bio) {
+        debug_assert!(blocks > 0 && bio.len > 0, "a fill has blocks");
+        let id = self.internal_id(&bio.id, unit, 0);
+        self.push(DeviceBio { bio: Bio { id, ..bio }, cookie: NIL });
+        self.bios.add(fills(device), 1);
+        self.filling.add(device, blocks);
+    }
+
+    /// Queues a write-out of the frames from `unit` on; the id of `bio` names its cause, `mark` its generation.
+    pub fn send_writeout(&mut self, device: usize, unit: u32, mark: u8, bio: Bio, cookie: u32) {
+        debug_assert!(bio.len > 0, "a write-out has blocks");
+        let id = self.internal_id(&bio.id, unit, mark);
+        self.push(DeviceBio { bio: Bio { id, ..bio }, cookie });
+        self.bios.add(writeouts(device), 1);
+    }
+
+    /// Queues a client bio for the operation in `slot`.
+    pub fn pass(&mut self, bio: Bio, slot: u32) {
+        assert!(slot != NIL, "an operation waits for a bio that is passed on");
+        let flags = bio.flags.without(BioFlags::DIRECT);
+        self.push(DeviceBio { bio: Bio { flags, ..bio }, cookie: slot });
+    }
+
+    fn push(&mut self, bio: DeviceBio) {
+        debug_assert!(self.queue.len() < self.queue.capacity(), "room for every bio");
+        self.queue.push(bio);
+    }
+
+    /// Accounts for the end of a fill.
+    pub fn end_fill(&mut self, device: usize, blocks: u32) {
+        self.bios.sub(fills(device), 1);
+        self.filling.sub(device, blocks);
+    }
+
+    /// Accounts for the end of a write-out.
+    pub fn end_writeout(&mut self, device: usize) {
+        self.bios.sub(writeouts(device), 1);
+    }
+
+    /// Accounts for the end of a client bio that was passed on.
+    pub fn end_passed(&mut self) {
+        self.passed.sub(1);
+    }
+
+    /// Returns the generation mark of a write-out's id.
+    pub fn mark_of(id: &BioId) -> u8 {
+        (id.sequence >> 32 & 15) as u8
+    }
+
+    /// Returns true if no bio is to be sent.
+    #[inline]
+    pub fn is_queue_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes the bios to be sent; [`DeviceIo::return_queue`] gives the buffer back.
+    pub fn take_queue(&mut self) -> Vec<DeviceBio> {
+        let queue = std::mem::take(&mut self.queue);
+        let passed = queue.iter().filter(|sent| sent.bio.id.unit().is_none()).count();
+        self.passed.add(passed as u32);
+        queue
+    }
+
+    /// Gives the buffer back, empty, that [`DeviceIo::take_queue`] took.
+    pub fn return_queue(&mut self, queue: Vec<DeviceBio>) {
+        assert!(queue.is_empty() && self.queue.is_empty(), "every bio was sent");
+        self.queue = queue;
     }
 }

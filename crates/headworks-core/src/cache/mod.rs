@@ -1,218 +1,89 @@
 //! The page cache of a shard: folios of 4 KiB to 2 MiB between the volumes and the queues.
 //!
-//! Decides what is kept, what is read and written when, and who waits for it. A bio that hits is answered in the same call. Any
-//! other becomes an [`operation::Operation`]: a cursor, parked on one thing at a time.
+//! The cache decides what is kept, and what is read and written when. A bio that hits completes in the same call. Any other one
+//! becomes an [`Operation`](waiters::operation::Operation): a cursor that waits for one event at a time.
 //!
 //! ```text
-//!   bio --> read, write: block by block                    --> copies, answer
-//!             | missing: fill.rs asks (read-ahead with it)       ^
+//!   bio --> steps/read, write: block by block              --> copies, reply
+//!             | missing: steps/fill (with read-ahead)            ^
 //!             v                                                  |
-//!   down ---- bios of the cache's own ----> plug, queue, device -+ arrive.rs
+//!   device_io: bios of the cache's own --> plug, queue, device --+ completion
 //!             ^
-//!             | flusher.rs: background, periodic, sync, for frames
-//!   flush --> sync.rs: generations; discard, zeroes, direct --> range.rs
+//!             | flusher: background, periodic, flush, for frames
+//!   steps/flush: generations; steps/range: discard, zeroes, direct I/O
 //! ```
 //!
-//! Its parts: `operation` and `lines` (who waits for what), `read`, `fill`, `write`, `shadow`, `newer`, `writeout`, `clean` (write-out on a
-//! writer's behalf), `bios` (how many may be on their way), `range`, `walk` (over the folios of one), `resize`, `sync`, `status` (what a
-//! range is made of), `flusher`, `arrive` (answers of devices), `frames` (who gets memory), `held` (what could not be written), `volume`
-//! (what is known of a volume), `change` (devices and volumes that join and leave), over the tables `folio`, `index`,
-//! `reclaim`, `ghost`, `readahead`.
+//! The state has five owners with private fields:
 //!
-//! Invariants: every wait is ended by an answer of a device, a timer or what one of these frees; a frame that a device has is
-//! not written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
-//! `dirty + writeback + credit` never exceeds the limit; nothing here grows.
+//! | owner | holds |
+//! |---|---|
+//! | `pool` | folios and their block states, frames, the index, eviction, shadows |
+//! | `dirty` | extent groups, credit and the throttle, dirty regions, held folios |
+//! | `waiters` | operations, the lists on which they wait, locked ranges |
+//! | `volumes` | sizes, generations, errors, truncations |
+//! | `device_io` | bios of the cache's own, and how many may be outstanding |
+//!
+//! Above them `state` puts them side by side; `writeout`, `hold`, `completion`, `flusher` and `steps` work on all of them; this file
+//! schedules the operations.
+//!
+//! Invariants: every wait is ended by a completion, a timer, or something that one of these frees; a frame that a device has is not
+//! written (a write goes to a shadow), and not read while it is filled; a dirty, busy or waited-for folio is not evicted;
+//! `dirty + writeback + credit` never exceeds the limit; nothing grows after the start.
 
 mod change;
 mod check;
 mod completion;
+mod context;
 mod defect;
 mod device_io;
 mod dirty;
+mod flusher;
+mod hold;
 mod pool;
 pub mod readahead;
+mod state;
 mod stats;
 mod steps;
 mod volumes;
 mod waiters;
+mod writeout;
 
-pub use pool::{folio, ghost, index, reclaim};
-
+pub(crate) use context::{CallContext, DeviceCaching};
 #[cfg(feature = "defects")]
 pub use defect::CacheDefect;
+pub use pool::{folio, ghost, index, reclaim};
 pub use stats::CacheStats;
 
 use std::ops::Range;
 
-use crate::action::{Action, Actions};
 use crate::bio::{Bio, BioFlags, Op, VolumeId};
-use crate::buddy::Buddy;
-use crate::cache::dirty::groups::Groups;
-use crate::device_bio::DeviceBio;
-use crate::error::{IoError, Status};
+use crate::device_bio::{DeviceBio, DeviceCompletion};
+use crate::error::IoError;
 use crate::input::ReplyStage;
-use crate::options::{CacheOptions, QueueOptions, ShardConfig, WriteMode};
-use crate::slab::{NIL, Slab};
+use crate::options::{CacheOptions, ShardConfig, WriteMode};
+use crate::slab::NIL;
 use crate::time::Instant;
-use crate::timer::TimerWheel;
-use crate::wait_times::{WaitRecorder, WaitTimes};
-use crate::writeback::credit::Credit;
 use crate::writeback::{DirtyOptions, Throttle};
-use defect::Defects;
-use dirty::dirty_regions::DirtyRegions;
-use dirty::flusher::Flusher;
-use dirty::held::HeldFolios;
-use pool::folio::{Folios, ORDER_MAX};
-use pool::index::Index;
-use pool::reclaim::Reclaim;
-use pool::shadow::Shadows;
-use readahead::ReadAhead;
-use steps::range::Ranges;
-use volumes::volume::CachedVolume;
+use context::TimerKind;
+use flusher::Flushers;
+use state::CacheState;
 use waiters::operation::{OpStep, Operation, WaitFor};
-use waiters::wait_lists::WaitLists;
 
-/// What the shard lends the cache for a call.
-pub(crate) struct Turn<'a> {
-    pub now: Instant,
-    pub actions: &'a mut Actions,
-    pub timers: &'a mut TimerWheel,
-}
-
-/// Bytes that an operation copies in one turn: what 1 MiB takes (0.1 ms) others may wait.
-const COPY_MAX: u32 = 1 << 20;
-
-/// The cache's timers on the shard's wheel, from its base on; a writer's pause is `Writer` and its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-enum TimerKind {
-    /// The throttle looks at its estimates.
-    Throttle = 0,
-    /// The flusher looks for old data.
-    Periodic = 1,
-    /// A flush has waited long enough.
-    Sync = 2,
-    /// Blocks whose write-out failed are tried again.
-    Retry = 3,
-    /// Operations that had their turn have another.
-    Turn = 4,
-    /// The first writer's pause.
-    Writer = 5,
-}
-
-/// How a device's volumes are cached.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct DeviceCaching {
-    pub read_ahead_kb: u32,
-    pub max_folio_order: u8,
-}
-
-impl DeviceCaching {
-    pub fn of(queue: &QueueOptions) -> Self {
-        Self { read_ahead_kb: queue.read_ahead_kb, max_folio_order: queue.max_folio_order }
-    }
-}
-
-/// See the head of this file.
+/// The page cache of a shard.
 pub(crate) struct Cache {
-    options: CacheOptions,
-    dirty: DirtyOptions,
-    folios: Folios,
-    frames: Buddy,
-    index: Index,
-    reclaim: Reclaim,
-    ahead: ReadAhead,
-    throttle: Throttle,
-    groups: Groups,
-    shadows: Shadows,
-    dirty_regions: DirtyRegions,
-    held: HeldFolios,
-    /// Where the next look for folios of a volume that leaves begins.
-    leaving: u32,
-    /// Volumes of which something beyond the end is still to be forgotten.
-    truncations: u32,
-    volumes: Vec<CachedVolume>,
-    devices: Vec<DeviceCaching>,
-    flushers: Vec<Flusher>,
-    ops: Slab<Operation>,
-    /// What they waited for, by slot.
-    waits: Vec<WaitRecorder>,
-    lines: WaitLists,
-    ranges: Ranges,
-    /// For the queues; the shard takes them at the end of a batch.
-    pub down: Vec<DeviceBio>,
-    /// Bios of the cache's own that are on their way, by account.
-    bios: Credit,
-    /// Blocks on their way from each device.
-    filling: Credit,
-    /// Bios of clients that were passed down.
-    passed: u32,
-    /// Tells bios over the same frames apart.
-    count: u32,
-    timer_base: u32,
-    /// When old data are looked for next.
-    periodic_at: Option<Instant>,
-    /// For a pass that a writer makes for itself, and for writers that are looked for.
-    scratch: Vec<u32>,
-    /// What each connection has heard of its volume's errors, by writer: who of which volume, errors heard of. (A server's own
-    /// flushes are one connection for all volumes.)
-    heard: Vec<(Option<(u32, VolumeId)>, u32)>,
-    /// Something may follow from what happened since the last [`Cache::run`]: not so while bios only hit.
-    stirred: bool,
-    stats: CacheStats,
-    /// How often a volume began or ceased to have something held.
-    held_news: u32,
-    defects: Defects,
+    state: CacheState,
+    flushers: Flushers,
 }
 
 impl Cache {
-    /// The cache of a shard; everything it will ever need is allocated. `timer_base`: its first timer.
+    /// Creates an empty cache with everything allocated that it will need; `timer_base` is its first timer.
     pub fn new(config: &ShardConfig, timer_base: u32) -> Self {
-        let options = config.cache;
-        let mut frames = Buddy::new(options.units, usize::from(ORDER_MAX) + 1);
-        let shadows = Shadows::new(&mut frames);
-        let devices = config.devices.len();
-        let caching = |index: usize| DeviceCaching::of(&config.devices[index].queue);
-        let account = options.account;
-        Self {
-            folios: Folios::new(options.units),
-            index: Index::new(options.units),
-            reclaim: Reclaim::new(options.units),
-            ahead: ReadAhead::new(options.writers_max),
-            throttle: Throttle::new(&config.dirty, frames.free(), devices, options.writers_max),
-            groups: Groups::new(options.units, config.volumes_max()),
-            shadows,
-            dirty_regions: DirtyRegions::new(options.units),
-            held: HeldFolios::new(options.units),
-            leaving: 0,
-            truncations: 0,
-            frames,
-            volumes: config.volumes.iter().map(CachedVolume::new).collect(),
-            devices: (0..devices).map(caching).collect(),
-            flushers: (0..devices).map(|_| Flusher::new(options.units, account)).collect(),
-            ops: Slab::new(config.bios_max),
-            waits: vec![WaitRecorder::default(); config.bios_max as usize],
-            lines: WaitLists::new(devices, options.writers_max),
-            ranges: Ranges::new(config.bios_max),
-            down: Vec::with_capacity((options.bios() + config.bios_max) as usize),
-            bios: Credit::new(2 * devices, options.bios()),
-            filling: Credit::new(devices, device_io::filling_most(options.units, devices)),
-            passed: 0,
-            count: 0,
-            timer_base,
-            periodic_at: None,
-            scratch: Vec::with_capacity(options.units.min(1 << 14) as usize),
-            heard: vec![(None, 0); options.writers_max as usize + 1],
-            stirred: true,
-            stats: CacheStats::default(),
-            held_news: 0,
-            defects: Defects::default(),
-            dirty: config.dirty,
-            options,
-        }
+        let CacheOptions { units, account, .. } = config.cache;
+        let flushers = Flushers::new(units, account, config.devices.len());
+        Self { state: CacheState::new(config, timer_base), flushers }
     }
 
-    /// Timers that a cache needs.
+    /// Returns the number of timers that a cache needs.
     pub fn timers(options: &CacheOptions) -> usize {
         if options.is_on() {
             TimerKind::Writer as usize + options.writers_max as usize + 1
@@ -221,317 +92,298 @@ impl Cache {
         }
     }
 
-    /// Where the tables lie that every bio looks at.
+    /// Returns the memory of the tables that every bio reads.
     pub fn tables(&self) -> impl Iterator<Item = Range<*const u8>> {
-        self.folios.tables().into_iter().chain([self.index.table()])
+        self.state.pool.tables()
     }
 
-    /// Whether bios of `volume` are the cache's.
+    /// Returns true if the bios of a volume are for the cache.
+    #[inline]
     pub fn caches(&self, volume: VolumeId) -> bool {
-        self.volumes[usize::from(volume.0)].mode != WriteMode::None
+        self.state.volumes[volume].mode() != WriteMode::None
     }
 
-    /// Client bios that wait here.
+    /// Returns the number of client bios that wait in the cache.
     pub fn waiting(&self) -> u32 {
-        self.ops.taken()
+        self.state.waiters.len()
     }
 
-    /// Bios below the cache: its own that are on their way, and clients' that were passed down.
+    /// Returns the number of outstanding bios below the cache: its own, and those of clients that it passed on.
     pub fn below(&self) -> u32 {
-        self.in_flight() + self.passed
+        self.state.io.below()
     }
 
-    /// What is to go down now.
+    /// Takes the bios to be sent to the devices; [`Cache::return_device_bios`] gives the buffer back.
     pub fn take_device_bios(&mut self) -> Vec<DeviceBio> {
-        let down = std::mem::take(&mut self.down);
-        self.passed += down.iter().filter(|down| down.bio.id.unit().is_none()).count() as u32;
-        down
+        self.state.io.take_queue()
     }
 
-    /// Bios that the cache may still send down: its own, and those of clients that wait.
+    /// Gives the emptied buffer of [`Cache::take_device_bios`] back.
+    pub fn return_device_bios(&mut self, buffer: Vec<DeviceBio>) {
+        self.state.io.return_queue(buffer);
+    }
+
+    /// Returns the number of bios that the cache may still send: its own, and those of waiting clients.
     pub fn kept(&self) -> u32 {
-        (self.options.bios() + self.waiting()).saturating_sub(self.below())
+        (self.state.options.bios() + self.waiting()).saturating_sub(self.below())
     }
 
-    /// A bio that passed its volume.
-    pub fn on_bio(&mut self, turn: &mut Turn, bio: Bio) {
-        let volume = &self.volumes[usize::from(bio.id.volume.0)];
-        let unsafe_mode = volume.mode == WriteMode::Unsafe;
-        let aligned = (bio.offset | u64::from(bio.len)) & u64::from(volume.block_size - 1) == 0;
-        // A flush by FUA is the driver's own, at its end: even what nobody was promised is written then.
+    /// Handles a bio that its volume has accepted.
+    pub fn on_bio(&mut self, ctx: &mut CallContext, bio: Bio) {
+        let state = &mut self.state;
+        let volume = &state.volumes[bio.id.volume];
+        let unsafe_mode = volume.mode() == WriteMode::Unsafe;
+        let aligned = (bio.offset | u64::from(bio.len)) & u64::from(volume.block_size() - 1) == 0;
+        // A flush with FUA is the driver's own, at its end: it writes even what was never promised.
         let ignored = unsafe_mode && !bio.flags.contains(BioFlags::FUA);
         let mut bio = bio;
         if unsafe_mode || bio.op == Op::Flush {
             bio.flags = bio.flags.without(BioFlags::FUA);
         }
         let direct = bio.flags.contains(BioFlags::DIRECT);
-        self.stirred |= direct || !matches!(bio.op, Op::Read | Op::Write);
+        state.needs_run |= direct || !matches!(bio.op, Op::Read | Op::Write);
         match bio.op {
-            Op::Flush if ignored => reply(turn, &bio, Ok(()), ReplyStage::Final),
-            Op::Flush => self.begin_sync(turn, bio),
-            Op::Prefetch => self.prefetch(turn, bio),
-            Op::BlockStatus => self.begin(turn, Operation::new(bio, OpStep::Status)),
-            Op::Discard => self.begin(turn, Operation::new(bio, OpStep::Range)),
-            Op::WriteZeroes => self.begin_zeroes(turn, bio),
+            Op::Flush if ignored => ctx.reply(&bio, Ok(()), ReplyStage::Final),
+            Op::Flush => {
+                let op = steps::flush::begin(state, ctx, bio);
+                self.begin(ctx, op);
+            }
+            Op::Prefetch => steps::prefetch(state, ctx, bio),
+            Op::BlockStatus => self.begin(ctx, Operation::new(bio, OpStep::Status)),
+            Op::Discard => self.begin(ctx, Operation::new(bio, OpStep::Range)),
+            Op::WriteZeroes if steps::range::zeroes_as_write(state, &bio) => {
+                self.begin_write(ctx, bio);
+            }
+            Op::WriteZeroes => self.begin(ctx, Operation::new(bio, OpStep::Range)),
             Op::Read | Op::Write if direct && aligned => {
                 let op = Operation { direct: true, ..Operation::new(bio, OpStep::Range) };
-                self.begin(turn, op);
+                self.begin(ctx, op);
             }
-            Op::Read => self.begin(turn, Operation::new(bio, OpStep::Read)),
-            Op::Write => self.begin_write(turn, bio),
+            Op::Read => self.begin(ctx, Operation::new(bio, OpStep::Read)),
+            Op::Write => self.begin_write(ctx, bio),
         }
     }
 
-    /// Steps an operation that has no slot yet; most end here and never need one.
-    fn begin(&mut self, turn: &mut Turn, mut op: Operation) {
-        match self.step(turn, &mut op, NIL) {
-            WaitFor::Nothing => self.stirred |= op.asked > 0,
-            park => {
-                self.stirred = true;
-                let Some(slot) = self.ops.try_take() else {
-                    // The shard asks `room` before it takes a bio in.
-                    self.drop_credit(&mut op);
-                    return reply(turn, &op.bio, Err(IoError::NoMemory), ReplyStage::Final);
+    /// Begins a write: after the paused ones of its connection, or at once.
+    fn begin_write(&mut self, ctx: &mut CallContext, bio: Bio) {
+        let state = &mut self.state;
+        let mut op = Operation::new(bio, OpStep::Write);
+        op.writer = state.dirty.throttle_mut().writer(bio.id.connection).0;
+        state.volumes.begin_errors(op.writer, &bio);
+        if state.waiters.first_paused(op.writer).is_some()
+            && let Some(slot) = state.waiters.add(&op)
+        {
+            return state.park(ctx, slot, WaitFor::Pause);
+        }
+        self.begin(ctx, op);
+    }
+
+    /// Steps an operation that has no slot; most complete here and never need one.
+    fn begin(&mut self, ctx: &mut CallContext, mut op: Operation) {
+        let state = &mut self.state;
+        match steps::step(state, ctx, &mut op, NIL) {
+            WaitFor::Nothing => state.needs_run |= op.progress > 0,
+            waits_for => {
+                state.needs_run = true;
+                let Some(slot) = state.waiters.add(&op) else {
+                    // The shard accepts a bio only while it has room for it.
+                    state.drop_credit(&mut op);
+                    return ctx.reply(&op.bio, Err(IoError::NoMemory), ReplyStage::Final);
                 };
-                self.ops[slot] = op;
-                if park == WaitFor::Slot {
-                    self.resume(turn, slot);
+                if waits_for == WaitFor::Slot {
+                    self.resume(ctx, slot);
                 } else {
-                    self.park(turn, slot, park);
+                    state.park(ctx, slot, waits_for);
                 }
             }
         }
     }
 
-    /// Steps an operation that something happened to.
-    fn resume(&mut self, turn: &mut Turn, slot: u32) {
-        let mut op = std::mem::take(&mut self.ops[slot]);
-        self.end_wait(turn.now, &mut op);
-        let park = self.step(turn, &mut op, slot);
-        self.ops[slot] = op;
-        match park {
-            WaitFor::Nothing => self.ops.put(slot),
-            park => self.park(turn, slot, park),
-        }
-    }
-
-    /// Goes on with an operation until it ends (`Nothing`) or must wait.
-    fn step(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> WaitFor {
-        if !op.locked
-            && matches!(op.step, OpStep::Read | OpStep::Write | OpStep::Range)
-            && let Some(other) = self.ranges.conflict(&op.bio)
-        {
-            if self.ops[other].answered {
-                return self.finish(turn, op, Err(IoError::TimedOut));
+    /// Steps an operation whose wait has ended.
+    fn resume(&mut self, ctx: &mut CallContext, slot: u32) {
+        let state = &mut self.state;
+        let mut op = state.waiters.take_out(slot);
+        state.waiters.end_wait(ctx.now, &mut op);
+        match steps::step(state, ctx, &mut op, slot) {
+            WaitFor::Nothing => state.waiters.remove(slot, op),
+            waits_for => {
+                assert!(waits_for != WaitFor::Slot, "the operation has a slot");
+                state.waiters.put_back(slot, op);
+                state.park(ctx, slot, waits_for);
             }
-            return WaitFor::Range(other);
-        }
-        if slot != NIL && self.is_cut_off(op) {
-            return self.finish(turn, op, Err(crate::volume::beyond(op.bio.op)));
-        }
-        match op.step {
-            OpStep::Read => self.step_read(turn, op),
-            OpStep::Write => self.step_write(turn, op, slot),
-            OpStep::Clean => self.step_clean(turn, op, slot),
-            OpStep::Range => self.step_range(turn, op, slot),
-            OpStep::Sync => self.step_sync(turn, op, slot),
-            OpStep::Status => self.step_status(turn, op, slot),
-            OpStep::Below => self.step_below(turn, op),
         }
     }
 
-    /// The volume became smaller while it waited.
-    fn is_cut_off(&self, op: &Operation) -> bool {
-        let begun =
-            matches!(op.step, OpStep::Read | OpStep::Write | OpStep::Range | OpStep::Status);
-        begun && !op.locked && op.bio.end() > self.volumes[usize::from(op.bio.id.volume.0)].size
-    }
-
-    /// The client gets its answer, and whatever the operation held is free.
-    fn finish(&mut self, turn: &mut Turn, op: &mut Operation, status: Status) -> WaitFor {
-        self.give_back(op);
-        self.end_wait(turn.now, op);
-        let (id, wait_times) = (op.bio.id, self.wait_times(op));
-        let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
-        turn.actions.list.push(Action::Reply { id, status, hole: false, stage, wait_times });
-        WaitFor::Nothing
-    }
-
-    /// What an operation holds is free.
-    fn give_back(&mut self, op: &mut Operation) {
-        self.drop_credit(op);
-        self.drop_frame(op);
-    }
-
-    fn drop_credit(&mut self, op: &mut Operation) {
-        let credit = std::mem::take(&mut op.credit);
-        if credit > 0 {
-            let device = self.volumes[usize::from(op.bio.id.volume.0)].device;
-            self.throttle.unreserve(device, credit);
+    /// Handles a completion from a device.
+    pub fn on_completion(&mut self, ctx: &mut CallContext, completion: DeviceCompletion) {
+        match completion.bio.id.unit() {
+            Some(unit) => self.state.on_own_completion(ctx, unit, &completion),
+            None => {
+                if completion.stage != ReplyStage::Early {
+                    self.state.io.end_passed();
+                }
+                steps::range::on_device_completion(&mut self.state, ctx, &completion);
+            }
         }
     }
 
-    /// A connection is gone: nobody of it pauses any longer.
-    pub fn on_close(&mut self, turn: &mut Turn, connection: u32) {
-        self.ahead.forget(connection);
-        self.release_writer(turn, connection);
+    /// Handles the end of a connection: its operations no longer pause.
+    pub fn on_close(&mut self, ctx: &mut CallContext, connection: u32) {
+        self.state.ahead.forget(connection);
+        self.state.close_writer(ctx, connection);
     }
 
-    /// One of the cache's timers.
-    pub fn on_timer(&mut self, turn: &mut Turn, timer: u32) {
+    /// Handles the expiry of one of the cache's timers.
+    pub fn on_timer(&mut self, ctx: &mut CallContext, timer: u32) {
         const THROTTLE: u32 = TimerKind::Throttle as u32;
         const PERIODIC: u32 = TimerKind::Periodic as u32;
-        const SYNC: u32 = TimerKind::Sync as u32;
+        const FLUSH: u32 = TimerKind::Flush as u32;
         const RETRY: u32 = TimerKind::Retry as u32;
-        const TURN: u32 = TimerKind::Turn as u32;
-        match timer - self.timer_base {
-            THROTTLE => self.throttle.on_timer(turn.now),
-            PERIODIC => self.on_periodic(turn),
-            SYNC => self.on_sync_timeout(turn),
-            RETRY => self.retry_failed(turn),
-            TURN => {
-                self.lines.ready.append(&mut self.ops, &mut self.lines.later);
-            }
-            writer => self.resume_writer(turn, writer - TimerKind::Writer as u32),
+        const NEXT_TURN: u32 = TimerKind::NextTurn as u32;
+        match self.state.timer_number(timer) {
+            THROTTLE => self.state.dirty.throttle_mut().on_timer(ctx.now),
+            PERIODIC => self.state.dirty.on_periodic(ctx.now),
+            FLUSH => steps::flush::on_timeout(&mut self.state, ctx),
+            RETRY => self.state.retry_held(ctx),
+            NEXT_TURN => self.state.waiters.start_turn(),
+            writer => self.resume_writer(ctx, writer - TimerKind::Writer as u32),
         }
     }
 
-    /// Something happened beside bios, or to one that is no hit.
-    pub fn stir(&mut self) {
-        self.stirred = true;
-    }
-
-    /// Whether [`Cache::run`] has anything to do.
-    pub fn is_stirred(&self) -> bool {
-        self.stirred || !self.down.is_empty()
-    }
-
-    /// Ends a batch: hands on what fell free, steps who can go on, lets the flushers write.
-    pub fn run(&mut self, turn: &mut Turn) {
-        self.stirred = false;
-        self.go_on_with_cuts(turn);
+    /// Continues the operations of a writer whose pause has ended, until it pauses again.
+    fn resume_writer(&mut self, ctx: &mut CallContext, writer: u32) {
         loop {
-            // First those whose block has just come: a frame for somebody else would be had by evicting it unseen, and in a
-            // small pool nobody would get on.
-            while let Some(slot) = self.lines.next_ready(&mut self.ops) {
-                self.resume(turn, slot);
+            if self.state.pause_of(ctx.now, writer).is_some() {
+                if self.state.waiters.first_paused(writer).is_some() {
+                    self.state.set_writer_timer(ctx, writer);
+                }
+                return;
             }
-            self.serve_credit();
-            self.serve_frames(turn);
-            self.serve_bios();
-            if self.lines.ready.head().is_none() {
+            let Some(slot) = self.state.waiters.pop_paused(writer) else {
+                return;
+            };
+            self.resume(ctx, slot);
+        }
+    }
+
+    /// Notes an input other than a bio: [`Cache::run`] has work to do.
+    pub fn request_run(&mut self) {
+        self.state.needs_run = true;
+    }
+
+    /// Returns true if [`Cache::run`] has work to do.
+    pub fn needs_run(&self) -> bool {
+        self.state.needs_run || !self.state.io.is_queue_empty()
+    }
+
+    /// Ends a batch: grants what became free, steps the operations that can continue, and lets the flushers write.
+    pub fn run(&mut self, ctx: &mut CallContext) {
+        self.state.needs_run = false;
+        steps::resize::continue_truncations(&mut self.state, ctx);
+        loop {
+            // First the operations whose block has just been filled: a frame for another one might evict it unread, and in a small
+            // pool none would advance.
+            while let Some(slot) = self.state.waiters.next_ready() {
+                self.resume(ctx, slot);
+            }
+            self.state.grant_credit();
+            self.state.grant_frames();
+            self.state.grant_bios();
+            if !self.state.waiters.has_ready() {
                 break;
             }
         }
-        self.run_flushers(turn);
-        self.arm_timers(turn);
+        self.flushers.run(&mut self.state, ctx);
+        let at = self.state.dirty.throttle().next_timeout();
+        self.state.set_timer(ctx, TimerKind::Throttle, at);
+        let at = self.state.dirty.next_periodic(ctx.now);
+        self.state.set_timer(ctx, TimerKind::Periodic, at);
     }
 
-    fn arm_timers(&mut self, turn: &mut Turn) {
-        let at = self.throttle.next_timeout();
-        self.set_timer(turn, TimerKind::Throttle, at);
-        let at = self.next_periodic(turn.now);
-        self.set_timer(turn, TimerKind::Periodic, at);
+    /// Sets the size of a volume, in bytes.
+    pub fn on_resize(&mut self, ctx: &mut CallContext, volume: VolumeId, size: u64) {
+        steps::resize::resize(&mut self.state, ctx, volume, size);
     }
 
-    fn set_timer(&self, turn: &mut Turn, kind: TimerKind, at: Option<Instant>) {
-        let id = self.timer_base + kind as u32;
-        match at {
-            Some(at) if turn.timers.at(id) != Some(at) => turn.timers.set(id, at),
-            Some(_) => {}
-            None => turn.timers.clear(id),
-        }
+    /// Discards the blocks of a volume that could not be written, as the operator asks.
+    pub fn discard_held(&mut self, volume: VolumeId) {
+        self.state.discard_held(volume);
     }
 
-    /// A device's volumes are cached in another way from now on.
+    /// Sets how the blocks of a device's volumes are cached.
     pub fn set_caching(&mut self, device: usize, caching: DeviceCaching) {
-        if let Some(known) = self.devices.get_mut(device) {
-            *known = caching;
-        }
+        self.state.volumes.set_caching(device, caching);
     }
 
-    /// Other limits from now on.
+    /// Sets the tunables of write-back.
     pub fn set_dirty(&mut self, now: Instant, dirty: DirtyOptions) {
-        self.dirty = dirty;
-        self.throttle.set_options(now, &dirty);
-        self.ask_again();
-    }
-
-    /// Whoever waits asks again: what it waited for under the old limits may never come under the new ones.
-    fn ask_again(&mut self) {
-        for device in 0..self.devices.len() {
-            self.judge_again(device);
-            self.free_writers(device);
-        }
-        self.stirred = true;
-    }
-
-    /// Bytes of a volume that are dirty or under write-out, in whole blocks.
-    pub fn dirty_bytes(&self, volume: VolumeId) -> u64 {
-        u64::from(self.volumes[usize::from(volume.0)].unclean) << folio::BLOCK_SHIFT
+        self.state.dirty.set_options(now, dirty);
+        self.state.apply_limits();
     }
 
     /// Activates a deliberate violation of the rules, for negative tests.
     #[cfg(feature = "defects")]
     pub fn set_defect(&mut self, defect: CacheDefect) {
-        self.defects.set(defect);
+        self.state.defects.set(defect);
     }
 
-    /// What was counted.
+    /// Returns the counters and sizes of the cache.
     pub fn stats(&self) -> CacheStats {
-        let index = self.index.stats();
-        let reclaim = self.reclaim.stats();
-        let mut folios = [0; 10];
-        for order in 0..=ORDER_MAX {
-            folios[usize::from(order)] = u64::from(self.index.count(order));
-        }
-        CacheStats {
-            units: self.folios.units().into(),
-            free: self.frames.free().into(),
-            resident: (0..10).map(|order| folios[order] << order).sum(),
-            folios,
-            held: self.volumes.iter().map(|volume| u64::from(volume.held)).sum(),
-            // Every block that a read copies counts there; one that it had to wait for is none that it found.
-            hits: self.stats.hits.saturating_sub(self.stats.misses),
-            ghost_hits: reclaim.ghost_hits,
-            shadows: self.shadows.used().into(),
-            index_operations: index.operations(),
-            index_probes: index.probes,
-            ..self.stats
-        }
+        let state = &self.state;
+        let mut stats = state.stats;
+        // Every block that a read copies counts as a hit there; a block that it waited for is none.
+        stats.hits = stats.hits.saturating_sub(stats.misses);
+        stats.held = state.volumes.held();
+        stats.waits = state.waiters.wait_counts();
+        state.pool.add_stats(&mut stats);
+        stats
     }
 
-    /// Who decides on pauses.
+    /// Returns the throttle, which decides on pauses.
     pub fn throttle(&self) -> &Throttle {
-        &self.throttle
+        self.state.dirty.throttle()
     }
 
-    /// See [`Cache::throttle`].
+    /// Returns the throttle, to trace its decisions.
     pub fn throttle_mut(&mut self) -> &mut Throttle {
-        &mut self.throttle
+        self.state.dirty.throttle_mut()
     }
 
-    /// The tunables that hold now.
+    /// Returns the tunables of write-back that hold now.
     pub fn dirty_options(&self) -> DirtyOptions {
-        self.dirty
+        *self.state.dirty.options()
     }
 
-    fn caching(&self, volume: VolumeId) -> DeviceCaching {
-        self.devices[usize::from(self.volumes[usize::from(volume.0)].device.0)]
+    /// Returns the bytes of a volume that are dirty or under write-out, in whole blocks.
+    pub fn dirty_bytes(&self, volume: VolumeId) -> u64 {
+        u64::from(self.state.volumes[volume].unclean()) << folio::BLOCK_SHIFT
     }
 
-    fn volume(&mut self, volume: VolumeId) -> &mut CachedVolume {
-        &mut self.volumes[usize::from(volume.0)]
+    /// Returns a counter that changes whenever a volume begins or ceases to hold blocks.
+    pub fn held_changes(&self) -> u32 {
+        self.state.volumes.held_changes()
     }
 
-    /// Nothing waits and nothing is on its way; there may be dirty data.
+    /// Returns the held bytes of a volume, and the error of the last failed write-out.
+    pub fn held(&self, volume: VolumeId) -> Option<(u64, IoError)> {
+        let entry = self.state.volumes.get(volume)?;
+        let bytes = u64::from(entry.held()) << folio::BLOCK_SHIFT;
+        (bytes > 0).then(|| (bytes, entry.last_error()))
+    }
+
+    /// Returns true if a write-out of a volume failed and the data is still dirty.
+    pub fn is_failing(&self, volume: VolumeId) -> bool {
+        self.state.volumes.get(volume).is_some_and(|entry| entry.is_failing())
+    }
+
+    /// Collects the held ranges of a volume as (offset, length, error), joined where they lie in one folio.
+    pub fn held_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
+        self.state.held_ranges(volume, into);
+    }
+
+    /// Returns true if no operation waits and no bio is outstanding; there may be dirty data.
     pub fn is_quiet(&self) -> bool {
-        self.ops.taken() == 0 && self.in_flight() == 0 && self.down.is_empty()
+        let state = &self.state;
+        state.waiters.len() == 0 && state.io.in_flight() == 0 && state.io.is_queue_empty()
     }
-}
-
-/// Answers a client that has waited for nothing.
-fn reply(turn: &mut Turn, bio: &Bio, status: Status, stage: ReplyStage) {
-    let (id, wait_times) = (bio.id, WaitTimes::NONE);
-    turn.actions.list.push(Action::Reply { id, status, hole: false, stage, wait_times });
 }

@@ -210,7 +210,7 @@ impl Shard {
             return Err(ChangeError::Busy("the device has not answered a flush of the volume"));
         }
         if let Some(cache) = &mut self.cache {
-            if !cache.forget_some(volume) {
+            if !cache.drop_some(volume) {
                 return Err(ChangeError::Busy("what is cached of the volume is being forgotten"));
             }
             cache.remove_volume(volume);

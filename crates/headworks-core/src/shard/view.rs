@@ -171,7 +171,7 @@ impl Shard {
     /// Changes whenever a volume begins or ceases to hold what could not be written out: then [`Shard::held`] is worth a look.
     #[must_use]
     pub fn held_news(&self) -> u32 {
-        self.cache.as_ref().map_or(0, |cache| cache.held_news())
+        self.cache.as_ref().map_or(0, |cache| cache.held_changes())
     }
 
     /// Bytes of a volume whose write-out failed and that are held, and why it failed last; none if there are none. Only at its
@@ -193,7 +193,7 @@ impl Shard {
         if let Some(cache) = &self.cache
             && self.volume(volume).is_some()
         {
-            cache.failed_ranges(volume, into);
+            cache.held_ranges(volume, into);
         }
     }
 
@@ -212,7 +212,7 @@ impl Shard {
     #[doc(hidden)]
     #[must_use]
     pub fn told_waits(&self) -> String {
-        self.cache.as_ref().map_or_else(String::new, |cache| cache.told_waits())
+        self.cache.as_ref().map_or_else(String::new, |cache| cache.describe_waits())
     }
 
     /// Activates a deliberate violation of the cache's rules, for negative tests.

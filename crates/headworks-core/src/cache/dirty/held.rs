@@ -1,33 +1,33 @@
-//! Which folios may hold blocks that could not be written: a bit for each unit of the pool, at the place of a folio's header.
+//! The folios that may hold blocks whose write-out failed: a bit for each unit of the pool, at the unit of the folio's header.
 //!
-//! A flush of a volume that holds something tries all of it again, and who looks at the server asks for it every second. Looking
-//! for it in the headers would take as long as the pool is large (200 MB of them for 16 GiB), and everybody else would wait.
+//! A flush of a volume with held blocks writes all of them again, and the server reports them every second. A search through the
+//! headers would take time in proportion to the pool (200 MB of headers for 16 GiB) and delay every other client.
 //!
-//! Invariant: a folio with a held block has its bit. Others may have theirs still: whoever comes by takes it away.
+//! Invariant: a folio with a held block has its bit set. Other bits may be set; a search that finds such a one clears it.
 
-/// See the head of this file.
+/// The set of folios that may hold blocks.
 #[derive(Debug)]
-pub(in crate::cache) struct HeldFolios {
+pub(super) struct HeldFolios {
     words: Box<[u64]>,
 }
 
 impl HeldFolios {
-    /// None, in a pool of `units`.
+    /// Creates an empty set for a pool of `units`.
     pub fn new(units: u32) -> Self {
         Self { words: vec![0; units.div_ceil(64) as usize].into() }
     }
 
-    /// The folio at `unit` holds something from now on.
+    /// Adds the folio at `unit`.
     pub fn mark(&mut self, unit: u32) {
         self.words[unit as usize / 64] |= 1 << (unit % 64);
     }
 
-    /// It holds nothing any longer.
+    /// Removes the folio at `unit`.
     pub fn clear(&mut self, unit: u32) {
         self.words[unit as usize / 64] &= !(1 << (unit % 64));
     }
 
-    /// The first one at `unit` or behind it.
+    /// Returns the first folio at `unit` or after it.
     pub fn next(&self, unit: u32) -> Option<u32> {
         let first = unit as usize / 64;
         let rest = *self.words.get(first)? & u64::MAX << (unit % 64);
@@ -39,7 +39,7 @@ impl HeldFolios {
         Some(at as u32 * 64 + self.words[at].trailing_zeros())
     }
 
-    /// All of them.
+    /// Iterates over all folios of the set.
     pub fn iter(&self) -> impl Iterator<Item = u32> + use<'_> {
         std::iter::successors(self.next(0), |&unit| self.next(unit + 1))
     }
@@ -50,18 +50,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_that_are_marked_are_found_in_order_and_no_others() {
+    fn marked_folios_are_found_in_order() {
         for units in [1, 63, 64, 65, 1000] {
             let mut held = HeldFolios::new(units);
             assert_eq!(held.next(0), None);
             let all = [0, 1, 62, 63, 64, 65, 127, 128, 640, 998, 999];
-            let there: Vec<u32> = all.into_iter().filter(|&unit| unit < units).collect();
-            there.iter().for_each(|&unit| held.mark(unit));
-            assert_eq!(held.iter().collect::<Vec<_>>(), there);
-            for (index, &unit) in there.iter().enumerate() {
+            let present: Vec<u32> = all.into_iter().filter(|&unit| unit < units).collect();
+            present.iter().for_each(|&unit| held.mark(unit));
+            assert_eq!(held.iter().collect::<Vec<_>>(), present);
+            for (index, &unit) in present.iter().enumerate() {
                 held.clear(unit);
-                assert_eq!(held.iter().collect::<Vec<_>>(), there[index + 1..]);
-                assert_eq!(held.next(unit + 1), there.get(index + 1).copied());
+                assert_eq!(held.iter().collect::<Vec<_>>(), present[index + 1..]);
+                assert_eq!(held.next(unit + 1), present.get(index + 1).copied());
             }
             assert_eq!((held.next(units), held.next(units + 64)), (None, None));
         }

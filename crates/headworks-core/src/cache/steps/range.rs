@@ -1,338 +1,214 @@
-//! Discard, write-zeroes and direct I/O: what goes past the cache.
+//! Discard, write-zeroes and direct I/O: bios that bypass the cache.
 //!
-//! The range is locked: whoever comes for a part of it waits. What is dirty of it is cancelled by a discard (its content is not
-//! needed any longer); for direct I/O, for a zeroing, which may fail, and where a FUA or writethrough write waits for it, it is
-//! written out. When nothing of it is on its way, it is forgotten, and the client's bio goes to the device. So neither an older write-out nor a fill that began earlier can undo what the device is told.
+//! The operation locks its range; others that touch it wait. A discard cancels what is dirty of it, since its content is not needed.
+//! Direct I/O, a zeroing (which may fail), and a discard of blocks whose FUA or writethrough write has not completed write
+//! it out. When nothing of the range is outstanding, the cached blocks are invalidated and the client's bio goes to the device. So
+//! neither an older write-out nor an older fill can undo what the device is told.
 //!
 //! ```text
-//!   locked --> cancelled or clean --> nothing on its way, forgotten --> Below --> unlocked --> answered
-//!                turn by turn           folio by folio, turn by turn       `-> the ends of an unaligned zeroing: written
+//!   locked --> cancelled or written --> nothing outstanding, invalidated --> Device --> unlocked --> completed
+//!                turn by turn            folio by folio, turn by turn          `-> the unaligned ends of a zeroing: Write
 //! ```
 //!
 //! Whole blocks only: a discard is rounded inward, direct I/O outward; an unaligned zeroing writes zeros at its ends.
 
+use super::write_out;
 use crate::action::Action;
-use crate::bio::{Bio, BioFlags, Op, VolumeId};
+use crate::bio::{Bio, BioFlags, Op};
+use crate::cache::context::CallContext;
 use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, block};
+use crate::cache::pool::{RangeWalk, TURN_BUDGET, WalkStep, charge_cancel, charge_drop};
+use crate::cache::state::CacheState;
 use crate::cache::waiters::operation::{OpStep, Operation, WaitFor};
-use crate::cache::{Cache, Turn};
+use crate::cache::waiters::touched_blocks;
 use crate::device_bio::DeviceCompletion;
 use crate::error::IoError;
 use crate::input::ReplyStage;
-use crate::list::Fifo;
-use crate::slab::{NIL, Slab};
+use crate::slab::NIL;
 
-/// A zeroing up to this long of which an end is no whole block is written like data.
+/// The longest zeroing with an unaligned end that is written like data.
 const ZERO_MAX: u32 = 128 << 10;
 
-/// A range that somebody has for itself.
-#[derive(Debug)]
-struct Lock {
+/// Returns the whole blocks of a bio; a partial last block of the volume counts if the bio ends with the volume.
+fn whole_blocks(state: &CacheState, bio: &Bio) -> (u64, u64) {
+    let size = state.volumes[bio.id.volume].size();
+    let start = bio.offset.div_ceil(u64::from(BLOCK));
+    let end = match bio.end() == size {
+        true => size.div_ceil(u64::from(BLOCK)),
+        false => bio.end() >> BLOCK_SHIFT,
+    };
+    (start, end.max(start))
+}
+
+/// Returns true if a zeroing is written like data: a short one with an unaligned end, unless it must be fast.
+pub(in crate::cache) fn zeroes_as_write(state: &CacheState, bio: &Bio) -> bool {
+    let (start, end) = whole_blocks(state, bio);
+    let aligned = (start, end) == touched_blocks(bio);
+    let fast = bio.flags.contains(BioFlags::FAST_ZERO);
+    !(aligned || start < end && (fast || bio.len > ZERO_MAX))
+}
+
+/// Locks the range, cleans it, and passes the bio to the device.
+pub(super) fn step(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
     slot: u32,
-    volume: VolumeId,
-    start: u64,
-    end: u64,
-    waiting: Fifo,
-}
-
-/// The locked ranges; mostly there is none.
-#[derive(Debug)]
-pub(in crate::cache) struct Ranges {
-    locks: Vec<Lock>,
-}
-
-impl Ranges {
-    /// Room for as many as there are bios.
-    pub fn new(bios: u32) -> Self {
-        Self { locks: Vec::with_capacity(bios as usize) }
+) -> WaitFor {
+    if slot == NIL {
+        return WaitFor::Slot;
     }
-
-    /// Who has a part of a bio's blocks.
-    #[inline]
-    pub fn conflict(&self, bio: &Bio) -> Option<u32> {
-        if self.locks.is_empty() {
-            return None;
-        }
-        let (start, end) = outward(bio);
-        let meets =
-            |lock: &&Lock| lock.volume == bio.id.volume && lock.start < end && start < lock.end;
-        self.locks.iter().find(meets).map(|lock| lock.slot)
+    let volume = op.bio.id.volume;
+    let range = if op.direct { touched_blocks(&op.bio) } else { whole_blocks(state, &op.bio) };
+    if range.0 >= range.1 {
+        // Perhaps the volume has grown meanwhile, and its partial last block is no longer a whole one.
+        state.waiters.unlock_range(op, slot);
+        return state.complete(ctx, op, Ok(()));
     }
-
-    /// The first block from `start` on that somebody has, up to `end`.
-    pub fn first_locked(&self, volume: VolumeId, start: u64, end: u64) -> u64 {
-        let met = |lock: &&Lock| lock.volume == volume && lock.start < end && start < lock.end;
-        self.locks.iter().filter(met).map(|lock| lock.start.max(start)).min().unwrap_or(end)
+    if !op.locked {
+        state.waiters.lock_range(op, slot, range);
     }
-
-    fn lock(&mut self, slot: u32, volume: VolumeId, (start, end): (u64, u64)) {
-        self.locks.push(Lock { slot, volume, start, end, waiting: Fifo::new() });
+    // A device may refuse to zero: until it has not, acknowledged data must stay. And data that a writer waits for (FUA, writethrough)
+    // is written before it is discarded, or the writer would be told that it is on the device when it never was.
+    if op.progress == 0 && op.walk == 0 {
+        let zeroes = op.bio.op == Op::WriteZeroes;
+        op.writes_out = op.direct || zeroes || state.waiters.writes_out(volume, range);
     }
-
-    /// Parks an operation until `other` unlocks.
-    pub fn wait(&mut self, ops: &mut Slab<Operation>, other: u32, slot: u32) {
-        let lock = self.locks.iter_mut().find(|lock| lock.slot == other);
-        lock.expect("it met a lock").waiting.push(ops, slot);
-    }
-
-    /// Those that wait for the lock of an operation; it stays locked.
-    pub fn take_waiting(&mut self, slot: u32) -> Option<Fifo> {
-        let lock = self.locks.iter_mut().find(|lock| lock.slot == slot)?;
-        Some(std::mem::replace(&mut lock.waiting, Fifo::new()))
-    }
-
-    fn unlock(&mut self, slot: u32) -> Option<Fifo> {
-        let at = self.locks.iter().position(|lock| lock.slot == slot)?;
-        Some(self.locks.swap_remove(at).waiting)
-    }
-}
-
-/// The blocks that a bio touches.
-fn outward(bio: &Bio) -> (u64, u64) {
-    (bio.offset >> BLOCK_SHIFT, bio.end().div_ceil(u64::from(BLOCK)))
-}
-
-impl Cache {
-    /// The whole blocks of a bio; a last one of the volume is whole where the volume ends.
-    fn inward(&self, bio: &Bio) -> (u64, u64) {
-        let size = self.volumes[usize::from(bio.id.volume.0)].size;
-        let start = bio.offset.div_ceil(u64::from(BLOCK));
-        let end = match bio.end() == size {
-            true => size.div_ceil(u64::from(BLOCK)),
-            false => bio.end() >> BLOCK_SHIFT,
-        };
-        (start, end.max(start))
-    }
-
-    /// A zeroing comes: whole blocks go to the device; its ends, or a short one, are written like data.
-    pub(in crate::cache) fn begin_zeroes(&mut self, turn: &mut Turn, bio: Bio) {
-        let (start, end) = self.inward(&bio);
-        let (begins, ends) = outward(&bio);
-        let whole = (start, end) == (begins, ends);
-        let fast = bio.flags.contains(BioFlags::FAST_ZERO);
-        if whole || start < end && (fast || bio.len > ZERO_MAX) {
-            self.begin(turn, Operation::new(bio, OpStep::Range));
-        } else {
-            let mut op = Operation::new(bio, OpStep::Write);
-            self.begin_writer(turn, &mut op);
-        }
-    }
-
-    /// See the head of this file.
-    pub(in crate::cache) fn step_range(
-        &mut self,
-        turn: &mut Turn,
-        op: &mut Operation,
-        slot: u32,
-    ) -> WaitFor {
-        if slot == NIL {
-            return WaitFor::Slot;
-        }
-        let volume = op.bio.id.volume;
-        let range = if op.direct { outward(&op.bio) } else { self.inward(&op.bio) };
-        if range.0 >= range.1 {
-            return self.finish(turn, op, Ok(()));
-        }
-        if !op.locked {
-            self.ranges.lock(slot, volume, range);
-            op.locked = true;
-        }
-        // A device may refuse to zero: until it has, what was acknowledged must not be gone. And what a writer waits for (FUA,
-        // writethrough) is written before it is discarded, or he would be told that it is on the device when it never was.
-        if op.asked == 0 && op.walk == 0 {
-            op.cleans = op.direct || op.bio.op == Op::WriteZeroes || self.is_cleaned(volume, range);
-        }
-        if op.cleans {
-            let written = self.stats.written;
-            let park = self.clean_range(turn, op, slot, BioFlags::SYNC);
-            if op.direct {
-                self.stats.direct_dirty += self.stats.written - written;
-            }
-            if let Some(park) = park {
-                return park;
-            }
-            if op.status.is_err() {
-                self.unlock(op, slot);
-                return self.finish(turn, op, op.status);
-            }
-        } else if op.asked == 0 {
-            // Once: under the lock nothing becomes dirty but by a write-out that fails, see `forget_range`.
-            if !self.cancel_some(op, range) {
-                return WaitFor::Turn;
-            }
-            (op.asked, op.walk) = (1, 0);
-        }
-        match self.forget_range(op, range) {
-            Some(WaitFor::Folio(unit)) if self.folios[unit].is_late() => {
-                self.unlock(op, slot);
-                return self.finish(turn, op, Err(IoError::TimedOut));
-            }
-            Some(park) => return park,
-            None => {}
-        }
-        let bio = self.range_bio(op, range);
-        self.pass_down(op, slot, bio);
-        WaitFor::Below
-    }
-
-    /// Whether a writer waits for the write-out of a part of a range.
-    fn is_cleaned(&self, volume: VolumeId, range: (u64, u64)) -> bool {
-        (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot)).any(|slot| {
-            let op = &self.ops[slot];
-            let (start, end) = outward(&op.bio);
-            op.step == OpStep::Clean
-                && op.bio.id.volume == volume
-                && start < range.1
-                && range.0 < end
-        })
-    }
-
-    /// The bio that the device gets: of discards and zeroings the whole blocks.
-    fn range_bio(&self, op: &Operation, (start, end): (u64, u64)) -> Bio {
+    if op.writes_out {
+        let written = state.stats.written;
+        let waits_for = write_out::write_range(state, ctx, op, slot, BioFlags::SYNC);
         if op.direct {
-            return op.bio;
+            state.stats.direct_dirty += state.stats.written - written;
         }
-        let offset = start << BLOCK_SHIFT;
-        let len = (end << BLOCK_SHIFT).min(op.bio.end()) - offset;
-        Bio { offset, len: len as u32, ..op.bio }
+        if let Some(waits_for) = waits_for {
+            return waits_for;
+        }
+        if op.status.is_err() {
+            state.waiters.unlock_range(op, slot);
+            return state.complete(ctx, op, op.status);
+        }
+    } else if op.progress == 0 {
+        // Once: under the lock only a failed write-out makes blocks dirty, see `invalidate_range`.
+        if !cancel_range(state, op, range) {
+            return WaitFor::NextTurn;
+        }
+        (op.progress, op.walk) = (1, 0);
     }
+    match invalidate_range(state, op, range) {
+        Some(WaitFor::Folio(unit)) if state.pool.folio(unit).is_late() => {
+            state.waiters.unlock_range(op, slot);
+            return state.complete(ctx, op, Err(IoError::TimedOut));
+        }
+        Some(waits_for) => return waits_for,
+        None => {}
+    }
+    let bio = device_bio(op, range);
+    state.pass_to_device(op, slot, bio);
+    WaitFor::Device
+}
 
-    /// The device answered a bio that was passed down.
-    pub(in crate::cache) fn on_below(&mut self, turn: &mut Turn, up: DeviceCompletion) {
-        let slot = up.cookie;
-        let mut op = std::mem::take(&mut self.ops[slot]);
-        self.waits[slot as usize].below = up.wait_times;
-        if up.stage == ReplyStage::Early {
-            turn.actions.list.push(Action::Reply {
-                id: op.bio.id,
-                status: up.status,
-                hole: false,
-                stage: ReplyStage::Early,
-                wait_times: up.wait_times,
-            });
-            op.answered = true;
-            self.ops[slot] = op;
-            // Nobody knows when the device answers: who waits for the range hears of it, and who comes until then.
-            if let Some(mut waiting) = self.ranges.take_waiting(slot) {
-                self.lines.ready.append(&mut self.ops, &mut waiting);
+/// Cancels the dirty blocks of an operation's range; false if they are more than one turn may cancel.
+fn cancel_range(state: &mut CacheState, op: &mut Operation, range: (u64, u64)) -> bool {
+    debug_assert!(op.locked, "only a locked range stays clean");
+    let walk = RangeWalk::new(&state.pool, op.bio.id.volume, range);
+    let mut budget = TURN_BUDGET;
+    loop {
+        match walk.next(&state.pool, &mut op.walk, &mut budget) {
+            WalkStep::End => return true,
+            WalkStep::OverBudget => return false,
+            WalkStep::Folio(unit) => {
+                op.walk = walk.position_after(&state.pool, unit);
+                let (first, count) = walk.overlap(&state.pool, unit);
+                charge_cancel(state.pool.folio(unit), &mut budget);
+                let cancelled = state.cancel_dirty(unit, first, count);
+                state.stats.discarded_dirty += u64::from(cancelled);
             }
-            return;
         }
-        if op.answered {
-            self.unlock(&mut op, slot);
-            self.finish(turn, &mut op, up.status);
-            self.ops[slot] = op;
-            return self.ops.put(slot);
-        }
-        if op.bio.op == Op::Flush {
-            self.end_sync(turn, &mut op, up.status);
-        } else if op.bio.op == Op::WriteZeroes && up.bio.op == Op::WriteZeroes && up.status.is_ok()
+    }
+}
+
+/// Invalidates the cached blocks of an operation's range up to the first outstanding one; returns what to wait for before it
+/// continues. Blocks that a failed write-out made dirty again are cancelled as soon as it has ended, so that they are not sent again.
+fn invalidate_range(
+    state: &mut CacheState,
+    op: &mut Operation,
+    range: (u64, u64),
+) -> Option<WaitFor> {
+    debug_assert!(op.locked, "only a locked range stays clean");
+    let walk = RangeWalk::new(&state.pool, op.bio.id.volume, range);
+    let mut budget = TURN_BUDGET;
+    loop {
+        let unit = match walk.next(&state.pool, &mut op.walk, &mut budget) {
+            WalkStep::End => return None,
+            WalkStep::OverBudget => return Some(WaitFor::NextTurn),
+            WalkStep::Folio(unit) => unit,
+        };
+        let (first, count) = walk.overlap(&state.pool, unit);
+        let busy = |s: &u8| s & (block::WRITEBACK | block::FILLING) != 0;
+        if state.pool.states(unit + first, count).iter().any(busy)
+            && !state.defects.discard_ignores_writeout()
         {
-            self.unlock(&mut op, slot);
-            if self.write_ends(&mut op, &up.bio) {
-                self.ops[slot] = op;
-                return self.ready(slot);
-            }
-            self.finish(turn, &mut op, Ok(()));
-        } else {
-            self.unlock(&mut op, slot);
-            self.end_wait(turn.now, &mut op);
-            let (id, status, stage) = (op.bio.id, up.status, ReplyStage::Final);
-            let wait_times = self.wait_times(&op);
-            turn.actions.list.push(Action::Reply { id, status, hole: up.hole, stage, wait_times });
-            self.give_back(&mut op);
+            return Some(WaitFor::Folio(unit));
         }
-        self.ops[slot] = op;
-        self.ops.put(slot);
+        op.walk = walk.position_after(&state.pool, unit);
+        charge_drop(state.pool.folio(unit), &mut budget);
+        if op.bio.op == Op::Discard {
+            state.cancel_dirty(unit, first, count);
+        }
+        state.pool.invalidate(unit, first, count);
     }
+}
 
-    /// The ends of a zeroing that are no whole blocks are to be written; whether there are any.
-    fn write_ends(&mut self, op: &mut Operation, zeroed: &Bio) -> bool {
-        let head = (zeroed.offset - op.bio.offset) as u32;
-        if zeroed.offset == op.bio.offset && zeroed.len == op.bio.len {
-            return false;
-        }
-        op.step = OpStep::Write;
-        op.writer = NIL;
-        (op.done, op.until) = (0, head);
-        if head == 0 {
-            (op.done, op.until) = (zeroed.len, op.bio.len);
-        } else if zeroed.end() == op.bio.end() {
-            // No other end: what is past the head is done.
-            op.bio.len = head;
-        }
-        true
+/// Returns the bio for the device: of discards and zeroings the whole blocks.
+fn device_bio(op: &Operation, (start, end): (u64, u64)) -> Bio {
+    if op.direct {
+        return op.bio;
     }
+    let offset = start << BLOCK_SHIFT;
+    let len = (end << BLOCK_SHIFT).min(op.bio.end()) - offset;
+    Bio { offset, len: len as u32, ..op.bio }
+}
 
-    fn unlock(&mut self, op: &mut Operation, slot: u32) {
-        if !std::mem::replace(&mut op.locked, false) {
-            return;
+/// Handles the completion of a client bio that was passed to its device.
+pub(in crate::cache) fn on_device_completion(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    completion: &DeviceCompletion,
+) {
+    let slot = completion.cookie;
+    state.waiters.set_below(slot, completion.wait_times);
+    if completion.stage == ReplyStage::Early {
+        let op = state.waiters.op_mut(slot);
+        op.answered = true;
+        ctx.reply_after(&op.bio, completion.status, ReplyStage::Early, completion.wait_times);
+        // It is unknown when the device answers: the waiters for the range fail, and new ones until then.
+        return state.waiters.wake_range_waiters(slot);
+    }
+    let mut op = state.waiters.take_out(slot);
+    debug_assert!(op.step == OpStep::Device, "the operation waits for its device");
+    if op.answered {
+        state.waiters.unlock_range(&mut op, slot);
+        state.complete(ctx, &mut op, completion.status);
+    } else if op.bio.op == Op::Flush {
+        super::flush::end(state, ctx, &mut op, completion.status);
+    } else if op.bio.op == Op::WriteZeroes
+        && completion.bio.op == Op::WriteZeroes
+        && completion.status.is_ok()
+    {
+        state.waiters.unlock_range(&mut op, slot);
+        if op.continue_with_ends(&completion.bio) {
+            state.waiters.put_back(slot, op);
+            return state.waiters.ready(slot);
         }
-        if let Some(mut waiting) = self.ranges.unlock(slot) {
-            self.lines.ready.append(&mut self.ops, &mut waiting);
-        }
+        state.complete(ctx, &mut op, Ok(()));
+    } else {
+        state.waiters.unlock_range(&mut op, slot);
+        state.waiters.end_wait(ctx.now, &mut op);
+        let wait_times = state.waiters.wait_times(&op);
+        let (id, status, hole) = (op.bio.id, completion.status, completion.hole);
+        let stage = ReplyStage::Final;
+        ctx.actions.list.push(Action::Reply { id, status, hole, stage, wait_times });
+        state.release(&mut op);
     }
-
-    /// What waits below and needs no step.
-    pub(in crate::cache) fn step_below(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
-        let _ = (turn, op);
-        WaitFor::Below
-    }
-
-    /// What a client was told it could not write is not kept (writethrough).
-    pub(in crate::cache) fn give_up_range(&mut self, bio: &Bio) {
-        let range = outward(bio);
-        let writers = self.writers_of(bio.id.volume);
-        let mut at = 0;
-        while let Some(unit) = self.next_folio(bio.id.volume, range, &mut at) {
-            let (first, count) = self.overlap(unit, range);
-            self.give_up_blocks(unit, first, count, &writers);
-        }
-        self.scratch = writers;
-    }
-
-    /// Held blocks are forgotten: reads find what the device has. What `writers` had put there fails, too.
-    pub(in crate::cache) fn give_up_blocks(
-        &mut self,
-        unit: u32,
-        first: u32,
-        count: u32,
-        writers: &[u32],
-    ) {
-        for index in first..first + count {
-            let state = self.folios.states(unit + index, 1)[0];
-            if state & block::FAILED != 0 && state & (block::WRITEBACK | block::SHADOW) == 0 {
-                self.cancel_blocks(unit, index, 1);
-                self.folios.states_mut(unit + index, 1)[0] &= !(block::UPTODATE | block::USED);
-                let key = self.folios[unit].key;
-                self.fail_writes(writers, key.block() + u64::from(index));
-            }
-        }
-    }
-
-    /// Operations that write to a volume and are not answered yet. In the scratch, which is to come back: looked for once, and not
-    /// for each of ten thousand blocks.
-    pub(in crate::cache) fn writers_of(&mut self, volume: VolumeId) -> Vec<u32> {
-        let mut writers = std::mem::take(&mut self.scratch);
-        writers.clear();
-        let ops = (0..self.ops.capacity()).filter(|&slot| self.ops.is_taken(slot));
-        writers.extend(ops.filter(|&slot| {
-            let op = &self.ops[slot];
-            op.bio.id.volume == volume && matches!(op.step, OpStep::Write | OpStep::Clean)
-        }));
-        writers
-    }
-
-    /// A block was given up with what others had put there: those that are not answered yet fail, too.
-    fn fail_writes(&mut self, writers: &[u32], block: u64) {
-        for &slot in writers {
-            let volume = self.ops[slot].bio.id.volume;
-            let error = self.volume(volume).last_error;
-            let op = &mut self.ops[slot];
-            let (first, end) = outward(&op.bio);
-            if (first..end).contains(&block) {
-                op.status = op.status.and(Err(error));
-            }
-        }
-    }
+    state.waiters.remove(slot, op);
 }

@@ -1,116 +1,111 @@
-//! Reads: block by block from what is there, waiting for what is not.
+//! Reads: copy block by block what is cached, and wait for what is not.
 
+use super::{COPY_MAX, fill};
 use crate::action::{Action, CopyDirection};
+use crate::cache::context::CallContext;
 use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use crate::cache::pool::reclaim::Reclaim;
+use crate::cache::state::CacheState;
 use crate::cache::waiters::operation::{Operation, WaitFor};
-use crate::cache::{COPY_MAX, Cache, Turn};
 use crate::error::IoError;
 
-impl Cache {
-    /// Copies up to the first block that is missing; asks for that and waits.
-    pub(in crate::cache) fn step_read(&mut self, turn: &mut Turn, op: &mut Operation) -> WaitFor {
-        if op.status.is_err() {
-            return self.finish(turn, op, op.status);
-        }
-        let volume = op.bio.id.volume;
-        let enough = op.done.saturating_add(COPY_MAX);
-        while op.done < op.bio.len {
-            if op.done >= enough {
-                return WaitFor::Turn;
-            }
-            let at = op.at() >> BLOCK_SHIFT;
-            let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
-                match self.ask(turn, op) {
-                    Ok(()) => continue,
-                    Err(park) => return park,
-                }
-            };
-            if let Some(again) = self.copy_run(turn, op, unit, first) {
-                self.touch(turn, op, unit, at, again);
-                continue;
-            }
-            let state = self.folios.states(unit + first, 1)[0];
-            // What is written out and yet not there is what a smaller volume cut off: its frame is the device's still.
-            if state & self.busy_bits() != 0 {
-                if self.folios[unit].is_late() {
-                    return self.finish(turn, op, Err(IoError::TimedOut));
-                }
-                let end = ((at + 1) << BLOCK_SHIFT) - op.bio.offset;
-                if op.done >= op.asked {
-                    // Somebody else asked for it.
-                    self.stats.misses += 1;
-                    op.asked = end.min(u64::from(op.bio.len)) as u32;
-                }
-                return WaitFor::Folio(unit);
-            }
-            if let Err(park) = self.ask(turn, op) {
-                return park;
-            }
-        }
-        self.finish(turn, op, Ok(()))
+/// Copies up to the first missing block; requests it and waits.
+pub(super) fn step(state: &mut CacheState, ctx: &mut CallContext, op: &mut Operation) -> WaitFor {
+    if op.status.is_err() {
+        return state.complete(ctx, op, op.status);
     }
-
-    /// Copies what is there of a folio from its block `first` on, as far as the bio wants it: whether that block was used before.
-    /// `None` if it is not there.
-    fn copy_run(
-        &mut self,
-        turn: &mut Turn,
-        op: &mut Operation,
-        unit: u32,
-        first: u32,
-    ) -> Option<bool> {
-        let within = (op.at() % u64::from(BLOCK)) as u32;
-        let left = op.bio.len - op.done;
-        let wanted = (within + left).div_ceil(BLOCK);
-        let blocks = self.folios[unit].blocks();
-        let states = self.folios.states(unit + first, wanted.min(blocks - first));
-        let plain = |state: &u8| state & (block::UPTODATE | block::SHADOW) == block::UPTODATE;
-        let run = states.iter().position(|state| !plain(state)).unwrap_or(states.len()) as u32;
-        let (from, run) = match run {
-            0 if states[0] & block::SHADOW != 0 => (self.shadows.of(unit + first), 1),
-            0 => return None,
-            run => (unit + first, run),
+    let volume = op.bio.id.volume;
+    let enough = op.done.saturating_add(COPY_MAX);
+    while op.done < op.bio.len {
+        if op.done >= enough {
+            return WaitFor::NextTurn;
+        }
+        let at = op.at() >> BLOCK_SHIFT;
+        let Some((unit, first)) = state.pool.locate(volume, at) else {
+            match fill::request(state, op) {
+                Ok(()) => continue,
+                Err(waits_for) => return waits_for,
+            }
         };
-        let again = states[0] & block::USED != 0;
-        if !again {
-            self.folios.states_mut(unit + first, run).iter_mut().for_each(|s| *s |= block::USED);
+        if let Some(again) = copy_run(state, ctx, op, unit, first) {
+            touch(state, op, unit, at, again);
+            continue;
         }
-        let len = left.min(run * BLOCK - within);
-        turn.actions.list.push(Action::Copy {
-            bio: op.bio.id,
-            offset: op.done,
-            len,
-            at: u64::from(from) << BLOCK_SHIFT | u64::from(within),
-            direction: CopyDirection::ToBuffer,
-        });
-        self.stats.hits += u64::from(run);
-        op.done += len;
-        Some(again)
-    }
-
-    /// A read used a folio: eviction hears of it, and a marker starts the next window.
-    fn touch(&mut self, turn: &mut Turn, op: &Operation, unit: u32, at: u64, again: bool) {
-        // Only a block that is asked for again makes its folio worth keeping: a scan uses each block of a large folio once.
-        if again {
-            Reclaim::touch(&mut self.folios, unit);
-        }
-        let folio = &mut self.folios[unit];
-        if folio.marks & (Folio::MARKER | Folio::UNUSED) == 0 {
-            return;
-        }
-        if folio.is(Folio::UNUSED) {
-            self.ahead.on_used(op.bio.id.volume, folio.blocks());
-        }
-        let marker = folio.is(Folio::MARKER);
-        folio.marks &= !(Folio::MARKER | Folio::UNUSED);
-        if marker {
-            self.stirred = true;
-            let bio = op.bio;
-            let blocks = (bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
-            if let Some(window) = self.window(&bio, at, blocks, true) {
-                self.read_ahead(turn, &bio, &window, window.start);
+        // A block under write-out that is not valid was cut off by a truncation: the device still has its frame.
+        if state.pool.state(unit + first) & state.busy_bits() != 0 {
+            if state.pool.folio(unit).is_late() {
+                return state.complete(ctx, op, Err(IoError::TimedOut));
             }
+            if op.done >= op.progress {
+                // Another operation requested it.
+                state.stats.misses += 1;
+                let end = ((at + 1) << BLOCK_SHIFT) - op.bio.offset;
+                op.progress = end.min(u64::from(op.bio.len)) as u32;
+            }
+            return WaitFor::Folio(unit);
+        }
+        if let Err(waits_for) = fill::request(state, op) {
+            return waits_for;
+        }
+    }
+    state.complete(ctx, op, Ok(()))
+}
+
+/// Copies the valid blocks of a folio from its block `first` on, as far as the bio wants them; returns whether the first one
+/// was used before, or `None` if it is not valid.
+fn copy_run(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    unit: u32,
+    first: u32,
+) -> Option<bool> {
+    let within = (op.at() % u64::from(BLOCK)) as u32;
+    let left = op.bio.len - op.done;
+    let wanted = (within + left).div_ceil(BLOCK);
+    let blocks = state.pool.folio(unit).blocks();
+    debug_assert!(first < blocks && wanted > 0, "the cursor is in the folio");
+    let states = state.pool.states(unit + first, wanted.min(blocks - first));
+    let plain = |state: &u8| state & (block::UPTODATE | block::SHADOW) == block::UPTODATE;
+    let run = states.iter().position(|state| !plain(state)).unwrap_or(states.len()) as u32;
+    let (from, run) = match run {
+        0 if states[0] & block::SHADOW != 0 => (state.pool.shadow_of(unit + first), 1),
+        0 => return None,
+        run => (unit + first, run),
+    };
+    let again = state.pool.use_blocks(unit + first, run);
+    let len = left.min(run * BLOCK - within);
+    ctx.actions.list.push(Action::Copy {
+        bio: op.bio.id,
+        offset: op.done,
+        len,
+        at: u64::from(from) << BLOCK_SHIFT | u64::from(within),
+        direction: CopyDirection::ToBuffer,
+    });
+    state.stats.hits += u64::from(run);
+    op.done += len;
+    Some(again)
+}
+
+/// Tells eviction and read-ahead that a read used a folio; a marker starts the next window.
+fn touch(state: &mut CacheState, op: &Operation, unit: u32, at: u64, again: bool) {
+    // Only a block that is read again makes its folio worth keeping: a scan uses each block of a large folio once.
+    if again {
+        state.pool.touch(unit);
+    }
+    let folio = state.pool.folio(unit);
+    if folio.marks & (Folio::MARKER | Folio::UNUSED) == 0 {
+        return;
+    }
+    if folio.is(Folio::UNUSED) {
+        state.ahead.on_used(op.bio.id.volume, folio.blocks());
+    }
+    let marker = folio.is(Folio::MARKER);
+    state.pool.clear_marks(unit, Folio::MARKER | Folio::UNUSED);
+    if marker {
+        state.needs_run = true;
+        let blocks = (op.bio.end().div_ceil(u64::from(BLOCK)) - at) as u32;
+        if let Some(window) = fill::window(state, &op.bio, at, blocks, true) {
+            fill::read_ahead(state, &op.bio, &window, window.start);
         }
     }
 }

@@ -1,386 +1,321 @@
-//! Writes: into blocks, which are dirty then.
+//! Writes: copy into blocks, which become dirty.
 //!
-//! A writer passes, in this order: the pause of its connection, dirty credit (a block is reserved before it becomes dirty, so
-//! the limit holds at every moment), a frame, the rest of a block that it writes in part. It holds credit while it waits for a
-//! frame, never the other way round: credit is at most a part of the pool, so whoever has it finds a frame in the end.
+//! A write passes, in this order: the pause of its connection; dirty credit (a block is reserved before it becomes dirty, so the
+//! limit holds at every moment); a frame; the rest of a block that it writes in part. It holds credit while it waits for a frame,
+//! never the other way round: credit is at most a part of the pool, so an operation with credit finds a frame in the end.
 
+use super::{COPY_MAX, fill, write_out};
 use crate::action::{Action, CopyDirection};
-use crate::bio::{Bio, DeviceId, IoClass, Op};
+use crate::bio::{DeviceId, IoClass, Op};
+use crate::cache::context::CallContext;
+use crate::cache::device_io::fills;
 use crate::cache::pool::folio::{BLOCK, BLOCK_SHIFT, Folio, block};
-use crate::cache::pool::reclaim::Reclaim;
-use crate::cache::steps::fill::FillReason;
-use crate::cache::waiters::operation::{OpStep, Operation, WaitFor};
-use crate::cache::{COPY_MAX, Cache, Turn};
+use crate::cache::state::CacheState;
+use crate::cache::waiters::operation::{BlockPart, OpStep, Operation, WaitFor};
 use crate::error::IoError;
 use crate::options::WriteMode;
 use crate::slab::NIL;
 use crate::writeback::WriterId;
 
-/// Blocks that credit is asked for at once: 1 MiB.
-const CREDIT_STEP: u32 = 256;
-
-impl Cache {
-    /// A write comes.
-    pub(in crate::cache) fn begin_write(&mut self, turn: &mut Turn, bio: Bio) {
-        let mut op = Operation::new(bio, OpStep::Write);
-        self.begin_writer(turn, &mut op);
+/// Writes up to the first block for which it must wait; then writes out if the write must be durable.
+pub(super) fn step(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    slot: u32,
+) -> WaitFor {
+    if op.status.is_err() || holds_too_much(state, op) {
+        let status = op.status.and(Err(state.volumes[op.bio.id.volume].last_error()));
+        return state.complete(ctx, op, status);
     }
-
-    /// Finds the writer; behind those of it that pause already, or at once.
-    pub(in crate::cache) fn begin_writer(&mut self, turn: &mut Turn, op: &mut Operation) {
-        op.writer = self.throttle.writer(op.bio.id.connection).0;
-        self.hear_from(op.writer, &op.bio);
-        if self.has_paused(op.writer)
-            && let Some(slot) = self.ops.try_take()
-        {
-            self.ops[slot] = op.clone();
-            return self.park(turn, slot, WaitFor::Writer);
-        }
-        self.begin(turn, op.clone());
+    if op.pending > 0 {
+        return WaitFor::Writeouts;
     }
-
-    /// Writes up to the first block for which it must wait.
-    pub(in crate::cache) fn step_write(
-        &mut self,
-        turn: &mut Turn,
-        op: &mut Operation,
-        slot: u32,
-    ) -> WaitFor {
-        if op.status.is_err() || self.is_given_up(op) {
-            let status = op.status.and(Err(self.volume(op.bio.id.volume).last_error));
-            return self.finish(turn, op, status);
+    if slot == NIL && state.dirty.throttle().has_foreground() {
+        return WaitFor::Slot;
+    }
+    let enough = op.done.saturating_add(COPY_MAX);
+    loop {
+        while op.done < op.part_end {
+            if op.done >= enough {
+                return WaitFor::NextTurn;
+            }
+            if let Some(waits_for) = write_some(state, ctx, op, slot) {
+                return waits_for;
+            }
         }
-        if op.pending > 0 {
-            return WaitFor::Own;
+        if !op.next_part() {
+            break;
         }
-        if slot == NIL && self.throttle.has_foreground() {
+    }
+    state.drop_credit(op);
+    let through = state.volumes[op.bio.id.volume].mode() == WriteMode::Writethrough;
+    if op.is_fua() || through && !state.defects.writethrough_early() {
+        if slot == NIL {
             return WaitFor::Slot;
         }
-        let enough = op.done.saturating_add(COPY_MAX);
-        loop {
-            while op.done < op.until {
-                if op.done >= enough {
-                    return WaitFor::Turn;
-                }
-                if let Some(park) = self.write_some(turn, op, slot) {
-                    return park;
-                }
-            }
-            if !self.next_part(op) {
-                break;
-            }
-        }
-        self.drop_credit(op);
-        let mode = self.volume(op.bio.id.volume).mode;
-        let early = self.defects.writethrough_early();
-        if op.is_fua() || mode == WriteMode::Writethrough && !early {
-            if slot == NIL {
-                return WaitFor::Slot;
-            }
-            (op.step, op.asked) = (OpStep::Clean, 0);
-            return self.step_clean(turn, op, slot);
-        }
-        self.finish(turn, op, Ok(()))
+        (op.step, op.progress) = (OpStep::WriteOut, 0);
+        return write_out::step(state, ctx, op, slot);
     }
+    state.complete(ctx, op, Ok(()))
+}
 
-    /// Too much of the volume is held because it could not be written: it takes no more.
-    fn is_given_up(&self, op: &Operation) -> bool {
-        let volume = &self.volumes[usize::from(op.bio.id.volume.0)];
-        let half = (self.throttle.reserve_max(volume.device) / 2).max(1);
-        volume.held > 0 && volume.held >= (self.folios.units() / 100).max(16).min(half)
+/// Returns true if the volume holds so many blocks that it takes no more writes.
+fn holds_too_much(state: &CacheState, op: &Operation) -> bool {
+    let volume = &state.volumes[op.bio.id.volume];
+    let half = (state.dirty.throttle().reserve_max(volume.device()) / 2).max(1);
+    let held = volume.held();
+    held > 0 && held >= (state.pool.units() / 100).max(16).min(half)
+}
+
+/// Writes one run of blocks, or returns what to wait for.
+fn write_some(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    slot: u32,
+) -> Option<WaitFor> {
+    let volume = op.bio.id.volume;
+    if state.pause_of(ctx.now, op.writer).is_some()
+        && state.dirty.stuck(state.volumes.device_index(volume)).is_none()
+    {
+        // Credit that it does not use now is for others.
+        state.drop_credit(op);
+        return Some(WaitFor::Pause);
     }
-
-    /// One run of blocks, or the reason to wait.
-    fn write_some(&mut self, turn: &mut Turn, op: &mut Operation, slot: u32) -> Option<WaitFor> {
-        let volume = op.bio.id.volume;
-        if self.pause_of(turn, op.writer).is_some() && !self.is_stuck(volume) {
-            // What it had reserved and does not dirty now is others'.
-            self.drop_credit(op);
-            return Some(WaitFor::Writer);
+    let at = op.at() >> BLOCK_SHIFT;
+    let Some((unit, first)) = state.pool.locate(volume, at) else {
+        return add_folio(state, ctx, op, at);
+    };
+    let bits = state.pool.state(unit + first);
+    let part = op.block_part(state.volumes[volume].size());
+    let over = state.defects.fill_overwrites() && part.whole;
+    // Cut off by a truncation while it was written out: the old bytes must not follow the new ones.
+    let cut_off = bits & (block::WRITEBACK | block::UPTODATE) == block::WRITEBACK;
+    if bits & block::FILLING != 0 && !over || cut_off {
+        if state.pool.folio(unit).is_late() {
+            return Some(state.complete(ctx, op, Err(IoError::TimedOut)));
         }
-        let at = op.at() >> BLOCK_SHIFT;
-        let Some((unit, first)) = self.index.locate(&self.folios, volume, at) else {
-            return self.place(turn, op, at);
-        };
-        let state = self.folios.states(unit + first, 1)[0];
-        let over = self.defects.fill_overwrites() && self.part(op).whole;
-        // Cut off by a smaller volume while it was written out: the old bytes must not come after the new ones.
-        let cut_off = state & (block::WRITEBACK | block::UPTODATE) == block::WRITEBACK;
-        if state & block::FILLING != 0 && !over || cut_off {
-            if self.folios[unit].is_late() {
-                return Some(self.finish(turn, op, Err(IoError::TimedOut)));
-            }
-            return Some(WaitFor::Folio(unit));
-        }
-        let part = self.part(op);
-        if state & block::WRITEBACK != 0 && !self.defects.no_shadow() {
-            return self.write_shadow(turn, op, (unit, first, state), part, slot);
-        }
-        if !part.whole && state & block::UPTODATE == 0 {
-            return self.read_first(turn, op, unit, first);
-        }
-        let clean = state & block::DIRTY == 0;
-        if clean
-            && op.credit == 0
-            && let Some(park) = self.take_credit(turn, op)
-        {
-            return Some(park);
-        }
-        let run = match part.whole {
-            // At least this block, which a defect may have let pass.
-            true => self.run_of(op, unit, first, part.blocks, clean).max(1),
-            false => 1,
-        };
-        self.put_bytes(turn, op, unit + first, run);
-        self.soil(turn, op, (unit, first, run), clean, slot)
+        return Some(WaitFor::Folio(unit));
     }
-
-    /// Makes a folio for a block that is in none.
-    fn place(&mut self, turn: &mut Turn, op: &mut Operation, at: u64) -> Option<WaitFor> {
-        if op.credit == 0
-            && let Some(park) = self.take_credit(turn, op)
-        {
-            return Some(park);
-        }
-        let volume = op.bio.id.volume;
-        let end = (op.bio.offset + u64::from(op.until)).div_ceil(u64::from(BLOCK));
-        let order_max = self.caching(volume).max_folio_order;
-        let order = self.index.largest_fit(&self.folios, volume, at, order_max, end);
-        match self.make_folio(turn, Some(op), (volume, at), order) {
-            Some(_) => None,
-            None => Some(WaitFor::Frames),
-        }
+    if bits & block::WRITEBACK != 0 && !state.defects.no_shadow() {
+        return write_shadow(state, ctx, op, (unit, first, bits), part, slot);
     }
-
-    /// How the cursor lies in its block.
-    pub(in crate::cache) fn part(&self, op: &Operation) -> Part {
-        let (at, left) = (op.at(), op.until - op.done);
-        let within = (at % u64::from(BLOCK)) as u32;
-        let size = self.volumes[usize::from(op.bio.id.volume.0)].size;
-        // The last block of a volume ends where the volume does.
-        let block_end = (at - u64::from(within) + u64::from(BLOCK)).min(size);
-        let whole = within == 0 && at + u64::from(left) >= block_end;
-        let ends_volume = at + u64::from(left) >= size;
-        let blocks = if ends_volume { left.div_ceil(BLOCK) } else { left / BLOCK };
-        Part { whole, blocks }
+    if !part.whole && bits & block::UPTODATE == 0 {
+        return read_first(state, ctx, op, unit, first);
     }
-
-    /// Blocks from `first` on that are written in one go: whole ones, as clean or as dirty as the first, with nothing on its
-    /// way, and not more than there is credit for.
-    fn run_of(&self, op: &Operation, unit: u32, first: u32, blocks: u32, clean: bool) -> u32 {
-        let in_folio = self.folios[unit].blocks() - first;
-        let most = if clean { blocks.min(op.credit) } else { blocks };
-        let states = self.folios.states(unit + first, in_folio.min(most).max(1));
-        let same = |state: &u8| {
-            state & (block::FILLING | block::WRITEBACK) == 0 && (state & block::DIRTY == 0) == clean
-        };
-        states.iter().position(|state| !same(state)).unwrap_or(states.len()) as u32
+    let clean = bits & block::DIRTY == 0;
+    if clean
+        && op.credit == 0
+        && let Some(waits_for) = take_credit(state, ctx, op)
+    {
+        return Some(waits_for);
     }
+    let run = match part.whole {
+        // At least this block, which a defect may have let pass.
+        true => writable_run(state, op, unit, first, part.blocks, clean).max(1),
+        false => 1,
+    };
+    put_bytes(ctx, op, unit + first, run);
+    dirty_blocks(state, ctx, op, (unit, first, run), clean, slot)
+}
 
-    fn take_credit(&mut self, turn: &mut Turn, op: &mut Operation) -> Option<WaitFor> {
-        self.stirred = true;
-        let device = self.volumes[usize::from(op.bio.id.volume.0)].device;
-        let left =
-            (op.at() % u64::from(BLOCK) + u64::from(op.until - op.done)).div_ceil(u64::from(BLOCK));
-        let want = (left as u32).min(self.credit_most(device));
-        let class = op.bio.ioprio.class();
-        if self.waits_for_credit(usize::from(device.0))
-            || !self.throttle.reserve_for(device, want, class)
-        {
-            if let Some(error) = self.flushers[usize::from(device.0)].stuck() {
-                self.throttle.forget_refused(device);
-                return Some(self.finish(turn, op, Err(error)));
-            }
-            return Some(WaitFor::Credit(want));
-        }
-        op.credit = want;
-        None
+/// Makes a folio for a block that is in none.
+fn add_folio(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    at: u64,
+) -> Option<WaitFor> {
+    if op.credit == 0
+        && let Some(waits_for) = take_credit(state, ctx, op)
+    {
+        return Some(waits_for);
     }
-
-    /// Blocks that one operation asks credit for at once: a small part of what there is, so that several get some.
-    pub(in crate::cache) fn credit_most(&self, device: DeviceId) -> u32 {
-        (self.throttle.reserve_max(device) / 8).clamp(1, CREDIT_STEP)
-    }
-
-    /// The bytes of `run` blocks from the cursor on go to the frames from `unit` on.
-    fn put_bytes(&mut self, turn: &mut Turn, op: &mut Operation, unit: u32, run: u32) {
-        let within = (op.at() % u64::from(BLOCK)) as u32;
-        let len = (op.until - op.done).min(run * BLOCK - within);
-        let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
-        turn.actions.list.push(match op.bio.op {
-            Op::WriteZeroes => Action::Zero { at, len },
-            _ => Action::Copy {
-                bio: op.bio.id,
-                offset: op.done,
-                len,
-                at,
-                direction: CopyDirection::ToPool,
-            },
-        });
-        op.done += len;
-    }
-
-    /// `run` blocks of a folio were written: they are dirty; the throttle may pause the writer for it.
-    fn soil(
-        &mut self,
-        turn: &mut Turn,
-        op: &mut Operation,
-        (unit, first, run): (u32, u32, u32),
-        clean: bool,
-        slot: u32,
-    ) -> Option<WaitFor> {
-        // What was there before is written again: worth keeping.
-        if self.folios.states(unit + first, 1)[0] & block::USED != 0 {
-            Reclaim::touch(&mut self.folios, unit);
-        }
-        self.folios[unit].marks &= !Folio::UNUSED;
-        let failed = self.mark_dirty(turn, &op.bio, unit, first, run);
-        if failed > 0 {
-            self.count_held(op.bio.id.volume, 0, failed);
-        }
-        if !clean {
-            return None;
-        }
-        op.credit -= run;
-        self.charge(turn, op, run, slot)
-    }
-
-    /// Tells the throttle of blocks that became dirty; it may pause the writer, or have it write out for itself.
-    fn charge(
-        &mut self,
-        turn: &mut Turn,
-        op: &mut Operation,
-        run: u32,
-        slot: u32,
-    ) -> Option<WaitFor> {
-        let device = self.volume(op.bio.id.volume).device;
-        let writer = match op.writer {
-            NIL => self.throttle.nobody(),
-            writer => WriterId(writer),
-        };
-        let class = if op.writer == NIL { IoClass::RealTime } else { op.bio.ioprio.class() };
-        // A pause is for what comes next: of this bio or of this connection.
-        let _ = self.throttle.on_dirtied(turn.now, writer, device, run, class);
-        let quota = self.throttle.foreground_quota(writer, device);
-        if quota == 0 {
-            return None;
-        }
-        op.pending +=
-            self.write_for_itself(turn, (op.bio.id.volume, op.bio.id.connection), quota, slot);
-        (op.pending > 0).then_some(WaitFor::Own)
-    }
-
-    /// Marks blocks dirty and puts their folio on the list of its group; how many of them had been held.
-    fn mark_dirty(&mut self, turn: &Turn, bio: &Bio, unit: u32, first: u32, run: u32) -> u32 {
-        let current = self.volumes[usize::from(bio.id.volume.0)].current();
-        if self.folios[unit].group == NIL {
-            self.groups.add(turn.now, &mut self.folios, unit, bio.id.export);
-            self.folios[unit].generation = current;
-            self.volumes[usize::from(bio.id.volume.0)].add_dirty(current);
-        }
-        let newer = if self.folios[unit].generation == current { 0 } else { block::NEWER };
-        let (mut became, mut failed) = (0, 0);
-        for state in self.folios.states_mut(unit + first, run) {
-            let old = *state;
-            became += u16::from(old & block::DIRTY == 0);
-            failed += u32::from(old & block::FAILED != 0);
-            // One that waits for its write-out already goes with the older ones.
-            let fresh = old & block::DIRTY == 0 || old & block::FAILED != 0;
-            let newer = if fresh { newer } else { old & block::NEWER };
-            let kept = old & !(block::FAILED | block::NEWER);
-            *state = kept | block::UPTODATE | block::USED | block::DIRTY | newer;
-        }
-        if newer != 0 {
-            self.volumes[usize::from(bio.id.volume.0)].add_newer();
-        }
-        self.folios[unit].dirty += became;
-        self.volumes[usize::from(bio.id.volume.0)].unclean += u32::from(became);
-        self.dirty_regions.add(self.folios[unit].key, became.into());
-        failed
-    }
-
-    /// The rest of a block that is written in part is read first.
-    fn read_first(
-        &mut self,
-        turn: &mut Turn,
-        op: &Operation,
-        unit: u32,
-        first: u32,
-    ) -> Option<WaitFor> {
-        if self.defects.no_read_before_write() {
-            let at = u64::from(unit + first) << BLOCK_SHIFT;
-            turn.actions.list.push(Action::Zero { at, len: BLOCK });
-            self.folios.states_mut(unit + first, 1)[0] |= block::UPTODATE;
-            return None;
-        }
-        let account = self.fills_of(op.bio.id.volume);
-        if !self.may_send(account) {
-            return Some(WaitFor::Bios(account as u32));
-        }
-        self.stats.read_before_write += 1;
-        self.send_fill(&FillReason { bio: op.bio, ahead: false }, unit, first, 1);
-        Some(WaitFor::Folio(unit))
-    }
-
-    /// A block that is on its way to the device is written beside its frame.
-    fn write_shadow(
-        &mut self,
-        turn: &mut Turn,
-        op: &mut Operation,
-        (unit, first, state): (u32, u32, u8),
-        part: Part,
-        slot: u32,
-    ) -> Option<WaitFor> {
-        let clean = state & block::DIRTY == 0;
-        if clean
-            && op.credit == 0
-            && let Some(park) = self.take_credit(turn, op)
-        {
-            return Some(park);
-        }
-        let shadow = if state & block::SHADOW != 0 {
-            self.shadows.of(unit + first)
-        } else {
-            let Some(shadow) = self.shadows.take(unit + first) else {
-                if self.folios[unit].is_late() {
-                    return Some(self.finish(turn, op, Err(IoError::TimedOut)));
-                }
-                self.stats.waits[3] += 1;
-                return Some(WaitFor::Folio(unit));
-            };
-            self.folios.states_mut(unit + first, 1)[0] |= block::SHADOW;
-            if !part.whole {
-                turn.actions.list.push(Action::Move {
-                    from: u64::from(unit + first) << BLOCK_SHIFT,
-                    to: u64::from(shadow) << BLOCK_SHIFT,
-                    len: BLOCK,
-                });
-            }
-            shadow
-        };
-        self.stirred = true;
-        self.stats.shadowed += 1;
-        self.put_bytes(turn, op, shadow, 1);
-        self.soil(turn, op, (unit, first, 1), clean, slot)
-    }
-
-    /// Zeroes of which the ends are not whole blocks: the next end, if there is one.
-    fn next_part(&mut self, op: &mut Operation) -> bool {
-        let more = op.until < op.bio.len;
-        if more {
-            let tail = op.bio.end() % u64::from(BLOCK);
-            op.done = op.bio.len - tail as u32;
-            op.until = op.bio.len;
-        }
-        more
+    let volume = op.bio.id.volume;
+    let end = (op.bio.offset + u64::from(op.part_end)).div_ceil(u64::from(BLOCK));
+    let order_max = state.volumes.caching(volume).max_folio_order;
+    let order = state.pool.largest_fit(volume, at, order_max, end);
+    match state.make_folio(Some(op), (volume, at), order) {
+        Some(_) => None,
+        None => Some(WaitFor::Frame),
     }
 }
 
-/// How a cursor lies in its block.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::cache) struct Part {
-    /// The whole block is written.
-    pub whole: bool,
-    /// Whole blocks from here on.
+/// Returns how many blocks from `first` on are written at once: whole ones, all clean or all dirty as the first, none outstanding,
+/// and not more than there is credit for.
+fn writable_run(
+    state: &CacheState,
+    op: &Operation,
+    unit: u32,
+    first: u32,
     blocks: u32,
+    clean: bool,
+) -> u32 {
+    let in_folio = state.pool.folio(unit).blocks() - first;
+    let most = if clean { blocks.min(op.credit) } else { blocks };
+    let states = state.pool.states(unit + first, in_folio.min(most).max(1));
+    let same = |state: &u8| {
+        state & (block::FILLING | block::WRITEBACK) == 0 && (state & block::DIRTY == 0) == clean
+    };
+    states.iter().position(|state| !same(state)).unwrap_or(states.len()) as u32
+}
+
+/// Reserves dirty credit for the rest of the operation, up to the share of one; otherwise returns what to wait for.
+fn take_credit(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+) -> Option<WaitFor> {
+    debug_assert!(op.credit == 0, "credit is used up before more is reserved");
+    state.needs_run = true;
+    let device = state.volumes[op.bio.id.volume].device();
+    let index = usize::from(device.0);
+    let left = u64::from(op.part_end - op.done);
+    let left = (op.at() % u64::from(BLOCK) + left).div_ceil(u64::from(BLOCK));
+    let wanted = (left as u32).min(state.credit_max(device));
+    if state.waiters.first_for_credit(index).is_some() || !reserve(state, device, op, wanted) {
+        if let Some(error) = state.dirty.stuck(index) {
+            state.dirty.throttle_mut().forget_refused(device);
+            return Some(state.complete(ctx, op, Err(error)));
+        }
+        return Some(WaitFor::Credit(wanted));
+    }
+    op.credit = wanted;
+    None
+}
+
+fn reserve(state: &mut CacheState, device: DeviceId, op: &Operation, blocks: u32) -> bool {
+    state.dirty.throttle_mut().reserve_for(device, blocks, op.bio.ioprio.class())
+}
+
+/// Copies the bytes of `run` blocks from the cursor on into the frames from `unit` on.
+fn put_bytes(ctx: &mut CallContext, op: &mut Operation, unit: u32, run: u32) {
+    let within = (op.at() % u64::from(BLOCK)) as u32;
+    let len = (op.part_end - op.done).min(run * BLOCK - within);
+    debug_assert!(len > 0, "a write advances");
+    let at = u64::from(unit) << BLOCK_SHIFT | u64::from(within);
+    let (bio, offset, direction) = (op.bio.id, op.done, CopyDirection::ToPool);
+    ctx.actions.list.push(match op.bio.op {
+        Op::WriteZeroes => Action::Zero { at, len },
+        _ => Action::Copy { bio, offset, len, at, direction },
+    });
+    op.done += len;
+}
+
+/// Marks `run` written blocks of a folio dirty, and charges the writer if they were clean.
+fn dirty_blocks(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    (unit, first, run): (u32, u32, u32),
+    clean: bool,
+    slot: u32,
+) -> Option<WaitFor> {
+    // A block that was used before and is written again makes its folio worth keeping.
+    if state.pool.state(unit + first) & block::USED != 0 {
+        state.pool.touch(unit);
+    }
+    state.pool.clear_marks(unit, Folio::UNUSED);
+    let unheld = state.mark_dirty(ctx.now, &op.bio, unit, first, run);
+    if unheld > 0 {
+        state.count_held(op.bio.id.volume, 0, unheld);
+    }
+    if !clean {
+        return None;
+    }
+    assert!(op.credit >= run, "blocks become dirty with credit");
+    op.credit -= run;
+    charge(state, ctx, op, run, slot)
+}
+
+/// Tells the throttle of blocks that became dirty; it may pause the writer, or have it write out (an injected foreground policy).
+fn charge(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    run: u32,
+    slot: u32,
+) -> Option<WaitFor> {
+    let device = state.volumes[op.bio.id.volume].device();
+    let throttle = state.dirty.throttle_mut();
+    let writer = match op.writer {
+        NIL => throttle.nobody(),
+        writer => WriterId(writer),
+    };
+    let class = if op.writer == NIL { IoClass::RealTime } else { op.bio.ioprio.class() };
+    // A pause is for what follows, of this bio or of this connection.
+    let _ = throttle.on_dirtied(ctx.now, writer, device, run, class);
+    let quota = throttle.foreground_quota(writer, device);
+    if quota == 0 {
+        return None;
+    }
+    let of = (op.bio.id.volume, op.bio.id.connection);
+    op.pending += state.write_oldest_group(ctx.now, of, quota, slot);
+    (op.pending > 0).then_some(WaitFor::Writeouts)
+}
+
+/// Reads a block of which only a part is written.
+fn read_first(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &Operation,
+    unit: u32,
+    first: u32,
+) -> Option<WaitFor> {
+    if state.defects.no_read_before_write() {
+        let at = u64::from(unit + first) << BLOCK_SHIFT;
+        ctx.actions.list.push(Action::Zero { at, len: BLOCK });
+        state.pool.force_valid(unit + first);
+        return None;
+    }
+    let account = fills(state.volumes.device_index(op.bio.id.volume));
+    if !state.io.may_send(account) {
+        return Some(WaitFor::Bios(account as u32));
+    }
+    state.stats.read_before_write += 1;
+    let reason = fill::FillReason { bio: op.bio, ahead: false };
+    fill::send(state, &reason, unit, first, 1);
+    Some(WaitFor::Folio(unit))
+}
+
+/// Writes a block under write-out into its shadow frame.
+fn write_shadow(
+    state: &mut CacheState,
+    ctx: &mut CallContext,
+    op: &mut Operation,
+    (unit, first, bits): (u32, u32, u8),
+    part: BlockPart,
+    slot: u32,
+) -> Option<WaitFor> {
+    let clean = bits & block::DIRTY == 0;
+    if clean
+        && op.credit == 0
+        && let Some(waits_for) = take_credit(state, ctx, op)
+    {
+        return Some(waits_for);
+    }
+    let shadow = if bits & block::SHADOW != 0 {
+        state.pool.shadow_of(unit + first)
+    } else {
+        let Some(shadow) = state.pool.add_shadow(unit + first) else {
+            if state.pool.folio(unit).is_late() {
+                return Some(state.complete(ctx, op, Err(IoError::TimedOut)));
+            }
+            state.waiters.count_shadow_wait();
+            return Some(WaitFor::Folio(unit));
+        };
+        if !part.whole {
+            ctx.actions.list.push(Action::Move {
+                from: u64::from(unit + first) << BLOCK_SHIFT,
+                to: u64::from(shadow) << BLOCK_SHIFT,
+                len: BLOCK,
+            });
+        }
+        shadow
+    };
+    state.needs_run = true;
+    state.stats.shadowed += 1;
+    put_bytes(ctx, op, shadow, 1);
+    dirty_blocks(state, ctx, op, (unit, first, 1), clean, slot)
 }

@@ -1,4 +1,196 @@
-//! The state of each cached volume.
+//! The cached volumes of a shard: sizes, generations, errors, truncations; and which errors each connection has seen.
+//!
+//! Tables reach to the last slot that was ever used, so spare slots cost nothing.
 
-pub(in crate::cache) mod truncation;
-pub(in crate::cache) mod volume;
+mod errors;
+mod truncation;
+mod volume;
+
+pub(in crate::cache) use truncation::Truncation;
+pub(in crate::cache) use volume::{CachedVolume, GENERATIONS};
+
+use crate::bio::{Bio, DeviceId, VolumeId};
+use crate::cache::context::DeviceCaching;
+use crate::gauge::Gauge32;
+use crate::options::{ShardConfig, VolumeConfig};
+use crate::time::Instant;
+
+/// How far a connection has seen the errors of a volume.
+#[derive(Clone, Copy, Debug, Default)]
+struct SeenErrors {
+    /// The connection and the volume; a server's own flushes are one connection for all volumes.
+    of: Option<(u32, VolumeId)>,
+    /// Its position in the volume's error sequence.
+    position: u32,
+}
+
+/// The volumes of a cache, and how their devices' blocks are cached.
+#[derive(Debug)]
+pub(in crate::cache) struct Volumes {
+    entries: Vec<CachedVolume>,
+    devices: Vec<DeviceCaching>,
+    /// By writer of the throttle, which is a connection.
+    seen_errors: Vec<SeenErrors>,
+    /// Volumes with a truncation in progress.
+    truncations: Gauge32,
+    /// Counts, wrapping, how often a volume began or ceased to hold blocks.
+    held_changes: u32,
+}
+
+impl std::ops::Index<VolumeId> for Volumes {
+    type Output = CachedVolume;
+
+    #[inline]
+    fn index(&self, volume: VolumeId) -> &CachedVolume {
+        &self.entries[usize::from(volume.0)]
+    }
+}
+
+impl std::ops::IndexMut<VolumeId> for Volumes {
+    #[inline]
+    fn index_mut(&mut self, volume: VolumeId) -> &mut CachedVolume {
+        &mut self.entries[usize::from(volume.0)]
+    }
+}
+
+impl Volumes {
+    /// Creates the volumes of a configuration; `writers`: connections that may have a position.
+    pub fn new(config: &ShardConfig, writers: u32) -> Self {
+        let devices = config.devices.iter().map(|device| DeviceCaching::of(&device.queue));
+        Self {
+            entries: config.volumes.iter().map(CachedVolume::new).collect(),
+            devices: devices.collect(),
+            seen_errors: vec![SeenErrors::default(); writers as usize + 1],
+            truncations: Gauge32::default(),
+            held_changes: 0,
+        }
+    }
+
+    /// Returns the number of volume slots.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Iterates over the ids of all slots.
+    pub fn ids(&self) -> impl Iterator<Item = VolumeId> + use<> {
+        (0..self.entries.len()).map(|index| VolumeId(index as u16))
+    }
+
+    /// Returns the volume in a slot that may not exist.
+    pub fn get(&self, volume: VolumeId) -> Option<&CachedVolume> {
+        self.entries.get(usize::from(volume.0))
+    }
+
+    /// Returns the number of device slots.
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Returns the index of a volume's device.
+    #[inline]
+    pub fn device_index(&self, volume: VolumeId) -> usize {
+        usize::from(self[volume].device().0)
+    }
+
+    /// Returns true if a volume is on a device.
+    pub fn is_on(&self, volume: VolumeId, device: usize) -> bool {
+        self.device_index(volume) == device
+    }
+
+    /// Returns how a volume's blocks are cached.
+    pub fn caching(&self, volume: VolumeId) -> DeviceCaching {
+        self.devices[self.device_index(volume)]
+    }
+
+    /// Sets how the blocks of a device's volumes are cached.
+    pub fn set_caching(&mut self, device: usize, caching: DeviceCaching) {
+        if let Some(known) = self.devices.get_mut(device) {
+            *known = caching;
+        }
+    }
+
+    /// Adds a device to a free slot.
+    pub fn add_device(&mut self, device: DeviceId, caching: DeviceCaching) {
+        let index = usize::from(device.0);
+        if self.devices.len() <= index {
+            self.devices.resize(index + 1, caching);
+        }
+        self.devices[index] = caching;
+    }
+
+    /// Adds a volume to a free slot.
+    pub fn add(&mut self, volume: VolumeId, config: &VolumeConfig) {
+        for _ in self.entries.len()..=usize::from(volume.0) {
+            self.entries.push(CachedVolume::free_slot());
+        }
+        self[volume].replace(CachedVolume::new(config));
+    }
+
+    /// Frees the slot of a volume of which nothing is cached.
+    pub fn remove(&mut self, volume: VolumeId) {
+        self.set_truncation(volume, None);
+        self[volume].replace(CachedVolume::free_slot());
+    }
+
+    /// Counts held blocks of a volume that were added or released.
+    pub fn count_held(&mut self, volume: VolumeId, more: u32, less: u32) {
+        let changed = self[volume].count_held(more, less);
+        self.held_changes = self.held_changes.wrapping_add(u32::from(changed));
+    }
+
+    /// Returns a counter that changes whenever a volume begins or ceases to hold blocks.
+    pub fn held_changes(&self) -> u32 {
+        self.held_changes
+    }
+
+    /// Returns the held blocks of all volumes.
+    pub fn held(&self) -> u64 {
+        self.entries.iter().map(|volume| u64::from(volume.held())).sum()
+    }
+
+    /// Returns the time of the next retry of held blocks.
+    pub fn next_retry(&self) -> Option<Instant> {
+        self.entries.iter().filter_map(CachedVolume::retry_at).min()
+    }
+
+    /// Starts a connection's position at the volume's current error, unless it has one.
+    pub fn begin_errors(&mut self, writer: u32, bio: &Bio) {
+        let of = Some((bio.id.connection, bio.id.volume));
+        if self.seen_errors[writer as usize].of != of {
+            let position = self[bio.id.volume].errors().sample();
+            self.seen_errors[writer as usize] = SeenErrors { of, position };
+        }
+    }
+
+    /// Returns a connection's position in the errors of its volume.
+    pub fn seen_errors(&self, writer: u32) -> u32 {
+        self.seen_errors[writer as usize].position
+    }
+
+    /// Sets the position of a bio's connection in the errors of its volume.
+    pub fn set_seen_errors(&mut self, writer: u32, bio: &Bio, position: u32) {
+        self.begin_errors(writer, bio);
+        self.seen_errors[writer as usize].position = position;
+    }
+
+    /// Returns true if a truncation is in progress.
+    #[inline]
+    pub fn is_truncating(&self) -> bool {
+        !self.truncations.is_zero()
+    }
+
+    /// Returns the truncation of a volume, if one is in progress.
+    pub fn truncation(&self, volume: VolumeId) -> Option<Truncation> {
+        self[volume].truncation
+    }
+
+    /// Sets or ends the truncation of a volume.
+    pub fn set_truncation(&mut self, volume: VolumeId, truncation: Option<Truncation>) {
+        let before = std::mem::replace(&mut self[volume].truncation, truncation);
+        match (before.is_some(), truncation.is_some()) {
+            (false, true) => self.truncations.add(1),
+            (true, false) => self.truncations.sub(1),
+            _ => {}
+        }
+    }
+}

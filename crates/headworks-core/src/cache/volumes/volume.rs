@@ -1,113 +1,79 @@
-//! What the cache knows of a volume: its mode, its generations, its errors.
+//! The state of a cached volume: its options, its flush generations, and its held blocks.
 //!
-//! A flush must wait for what was dirty when it began, and for nothing that was dirtied since (else a busy writer would keep it
-//! waiting for ever). So dirty folios carry the *generation* in which they were dirtied first; a flush ends the current one and
-//! waits until nothing of it or before is left. 16 are kept apart; one more flush waits until the oldest is written.
+//! A flush waits for everything that was dirty when it began, and for nothing dirtied later; otherwise a busy writer would delay it
+//! forever. Dirty folios therefore carry the *generation* in which they were first dirtied. A flush ends the current generation
+//! and waits until nothing of it or of an older one is left. At most 16 generations exist at a time; one more flush waits until
+//! the oldest is written.
 //!
 //! ```text
 //!   oldest ... target | current        a flush waits while oldest <= target
 //! ```
 //!
-//! Errors of write-out are told as by errseq of Linux: every connection hears of one at its next flush, once; one that comes
-//! later hears of it only if nobody had heard before. Beside that, blocks whose write-out failed are *held*, and while any is,
-//! every flush fails.
+//! Invariants: `oldest <= generation < oldest + 16`; `dirty[g % 16]` counts the dirty folios of generation g, `writing[g % 16]`
+//! its outstanding write-outs.
 
+use super::errors::ErrorSequence;
+use super::truncation::Truncation;
 use crate::bio::DeviceId;
-use crate::cache::volumes::truncation::Truncation;
+use crate::cache::pool::folio::BLOCK;
 use crate::error::IoError;
-use crate::list::Fifo;
+use crate::gauge::Gauge32;
 use crate::options::{ErrorPolicy, VolumeConfig, VolumeOptions, WriteMode};
-use crate::time::Instant;
+use crate::slab::NIL;
+use crate::time::{Instant, SEC};
 
-/// Where a vacant place has its bytes.
-const NOBODYS_DEVICE: DeviceId = DeviceId(u16::MAX);
+/// The device of a free volume slot.
+const NO_DEVICE: DeviceId = DeviceId(u16::MAX);
 
-/// Generations that are kept apart.
-const GENERATIONS: u64 = 16;
+/// Generations that exist at a time; a folio names its own modulo this.
+pub(in crate::cache) const GENERATIONS: u64 = 16;
 
-/// The last error, and how often somebody could have missed one.
-#[derive(Clone, Copy, Debug, Default)]
-pub(in crate::cache) struct ErrorSequence {
-    error: Option<IoError>,
-    count: u32,
-    seen: bool,
-}
+/// The first delay before held blocks are written again.
+const BACKOFF_MIN: u64 = SEC;
+/// The longest delay before held blocks are written again.
+const BACKOFF_MAX: u64 = 30 * SEC;
 
-impl ErrorSequence {
-    /// Something went wrong.
-    pub fn record(&mut self, error: IoError) {
-        self.error = Some(error);
-        // Only what somebody saw must be told from what comes now; so the count does not run away.
-        self.count += u32::from(self.seen || self.count == 0);
-        self.seen = false;
-    }
-
-    /// Where a new connection starts: behind what was told to somebody, before what was told to nobody.
-    pub fn sample(&self) -> u32 {
-        if self.seen { self.count } else { self.count.saturating_sub(1) }
-    }
-
-    /// The operator heard of it: connections that come later need not. Those that are there hear of it still.
-    pub fn acknowledge(&mut self) {
-        self.seen = true;
-    }
-
-    /// What a connection that has heard up to `since` has not heard yet.
-    pub fn check(&mut self, since: &mut u32) -> Option<IoError> {
-        if *since == self.count {
-            return None;
-        }
-        *since = self.count;
-        self.seen = true;
-        self.error
-    }
-}
-
-/// A volume.
+/// The state of a cached volume.
 #[derive(Debug)]
 pub(in crate::cache) struct CachedVolume {
-    pub device: DeviceId,
-    pub size: u64,
-    pub block_size: u32,
-    pub mode: WriteMode,
-    pub on_error: ErrorPolicy,
-    /// The generation of what is dirtied now. 64 bits: a thousand flushes a second are 2^32 in seven weeks.
-    pub generation: u64,
-    /// The oldest of which anything is left; up to `generation`.
-    pub oldest: u64,
-    /// Folios that are dirty, by generation.
-    dirty: [u32; GENERATIONS as usize],
-    /// Blocks were dirtied in the current generation whose folios still count for an older one.
-    newer: bool,
-    /// Write-outs on their way, by generation.
-    writing: [u32; GENERATIONS as usize],
-    /// Flushes that wait for a generation, oldest target first.
-    pub syncs: Fifo,
-    /// Flushes that wait until a generation can be ended.
-    pub sync_line: Fifo,
-    /// The group that a flush's next pass looks at first.
-    pub cursor: u32,
+    device: DeviceId,
+    size: u64,
+    block_size: u32,
+    mode: WriteMode,
+    on_error: ErrorPolicy,
+    /// The generation of blocks that are dirtied now. 64 bits: a thousand flushes a second end 2^32 generations in seven weeks.
+    generation: u64,
+    /// The oldest generation of which anything is left; at most `generation`.
+    oldest: u64,
+    /// Dirty folios, by generation.
+    dirty: [Gauge32; GENERATIONS as usize],
+    /// Blocks of folios of an older generation were dirtied in the current one.
+    has_newer: bool,
+    /// Outstanding write-outs, by generation.
+    writing: [Gauge32; GENERATIONS as usize],
+    /// The group at which the next pass of a flush starts.
+    cursor: u32,
     /// The last generation that a flush waits for.
-    pub target: Option<u64>,
-    /// Blocks that are dirty or under write-out; one that is both counts twice.
-    pub unclean: u32,
-    /// What is beyond its end and still to be forgotten.
-    pub truncation: Option<Truncation>,
-    /// Blocks that are held because their write-out failed.
-    pub held: u32,
+    target: Option<u64>,
+    /// Dirty blocks and blocks under write-out; a block that is both counts twice.
+    unclean: Gauge32,
+    /// The blocks past a lowered end that are still to be dropped.
+    pub(super) truncation: Option<Truncation>,
+    /// Held blocks: their write-out failed.
+    held: Gauge32,
     /// A write-out failed, and none has succeeded since with nothing held.
-    pub failing: bool,
-    /// Its folios.
-    pub folios: u32,
-    /// The last error of a write-out.
-    pub last_error: IoError,
-    pub errors: ErrorSequence,
-    /// When held blocks are tried again, and how long after that.
-    pub retry_at: Option<Instant>,
-    pub backoff_ns: u64,
+    failing: bool,
+    /// The error of the last failed write-out.
+    last_error: IoError,
+    errors: ErrorSequence,
+    /// The time at which held blocks are written again.
+    retry_at: Option<Instant>,
+    /// The delay that led to `retry_at`.
+    backoff_ns: u64,
 }
 
 impl CachedVolume {
+    /// Creates the state of a clean volume.
     pub fn new(config: &VolumeConfig) -> Self {
         Self {
             device: config.device,
@@ -117,18 +83,15 @@ impl CachedVolume {
             on_error: config.options.on_error,
             generation: 0,
             oldest: 0,
-            dirty: [0; GENERATIONS as usize],
-            newer: false,
-            writing: [0; GENERATIONS as usize],
-            syncs: Fifo::new(),
-            sync_line: Fifo::new(),
-            cursor: crate::slab::NIL,
+            dirty: [Gauge32::default(); GENERATIONS as usize],
+            has_newer: false,
+            writing: [Gauge32::default(); GENERATIONS as usize],
+            cursor: NIL,
             target: None,
-            unclean: 0,
+            unclean: Gauge32::default(),
             truncation: None,
-            held: 0,
+            held: Gauge32::default(),
             failing: false,
-            folios: 0,
             last_error: IoError::Medium,
             errors: ErrorSequence::default(),
             retry_at: None,
@@ -136,102 +99,276 @@ impl CachedVolume {
         }
     }
 
-    /// A place without a volume.
-    pub fn vacant() -> Self {
+    /// Creates the state of a free volume slot.
+    pub fn free_slot() -> Self {
         let options = VolumeOptions { mode: WriteMode::None, ..VolumeOptions::default() };
-        Self::new(&VolumeConfig { device: NOBODYS_DEVICE, options, ..VolumeConfig::default() })
+        Self::new(&VolumeConfig { device: NO_DEVICE, options, ..VolumeConfig::default() })
     }
 
-    /// Another volume takes the place of this one. Connections that have heard of this one's errors hear of the other's, too: the
-    /// count goes on. (There are folios left only if a defect left them.)
+    /// Replaces this volume by another one. The error count continues, so that a connection that has seen errors of this volume
+    /// reports those of the next one.
     pub fn replace(&mut self, other: Self) {
-        let errors = ErrorSequence { error: None, seen: true, ..self.errors };
-        *self = Self { errors, folios: self.folios, ..other };
+        assert!(self.unclean.is_zero() && self.held.is_zero(), "a volume that leaves is clean");
+        *self = Self { errors: self.errors.for_next_volume(), ..other };
     }
 
-    /// Blocks of the volume, a last one in part included.
+    /// Returns the device that holds the volume.
+    #[inline]
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Returns the size in bytes.
+    #[inline]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Sets the size in bytes.
+    pub fn set_size(&mut self, size: u64) {
+        self.size = size;
+    }
+
+    /// Returns the block size that clients must align to, in bytes.
+    #[inline]
+    pub fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// Returns when a write completes.
+    #[inline]
+    pub fn mode(&self) -> WriteMode {
+        self.mode
+    }
+
+    /// Returns the number of blocks, a partial last one included.
+    #[inline]
     pub fn blocks(&self) -> u64 {
-        self.size.div_ceil(u64::from(crate::cache::pool::folio::BLOCK))
+        self.size.div_ceil(u64::from(BLOCK))
     }
 
-    /// The current generation as folios carry it.
+    /// Returns the bytes of `count` blocks from `block` on, as offset and length; the last block may be partial.
+    #[inline]
+    pub fn bytes_of(&self, block: u64, count: u32) -> (u64, u32) {
+        let offset = block * u64::from(BLOCK);
+        let len = (u64::from(count) * u64::from(BLOCK)).min(self.size.saturating_sub(offset));
+        (offset, len as u32)
+    }
+
+    /// Returns the current generation as folios carry it.
+    #[inline]
     pub fn current(&self) -> u8 {
         (self.generation % GENERATIONS) as u8
     }
 
-    /// The generation that a folio's or a write-out's mark means.
-    pub fn whole(&self, mark: u8) -> u64 {
+    /// Returns the generation that a folio's or a write-out's mark means.
+    pub fn generation_of(&self, mark: u8) -> u64 {
+        debug_assert!(u64::from(mark) < GENERATIONS);
         self.oldest + (u64::from(mark).wrapping_sub(self.oldest) & (GENERATIONS - 1))
     }
 
-    /// A folio of that generation became dirty.
+    /// Counts a folio that became dirty in a generation.
     pub fn add_dirty(&mut self, mark: u8) {
-        self.dirty[usize::from(mark)] += 1;
+        self.dirty[usize::from(mark)].add(1);
     }
 
-    /// A block became dirty whose folio counts for an older generation until its older blocks are written.
-    pub fn add_newer(&mut self) {
-        self.newer = true;
+    /// Notes that a block of a folio of an older generation became dirty.
+    pub fn note_newer(&mut self) {
+        self.has_newer = true;
     }
 
-    /// It is dirty no longer.
+    /// Counts a folio of a generation that is no longer dirty.
     pub fn sub_dirty(&mut self, mark: u8) {
-        self.dirty[usize::from(mark)] -= 1;
+        self.dirty[usize::from(mark)].sub(1);
     }
 
-    /// A write-out of that generation went out.
+    /// Counts a write-out of a generation that was sent.
     pub fn add_writing(&mut self, mark: u8) {
-        self.writing[usize::from(mark)] += 1;
+        self.writing[usize::from(mark)].add(1);
     }
 
-    /// It ended.
+    /// Counts a write-out of a generation that ended.
     pub fn sub_writing(&mut self, mark: u8) {
-        self.writing[usize::from(mark)] -= 1;
+        self.writing[usize::from(mark)].sub(1);
     }
 
-    /// Forgets generations of which nothing is left.
+    /// Returns true if a generation has dirty folios or outstanding write-outs.
+    fn is_in_use(&self, mark: u8) -> bool {
+        let mark = usize::from(mark);
+        !self.dirty[mark].is_zero() || !self.writing[mark].is_zero()
+    }
+
+    /// Skips old generations of which nothing is left.
     pub fn advance(&mut self) {
         while self.oldest < self.generation {
-            let mark = (self.oldest % GENERATIONS) as usize;
-            if self.dirty[mark] + self.writing[mark] > 0 {
+            if self.is_in_use((self.oldest % GENERATIONS) as u8) {
                 break;
             }
             self.oldest += 1;
         }
+        debug_assert!(self.generation - self.oldest < GENERATIONS);
     }
 
-    /// Ends the current generation for a flush: it waits for that one and those before. `None`: all are in use.
+    /// Ends the current generation for a flush and returns the generation to wait for; `None` if all 16 are in use.
     pub fn end_generation(&mut self) -> Option<u64> {
         self.advance();
-        let mark = usize::from(self.current());
-        if self.dirty[mark] + self.writing[mark] == 0 && !self.newer {
-            // Nothing of the current one: what is left is older, if anything is.
-            return Some(self.generation.wrapping_sub(1))
-                .filter(|_| self.generation > 0)
-                .or(Some(0));
+        if !self.is_in_use(self.current()) && !self.has_newer {
+            // The current generation is empty; whatever is left is older.
+            return Some(self.generation.saturating_sub(1));
         }
         if self.generation - self.oldest + 1 >= GENERATIONS {
             return None;
         }
-        self.newer = false;
+        self.has_newer = false;
         self.generation += 1;
+        assert!(!self.is_in_use(self.current()), "a new generation is empty");
         Some(self.generation - 1)
     }
 
-    /// Whether anything up to generation `target` is dirty or on its way.
+    /// Returns true if anything up to generation `target` is dirty or under write-out.
     pub fn is_left(&mut self, target: u64) -> bool {
         self.advance();
         if self.oldest == self.generation {
-            let mark = usize::from(self.current());
-            return target >= self.generation && self.dirty[mark] + self.writing[mark] > 0;
+            return target >= self.generation && self.is_in_use(self.current());
         }
         self.oldest <= target
     }
 
-    /// Whether anything up to generation `target` still has to be sent.
+    /// Returns true if anything up to generation `target` is still to be sent.
     pub fn has_dirty(&self, target: u64) -> bool {
         (self.oldest..=target.min(self.generation))
-            .any(|generation| self.dirty[(generation % GENERATIONS) as usize] > 0)
+            .any(|generation| !self.dirty[(generation % GENERATIONS) as usize].is_zero())
+    }
+
+    /// Returns the last generation that a flush waits for, if any of it is still to be sent.
+    pub fn flush_work(&self) -> Option<u64> {
+        self.target.filter(|&target| self.has_dirty(target))
+    }
+
+    /// Raises the last generation that a flush waits for.
+    pub fn raise_target(&mut self, target: u64) {
+        self.target = Some(self.target.map_or(target, |other| other.max(target)));
+    }
+
+    /// Raises it to the last generation that has ended: every one is in use, and a flush waits until one is free.
+    pub fn raise_target_to_ended(&mut self) {
+        assert!(self.generation > 0, "generations have ended");
+        self.raise_target(self.generation - 1);
+    }
+
+    /// Forgets the last generation that a flush waits for: no flush waits.
+    pub fn clear_target(&mut self) {
+        self.target = None;
+    }
+
+    /// Returns the group at which the next pass of a flush starts.
+    pub fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
+    /// Sets the group at which the next pass of a flush starts.
+    pub fn set_cursor(&mut self, group: u32) {
+        self.cursor = group;
+    }
+
+    /// Returns the dirty blocks and blocks under write-out; a block that is both counts twice.
+    #[inline]
+    pub fn unclean(&self) -> u32 {
+        self.unclean.get()
+    }
+
+    /// Counts blocks that became dirty, or dirty again.
+    pub fn add_unclean(&mut self, blocks: u32) {
+        self.unclean.add(blocks);
+    }
+
+    /// Counts blocks that were written or cancelled.
+    pub fn sub_unclean(&mut self, blocks: u32) {
+        self.unclean.sub(blocks);
+    }
+
+    /// Returns the number of held blocks.
+    #[inline]
+    pub fn held(&self) -> u32 {
+        self.held.get()
+    }
+
+    /// Counts held blocks that were added or released; returns true if the volume began or ceased to hold any.
+    pub(super) fn count_held(&mut self, more: u32, less: u32) -> bool {
+        let before = self.held.is_zero();
+        self.held.add(more);
+        self.held.sub(less);
+        before != self.held.is_zero()
+    }
+
+    /// Returns the error of the last failed write-out.
+    pub fn last_error(&self) -> IoError {
+        self.last_error
+    }
+
+    /// Returns true if a write-out failed and it is not known that the next one would succeed.
+    pub fn is_failing(&self) -> bool {
+        !self.held.is_zero() || self.failing && !self.unclean.is_zero()
+    }
+
+    /// Returns the errors of write-out, as connections see them.
+    pub fn errors(&mut self) -> &mut ErrorSequence {
+        &mut self.errors
+    }
+
+    /// Records a write-out that failed.
+    pub fn on_write_failed(&mut self, error: IoError) {
+        (self.last_error, self.failing) = (error, true);
+        self.errors.record(error);
+    }
+
+    /// Records a write-out that passed its time-out.
+    pub fn on_write_timed_out(&mut self) {
+        self.errors.record(IoError::TimedOut);
+        self.last_error = IoError::TimedOut;
+    }
+
+    /// Records a write-out that succeeded.
+    pub fn on_write_succeeded(&mut self) {
+        if self.held.is_zero() {
+            (self.backoff_ns, self.failing) = (0, false);
+        }
+    }
+
+    /// Discards what failed: the next retry begins with the shortest delay, and new connections see no old errors.
+    pub fn on_failed_discarded(&mut self) {
+        self.backoff_ns = 0;
+        self.errors.acknowledge();
+    }
+
+    /// Plans the next retry of held blocks, if the volume's policy or a passing error asks for one and none is planned.
+    pub fn plan_retry(&mut self, now: Instant, error: IoError) -> bool {
+        let passing = matches!(error, IoError::TimedOut | IoError::NoSpace | IoError::NoMemory);
+        if self.retry_at.is_some() || self.on_error == ErrorPolicy::Hold && !passing {
+            return false;
+        }
+        self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
+        self.retry_at = Some(now.after(self.backoff_ns));
+        true
+    }
+
+    /// Returns the time of the next retry.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.retry_at
+    }
+
+    /// Takes a retry whose time has come; true if there are blocks to write again.
+    pub fn take_retry(&mut self, now: Instant) -> bool {
+        if self.retry_at.is_none_or(|at| at > now) {
+            return false;
+        }
+        self.retry_at = None;
+        !self.held.is_zero()
+    }
+
+    /// Returns true while blocks past a lowered end are still to be dropped.
+    pub fn is_truncating(&self) -> bool {
+        self.truncation.is_some()
     }
 }
 
@@ -244,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_waits_for_what_was_dirty_and_not_for_what_comes() {
+    fn flush_waits_for_older_dirty_data_only() {
         let mut volume = volume();
         let first = volume.current();
         volume.add_dirty(first);
@@ -255,13 +392,13 @@ mod tests {
         assert!(volume.is_left(target) && volume.has_dirty(target));
         volume.sub_dirty(first);
         volume.add_writing(first);
-        assert!(volume.is_left(target) && !volume.has_dirty(target), "it is on its way");
+        assert!(volume.is_left(target) && !volume.has_dirty(target), "under write-out");
         volume.sub_writing(first);
-        assert!(!volume.is_left(target), "what came later is not waited for");
+        assert!(!volume.is_left(target), "later data is not waited for");
     }
 
     #[test]
-    fn a_flush_of_nothing_ends_no_generation_and_waits_for_nothing() {
+    fn flush_of_clean_volume_ends_no_generation() {
         let mut volume = volume();
         for _ in 0..100 {
             let target = volume.end_generation().unwrap();
@@ -271,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn generations_are_bounded_and_come_round() {
+    fn generation_numbers_are_bounded_and_wrap() {
         let mut volume = volume();
         let mut targets = Vec::new();
         loop {
@@ -287,7 +424,7 @@ mod tests {
             volume.sub_dirty((oldest % 16) as u8);
             volume.advance();
             assert!(!volume.is_left(oldest) && volume.is_left(oldest + 1), "round {round}");
-            assert_eq!(volume.whole((volume.oldest % 16) as u8), volume.oldest);
+            assert_eq!(volume.generation_of((volume.oldest % 16) as u8), volume.oldest);
             let target = volume.end_generation().unwrap();
             assert!(volume.is_left(target));
             volume.add_dirty(volume.current());
@@ -296,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_flushed_for_months_goes_on() {
+    fn generations_exceed_32_bits() {
         let mut volume = volume();
         let many = u32::MAX - 20;
         (volume.generation, volume.oldest) = (many.into(), many.into());
@@ -305,19 +442,19 @@ mod tests {
             volume.add_dirty(mark);
             let target = volume.end_generation().unwrap();
             assert!(volume.is_left(target) && volume.has_dirty(target), "round {round}");
-            assert_eq!(volume.whole(mark), target);
+            assert_eq!(volume.generation_of(mark), target);
             volume.sub_dirty(mark);
             assert!(!volume.is_left(target), "round {round}");
         }
     }
 
     #[test]
-    fn a_flush_waits_for_what_was_dirtied_since_in_a_folio_that_counts_for_an_older_one() {
+    fn flush_waits_for_newer_blocks_of_older_folios() {
         let mut volume = volume();
         volume.add_dirty(0);
         let first = volume.end_generation().unwrap();
-        // A block of the same folio: the folio goes over to the next generation when the older ones are written.
-        volume.add_newer();
+        // A block of the same folio: the folio moves to the next generation when its older blocks are written.
+        volume.note_newer();
         let second = volume.end_generation().unwrap();
         assert_eq!((first, second), (0, 1));
         volume.sub_dirty(0);
@@ -328,33 +465,13 @@ mod tests {
     }
 
     #[test]
-    fn every_connection_hears_of_an_error_once_and_a_late_one_only_if_nobody_did() {
-        let mut errors = ErrorSequence::default();
-        let (mut a, mut b) = (errors.sample(), errors.sample());
-        assert_eq!(errors.check(&mut a), None);
-        errors.record(IoError::Medium);
-        errors.record(IoError::NoSpace);
-        let mut unseen = errors.sample();
-        assert_eq!(errors.check(&mut a), Some(IoError::NoSpace), "the latest wins");
-        let mut seen = errors.sample();
-        assert_eq!(errors.check(&mut b), Some(IoError::NoSpace));
-        assert_eq!(errors.check(&mut unseen), Some(IoError::NoSpace));
-        assert_eq!(errors.check(&mut seen), None);
-        assert_eq!((errors.check(&mut a), errors.check(&mut b)), (None, None));
-        errors.record(IoError::Medium);
-        for since in [&mut a, &mut b, &mut seen, &mut unseen] {
-            assert_eq!(errors.check(since), Some(IoError::Medium));
-        }
-    }
-
-    #[test]
-    fn a_connection_that_outlived_a_volume_hears_of_the_next_ones_errors_and_of_no_old_ones() {
+    fn connection_sees_only_errors_of_the_replacing_volume() {
         let mut volume = volume();
         let mut heard = volume.errors.sample();
         let mut missed = volume.errors.sample();
         volume.errors.record(IoError::Medium);
         assert_eq!(volume.errors.check(&mut heard), Some(IoError::Medium));
-        volume.replace(CachedVolume::vacant());
+        volume.replace(CachedVolume::free_slot());
         volume.replace(CachedVolume::new(&VolumeConfig::default()));
         let mut new = volume.errors.sample();
         for since in [&mut heard, &mut missed, &mut new] {
@@ -364,18 +481,5 @@ mod tests {
         for since in [&mut heard, &mut missed, &mut new] {
             assert_eq!(volume.errors.check(since), Some(IoError::NoSpace));
         }
-    }
-
-    #[test]
-    fn what_was_acknowledged_is_no_news_to_those_who_come_later() {
-        let mut errors = ErrorSequence::default();
-        let mut there = errors.sample();
-        errors.record(IoError::NoSpace);
-        errors.acknowledge();
-        let mut later = errors.sample();
-        assert_eq!(errors.check(&mut later), None);
-        assert_eq!(errors.check(&mut there), Some(IoError::NoSpace));
-        errors.record(IoError::Medium);
-        assert_eq!(errors.check(&mut later), Some(IoError::Medium));
     }
 }

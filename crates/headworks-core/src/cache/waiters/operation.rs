@@ -1,120 +1,122 @@
-//! A client's bio that could not be answered at once: where it is, and what it waits for.
+//! A client bio that could not be completed at once, with its progress and what it waits for.
 //!
-//! It has a cursor and is parked on exactly one thing at a time. What it waits for steps it on from its cursor; it holds no
-//! pin while it waits, so nobody can be stuck behind it.
+//! An operation has a cursor and waits for exactly one thing at a time ([`WaitFor`]). When that happens the operation is stepped
+//! from its cursor. It pins nothing while it waits, so no operation can block another one by waiting.
 //!
 //! ```text
-//!            .----------- a fill or a write-out of the folio at its cursor ended ----------.
-//!            v                                                                             |
-//!   Read ----+--- copied to the end ---> answered                                        Folio
-//!   Write ---+--- applied ---> answered, or (FUA, writethrough) Clean ---> Below ---> answered
-//!      waits for: Writer (its connection pauses) -> Credit -> Frames -> Folio -> Range (somebody discards there)
-//!   Range ---> nothing of the range on its way ---> Below (the device has it) ---> answered
-//!   Status --> newer here than there: answered, else --> Below (the device knows) ----> answered
-//!   Sync ----> all that was dirty is written -----> Below (the device flushes) --> answered
+//!            .------- a fill or a write-out of the folio at the cursor ended -------.
+//!            v                                                                      |
+//!   Read ----+--- copied to the end ---> completed                                Folio
+//!   Write ---+--- applied ---> completed, or (FUA, writethrough) WriteOut ---> Device ---> completed
+//!      waits for: Pause (of its connection) -> Credit -> Frame -> Folio -> Range (locked by a discard)
+//!   Range ---> nothing of the range outstanding ---> Device ---> completed
+//!   Status --> dirty here: completed, else --------> Device ---> completed
+//!   Flush ---> all older dirty data written -------> Device (flush) ---> completed
 //! ```
 
 use crate::bio::{Bio, BioFlags};
+use crate::cache::pool::folio::BLOCK;
 use crate::error::Status;
 use crate::list::Chained;
 use crate::slab::NIL;
 use crate::time::Instant;
 
-/// What an operation is doing.
+/// The step at which an operation continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) enum OpStep {
-    /// Copies blocks to the client, filling what is missing.
+    /// Copies blocks to the client and fills the missing ones.
     #[default]
     Read,
     /// Copies the client's bytes (or zeros) into blocks.
     Write,
     /// Writes its own range out and waits for that.
-    Clean,
-    /// Waits until nothing of its range is on its way, then hands the bio to the device.
+    WriteOut,
+    /// Waits until nothing of its range is outstanding, then passes the bio to the device.
     Range,
-    /// Waits until all that was dirty at its start is written.
-    Sync,
-    /// Tells what its range is made of, or asks the device.
+    /// Waits until everything that was dirty at its start is written.
+    Flush,
+    /// Reports the allocation status of its range, or asks the device.
     Status,
-    /// The device has its bio.
-    Below,
+    /// Waits for the device to complete the bio.
+    Device,
 }
 
-/// What an operation waits for.
+/// The event that an operation waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::cache) enum WaitFor {
-    /// Nothing: it is being stepped.
+    /// No event: the operation is being stepped, or has ended.
     #[default]
     Nothing,
-    /// An event of the folio at this unit.
+    /// A fill or write-out of the folio at this unit.
     Folio(u32),
-    /// A frame for a folio of `0`'s order.
-    Frames,
-    /// A bio of the cache's own, of that account.
+    /// A frame for a new folio.
+    Frame,
+    /// A bio of the cache's own, of this account.
     Bios(u32),
-    /// Dirty credit for so many blocks.
+    /// Dirty credit for this many blocks.
     Credit(u32),
-    /// The pause of its writer.
-    Writer,
+    /// The end of its writer's pause.
+    Pause,
     /// The end of the range operation in this slot.
     Range(u32),
-    /// Write-outs of its own.
-    Own,
-    /// Its next turn: it has copied as much as one may.
-    Turn,
-    /// Its volume's write-out.
-    Sync,
-    /// The device's answer.
-    Below,
-    /// Nothing, but it needs a slot to go on.
+    /// The end of its own write-outs.
+    Writeouts,
+    /// The next turn: the operation used up its budget of this one.
+    NextTurn,
+    /// The write-out of its volume's older generations.
+    Flush,
+    /// The completion by the device.
+    Device,
+    /// No event, but the operation needs a slot to continue.
     Slot,
 }
 
-/// One operation.
+/// A client bio in progress.
 #[derive(Clone, Debug)]
 pub(in crate::cache) struct Operation {
-    /// What the client asked for.
+    /// The client's bio.
     pub bio: Bio,
-    /// Bytes of the bio that are done.
+    /// The cursor: bytes of the bio that are done.
     pub done: u32,
-    /// Where the part of the bio that is written now ends (an unaligned zeroing has three parts).
-    pub until: u32,
-    /// Read: bytes of the bio for which fills were asked. Sync: what its connection had heard of errors before.
-    pub asked: u32,
-    /// Range: how far nothing of it is on its way any longer, a place in a walk over its folios.
+    /// The end of the part that is written now, in bytes of the bio (an unaligned zeroing has three parts).
+    pub part_end: u32,
+    /// Progress of the step. Read: bytes for which fills were requested. WriteOut: blocks handled. Range: 1 once the dirty
+    /// blocks are cancelled. Flush: the error sequence that its connection had seen.
+    pub progress: u32,
+    /// The position of a walk over the folios of its range.
     pub walk: u64,
-    /// What it is doing.
+    /// The step at which it continues.
     pub step: OpStep,
-    /// What it waits for.
+    /// The event that it waits for.
     pub waits_for: WaitFor,
-    /// Where its waits are added up; `NIL`: it has not waited.
-    pub waits: u32,
-    /// Next in the list that it is parked on.
+    /// The slot of its wait record; `NIL` while it has not waited.
+    pub wait_record: u32,
+    /// The next operation in the list on which it waits.
     pub next: u32,
-    /// Its connection, as the throttle knows it.
+    /// Its connection's writer in the throttle; `NIL` for none.
     pub writer: u32,
     /// Dirty credit that it holds, in blocks.
     pub credit: u32,
-    /// A frame that was granted to it, and its order.
+    /// A granted frame and its order; the unit is `NIL` for none.
     pub frame: (u32, u8),
-    /// Write-outs of its own that are on their way.
+    /// Outstanding write-outs of its own.
     pub pending: u32,
-    /// Sync: the last generation that it waits for.
+    /// Flush: one more than the last generation that it waits for; 0 before that is known.
     pub generation: u64,
-    /// Sync: it is given up at this time.
+    /// Flush: the time at which it fails.
     pub deadline: Instant,
-    /// The first thing that went wrong.
+    /// The first error.
     pub status: Status,
     /// Its range is locked.
     pub locked: bool,
-    /// The device must flush before it is answered.
+    /// The device must flush before the operation completes.
     pub wants_flush: bool,
-    /// It was answered by time-out; the device still has its buffer.
+    /// The client was answered at the time-out; the device still owns the buffer.
     pub answered: bool,
-    /// It goes past the cache as `O_DIRECT` does.
+    /// Direct I/O: the range bypasses the cache.
     pub direct: bool,
-    /// Range: what is dirty of it is written out, not cancelled.
-    pub cleans: bool,
+    /// Range: dirty blocks are written out instead of cancelled.
+    pub writes_out: bool,
 }
 
 impl Default for Operation {
@@ -122,12 +124,12 @@ impl Default for Operation {
         Self {
             bio: Bio::default(),
             done: 0,
-            until: 0,
-            asked: 0,
+            part_end: 0,
+            progress: 0,
             walk: 0,
             step: OpStep::Read,
             waits_for: WaitFor::Nothing,
-            waits: NIL,
+            wait_record: NIL,
             next: NIL,
             writer: NIL,
             credit: 0,
@@ -140,26 +142,78 @@ impl Default for Operation {
             wants_flush: false,
             answered: false,
             direct: false,
-            cleans: false,
+            writes_out: false,
         }
     }
 }
 
 impl Operation {
-    /// The operation of a bio that nothing was done of.
+    /// Creates the operation of a bio of which nothing is done.
     pub fn new(bio: Bio, step: OpStep) -> Self {
-        Self { bio, step, until: bio.len, ..Self::default() }
+        Self { bio, step, part_end: bio.len, ..Self::default() }
     }
 
-    /// The byte of the volume at its cursor.
+    /// Returns the byte of the volume at the cursor.
     pub fn at(&self) -> u64 {
         self.bio.offset + u64::from(self.done)
     }
 
-    /// Whether it must be durable when it is answered.
+    /// Returns true if the write must be durable when it completes.
     pub fn is_fua(&self) -> bool {
         self.bio.flags.contains(BioFlags::FUA)
     }
+
+    /// Moves the cursor to the unaligned end of a zeroing, if that is left; returns whether it is.
+    pub fn next_part(&mut self) -> bool {
+        debug_assert!(self.done == self.part_end, "the current part is done");
+        let more = self.part_end < self.bio.len;
+        if more {
+            let tail = self.bio.end() % u64::from(BLOCK);
+            self.done = self.bio.len - tail as u32;
+            self.part_end = self.bio.len;
+        }
+        more
+    }
+
+    /// Turns a zeroing whose whole blocks the device has zeroed into a write of its unaligned ends; false if it has none.
+    pub fn continue_with_ends(&mut self, zeroed: &Bio) -> bool {
+        assert!(zeroed.offset >= self.bio.offset && zeroed.end() <= self.bio.end());
+        let head = (zeroed.offset - self.bio.offset) as u32;
+        if zeroed.offset == self.bio.offset && zeroed.len == self.bio.len {
+            return false;
+        }
+        self.step = OpStep::Write;
+        self.writer = NIL;
+        (self.done, self.part_end) = (0, head);
+        if head == 0 {
+            (self.done, self.part_end) = (zeroed.len, self.bio.len);
+        } else if zeroed.end() == self.bio.end() {
+            // No unaligned tail: everything past the head is done.
+            self.bio.len = head;
+        }
+        true
+    }
+
+    /// Returns how the cursor lies in its block, on a volume of `size` bytes.
+    pub fn block_part(&self, size: u64) -> BlockPart {
+        let (at, left) = (self.at(), self.part_end - self.done);
+        let within = (at % u64::from(BLOCK)) as u32;
+        // The last block of a volume ends where the volume does.
+        let block_end = (at - u64::from(within) + u64::from(BLOCK)).min(size);
+        let whole = within == 0 && at + u64::from(left) >= block_end;
+        let ends_volume = at + u64::from(left) >= size;
+        let blocks = if ends_volume { left.div_ceil(BLOCK) } else { left / BLOCK };
+        BlockPart { whole, blocks }
+    }
+}
+
+/// How an operation's cursor lies in its block.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cache) struct BlockPart {
+    /// The whole block is written.
+    pub whole: bool,
+    /// Whole blocks from the cursor on.
+    pub blocks: u32,
 }
 
 impl Chained for Operation {

@@ -1,0 +1,238 @@
+//! Write-out: how dirty blocks of a folio are sent to their device, and how they are cancelled.
+//!
+//! The flusher sends whole passes, a writer its own range (`steps/write_out.rs`), and with the foreground policy a chunk of the
+//! oldest data. Each run of dirty blocks that are neither held nor outstanding becomes a bio of the cache's own. It carries the
+//! generation of its folio, so that a flush waits for it.
+//!
+//! Invariants: a block is in one write-out at a time; a folio is in its extent group exactly while a block of it is to be written.
+
+use super::device_io::writeouts;
+use super::pool::folio::block;
+use super::pool::{RangeWalk, charge_drop};
+use super::state::CacheState;
+use super::volumes::GENERATIONS;
+use crate::bio::{Bio, BioFlags, BioId, Ioprio, Op, VolumeId};
+use crate::slab::NIL;
+use crate::time::Instant;
+
+/// The reason for a write-out, as the statistics count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteoutReason {
+    /// The background threshold is exceeded.
+    Background = 0,
+    /// The data is older than `dirty_expire_centisecs`.
+    Periodic = 1,
+    /// A flush waits for it.
+    Flush = 2,
+    /// Reclaim found no clean folio.
+    Frames = 3,
+    /// A writer waits for it (FUA, writethrough, direct I/O).
+    Writer = 4,
+}
+
+/// How dirty blocks are sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriteoutRequest {
+    /// The operation that waits for the write-outs, or `NIL`.
+    pub cookie: u32,
+    /// The connection that is charged: the flusher's account, or a writer.
+    pub connection: u32,
+    /// The flags of the bios.
+    pub flags: BioFlags,
+    /// The reason that is counted.
+    pub reason: WriteoutReason,
+    /// The most blocks to send.
+    pub max_blocks: u32,
+}
+
+impl CacheState {
+    /// Sends up to `quota` blocks of a volume's oldest group on behalf of a writer (the foreground policy); returns the bios.
+    pub fn write_oldest_group(
+        &mut self,
+        now: Instant,
+        (volume, connection): (VolumeId, u32),
+        quota: u32,
+        slot: u32,
+    ) -> u32 {
+        let Some(group) = self.dirty.oldest_group(volume) else {
+            return 0;
+        };
+        let device = self.volumes.device_index(volume);
+        let mut sorted = std::mem::take(&mut self.scratch);
+        self.dirty.collect_group(&self.pool, group, &mut sorted);
+        let (mut bios, mut left) = (0, quota);
+        for &unit in &sorted {
+            if left == 0 || !self.io.may_write_out(device) {
+                break;
+            }
+            let count = self.pool.folio(unit).blocks();
+            let (flags, reason) = (BioFlags::NONE, WriteoutReason::Writer);
+            let request =
+                WriteoutRequest { cookie: slot, connection, flags, reason, max_blocks: left };
+            let (more, blocks) = self.send_dirty(now, unit, 0, count, request);
+            bios += more;
+            left = left.saturating_sub(blocks);
+        }
+        self.scratch = sorted;
+        if self.dirty.group_exists(group) {
+            // If all of it is outstanding, the next writer takes another group.
+            let since = if bios == 0 { now } else { self.dirty.group(group).since };
+            self.dirty.requeue_group(since, group);
+        }
+        bios
+    }
+
+    /// Sends the dirty blocks of a part of a folio that are neither held nor outstanding; returns the bios and blocks.
+    pub fn send_dirty(
+        &mut self,
+        now: Instant,
+        unit: u32,
+        first: u32,
+        count: u32,
+        request: WriteoutRequest,
+    ) -> (u32, u32) {
+        self.cancel_truncated(unit);
+        let (mut bios, mut blocks) = (0, 0);
+        let mut at = first;
+        let end = first + count;
+        let device = self.volumes.device_index(self.pool.folio(unit).key.volume());
+        while at < end && blocks < request.max_blocks && self.io.may_send(writeouts(device)) {
+            let until = end.min(at.saturating_add(request.max_blocks - blocks));
+            let Some((start, run)) = self.pool.next_dirty_run(unit, at, until) else {
+                break;
+            };
+            self.send_run(now, unit, start, run, &request);
+            at = start + run;
+            (bios, blocks) = (bios + 1, blocks + run);
+        }
+        if blocks > 0 {
+            self.advance_generation(unit);
+            self.leave_group_if_written(unit);
+        }
+        (bios, blocks)
+    }
+
+    fn send_run(
+        &mut self,
+        now: Instant,
+        unit: u32,
+        first: u32,
+        run: u32,
+        request: &WriteoutRequest,
+    ) {
+        self.pool.begin_writeback(unit, first, run);
+        let folio = *self.pool.folio(unit);
+        let volume = folio.key.volume();
+        let export = self.dirty.group(folio.group).export;
+        let entry = &mut self.volumes[volume];
+        entry.add_writing(folio.generation);
+        let device = entry.device();
+        let (offset, len) = entry.bytes_of(folio.key.block() + u64::from(first), run);
+        self.dirty.begin_writeback(now, device, run);
+        let id = BioId { connection: request.connection, volume, export, sequence: 0 };
+        let (op, flags, ioprio) = (Op::Write, request.flags, Ioprio::default());
+        let bio = Bio { id, offset, len, op, flags, ioprio };
+        let (index, mark) = (usize::from(device.0), folio.generation);
+        self.io.send_writeout(index, unit + first, mark, bio, request.cookie);
+        self.stats.writeouts += 1;
+        self.stats.written += u64::from(run);
+        self.stats.written_for[request.reason as usize] += u64::from(run);
+    }
+
+    /// After a write-out, moves a folio to the next generation if all blocks that are still dirty are newer than its own. A flush
+    /// is therefore not delayed by a folio that is written all the time.
+    fn advance_generation(&mut self, unit: u32) {
+        let folio = *self.pool.folio(unit);
+        let volume = folio.key.volume();
+        if folio.dirty == 0 || folio.generation == self.volumes[volume].current() {
+            return;
+        }
+        if self.pool.has_older_block_to_write(unit) || folio.group == NIL {
+            return;
+        }
+        let next = (folio.generation + 1) % GENERATIONS as u8;
+        self.volumes[volume].sub_dirty(folio.generation);
+        self.volumes[volume].add_dirty(next);
+        self.pool.set_generation(unit, next);
+        self.advance(volume);
+    }
+
+    /// Takes a folio out of its group when no block of it is to be written.
+    fn leave_group_if_written(&mut self, unit: u32) {
+        let folio = *self.pool.folio(unit);
+        if folio.group == NIL || self.pool.has_block_to_write(unit) {
+            return;
+        }
+        self.dirty.leave_group(&mut self.pool, unit);
+        let volume = folio.key.volume();
+        self.volumes[volume].sub_dirty(folio.generation);
+        self.advance(volume);
+    }
+
+    /// Marks blocks dirty that a bio writes, and enters their folio into its group; returns how many of them had been held.
+    pub fn mark_dirty(&mut self, now: Instant, bio: &Bio, unit: u32, first: u32, run: u32) -> u32 {
+        let volume = bio.id.volume;
+        let current = self.volumes[volume].current();
+        if self.pool.folio(unit).group == NIL {
+            self.dirty.enter_group(&mut self.pool, now, unit, bio.id.export, current);
+            self.volumes[volume].add_dirty(current);
+        }
+        let newer = self.pool.folio(unit).generation != current;
+        let dirtied = self.pool.mark_dirty(unit, first, run, newer);
+        if newer {
+            self.volumes[volume].note_newer();
+        }
+        self.volumes[volume].add_unclean(dirtied.became_dirty);
+        self.dirty.add_dirty(self.pool.folio(unit).key, dirtied.became_dirty);
+        dirtied.unheld
+    }
+
+    /// Cancels the dirty blocks of a part of a folio: they need not be written; returns how many.
+    pub fn cancel_dirty(&mut self, unit: u32, first: u32, count: u32) -> u32 {
+        let folio = *self.pool.folio(unit);
+        if folio.dirty == 0 {
+            return 0;
+        }
+        let volume = folio.key.volume();
+        let (cancelled, held) = self.pool.cancel_dirty(unit, first, count);
+        let device = self.volumes[volume].device();
+        self.volumes[volume].sub_unclean(cancelled);
+        self.count_held(volume, 0, held);
+        self.dirty.cancel(device, folio.key, cancelled);
+        self.leave_group_if_written(unit);
+        cancelled
+    }
+
+    /// Cancels and invalidates the blocks of a folio in the range of a walk, and takes the cost off `budget`.
+    pub fn drop_blocks(&mut self, walk: &RangeWalk, unit: u32, budget: &mut u32) {
+        charge_drop(self.pool.folio(unit), budget);
+        let (first, count) = walk.overlap(&self.pool, unit);
+        self.cancel_dirty(unit, first, count);
+        self.pool.invalidate(unit, first, count);
+    }
+
+    /// Before a folio is written out, cancels its blocks past the end of a volume that is being truncated.
+    fn cancel_truncated(&mut self, unit: u32) {
+        if !self.volumes.is_truncating() {
+            return;
+        }
+        let folio = *self.pool.folio(unit);
+        let Some(truncation) = self.volumes.truncation(folio.key.volume()) else {
+            return;
+        };
+        if truncation.start() < folio.key.block() + u64::from(folio.blocks()) {
+            let range = (truncation.start(), u64::MAX);
+            let walk = RangeWalk::new(&self.pool, folio.key.volume(), range);
+            let (first, count) = walk.overlap(&self.pool, unit);
+            self.cancel_dirty(unit, first, count);
+        }
+    }
+
+    /// Returns true if a block may not be filled or used while a device has it. (With a defect, blocks under write-out are filled.)
+    pub fn busy_bits(&self) -> u8 {
+        match self.defects.discard_ignores_writeout() {
+            true => block::FILLING,
+            false => block::FILLING | block::WRITEBACK,
+        }
+    }
+}
