@@ -23,6 +23,7 @@ pub mod list;
 pub mod merge;
 pub mod options;
 mod plug;
+mod pools;
 pub mod prng;
 mod queue;
 pub mod record;

@@ -16,8 +16,9 @@ use crate::error::Status;
 use crate::input::ReplyStage;
 use crate::merge;
 use crate::options::NoMerges;
-use crate::queue::{Pools, QueueView, answer};
-use crate::request::{Bios, Request, RequestStart, SlotId, Slots, State};
+use crate::pools::{Pools, answer};
+use crate::queue::QueueView;
+use crate::request::{Bios, Request, RequestStart, RequestState, SlotId, Slots};
 use crate::time::Instant;
 
 /// Requests for one device that a plug holds; as Linux.
@@ -149,7 +150,10 @@ impl Plug {
             let Some(edge) = merge::fit_bio(&slots[id], bio, segments, queue.limits) else {
                 continue;
             };
-            debug_assert!(slots[id].state == State::Plugged, "the plug holds plugged requests");
+            debug_assert!(
+                slots[id].state == RequestState::Plugged,
+                "the plug holds plugged requests"
+            );
             merge::join_bio(slots, bios, id, new.slot, edge, segments);
             let grown_to = if edge == MergeEdge::Back { bio.end() } else { bio.offset };
             self.set_filter(volume, grown_to);

@@ -14,7 +14,8 @@ use crate::error::Status;
 use crate::input::{Message, ReplyStage};
 use crate::merge::Limits;
 use crate::options::ShardConfig;
-use crate::queue::{Pools, TimerKind, Weights, answer, clear_timers, cost_bytes, pieces, timer_of};
+use crate::pools::{Pools, answer};
+use crate::queue::{ExportWeights, TimerKind, clear_timers, cost_bytes, pieces, timer_of};
 use crate::tags::{FlowHead, Flows, Lease, Requester, TagRequest, max_request_tags};
 use crate::time::{Instant, MS};
 use crate::wait_times::{WaitKind, WaitTimes};
@@ -32,7 +33,7 @@ pub(crate) struct RemoteQueue {
     line: Flows,
     /// The head, if it needs several tags.
     gathering: Option<FlowHead>,
-    weights: Weights,
+    weights: ExportWeights,
 }
 
 impl RemoteQueue {
@@ -46,7 +47,7 @@ impl RemoteQueue {
             lease: Lease::default(),
             line: Flows::new((config.bios_max + config.cache.bios()) as usize),
             gathering: None,
-            weights: Weights::new(config),
+            weights: ExportWeights::new(config),
         }
     }
 

@@ -26,7 +26,7 @@ pub type Bios = Slab<BioSlot>;
 ///             `-> Split (its pieces are requests of their own) -> Free       `--'
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
+pub enum RequestState {
     /// Nobody's.
     #[default]
     Free,
@@ -86,7 +86,7 @@ pub struct Request {
     /// Before whom it goes; the same for all its bios.
     pub ioprio: Ioprio,
     /// Where it is.
-    pub state: State,
+    pub state: RequestState,
     /// Facts about it, see the associated constants.
     pub marks: u8,
     /// Tags that came with it on another shard's lease.
@@ -162,7 +162,7 @@ impl Request {
             stamps,
         } = self;
         debug_assert!(
-            *state == State::Free,
+            *state == RequestState::Free,
             "a slot is used again only when its request has ended"
         );
         for link in [queue_link, flight_link, end_link, start_link] {
@@ -243,7 +243,7 @@ impl Default for Request {
             op: Op::Read,
             flags: BioFlags::NONE,
             ioprio: Ioprio::default(),
-            state: State::Free,
+            state: RequestState::Free,
             marks: 0,
             tags: 0,
             owed: 0,
@@ -271,7 +271,7 @@ pub(crate) struct RequestStart {
     pub op: Op,
     pub flags: BioFlags,
     pub ioprio: Ioprio,
-    pub state: State,
+    pub state: RequestState,
     pub marks: u8,
     pub tags: u16,
     pub stamps: [Instant; 4],
@@ -294,7 +294,7 @@ impl RequestStart {
             op: bio.op,
             flags: bio.flags,
             ioprio: bio.ioprio,
-            state: State::Plugged,
+            state: RequestState::Plugged,
             marks: 0,
             tags: 0,
             stamps: [now; 4],
@@ -316,7 +316,7 @@ impl RequestStart {
             op: Op::Flush,
             flags: BioFlags::NONE,
             ioprio: Ioprio::default(),
-            state: State::Queued,
+            state: RequestState::Queued,
             marks: Request::FLUSH,
             tags: 0,
             stamps: [now; 4],
@@ -340,7 +340,7 @@ impl RequestStart {
             op: from.op,
             flags: from.flags.without(BioFlags::HOLE_OK),
             ioprio: from.ioprio,
-            state: State::Queued,
+            state: RequestState::Queued,
             marks: from.marks & Request::LEASED,
             tags: 0,
             stamps: from.stamps,
@@ -395,10 +395,10 @@ impl Chained for BioSlot {
 
 /// Where a bio came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
+pub enum BioOrigin {
     /// A frontend of this shard.
     #[default]
-    Here,
+    Frontend,
     /// Another shard, which calls it `cookie` and spends `tags` of its lease on it.
     Shard {
         /// Which shard.
@@ -421,7 +421,7 @@ pub struct BioSlot {
     /// Next bio of its request, or of a list of flush waiters.
     pub next: u32,
     /// Who asked.
-    pub origin: Origin,
+    pub origin: BioOrigin,
     /// Tags of the lease that it spends (a bio that was sent to another shard, or came from one).
     pub tags: u16,
     /// It was answered by time-out; only its buffer is still out.

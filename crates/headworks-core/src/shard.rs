@@ -13,9 +13,10 @@ use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
 use crate::options::{ExportConfig, ShardConfig, Tunable, VolumeConfig};
 use crate::plug::{Offered, Plug, PlugBio};
-use crate::queue::{Pools, Queue, TIMERS, TimerKind, Wish};
+use crate::pools::Pools;
+use crate::queue::{LeaseRequest, Queue, TIMERS, TimerKind};
 use crate::remote::RemoteQueue;
-use crate::request::{BioSlot, Bios, Origin, SlotId, Slots};
+use crate::request::{BioOrigin, BioSlot, Bios, SlotId, Slots};
 use crate::slab::NIL;
 use crate::stats::TurnStats;
 use crate::time::Instant;
@@ -130,7 +131,7 @@ impl Shard {
                 slots: Slots::new(slots),
                 actions: Actions::with_capacity(list, segments),
                 timers: TimerWheel::new(queue_timers + Cache::timers(&config.cache)),
-                slots_left_over: 0,
+                spare_slots: 0,
             },
             routes,
             volumes: config
@@ -229,11 +230,11 @@ impl Shard {
             self.pools.actions.list.push(reply(Ok(())));
             return;
         }
-        self.start(now, bio, Origin::Here);
+        self.start(now, bio, BioOrigin::Frontend);
     }
 
     /// A bio leaves for its device, which may be another shard's.
-    fn start(&mut self, now: Instant, bio: Bio, origin: Origin) {
+    fn start(&mut self, now: Instant, bio: Bio, origin: BioOrigin) {
         let config = &self.volumes[usize::from(bio.id.volume.0)].config;
         let (device, block_size) = (config.device, config.options.block_size);
         let slot = self.pools.bios.try_take().expect("there was room, or the cache kept some");
@@ -270,7 +271,7 @@ impl Shard {
         let mut down = cache.take_device_bios();
         self.pools.completions = completions;
         for DeviceBio { bio, cookie } in down.drain(..) {
-            self.start(now, bio, Origin::Cache { cookie });
+            self.start(now, bio, BioOrigin::Cache { cookie });
         }
         if let Some(cache) = &mut self.cache {
             cache.return_device_bios(down);
@@ -423,7 +424,12 @@ impl Shard {
             }
             Message::TagWant { device, want, bytes, weight } => {
                 if let Some((queue, pools)) = self.own(device) {
-                    queue.on_tag_want(now, pools, from, Wish { want, bytes, weight });
+                    queue.on_lease_request(
+                        now,
+                        pools,
+                        from,
+                        LeaseRequest { tags: want, bytes, weight },
+                    );
                 }
             }
             Message::TagReturn { device, count } => {
@@ -466,7 +472,7 @@ impl Shard {
             // Shards hear of changes at different times.
             return self.refuse(from, &bio, cookie, IoError::Invalid);
         };
-        let origin = Origin::Shard { shard: from, cookie };
+        let origin = BioOrigin::Shard { shard: from, cookie };
         // What this shard's own cache was promised is not given away.
         let kept = self.cache.as_ref().map_or(0, |cache| cache.kept());
         let bios = &mut self.pools.bios;

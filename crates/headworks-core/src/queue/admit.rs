@@ -1,88 +1,97 @@
-//! Admission: what a request asks for, who gets tags, and the cutting of bios over the limits.
+//! Admission of requests: their tags, and their way into the elevator.
 //!
-//! A request asks for one tag, a bio over the limits for as many as its pieces may use at once; whose turn it is says the tag
-//! policy. What is granted counts against the bytes that may be in flight. A split bio's pieces are made as tags come: with
-//! `fair` all at once and each finished one hands its tag to the next, with the baselines one for each grant.
-//!
-//! Invariants: `admitted_bytes` is the sum of what every admitted request is charged, given-up ones left out; a split request
-//! ends when no piece is out and no tag is owed to it.
+//! A request needs one tag; a request over the limits, as many as its pieces may use at once. An admitted request is `ready`: it
+//! enters the elevator when the batch ends.
 
-use super::{Pools, Queue};
-use crate::bio::{ExportId, Op};
-use crate::merge::Limits;
-use crate::options::{ExportConfig, QueueOptions, ShardConfig};
-use crate::request::{Request, RequestStart, SlotId, State};
+use super::Queue;
+use super::gate::cost_bytes;
+use super::leases::LeaseRequest;
+use crate::action::Action;
+use crate::bio::{ExportId, ShardId};
+use crate::input::Message;
+use crate::pools::Pools;
+use crate::request::{Request, RequestState, SlotId};
 use crate::slab::NIL;
-use crate::tags::{self, ByteBudget, Grant, Requester, TagRequest};
+use crate::tags::{Grant, Requester, TagRequest};
 use crate::time::Instant;
 
 impl Queue {
-    /// Hands freed tags to those whose turn it is.
-    pub(super) fn grant(&mut self, now: Instant, pools: &mut Pools) {
-        loop {
-            if self.freed.count > 0 {
-                self.tags.put(now, std::mem::take(&mut self.freed));
+    /// Takes requests from the plug, in order: they merge with waiting requests, are admitted, or wait for tags.
+    pub fn submit(&mut self, now: Instant, pools: &mut Pools, ids: &[SlotId]) {
+        self.gate.begin_submission();
+        for &id in ids {
+            let request = &mut pools.slots[id];
+            debug_assert!(
+                request.state == RequestState::Plugged,
+                "the plug holds plugged requests"
+            );
+            request.stamps[1] = now;
+            if self.refuse_overlap(pools, id) || self.try_merge(pools, id) {
+                continue;
             }
-            let room = if self.is_full() { ByteBudget::LightOnly } else { ByteBudget::Available };
-            let Some(Grant { requester, tags }) = self.tags.next_grant(now, room) else {
-                break;
-            };
+            match pools.slots[id].tags {
+                0 => {
+                    let request = self.tag_request_of(pools, id);
+                    self.gate.add(request);
+                }
+                leased => self.admit(now, pools, id, leased),
+            }
+        }
+        let granted = self.gate.submit(now);
+        let mut index = 0;
+        while let Some((id, tags)) = self.gate.submitted(index) {
+            if index < granted {
+                self.admit(now, pools, id, tags);
+            } else {
+                pools.slots[id].state = RequestState::Waiting;
+                self.make_findable(pools, id);
+            }
+            index += 1;
+        }
+    }
+
+    /// Hands returned tags to the waiting requests and shards.
+    pub(super) fn grant(&mut self, now: Instant, pools: &mut Pools) {
+        while let Some(Grant { requester, tags }) = self.gate.next_grant(now) {
             match requester {
                 Requester::Request(id) => {
                     self.index.remove(&mut pools.slots, id);
-                    self.tags.charge_growth(cost_bytes(pools.slots[id].op, pools.slots[id].len));
+                    self.gate.charge_growth(cost_bytes(pools.slots[id].op, pools.slots[id].len));
                     self.admit(now, pools, id, tags);
                 }
-                Requester::Shard(shard) => self.lend(pools, shard, tags),
+                Requester::Shard(shard) => self.send_grant(pools, shard, tags),
             }
         }
     }
 
-    /// What a request asks for: one tag, or for a bio over the limits as many as it has pieces, but never so many that the line
-    /// would wait for a nearly empty device, and no more bytes at once than half of what is admitted.
-    pub(super) fn ask_of(&self, pools: &mut Pools, id: SlotId) -> TagRequest {
+    /// Returns the tag request of a request, and notes how many tags it is owed.
+    fn tag_request_of(&self, pools: &mut Pools, id: SlotId) -> TagRequest {
         let request = &pools.slots[id];
-        let mut want = 1;
+        let mut tags = 1;
         if self.must_split(request) {
             let piece = self.limits.piece(self.block_size(request));
-            let by_bytes = (self.inflight_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
-            let pieces = request.len.div_ceil(piece);
-            let pieces = if self.tags.reuses_tags() { pieces.min(by_bytes as u32) } else { pieces };
-            want = self.tags.tags_for(pieces);
+            tags = self.gate.tags_for(request.len.div_ceil(piece), piece);
         }
         let (bytes, sync) = (cost_bytes(request.op, request.len), request.is_sync());
-        let from = pools.bios[request.bio_head].bio.id;
-        pools.slots[id].owed = want;
+        let bio = pools.bios[request.bio_head].bio.id;
+        pools.slots[id].owed = tags;
         TagRequest {
             requester: Requester::Request(id),
-            tags: want,
+            tags,
             bytes,
             sync,
-            connection: from.connection,
-            export: from.export,
-            weight: self.weights.of(from.export),
+            connection: bio.connection,
+            export: bio.export,
+            weight: 0,
         }
     }
 
-    /// An export's share changes; what waits already keeps the old one.
+    /// Sets an export's weight; waiting requests keep the old one.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
-        self.weights.set(export, weight);
+        self.gate.set_weight(export, weight);
     }
 
-    /// How many of the asks, from the front, the bytes in flight leave room for.
-    pub(super) fn most_by_bytes(&self) -> usize {
-        if self.inflight_max == u64::MAX {
-            return self.asks.len();
-        }
-        let mut room = self.inflight_max.saturating_sub(self.admitted_bytes);
-        let fits = self.asks.iter().take_while(|ask| {
-            let fits = room > 0;
-            room = room.saturating_sub(ask.bytes.into());
-            fits
-        });
-        fits.count()
-    }
-
+    /// Returns true for a request that one command cannot carry.
     pub(super) fn must_split(&self, request: &Request) -> bool {
         let limits = &self.limits;
         request.op.has_data()
@@ -90,102 +99,58 @@ impl Queue {
             && (request.len > limits.max_bytes || request.segments > limits.max_segments)
     }
 
-    /// The request has its tags, or the next of them.
+    /// Admits a request that was granted `tags` tags, or some of the tags that it is owed.
     pub(super) fn admit(&mut self, now: Instant, pools: &mut Pools, id: SlotId, tags: u16) {
-        if pools.slots[id].state != State::Split {
-            pools.slots[id].stamps[2] = now;
+        debug_assert!(tags > 0, "a request is admitted with tags");
+        let request = &mut pools.slots[id];
+        debug_assert!(!request.is(Request::INDEXED), "an admitted request is ready, not waiting");
+        if request.state != RequestState::Split {
+            request.stamps[2] = now;
             if !self.must_split(&pools.slots[id]) {
-                pools.slots[id].state = State::Queued;
-                self.charge(pools, id, cost_bytes(pools.slots[id].op, pools.slots[id].len));
+                let request = &mut pools.slots[id];
+                request.state = RequestState::Queued;
+                self.gate.charge(request, cost_bytes(request.op, request.len));
                 self.ready.push(id);
                 return;
             }
-            pools.slots[id].state = State::Split;
+            pools.slots[id].state = RequestState::Split;
         }
-        pools.slots[id].owed = pools.slots[id].owed.saturating_sub(tags);
-        for _ in 0..tags {
-            self.spawn_piece(pools, id);
-        }
-        self.end_split(now, pools, id);
+        self.spawn_pieces(now, pools, id, tags);
     }
 
-    /// No more bytes are admitted now.
-    pub(super) fn is_full(&self) -> bool {
-        self.admitted_bytes >= self.inflight_max
-    }
-
-    /// The request counts for so many bytes more.
-    #[inline]
-    pub(super) fn charge(&mut self, pools: &mut Pools, id: SlotId, bytes: u32) {
-        if self.inflight_max < u64::MAX {
-            pools.slots[id].charged += bytes;
-            self.admitted_bytes += u64::from(bytes);
+    /// Takes another shard's request for an extension of its lease.
+    pub fn on_lease_request(
+        &mut self,
+        now: Instant,
+        pools: &mut Pools,
+        from: ShardId,
+        request: LeaseRequest,
+    ) {
+        if self.is_draining() {
+            return self.switch.hold_lease_request(from, request);
+        }
+        if let Some(tags) = self.gate.request_lease(now, from, request) {
+            self.send_grant(pools, from, tags);
         }
     }
 
-    /// The next piece of a split request goes its way; it uses one of the tags that the split request was granted.
-    pub(super) fn spawn_piece(&mut self, pools: &mut Pools, parent: SlotId) {
-        let from = &pools.slots[parent];
-        if from.done == from.len {
-            // Fewer pieces than tags: the tag is not needed.
-            if !from.is(Request::LEASED) {
-                self.put_tag(from.is_sync());
-            }
-            return;
-        }
-        let limit = self.limits.piece(self.block_size(from));
-        let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
-        let piece = RequestStart::of_piece(&pools.slots[parent], parent, limit, &self.limits);
-        let len = piece.len;
-        let from = &mut pools.slots[parent];
-        from.done += len;
-        from.pieces += 1;
-        pools.slots[id].begin(piece);
-        self.charge(pools, id, len);
-        self.ready.push(id);
-    }
-}
-
-pub(super) fn inflight_max(options: &QueueOptions) -> u64 {
-    match options.hw_inflight_kb {
-        0 => u64::MAX,
-        kb => u64::from(kb) * 1024,
-    }
-}
-
-/// The weights of a shard's exports.
-#[derive(Debug)]
-pub(crate) struct Weights(Vec<u16>);
-
-impl Weights {
-    pub fn new(config: &ShardConfig) -> Self {
-        Self(config.exports.iter().map(|export| export.weight).collect())
+    /// Takes tags back that another shard returns.
+    pub fn on_tag_return(&mut self, from: ShardId, tags: u16) {
+        self.gate.return_lease(from, tags);
     }
 
-    pub fn of(&self, export: ExportId) -> u16 {
-        self.0.get(usize::from(export.0)).copied().unwrap_or(ExportConfig::default().weight)
+    /// Sends granted tags to another shard.
+    fn send_grant(&self, pools: &mut Pools, to: ShardId, count: u16) {
+        debug_assert!(to != self.owner, "a shard has no lease of its own device");
+        let message = Message::TagGrant { device: self.device, count };
+        pools.actions.list.push(Action::Send { to, message });
     }
 
-    pub fn set(&mut self, export: ExportId, weight: u16) {
-        if let Some(known) = self.0.get_mut(usize::from(export.0)) {
-            *known = weight;
+    /// Asks every other shard once to return its tags: requests wait here.
+    pub(super) fn revoke_leases(&mut self, pools: &mut Pools) {
+        while let Some(to) = self.gate.revoke_next() {
+            let message = Message::TagRevoke { device: self.device };
+            pools.actions.list.push(Action::Send { to, message });
         }
     }
-}
-
-/// What a wish counts for against the share of who has it. A discard or zeroing moves nothing: whatever its length it counts
-/// as one large read, and would else wait for thousands of turns.
-pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
-    match op {
-        Op::Read | Op::Write => len,
-        // However long the range: it costs the device about what the smallest read does.
-        Op::BlockStatus => 4096,
-        Op::Flush | Op::Discard | Op::WriteZeroes | Op::Prefetch => len.min(128 << 10),
-    }
-}
-
-/// How many tags a data bio of `len` bytes asks for: its pieces, bounded by what `nr_requests` serve.
-pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
-    let pieces = len.div_ceil(limits.piece(block_size)).max(1);
-    pieces.min(u32::from(tags::max_request_tags(nr_requests))) as u16
 }

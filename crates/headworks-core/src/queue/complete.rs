@@ -1,4 +1,4 @@
-//! What an answer of the device means.
+//! The device's answers and what follows from them.
 //!
 //! ```text
 //!             all moved, or a failure that is final
@@ -11,42 +11,43 @@
 //!     `-- refused: requeue list, in the order of leaving the elevator; can be merged again
 //! ```
 //!
-//! A device may lie: an answer for a command that is not in flight is reported and ignored, more bytes than were asked or a
-//! hole where none was allowed count as a failure, no bytes at all is an error and never zeros.
+//! A device may lie: an answer for a command that is not in flight is reported and ignored; more bytes than were asked for, or a
+//! hole where none was allowed, count as a failure; no bytes at all is an error and never zeros.
 
-use super::{Pools, Queue, RETRY_NS, TimerKind, answer, timer_of};
+use super::{Queue, RETRY_NS, TimerKind, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::{BioFlags, Op};
 use crate::error::{IoError, Status};
 use crate::input::{Completion, ReplyStage, RequestId};
-use crate::request::{Request, SlotId, Slots, State};
+use crate::pools::{Pools, answer};
+use crate::request::{Request, RequestState, SlotId};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
 
-/// What becomes of a request whose command was answered.
+/// The consequence of a command's answer for its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
+    /// The request ends.
     Finish(Status),
-    /// Another command for the same request.
+    /// Another command is sent for the same request.
     Again,
-    /// The device refused.
+    /// The device refused: the request is sent again later.
     Requeue,
-    /// A merged request failed: every bio for itself.
+    /// A merged request failed: each bio is sent again alone.
     OneByOne,
 }
 
 impl Queue {
-    /// The device answers.
+    /// Takes the device's answer to a command.
     pub fn on_complete(&mut self, now: Instant, pools: &mut Pools, completion: Completion) {
         let Some(id) = self.find_in_flight(pools, completion.id) else {
             let (device, id) = (self.device, completion.id);
             pools.actions.list.push(Action::Notice(Notice::UnknownCompletion { device, id }));
             return;
         };
-        self.flight.remove(&mut pools.slots, id);
-        self.in_flight -= u32::from(!pools.slots[id].is(Request::FLUSH));
-        self.busy = false;
+        self.in_flight.remove(&mut pools.slots, id);
+        self.waiting.clear_busy();
         let verdict = self.judge(pools, id, &completion);
         if pools.slots[id].is(Request::FLUSH) && verdict != Verdict::Requeue {
             return self.on_flush_done(now, pools, id, completion.status);
@@ -64,14 +65,16 @@ impl Queue {
         }
     }
 
+    /// Returns the slot of a command that this queue has in flight.
     fn find_in_flight(&self, pools: &Pools, id: RequestId) -> Option<SlotId> {
         let taken = pools.slots.is_taken(id.slot);
         let request = taken.then(|| &pools.slots[id.slot])?;
-        let ours = self.volume(request.volume.0).is_some();
-        let known = ours && request.state == State::InFlight && request.generation == id.generation;
-        known.then_some(id.slot)
+        let ours = self.volumes.find(request.volume).is_some();
+        let sent = request.state == RequestState::InFlight && request.generation == id.generation;
+        (ours && sent).then_some(id.slot)
     }
 
+    /// Decides what follows from an answer.
     fn judge(&mut self, pools: &mut Pools, id: SlotId, completion: &Completion) -> Verdict {
         let request = &mut pools.slots[id];
         let (_, at, asked) = self.command(request);
@@ -80,7 +83,7 @@ impl Queue {
         }
         match completion.status {
             Ok(()) if completion.transferred > asked => Verdict::Finish(Err(IoError::Medium)),
-            // Believed, it would be zeros for somebody who asked for data; asked again, it may be said for ever.
+            // Believed, it would be zeros for a bio that asked for data; asked again, the device may repeat it for ever.
             Ok(()) if completion.hole && !request.flags.contains(BioFlags::HOLE_OK) => {
                 Verdict::Finish(Err(IoError::Medium))
             }
@@ -95,13 +98,14 @@ impl Queue {
                 request.done = request.len;
                 Verdict::Finish(Ok(()))
             }
-            // A list is told whole.
+            // A list of extents comes whole.
             Ok(()) if request.op == Op::BlockStatus => Verdict::Finish(Err(IoError::Medium)),
             Ok(()) => {
-                // One answer cannot say "part data, part zeros without data": the rest, or all of it if the first part was
-                // such zeros, must come as data.
+                // One answer cannot say "part data, part zeros without data": the rest, or all of it if the first part was such
+                // zeros, must come as data.
                 request.flags = request.flags.without(BioFlags::HOLE_OK);
                 request.done += if completion.hole { 0 } else { completion.transferred };
+                debug_assert!(request.done < request.len, "a request that goes on has bytes left");
                 Verdict::Again
             }
             Err(IoError::Busy) => Verdict::Requeue,
@@ -109,7 +113,9 @@ impl Queue {
         }
     }
 
+    /// Decides what follows from a failure.
     fn judge_failure(&self, request: &mut Request, error: IoError) -> Verdict {
+        debug_assert!(error != IoError::Busy, "a refusal is no failure");
         let unsupported = error == IoError::Unsupported;
         match request.op {
             Op::Discard if unsupported => Verdict::Finish(Ok(())),
@@ -126,59 +132,36 @@ impl Queue {
         }
     }
 
-    /// A refused request goes back, to where it was among those that left with it, and may merge again.
+    /// Takes a refused request back: it is sent again later and may merge until then.
     fn requeue(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
-        let request = &mut pools.slots[id];
-        request.state = State::Queued;
-        request.marks |= Request::REQUEUED;
-        if request.is(Request::FLUSH) {
-            // It passed the elevator by: behind what has left so far.
-            request.departure = self.departures;
-        }
-        self.queued += 1;
-        self.insert_requeued(&mut pools.slots, id);
+        self.waiting.requeue(&mut pools.slots, id);
         self.make_findable(pools, id);
-        self.busy = true;
-        // An answer to another command would do, but what is in flight may never be answered.
+        // The answer to another command would do as well, but what is in flight may never be answered.
         let timer = timer_of(self.device, TimerKind::Retry);
         if !pools.timers.is_set(timer) {
             pools.timers.set(timer, now.after(RETRY_NS));
         }
     }
 
-    /// Inserts a request into the requeue list in the order in which requests left the elevator; mostly that is at its end.
-    fn insert_requeued(&mut self, slots: &mut Slots, id: SlotId) {
-        let departure = slots[id].departure;
-        // Departures wrap: the difference has the sign of the order. Nothing that is not given up flies for 2^31 others.
-        let precedes = |other: SlotId| (departure.wrapping_sub(slots[other].departure) as i32) < 0;
-        let mut before = self.requeue.back(slots);
-        while let Some(other) = before
-            && precedes(other)
-        {
-            before = self.requeue.prev(slots, other);
-        }
-        match before {
-            Some(other) => self.requeue.insert_after(slots, id, other),
-            None => self.requeue.push_front(slots, id),
-        }
-    }
-
+    /// Sends the bios of a failed merged request again, each alone.
     fn retry_one_by_one(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
+        debug_assert!(request.bios > 1, "a request of one bio is not retried");
         request.marks |= Request::RETRY;
         request.flags = request.flags.without(BioFlags::HOLE_OK);
         self.aim_at_first_bio(pools, id);
         self.send(now, pools, id);
     }
 
-    /// A request that retries is its first bio only; the others follow.
+    /// Narrows a request that retries to its first bio; the others follow.
     fn aim_at_first_bio(&self, pools: &mut Pools, id: SlotId) {
         let request = &mut pools.slots[id];
         let bio = &pools.bios[request.bio_head].bio;
         (request.offset, request.len, request.done) = (bio.offset, bio.len, 0);
     }
 
-    /// The request's commands are over.
+    /// Ends a request with `status`: answers its bios and frees its slot and its tag. A request that retries goes on with its
+    /// next bio.
     pub(super) fn finish(
         &mut self,
         now: Instant,
@@ -187,90 +170,60 @@ impl Queue {
         status: Status,
         hole: bool,
     ) {
-        let request = &mut pools.slots[id];
-        if request.is(Request::TIMED_OUT) && request.op.is_write() {
-            self.zombies -= 1;
-        }
-        if request.parent != NIL {
+        let mut status = status;
+        if pools.slots[id].parent != NIL {
             return self.finish_piece(now, pools, id, status);
         }
-        let last = request.bio_head == request.bio_tail;
-        if request.is(Request::RETRY) && !request.is(Request::TIMED_OUT) && !last {
-            let slot = request.bio_head;
-            request.bio_head = pools.bios[slot].next;
+        while self.retries_more(&pools.slots[id]) {
+            let slot = pools.slots[id].bio_head;
+            pools.slots[id].bio_head = pools.bios[slot].next;
             pools.bios[slot].wait_times = self.account(now, pools, id, status);
             self.finish_bio(now, pools, slot, status, false);
             self.aim_at_first_bio(pools, id);
-            self.send(now, pools, id);
-            return;
+            match self.fails_unsent(&pools.slots, id) {
+                Some(failure) => status = failure,
+                None => return self.issue(now, pools, id),
+            }
         }
         let wait_times = self.account(now, pools, id, status);
-        let (mut slot, tail) = (pools.slots[id].bio_head, pools.slots[id].bio_tail);
-        loop {
-            let next = pools.bios[slot].next;
+        let tail = pools.slots[id].bio_tail;
+        let mut next = Some(pools.slots[id].bio_head);
+        while let Some(slot) = next {
+            next = pools.bio_after(slot, tail);
             pools.bios[slot].wait_times = wait_times;
             self.finish_bio(now, pools, slot, status, hole);
-            if slot == tail {
-                break;
-            }
-            slot = next;
         }
         self.free(pools, id);
     }
 
-    fn finish_piece(&mut self, now: Instant, pools: &mut Pools, id: SlotId, status: Status) {
-        if pools.slots[id].state == State::InFlight {
-            // What the last piece waited for, the bio waited for: from the time that it came.
-            let slot = pools.slots[id].bio_head;
-            pools.bios[slot].wait_times = self.account(now, pools, id, status);
-        }
-        let parent = pools.slots[id].parent;
-        pools.slots[id].state = State::Free;
-        if self.tracks {
-            self.release(&pools.slots[id]);
-        }
-        pools.slots.put(id);
-        let split = &mut pools.slots[parent];
-        split.pieces -= 1;
-        if status.is_err() {
-            split.status = split.status.and(status);
-            // No use in sending the rest.
-            split.done = split.len;
-        }
-        let split = &pools.slots[parent];
-        // With nothing owed there are as many tags as were asked for; a bio of more pieces than can be asked for goes on, too.
-        if self.tags.reuses_tags() || split.is(Request::LEASED) || split.owed == 0 {
-            // The tag goes to the next piece: a continuation keeps its ticket. Without a next piece it falls free.
-            self.spawn_piece(pools, parent);
-        } else {
-            self.put_tag(pools.slots[parent].is_sync());
-        }
-        self.end_split(now, pools, parent);
+    /// Returns true for a request that retries and has another bio after its first.
+    fn retries_more(&self, request: &Request) -> bool {
+        request.is(Request::RETRY)
+            && !request.is(Request::TIMED_OUT)
+            && request.bio_head != request.bio_tail
     }
 
-    /// Answers a split bio when its last piece has ended and no tag is on its way to it.
-    pub(super) fn end_split(&mut self, now: Instant, pools: &mut Pools, parent: SlotId) {
-        let split = &pools.slots[parent];
-        if split.pieces > 0 || split.owed > 0 {
-            return;
-        }
-        let (slot, status) = (split.bio_head, split.status);
-        pools.slots[parent].state = State::Free;
-        pools.slots.put(parent);
-        self.finish_bio(now, pools, slot, status, false);
-    }
-
-    fn account(&mut self, now: Instant, pools: &Pools, id: SlotId, status: Status) -> WaitTimes {
+    /// Adds a finished request to its volume's statistics; returns the wait times of its stages.
+    pub(super) fn account(
+        &mut self,
+        now: Instant,
+        pools: &Pools,
+        id: SlotId,
+        status: Status,
+    ) -> WaitTimes {
         let request = &pools.slots[id];
         let (op, stamps) = (request.op, request.stamps);
-        let (bytes, volume) = (u64::from(request.len), request.volume);
-        let stats = &mut self.volume_mut(volume.0).stats;
+        debug_assert!(
+            stamps.is_sorted() && stamps[3] <= now,
+            "a request passes its stages in order"
+        );
+        let stats = &mut self.volumes.of_bio(request.volume).stats;
         stats.ops[op as usize].errors += u64::from(status.is_err());
-        WaitTimes::of_request(stats.on_finish(op, bytes, &stamps, now))
+        WaitTimes::of_request(stats.on_finish(op, request.len.into(), &stamps, now))
     }
 
-    /// The device is done with a bio's data.
-    fn finish_bio(
+    /// Answers a bio whose data the device finished; a FUA write may have to wait for a flush first.
+    pub(super) fn finish_bio(
         &mut self,
         now: Instant,
         pools: &mut Pools,
@@ -280,13 +233,9 @@ impl Queue {
     ) {
         let entry = &pools.bios[slot];
         let (bio, answered, tags) = (entry.bio, entry.answered, entry.tags);
-        let volume = self.volume_mut(bio.id.volume.0);
-        volume.stats.ops[bio.op as usize].bios += 1;
-        if bio.op.is_write() {
-            volume.writes_completed += 1;
-        }
+        self.volumes.of_bio(bio.id.volume).on_bio_finished(bio.op);
         if answered {
-            self.leases.given_up -= u32::from(tags);
+            self.gate.lease_answered(tags);
             return answer(pools, slot, status, false, ReplyStage::Released);
         }
         let durable = !self.options.write_cache || bio.op == Op::Write && self.options.fua;

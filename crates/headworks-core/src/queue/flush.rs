@@ -1,33 +1,37 @@
-//! The flush sequence: at most one device flush in flight per volume, shared by all who may share it.
+//! The flush sequence: at most one device flush in flight per volume, shared by all bios that it covers.
 //!
-//! A flush promises: every write that was acknowledged before it was submitted is durable. So it may join a device flush that
-//! is under way only if no write of the volume finished since that one was sent; otherwise it waits for the next. A FUA write
-//! on a device that has none joins after its data, by the same rule.
+//! A flush promises that every write that was acknowledged before it was submitted is durable. So it may join a device flush in
+//! flight only if no write of the volume finished since that one was sent; otherwise it waits for the next. A FUA write on a
+//! device without FUA joins after its data, by the same rule.
 //!
 //! ```text
 //!        flush, FUA after data                 answered
-//!  Idle ------------------------> Running ------------------> Idle      next list not empty: Running again
+//!  Idle ------------------------> Running ------------------> Idle      `next` not empty: Running again
 //!                                  |   ^ joins if nothing finished since it was sent, else goes to `next`
-//!                                  | time-out: everybody is answered
+//!                                  | time-out: all waiting bios fail
 //!                                  v
 //!                                 Lost: every flush fails at once, until the device answers
 //! ```
 //!
-//! A device flush that failed says nothing about which writes are lost, so the volume is *suspect*: every flush and FUA
-//! fails until the operator acknowledges (a flush that later succeeds would hide the loss: fsyncgate, 2018).
+//! A failed device flush does not tell which writes are lost, so the volume is *suspect*: every flush and FUA write fails until
+//! the operator acknowledges. A later flush that succeeds would hide the loss (fsyncgate, 2018).
+//!
+//! Invariants: `request` is a slot while a device flush is running; `running` and `next` are empty while it is idle;
+//! `covers <= writes_completed` and `writes_flushed <= writes_completed`.
 
-use super::{Pools, Queue, answer};
+use super::Queue;
 use crate::action::{Action, Notice};
 use crate::bio::{Op, VolumeId};
 use crate::error::{IoError, Status};
 use crate::input::ReplyStage;
 use crate::list::Fifo;
-use crate::request::{RequestStart, SlotId};
+use crate::pools::{Pools, answer};
+use crate::request::{Bios, RequestStart, SlotId};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitKind;
 
-/// One volume's flushes.
+/// The flushes of one volume.
 #[derive(Debug)]
 pub(crate) struct FlushSequence {
     /// The device flush, from its start until the device answered; `NIL` when idle.
@@ -36,86 +40,211 @@ pub(crate) struct FlushSequence {
     covers: u64,
     /// Bios that it answers.
     running: Fifo,
-    /// Bios that the one after it answers.
+    /// Bios that the next one answers.
     next: Fifo,
-    /// It timed out.
+    /// The device flush timed out and was not answered yet.
     lost: bool,
+    /// A device flush failed and was not acknowledged.
+    suspect: bool,
+    /// Writes whose data the device finished: what a flush can cover.
+    writes_completed: u64,
+    /// `writes_completed` when the last good flush was sent.
+    writes_flushed: u64,
 }
 
 impl FlushSequence {
+    /// Creates the state of a volume without a write.
     pub const fn new() -> Self {
-        Self { request: NIL, covers: 0, running: Fifo::new(), next: Fifo::new(), lost: false }
+        Self {
+            request: NIL,
+            covers: 0,
+            running: Fifo::new(),
+            next: Fifo::new(),
+            lost: false,
+            suspect: false,
+            writes_completed: 0,
+            writes_flushed: 0,
+        }
     }
 
-    /// The device has a flush of it.
+    /// Returns true while the device has a flush of the volume.
     pub fn is_running(&self) -> bool {
         self.request != NIL
+    }
+
+    /// Returns true while a failed flush is not acknowledged.
+    #[inline]
+    pub fn is_suspect(&self) -> bool {
+        self.suspect
+    }
+
+    /// Returns the number of writes that finished since the last good flush was sent.
+    pub fn unflushed(&self) -> u64 {
+        debug_assert!(
+            self.writes_flushed <= self.writes_completed,
+            "a flush covers finished writes"
+        );
+        self.writes_completed - self.writes_flushed
+    }
+
+    /// Counts a write whose data the device finished.
+    #[inline]
+    pub fn on_write_finished(&mut self) {
+        self.writes_completed += 1;
+    }
+
+    /// Notes that all finished writes are durable: the device has no volatile cache.
+    fn assume_flushed(&mut self) {
+        self.writes_flushed = self.writes_completed;
+    }
+
+    /// Returns why no flush can succeed now, if so.
+    fn refusal(&self) -> Option<IoError> {
+        match (self.suspect, self.lost) {
+            (true, _) => Some(IoError::Medium),
+            (false, true) => Some(IoError::TimedOut),
+            (false, false) => None,
+        }
+    }
+
+    /// Queues a bio for the device flush that may cover it; returns true when a device flush must be started.
+    fn join(&mut self, bios: &mut Bios, slot: u32) -> bool {
+        let idle = !self.is_running();
+        debug_assert!(
+            !idle || self.running.head().is_none(),
+            "an idle volume has no waiting flush"
+        );
+        if idle || self.covers == self.writes_completed {
+            self.running.push(bios, slot);
+        } else {
+            self.next.push(bios, slot);
+        }
+        idle
+    }
+
+    /// Starts the device flush in slot `request`.
+    fn start(&mut self, request: SlotId) {
+        assert!(!self.is_running(), "a volume has one device flush in flight at most");
+        self.request = request;
+    }
+
+    /// Notes what the device flush covers: it is sent now.
+    fn cover(&mut self) {
+        debug_assert!(self.is_running(), "a device flush that is sent is running");
+        self.covers = self.writes_completed;
+    }
+
+    /// Makes the bios of the next device flush wait for the running one.
+    fn join_all(&mut self, bios: &mut Bios) {
+        self.running.append(bios, &mut self.next);
+    }
+
+    /// Takes the device's answer; returns true when the volume became suspect.
+    fn on_answer(&mut self, bios: &mut Bios, status: Status) -> bool {
+        debug_assert!(self.is_running(), "only a device flush in flight is answered");
+        self.lost = false;
+        match status {
+            Ok(()) => {
+                debug_assert!(
+                    self.covers <= self.writes_completed,
+                    "a flush covers finished writes"
+                );
+                self.writes_flushed = self.covers;
+                false
+            }
+            // Refused after it timed out (before, it would have been sent again): nothing was flushed, and nothing was lost.
+            Err(IoError::Busy) => false,
+            Err(_) => {
+                self.suspect = true;
+                self.join_all(bios);
+                true
+            }
+        }
+    }
+
+    /// Ends the device flush; returns true when the next one must be sent for waiting bios.
+    fn end(&mut self, bios: &mut Bios) -> bool {
+        debug_assert!(
+            self.running.head().is_none(),
+            "the bios of a flush are answered when it ends"
+        );
+        self.join_all(bios);
+        let again = self.running.head().is_some();
+        if !again {
+            self.request = NIL;
+        }
+        again
+    }
+
+    /// Notes that the device flush timed out: no bio waits for it, and no flush succeeds before it is answered.
+    fn lose(&mut self, bios: &mut Bios) {
+        debug_assert!(self.is_running(), "a device flush in flight times out");
+        self.lost = true;
+        self.join_all(bios);
+    }
+
+    /// Lets flushes and FUA writes succeed again after a failed flush.
+    fn acknowledge(&mut self) {
+        self.suspect = false;
     }
 }
 
 impl Queue {
-    /// A flush comes from a volume.
+    /// Takes a flush bio of a volume.
     pub fn flush(&mut self, now: Instant, pools: &mut Pools, slot: u32) {
-        let id = pools.bios[slot].bio.id.volume;
-        let needs_device = self.options.write_cache;
-        let volume = self.volume_mut(id.0);
+        let bio = &pools.bios[slot].bio;
+        debug_assert!(bio.op == Op::Flush, "other bios go through the plug");
+        let volume = self.volumes.of_bio(bio.id.volume);
         volume.stats.ops[Op::Flush as usize].bios += 1;
-        if volume.suspect {
+        if volume.flush.is_suspect() {
             answer(pools, slot, Err(IoError::Medium), false, ReplyStage::Final);
-        } else if !needs_device {
-            volume.writes_flushed = volume.writes_completed;
+        } else if !self.options.write_cache {
+            volume.flush.assume_flushed();
             answer(pools, slot, Ok(()), false, ReplyStage::Final);
         } else {
             self.join_flush(now, pools, slot);
         }
     }
 
-    /// The operator knows that a flush failed.
+    /// Lets flushes of a volume succeed again: the operator knows that one failed.
     pub fn acknowledge(&mut self, volume: VolumeId) {
-        if let Some(Some(volume)) = self.volumes.get_mut(usize::from(volume.0)) {
-            volume.suspect = false;
+        if let Some(volume) = self.volumes.find_mut(volume) {
+            volume.flush.acknowledge();
         }
     }
 
-    /// Puts a flush, or a FUA write whose data are done, to the device flush that may cover it.
+    /// Makes a flush, or a FUA write whose data are done, wait for the device flush that may cover it.
     pub(super) fn join_flush(&mut self, now: Instant, pools: &mut Pools, slot: u32) {
         let id = pools.bios[slot].bio.id.volume;
-        let volume = self.volume_mut(id.0);
-        if volume.suspect || volume.flush.lost {
-            let error = if volume.suspect { IoError::Medium } else { IoError::TimedOut };
+        let sequence = &mut self.volumes.of_bio(id).flush;
+        if let Some(error) = sequence.refusal() {
             return answer(pools, slot, Err(error), false, ReplyStage::Final);
         }
         pools.begin_wait(now, slot);
-        let idle = volume.flush.request == NIL;
-        if idle || volume.flush.covers == volume.writes_completed {
-            volume.flush.running.push(&mut pools.bios, slot);
-        } else {
-            volume.flush.next.push(&mut pools.bios, slot);
-        }
-        if idle {
+        if sequence.join(&mut pools.bios, slot) {
             let request = pools.slots.try_take().expect("there is a slot for each volume's flush");
             pools.slots[request].begin(RequestStart::of_flush(now, id));
-            self.volume_mut(id.0).flush.request = request;
+            sequence.start(request);
             self.send_flush(now, pools, id);
         }
     }
 
+    /// Sends the device flush of a volume.
     fn send_flush(&mut self, now: Instant, pools: &mut Pools, id: VolumeId) {
-        let volume = self.volume_mut(id.0);
-        volume.flush.covers = volume.writes_completed;
-        let request = volume.flush.request;
+        let sequence = &mut self.volumes.of_bio(id).flush;
+        sequence.cover();
+        let request = sequence.request;
         self.send(now, pools, request);
     }
 
-    /// A flush that the device had refused goes again: it covers all that finished meanwhile.
+    /// Prepares a refused device flush for being sent again: it covers everything that finished meanwhile.
     pub(super) fn renew_flush(&mut self, pools: &mut Pools, id: SlotId) {
-        let volume = self.volume_mut(pools.slots[id].volume.0);
-        volume.flush.covers = volume.writes_completed;
-        let sequence = &mut volume.flush;
-        sequence.running.append(&mut pools.bios, &mut sequence.next);
+        let sequence = &mut self.volumes.of_bio(pools.slots[id].volume).flush;
+        sequence.cover();
+        sequence.join_all(&mut pools.bios);
     }
 
-    /// The device answered its flush.
+    /// Takes the device's answer to a flush.
     pub(super) fn on_flush_done(
         &mut self,
         now: Instant,
@@ -123,53 +252,40 @@ impl Queue {
         id: SlotId,
         status: Status,
     ) {
-        let volume_id = pools.slots[id].volume;
-        let stamps = pools.slots[id].stamps;
-        let volume = self.volume_mut(volume_id.0);
+        let (volume_id, stamps) = (pools.slots[id].volume, pools.slots[id].stamps);
+        let volume = self.volumes.of_bio(volume_id);
         volume.stats.on_finish(Op::Flush, 0, &stamps, now);
         volume.stats.ops[Op::Flush as usize].errors += u64::from(status.is_err());
-        volume.flush.lost = false;
-        match status {
-            Ok(()) => volume.writes_flushed = volume.flush.covers,
-            // Refused after it was given up (else it would have gone again): nothing was flushed, and nothing was lost.
-            Err(IoError::Busy) => {}
-            Err(_) => {
-                volume.suspect = true;
-                let sequence = &mut volume.flush;
-                sequence.running.append(&mut pools.bios, &mut sequence.next);
-                let notice = Notice::Suspect { volume: volume_id, status };
-                pools.actions.list.push(Action::Notice(notice));
-            }
+        if volume.flush.on_answer(&mut pools.bios, status) {
+            let notice = Notice::Suspect { volume: volume_id, status };
+            pools.actions.list.push(Action::Notice(notice));
         }
-        self.answer_running(now, pools, volume_id, status);
-        let sequence = &mut self.volume_mut(volume_id.0).flush;
-        sequence.running.append(&mut pools.bios, &mut sequence.next);
-        if sequence.running.head().is_some() {
+        self.answer_flushed(now, pools, volume_id, status);
+        if self.volumes.of_bio(volume_id).flush.end(&mut pools.bios) {
             pools.slots[id].stamps = [now; 4];
             self.send_flush(now, pools, volume_id);
         } else {
-            sequence.request = NIL;
             self.free(pools, id);
         }
     }
 
-    /// The device flush passed its time-out: nobody waits for it any longer.
+    /// Fails all bios that wait for a device flush that timed out.
     pub(super) fn lose_flush(&mut self, now: Instant, pools: &mut Pools, volume: VolumeId) {
-        let sequence = &mut self.volume_mut(volume.0).flush;
-        sequence.lost = true;
-        sequence.running.append(&mut pools.bios, &mut sequence.next);
-        self.answer_running(now, pools, volume, Err(IoError::TimedOut));
+        self.volumes.of_bio(volume).flush.lose(&mut pools.bios);
+        self.answer_flushed(now, pools, volume, Err(IoError::TimedOut));
     }
 
-    fn answer_running(
+    /// Answers the bios that wait for the running device flush.
+    fn answer_flushed(
         &mut self,
         now: Instant,
         pools: &mut Pools,
         volume: VolumeId,
         status: Status,
     ) {
-        while let Some(slot) = self.volume_mut(volume.0).flush.running.pop(&mut pools.bios) {
-            // After the data of a FUA write. A flush that could not be joined is the device's time as well.
+        let sequence = &mut self.volumes.of_bio(volume).flush;
+        while let Some(slot) = sequence.running.pop(&mut pools.bios) {
+            // After the data of a FUA write. The wait for a flush that it could not join counts as device time, too.
             let waited = now.since(pools.waits_since(slot));
             pools.bios[slot].wait_times =
                 pools.bios[slot].wait_times.plus(WaitKind::Device, waited);

@@ -1,95 +1,88 @@
-//! The owner's side of tag leases: who holds how many, and asking for them back when somebody waits.
+//! The owner's side of tag leases: how many tags each shard holds, and asking for them back when requests wait here.
 //!
-//! Invariant: free + held by requests here + lent = `nr_requests`. A lessee is asked once; the next grant to it ends that.
+//! A lessee is asked once; the next grant to it ends the revocation. Invariants: `total` is the sum of `lent`; tags of
+//! timed-out bios are lent, `timed_out <= total`.
 
-use super::{Pools, Queue};
-use crate::action::Action;
-use crate::bio::ExportId;
 use crate::bio::ShardId;
-use crate::input::Message;
-use crate::tags::{Requester, TagRequest, max_request_tags};
-use crate::time::Instant;
+use crate::gauge::Gauge32;
 
-/// What another shard wants of a lease.
+/// A shard's request for an extension of its lease.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wish {
-    /// Tags.
-    pub want: u16,
-    /// Bytes they are for.
+pub(crate) struct LeaseRequest {
+    /// Number of tags, at least 1.
+    pub tags: u16,
+    /// Bytes that the tags are for.
     pub bytes: u32,
-    /// The weights of the exports that wait there, together.
+    /// The sum of the weights of the exports that wait there.
     pub weight: u16,
 }
 
-/// What other shards hold.
+/// The tags that other shards hold.
 #[derive(Debug)]
-pub(crate) struct Leases {
-    lent: Vec<u32>,
-    asked_back: Vec<bool>,
-    /// Tags of bios that were given up: out until the device answers, however long they are asked back.
-    pub given_up: u32,
+pub(super) struct Leases {
+    lent: Vec<Gauge32>,
+    total: Gauge32,
+    /// By shard: it was asked to return its tags, and was granted none since.
+    revoked: Vec<bool>,
+    /// Tags of timed-out bios: out until the device answers, although they are revoked.
+    timed_out: Gauge32,
 }
 
 impl Leases {
+    /// Creates the leases of `shards` shards, none of which holds a tag.
     pub fn new(shards: u16) -> Self {
-        Self { lent: vec![0; shards.into()], asked_back: vec![false; shards.into()], given_up: 0 }
+        Self {
+            lent: vec![Gauge32::default(); shards.into()],
+            total: Gauge32::default(),
+            revoked: vec![false; shards.into()],
+            timed_out: Gauge32::default(),
+        }
     }
 
-    /// Tags lent to all shards.
+    /// Returns the number of tags lent to all shards.
     pub fn lent(&self) -> u32 {
-        self.lent.iter().sum()
+        self.total.get()
     }
 
-    /// Whether none is out that will come back though the device is silent.
-    pub fn are_home(&self) -> bool {
-        self.lent() == self.given_up
+    /// Returns true when no tag is lent that can come back before the device answers.
+    pub fn only_timed_out(&self) -> bool {
+        self.total == self.timed_out
     }
-}
 
-impl Queue {
-    /// A shard wants tags for its first waiter.
-    pub fn on_tag_want(&mut self, now: Instant, pools: &mut Pools, from: ShardId, wish: Wish) {
-        if self.is_draining() {
-            return self.hold_wish(from, wish);
+    /// Counts tags that a shard was granted.
+    pub fn lend(&mut self, to: ShardId, tags: u16) {
+        let to = usize::from(to.0);
+        self.lent[to].add(tags.into());
+        self.total.add(tags.into());
+        self.revoked[to] = false;
+    }
+
+    /// Counts tags that a shard returned; it returns no more than it holds.
+    pub fn take_back(&mut self, from: ShardId, tags: u16) {
+        self.lent[usize::from(from.0)].sub(tags.into());
+        self.total.sub(tags.into());
+        debug_assert!(self.timed_out <= self.total, "a timed-out bio keeps its tags");
+    }
+
+    /// Counts the tags of a bio that timed out.
+    pub fn add_timed_out(&mut self, tags: u16) {
+        self.timed_out.add(tags.into());
+        debug_assert!(self.timed_out <= self.total, "only lent tags time out");
+    }
+
+    /// Counts the tags of a timed-out bio that the device has answered.
+    pub fn remove_timed_out(&mut self, tags: u16) {
+        self.timed_out.sub(tags.into());
+    }
+
+    /// Returns a shard that holds tags and was not asked for them yet, and notes that it is asked now.
+    pub fn revoke_next(&mut self) -> Option<ShardId> {
+        if self.total.is_zero() {
+            return None;
         }
-        let ask = TagRequest {
-            requester: Requester::Shard(from),
-            tags: wish.want.clamp(1, max_request_tags(self.options.nr_requests)),
-            bytes: wish.bytes,
-            sync: true,
-            // No connection and no export has these numbers: a shard competes as one, with the weights that wait there.
-            connection: u32::MAX - u32::from(from.0),
-            export: ExportId(u16::MAX - from.0),
-            weight: wish.weight.max(1),
-        };
-        let most = usize::from(!self.is_full());
-        if self.tags.request(now, &[ask], most) == 1 {
-            self.lend(pools, from, ask.tags);
-        }
-    }
-
-    /// A shard returns tags.
-    pub fn on_tag_return(&mut self, from: ShardId, count: u16) {
-        let lent = &mut self.leases.lent[usize::from(from.0)];
-        assert!(*lent >= u32::from(count), "a shard returns what it holds");
-        *lent -= u32::from(count);
-        self.freed.count += u32::from(count);
-    }
-
-    pub(super) fn lend(&mut self, pools: &mut Pools, to: ShardId, count: u16) {
-        self.leases.lent[usize::from(to.0)] += u32::from(count);
-        self.leases.asked_back[usize::from(to.0)] = false;
-        let message = Message::TagGrant { device: self.device, count };
-        pools.actions.list.push(Action::Send { to, message });
-    }
-
-    /// Somebody waits: ask every lessee once.
-    pub(super) fn revoke(&mut self, pools: &mut Pools) {
-        for (shard, &lent) in self.leases.lent.iter().enumerate() {
-            if lent > 0 && !std::mem::replace(&mut self.leases.asked_back[shard], true) {
-                let message = Message::TagRevoke { device: self.device };
-                pools.actions.list.push(Action::Send { to: ShardId(shard as u16), message });
-            }
-        }
+        let mut shards = self.lent.iter().zip(&self.revoked);
+        let shard = shards.position(|(lent, &revoked)| !lent.is_zero() && !revoked)?;
+        self.revoked[shard] = true;
+        Some(ShardId(shard as u16))
     }
 }

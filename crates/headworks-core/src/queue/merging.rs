@@ -1,18 +1,26 @@
-//! Merging with what waits: in the line for tags, in the elevator, in the requeue list.
+//! Merging with waiting requests: at the gate, in the elevator and in the requeue list.
 //!
-//! What waits is in the merge index; a request from the plug that finds a neighbour there becomes part of it and needs no tag.
-//! A request that grew may touch the next one: then those two become one, if the other has its tag already (a ticket in the
-//! line cannot be returned).
+//! Waiting requests are in the merge index; a request from the plug that finds a neighbour there becomes part of it and needs no
+//! tag. A request that grew may touch the next one: then those two become one, if the other has its tag already (a tag request
+//! cannot be withdrawn).
+//!
+//! Invariant: every waiting request that may merge is in the index, unless it was just taken out to grow.
 
-use super::{Pools, Queue};
+use super::Queue;
 use crate::elevator::MergeEdge;
 use crate::merge;
 use crate::options::{NoMerges, Scheduler};
-use crate::request::{Request, SlotId, State};
+use crate::pools::Pools;
+use crate::request::{Request, RequestState, SlotId};
 
 impl Queue {
+    /// Puts a waiting request into the merge index, if it may merge.
     pub(super) fn make_findable(&mut self, pools: &mut Pools, id: SlotId) {
         let request = &pools.slots[id];
+        debug_assert!(
+            matches!(request.state, RequestState::Waiting | RequestState::Queued),
+            "only waiting requests merge"
+        );
         if self.options.nomerges == NoMerges::MergeAll
             && request.may_merge()
             && !request.is(Request::INDEXED)
@@ -22,7 +30,7 @@ impl Queue {
         }
     }
 
-    /// Puts the request into one that waits, if one may take it; true if it is gone.
+    /// Merges a request from the plug into a waiting one, if one may take it; returns true if it did.
     pub(super) fn try_merge(&mut self, pools: &mut Pools, id: SlotId) -> bool {
         if self.index.is_empty() || !pools.slots[id].may_merge() {
             return false;
@@ -37,51 +45,52 @@ impl Queue {
         let found = self.find_neighbour(pools, kept, true);
         if let Some((gone, edge)) = found.filter(|&(gone, _)| self.may_join(pools, kept, gone)) {
             let edge = if edge == MergeEdge::Back { MergeEdge::Front } else { MergeEdge::Back };
-            self.index.remove(&mut pools.slots, gone);
-            merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
-            self.elevator.on_merge(&mut pools.slots, kept, Some(gone), edge);
-            self.queued -= 1;
-            self.count_merged(pools, gone);
-            if pools.slots[kept].state == State::Queued {
-                pools.slots[kept].charged += std::mem::take(&mut pools.slots[gone].charged);
-            }
-            self.free(pools, gone);
+            self.join_waiting(pools, kept, gone, edge);
         }
         self.index.insert(&mut pools.slots, kept);
         true
     }
 
-    /// `kept` takes the bios of `gone`, which came from the plug; leaves `kept` out of the index.
-    pub(super) fn absorb(
-        &mut self,
-        pools: &mut Pools,
-        kept: SlotId,
-        gone: SlotId,
-        edge: MergeEdge,
-    ) {
+    /// Moves the bios of `gone`, which came from the plug, to `kept`, and takes `kept` out of the index.
+    fn absorb(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: MergeEdge) {
+        debug_assert!(pools.slots[gone].state == RequestState::Plugged, "it came from the plug");
         self.index.remove(&mut pools.slots, kept);
         self.count_merged(pools, gone);
         merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
-        if pools.slots[kept].state == State::Queued {
-            self.charge(pools, kept, pools.slots[gone].len);
+        if pools.slots[kept].state == RequestState::Queued {
+            let bytes = pools.slots[gone].len;
+            self.gate.charge(&mut pools.slots[kept], bytes);
             if !pools.slots[kept].is(Request::REQUEUED) {
-                self.elevator.on_merge(&mut pools.slots, kept, None, edge);
+                self.waiting.on_merge(&mut pools.slots, kept, None, edge);
             }
         }
-        pools.slots[gone].state = State::Free;
+        pools.slots[gone].state = RequestState::Free;
         pools.slots.put(gone);
     }
 
-    /// Whether `gone` may leave what it waits in. One in the line for tags stays there: its ticket cannot be returned. One that
-    /// has a deadline is not put back into that line: there it would have none.
+    /// Moves the bios of `gone`, which is in the elevator, to `kept`, which is out of the index.
+    fn join_waiting(&mut self, pools: &mut Pools, kept: SlotId, gone: SlotId, edge: MergeEdge) {
+        debug_assert!(!pools.slots[kept].is(Request::INDEXED), "its range changes");
+        self.index.remove(&mut pools.slots, gone);
+        merge::join_requests(&mut pools.slots, &mut pools.bios, kept, gone, edge);
+        self.waiting.on_merge(&mut pools.slots, kept, Some(gone), edge);
+        self.count_merged(pools, gone);
+        if pools.slots[kept].state == RequestState::Queued {
+            pools.slots[kept].charged += std::mem::take(&mut pools.slots[gone].charged);
+        }
+        self.free(pools, gone);
+    }
+
+    /// Returns true when `gone` may leave the list that it waits in. A request that waits for tags may not: its tag request cannot be
+    /// withdrawn. One that has a deadline is not merged into such a request: there it would have none.
     fn may_join(&self, pools: &Pools, kept: SlotId, gone: SlotId) -> bool {
         let (kept, gone) = (&pools.slots[kept], &pools.slots[gone]);
         let keeps_deadline =
-            self.options.scheduler == Scheduler::None || kept.state == State::Queued;
-        gone.state == State::Queued && !gone.is(Request::REQUEUED) && keeps_deadline
+            self.options.scheduler == Scheduler::None || kept.state == RequestState::Queued;
+        gone.state == RequestState::Queued && !gone.is(Request::REQUEUED) && keeps_deadline
     }
 
-    /// A request that waits beside this one; `fronts`: one that starts where it ends, too.
+    /// Returns a waiting request that ends where this one starts, or (with `fronts`) starts where it ends.
     fn find_neighbour(
         &self,
         pools: &Pools,
@@ -91,10 +100,10 @@ impl Queue {
         self.index.find(&pools.slots, &pools.slots[id], &self.limits, fronts)
     }
 
-    /// One request less. Its bios but the first were counted when they joined it.
-    pub(super) fn count_merged(&mut self, pools: &Pools, gone: SlotId) {
+    /// Counts a request that was merged away. All its bios but the first were counted when they joined it.
+    fn count_merged(&mut self, pools: &Pools, gone: SlotId) {
         let (op, volume) = (pools.slots[gone].op, pools.slots[gone].volume);
-        self.volume_mut(volume.0).stats.ops[op as usize].merges += 1;
-        self.stats.merges += 1;
+        self.volumes.of_bio(volume).stats.ops[op as usize].merges += 1;
+        self.counters.count_merge();
     }
 }

@@ -1,22 +1,22 @@
-//! Changing a queue's options while it works.
+//! Changing a queue's options while it works: the queue drains, its parts are replaced, and held bios enter.
 //!
 //! ```text
 //!         Set              all that was in the queue has ended          options, tags, elevator replaced
 //!  Open ---------> Draining ---------------------------------> switch ----------------------------------> Open
 //!                     |  bios are held, in order                             held bios enter, in order
-//!                     |-- only commands that were given up hold tags, and the tags must be replaced: Busy --> Open
-//!                     `-- the rest waits for what only those hold, tags or room in the device:       Busy --> Open
+//!                     |-- only timed-out commands hold tags, and the tags must be replaced: Busy --> Open
+//!                     `-- the rest waits for tags or device room that only those hold:      Busy --> Open
 //! ```
 //!
-//! Nothing is in the queue when it changes, so no request ever meets two sets of limits, two elevators or two tag policies.
-//! A drain ends: every command is answered or given up within `io_timeout`, leases are asked back at once, and new bios, new
-//! flushes and new wishes for leases wait here. Bios that spend a lease already are let in: they are what the drain waits for;
-//! but not for the tags of those that were given up, which come home when the device likes.
-//! Invariants: one switch at a time; a value that is none leaves everything as it was; held bios enter in the order in which
-//! they came, before any later one.
+//! The queue is empty when it changes, so no request ever meets two sets of limits, two elevators or two tag policies. A drain
+//! ends: every command is answered or times out within `io_timeout`, leases are revoked at once, and new bios, new flushes and
+//! new lease requests wait here. Bios that spend a lease already are let in: the drain waits for them, but not for the tags of
+//! timed-out bios, which come back when the device answers.
+//!
+//! Invariants: one change at a time; an invalid value changes nothing; held bios enter in the order in which they came, before
+//! any later one.
 
-use super::admit::inflight_max;
-use super::{Pools, Queue, TimerKind, Wish, clear_timers, timer_of};
+use super::{LeaseRequest, Queue, TimerKind, clear_timers, timer_of};
 use crate::action::{Action, Notice};
 use crate::bio::ShardId;
 use crate::elevator;
@@ -25,44 +25,72 @@ use crate::input::Message;
 use crate::list::Fifo;
 use crate::merge::Limits;
 use crate::options::{QueueOptions, Tunable};
-use crate::request::{Request, Slots};
+use crate::pools::Pools;
+use crate::request::Bios;
 use crate::tags;
 use crate::time::Instant;
 
-/// What a queue keeps for a change.
+/// A change of options in progress, and what waits for its end.
 #[derive(Debug)]
-pub(super) struct Switch {
+pub(super) struct OptionSwitch {
     /// The options to come and the token of the answer.
     next: Option<(QueueOptions, u32)>,
     /// Bios that came while the queue drained.
     held: Fifo,
-    /// Wishes for leases that came while the queue drained, by shard.
-    wishes: Vec<Option<Wish>>,
-    /// Tags that the shard has request slots for.
+    /// Lease requests that came while the queue drained, by shard.
+    lease_requests: Vec<Option<LeaseRequest>>,
+    /// Tags for which the shard has request slots.
     slots_for: u32,
 }
 
-impl Switch {
+impl OptionSwitch {
+    /// Creates the state of an open queue.
     pub fn new(shards: u16, options: &QueueOptions) -> Self {
         Self {
             next: None,
             held: Fifo::new(),
-            wishes: vec![None; shards.into()],
+            lease_requests: vec![None; shards.into()],
             slots_for: options.nr_requests,
         }
+    }
+
+    /// Returns true while the queue drains.
+    #[inline]
+    pub fn is_draining(&self) -> bool {
+        self.next.is_some()
+    }
+
+    /// Holds a bio until the change is over.
+    fn hold(&mut self, bios: &mut Bios, slot: u32) {
+        assert!(self.is_draining(), "bios are held while the queue drains");
+        self.held.push(bios, slot);
+    }
+
+    /// Holds a shard's lease request until the change is over; a shard has one at most.
+    pub fn hold_lease_request(&mut self, from: ShardId, request: LeaseRequest) {
+        debug_assert!(self.is_draining(), "lease requests are held while the queue drains");
+        let held = self.lease_requests[usize::from(from.0)].replace(request);
+        debug_assert!(held.is_none(), "a shard has one lease request at most");
+    }
+
+    /// Begins a change to `next`.
+    fn begin(&mut self, next: QueueOptions, token: u32) {
+        assert!(!self.is_draining(), "one change at a time");
+        self.next = Some((next, token));
     }
 }
 
 impl Queue {
-    /// An option that the cache works with, not the queue: nothing is drained.
+    /// Sets an option that only the cache uses; nothing is drained.
     pub fn set_caching(&mut self, tunable: Tunable, value: u64) -> Status {
-        // What is being switched to was made from what held before.
+        debug_assert!(tunable.is_caching(), "options of the queue are set by draining");
+        // A change in progress was made from the options as they were before.
         let next = self.switch.next.iter_mut().map(|(next, _)| next);
         let mut all = next.chain([&mut self.options]);
         all.try_for_each(|options| tunable.set(options, value)).map_err(|_| IoError::Invalid)
     }
 
-    /// The operator wants another value: drains and switches, and answers then.
+    /// Begins a change of an option; the answer comes when the queue has drained.
     pub fn set(&mut self, pools: &mut Pools, tunable: Tunable, value: u64, token: u32) {
         let mut next = self.options;
         let refused = match tunable.set(&mut next, value) {
@@ -73,145 +101,136 @@ impl Queue {
             Ok(()) => None,
         };
         match refused {
-            Some(error) => tell(pools, token, Err(error)),
-            None if next == self.options => tell(pools, token, Ok(())),
-            None => self.switch.next = Some((next, token)),
+            Some(error) => notify(pools, token, Err(error)),
+            None if next == self.options => notify(pools, token, Ok(())),
+            None => self.switch.begin(next, token),
         }
     }
 
-    /// A request cannot be smaller than a block of any of the device's volumes.
+    /// Returns true when a block of each of the device's volumes fits into a command.
     fn blocks_fit(&self, next: &QueueOptions) -> bool {
-        let largest = self.volumes.iter().flatten().map(|volume| volume.block_size);
-        largest.max().is_none_or(|block| block <= next.max_bytes())
+        self.volumes.largest_block().is_none_or(|block| block <= next.max_bytes())
     }
 
-    /// Whether bios are to be held.
+    /// Returns true while bios are to be held.
+    #[inline]
     pub fn is_draining(&self) -> bool {
-        self.switch.next.is_some()
+        self.switch.is_draining()
     }
 
-    /// Keeps a bio until the switch is over.
+    /// Holds a bio until the change is over.
     pub fn hold(&mut self, now: Instant, pools: &mut Pools, slot: u32) {
         pools.begin_wait(now, slot);
-        self.switch.held.push(&mut pools.bios, slot);
+        self.switch.hold(&mut pools.bios, slot);
     }
 
-    /// The next bio that was held.
+    /// Returns the next held bio.
     pub fn next_held(&mut self, pools: &mut Pools) -> Option<u32> {
+        debug_assert!(!self.is_draining(), "held bios enter when the change is over");
         self.switch.held.pop(&mut pools.bios)
     }
 
-    /// Keeps a wish for a lease until the switch is over; a shard has one at most.
-    pub(super) fn hold_wish(&mut self, from: ShardId, wish: Wish) {
-        self.switch.wishes[usize::from(from.0)] = Some(wish);
-    }
-
-    /// Switches if everything has ended; true when the queue is open again and held bios may enter.
+    /// Ends a change if the queue has drained; returns true when it is open again and held bios may enter.
     pub(super) fn try_switch(&mut self, now: Instant, pools: &mut Pools) -> bool {
         let Some((next, token)) = self.switch.next else {
             return false;
         };
-        if !self.only_given_up(&pools.slots) || !self.leases.are_home() {
+        if !self.in_flight.only_timed_out(&pools.slots) || !self.gate.leases_are_home() {
             return false;
         }
-        let waits = self.queued > 0 || self.tags.waiters() > 0;
+        let waits = !self.waiting.is_empty() || self.gate.waiters() > 0;
         if waits && self.goes_on_by_itself() {
             return false;
         }
         self.switch.next = None;
         let status = if waits { Err(IoError::Busy) } else { self.apply(pools, next) };
-        tell(pools, token, status);
-        for shard in 0..self.switch.wishes.len() {
-            if let Some(wish) = self.switch.wishes[shard].take() {
-                self.on_tag_want(now, pools, ShardId(shard as u16), wish);
+        notify(pools, token, status);
+        for shard in 0..self.switch.lease_requests.len() {
+            if let Some(request) = self.switch.lease_requests[shard].take() {
+                self.on_lease_request(now, pools, ShardId(shard as u16), request);
             }
         }
         true
     }
 
-    /// Whether what waits will be moved by a timer, though the device is silent.
+    /// Returns true when a timer will move the waiting requests, although the device is silent.
     fn goes_on_by_itself(&self) -> bool {
-        let open = self.in_flight < self.options.queue_depth;
-        self.busy
-            || open && self.elevator.next_timeout().is_some()
-            || self.tags.next_timeout().is_some()
+        let open = self.in_flight.commands() < self.options.queue_depth;
+        self.waiting.is_busy()
+            || open && self.waiting.next_timeout().is_some()
+            || self.gate.next_timeout().is_some()
     }
 
-    /// Nothing is in the device but commands that were given up.
-    fn only_given_up(&self, slots: &Slots) -> bool {
-        self.flight.iter(slots).all(|id| slots[id].is(Request::TIMED_OUT))
-    }
-
+    /// Replaces the options of a drained queue, and the parts that depend on them.
     fn apply(&mut self, pools: &mut Pools, next: QueueOptions) -> Status {
+        debug_assert!(self.waiting.is_empty() && self.gate.waiters() == 0, "the queue has drained");
         let old = std::mem::replace(&mut self.options, next);
         let lessees_see = |options: &QueueOptions| (options.nr_requests, options.max_sectors_kb);
         if tags_differ(&old, &next, self.cached) {
-            if self.tags.free() < self.tags.depth() {
+            if !self.gate.all_free() {
                 self.options = old;
                 return Err(IoError::Busy);
             }
             self.make_room(pools);
-            self.tags = tags::make(&self.options, self.asks.capacity(), self.cached);
+            self.gate.replace_policy(tags::make(&next, self.gate.waiters_max(), self.cached));
         }
-        // Of what was given up and is still in the device the elevator was told then; the new one hears nothing of it.
-        self.done.clear();
-        self.elevator = elevator::make(&self.options);
-        self.needs_completions = self.elevator.needs_completions();
-        self.tracks = self.needs_completions || next.hw_inflight_kb > 0;
-        // It is set for a command that was sent under the old time-out; nothing that is out has one to come.
+        // The new elevator is told nothing of timed-out requests that are still in the device: the old one knew of them.
+        self.waiting.set_elevator(elevator::make(&next));
+        // It is set for a command that was sent under the old time-out, and every command in flight has timed out.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
-        self.limits = Limits::new(&self.options);
-        self.inflight_max = inflight_max(&self.options);
+        self.limits = Limits::new(&next);
+        self.gate.set_bytes_max(&next);
         if lessees_see(&old) != lessees_see(&next) {
-            self.tell_limits(pools);
+            self.announce_limits(pools);
         }
         Ok(())
     }
 
-    /// Other shards cut and count by these. Messages between two shards keep their order, so no tag overtakes this.
-    pub(super) fn tell_limits(&self, pools: &mut Pools) {
+    /// Tells other shards the limits by which they cut and count. Messages between two shards keep their order, so no tag overtakes
+    /// this.
+    pub(super) fn announce_limits(&self, pools: &mut Pools) {
         let QueueOptions { nr_requests, max_sectors_kb, .. } = self.options;
-        self.tell_others(
-            pools,
-            Message::Limits { device: self.device, nr_requests, max_sectors_kb },
-        );
+        let device = self.device;
+        self.send_to_others(pools, Message::Limits { device, nr_requests, max_sectors_kb });
     }
 
-    /// Every other shard hears of it.
-    pub(super) fn tell_others(&self, pools: &mut Pools, message: Message) {
-        for shard in (0..self.switch.wishes.len() as u16).map(ShardId) {
+    /// Sends a message to every other shard.
+    pub(super) fn send_to_others(&self, pools: &mut Pools, message: Message) {
+        for shard in (0..self.switch.lease_requests.len() as u16).map(ShardId) {
             if shard != self.owner {
                 pools.actions.list.push(Action::Send { to: shard, message });
             }
         }
     }
 
-    /// The device leaves. Slots that were made for more tags than it began with stay, for others.
-    pub fn leave(&self, pools: &mut Pools, began_with: u32) {
-        pools.slots_left_over += self.switch.slots_for - began_with;
+    /// Removes the device, which has no request. Slots that were made for more tags than it began with stay, for other devices.
+    pub fn remove(&self, pools: &mut Pools, tags_at_start: u32) {
+        debug_assert!(self.can_be_removed(), "a device is removed while nothing uses it");
+        assert!(self.switch.slots_for >= tags_at_start, "slots are never taken back");
+        pools.spare_slots += self.switch.slots_for - tags_at_start;
         clear_timers(pools, self.device);
     }
 
-    /// More tags need more slots for pieces, and room in the lists of a batch. Once a switch, never per request.
+    /// Makes request slots for the pieces of more tags, and room in the lists of a batch. Once a change, never per request.
     fn make_room(&mut self, pools: &mut Pools) {
         let more = self.options.nr_requests.saturating_sub(self.switch.slots_for);
-        let left_over = more.min(pools.slots_left_over);
-        pools.slots_left_over -= left_over;
-        pools.slots.grow(more - left_over);
+        let spare = more.min(pools.spare_slots);
+        pools.spare_slots -= spare;
+        pools.slots.grow(more - spare);
         self.switch.slots_for += more;
-        let waiters_max = self.asks.capacity();
+        let waiters_max = self.gate.waiters_max();
         self.ready.reserve_exact(waiters_max + self.options.nr_requests as usize);
-        self.batch.grow((self.options.queue_depth + self.options.nr_requests) as usize);
-        self.done.reserve_exact((pools.slots.taken() + pools.slots.free()) as usize);
+        self.waiting.grow(&self.options, pools.slots.capacity());
     }
 }
 
-/// Whether the tag policy must be replaced.
+/// Returns true when the change needs another tag policy.
 fn tags_differ(old: &QueueOptions, next: &QueueOptions, cached: bool) -> bool {
     let made = |options: &QueueOptions| tags::TagOptions::new(options, 0, cached);
     made(old) != made(next)
 }
 
-fn tell(pools: &mut Pools, token: u32, status: Status) {
+/// Answers a change of options.
+fn notify(pools: &mut Pools, token: u32, status: Status) {
     pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
 }

@@ -1,25 +1,26 @@
-//! Giving up on a command without giving up its memory.
+//! Time-outs: a command is given up, its memory is not.
 //!
-//! A command that passes `io_timeout` is answered with an error, but its tag and its buffers stay out until the device
-//! answers, however late: the device may still read or write them. Until then a new write over the same bytes fails, because
-//! the late one could overtake it. Commands in flight hang in the order in which they were sent, so one timer per queue,
-//! set for the oldest, is enough and costs nothing per command.
+//! The bios of a command that passes `io_timeout` are answered with an error, but its tag and its buffers stay out until the
+//! device answers, however late: the device may still read or write them. Until then a new write over the same bytes fails,
+//! because the late one could overtake it. Commands in flight are listed in the order in which they were sent, so one timer
+//! for each queue, set for the oldest command, is enough and costs nothing per command.
 
-use super::{Pools, Queue, TimerKind, answer, timer_of};
+use super::{Queue, TimerKind, timer_of};
 use crate::action::{Action, Notice};
 use crate::error::IoError;
 use crate::input::ReplyStage;
-use crate::request::{Request, SlotId, Slots};
+use crate::pools::{Pools, answer};
+use crate::request::{Request, RequestState, SlotId};
 use crate::slab::NIL;
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
 
 impl Queue {
-    /// The oldest command may have timed out.
+    /// Takes the time-out timer: times out every command that is due, and sets the timer for the next.
     pub fn on_timeout(&mut self, now: Instant, pools: &mut Pools) {
-        let mut in_turn = self.flight.front();
-        while let Some(id) = in_turn {
-            in_turn = self.flight.next(&pools.slots, id);
+        let mut next = self.in_flight.oldest();
+        while let Some(id) = next {
+            next = self.in_flight.next(&pools.slots, id);
             let request = &pools.slots[id];
             let deadline = request.sent.after(self.options.io_timeout_ns);
             if !request.is(Request::TIMED_OUT) {
@@ -32,88 +33,79 @@ impl Queue {
         }
     }
 
+    /// Answers the bios of a command that the device did not answer in time.
     fn time_out(&mut self, now: Instant, pools: &mut Pools, id: SlotId) {
         let request = &pools.slots[id];
-        let Request { volume, op, offset, len, parent, .. } = *request;
+        let Request { volume, op, offset, len, parent, bio_head, bio_tail, .. } = *request;
         let wait_times = WaitTimes::until(&request.stamps, now);
-        let (mut slot, tail) = (request.bio_head, request.bio_tail);
         pools.actions.list.push(Action::Notice(Notice::TimedOut { volume, op, offset, len }));
         if request.is(Request::FLUSH) {
-            pools.slots[id].marks |= Request::TIMED_OUT;
+            self.in_flight.mark_timed_out(&mut pools.slots, id);
             return self.lose_flush(now, pools, volume);
         }
-        self.give_up(pools, id);
+        self.abandon(pools, id);
         if parent != NIL {
-            // No more pieces. The bio is answered, so those that are out may come too late as well, however young.
+            // No more pieces. The bio is answered, so the other pieces in flight may be answered too late as well.
             let split = &mut pools.slots[parent];
+            debug_assert!(split.state == RequestState::Split, "a piece has a split request");
             split.done = split.len;
             split.status = Err(IoError::TimedOut);
-            self.time_out_siblings(pools, parent);
+            self.abandon_siblings(pools, parent);
         }
-        loop {
-            let next = pools.bios[slot].next;
+        let mut next = Some(bio_head);
+        while let Some(slot) = next {
+            next = pools.bio_after(slot, bio_tail);
             if !pools.bios[slot].answered {
-                self.leases.given_up += u32::from(pools.bios[slot].tags);
+                self.gate.lease_timed_out(pools.bios[slot].tags);
                 pools.bios[slot].wait_times = wait_times;
                 answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Early);
             }
-            if slot == tail {
-                return;
-            }
-            slot = next;
         }
     }
 
-    /// Nobody waits for it any longer: it holds nobody of a lower level back, nor those who wait for room by bytes, for they
-    /// would wait as long as the device likes.
-    fn give_up(&mut self, pools: &mut Pools, id: SlotId) {
+    /// Marks a command as timed out. It no longer holds back requests of a lower priority, nor those that wait for bytes in
+    /// flight: they would wait as long as the device likes.
+    fn abandon(&mut self, pools: &mut Pools, id: SlotId) {
+        self.in_flight.mark_timed_out(&mut pools.slots, id);
         let request = &mut pools.slots[id];
-        request.marks |= Request::TIMED_OUT;
-        self.zombies += u32::from(request.op.is_write());
-        self.admitted_bytes -= u64::from(std::mem::take(&mut request.charged));
-        let (ioprio, op) = (request.ioprio, request.op);
-        self.note_done(ioprio, op);
+        self.gate.uncharge(request);
+        self.waiting.note_ended(request.ioprio, request.op);
     }
 
-    fn time_out_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
-        let mut in_turn = self.flight.front();
-        while let Some(id) = in_turn {
-            in_turn = self.flight.next(&pools.slots, id);
+    /// Marks all pieces of a split request that are in flight as timed out.
+    fn abandon_siblings(&mut self, pools: &mut Pools, parent: SlotId) {
+        let mut next = self.in_flight.oldest();
+        while let Some(id) = next {
+            next = self.in_flight.next(&pools.slots, id);
             let piece = &pools.slots[id];
             if piece.parent == parent && !piece.is(Request::TIMED_OUT) {
-                self.give_up(pools, id);
+                self.abandon(pools, id);
             }
         }
     }
 
-    /// Whether a timed-out write is still in the device that may overwrite what `new` is about to write.
-    pub(super) fn is_behind_zombie(&self, slots: &Slots, new: SlotId) -> bool {
-        let Request { offset: start, volume, op, .. } = slots[new];
-        let end = slots[new].end();
-        op.is_write()
-            && self.flight.iter(slots).any(|id| {
-                let old = &slots[id];
-                let overlaps = old.volume == volume && old.offset < end && start < old.end();
-                old.is(Request::TIMED_OUT) && old.op.is_write() && overlaps
-            })
+    /// Fails a new write over bytes that a timed-out write may still change; returns true if so.
+    #[inline]
+    pub(super) fn refuse_overlap(&mut self, pools: &mut Pools, id: SlotId) -> bool {
+        let refused = self.in_flight.overlaps_timed_out_write(&pools.slots, &pools.slots[id]);
+        if refused {
+            self.refuse(pools, id);
+        }
+        refused
     }
 
-    /// Fails a new write over bytes that a timed-out one may still write; true if it is gone.
-    pub(super) fn refuse_overlap(&mut self, pools: &mut Pools, new: SlotId) -> bool {
-        if !self.is_behind_zombie(&pools.slots, new) {
-            return false;
-        }
-        let (mut slot, tail) = (pools.slots[new].bio_head, pools.slots[new].bio_tail);
-        loop {
-            let next = pools.bios[slot].next;
+    /// Answers the bios of a request that holds no tag yet with a time-out, and frees it.
+    #[cold]
+    fn refuse(&mut self, pools: &mut Pools, id: SlotId) {
+        let request = &mut pools.slots[id];
+        debug_assert!(request.state == RequestState::Plugged, "only new requests are refused");
+        let (head, tail) = (request.bio_head, request.bio_tail);
+        request.state = RequestState::Free;
+        pools.slots.put(id);
+        let mut next = Some(head);
+        while let Some(slot) = next {
+            next = pools.bio_after(slot, tail);
             answer(pools, slot, Err(IoError::TimedOut), false, ReplyStage::Final);
-            if slot == tail {
-                break;
-            }
-            slot = next;
         }
-        pools.slots[new].state = crate::request::State::Free;
-        pools.slots.put(new);
-        true
     }
 }

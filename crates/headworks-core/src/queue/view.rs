@@ -1,6 +1,6 @@
-//! What the plug may ask of a queue when a bio arrives.
+//! The part of a queue that the plug sees when a bio arrives.
 
-use super::VolumeQueue;
+use super::volumes::VolumeQueue;
 use crate::bio::{Bio, BioFlags, DeviceId, Op};
 use crate::error::{IoError, Status};
 use crate::merge::Limits;
@@ -53,6 +53,7 @@ impl QueueView<'_> {
 
     /// Counts a bio that was merged in the plug.
     pub fn count_merge(self, op: Op) {
+        debug_assert!(op.has_data(), "only bios with data merge");
         self.volume.stats.ops[op as usize].merges += 1;
     }
 }

@@ -205,7 +205,7 @@ impl Shard {
             ));
         }
         if let Some(DeviceRoute::Local(queue)) = self.routes.get(device)
-            && queue.flushes(volume)
+            && queue.is_flushing(volume)
         {
             return Err(ChangeError::Busy("the device has not answered a flush of the volume"));
         }
@@ -232,7 +232,9 @@ impl Shard {
         let index = usize::from(device.0);
         let tags = config.queue.nr_requests;
         match &self.routes[index] {
-            DeviceRoute::Local(queue) if queue.may_leave() => queue.leave(&mut self.pools, tags),
+            DeviceRoute::Local(queue) if queue.can_be_removed() => {
+                queue.remove(&mut self.pools, tags)
+            }
             DeviceRoute::Remote(remote) if remote.may_leave() => remote.leave(&mut self.pools),
             _ => return Err(ChangeError::Busy("tags of the device are out")),
         }

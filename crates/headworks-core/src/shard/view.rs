@@ -82,14 +82,14 @@ impl Shard {
     #[must_use]
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
         let config = self.volume(volume)?;
-        self.queue(config.device)?.volume(volume.0).map(|volume| &volume.stats)
+        self.queue(config.device)?.volume(volume).map(|volume| &volume.stats)
     }
 
     /// What an own device's queue and its tags counted; `None` for another shard's device.
     #[must_use]
     pub fn queue_stats(&self, device: DeviceId) -> Option<(QueueStats, TagStats)> {
         let queue = self.queue(device)?;
-        Some((queue.stats(&self.pools.slots), queue.tags().stats()))
+        Some((queue.stats(), queue.tags().stats()))
     }
 
     /// The options that an own device's queue works with now; `None` for another shard's device.
@@ -109,7 +109,7 @@ impl Shard {
     #[must_use]
     pub fn unflushed(&self, volume: VolumeId) -> Option<(u64, bool)> {
         let config = self.volume(volume)?;
-        let volume = self.queue(config.device)?.volume(volume.0)?;
+        let volume = self.queue(config.device)?.volume(volume)?;
         Some((volume.unflushed(), volume.is_suspect()))
     }
 

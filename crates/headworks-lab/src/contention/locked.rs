@@ -17,7 +17,7 @@ use headworks::engine::{DiskOp, DiskQueue};
 use headworks::memory::Span;
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest};
 use headworks_core::merge::{Limits, MergeIndex};
-use headworks_core::request::{Request, SlotId, Slots, State};
+use headworks_core::request::{Request, RequestState, SlotId, Slots};
 use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
 
 use super::job::{BLOCK, OrderCounts, OrderWatch};
@@ -79,7 +79,7 @@ impl Elevators {
         for &(slot, offset) in requests {
             let request = &mut self.slots[slot];
             request.offset = offset;
-            request.state = State::Queued;
+            request.state = RequestState::Queued;
             request.stamps = [now; 4];
         }
         self.elevator.insert(now, &mut self.slots, ids);
@@ -107,7 +107,7 @@ impl Elevators {
         for &slot in self.batch.ids() {
             self.index.remove(&mut self.slots, slot);
             let request = &mut self.slots[slot];
-            request.state = State::InFlight;
+            request.state = RequestState::InFlight;
             self.departed += 1;
             out.push(DepartedRequest { slot, offset: request.offset, number: self.departed });
         }

@@ -35,7 +35,7 @@ use super::{Batch, Elevator, EndedRequest, MergeEdge};
 use crate::bio::{IoClass, Op};
 use crate::gauge::Gauge32;
 use crate::options::DeadlineOptions;
-use crate::request::{Request, SlotId, Slots, State};
+use crate::request::{Request, RequestState, SlotId, Slots};
 use crate::time::{Instant, MS};
 use lane::Lane;
 use pick::Pick;
@@ -175,7 +175,7 @@ impl Elevator for DeadlineElevator {
     }
 
     fn on_merge(&mut self, slots: &mut Slots, kept: SlotId, gone: Option<SlotId>, edge: MergeEdge) {
-        let here = slots[kept].state == State::Queued && !slots[kept].is(Request::REQUEUED);
+        let here = slots[kept].state == RequestState::Queued && !slots[kept].is(Request::REQUEUED);
         if let Some(gone) = gone {
             self.waiting.sub(1);
             let lane = self.lane(&slots[gone]);

@@ -219,7 +219,7 @@ impl Comparison {
                 volume: VolumeId(self.prng.below(2) as u16),
                 ioprio: Ioprio::new(class, 4),
                 op,
-                state: State::Queued,
+                state: RequestState::Queued,
                 ..Request::default()
             };
             self.naive.insert(self.now, &self.slots, id);
@@ -240,7 +240,7 @@ impl Comparison {
             self.check_timeout();
         }
         for &id in &order {
-            self.slots[id].state = State::InFlight;
+            self.slots[id].state = RequestState::InFlight;
         }
         self.out.extend(order);
     }
@@ -310,7 +310,8 @@ impl Comparison {
             self.naive.waiting.iter().filter(mergeable).cloned().collect();
         if self.any(4) == 0 {
             let Some(&kept) = self.out.first() else { return };
-            (self.slots[kept].state, self.slots[kept].marks) = (State::Queued, Request::REQUEUED);
+            (self.slots[kept].state, self.slots[kept].marks) =
+                (RequestState::Queued, Request::REQUEUED);
             self.real.on_merge(&mut self.slots, kept, Some(gone.id), MergeEdge::Back);
             self.naive.waiting.remove(at);
             self.seen[3] += 1;

@@ -86,7 +86,7 @@ impl Harness {
 }
 
 fn request(word: &str) -> Request {
-    let mut request = Request { len: 1, state: State::Queued, ..Request::default() };
+    let mut request = Request { len: 1, state: RequestState::Queued, ..Request::default() };
     let mut parts = word.rsplit(':');
     let (op, offset) = parts.next().expect(word).split_at(1);
     request.offset = offset.parse().expect(word);

@@ -1,0 +1,329 @@
+//! The gate: the tags and the bytes that a request needs before the elevator takes it.
+//!
+//! The tag policy decides the order of grants. Granted requests also count against the bytes that may be in flight
+//! (`hw_inflight_kb`); above that limit only light flows are granted tags.
+//!
+//! Invariants: free + held + lent + returned == depth, where requests of this shard hold `held` and other shards `lent` (a
+//! policy that grants tag by tag may hold some itself: then the sum is less); `admitted_bytes` is the sum of `charged` over all
+//! requests that were admitted and have neither ended nor timed out.
+
+use super::leases::{LeaseRequest, Leases};
+use crate::bio::{ExportId, Op, ShardId};
+use crate::gauge::{Gauge32, Gauge64};
+use crate::merge::Limits;
+use crate::options::{ExportConfig, QueueOptions, ShardConfig};
+use crate::request::{Request, SlotId};
+use crate::tags::{
+    self, ByteBudget, Grant, Requester, ReturnedTags, TagOwner, TagRequest, max_request_tags,
+};
+use crate::time::Instant;
+
+/// Admission to one device: tags, leases and bytes in flight.
+pub(super) struct Gate {
+    tags: Box<dyn TagOwner>,
+    leases: Leases,
+    weights: ExportWeights,
+    /// Tags that requests of this shard hold.
+    held: Gauge32,
+    /// Tags that came back in this batch and were not handed to the policy yet.
+    returned: ReturnedTags,
+    admitted_bytes: Gauge64,
+    /// The limit on `admitted_bytes`; `u64::MAX` without a limit.
+    bytes_max: u64,
+    /// The tag requests of one submission.
+    requests: Vec<TagRequest>,
+    waiters_max: usize,
+}
+
+impl Gate {
+    /// Creates a gate with all tags free, for at most `waiters_max` waiting requests.
+    pub fn new(config: &ShardConfig, options: &QueueOptions, waiters_max: usize) -> Self {
+        Self {
+            tags: tags::make(options, waiters_max, config.cache.is_on()),
+            leases: Leases::new(config.shards),
+            weights: ExportWeights::new(config),
+            held: Gauge32::default(),
+            returned: ReturnedTags::default(),
+            admitted_bytes: Gauge64::default(),
+            bytes_max: bytes_max(options),
+            requests: Vec::with_capacity(waiters_max),
+            waiters_max,
+        }
+    }
+
+    /// Returns the tag policy, for statistics.
+    pub fn policy(&self) -> &dyn TagOwner {
+        self.tags.as_ref()
+    }
+
+    /// Returns the largest number of requests that wait at once.
+    pub fn waiters_max(&self) -> usize {
+        self.waiters_max
+    }
+
+    /// Replaces the tag policy while no tag is held, lent or waited for.
+    pub fn replace_policy(&mut self, tags: Box<dyn TagOwner>) {
+        assert!(self.all_free(), "tags are replaced while all are free");
+        assert!(self.waiters() == 0, "tags are replaced while no request waits for one");
+        self.tags = tags;
+    }
+
+    /// Takes over the limit on bytes in flight of other options.
+    pub fn set_bytes_max(&mut self, options: &QueueOptions) {
+        self.bytes_max = bytes_max(options);
+    }
+
+    /// Sets an export's weight; waiting requests keep the old one.
+    pub fn set_weight(&mut self, export: ExportId, weight: u16) {
+        self.weights.set(export, weight);
+    }
+
+    /// Returns the number of requests and shards that wait for tags.
+    #[inline]
+    pub fn waiters(&self) -> u32 {
+        self.tags.waiters()
+    }
+
+    /// Returns the tags that other shards hold.
+    pub fn lent(&self) -> u32 {
+        self.leases.lent()
+    }
+
+    /// Returns true when no request of this shard holds a tag.
+    pub fn is_idle(&self) -> bool {
+        let idle = self.tags.free() + self.leases.lent() == self.tags.depth();
+        debug_assert!(!idle || self.held.is_zero(), "free + held + lent == depth");
+        idle
+    }
+
+    /// Returns true when every tag is free.
+    pub fn all_free(&self) -> bool {
+        self.tags.free() == self.tags.depth()
+    }
+
+    /// Returns true when no lent tag can come back before the device answers.
+    pub fn leases_are_home(&self) -> bool {
+        self.leases.only_timed_out()
+    }
+
+    /// Returns when the tag policy may grant although no tag came back.
+    #[inline]
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.tags.next_timeout()
+    }
+
+    /// Returns true when a finished piece's tag goes to the next piece of its bio.
+    pub fn reuses_tags(&self) -> bool {
+        self.tags.reuses_tags()
+    }
+
+    /// Returns the number of tags to request for `pieces` pieces of `piece` bytes: as many, but never so many that the request
+    /// would wait for a nearly empty device, and no more bytes at once than half of what may be in flight.
+    pub fn tags_for(&self, pieces: u32, piece: u32) -> u16 {
+        debug_assert!(pieces > 0 && piece > 0, "a split request has pieces");
+        let by_bytes = (self.bytes_max / 2 / u64::from(piece)).clamp(1, u16::MAX.into());
+        let pieces = if self.tags.reuses_tags() { pieces.min(by_bytes as u32) } else { pieces };
+        self.tags.tags_for(pieces)
+    }
+
+    /// Begins a submission: the tag requests that follow are made together.
+    #[inline]
+    pub fn begin_submission(&mut self) {
+        self.requests.clear();
+    }
+
+    /// Adds a request to the submission.
+    #[inline]
+    pub fn add(&mut self, mut request: TagRequest) {
+        debug_assert!(request.tags >= 1, "a request needs a tag");
+        request.weight = self.weights.of(request.export);
+        self.requests.push(request);
+    }
+
+    /// Makes the requests of the submission; returns how many of the first were granted.
+    pub fn submit(&mut self, now: Instant) -> usize {
+        let most = self.most_by_bytes();
+        let granted = self.tags.request(now, &self.requests, most);
+        assert!(granted <= most, "the limit on bytes in flight holds for immediate grants");
+        let tags = self.requests[..granted].iter().map(|request| u32::from(request.tags));
+        self.held.add(tags.sum());
+        granted
+    }
+
+    /// Returns a tag request of the submission as requester and tags.
+    #[inline]
+    pub fn submitted(&self, index: usize) -> Option<(SlotId, u16)> {
+        match self.requests.get(index)? {
+            &TagRequest { requester: Requester::Request(id), tags, .. } => Some((id, tags)),
+            TagRequest { requester: Requester::Shard(_), .. } => unreachable!("shards ask alone"),
+        }
+    }
+
+    /// Returns how many requests of the submission, from the first, fit into the bytes that may be in flight.
+    fn most_by_bytes(&self) -> usize {
+        if self.bytes_max == u64::MAX {
+            return self.requests.len();
+        }
+        let mut room = self.bytes_max.saturating_sub(self.admitted_bytes.get());
+        let fits = self.requests.iter().take_while(|request| {
+            let fits = room > 0;
+            room = room.saturating_sub(request.bytes.into());
+            fits
+        });
+        fits.count()
+    }
+
+    /// Hands returned tags to the policy and returns the next grant.
+    pub fn next_grant(&mut self, now: Instant) -> Option<Grant> {
+        if self.returned.count > 0 {
+            self.tags.put(now, std::mem::take(&mut self.returned));
+        }
+        let budget = if self.is_full() { ByteBudget::LightOnly } else { ByteBudget::Available };
+        let grant = self.tags.next_grant(now, budget);
+        match grant {
+            Some(Grant { requester: Requester::Request(_), tags }) => self.held.add(tags.into()),
+            Some(Grant { requester: Requester::Shard(shard), tags }) => {
+                self.leases.lend(shard, tags);
+            }
+            None => {}
+        }
+        debug_assert!(self.is_conserved(), "free + held + lent <= depth");
+        grant
+    }
+
+    /// Checks that no tag exists twice. Tags that a policy loses show as a queue that never becomes idle.
+    fn is_conserved(&self) -> bool {
+        let out = self.held.get() + self.leases.lent() + self.returned.count;
+        self.tags.free() + out <= self.tags.depth()
+    }
+
+    /// Charges the last grant's share for `bytes`: the request grew by merging while it waited.
+    pub fn charge_growth(&mut self, bytes: u32) {
+        self.tags.charge_growth(bytes);
+    }
+
+    /// Counts a tag that a request of this shard returns.
+    #[inline]
+    pub fn return_tag(&mut self, sync: bool) {
+        self.held.sub(1);
+        self.returned.count += 1;
+        self.returned.asyncs += u32::from(!sync);
+        debug_assert!(self.returned.asyncs <= self.returned.count, "asynchronous tags are tags");
+    }
+
+    /// Requests tags for another shard; returns how many it was granted at once.
+    pub fn request_lease(
+        &mut self,
+        now: Instant,
+        from: ShardId,
+        lease: LeaseRequest,
+    ) -> Option<u16> {
+        let request = TagRequest {
+            requester: Requester::Shard(from),
+            tags: lease.tags.clamp(1, max_request_tags(self.tags.depth())),
+            bytes: lease.bytes,
+            sync: true,
+            // No connection and no export has these numbers: a shard competes as one, with the weights that wait there.
+            connection: u32::MAX - u32::from(from.0),
+            export: ExportId(u16::MAX - from.0),
+            weight: lease.weight.max(1),
+        };
+        let most = usize::from(!self.is_full());
+        let granted = self.tags.request(now, &[request], most) == 1;
+        granted.then(|| {
+            self.leases.lend(from, request.tags);
+            request.tags
+        })
+    }
+
+    /// Takes tags back from a shard.
+    pub fn return_lease(&mut self, from: ShardId, tags: u16) {
+        self.leases.take_back(from, tags);
+        self.returned.count += u32::from(tags);
+    }
+
+    /// Counts the leased tags of a bio that timed out.
+    pub fn lease_timed_out(&mut self, tags: u16) {
+        self.leases.add_timed_out(tags);
+    }
+
+    /// Counts the leased tags of a timed-out bio that the device has answered.
+    pub fn lease_answered(&mut self, tags: u16) {
+        self.leases.remove_timed_out(tags);
+    }
+
+    /// Returns a shard that must be asked to return its tags; each is asked once.
+    pub fn revoke_next(&mut self) -> Option<ShardId> {
+        self.leases.revoke_next()
+    }
+
+    /// Returns true when the bytes in flight have reached their limit.
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.admitted_bytes.get() >= self.bytes_max
+    }
+
+    /// Charges a request for `bytes` more in flight, if they are limited.
+    #[inline]
+    pub fn charge(&mut self, request: &mut Request, bytes: u32) {
+        if self.bytes_max < u64::MAX {
+            request.charged += bytes;
+            self.admitted_bytes.add(bytes.into());
+        }
+    }
+
+    /// Returns the bytes of a request that ended or timed out.
+    #[inline]
+    pub fn uncharge(&mut self, request: &mut Request) {
+        self.admitted_bytes.sub(std::mem::take(&mut request.charged).into());
+    }
+}
+
+/// Returns the limit on bytes in flight that `options` give.
+fn bytes_max(options: &QueueOptions) -> u64 {
+    match options.hw_inflight_kb {
+        0 => u64::MAX,
+        kb => u64::from(kb) * 1024,
+    }
+}
+
+/// The weights of a shard's exports.
+#[derive(Debug)]
+pub(crate) struct ExportWeights(Vec<u16>);
+
+impl ExportWeights {
+    /// Takes the weights from the configuration.
+    pub fn new(config: &ShardConfig) -> Self {
+        Self(config.exports.iter().map(|export| export.weight).collect())
+    }
+
+    /// Returns an export's weight; the default for one that is not configured.
+    pub fn of(&self, export: ExportId) -> u16 {
+        self.0.get(usize::from(export.0)).copied().unwrap_or(ExportConfig::default().weight)
+    }
+
+    /// Sets the weight of a configured export.
+    pub fn set(&mut self, export: ExportId, weight: u16) {
+        debug_assert!(weight > 0, "a weight of 0 would starve the export");
+        if let Some(known) = self.0.get_mut(usize::from(export.0)) {
+            *known = weight;
+        }
+    }
+}
+
+/// Returns the bytes that a request counts for. A discard or zeroing moves no data: whatever its length, it counts as one large
+/// read at most; by its length it would wait for thousands of turns.
+pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
+    match op {
+        Op::Read | Op::Write => len,
+        // Whatever the length, it costs the device about what the smallest read does.
+        Op::BlockStatus => 4096,
+        Op::Flush | Op::Discard | Op::WriteZeroes | Op::Prefetch => len.min(128 << 10),
+    }
+}
+
+/// Returns the tags that a data bio of `len` bytes needs: one for each piece, bounded by what `nr_requests` serve.
+pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
+    let pieces = len.div_ceil(limits.piece(block_size)).max(1);
+    pieces.min(u32::from(max_request_tags(nr_requests))) as u16
+}
