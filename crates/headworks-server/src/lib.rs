@@ -8,11 +8,13 @@
 
 pub mod assemble;
 pub mod config;
+mod connection_id;
 pub mod control;
 pub mod did_you_mean;
 pub mod latency;
 mod launch;
 mod listen;
+mod log_level;
 mod messages;
 mod metrics;
 pub mod nbd;
@@ -25,9 +27,9 @@ mod shared;
 mod spec;
 pub mod units;
 
-pub use control::log_level::{LOG_LEVELS, LogLevel};
 pub use listen::Address;
 pub use listen::inherited::{InheritedAddress, InheritedSocket};
+pub use log_level::{LOG_LEVELS, LogLevel};
 pub use options::{PrepareShard, ServerOptions};
 pub use reloader::Reloader;
 pub use server::{ActiveExport, Server, ShardBarrier};

@@ -9,7 +9,7 @@ use headworks_core::writeback::DirtyOptions;
 use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 
 use super::assemble::cache_shares;
-use super::reactor::shard_io;
+use super::connection_id::CONNECTIONS_MAX;
 use super::{Address, InheritedSocket, LogLevel};
 use headworks::engine::EngineChoice;
 use headworks::memory::Pool;
@@ -143,7 +143,7 @@ impl ServerOptions {
             Err(ConfigError::new(name, format!("{value} is not within {low}..={high}")))
         };
         range("shards", self.shards.into(), 1, 64)?;
-        range("connections", self.connections, 1, shard_io::CONNECTIONS_MAX)?;
+        range("connections", self.connections, 1, CONNECTIONS_MAX)?;
         range("requests", self.requests, 1, 4096)?;
         range("poll-us", self.poll_ns as usize / 1000, 0, 1000)?;
         // Of a stop 0 is however long. Here it would end every client at the next tick.

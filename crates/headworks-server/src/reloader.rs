@@ -39,6 +39,6 @@ impl Reloader {
     /// # Errors
     /// What is wrong with `wanted`; nothing was changed.
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
-        self.service.reconcile(wanted)
+        self.service.changes().reconcile(wanted)
     }
 }

@@ -6,34 +6,23 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use headworks_core::writeback::DirtyOptions;
-use headworks_core::{
-    CacheOptions, ConfigError, Control, DeviceConfig, DeviceId, ExportConfig, ExportId,
-    QueueOptions, ShardConfig, ShardId, SpareSlots, VolumeConfig, VolumeId, WriteMode,
-};
+use headworks_core::{ConfigError, Control};
 
 use crate::assemble::Assembly;
 use crate::assemble::cache_shares;
 use crate::assemble::export_info::served_exports;
+use crate::assemble::topology::topology;
 use crate::control::ControlSocket;
-use crate::control::changes::LiveChanges;
-use crate::control::inventory::Inventory;
-use crate::control::service::{ControlService, ExportSettings};
-use crate::control::tree::{DeviceNode, ExportNode, Tree};
+use crate::control::service::ControlService;
+use crate::control::tree::ExportNode;
 use crate::launch::{Launched, ThreadSetup, launch, seeds};
 use crate::listen::Listener;
 use crate::messages::ControlMessage;
 use crate::metrics::{self, Metrics};
-use crate::options::BIOS_MAX;
 use crate::shared::ServerShared;
 use crate::{Reloader, ServerOptions};
 use headworks::display_size;
 use headworks_nbd::tls::TlsAcceptor;
-
-/// Devices that there can be: what a shard's mask has bits for.
-const DEVICES_MAX: usize = 64;
-/// Exports that there can be if they come and go.
-const EXPORTS_MAX: usize = 1024;
 
 /// A server that runs.
 pub struct Server {
@@ -44,7 +33,7 @@ pub struct Server {
     ports: Vec<Option<u16>>,
     broken: Arc<Mutex<Option<String>>>,
     control: Option<ControlSocket>,
-    pub(crate) service: Arc<ControlService>,
+    service: Arc<ControlService>,
     metrics: Option<Metrics>,
     acceptor: Option<Arc<TlsAcceptor>>,
 }
@@ -128,7 +117,7 @@ impl Server {
         let (boxes, mails): (Vec<Sender<ControlMessage>>, Vec<Receiver<ControlMessage>>) =
             (0..options.shards).map(|_| channel()).unzip();
         let shared = Arc::new(ServerShared::new(boxes, config.volumes_max(), Box::new(ended)));
-        let service = Arc::new(service(&assembly, &config, options, &shared));
+        let service = Arc::new(ControlService::for_server(&assembly, &config, options, &shared));
         let seeds = seeds(assembly, &config, caches, options, mails, listeners);
         let broken = Arc::new(Mutex::new(None));
         let setup = ThreadSetup {
@@ -293,100 +282,5 @@ impl Server {
     }
 }
 
-/// Which device and volume lives where. Caches come later: they are a shard's own.
-pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
-    let shards = options.shards;
-    let owner = |device: usize| ShardId(device as u16 % shards);
-    let devices = assembly
-        .devices
-        .iter()
-        .enumerate()
-        .map(|(device, (queue, _))| DeviceConfig { owner: owner(device), queue: *queue });
-    let volumes = assembly.volumes.iter().enumerate().map(|(volume, &(device, options_of))| {
-        let home = if options.spread { owner(volume) } else { owner(device.0.into()) };
-        let mut volume = VolumeConfig { home, device, options: options_of };
-        if options.cache == 0 {
-            volume.options.mode = WriteMode::None;
-        }
-        volume
-    });
-    ShardConfig {
-        id: ShardId(0),
-        shards,
-        bios_max: BIOS_MAX + options.foreign_bios(),
-        devices: devices.collect(),
-        volumes: volumes.collect(),
-        exports: assembly
-            .exports
-            .iter()
-            .map(|export| ExportConfig { weight: export.weight })
-            .collect(),
-        cache: CacheOptions::default(),
-        dirty: DirtyOptions::default(),
-        spare: if options.live { spare(assembly) } else { SpareSlots::default() },
-    }
-}
-
-/// Places for 64 devices and 1024 exports in all, and tags for as many devices as are likely to be large.
-fn spare(assembly: &Assembly) -> SpareSlots {
-    let left = |most: usize, there: usize| most.saturating_sub(there) as u16;
-    let devices = left(DEVICES_MAX, assembly.devices.len());
-    SpareSlots {
-        devices,
-        volumes: left(EXPORTS_MAX, assembly.volumes.len()),
-        exports: left(EXPORTS_MAX, assembly.exports.len()),
-        tags: u32::from(devices) * QueueOptions::default().nr_requests,
-    }
-}
-
-/// What the control socket knows of the rest.
-pub(crate) fn service(
-    assembly: &Assembly,
-    config: &ShardConfig,
-    options: &ServerOptions,
-    shared: &Arc<ServerShared>,
-) -> ControlService {
-    let devices = config.devices.iter().enumerate().map(|(index, device)| {
-        let volumes = config.volumes.iter().enumerate();
-        let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
-        DeviceNode {
-            id: DeviceId(index as u16),
-            owner: device.owner,
-            volumes: own.map(|(volume, _)| VolumeId(volume as u16)).collect(),
-        }
-    });
-    let exports = assembly.exports.iter().enumerate().map(|(index, export)| {
-        let volume = &config.volumes[usize::from(export.volume.0)];
-        ExportNode {
-            id: ExportId(index as u16),
-            name: export.name.clone(),
-            volume: export.volume,
-            device: volume.device,
-            home: volume.home,
-            mode: volume.options.mode,
-            on_error: volume.options.on_error,
-            read_only: export.read_only || volume.options.read_only,
-            volatile: config.devices[usize::from(volume.device.0)].queue.write_cache
-                && !volume.options.read_only,
-        }
-    });
-    let settings = assembly
-        .exports
-        .iter()
-        .map(|export| ExportSettings { weight: export.weight, ioprio: export.ioprio });
-    let tree = Tree {
-        devices: devices.collect(),
-        exports: exports.collect(),
-        caching: cache_shares::caching_shards(config, options.cache),
-    };
-    let inventory = Inventory::new(
-        assembly,
-        config,
-        options.spread,
-        tree.caching.clone(),
-        options.queue.clone(),
-    );
-    let (shared, live) = (Arc::clone(shared), LiveChanges::new(inventory));
-    ControlService::new(shared, config.shards, tree, settings.collect(), options.dirty, live)
-        .with_log_level(options.log_level.clone())
-}
+#[cfg(test)]
+mod change_tests;

@@ -6,15 +6,10 @@
 use headworks_core::writeback::{DirtyOptions, DirtyTunable};
 use headworks_core::{CacheOptions, ConfigError, ShardConfig, ShardId, WriteMode};
 
+use crate::connection_id::cache_account;
+
 /// Bytes of a frame.
 const UNIT: u64 = 4096;
-
-/// The connection in whose name a shard's cache writes out: the last place but one of the ids that `desk` gives out, which no
-/// client ever has.
-#[must_use]
-pub fn account(shard: ShardId) -> u32 {
-    u32::from(shard.0) << 26 | 0x3ff_fffe
-}
 
 /// What a user says of the cache.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +65,7 @@ pub fn divide(
         let cache = CacheOptions {
             units: if caching.contains(&shard) { units } else { 0 },
             writers_max: (spec.connections + 64) as u32,
-            account: account(shard),
+            account: cache_account(shard),
             ..CacheOptions::default()
         };
         let seed = dirty.seed.wrapping_add(shard.0.into());
@@ -151,7 +146,7 @@ mod tests {
         for (shard, (cache, dirty)) in (0..).map(ShardId).zip(all) {
             assert_eq!((dirty.dirty_bytes, dirty.dirty_background_ratio), (512 << 10, 10));
             let seed = spec.dirty.seed + u64::from(shard.0);
-            assert_eq!((cache.account, dirty.seed), (account(shard), seed));
+            assert_eq!((cache.account, dirty.seed), (cache_account(shard), seed));
         }
     }
 }

@@ -9,7 +9,8 @@ use headworks_core::{
     ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
 
-use super::{AssembledExport, ExportSpec, SharedDeviceKey, WatchedFile};
+use super::export_spec::{ExportSpec, NamedDevice, no_size};
+use super::watched_file::WatchedFile;
 use crate::spec::{BaseDevice, ExportOptions, Spec};
 use headworks::device::{
     Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
@@ -41,6 +42,13 @@ fn agree<T: Copy + PartialEq>(one: Option<T>, other: Option<T>) -> Result<Option
     match (one, other) {
         (Some(one), Some(other)) if one != other => Err(()),
         _ => Ok(one.or(other)),
+    }
+}
+
+impl ExportSpec {
+    /// How it says that its volume is cached.
+    pub(crate) fn caching(&self) -> VolumeCaching {
+        VolumeCaching { mode: self.share.mode, on_error: self.share.on_error }
     }
 }
 
@@ -107,6 +115,22 @@ impl VolumeOrigin {
             }
             _ => Ok(()),
         }
+    }
+}
+
+/// Why images share a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SharedDeviceKey {
+    /// They are on one filesystem, and name no device.
+    Filesystem(u64),
+    /// They name it.
+    Name(String),
+}
+
+impl SharedDeviceKey {
+    /// Of an image on a filesystem.
+    pub(super) fn of(filesystem: u64, device: Option<&NamedDevice>) -> Self {
+        device.map_or(Self::Filesystem(filesystem), |device| Self::Name(device.name.clone()))
     }
 }
 
@@ -281,32 +305,6 @@ impl OpenedImage {
         };
         (spec.wrap_queue_options(self.queue), spec.wrap(body))
     }
-}
-
-/// An export of a volume that is there.
-pub(crate) fn assembled(
-    export: &ExportSpec,
-    volume: VolumeId,
-    what: &str,
-    size: u64,
-) -> AssembledExport {
-    let read_only = !export.writes();
-    let access = if read_only { ", read-only" } else { "" };
-    AssembledExport {
-        name: export.name.clone(),
-        volume,
-        read_only,
-        weight: export.share.weight,
-        ioprio: export.share.ioprio,
-        spec: export.clone(),
-        lasting: matches!(export.spec.base, BaseDevice::File { .. }),
-        description: format!("{what}, {}{access}", display_size(size)),
-    }
-}
-
-/// A fake needs to be told its size.
-pub(super) fn no_size(kind: &str) -> ConfigError {
-    ConfigError::new("size", format!("{kind}: needs a size, as in {kind}:size=1G"))
 }
 
 /// Who forgot the type before the keys has named a file that is seldom there.

@@ -7,173 +7,21 @@
 
 pub(crate) mod cache_shares;
 pub(crate) mod export_info;
+mod export_spec;
 pub(crate) mod image;
+pub(crate) mod topology;
+mod watched_file;
 
-use headworks_core::{
-    ConfigError, DeviceId, Ioprio, QueueOptions, Tunable, VolumeId, VolumeOptions,
-};
+use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
-use crate::spec::{BaseDevice, ExportOptions, Spec};
-use headworks::device::{Device, FileDevice, Identity, OpenFile, SizeWatch};
-use image::{OpenedImage, VolumeCaching, VolumeOrigin, assembled, no_size};
+use crate::spec::BaseDevice;
+use headworks::device::{Device, FileDevice, OpenFile};
+use headworks::display_size;
+use image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 
-/// Where a client can go.
-#[derive(Clone, Debug)]
-pub struct ExportSpec {
-    /// Its name; may be empty.
-    pub name: String,
-    /// What it is.
-    pub spec: Spec,
-    /// Clients may only read.
-    pub read_only: bool,
-    /// Its share of the device beside others, its clients' priority, and how it is cached.
-    pub share: ExportOptions,
-    /// The queue that it asks for by name, if it does.
-    pub device: Option<NamedDevice>,
-}
-
-/// A queue of its own, shared by the exports that name it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedDevice {
-    /// Its name.
-    pub name: String,
-    /// What is said of its queue, and of all queues.
-    pub queue: Vec<(Tunable, u64)>,
-}
-
-impl ExportSpec {
-    /// Reads `SPEC` or `NAME=SPEC`. An export that is not named has none if it is the `only` one, else that of its image.
-    ///
-    /// # Errors
-    /// What is wrong with the words.
-    pub fn parse(text: &str, only: bool) -> Result<Self, ConfigError> {
-        let (name, spec) = split_name(text);
-        let (spec, share) = Spec::parse_export(spec)?;
-        let name = match name {
-            Some(name) => name.to_owned(),
-            None if only => String::new(),
-            None => spec.short_name(),
-        };
-        Ok(Self { share, ..Self::new(name, spec, false) })
-    }
-
-    /// An export with an ordinary share and priority.
-    #[must_use]
-    pub fn new(name: String, spec: Spec, read_only: bool) -> Self {
-        Self { name, spec, read_only, share: ExportOptions::default(), device: None }
-    }
-}
-
-/// `NAME=SPEC`: the name is made of letters, digits, `.`, `_` and `-`, so `file:path=x` and `./a=b` are specs.
-pub(crate) fn split_name(text: &str) -> (Option<&str>, &str) {
-    let is_name = |name: &str| {
-        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
-    };
-    match text.split_once('=') {
-        Some((name, spec)) if is_name(name) => (Some(name), spec),
-        _ => (None, text),
-    }
-}
-
-/// Checks what can be checked without opening anything.
-///
-/// # Errors
-/// A size that is missing or nothing, a name that is there twice, for clients or for the operator.
-pub fn check(exports: &[ExportSpec]) -> Result<(), ConfigError> {
-    for (index, export) in exports.iter().enumerate() {
-        export.check()?;
-        let name = shown_name(&export.name);
-        let twin = exports[..index].iter().find(|other| shown_name(&other.name) == name);
-        if let Some(twin) = twin {
-            return Err(ConfigError::new("export", twins(&twin.name, &export.name)));
-        }
-    }
-    Ok(())
-}
-
-/// What the export without a name is called by `ctl` and in metrics.
-const DEFAULT: &str = "default";
-
-/// An export's name in paths, in tables and in metrics.
-pub(super) fn shown_name(name: &str) -> &str {
-    if name.is_empty() { DEFAULT } else { name }
-}
-
-/// What is wrong with two exports that the operator could not tell from each other.
-fn twins(one: &str, other: &str) -> String {
-    match one == other {
-        true => format!("two exports are called `{one}`; name them NAME=SPEC"),
-        false => format!(
-            "one export is called `{DEFAULT}` and another has no name, for which `ctl` and metrics say `{DEFAULT}`; \
-             call one of them otherwise"
-        ),
-    }
-}
-
-impl ExportSpec {
-    /// Which file it is, if it is one and is there.
-    pub(super) fn identity(&self) -> Option<Identity> {
-        match &self.spec.base {
-            BaseDevice::File { path, .. } => Identity::of(path).ok(),
-            _ => None,
-        }
-    }
-
-    /// How it says that its volume is cached.
-    pub(super) fn caching(&self) -> VolumeCaching {
-        VolumeCaching { mode: self.share.mode, on_error: self.share.on_error }
-    }
-
-    /// Its clients may write.
-    pub(super) fn writes(&self) -> bool {
-        !self.read_only
-            && !matches!(&self.spec.base, BaseDevice::File { options, .. } if options.read_only)
-    }
-
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        match (&self.spec.base, self.spec.size()) {
-            (_, Some(0)) => {
-                Err(ConfigError::new("size", "0 bytes are nothing to serve; try size=1G"))
-            }
-            (BaseDevice::Null { .. }, None) => Err(no_size("null")),
-            (BaseDevice::Mem { .. }, None) => Err(no_size("mem")),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// A file whose size is looked at while it is served.
-pub struct WatchedFile {
-    /// Its volume.
-    pub volume: VolumeId,
-    watch: SizeWatch,
-    size: u64,
-    block_size: u64,
-    /// The size that we are about to give it ourselves.
-    expected: Option<u64>,
-}
-
-impl WatchedFile {
-    /// A file that was opened with `size` bytes.
-    pub(super) fn new(volume: VolumeId, watch: SizeWatch, size: u64, block_size: u64) -> Self {
-        Self { volume, watch, size, block_size, expected: None }
-    }
-
-    /// The new size, rounded down to whole blocks, if it differs from the last look's and is not the one that is expected.
-    pub fn changed_size(&mut self) -> Option<u64> {
-        let size = self.watch.current_size().ok()? / self.block_size * self.block_size;
-        if size == std::mem::replace(&mut self.size, size) {
-            return None;
-        }
-        // Once: a file that comes back to this size later is news again.
-        (self.expected.take() != Some(size)).then_some(size)
-    }
-
-    /// It is no news if the file has this size.
-    pub(super) fn expect(&mut self, size: u64) {
-        self.expected = Some(size);
-    }
-}
+pub use export_spec::{ExportSpec, NamedDevice, check};
+pub(crate) use export_spec::{shown_name, split_name};
+pub use watched_file::WatchedFile;
 
 /// An export of an assembly.
 #[derive(Clone, Debug)]
@@ -217,22 +65,6 @@ pub struct Assembly {
     pub named: Vec<Option<NamedDevice>>,
 }
 
-/// Why images share a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SharedDeviceKey {
-    /// They are on one filesystem, and name no device.
-    Filesystem(u64),
-    /// They name it.
-    Name(String),
-}
-
-impl SharedDeviceKey {
-    /// Of an image on a filesystem.
-    pub(super) fn of(filesystem: u64, device: Option<&NamedDevice>) -> Self {
-        device.map_or(Self::Filesystem(filesystem), |device| Self::Name(device.name.clone()))
-    }
-}
-
 /// A group of images that share a queue.
 struct DeviceGroup {
     common: SharedDeviceKey,
@@ -270,6 +102,27 @@ fn device_of<'a>(exports: &'a [ExportSpec], export: &'a ExportSpec) -> Option<&'
         naming.find(|other| other.identity() == Some(own))?.device.as_ref()
     };
     export.device.as_ref().or_else(said)
+}
+
+/// An export of a volume that is there.
+pub(crate) fn assembled(
+    export: &ExportSpec,
+    volume: VolumeId,
+    what: &str,
+    size: u64,
+) -> AssembledExport {
+    let read_only = !export.writes();
+    let access = if read_only { ", read-only" } else { "" };
+    AssembledExport {
+        name: export.name.clone(),
+        volume,
+        read_only,
+        weight: export.share.weight,
+        ioprio: export.share.ioprio,
+        spec: export.clone(),
+        lasting: matches!(export.spec.base, BaseDevice::File { .. }),
+        description: format!("{what}, {}{access}", display_size(size)),
+    }
 }
 
 #[derive(Default)]
@@ -380,6 +233,7 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::Spec;
     use headworks_core::{ErrorPolicy, WriteMode};
 
     /// The modes and policies of the volumes behind two exports of one image.

@@ -13,8 +13,8 @@ use headworks_core::{
 };
 
 use super::changes::removal::RemovalSteps;
-use crate::assemble::image::{OpenedImage, VolumeOrigin};
-use crate::assemble::{Assembly, ExportSpec, NamedDevice, SharedDeviceKey, shown_name};
+use crate::assemble::image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
+use crate::assemble::{Assembly, ExportSpec, NamedDevice, shown_name};
 
 /// A device that is there.
 #[derive(Clone, Debug)]
@@ -264,7 +264,7 @@ impl Inventory {
         others.any(|(_, other)| Some(other.config.device) == device)
     }
 
-    /// The export of that name, as [`Tree::export`](super::control::tree::Tree::export) finds it, and also one that is leaving.
+    /// The export of that name, as [`Tree::export`](super::tree::Tree::export) finds it, and also one that is leaving.
     pub fn export(&self, name: &str) -> Option<(ExportId, &ExportEntry)> {
         let by = |name: &str| self.exports.iter().find(|(_, holding)| holding.spec.name == name);
         let unnamed = || (name == shown_name("")).then(|| by("")).flatten();

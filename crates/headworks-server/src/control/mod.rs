@@ -14,11 +14,16 @@ mod client;
 mod credentials;
 pub(crate) mod inventory;
 mod latency;
-pub mod log_level;
+mod params;
+pub(crate) mod queries;
 mod report;
-mod rpc;
+pub(crate) mod rpc;
 pub(crate) mod service;
+mod settings;
+mod shards;
 mod socket;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tree;
 mod why;
 

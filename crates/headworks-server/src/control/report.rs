@@ -11,7 +11,7 @@ use headworks_core::writeback::{DirtyStats, DirtyTunable};
 use headworks_core::{DeviceId, Op, QueueOptions};
 use serde_json::{Map, Value, json};
 
-use super::service::ExportSettings;
+use super::settings::ExportSettings;
 use super::tree::{ExportNode, device_name};
 use crate::messages::query::{CacheReport, DeviceReport, FailedRange, OpCounts, VolumeReport};
 

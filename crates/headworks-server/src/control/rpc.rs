@@ -78,8 +78,11 @@ impl RpcFault {
 /// The parameters of a request, by name.
 pub type Params = Map<String, Value>;
 
+/// The result of a method.
+pub type RpcResult = Result<Value, RpcFault>;
+
 /// What answers methods.
-pub type Call<'a> = dyn FnMut(&str, &Params) -> Result<Value, RpcFault> + 'a;
+pub type Call<'a> = dyn FnMut(&str, &Params) -> RpcResult + 'a;
 
 /// The answer to one line, if it has one.
 pub fn answer(line: &[u8], call: &mut Call) -> Option<Value> {

@@ -1,112 +1,123 @@
-//! The methods: what each takes, whom it asks, what it answers.
+//! The methods of the control socket: checks their parameters and passes them to their owner.
 //!
-//! Weights and classes of exports and the options of write-back are kept here, because only this changes them; everything else is asked of the shard that
-//! has it, each question with a deadline. One lock orders changes, so that the last `set` of a name is what every shard has.
+//! `Queries` reads, `Settings` changes values, `LiveChanges` adds, removes and resizes exports.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-use headworks_core::options::Tunable;
-use headworks_core::stats::TurnStats;
-use headworks_core::writeback::{DirtyOptions, DirtyTunable};
-use headworks_core::{Control, DeviceId, ExportConfig, ExportId, IoError, Ioprio, ShardId, Status};
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{DeviceId, ExportId, ShardConfig, VolumeId};
 use serde_json::{Value, json};
 
 use super::changes::LiveChanges;
-use super::latency;
-use super::log_level::{LogLevel, log_level};
-use super::report;
-use super::rpc::{Params, RpcFault};
-use super::tree::{DeviceNode, ExportNode, Leaf, Tree, device_name, is_within};
-use crate::assemble::cache_shares::divided;
-use crate::messages::ControlMessage;
-use crate::messages::query::{
-    CacheReport, ConnectionReport, ControlQuery, DeviceReport, VolumeReport,
-};
+use super::inventory::Inventory;
+use super::params::{optional_text, text, word};
+use super::queries::Queries;
+use super::rpc::{Params, RpcFault, RpcResult};
+use super::settings::{ExportSettings, Settings};
+use super::shards::ShardLink;
+use super::tree::{DeviceNode, ExportNode, Tree, TreeCell};
+use crate::assemble::{Assembly, cache_shares};
+use crate::log_level::{LOG_LEVELS, LogLevel};
+use crate::options::ServerOptions;
 use crate::shared::ServerShared;
-use crate::units::{parse_ioprio, parse_size, parse_weight};
 
-/// A shard that turns at all answers within a turn; one that does not is stuck in a device or out of CPU.
-const ANSWER: Duration = Duration::from_secs(5);
-/// A switch ends when the commands in flight have ended or were given up, and this much later at most.
-const SWITCH_MARGIN: Duration = Duration::from_secs(5);
-
-mod statistics;
-
-/// Ways to write a class, for errors.
-const CLASSES: &str = "rt, be or idle, with a level of 0 to 7: be:0";
-
-/// An export's share and class, as they are now.
-#[derive(Clone, Copy, Debug)]
-pub struct ExportSettings {
-    /// Its weight.
-    pub weight: u16,
-    /// The class of its clients.
-    pub ioprio: Ioprio,
-}
-
-/// What all clients of the control socket talk to.
+/// The service behind the control socket, shared by all of its clients.
 pub struct ControlService {
-    shared: Arc<ServerShared>,
-    shards: u16,
-    tree: Mutex<Arc<Tree>>,
-    /// By [`ExportId`].
-    settings: Mutex<Vec<ExportSettings>>,
-    /// Of the whole server; bytes are divided among the shards that cache.
-    dirty: Mutex<DirtyOptions>,
-    /// Held by `set` of what is kept in several places.
-    changing: Mutex<()>,
-    deadlines: Deadlines,
-    started: std::time::Instant,
-    live: LiveChanges,
+    tree: Arc<TreeCell>,
+    queries: Queries,
+    settings: Arc<Settings>,
+    changes: LiveChanges,
     log_level: Option<LogLevel>,
 }
 
-/// How long shards are waited for.
-struct Deadlines {
-    /// For an answer.
-    answer: Duration,
-    /// For a switch, beyond the device's time-out.
-    switch: Duration,
-}
-
-/// What a method answers.
-pub type RpcResult = Result<Value, RpcFault>;
-
 impl ControlService {
-    /// A service for the shards behind `shared`.
-    pub fn new(
-        shared: Arc<ServerShared>,
-        shards: u16,
+    /// The service of a server with these devices, volumes and exports.
+    pub fn for_server(
+        assembly: &Assembly,
+        config: &ShardConfig,
+        options: &ServerOptions,
+        shared: &Arc<ServerShared>,
+    ) -> Self {
+        let devices = config.devices.iter().enumerate().map(|(index, device)| {
+            let volumes = config.volumes.iter().enumerate();
+            let own = volumes.filter(|(_, volume)| usize::from(volume.device.0) == index);
+            DeviceNode {
+                id: DeviceId(index as u16),
+                owner: device.owner,
+                volumes: own.map(|(volume, _)| VolumeId(volume as u16)).collect(),
+            }
+        });
+        let exports = assembly.exports.iter().enumerate().map(|(index, export)| {
+            let volume = &config.volumes[usize::from(export.volume.0)];
+            ExportNode {
+                id: ExportId(index as u16),
+                name: export.name.clone(),
+                volume: export.volume,
+                device: volume.device,
+                home: volume.home,
+                mode: volume.options.mode,
+                on_error: volume.options.on_error,
+                read_only: export.read_only || volume.options.read_only,
+                volatile: config.devices[usize::from(volume.device.0)].queue.write_cache
+                    && !volume.options.read_only,
+            }
+        });
+        let settings = assembly
+            .exports
+            .iter()
+            .map(|export| ExportSettings { weight: export.weight, ioprio: export.ioprio });
+        let tree = Tree {
+            devices: devices.collect(),
+            exports: exports.collect(),
+            caching: cache_shares::caching_shards(config, options.cache),
+        };
+        let inventory = Inventory::new(
+            assembly,
+            config,
+            options.spread,
+            tree.caching.clone(),
+            options.queue.clone(),
+        );
+        let shards = ShardLink::new(Arc::clone(shared), config.shards);
+        let service = Self::new(shards, tree, settings.collect(), options.dirty, inventory);
+        Self { log_level: options.log_level.clone(), ..service }
+    }
+
+    /// A service for the shards behind `shards`.
+    pub(super) fn new(
+        shards: ShardLink,
         tree: Tree,
         settings: Vec<ExportSettings>,
         dirty: DirtyOptions,
-        live: LiveChanges,
+        inventory: Inventory,
     ) -> Self {
-        Self {
-            shared,
-            shards,
-            tree: Mutex::new(Arc::new(tree)),
-            settings: Mutex::new(settings),
-            dirty: Mutex::new(dirty),
-            changing: Mutex::new(()),
-            deadlines: Deadlines { answer: ANSWER, switch: SWITCH_MARGIN },
-            started: std::time::Instant::now(),
-            live,
-            log_level: None,
-        }
+        let (shards, tree) = (Arc::new(shards), Arc::new(TreeCell::new(tree)));
+        let settings = Settings::new(Arc::clone(&shards), Arc::clone(&tree), settings, dirty);
+        let settings = Arc::new(settings);
+        let queries = Queries::new(Arc::clone(&shards), Arc::clone(&tree), Arc::clone(&settings));
+        let changes = LiveChanges::new(shards, Arc::clone(&tree), Arc::clone(&settings), inventory);
+        Self { tree, queries, settings, changes, log_level: None }
     }
 
-    /// With what shows and sets how much is logged.
-    pub fn with_log_level(self, log_level: Option<LogLevel>) -> Self {
-        Self { log_level, ..self }
+    /// The current tree of devices and exports.
+    pub fn tree(&self) -> Arc<Tree> {
+        self.tree.current()
     }
 
-    /// Carries a method out.
+    /// The owner of statistics and other reads.
+    pub fn queries(&self) -> &Queries {
+        &self.queries
+    }
+
+    /// The owner of changes of exports.
+    pub fn changes(&self) -> &LiveChanges {
+        &self.changes
+    }
+
+    /// Carries out a method of the control socket.
     ///
     /// # Errors
-    /// What the client is told.
+    /// What the client is answered.
     pub fn call(&self, method: &str, params: &Params) -> RpcResult {
         let takes = |names: &[&str]| match params.keys().find(|key| !names.contains(&key.as_str()))
         {
@@ -122,15 +133,15 @@ impl ControlService {
         match method {
             "get" => {
                 takes(&["path"])?;
-                self.get(optional_text(params, "path")?.unwrap_or_default())
+                self.queries.get(optional_text(params, "path")?.unwrap_or_default())
             }
             "set" => {
                 takes(&["path", "value"])?;
-                self.set(text(params, "path")?, &word(params, "value")?)
+                self.settings.set(text(params, "path")?, &word(params, "value")?)
             }
-            "stats" => takes(&[]).and_then(|()| self.stats()),
-            "diskstats" => takes(&[]).and_then(|()| self.diskstats()),
-            "connections" => takes(&[]).and_then(|()| self.connections()),
+            "stats" => takes(&[]).and_then(|()| self.queries.stats()),
+            "diskstats" => takes(&[]).and_then(|()| self.queries.diskstats()),
+            "connections" => takes(&[]).and_then(|()| self.queries.connections()),
             "discard-failed" => {
                 takes(&["export", "confirm"])?;
                 let confirm = match params.get("confirm") {
@@ -138,28 +149,33 @@ impl ControlService {
                     Some(Value::Bool(confirm)) => *confirm,
                     Some(_) => return Err(RpcFault::params("confirm is true or false")),
                 };
-                self.discard_failed(text(params, "export")?, confirm)
+                self.queries.discard_failed(text(params, "export")?, confirm)
             }
             "acknowledge" => Err(RpcFault::method(
                 "there is no method `acknowledge`; `discard-failed` discards the blocks of an export that could not be written",
             )),
             "histograms" => {
                 takes(&["export"])?;
-                self.histograms(optional_text(params, "export")?)
+                self.queries.histograms(optional_text(params, "export")?)
             }
             "why" => {
                 takes(&["export"])?;
-                self.why(text(params, "export")?)
+                self.queries.why(text(params, "export")?)
             }
             "failed" => {
                 takes(&["export"])?;
-                self.failed(text(params, "export")?)
+                self.queries.failed(text(params, "export")?)
             }
-            "exports" => takes(&[]).and_then(|()| self.exports()),
-            "add" => takes(&["spec", "read_only", "cwd"]).and_then(|()| self.add_by_words(params)),
-            "remove" => takes(&["export", "force"]).and_then(|()| self.remove_by_words(params)),
-            "resize" => takes(&["export", "size"]).and_then(|()| self.resize_by_words(params)),
-            "drain" => takes(&["export"]).and_then(|()| self.drain(params)),
+            "exports" => takes(&[]).and_then(|()| self.changes.exports()),
+            "add" => takes(&["spec", "read_only", "cwd"])
+                .and_then(|()| self.changes.add_by_words(params)),
+            "remove" => {
+                takes(&["export", "force"]).and_then(|()| self.changes.remove_by_words(params))
+            }
+            "resize" => {
+                takes(&["export", "size"]).and_then(|()| self.changes.resize_by_words(params))
+            }
+            "drain" => takes(&["export"]).and_then(|()| self.changes.drain(params)),
             "log-level" => {
                 takes(&["level"])?;
                 log_level(self.log_level.as_ref(), optional_text(params, "level")?)
@@ -169,498 +185,23 @@ impl ControlService {
             ))),
         }
     }
+}
 
-    fn get(&self, path: &str) -> RpcResult {
-        let (path, tree) = (path.trim_matches('/'), self.tree());
-        let mut values = Params::new();
-        let mut device_before: Option<(DeviceId, DeviceReport)> = None;
-        let fact = |export, show: fn(&ExportNode) -> Value| tree.entry(export).map(show);
-        for (name, leaf) in tree.leaves(path) {
-            let value = match leaf {
-                Leaf::Tunable(device, tunable) => {
-                    if device_before.as_ref().is_none_or(|(before, _)| *before != device) {
-                        device_before =
-                            self.device_if_there(&tree, device)?.map(|report| (device, report));
-                    }
-                    match &device_before {
-                        Some((_, report)) => report::value(tunable, tunable.get(&report.options)),
-                        None => Value::Null,
-                    }
-                }
-                Leaf::Device(export) => {
-                    fact(export, |entry| device_name(entry.device).into()).into()
-                }
-                Leaf::ReadOnly(export) => {
-                    fact(export, |entry| u8::from(entry.read_only).into()).into()
-                }
-                Leaf::Weight(export) => self.setting(export).weight.into(),
-                Leaf::Ioprio(export) => self.setting(export).ioprio.to_string().into(),
-                Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
-                Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
-                Leaf::Dirty(tunable) => {
-                    report::dirty_value(tunable, tunable.get(&lock(&self.dirty)))
-                }
-                Leaf::Connection(_) => continue,
-            };
-            values.insert(name, value);
-        }
-        let root = "connections";
-        if path.is_empty() || is_within(path, root) {
-            for (_, connection) in self.list_connections()? {
-                let name = format!("{root}/{}/ioprio", connection.id);
-                if let Some((_, ioprio)) = connection.chosen
-                    && (path.is_empty() || is_within(&name, path))
-                {
-                    values.insert(name, ioprio.to_string().into());
-                }
-            }
-        }
-        if values.is_empty() && path != root {
-            return Err(no_entry(&tree, path));
-        }
-        Ok(Value::Object(values))
-    }
-
-    fn find(&self, tree: &Tree, path: &str) -> Result<Leaf, RpcFault> {
-        if let Some(rest) = path.strip_prefix("connections/") {
-            let id = rest.strip_suffix("/ioprio").and_then(|id| id.parse().ok());
-            return id.map(Leaf::Connection).ok_or_else(|| no_entry(tree, path));
-        }
-        let below = tree.leaves(path);
-        match below.first() {
-            Some((name, leaf)) if name == path => Ok(*leaf),
-            Some((name, _)) => {
-                let message = format!("{path} has names below it, such as {name}");
-                Err(RpcFault::refused("EISDIR", message))
-            }
-            None => Err(no_entry(tree, path)),
-        }
-    }
-
-    fn set(&self, path: &str, value: &str) -> RpcResult {
-        let (path, tree) = (path.trim_matches('/'), self.tree());
-        let invalid = |message: String| RpcFault::refused("EINVAL", format!("{path}: {message}"));
-        match self.find(&tree, path)? {
-            Leaf::Tunable(device, tunable) => {
-                let shown = self.set_tunable(&tree, path, (device, tunable), value)?;
-                Ok(json!({ path: shown }))
-            }
-            Leaf::Device(_) | Leaf::ReadOnly(_) | Leaf::Mode(_) | Leaf::OnError(_) => {
-                Err(fixed(path))
-            }
-            Leaf::Dirty(tunable) => {
-                let shown = self.set_dirty(path, tunable, value)?;
-                Ok(json!({ path: shown }))
-            }
-            Leaf::Weight(export) => {
-                let range = ExportConfig::WEIGHTS;
-                let weight = parse_weight(value).map_err(|message| {
-                    invalid(message).accepts(format!("{}..={}", range.start(), range.end()))
-                })?;
-                self.set_weight(export, weight)?;
-                Ok(json!({ path: weight }))
-            }
-            leaf @ (Leaf::Ioprio(_) | Leaf::Connection(_)) => {
-                let ioprio =
-                    parse_ioprio(value).map_err(|message| invalid(message).accepts(CLASSES))?;
-                match leaf {
-                    Leaf::Connection(id) => self.set_connection_ioprio(path, id, ioprio)?,
-                    Leaf::Ioprio(export) => self.set_ioprio(export, ioprio)?,
-                    _ => {}
-                }
-                Ok(json!({ path: ioprio.to_string() }))
-            }
-        }
-    }
-
-    fn set_tunable(
-        &self,
-        tree: &Tree,
-        path: &str,
-        (device, tunable): (DeviceId, Tunable),
-        value: &str,
-    ) -> Result<Value, RpcFault> {
-        let accepted = tunable.accepted();
-        if !tunable.is_live() {
-            return Err(fixed(path));
-        }
-        let value = tunable.parse(value).map_err(|error| {
-            let message = format!("{path}: {}", error.message);
-            RpcFault::refused("EINVAL", message).accepts(accepted.clone())
-        })?;
-        let before = self.device(tree, device)?.options;
-        // What is in flight now may take as long as the option says, and a new option counts from the switch on.
-        let longest = Duration::from_nanos(before.io_timeout_ns) + self.deadlines.switch;
-        let owner = tree.device(device).map_or(ShardId(0), |entry| entry.owner);
-        let question = |answer| ControlQuery::Set { device, tunable, value, answer };
-        match self.ask_for(owner, longest, question) {
-            Ok(status) => switched(path, status, accepted)?,
-            Err(NoAnswer::Stopping) => return Err(stopping()),
-            Err(NoAnswer::TooLong) => {
-                let message = format!(
-                    "{path}: the switch is still under way after {} s; it ends when the commands in flight have",
-                    longest.as_secs_f32()
-                );
-                return Err(RpcFault::refused("ETIMEDOUT", message));
-            }
-        }
-        let options = self.device(tree, device)?.options;
-        Ok(report::value(tunable, tunable.get(&options)))
-    }
-
-    /// The value of the whole server; each shard that caches gets its share before anybody sees the new value.
-    fn set_dirty(&self, path: &str, tunable: DirtyTunable, text: &str) -> Result<Value, RpcFault> {
-        let accepted = tunable.accepted();
-        let invalid = |message: String| {
-            RpcFault::refused("EINVAL", format!("{path}: {message}")).accepts(accepted.clone())
-        };
-        let parsed = match tunable.is_bytes() {
-            true => parse_size(text),
-            false => tunable.parse(text).map_err(|error| error.message.to_string()),
-        };
-        let value = parsed.map_err(invalid)?;
-        let _order = lock(&self.changing);
-        let caching = &self.tree().caching;
-        let share = divided(tunable, value, caching.len());
-        let mut options = *lock(&self.dirty);
-        let whole = tunable.set(&mut options, value);
-        // What the whole takes may be too little for each.
-        whole.and(tunable.check(share)).map_err(|error| invalid(error.message.to_string()))?;
-        for shard in caching {
-            let question = |answer| ControlQuery::SetDirty { tunable, value: share, answer };
-            switched(path, self.ask(*shard, question)?, accepted.clone())?;
-        }
-        *lock(&self.dirty) = options;
-        Ok(report::dirty_value(tunable, tunable.get(&options)))
-    }
-
-    pub(super) fn set_weight(&self, export: ExportId, weight: u16) -> Result<(), RpcFault> {
-        let _order = lock(&self.changing);
-        let control = Control::Weight { export, weight };
-        for shard in self.shards() {
-            self.ask(shard, |answer| ControlQuery::Tell { control, answer })?;
-        }
-        lock(&self.settings)[usize::from(export.0)].weight = weight;
-        Ok(())
-    }
-
-    pub(super) fn set_ioprio(&self, export: ExportId, ioprio: Ioprio) -> Result<(), RpcFault> {
-        let _order = lock(&self.changing);
-        for shard in self.shards() {
-            self.ask(shard, |answer| ControlQuery::ExportIoprio { export, ioprio, answer })?;
-        }
-        lock(&self.settings)[usize::from(export.0)].ioprio = ioprio;
-        Ok(())
-    }
-
-    fn set_connection_ioprio(&self, path: &str, id: u32, ioprio: Ioprio) -> Result<(), RpcFault> {
-        for shard in self.shards() {
-            let question =
-                |answer| ControlQuery::ConnectionIoprio { connection: id, ioprio, answer };
-            if self.ask(shard, question)? {
-                return Ok(());
-            }
-        }
-        let message = format!("there is no {path}; `connections` lists those there are");
-        Err(RpcFault::refused("ENOENT", message))
-    }
-
-    /// Discards the blocks of an export whose write-back failed and lets its flushes succeed again. Without `confirm`, an
-    /// export that has something to lose is reported and left as it is.
-    fn discard_failed(&self, name: &str, confirm: bool) -> RpcResult {
-        let tree = self.tree();
-        let entry = find_export(&tree, name)?;
-        let ExportNode { volume, home, .. } = *entry;
-        let owner = tree.owner(entry);
-        let report = self.ask(owner, |answer| ControlQuery::Volume { volume, answer })?;
-        let failed = self.ask(home, |answer| ControlQuery::Failed { volume, answer })?;
-        let name = entry.shown_name();
-        let bytes: u64 = failed.iter().map(|range| range.len).sum();
-        if confirm {
-            let control = Control::Acknowledge { volume };
-            // First the blocks that could not be written are given up, then flushes may succeed again.
-            self.ask(home, |answer| ControlQuery::Tell { control, answer })?;
-            if owner != home {
-                self.ask(owner, |answer| ControlQuery::Tell { control, answer })?;
-            }
-            if report.suspect || bytes > 0 {
-                tracing::warn!(
-                    "export {name}: discarded {bytes} acknowledged bytes that could not be written (ctl discard-failed); its flushes can succeed again"
-                );
-            }
-        }
-        Ok(json!({
-            "export": name,
-            "was_suspect": report.suspect,
-            "unflushed": report.unflushed,
-            "failed_bytes": bytes,
-            "discarded": confirm && (report.suspect || bytes > 0),
-        }))
-    }
-
-    fn failed(&self, name: &str) -> RpcResult {
-        let tree = self.tree();
-        let entry = find_export(&tree, name)?;
-        let volume = entry.volume;
-        let ranges = self.ask(entry.home, |answer| ControlQuery::Failed { volume, answer })?;
-        Ok(json!({ "export": entry.shown_name(), "ranges": report::failed(&ranges) }))
-    }
-
-    fn stats(&self) -> RpcResult {
-        let tree = self.tree();
-        let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
-        for DeviceNode { id, .. } in &tree.devices {
-            reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
-        }
-        let latencies = self.latencies()?;
-        let mut exports = Params::new();
-        for entry in &tree.exports {
-            let volume = entry.volume;
-            let report =
-                self.ask(tree.owner(entry), |answer| ControlQuery::Volume { volume, answer });
-            let Some(report) = self.if_there(&tree, report)? else { continue };
-            let report: VolumeReport = report;
-            let device = reports.iter().find(|(device, _)| *device == entry.device);
-            let Some((_, DeviceReport { options, .. })) = device else { continue };
-            let mut value = report::export(entry, self.setting(entry.id), options, &report);
-            value["latency"] = latencies
-                .get(&entry.id)
-                .map_or(json!({}), |report| latency::summary(&report.totals));
-            exports.insert(entry.shown_name().to_owned(), value);
-        }
-        let devices: Params = reports
-            .iter()
-            .map(|(device, table)| (device_name(*device), report::device(table)))
-            .collect();
-        let turns =
-            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
-        let turns: Vec<TurnStats> = turns.collect::<Result<_, _>>()?;
-        let caches =
-            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Cache { answer }));
-        let caches: Vec<CacheReport> = caches.collect::<Result<_, _>>()?;
-        Ok(json!({
-            "seconds": self.started.elapsed().as_secs_f64(),
-            "exports": exports,
-            "devices": devices,
-            "cache": report::cache(&caches),
-            "dirty": report::dirty(&caches),
-            "turns": report::turns(&turns),
-            "connections": self.connections()?,
-        }))
-    }
-
-    fn diskstats(&self) -> RpcResult {
-        let (mut lines, tree) = (Vec::new(), self.tree());
-        for DeviceNode { id, .. } in &tree.devices {
-            let report = self.device_if_there(&tree, *id)?;
-            lines.extend(report.map(|report| report::diskstats(*id, &report)));
-        }
-        Ok(Value::Array(lines))
-    }
-
-    fn connections(&self) -> RpcResult {
-        let (list, tree) = (self.list_connections()?, self.tree());
-        let shown = list.iter().map(|(shard, connection)| {
-            let name = |export| tree.entry(export).map(ExportNode::shown_name);
-            json!({
-                "id": connection.id,
-                "peer": connection.peer,
-                "shard": shard.0,
-                "export": connection.chosen.and_then(|(export, _)| name(export)),
-                "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
-                "in_flight": connection.in_flight,
-                "latency": connection.latency.as_ref().map(|table| latency::compact(&table.into())),
-            })
-        });
-        Ok(shown.collect())
-    }
-
-    fn list_connections(&self) -> Result<Vec<(ShardId, ConnectionReport)>, RpcFault> {
-        let mut all = Vec::new();
-        for shard in self.shards() {
-            let mut next = Some(0);
-            while let Some(from) = next {
-                let (some, more) =
-                    self.ask(shard, |answer| ControlQuery::Connections { from, answer })?;
-                all.extend(some.into_iter().map(|connection| (shard, connection)));
-                next = more;
-            }
-        }
-        Ok(all)
-    }
-
-    fn device(&self, tree: &Tree, device: DeviceId) -> Result<DeviceReport, RpcFault> {
-        let entry = tree.device(device).ok_or_else(|| no_entry(tree, &device_name(device)))?;
-        let volumes = Arc::clone(&entry.volumes);
-        self.ask(entry.owner, |answer| ControlQuery::Device { device, volumes, answer })
-    }
-
-    pub(super) fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
-        (0..self.shards).map(ShardId)
-    }
-
-    /// The same for whoever looks at all of them: none if it has gone meanwhile.
-    fn device_if_there(
-        &self,
-        tree: &Tree,
-        device: DeviceId,
-    ) -> Result<Option<DeviceReport>, RpcFault> {
-        self.if_there(tree, self.device(tree, device))
-    }
-
-    /// What is gone does not answer, and it is out of the tree before a shard forgets it.
-    fn if_there<T>(&self, tree: &Tree, answer: Result<T, RpcFault>) -> Result<Option<T>, RpcFault> {
-        match answer {
-            Err(_) if !std::ptr::eq(tree, Arc::as_ptr(&self.tree())) => Ok(None),
-            answer => answer.map(Some),
-        }
-    }
-
-    /// What there is now.
-    pub fn tree(&self) -> Arc<Tree> {
-        Arc::clone(&lock(&self.tree))
-    }
-
-    /// What comes later sees it.
-    pub(super) fn change_tree(&self, change: impl FnOnce(&mut Tree)) {
-        let mut current = lock(&self.tree);
-        let mut tree = Tree::clone(&current);
-        change(&mut tree);
-        *current = Arc::new(tree);
-    }
-
-    pub(super) fn live(&self) -> &LiveChanges {
-        &self.live
-    }
-
-    pub(super) fn shared(&self) -> &ServerShared {
-        &self.shared
-    }
-
-    /// A new export begins with this.
-    pub(super) fn put_setting(&self, export: ExportId, setting: ExportSettings) {
-        let mut settings = lock(&self.settings);
-        let places = settings.len().max(usize::from(export.0) + 1);
-        settings.resize(places, setting);
-        settings[usize::from(export.0)] = setting;
-    }
-
-    pub(super) fn setting(&self, export: ExportId) -> ExportSettings {
-        lock(&self.settings)[usize::from(export.0)]
-    }
-
-    pub(super) fn ask<T>(
-        &self,
-        shard: ShardId,
-        question: impl FnOnce(Sender<T>) -> ControlQuery,
-    ) -> Result<T, RpcFault> {
-        self.ask_for(shard, self.deadlines.answer, question).map_err(|reason| match reason {
-            NoAnswer::Stopping => stopping(),
-            NoAnswer::TooLong => {
-                let seconds = self.deadlines.answer.as_secs_f32();
-                let message = format!("shard {} did not answer within {seconds} s", shard.0);
-                RpcFault::refused("ETIMEDOUT", message)
-            }
+/// The method `log-level`: sets the level if one is given, and shows the level in force.
+pub(super) fn log_level(switch: Option<&LogLevel>, wanted: Option<&str>) -> RpcResult {
+    let Some(switch) = switch else {
+        return Err(RpcFault::refused(
+            "ENOTSUP",
+            "this program's log has no level that can be set",
+        ));
+    };
+    let level = wanted.map(|wanted| {
+        let found = LOG_LEVELS.into_iter().find(|level| *level == wanted);
+        found.ok_or_else(|| {
+            let accepted = LOG_LEVELS.join(", ");
+            let message = format!("`{wanted}` is no level; there are {accepted}");
+            RpcFault::refused("EINVAL", message).accepts(accepted)
         })
-    }
-
-    fn ask_for<T>(
-        &self,
-        shard: ShardId,
-        longest: Duration,
-        question: impl FnOnce(Sender<T>) -> ControlQuery,
-    ) -> Result<T, NoAnswer> {
-        let (answer, answers) = channel();
-        self.shared.send(shard, ControlMessage::Query(question(answer)));
-        answers.recv_timeout(longest).map_err(|error| match error {
-            RecvTimeoutError::Timeout => NoAnswer::TooLong,
-            RecvTimeoutError::Disconnected => NoAnswer::Stopping,
-        })
-    }
+    });
+    Ok(json!({ "level": switch.switch(level.transpose()?) }))
 }
-
-/// Why a shard said nothing.
-enum NoAnswer {
-    TooLong,
-    /// It dropped the question.
-    Stopping,
-}
-
-fn no_entry(tree: &Tree, path: &str) -> RpcFault {
-    RpcFault::refused("ENOENT", format!("there is no {path}; {}", tree.advice(path)))
-}
-
-pub(super) fn find_export<'a>(tree: &'a Tree, name: &str) -> Result<&'a ExportNode, RpcFault> {
-    tree.export(name).ok_or_else(|| {
-        let names: Vec<&str> = tree.exports.iter().take(16).map(ExportNode::shown_name).collect();
-        let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
-        let message = format!("there is no export `{name}`; there are {known}");
-        RpcFault::refused("ENOENT", message)
-    })
-}
-
-pub(super) fn stopping() -> RpcFault {
-    RpcFault::refused("ESHUTDOWN", "the server is stopping")
-}
-
-fn fixed(path: &str) -> RpcFault {
-    let message =
-        format!("{path} is a fact of the device or of how it is served; it cannot be set");
-    RpcFault::refused("EACCES", message)
-}
-
-/// What a shard says of a switch.
-fn switched(path: &str, status: Status, accepted: String) -> Result<(), RpcFault> {
-    let Err(error) = status else { return Ok(()) };
-    Err(match error {
-        IoError::Invalid => {
-            RpcFault::refused("EINVAL", format!("{path}: the device cannot work with this value"))
-                .accepts(accepted)
-        }
-        IoError::Busy => RpcFault::refused(
-            "EBUSY",
-            format!(
-                "{path}: another switch is under way, or commands that were given up hold too much; try again"
-            ),
-        ),
-        IoError::Unsupported => {
-            RpcFault::refused("ENOTSUP", format!("{path} cannot be set while the server runs"))
-        }
-        other => RpcFault::refused("EIO", format!("{path}: {other}")),
-    })
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked left whole values.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-pub(super) fn optional_text<'a>(
-    params: &'a Params,
-    name: &str,
-) -> Result<Option<&'a str>, RpcFault> {
-    match params.get(name) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(RpcFault::params(format!("{name} is a string"))),
-    }
-}
-
-pub(super) fn text<'a>(params: &'a Params, name: &str) -> Result<&'a str, RpcFault> {
-    optional_text(params, name)?.ok_or_else(|| RpcFault::params(format!("{name} is missing")))
-}
-
-/// A value as a word, in whatever type it came.
-fn word(params: &Params, name: &str) -> Result<String, RpcFault> {
-    match params.get(name) {
-        Some(Value::String(text)) => Ok(text.trim().to_owned()),
-        Some(Value::Number(number)) => Ok(number.to_string()),
-        Some(Value::Bool(switch)) => Ok(u8::from(*switch).to_string()),
-        Some(_) => Err(RpcFault::params(format!("{name} is a string or a number"))),
-        None => Err(RpcFault::params(format!("{name} is missing"))),
-    }
-}
-
-#[cfg(test)]
-#[path = "service_tests.rs"]
-mod tests;

@@ -1,17 +1,31 @@
 //! The methods against shards that answer as they are told: refusals, silence and a server that ends are seldom otherwise.
 
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use headworks_core::{QueueOptions, ShardConfig, VolumeId, VolumeOptions};
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{
+    Control, ExportId, IoError, Ioprio, QueueOptions, ShardConfig, ShardId, Status, VolumeId,
+    VolumeOptions,
+};
+use serde_json::{Value, json};
 
-use super::super::tree::tests::tree;
-use super::*;
+use super::inventory::Inventory;
+use super::rpc::{RpcFault, RpcResult};
+use super::service::{ControlService, log_level};
+use super::settings::ExportSettings;
+use super::shards::{Deadlines, ShardLink};
+use super::tree::Tree;
+use super::tree::tests::tree;
 use crate::assemble::Assembly;
-use crate::control::inventory::Inventory;
+use crate::log_level::LogLevel;
+use crate::messages::ControlMessage;
 use crate::messages::query::{
     ControlQuery, DeviceReport, FailedRange, LatencyPart, SlowReport, VolumeReport,
 };
+use crate::shared::ServerShared;
 
 /// How the shards behave.
 #[derive(Clone, Copy)]
@@ -101,31 +115,31 @@ fn shard(mails: Receiver<ControlMessage>, manner: Manner) -> Vec<String> {
 }
 
 /// Nothing that may come or go.
-fn live() -> LiveChanges {
+fn inventory() -> Inventory {
     let volume = VolumeOptions { size: 512, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig::single(QueueOptions::default(), volume, 1);
-    LiveChanges::new(Inventory::new(&Assembly::default(), &config, false, Vec::new(), Vec::new()))
+    Inventory::new(&Assembly::default(), &config, false, Vec::new(), Vec::new())
 }
 
 impl Bench {
     fn new(manner: Manner) -> Self {
+        Self::with_tree(manner, tree())
+    }
+
+    fn with_tree(manner: Manner, tree: Tree) -> Self {
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
         let start = |mails| std::thread::spawn(move || shard(mails, manner));
         let shards = mails.into_iter().map(start).collect();
         let setting = ExportSettings { weight: 100, ioprio: Ioprio::default() };
         let shared = Arc::new(ServerShared::new(boxes, 3, Box::new(|| ())));
-        let mut service = ControlService::new(
-            shared,
-            2,
-            tree(),
-            vec![setting; 3],
-            DirtyOptions::default(),
-            live(),
-        );
-        let (answer, switch) = (Duration::from_millis(50), Duration::from_millis(50));
+        let mut link = ShardLink::new(shared, 2);
         if matches!(manner, Manner::Silent | Manner::Stuck) {
-            service.deadlines = Deadlines { answer, switch };
+            let limit = Duration::from_millis(50);
+            link = link.with_deadlines(Deadlines { answer: limit, switch: limit });
         }
+        let settings = vec![setting; 3];
+        let service =
+            ControlService::new(link, tree, settings, DirtyOptions::default(), inventory());
         Self { service: Some(service), shards }
     }
 
@@ -136,7 +150,7 @@ impl Bench {
     /// The errno of a refusal.
     fn refused(&self, method: &str, params: Value) -> String {
         let fault = self.call(method, params).unwrap_err();
-        let answer = super::super::rpc::failure(&Value::Null, &fault);
+        let answer = super::rpc::failure(&Value::Null, &fault);
         answer["error"]["data"]["errno"].as_str().unwrap_or("none").to_owned()
     }
 
@@ -231,7 +245,7 @@ fn discard_failed_without_confirm_reports_and_changes_nothing() {
     let wrong = json!({ "export": "logs", "confirm": "yes" });
     assert!(bench.call("discard-failed", wrong).is_err());
     let old = bench.call("acknowledge", json!({ "export": "logs" })).unwrap_err();
-    let old = super::super::rpc::failure(&Value::Null, &old);
+    let old = super::rpc::failure(&Value::Null, &old);
     assert!(old["error"]["message"].as_str().unwrap().contains("`discard-failed`"), "{old}");
     assert_eq!(bench.told(), [[""; 0]; 2]);
 }
@@ -269,9 +283,9 @@ fn a_change_of_write_back_that_a_shard_refuses_is_not_shown() {
 
 #[test]
 fn failed_ranges_come_from_the_volumes_home_and_both_shards_hear_of_their_end() {
-    let mut bench = Bench::new(Manner::Switch(Ok(())));
-    let service = bench.service.as_mut().unwrap();
-    Arc::get_mut(&mut lock(&service.tree)).unwrap().exports[1].home = ShardId(1);
+    let mut tree = tree();
+    tree.exports[1].home = ShardId(1);
+    let bench = Bench::with_tree(Manner::Switch(Ok(())), tree);
     let range = json!({ "offset": 8192, "bytes": 4096, "error": IoError::Medium.to_string() });
     let expected = json!({ "export": "logs", "ranges": [range, range] });
     assert_eq!(bench.call("failed", json!({ "export": "logs" })), Ok(expected));
@@ -288,4 +302,23 @@ fn a_connection_is_looked_for_on_every_shard() {
     assert_eq!(bench.call("set", set(path, json!("idle"))), Ok(json!({ path: "idle,4" })));
     assert_eq!(bench.refused("set", set("connections/8/ioprio", json!("idle"))), "ENOENT");
     assert_eq!(bench.call("get", json!({ "path": "connections" })), Ok(json!({})));
+}
+
+#[test]
+fn a_level_is_set_and_shown_and_a_wrong_one_changes_nothing() {
+    let now = Mutex::new("info");
+    let switch = LogLevel::new(move |wanted| {
+        let mut now = now.lock().unwrap();
+        *now = wanted.unwrap_or(*now);
+        *now
+    });
+    let say = |wanted| log_level(Some(&switch), wanted);
+    assert_eq!(say(None).unwrap(), json!({ "level": "info" }));
+    assert_eq!(say(Some("debug")).unwrap(), json!({ "level": "debug" }));
+    let fault = say(Some("loud")).unwrap_err();
+    let accepted = "error, warn, info, debug, trace";
+    let expected = format!("`loud` is no level; there are {accepted}");
+    assert_eq!(fault, RpcFault::refused("EINVAL", expected).accepts(accepted));
+    assert_eq!(say(None).unwrap(), json!({ "level": "debug" }));
+    assert!(log_level(None, None).is_err());
 }

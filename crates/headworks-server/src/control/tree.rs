@@ -10,12 +10,13 @@
 //!
 //! The export without a name is called `default` here.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use headworks_core::options::Tunable;
 use headworks_core::writeback::DirtyTunable;
 use headworks_core::{DeviceId, ErrorPolicy, ExportId, ShardId, VolumeId, WriteMode};
 
+use super::rpc::RpcFault;
 use crate::assemble::shown_name;
 use crate::did_you_mean::distance;
 
@@ -87,6 +88,48 @@ pub struct Tree {
     pub caching: Vec<ShardId>,
 }
 
+/// The current tree. Readers keep the version that they took; a change publishes a new one.
+#[derive(Default)]
+pub struct TreeCell(Mutex<Arc<Tree>>);
+
+impl TreeCell {
+    /// A cell with its first version.
+    pub fn new(tree: Tree) -> Self {
+        Self(Mutex::new(Arc::new(tree)))
+    }
+
+    /// The version that is current now.
+    pub fn current(&self) -> Arc<Tree> {
+        Arc::clone(&lock(&self.0))
+    }
+
+    /// Publishes a changed copy of the current version.
+    pub fn change(&self, change: impl FnOnce(&mut Tree)) {
+        let mut current = lock(&self.0);
+        let mut tree = Tree::clone(&current);
+        change(&mut tree);
+        *current = Arc::new(tree);
+    }
+
+    /// Turns an error about `tree` into `None` when that version is no longer current: a device or export leaves the tree
+    /// before a shard forgets it, so the error may only say that it is gone.
+    pub fn if_current<T>(
+        &self,
+        tree: &Tree,
+        result: Result<T, RpcFault>,
+    ) -> Result<Option<T>, RpcFault> {
+        match result {
+            Err(_) if !std::ptr::eq(tree, Arc::as_ptr(&self.current())) => Ok(None),
+            result => result.map(Some),
+        }
+    }
+}
+
+/// Locks a mutex of the control socket. A panic leaves whole values, so poison is ignored.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A device's name.
 pub fn device_name(device: DeviceId) -> String {
     format!("hw{}", device.0)
@@ -155,6 +198,25 @@ impl Tree {
         }
         all.retain(|(name, _)| path.is_empty() || is_within(name, path));
         all
+    }
+
+    /// The error for a path that names nothing.
+    pub fn no_entry(&self, path: &str) -> RpcFault {
+        RpcFault::refused("ENOENT", format!("there is no {path}; {}", self.advice(path)))
+    }
+
+    /// The export of a name that a client sent.
+    ///
+    /// # Errors
+    /// `ENOENT`, with the names that exist.
+    pub fn find_export(&self, name: &str) -> Result<&ExportNode, RpcFault> {
+        self.export(name).ok_or_else(|| {
+            let names: Vec<&str> =
+                self.exports.iter().take(16).map(ExportNode::shown_name).collect();
+            let known = if names.is_empty() { "none at all".to_owned() } else { names.join(", ") };
+            let message = format!("there is no export `{name}`; there are {known}");
+            RpcFault::refused("ENOENT", message)
+        })
     }
 
     /// Where to look for what is not there: the nearest names, or where names begin.

@@ -5,8 +5,7 @@
 use headworks_core::{ExportId, Instant, WaitTimes};
 
 use super::slow::{SlowRequest, SlowRing};
-use super::{LatencyTable, LatencyTotals};
-use crate::nbd::connection::CompletedRequest;
+use super::{CompletedRequest, LatencyTable, LatencyTotals};
 
 /// See the head of this file. Indexed by export.
 #[derive(Debug, Default)]

@@ -14,6 +14,19 @@ pub mod slow;
 use headworks_core::stats::{BUCKETS, bucket_of, upper_end};
 use headworks_core::{Op, WaitKind, WaitTimes};
 
+/// A request that was answered, as the tables count it.
+#[derive(Clone, Copy, Debug)]
+pub struct CompletedRequest {
+    /// Operation of the request.
+    pub op: Op,
+    /// First byte of its range.
+    pub offset: u64,
+    /// Length of its range in bytes.
+    pub len: u32,
+    /// Nanoseconds from the turn in which it was complete to the turn that answered it.
+    pub total_ns: u64,
+}
+
 /// What operations are told apart as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LatencyOp {

@@ -6,7 +6,8 @@
 //! `http` reads heads and writes answers, `text` has the format, `service/seeing.rs` the numbers.
 
 mod http;
-pub(super) mod text;
+mod page;
+mod text;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -173,10 +174,12 @@ impl Client {
             self.answer = match http::read_head(&self.head) {
                 HeadStatus::Incomplete => return Ok(()),
                 HeadStatus::Refused(status) => http::refusal(status),
-                HeadStatus::Page { body } => match service.metrics() {
-                    Ok(text) => http::page(&text, body),
-                    Err(_) => http::refusal(503),
-                },
+                HeadStatus::Page { body } => {
+                    match page::metrics_page(service.queries(), &service.tree()) {
+                        Ok(text) => http::page(&text, body),
+                        Err(_) => http::refusal(503),
+                    }
+                }
             };
         }
         while self.sent < self.answer.len() {

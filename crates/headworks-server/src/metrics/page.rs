@@ -1,173 +1,94 @@
-//! The methods that look at what clients waited for: `histograms` and `why`, and the parts of `stats` and `connections`.
+//! The metrics of a server as a page in Prometheus' text format.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-
+use headworks_core::WaitKind;
 use headworks_core::cache::folio::BLOCK;
-use headworks_core::{ExportId, WaitKind};
-use serde_json::json;
 
-use super::super::latency;
-use super::super::tree::{DeviceNode, ExportNode, Tree, device_name};
-use super::super::why::{WhySnapshot, why};
-use super::{ControlService, Params, RpcFault, RpcResult, find_export};
+use super::text::{MetricType, MetricsPage, seconds};
+use crate::control::queries::{Latencies, Queries};
+use crate::control::rpc::RpcFault;
+use crate::control::tree::{DeviceNode, Tree, device_name};
 use crate::latency::{LatencyOp, ROWS, row_name};
-use crate::messages::query::{CacheReport, ControlQuery, LatencyReport, SlowReport};
-use crate::metrics::text::{MetricType, MetricsPage, seconds};
+use crate::messages::query::LatencyReport;
 
-/// What each export's clients waited for, those that had any.
-pub(super) type Latencies = BTreeMap<ExportId, LatencyReport>;
+/// The page for Prometheus.
+pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> {
+    let mut page = MetricsPage::default();
+    page.family("headworks_build_info", MetricType::Gauge, "The version of the server.");
+    page.sample("headworks_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    page.family("headworks_uptime_seconds", MetricType::Gauge, "How long it runs.");
+    page.sample("headworks_uptime_seconds", &[], queries.uptime().as_secs_f64());
+    put_clients(&mut page, tree, &queries.latencies()?);
+    put_devices(&mut page, queries, tree)?;
+    put_caches(&mut page, queries)?;
+    Ok(page.into_text())
+}
 
-impl ControlService {
-    /// As many questions for each shard as it has parts to tell.
-    pub(super) fn latencies(&self) -> Result<Latencies, RpcFault> {
-        let mut all = Latencies::new();
-        for shard in self.shards() {
-            let mut next = Some(ExportId(0));
-            while let Some(from) = next {
-                let part = self.ask(shard, |answer| ControlQuery::Latency { from, answer })?;
-                for report in part.reports {
-                    match all.entry(report.export) {
-                        // Most exports have clients on one shard.
-                        Entry::Vacant(place) => drop(place.insert(report)),
-                        Entry::Occupied(sum) => {
-                            let sum = sum.into_mut();
-                            sum.totals.merge(&report.totals);
-                            sum.connections += report.connections;
-                        }
-                    }
-                }
-                next = part.next;
-            }
-        }
-        Ok(all)
+/// What queues and devices see.
+fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result<(), RpcFault> {
+    let mut reports = Vec::new();
+    for DeviceNode { id, .. } in &tree.devices {
+        let report = queries.device_if_there(tree, *id)?;
+        reports.extend(report.map(|report| (device_name(*id), report)));
     }
-
-    /// Of one export, or of each.
-    pub(super) fn histograms(&self, name: Option<&str>) -> RpcResult {
-        let (tree, all) = (self.tree(), self.latencies()?);
-        let ops = |entry: &ExportNode| {
-            all.get(&entry.id).map_or(json!({}), |report| latency::histograms(&report.totals))
-        };
-        if let Some(name) = name {
-            let entry = find_export(&tree, name)?;
-            return Ok(json!({ "export": entry.shown_name(), "ops": ops(entry) }));
-        }
-        let one = |entry: &ExportNode| (entry.shown_name().to_owned(), ops(entry));
-        Ok(json!({ "exports": tree.exports.iter().map(one).collect::<Params>() }))
+    let turns = queries.turns()?;
+    let plug: u64 = turns.iter().flat_map(|shard| &shard.rows).map(|row| row.merges).sum();
+    // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
+    let queue: u64 = reports.iter().map(|(_, report)| report.queue.merges).sum();
+    let name = "headworks_merges_total";
+    page.family(name, MetricType::Counter, "Merges, in the turn's plug or with what was queued.");
+    page.sample(name, &[("kind", "plug")], plug);
+    page.sample(name, &[("kind", "queue")], queue);
+    let name = "headworks_device_busy_seconds_total";
+    page.family(name, MetricType::Counter, "Time in which something was on its way.");
+    for (device, report) in &reports {
+        page.sample(name, &[("device", device)], seconds(report.busy_ns));
     }
-
-    pub(super) fn why(&self, name: &str) -> RpcResult {
-        let tree = self.tree();
-        let entry = find_export(&tree, name)?;
-        let ExportNode { id: export, device, home, .. } = *entry;
-        let question = |answer| ControlQuery::Slow { export, device, answer };
-        let SlowReport { now, requests, slowest, writeback } = self.ask(home, question)?;
-        let options = self.device(&tree, device)?.options;
-        let blocks = |count: u64| count * u64::from(BLOCK);
-        let facts = WhySnapshot {
-            device: device_name(device),
-            export: entry.shown_name().to_owned(),
-            nr_requests: options.nr_requests,
-            scheduler: options.scheduler.name(),
-            dirty: writeback.map(|wb| {
-                let dirty = wb.reclaimable + wb.writeback + wb.reserved;
-                (blocks(dirty), blocks(wb.dirty_thresh))
-            }),
-            write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
-        };
-        Ok(why(&facts, now, requests, &slowest))
+    let name = "headworks_queue_requests";
+    page.family(
+        name,
+        MetricType::Gauge,
+        "Requests that wait for a tag, are queued or in the device.",
+    );
+    for (device, report) in &reports {
+        page.sample(name, &[("device", device)], report.queue.in_flight);
     }
-
-    /// The page for Prometheus.
-    pub fn metrics(&self) -> Result<String, RpcFault> {
-        let mut page = MetricsPage::default();
-        page.family("headworks_build_info", MetricType::Gauge, "The version of the server.");
-        page.sample("headworks_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-        page.family("headworks_uptime_seconds", MetricType::Gauge, "How long it runs.");
-        page.sample("headworks_uptime_seconds", &[], self.started.elapsed().as_secs_f64());
-        let tree = self.tree();
-        put_clients(&mut page, &tree, &self.latencies()?);
-        self.put_devices(&mut page, &tree)?;
-        self.put_caches(&mut page)?;
-        Ok(page.into_text())
+    let name = "headworks_tags_free";
+    page.family(name, MetricType::Gauge, "Tags that nobody holds.");
+    for (device, report) in &reports {
+        page.sample(name, &[("device", device)], report.tags_free);
     }
+    Ok(())
+}
 
-    /// What queues and devices see.
-    fn put_devices(&self, page: &mut MetricsPage, tree: &Tree) -> Result<(), RpcFault> {
-        let mut reports = Vec::new();
-        for DeviceNode { id, .. } in &tree.devices {
-            let report = self.device_if_there(tree, *id)?;
-            reports.extend(report.map(|report| (device_name(*id), report)));
-        }
-        let turns =
-            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Turns { answer }));
-        let turns: Vec<_> = turns.collect::<Result<_, RpcFault>>()?;
-        let plug: u64 = turns.iter().flat_map(|shard| &shard.rows).map(|row| row.merges).sum();
-        // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
-        let queue: u64 = reports.iter().map(|(_, report)| report.queue.merges).sum();
-        let name = "headworks_merges_total";
-        page.family(
-            name,
-            MetricType::Counter,
-            "Merges, in the turn's plug or with what was queued.",
-        );
-        page.sample(name, &[("kind", "plug")], plug);
-        page.sample(name, &[("kind", "queue")], queue);
-        let name = "headworks_device_busy_seconds_total";
-        page.family(name, MetricType::Counter, "Time in which something was on its way.");
-        for (device, report) in &reports {
-            page.sample(name, &[("device", device)], seconds(report.busy_ns));
-        }
-        let name = "headworks_queue_requests";
-        page.family(
-            name,
-            MetricType::Gauge,
-            "Requests that wait for a tag, are queued or in the device.",
-        );
-        for (device, report) in &reports {
-            page.sample(name, &[("device", device)], report.queue.in_flight);
-        }
-        let name = "headworks_tags_free";
-        page.family(name, MetricType::Gauge, "Tags that nobody holds.");
-        for (device, report) in &reports {
-            page.sample(name, &[("device", device)], report.tags_free);
-        }
-        Ok(())
+/// What the caches of all shards hold; nothing without one.
+fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault> {
+    let caches = queries.caches()?;
+    let cache = || caches.iter().filter_map(|report| report.cache);
+    let dirty = || caches.iter().filter_map(|report| report.dirty);
+    let bytes = |blocks: u64| blocks * u64::from(BLOCK);
+    if cache().next().is_none() {
+        return Ok(());
     }
-
-    /// What the caches of all shards hold; nothing without one.
-    fn put_caches(&self, page: &mut MetricsPage) -> Result<(), RpcFault> {
-        let caches =
-            self.shards().map(|shard| self.ask(shard, |answer| ControlQuery::Cache { answer }));
-        let caches: Vec<CacheReport> = caches.collect::<Result<_, _>>()?;
-        let cache = || caches.iter().filter_map(|report| report.cache);
-        let dirty = || caches.iter().filter_map(|report| report.dirty);
-        let bytes = |blocks: u64| blocks * u64::from(BLOCK);
-        if cache().next().is_none() {
-            return Ok(());
-        }
-        let gauge = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
-            page.family(name, MetricType::Gauge, help);
-            page.sample(name, &[], value);
-        };
-        let dirty_blocks = dirty().map(|d| d.nr_dirty + d.nr_writeback).sum();
-        let resident = cache().map(|c| c.resident).sum();
-        let limit = dirty().map(|d| d.nr_dirty_threshold).sum();
-        let help = "Acknowledged and not written yet.";
-        gauge(page, "headworks_cache_dirty_bytes", help, bytes(dirty_blocks));
-        let help = "How much may be dirty.";
-        gauge(page, "headworks_cache_dirty_limit_bytes", help, bytes(limit));
-        gauge(page, "headworks_cache_resident_bytes", "In the page cache.", bytes(resident));
-        let counter = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
-            page.family(name, MetricType::Counter, help);
-            page.sample(name, &[], value);
-        };
-        let (hits, misses) = (cache().map(|c| c.hits).sum(), cache().map(|c| c.misses).sum());
-        counter(page, "headworks_cache_hits_total", "Blocks of 4 KiB found in the cache.", hits);
-        counter(page, "headworks_cache_misses_total", "Blocks that had to be read.", misses);
-        Ok(())
-    }
+    let gauge = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
+        page.family(name, MetricType::Gauge, help);
+        page.sample(name, &[], value);
+    };
+    let dirty_blocks = dirty().map(|d| d.nr_dirty + d.nr_writeback).sum();
+    let resident = cache().map(|c| c.resident).sum();
+    let limit = dirty().map(|d| d.nr_dirty_threshold).sum();
+    let help = "Acknowledged and not written yet.";
+    gauge(page, "headworks_cache_dirty_bytes", help, bytes(dirty_blocks));
+    let help = "How much may be dirty.";
+    gauge(page, "headworks_cache_dirty_limit_bytes", help, bytes(limit));
+    gauge(page, "headworks_cache_resident_bytes", "In the page cache.", bytes(resident));
+    let counter = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
+        page.family(name, MetricType::Counter, help);
+        page.sample(name, &[], value);
+    };
+    let (hits, misses) = (cache().map(|c| c.hits).sum(), cache().map(|c| c.misses).sum());
+    counter(page, "headworks_cache_hits_total", "Blocks of 4 KiB found in the cache.", hits);
+    counter(page, "headworks_cache_misses_total", "Blocks that had to be read.", misses);
+    Ok(())
 }
 
 /// What clients see.

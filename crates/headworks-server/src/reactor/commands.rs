@@ -11,8 +11,8 @@ use headworks_core::{
     VolumeId,
 };
 
-use super::shard_io::OWN_FLUSHES;
 use super::{Reactor, ShutdownPhase};
+use crate::connection_id::OWN_FLUSHES;
 use crate::messages::ControlMessage;
 use crate::messages::command::{CommandResult, ExportReport, Released, ShardCommand};
 

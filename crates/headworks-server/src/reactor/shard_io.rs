@@ -8,17 +8,14 @@ use std::collections::HashMap;
 
 use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 
+use crate::connection_id::{
+    CONNECTIONS_MAX, OWN_FLUSHES, connection_id, is_of_shard, next_generation, slot_of,
+};
 use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
 use headworks::executor::ActionSink;
 use headworks::memory::{Mapping, Pool, Span};
 use headworks::ring::{Consumer, Producer};
-
-/// Most connections of one shard. The last two places name nobody: our own flushes and the cache's account have their ids there.
-pub const CONNECTIONS_MAX: usize = (1 << 12) - 2;
-
-/// The id that the shard's own flushes at shutdown carry.
-pub const OWN_FLUSHES: u32 = u32::MAX;
 
 /// What travels between shards: the message, and where the bytes of its bio lie.
 #[derive(Clone, Copy, Debug)]
@@ -124,8 +121,8 @@ impl ShardIo {
             return Err(connection);
         };
         let place = &mut self.places[slot as usize];
-        place.generation = (place.generation + 1) & 0x3fff;
-        connection.set_id(u32::from(self.shard.0) << 26 | place.generation << 12 | slot);
+        place.generation = next_generation(place.generation);
+        connection.set_id(connection_id(self.shard, place.generation, slot));
         place.connection = Some(connection);
         Ok(slot)
     }
@@ -180,11 +177,11 @@ impl ShardIo {
     }
 
     fn is_own(&self, id: BioId) -> bool {
-        id.connection >> 26 == u32::from(self.shard.0) && id.connection != OWN_FLUSHES
+        is_of_shard(id.connection, self.shard)
     }
 
     fn slot_of(&self, id: BioId) -> Option<u32> {
-        let slot = id.connection & 0xfff;
+        let slot = slot_of(id.connection);
         let place = self.places.get(slot as usize)?;
         let connection = place.connection.as_ref()?;
         (connection.id() == id.connection).then_some(slot)

@@ -1,12 +1,14 @@
 //! Against a server that runs, without clients: what is added, kept and refused, and that places come back.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
-use headworks_core::{Tunable, VolumeId, WriteMode};
+use headworks_core::{ShardId, Tunable, VolumeId, WriteMode};
 use serde_json::json;
 
-use super::*;
 use crate::assemble::{Assembly, ExportSpec};
+use crate::control::ReloadReport;
+use crate::messages::ControlMessage;
 use crate::messages::query::ControlQuery;
 use crate::{Server, ServerOptions};
 use headworks::device::testing::TempFile;
@@ -109,7 +111,7 @@ fn an_export_called_default_and_one_without_a_name_would_be_one_to_the_operator(
     let server = server(&["a=null:size=1M"], &options(1));
     let add = |name: &str| {
         let spec = ExportSpec::new(name.to_owned(), spec("null:size=1M").spec, false);
-        server.service.add(spec).map(drop).map_err(|fault| fault.message().to_owned())
+        server.service.changes().add(spec).map(drop).map_err(|fault| fault.message().to_owned())
     };
     add("").unwrap();
     assert!(add("default").unwrap_err().contains("there is an export `default` already"));
@@ -154,7 +156,7 @@ fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
     let image = TempFile::absent_in(&directory, "live-less");
     let text = format!("a=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
-    let queue = lock(&server.service.live().inventory).devices[&0].config.queue;
+    let queue = server.service.changes().queue_options(0);
     let other = TempFile::absent_in(&directory, "live-less");
     let other = spec(&format!("b=file:path={},size=1M", other.path().display()));
     let opened = crate::assemble::image::OpenedImage::new(&other.spec, true).unwrap();
@@ -295,8 +297,10 @@ fn a_stop_waits_for_its_own_flushes_and_counts_nobody_elses() {
     let text = format!("a=delay:flush=300ms,of=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));
     let drain = || {
-        let question = |answer| ControlQuery::Drain { volume: VolumeId(0), answer };
-        server.service.ask(ShardId(0), question).map_err(|fault| fault.message().to_owned())
+        let (answer, answered) = channel();
+        let query = ControlQuery::Drain { volume: VolumeId(0), answer };
+        server.shared.send(ShardId(0), ControlMessage::Query(query));
+        answered.recv()
     };
     // Under way when the stop begins, and answered with its own.
     let waiting = [(); 3].map(|()| drain().unwrap().1);

@@ -5,24 +5,26 @@ use std::path::PathBuf;
 use headworks_core::{DeviceConfig, DeviceId, ExportId, ShardId, VolumeConfig, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::rpc::{Params, RpcFault};
-use super::super::service::{ControlService, ExportSettings, RpcResult, lock, text};
-use super::super::tree::{DeviceNode, ExportNode};
 use super::remove::leaving;
-use super::{refused, wrong};
+use super::{LiveChanges, refused, wrong};
 use crate::assemble::export_info::served;
-use crate::assemble::image::{CreatedImage, OpenedImage, assembled};
-use crate::assemble::{ExportSpec, shown_name};
+use crate::assemble::image::{CreatedImage, OpenedImage};
+use crate::assemble::{ExportSpec, assembled, shown_name};
 use crate::control::inventory::{
     DeviceEntry, ExportEntry, ExportState, Inventory, Placement, VolumeEntry,
 };
+use crate::control::params::text;
+use crate::control::rpc::{Params, RpcFault, RpcResult};
+use crate::control::settings::ExportSettings;
+use crate::control::shards::stopping;
+use crate::control::tree::{DeviceNode, ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::spec::BaseDevice;
 use headworks::device::Device;
 
-impl ControlService {
+impl LiveChanges {
     /// By the words of a client.
-    pub(in super::super) fn add_by_words(&self, params: &Params) -> RpcResult {
+    pub fn add_by_words(&self, params: &Params) -> RpcResult {
         let flag = |name: &str| match params.get(name) {
             None => Ok(false),
             Some(Value::Bool(on)) => Ok(*on),
@@ -41,9 +43,9 @@ impl ControlService {
     }
 
     /// Clients may choose it when this returns.
-    pub(super) fn add(&self, spec: ExportSpec) -> RpcResult {
+    pub fn add(&self, spec: ExportSpec) -> RpcResult {
         spec.check().map_err(|error| wrong(&error))?;
-        let mut inventory = lock(&self.live().inventory);
+        let mut inventory = lock(&self.inventory);
         self.may_be_called(&inventory, &spec.name)?;
         let export = inventory.free_export().map_err(|error| wrong(&error))?;
         let mut made = None;
@@ -131,14 +133,14 @@ impl ControlService {
         } else {
             file = opened.joins().ok().map(|(_, file)| file);
         }
-        for shard in self.all_from(owner) {
+        for shard in self.shards.ids_from(owner) {
             let order = ShardCommand::AddVolume {
                 volume,
                 config,
                 file: file.take_if(|_| shard == owner),
                 watched: watched.take_if(|_| shard == config.home),
             };
-            if let Err(error) = self.order(shard, order)? {
+            if let Err(error) = self.shards.command(shard, order)? {
                 self.forget_volume(inventory, volume, config)?;
                 return Err(refused(&error));
             }
@@ -154,10 +156,10 @@ impl ControlService {
         body: Box<dyn Device>,
     ) -> Result<(), RpcFault> {
         let mut body = Some(body);
-        for shard in self.all_from(config.owner) {
+        for shard in self.shards.ids_from(config.owner) {
             let body = body.take_if(|_| shard == config.owner);
             if let Err(error) =
-                self.order(shard, ShardCommand::AddDevice { device, config, body })?
+                self.shards.command(shard, ShardCommand::AddDevice { device, config, body })?
             {
                 self.forget_device(device, config.owner)?;
                 return Err(refused(&error));
@@ -173,9 +175,10 @@ impl ControlService {
         volume: VolumeId,
         config: VolumeConfig,
     ) -> Result<(), RpcFault> {
-        for shard in self.all_from(config.home) {
-            let _ =
-                self.order(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
+        for shard in self.shards.ids_from(config.home) {
+            let _ = self
+                .shards
+                .command(shard, ShardCommand::RemoveVolume { volume, device: config.device })?;
         }
         let mut others = inventory.volumes.values();
         if !others.any(|other| other.config.device == config.device)
@@ -187,8 +190,8 @@ impl ControlService {
     }
 
     fn forget_device(&self, device: DeviceId, owner: ShardId) -> Result<(), RpcFault> {
-        for shard in self.all_from(owner).into_iter().rev() {
-            let _ = self.order(shard, ShardCommand::RemoveDevice { device })?;
+        for shard in self.shards.ids_from(owner).into_iter().rev() {
+            let _ = self.shards.command(shard, ShardCommand::RemoveDevice { device })?;
         }
         Ok(())
     }
@@ -200,7 +203,7 @@ impl ControlService {
         volume: VolumeId,
         spec: &ExportSpec,
     ) -> Result<ExportNode, RpcFault> {
-        let holding = inventory.volumes.get(&volume.0).ok_or_else(super::stopping)?;
+        let holding = inventory.volumes.get(&volume.0).ok_or_else(stopping)?;
         let (config, what) = (holding.config, &holding.origin.what);
         // Somebody may have made it longer since.
         let others = inventory.exports.iter().find(|(_, other)| other.volume == volume);
@@ -208,17 +211,15 @@ impl ControlService {
             Some(Some(report)) => report.size.unwrap_or(config.options.size),
             _ => config.options.size,
         };
-        let device = inventory.devices.get(&config.device.0).ok_or_else(super::stopping)?.config;
+        let device = inventory.devices.get(&config.device.0).ok_or_else(stopping)?.config;
         let assembled = assembled(spec, volume, what, size);
         let served = served(&assembled, export, &config, size, inventory.serial);
-        self.put_setting(
-            export,
-            ExportSettings { weight: assembled.weight, ioprio: assembled.ioprio },
-        );
+        self.settings
+            .put(export, ExportSettings { weight: assembled.weight, ioprio: assembled.ioprio });
         // Shard 0 is where clients choose: when it knows the export all others do.
-        for shard in self.shards().collect::<Vec<_>>().into_iter().rev() {
+        for shard in self.shards.ids().rev() {
             let order = ShardCommand::Serve { export: served.clone() };
-            self.order(shard, order)?.map_err(|error| refused(&error))?;
+            self.shards.command(shard, order)?.map_err(|error| refused(&error))?;
         }
         inventory.serial += 1;
         let holding = ExportEntry { volume, spec: spec.clone(), presence: ExportState::Serving };
@@ -234,7 +235,7 @@ impl ControlService {
             read_only: assembled.read_only || config.options.read_only,
             volatile: device.queue.write_cache && !config.options.read_only,
         };
-        self.change_tree(|tree| {
+        self.tree.change(|tree| {
             tree.exports.push(entry.clone());
             match tree.devices.iter_mut().find(|known| known.id == config.device) {
                 Some(known) if known.volumes.contains(&volume) => {}

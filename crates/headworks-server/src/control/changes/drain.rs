@@ -5,10 +5,11 @@ use std::sync::mpsc::Receiver;
 use headworks_core::{IoError, ShardId, Status, VolumeId};
 use serde_json::json;
 
-use super::super::rpc::{Params, RpcFault};
-use super::super::service::{ControlService, RpcResult, find_export, optional_text, stopping};
-use super::super::tree::{ExportNode, Tree};
-use super::{Draining, PAUSE};
+use super::{Draining, LiveChanges, PAUSE};
+use crate::control::params::optional_text;
+use crate::control::rpc::{Params, RpcFault, RpcResult};
+use crate::control::shards::stopping;
+use crate::control::tree::{ExportNode, Tree};
 use crate::messages::query::ControlQuery;
 
 /// A write-out that is under way.
@@ -18,15 +19,15 @@ struct WriteOut<'a> {
     status: Receiver<Status>,
 }
 
-impl ControlService {
-    pub(in super::super) fn drain(&self, params: &Params) -> RpcResult {
+impl LiveChanges {
+    pub fn drain(&self, params: &Params) -> RpcResult {
         let since = std::time::Instant::now();
-        let tree = self.tree();
+        let tree = self.tree.current();
         let entries = match optional_text(params, "export")? {
-            Some(name) => vec![find_export(&tree, name)?],
+            Some(name) => vec![tree.find_export(name)?],
             None => volumes(&tree),
         };
-        let _shown = Draining::new(self.live(), entries.iter().map(|entry| entry.id).collect());
+        let _shown = Draining::new(self, entries.iter().map(|entry| entry.id).collect());
         // All at once: devices work side by side.
         let started: Vec<WriteOut<'_>> = entries
             .into_iter()
@@ -60,7 +61,7 @@ impl ControlService {
         home: ShardId,
         volume: VolumeId,
     ) -> Result<(u64, Receiver<Status>), RpcFault> {
-        self.ask(home, |answer| ControlQuery::Drain { volume, answer })
+        self.shards.ask(home, |answer| ControlQuery::Drain { volume, answer })
     }
 
     /// Waits however long it takes; the server's stop ends it.

@@ -3,20 +3,20 @@
 use headworks_core::ExportId;
 use serde_json::{Value, json};
 
-use super::super::rpc::RpcFault;
-use super::super::service::{ControlService, RpcResult, lock};
-use super::super::tree::{ExportNode, device_name};
+use super::LiveChanges;
+use crate::control::rpc::{RpcFault, RpcResult};
+use crate::control::tree::{ExportNode, device_name, lock};
 use crate::messages::command::ExportReport;
 use crate::messages::query::ControlQuery;
 
-impl ControlService {
-    pub(in super::super) fn exports(&self) -> RpcResult {
-        let tree = self.tree();
+impl LiveChanges {
+    pub fn exports(&self) -> RpcResult {
+        let tree = self.tree.current();
         let reports = self.export_reports()?;
-        let draining = lock(&self.live().draining).clone();
+        let draining = lock(&self.draining).clone();
         let row = |entry: &ExportNode| {
             let report = reports.iter().find(|report| report.export == entry.id)?;
-            let setting = self.setting(entry.id);
+            let setting = self.settings.of(entry.id);
             let state = match report {
                 _ if draining.contains(&entry.id) => "draining",
                 ExportReport { suspect: false, failed: 0, .. } => "serving",
@@ -42,8 +42,8 @@ impl ControlService {
     /// What all shards together say of the exports.
     pub(super) fn export_reports(&self) -> Result<Vec<ExportReport>, RpcFault> {
         let mut all: Vec<ExportReport> = Vec::new();
-        for shard in self.shards() {
-            for report in self.ask(shard, |answer| ControlQuery::Exports { answer })? {
+        for shard in self.shards.ids() {
+            for report in self.shards.ask(shard, |answer| ControlQuery::Exports { answer })? {
                 match all.iter_mut().find(|known| known.export == report.export) {
                     Some(known) => known.add(&report),
                     None => all.push(report),

@@ -21,17 +21,17 @@ pub(crate) mod removal;
 mod remove;
 mod resize;
 
-use std::sync::Mutex;
-use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use headworks_core::{ChangeError, ConfigError, ExportId, ShardId};
+use headworks_core::{ChangeError, ConfigError, ExportId};
 
 use super::rpc::RpcFault;
-use super::service::{ControlService, lock, stopping};
+use super::settings::Settings;
+use super::shards::ShardLink;
+use super::tree::{TreeCell, lock};
 use crate::control::inventory::{Inventory, PLACES};
-use crate::messages::ControlMessage;
-use crate::messages::command::{CommandResult, Released, ShardCommand};
+use crate::messages::command::{Released, ShardCommand};
 use headworks::memory::give_back;
 
 pub use reconcile::ReloadReport;
@@ -39,17 +39,27 @@ pub use reconcile::ReloadReport;
 /// How long it takes until something that was in the way is asked for again.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// What changes of exports work with.
+/// Adds, removes, resizes and drains exports while the server runs.
 pub struct LiveChanges {
-    /// Held while shards are told that exports come, go or grow.
+    shards: Arc<ShardLink>,
+    tree: Arc<TreeCell>,
+    settings: Arc<Settings>,
+    /// Locked for one change at a time, and never while a device is waited for.
     inventory: Mutex<Inventory>,
-    /// Exports that are being written out.
+    /// Exports that are being written back.
     draining: Mutex<Vec<ExportId>>,
 }
 
 impl LiveChanges {
-    pub fn new(inventory: Inventory) -> Self {
-        Self { inventory: Mutex::new(inventory), draining: Mutex::default() }
+    /// Changes of a server that starts with `inventory`.
+    pub fn new(
+        shards: Arc<ShardLink>,
+        tree: Arc<TreeCell>,
+        settings: Arc<Settings>,
+        inventory: Inventory,
+    ) -> Self {
+        let (inventory, draining) = (Mutex::new(inventory), Mutex::default());
+        Self { shards, tree, settings, inventory, draining }
     }
 }
 
@@ -74,24 +84,17 @@ impl Drop for Draining<'_> {
     }
 }
 
-impl ControlService {
-    /// One shard obeys or refuses. It is waited for without a limit: what it will do later must not be a surprise.
-    fn order(&self, shard: ShardId, order: ShardCommand) -> Result<CommandResult, RpcFault> {
-        let (answer, answers) = channel();
-        self.shared().send(shard, ControlMessage::Command(Box::new(order), answer));
-        answers.recv().map_err(|_| stopping())
+impl LiveChanges {
+    /// Options of a device's queue, as the inventory records them.
+    #[cfg(test)]
+    pub fn queue_options(&self, device: u16) -> headworks_core::QueueOptions {
+        lock(&self.inventory).devices[&device].config.queue
     }
 
-    /// Every shard, `first` first.
-    fn all_from(&self, first: ShardId) -> Vec<ShardId> {
-        let others = self.shards().filter(|shard| *shard != first);
-        std::iter::once(first).chain(others).collect()
-    }
-
-    /// An order that every shard obeys.
-    fn tell_all(&self, order: impl Fn() -> ShardCommand) -> Result<(), RpcFault> {
-        for shard in self.shards() {
-            self.order(shard, order())?.map_err(|error| refused(&error))?;
+    /// Gives a command to every shard; all of them must carry it out.
+    fn command_all(&self, command: impl Fn() -> ShardCommand) -> Result<(), RpcFault> {
+        for shard in self.shards.ids() {
+            self.shards.command(shard, command())?.map_err(|error| refused(&error))?;
         }
         Ok(())
     }
@@ -121,5 +124,3 @@ fn close(remains: Vec<Released>) {
 
 #[cfg(test)]
 mod removal_tests;
-#[cfg(test)]
-mod tests;

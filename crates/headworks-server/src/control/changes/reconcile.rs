@@ -4,10 +4,11 @@ use std::io::ErrorKind;
 
 use headworks_core::{ConfigError, Ioprio, VolumeId};
 
-use super::super::rpc::RpcFault;
-use super::super::service::{ControlService, lock};
+use super::LiveChanges;
 use crate::assemble::{self, ExportSpec};
 use crate::control::inventory::{ExportEntry, ExportState};
+use crate::control::rpc::RpcFault;
+use crate::control::tree::lock;
 use crate::spec::BaseDevice;
 use headworks::device::Identity;
 
@@ -32,7 +33,7 @@ struct ServedFile {
     image: Option<Identity>,
 }
 
-impl ControlService {
+impl LiveChanges {
     /// See [`crate::server::Reloader::reconcile`].
     pub fn reconcile(&self, wanted: Vec<ExportSpec>) -> Result<ReloadReport, ConfigError> {
         assemble::check(&wanted)?;
@@ -40,7 +41,7 @@ impl ControlService {
         // What somebody else removes just now is as good as gone; who wants it hears of that when it is added.
         let (mut there, mut unfinished) = (Vec::new(), Vec::new());
         {
-            let inventory = lock(&self.live().inventory);
+            let inventory = lock(&self.inventory);
             let image = |volume: VolumeId| inventory.volumes.get(&volume.0)?.origin.identity;
             for ExportEntry { spec, presence, volume, .. } in inventory.exports.values() {
                 match presence {
@@ -103,14 +104,14 @@ impl ControlService {
             );
             reload.kept.push((name.clone(), why));
         }
-        let tree = self.tree();
+        let tree = self.tree.current();
         let Some(entry) = tree.exports.iter().find(|entry| entry.name == new.name) else { return };
-        let now = self.setting(entry.id);
+        let now = self.settings.of(entry.id);
         let (weight, ioprio): (u16, Ioprio) = (new.share.weight, new.share.ioprio);
-        if now.weight != weight && self.set_weight(entry.id, weight).is_ok() {
+        if now.weight != weight && self.settings.set_weight(entry.id, weight).is_ok() {
             set.push(format!("weight {weight}"));
         }
-        if now.ioprio != ioprio && self.set_ioprio(entry.id, ioprio).is_ok() {
+        if now.ioprio != ioprio && self.settings.set_ioprio(entry.id, ioprio).is_ok() {
             set.push(format!("ioprio {ioprio}"));
         }
         if !set.is_empty() {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use headworks_core::ShardId;
 
-use super::super::tree::ExportNode;
+use crate::control::tree::ExportNode;
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,13 +8,14 @@ use std::time::Duration;
 use headworks_core::{ChangeError, ExportId, IoError, ShardId, Status};
 use serde_json::{Value, json};
 
-use super::super::service::{ControlService, lock};
+use super::super::service::ControlService;
 use crate::ServerOptions;
+use crate::assemble::topology::topology;
 use crate::assemble::{Assembly, ExportSpec};
+use crate::control::tree::lock;
 use crate::messages::ControlMessage;
 use crate::messages::command::{ExportReport, Released, ShardCommand};
 use crate::messages::query::ControlQuery;
-use crate::server::{service, topology};
 use crate::shared::ServerShared;
 use headworks::device::testing::TempFile;
 
@@ -108,7 +109,7 @@ impl Bench {
         let config = topology(&assembly, &options);
         let (boxes, mails): (Vec<_>, Vec<_>) = (0..2).map(|_| channel()).unzip();
         let shared = Arc::new(ServerShared::new(boxes, config.volumes_max(), Box::new(|| ())));
-        let service = Arc::new(service(&assembly, &config, &options, &shared));
+        let service = Arc::new(ControlService::for_server(&assembly, &config, &options, &shared));
         let (script, (begun, drains)) = (Arc::new(Mutex::new(Script::default())), channel());
         let known: Vec<ExportId> = service.tree().exports.iter().map(|entry| entry.id).collect();
         for (id, mails) in (0..).zip(mails) {

@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 use headworks_core::{ChangeError, DeviceId, ExportId, IoError, VolumeId};
 use serde_json::{Value, json};
 
-use super::super::changes::removal::{RemovalStep, RemovalSteps};
-use super::super::rpc::{Params, RpcFault};
-use super::super::service::{ControlService, RpcResult, find_export, lock, stopping, text};
-use super::super::tree::{ExportNode, Tree};
-use super::{Draining, PAUSE, close, refused};
+use super::removal::{RemovalStep, RemovalSteps};
+use super::{Draining, LiveChanges, PAUSE, close, refused};
 use crate::assemble::shown_name;
 use crate::control::inventory::{ExportState, Inventory};
+use crate::control::params::text;
+use crate::control::rpc::{Params, RpcFault, RpcResult};
+use crate::control::shards::stopping;
+use crate::control::tree::{ExportNode, Tree, lock};
 use crate::messages::command::{ExportReport, Released, ShardCommand};
 
 /// A client that does not read its last replies holds up a removal no longer than a stop.
@@ -41,9 +42,9 @@ struct ExportRemoval {
     remains: Vec<Released>,
 }
 
-impl ControlService {
+impl LiveChanges {
     /// By the words of a client.
-    pub(in super::super) fn remove_by_words(&self, params: &Params) -> RpcResult {
+    pub fn remove_by_words(&self, params: &Params) -> RpcResult {
         let force = match params.get("force") {
             None | Some(Value::Bool(false)) => false,
             Some(Value::Bool(true)) => true,
@@ -55,7 +56,7 @@ impl ControlService {
     /// When this returns it is gone, and its file is closed if it was the last export of it.
     pub(super) fn remove(&self, name: &str, force: bool) -> RpcResult {
         let mut leaver = self.begin_removal(name, force)?;
-        let _shown = Draining::new(self.live(), vec![leaver.entry.id]);
+        let _shown = Draining::new(self, vec![leaver.entry.id]);
         let closed = match self.send_off(&mut leaver, force) {
             Ok(closed) => closed,
             Err(fault) => {
@@ -72,7 +73,7 @@ impl ControlService {
 
     /// Marks it as leaving, if it may.
     fn begin_removal(&self, name: &str, force: bool) -> Result<ExportRemoval, RpcFault> {
-        let mut inventory = lock(&self.live().inventory);
+        let mut inventory = lock(&self.inventory);
         // What some shards have forgotten already is not in the tree any more.
         let known = inventory.export(name).map(|(_, holding)| holding.presence.clone());
         let leaver = match known {
@@ -82,7 +83,7 @@ impl ControlService {
                 ExportRemoval { entry, clients: 0, departure: Some(departure), remains: Vec::new() }
             }
             Some(ExportState::Serving) | None => {
-                let entry = find_export(&self.tree(), name)?.clone();
+                let entry = self.tree.current().find_export(name)?.clone();
                 let report = self.report_of(&entry)?;
                 may_leave(&entry, &report, force)?;
                 if !inventory.shares_volume(entry.id) {
@@ -99,7 +100,7 @@ impl ControlService {
 
     /// It cannot go: it serves again, or as much of it as is left waits for another `remove`. A server that stops does not care.
     fn stay(&self, leaver: &mut ExportRemoval) {
-        let mut inventory = lock(&self.live().inventory);
+        let mut inventory = lock(&self.inventory);
         let id = leaver.entry.id;
         let presence = match leaver.departure.take().filter(RemovalSteps::has_begun) {
             Some(departure) => ExportState::Stuck(departure),
@@ -140,7 +141,7 @@ impl ControlService {
     }
 
     fn hide(&self, export: ExportId, hidden: bool) -> Result<(), RpcFault> {
-        self.tell_all(|| ShardCommand::Hide { export, hidden })
+        self.command_all(|| ShardCommand::Hide { export, hidden })
     }
 
     /// Nobody comes any more, and who is there leaves.
@@ -157,7 +158,7 @@ impl ControlService {
     fn evict(&self, entry: &ExportNode) -> Result<(), RpcFault> {
         let (since, export) = (Instant::now(), entry.id);
         let mut unread = false;
-        self.tell_all(|| ShardCommand::Evict { export, unread: false })?;
+        self.command_all(|| ShardCommand::Evict { export, unread: false })?;
         loop {
             let left = self.report_of(entry)?.clients;
             if left == 0 {
@@ -165,7 +166,7 @@ impl ControlService {
             }
             if since.elapsed() > UNREAD && !unread {
                 unread = true;
-                self.tell_all(|| ShardCommand::Evict { export, unread })?;
+                self.command_all(|| ShardCommand::Evict { export, unread })?;
             }
             if since.elapsed() > LEAVING {
                 let name = entry.shown_name();
@@ -180,17 +181,17 @@ impl ControlService {
 
     /// Another export of the image stays, so only the name goes; false if there is none.
     fn forget_shared(&self, entry: &ExportNode) -> Result<bool, RpcFault> {
-        let mut inventory = lock(&self.live().inventory);
+        let mut inventory = lock(&self.inventory);
         if !inventory.shares_volume(entry.id) {
             return Ok(false);
         }
-        self.change_tree(|tree| tree.exports.retain(|other| other.id != entry.id));
+        self.tree.change(|tree| tree.exports.retain(|other| other.id != entry.id));
         self.forget_export(&mut inventory, entry.id)?;
         Ok(true)
     }
 
     fn forget_export(&self, inventory: &mut Inventory, export: ExportId) -> Result<(), RpcFault> {
-        self.tell_all(|| ShardCommand::Forget { export })?;
+        self.command_all(|| ShardCommand::Forget { export })?;
         inventory.exports.remove(&export.0);
         Ok(())
     }
@@ -227,22 +228,22 @@ impl ControlService {
 
     /// The volume leaves every shard that is ready, and its device if that is empty then; what is in the way, if anything is.
     fn leave(&self, leaver: &mut ExportRemoval) -> Result<Option<&'static str>, RpcFault> {
-        let mut inventory = lock(&self.live().inventory);
+        let mut inventory = lock(&self.inventory);
         let ExportNode { id, volume, device, home, .. } = leaver.entry;
         let owner = inventory.devices.get(&device.0).map_or(home, |holding| holding.config.owner);
         let departure = leaver.departure.get_or_insert_with(|| {
-            RemovalSteps::new(leaver.entry.clone(), owner, self.shards().count() as u16)
+            RemovalSteps::new(leaver.entry.clone(), owner, self.shards.count())
         });
-        let before = self.tree();
+        let before = self.tree.current();
         // Who looks must not find what a shard may have forgotten.
-        self.change_tree(|tree| take_out(tree, id, volume));
+        self.tree.change(|tree| take_out(tree, id, volume));
         while let Some(step) = departure.step() {
             let told = match step {
                 RemovalStep::Volume(shard) => {
-                    self.order(shard, ShardCommand::RemoveVolume { volume, device })?
+                    self.shards.command(shard, ShardCommand::RemoveVolume { volume, device })?
                 }
                 RemovalStep::Device(shard) => {
-                    self.order(shard, ShardCommand::RemoveDevice { device })?
+                    self.shards.command(shard, ShardCommand::RemoveDevice { device })?
                 }
                 RemovalStep::VolumePlace => {
                     if !self.stays(&mut inventory, (volume, device)) {
@@ -261,7 +262,7 @@ impl ControlService {
                 Err(error) => {
                     if !departure.has_begun() {
                         // Nobody else changes the tree while we hold the lock.
-                        self.change_tree(|tree| tree.clone_from(&before));
+                        self.tree.change(|tree| tree.clone_from(&before));
                     }
                     return in_the_way(&error);
                 }
@@ -280,7 +281,7 @@ impl ControlService {
         if let Some(holding) = inventory.devices.get_mut(&device.0) {
             holding.common = None;
         }
-        self.change_tree(|tree| tree.devices.retain(|known| known.id != device));
+        self.tree.change(|tree| tree.devices.retain(|known| known.id != device));
         false
     }
 }

@@ -3,20 +3,20 @@
 use headworks_core::VolumeId;
 use serde_json::{Value, json};
 
-use super::super::rpc::{Params, RpcFault};
-use super::super::service::{ControlService, RpcResult, find_export, lock, text};
-use super::super::tree::ExportNode;
-use super::refused;
 use super::remove::leaving;
+use super::{LiveChanges, refused};
 use crate::control::inventory::{ExportState, VolumeEntry};
+use crate::control::params::text;
+use crate::control::rpc::{Params, RpcFault, RpcResult};
+use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::units::parse_size;
 use headworks::device::SizeWatch;
 use headworks::display_size;
 
-impl ControlService {
+impl LiveChanges {
     /// By the words of a client.
-    pub(in super::super) fn resize_by_words(&self, params: &Params) -> RpcResult {
+    pub fn resize_by_words(&self, params: &Params) -> RpcResult {
         let invalid = |message: String| RpcFault::refused("EINVAL", format!("size: {message}"));
         let size = match params.get("size") {
             None | Some(Value::Null) => None,
@@ -30,13 +30,13 @@ impl ControlService {
     }
 
     fn resize(&self, name: &str, wanted: Option<u64>) -> RpcResult {
-        let mut inventory = lock(&self.live().inventory);
+        let mut inventory = lock(&self.inventory);
         let known = inventory.export(name).map(|(_, holding)| &holding.presence);
         if known.is_some_and(|presence| !matches!(presence, ExportState::Serving)) {
             return Err(leaving(name));
         }
-        let tree = self.tree();
-        let entry = find_export(&tree, name)?;
+        let tree = self.tree.current();
+        let entry = tree.find_export(name)?;
         let report = self.export_report(entry.id)?;
         let now = report.and_then(|report| report.size).unwrap_or_default();
         let Some(VolumeEntry { config, origin }) = inventory.volumes.get_mut(&entry.volume.0)
@@ -107,7 +107,8 @@ impl ControlService {
 
     fn lengthen(&self, entry: &ExportNode, watch: &SizeWatch, size: u64) -> Result<(), RpcFault> {
         let volume = entry.volume;
-        self.order(entry.home, ShardCommand::Expect { volume, size })?
+        self.shards
+            .command(entry.home, ShardCommand::Expect { volume, size })?
             .map_err(|error| refused(&error))?;
         watch.lengthen(size).map_err(|error| {
             let errno = match error.raw_os_error() {
@@ -123,10 +124,10 @@ impl ControlService {
     /// Everybody hears of it, the device first.
     fn grow(&self, entry: &ExportNode, size: u64) -> Result<(), RpcFault> {
         let (volume, device): (VolumeId, _) = (entry.volume, entry.device);
-        let owner = self.tree().device(device).map_or(entry.home, |device| device.owner);
-        for shard in self.all_from(owner) {
+        let owner = self.tree.current().device(device).map_or(entry.home, |device| device.owner);
+        for shard in self.shards.ids_from(owner) {
             let order = ShardCommand::Grow { volume, device, size };
-            self.order(shard, order)?.map_err(|error| refused(&error))?;
+            self.shards.command(shard, order)?.map_err(|error| refused(&error))?;
         }
         Ok(())
     }

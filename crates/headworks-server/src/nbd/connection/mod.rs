@@ -30,7 +30,7 @@ use headworks_core::{
 use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
-use crate::latency::{LatencyOp, LatencyTable};
+use crate::latency::{CompletedRequest, LatencyOp, LatencyTable};
 use headworks::memory::{Buffer, Pool, Span};
 use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Negotiated};
 use headworks_nbd::reply::Replies;
@@ -105,27 +105,6 @@ struct Receiving {
     buffer: Option<Buffer>,
     request: Request,
     filled: usize,
-}
-
-/// A request that was answered.
-#[derive(Clone, Copy, Debug)]
-pub struct CompletedRequest {
-    /// What it was.
-    pub op: Op,
-    /// First byte.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u32,
-    /// From the turn in which it was complete to this one.
-    pub total_ns: u64,
-}
-
-impl CompletedRequest {
-    #[inline]
-    fn of(in_flight: &InFlight, now: Instant) -> Self {
-        let InFlight { op, offset, len, since, .. } = *in_flight;
-        Self { op, offset, len, total_ns: now.since(since) }
-    }
 }
 
 /// What a call of [`Connection::receive`] came to.
@@ -405,14 +384,14 @@ impl Connection {
             let in_flight = self.window.get(sequence)?;
             in_flight.answered = true;
             let (op, cookie) = (in_flight.op, in_flight.cookie);
-            let answered = CompletedRequest::of(in_flight, now);
+            let answered = completed(in_flight, now);
             if !dead {
                 self.answer_failure(op, cookie, status.err().unwrap_or(IoError::TimedOut));
             }
             return Some(answered);
         }
         let in_flight = self.window.remove(sequence)?;
-        let counted = CompletedRequest::of(&in_flight, now);
+        let counted = completed(&in_flight, now);
         let InFlight { op, cookie, offset, len, one_extent, answered, buffer, .. } = in_flight;
         self.buffer_bytes -= buffer.as_ref().map_or(0, |buffer| buffer.len());
         let mut buffer = buffer;
@@ -604,6 +583,13 @@ impl Transmission {
     fn is_in_the_middle(&self) -> bool {
         self.receiving.is_some() || !self.parser.is_between_requests()
     }
+}
+
+/// Describes a request of the window that is answered at `now`.
+#[inline]
+fn completed(request: &InFlight, now: Instant) -> CompletedRequest {
+    let InFlight { op, offset, len, since, .. } = *request;
+    CompletedRequest { op, offset, len, total_ns: now.since(since) }
 }
 
 /// What a device told in the buffer of a block status.

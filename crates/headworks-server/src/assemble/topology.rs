@@ -1,0 +1,61 @@
+//! The shards' configuration: which device and volume lives on which shard.
+
+use headworks_core::writeback::DirtyOptions;
+use headworks_core::{
+    CacheOptions, DeviceConfig, ExportConfig, QueueOptions, ShardConfig, ShardId, SpareSlots,
+    VolumeConfig, WriteMode,
+};
+
+use super::Assembly;
+use crate::options::{BIOS_MAX, ServerOptions};
+
+/// Devices that there can be: what a shard's mask has bits for.
+const DEVICES_MAX: usize = 64;
+/// Exports that there can be if they come and go.
+const EXPORTS_MAX: usize = 1024;
+
+/// Which device and volume lives where. Caches come later: they are a shard's own.
+pub(crate) fn topology(assembly: &Assembly, options: &ServerOptions) -> ShardConfig {
+    let shards = options.shards;
+    let owner = |device: usize| ShardId(device as u16 % shards);
+    let devices = assembly
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(device, (queue, _))| DeviceConfig { owner: owner(device), queue: *queue });
+    let volumes = assembly.volumes.iter().enumerate().map(|(volume, &(device, options_of))| {
+        let home = if options.spread { owner(volume) } else { owner(device.0.into()) };
+        let mut volume = VolumeConfig { home, device, options: options_of };
+        if options.cache == 0 {
+            volume.options.mode = WriteMode::None;
+        }
+        volume
+    });
+    ShardConfig {
+        id: ShardId(0),
+        shards,
+        bios_max: BIOS_MAX + options.foreign_bios(),
+        devices: devices.collect(),
+        volumes: volumes.collect(),
+        exports: assembly
+            .exports
+            .iter()
+            .map(|export| ExportConfig { weight: export.weight })
+            .collect(),
+        cache: CacheOptions::default(),
+        dirty: DirtyOptions::default(),
+        spare: if options.live { spare(assembly) } else { SpareSlots::default() },
+    }
+}
+
+/// Places for 64 devices and 1024 exports in all, and tags for as many devices as are likely to be large.
+fn spare(assembly: &Assembly) -> SpareSlots {
+    let left = |most: usize, there: usize| most.saturating_sub(there) as u16;
+    let devices = left(DEVICES_MAX, assembly.devices.len());
+    SpareSlots {
+        devices,
+        volumes: left(EXPORTS_MAX, assembly.volumes.len()),
+        exports: left(EXPORTS_MAX, assembly.exports.len()),
+        tags: u32::from(devices) * QueueOptions::default().nr_requests,
+    }
+}

@@ -1,0 +1,306 @@
+//! Methods that read: values, statistics, histograms, connections, failed ranges; and `discard-failed`.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use headworks_core::cache::folio::BLOCK;
+use headworks_core::stats::TurnStats;
+use headworks_core::{Control, DeviceId, ExportId, ShardId};
+use serde_json::{Value, json};
+
+use super::rpc::{Params, RpcFault, RpcResult};
+use super::settings::Settings;
+use super::shards::ShardLink;
+use super::tree::{DeviceNode, ExportNode, Leaf, Tree, TreeCell, device_name, is_within};
+use super::why::{WhySnapshot, why};
+use super::{latency, report};
+use crate::messages::query::{
+    CacheReport, ConnectionReport, ControlQuery, DeviceReport, LatencyReport, SlowReport,
+    VolumeReport,
+};
+
+/// Wait times by export, for exports that had a client.
+pub type Latencies = BTreeMap<ExportId, LatencyReport>;
+
+/// Reads the state of the server for clients and scrapers.
+pub struct Queries {
+    shards: Arc<ShardLink>,
+    tree: Arc<TreeCell>,
+    settings: Arc<Settings>,
+    started: std::time::Instant,
+}
+
+impl Queries {
+    /// Queries of a server that starts now.
+    pub fn new(shards: Arc<ShardLink>, tree: Arc<TreeCell>, settings: Arc<Settings>) -> Self {
+        Self { shards, tree, settings, started: std::time::Instant::now() }
+    }
+
+    /// Values of all names at or below `path`.
+    ///
+    /// # Errors
+    /// `ENOENT` if there is none.
+    pub fn get(&self, path: &str) -> RpcResult {
+        let (path, tree) = (path.trim_matches('/'), self.tree.current());
+        let mut values = Params::new();
+        let mut device_before: Option<(DeviceId, DeviceReport)> = None;
+        let fact = |export, show: fn(&ExportNode) -> Value| tree.entry(export).map(show);
+        for (name, leaf) in tree.leaves(path) {
+            let value = match leaf {
+                Leaf::Tunable(device, tunable) => {
+                    if device_before.as_ref().is_none_or(|(before, _)| *before != device) {
+                        device_before =
+                            self.device_if_there(&tree, device)?.map(|report| (device, report));
+                    }
+                    match &device_before {
+                        Some((_, report)) => report::value(tunable, tunable.get(&report.options)),
+                        None => Value::Null,
+                    }
+                }
+                Leaf::Device(export) => {
+                    fact(export, |entry| device_name(entry.device).into()).into()
+                }
+                Leaf::ReadOnly(export) => {
+                    fact(export, |entry| u8::from(entry.read_only).into()).into()
+                }
+                Leaf::Weight(export) => self.settings.of(export).weight.into(),
+                Leaf::Ioprio(export) => self.settings.of(export).ioprio.to_string().into(),
+                Leaf::Mode(export) => fact(export, |entry| entry.mode.name().into()).into(),
+                Leaf::OnError(export) => fact(export, |entry| entry.on_error.name().into()).into(),
+                Leaf::Dirty(tunable) => {
+                    report::dirty_value(tunable, tunable.get(&self.settings.dirty()))
+                }
+                Leaf::Connection(_) => continue,
+            };
+            values.insert(name, value);
+        }
+        let root = "connections";
+        if path.is_empty() || is_within(path, root) {
+            for (_, connection) in self.list_connections()? {
+                let name = format!("{root}/{}/ioprio", connection.id);
+                if let Some((_, ioprio)) = connection.chosen
+                    && (path.is_empty() || is_within(&name, path))
+                {
+                    values.insert(name, ioprio.to_string().into());
+                }
+            }
+        }
+        if values.is_empty() && path != root {
+            return Err(tree.no_entry(path));
+        }
+        Ok(Value::Object(values))
+    }
+
+    /// Discards the blocks of an export whose write-back failed and lets its flushes succeed again. Without `confirm`, an
+    /// export that has something to lose is reported and left as it is.
+    pub fn discard_failed(&self, name: &str, confirm: bool) -> RpcResult {
+        let tree = self.tree.current();
+        let entry = tree.find_export(name)?;
+        let ExportNode { volume, home, .. } = *entry;
+        let owner = tree.owner(entry);
+        let report = self.shards.ask(owner, |answer| ControlQuery::Volume { volume, answer })?;
+        let failed = self.shards.ask(home, |answer| ControlQuery::Failed { volume, answer })?;
+        let name = entry.shown_name();
+        let bytes: u64 = failed.iter().map(|range| range.len).sum();
+        if confirm {
+            let control = Control::Acknowledge { volume };
+            // First the blocks that could not be written are given up, then flushes may succeed again.
+            self.shards.ask(home, |answer| ControlQuery::Tell { control, answer })?;
+            if owner != home {
+                self.shards.ask(owner, |answer| ControlQuery::Tell { control, answer })?;
+            }
+            if report.suspect || bytes > 0 {
+                tracing::warn!(
+                    "export {name}: discarded {bytes} acknowledged bytes that could not be written (ctl discard-failed); its flushes can succeed again"
+                );
+            }
+        }
+        Ok(json!({
+            "export": name,
+            "was_suspect": report.suspect,
+            "unflushed": report.unflushed,
+            "failed_bytes": bytes,
+            "discarded": confirm && (report.suspect || bytes > 0),
+        }))
+    }
+
+    /// Ranges of an export that could not be written back.
+    pub fn failed(&self, name: &str) -> RpcResult {
+        let tree = self.tree.current();
+        let entry = tree.find_export(name)?;
+        let volume = entry.volume;
+        let ranges =
+            self.shards.ask(entry.home, |answer| ControlQuery::Failed { volume, answer })?;
+        Ok(json!({ "export": entry.shown_name(), "ranges": report::failed(&ranges) }))
+    }
+
+    /// Statistics of exports, devices, caches and turns.
+    pub fn stats(&self) -> RpcResult {
+        let tree = self.tree.current();
+        let mut reports: Vec<(DeviceId, DeviceReport)> = Vec::new();
+        for DeviceNode { id, .. } in &tree.devices {
+            reports.extend(self.device_if_there(&tree, *id)?.map(|report| (*id, report)));
+        }
+        let latencies = self.latencies()?;
+        let mut exports = Params::new();
+        for entry in &tree.exports {
+            let volume = entry.volume;
+            let report = self
+                .shards
+                .ask(tree.owner(entry), |answer| ControlQuery::Volume { volume, answer });
+            let Some(report) = self.tree.if_current(&tree, report)? else { continue };
+            let report: VolumeReport = report;
+            let device = reports.iter().find(|(device, _)| *device == entry.device);
+            let Some((_, DeviceReport { options, .. })) = device else { continue };
+            let mut value = report::export(entry, self.settings.of(entry.id), options, &report);
+            value["latency"] = latencies
+                .get(&entry.id)
+                .map_or(json!({}), |report| latency::summary(&report.totals));
+            exports.insert(entry.shown_name().to_owned(), value);
+        }
+        let devices: Params = reports
+            .iter()
+            .map(|(device, table)| (device_name(*device), report::device(table)))
+            .collect();
+        let turns = self.turns()?;
+        let caches = self.caches()?;
+        Ok(json!({
+            "seconds": self.started.elapsed().as_secs_f64(),
+            "exports": exports,
+            "devices": devices,
+            "cache": report::cache(&caches),
+            "dirty": report::dirty(&caches),
+            "turns": report::turns(&turns),
+            "connections": self.connections()?,
+        }))
+    }
+
+    /// Counters of every device with the fields of `/proc/diskstats`.
+    pub fn diskstats(&self) -> RpcResult {
+        let (mut lines, tree) = (Vec::new(), self.tree.current());
+        for DeviceNode { id, .. } in &tree.devices {
+            let report = self.device_if_there(&tree, *id)?;
+            lines.extend(report.map(|report| report::diskstats(*id, &report)));
+        }
+        Ok(Value::Array(lines))
+    }
+
+    /// One row for each connection.
+    pub fn connections(&self) -> RpcResult {
+        let (list, tree) = (self.list_connections()?, self.tree.current());
+        let shown = list.iter().map(|(shard, connection)| {
+            let name = |export| tree.entry(export).map(ExportNode::shown_name);
+            json!({
+                "id": connection.id,
+                "peer": connection.peer,
+                "shard": shard.0,
+                "export": connection.chosen.and_then(|(export, _)| name(export)),
+                "ioprio": connection.chosen.map(|(_, ioprio)| ioprio.to_string()),
+                "in_flight": connection.in_flight,
+                "latency": connection.latency.as_ref().map(|table| latency::compact(&table.into())),
+            })
+        });
+        Ok(shown.collect())
+    }
+
+    fn list_connections(&self) -> Result<Vec<(ShardId, ConnectionReport)>, RpcFault> {
+        let mut all = Vec::new();
+        for shard in self.shards.ids() {
+            let mut next = Some(0);
+            while let Some(from) = next {
+                let (some, more) =
+                    self.shards.ask(shard, |answer| ControlQuery::Connections { from, answer })?;
+                all.extend(some.into_iter().map(|connection| (shard, connection)));
+                next = more;
+            }
+        }
+        Ok(all)
+    }
+
+    /// As many questions for each shard as it has parts to tell.
+    pub fn latencies(&self) -> Result<Latencies, RpcFault> {
+        let mut all = Latencies::new();
+        for shard in self.shards.ids() {
+            let mut next = Some(ExportId(0));
+            while let Some(from) = next {
+                let part =
+                    self.shards.ask(shard, |answer| ControlQuery::Latency { from, answer })?;
+                for report in part.reports {
+                    match all.entry(report.export) {
+                        // Most exports have clients on one shard.
+                        Entry::Vacant(place) => drop(place.insert(report)),
+                        Entry::Occupied(sum) => {
+                            let sum = sum.into_mut();
+                            sum.totals.merge(&report.totals);
+                            sum.connections += report.connections;
+                        }
+                    }
+                }
+                next = part.next;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Of one export, or of each.
+    pub fn histograms(&self, name: Option<&str>) -> RpcResult {
+        let (tree, all) = (self.tree.current(), self.latencies()?);
+        let ops = |entry: &ExportNode| {
+            all.get(&entry.id).map_or(json!({}), |report| latency::histograms(&report.totals))
+        };
+        if let Some(name) = name {
+            let entry = tree.find_export(name)?;
+            return Ok(json!({ "export": entry.shown_name(), "ops": ops(entry) }));
+        }
+        let one = |entry: &ExportNode| (entry.shown_name().to_owned(), ops(entry));
+        Ok(json!({ "exports": tree.exports.iter().map(one).collect::<Params>() }))
+    }
+
+    pub fn why(&self, name: &str) -> RpcResult {
+        let tree = self.tree.current();
+        let entry = tree.find_export(name)?;
+        let ExportNode { id: export, device, home, .. } = *entry;
+        let query = |answer| ControlQuery::Slow { export, device, answer };
+        let SlowReport { now, requests, slowest, writeback } = self.shards.ask(home, query)?;
+        let options = self.shards.device(&tree, device)?.options;
+        let blocks = |count: u64| count * u64::from(BLOCK);
+        let facts = WhySnapshot {
+            device: device_name(device),
+            export: entry.shown_name().to_owned(),
+            nr_requests: options.nr_requests,
+            scheduler: options.scheduler.name(),
+            dirty: writeback.map(|wb| {
+                let dirty = wb.reclaimable + wb.writeback + wb.reserved;
+                (blocks(dirty), blocks(wb.dirty_thresh))
+            }),
+            write_bandwidth: writeback.map_or(0, |wb| blocks(wb.write_bandwidth)),
+        };
+        Ok(why(&facts, now, requests, &slowest))
+    }
+
+    /// The same for whoever looks at all of them: none if it has gone meanwhile.
+    pub fn device_if_there(
+        &self,
+        tree: &Tree,
+        device: DeviceId,
+    ) -> Result<Option<DeviceReport>, RpcFault> {
+        self.tree.if_current(tree, self.shards.device(tree, device))
+    }
+
+    /// Plug statistics of every shard.
+    pub fn turns(&self) -> Result<Vec<TurnStats>, RpcFault> {
+        self.shards.ask_all(|answer| ControlQuery::Turns { answer })
+    }
+
+    /// Cache statistics of every shard.
+    pub fn caches(&self) -> Result<Vec<CacheReport>, RpcFault> {
+        self.shards.ask_all(|answer| ControlQuery::Cache { answer })
+    }
+
+    /// Time since the server started.
+    pub fn uptime(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
