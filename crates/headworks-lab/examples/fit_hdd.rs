@@ -1,7 +1,9 @@
-//! How the numbers of `HddProfile::seed_000` were found: a random search that sees the seed's single-job table only.
+//! Random search for the parameters of `HddProfile::seed_000`, against the seed's single-job table
+//! only.
 //!
-//! `cargo run --release -p headworks-lab --example fit_hdd -- CACHE_MIB TRIALS [SEED]`. The mean seek is held to 7..11.5 ms, what
-//! data sheets of such drives say; it ends with a local search around the best.
+//! `cargo run --release -p headworks-lab --example fit_hdd -- CACHE_MIB TRIALS [SEED]`. The mean
+//! seek is constrained to 7..11.5 ms, as in data sheets of such drives; a local search around the
+//! best parameters follows.
 
 use headworks_core::prng::Prng;
 use headworks_lab::seed000::fit;

@@ -1,82 +1,82 @@
-//! Pictures of a run: panels of lines over one axis of time, written as SVG.
+//! Charts in SVG: panels of lines over a common horizontal axis.
 //!
 //! ```text
 //!   page:   title
-//!           panel: name, unit   |  lines, each with a colour and a word in the legend
+//!           panel: name, unit   |  lines, each with a colour and a name in the legend
 //!           panel: ..           |
 //!                               '-- one horizontal axis for all of them
 //! ```
 //!
-//! No font is measured and nothing is fetched, so a picture opens from a file. An SVG library would be 17 packages in the lock
-//! file for less than this. Equal data give an equal file.
+//! Charts use no external fonts or files. An SVG library would add 17 packages to the lock file.
+//! Equal data give equal files.
 
 use std::fmt::Write as _;
 
-/// Width of a page.
+/// Width of a page in pixels.
 const WIDTH: f64 = 860.0;
-/// What the axes' words and numbers take: left, right, above and below.
+/// Margins for axis labels in pixels: left, right, above and below.
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 18.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 42.0;
-/// Between two panels: a title and a legend.
+/// Space between panels for title and legend.
 const GAP: f64 = 30.0;
-/// Points of a line that are drawn, at most: about one for every pixel.
+/// Maximum number of points drawn for a line, about one per pixel.
 const POINTS: usize = 700;
 
-/// Colours that differ in lightness too, for those who see them differently and for paper.
+/// Line colours that also differ in lightness.
 pub const COLOURS: [&str; 5] = ["#1b6ca8", "#d1495b", "#3c8d53", "#8a8d91", "#b8860b"];
 
-/// How numbers become places.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scale {
-    /// From the least (or 0) to the most.
+    /// Linear from the minimum (or 0) to the maximum.
     #[default]
     Linear,
-    /// By powers of ten.
+    /// Logarithmic, in powers of ten.
     Log,
 }
 
-/// One line.
+/// A line of a panel.
 #[derive(Clone, Debug, Default)]
 pub struct Line {
-    /// Its word in the legend.
+    /// The name in the legend.
     pub name: String,
-    /// Its colour.
+    /// The colour in SVG notation.
     pub colour: &'static str,
-    /// Drawn in dashes: a limit rather than a measurement.
+    /// Whether the line is dashed: a limit, not a measurement.
     pub dashed: bool,
-    /// In order.
+    /// Points in order of `x`.
     pub points: Vec<(f64, f64)>,
 }
 
 /// Lines over one vertical axis.
 #[derive(Clone, Debug, Default)]
 pub struct Panel {
-    /// What is drawn, with its unit.
+    /// The plotted quantity, with its unit.
     pub title: String,
-    /// Pixels.
+    /// Height in pixels.
     pub height: f64,
-    /// Of the vertical axis.
+    /// Scale of the vertical axis.
     pub scale: Scale,
-    /// Its lines.
+    /// The lines of the panel.
     pub lines: Vec<Line>,
 }
 
-/// Panels one below the other.
+/// A chart with panels below each other.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    /// What it is.
+    /// Title of the chart.
     pub title: String,
-    /// What the horizontal axis is, with its unit.
+    /// The quantity on the horizontal axis, with its unit.
     pub across: String,
-    /// Of the horizontal axis.
+    /// Scale of the horizontal axis.
     pub scale: Scale,
-    /// From the top.
+    /// Panels from top to bottom.
     pub panels: Vec<Panel>,
 }
 
-/// An axis: a range of numbers onto a range of places.
+/// Maps a range of values to a range of pixels.
 #[derive(Clone, Copy, Debug)]
 struct Axis {
     scale: Scale,
@@ -94,7 +94,7 @@ impl Axis {
             .fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
         let (from, to) = match scale {
             _ if low > high => (0.0, 1.0),
-            // A line that only touches the frame is hard to see.
+            // A margin keeps lines away from the frame.
             Scale::Linear => (low.min(0.0), if high > 0.0 { high * 1.05 } else { 1.0 }),
             Scale::Log => (low.log10().floor(), high.log10().ceil().max(low.log10().floor() + 1.0)),
         };
@@ -110,7 +110,7 @@ impl Axis {
         self.start + part * (self.end - self.start)
     }
 
-    /// Round numbers along it, about `count`.
+    /// About `count` rounded tick values.
     fn ticks(&self, count: f64) -> Vec<f64> {
         if self.scale == Scale::Log {
             return (self.from as i32..=self.to as i32).map(|power| 10f64.powi(power)).collect();
@@ -125,7 +125,7 @@ impl Axis {
     }
 }
 
-/// A number as short as it can be: `0`, `0.25`, `850`, `20k`.
+/// A number in its shortest form: `0`, `0.25`, `850`, `20k`.
 fn label(value: f64) -> String {
     let (value, unit) = match value.abs() {
         size if size >= 1e6 => (value / 1e6, "M"),
@@ -141,7 +141,7 @@ fn escaped(text: &str) -> String {
 }
 
 impl Page {
-    /// The picture.
+    /// Renders the chart as SVG.
     #[must_use]
     pub fn to_svg(&self) -> String {
         let heights: f64 = self.panels.iter().map(|panel| panel.height + GAP).sum();
@@ -157,7 +157,7 @@ impl Page {
         let values = points.flat_map(|line| line.points.iter().map(|point| point.0));
         let mut across = Axis::new(self.scale, values.clone(), LEFT, WIDTH - RIGHT);
         if self.scale == Scale::Linear {
-            // Time ends at the frame.
+            // The time axis ends at the frame.
             across.to = values.fold(f64::MIN_POSITIVE, f64::max);
         }
         let mut top = TOP;
@@ -211,13 +211,13 @@ impl Panel {
         self.draw_legend(svg, top - 7.0);
     }
 
-    /// The title to the left, the lines' names to the right.
+    /// Draws the title on the left and line names on the right.
     fn draw_legend(&self, svg: &mut String, y: f64) {
         let title = escaped(&self.title);
         let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"{y}\" font-weight=\"bold\">{title}</text>");
         let mut x = WIDTH - RIGHT;
         for line in self.lines.iter().rev() {
-            // No font is measured: 6 pixels a letter and a few are enough for 11 pixels of any sans serif.
+            // An estimated 6 pixels per letter suffice for any sans serif of 11 pixels.
             x -= 6.0 * line.name.chars().count() as f64 + 6.0;
             let (dash, name, colour) = (line.dash(), escaped(&line.name), line.colour);
             let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\">{name}</text>");
@@ -232,13 +232,13 @@ impl Panel {
 }
 
 impl Line {
-    /// A line.
+    /// A solid line of measurements.
     #[must_use]
     pub fn new(name: &str, colour: &'static str, points: Vec<(f64, f64)>) -> Self {
         Self { name: name.into(), colour, dashed: false, points }
     }
 
-    /// A limit.
+    /// The same line, dashed.
     #[must_use]
     pub fn dashed(self) -> Self {
         Self { dashed: true, ..self }
@@ -261,7 +261,8 @@ impl Line {
         );
     }
 
-    /// Of so many points that several fall on a pixel, the least and the most of each group: peaks stay.
+    /// Keeps the minimum and maximum of each group of points that share a pixel, so that peaks
+    /// remain.
     fn thinned(&self) -> Vec<(f64, f64)> {
         let group = self.points.len().div_ceil(POINTS / 2).max(1);
         if group <= 2 {
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_goes_from_corner_to_corner_and_words_are_escaped() {
+    fn line_spans_the_panel_and_names_are_escaped() {
         let svg = page(vec![(0.0, 0.0), (10.0, 20.0)]).to_svg();
         // From the lower left corner to a twentieth below the upper right one.
         let (x, y) = (WIDTH - RIGHT, TOP + GAP + 100.0 * (1.0 - 1.0 / 1.05));
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round_and_within() {
+    fn ticks_are_round_and_within_the_axis() {
         let ticks =
             |scale, values: [f64; 2]| Axis::new(scale, values.into_iter(), 0.0, 1.0).ticks(4.0);
         assert_eq!(ticks(Scale::Linear, [0.0, 700.0]), [0.0, 200.0, 400.0, 600.0]);
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_line_is_thinned_and_keeps_its_peaks() {
+    fn long_line_is_thinned_and_keeps_its_peaks() {
         let mut points: Vec<(f64, f64)> = (0..100_000).map(|x| (f64::from(x), 1.0)).collect();
         points[77_777].1 = 9.0;
         let line = Line::new("", "", points);

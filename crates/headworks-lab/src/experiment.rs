@@ -1,4 +1,4 @@
-//! What experiments share: which rows of them are wanted, and by which names.
+//! Selection of experiments and of their rows.
 
 use headworks_core::ConfigError;
 
@@ -7,27 +7,27 @@ pub use crate::report::Progress;
 use crate::report::Report;
 use crate::{fairness, live, seed000, seed001, seed004};
 
-/// An experiment.
+/// An experiment that prints a table of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExperimentName {
-    /// Seed 000: tags on a disk.
+    /// Seed 000: tag allocation on a disk.
     Seed000,
-    /// Seed 001: batch dispatch.
+    /// Seed 001: batch dispatch from the elevator.
     Seed001,
-    /// Seed 002: what writers that wait cost, on real threads.
+    /// Seed 002 on real threads: CPU cost of dirty throttling.
     Seed002Cpu,
-    /// Seed 003: large folios.
+    /// Seed 003 in real time: cost of cache hits with large folios.
     Seed003Cpu,
-    /// Seed 004: plugs.
+    /// Seed 004: merging in the plug.
     Seed004,
-    /// Shares of a device.
+    /// Fair sharing of a device.
     Fairness,
 }
 
-/// Which rows.
+/// Selects rows of an experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowFilter {
-    /// Of the workload and of the policies' delays.
+    /// Seed of the workload and of modelled delays.
     pub seed: u64,
     /// Only these tag policies; all if empty.
     pub policies: Vec<TagPolicy>,
@@ -35,21 +35,21 @@ pub struct RowFilter {
     pub tags: Vec<u32>,
     /// Only these numbers of jobs; all if empty.
     pub jobs: Vec<u32>,
-    /// Only this device; all without.
+    /// Only this device; all if `None`.
     pub device: Option<String>,
-    /// Which kind of rows.
+    /// Only rows of this kind.
     pub kind: RowKind,
 }
 
-/// How rows come about.
+/// How the rows of an experiment are measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowKind {
-    /// All there are.
+    /// Simulated and live rows.
     #[default]
     All,
-    /// Only those of the model, in virtual time.
+    /// Only rows in virtual time.
     Virtual,
-    /// Only those that run for real.
+    /// Only rows on real threads or over NBD.
     Live,
 }
 
@@ -61,35 +61,34 @@ impl Default for RowFilter {
 }
 
 impl RowFilter {
-    /// Whether rows of that policy are wanted.
+    /// Whether rows of that policy are selected.
     #[must_use]
     pub fn has_policy(&self, policy: TagPolicy) -> bool {
         self.policies.is_empty() || self.policies.contains(&policy)
     }
 
-    /// Whether rows with so many tags are wanted.
+    /// Whether rows with that number of tags are selected.
     #[must_use]
     pub fn has_tags(&self, tags: u32) -> bool {
         self.tags.is_empty() || self.tags.contains(&tags)
     }
 
-    /// Whether rows with so many jobs are wanted.
+    /// Whether rows with that number of jobs are selected.
     #[must_use]
     pub fn has_jobs(&self, jobs: u32) -> bool {
         self.jobs.is_empty() || self.jobs.contains(&jobs)
     }
 
-    /// Whether rows of that device are wanted.
+    /// Whether rows of that device are selected.
     #[must_use]
     pub fn has_device(&self, device: &str) -> bool {
         self.device.as_deref().is_none_or(|wanted| wanted == device)
     }
 }
 
-/// Runs the rows of an experiment that are wanted.
+/// Runs the selected rows of an experiment.
 ///
-/// # Errors
-/// Options that cannot be.
+/// # Errors Invalid options.
 pub fn run(name: ExperimentName, filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = match (filter.kind, name) {
         (RowKind::Live, _) => Report::default(),

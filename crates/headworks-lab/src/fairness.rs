@@ -1,12 +1,15 @@
-//! Shares of one device: a light reader beside heavy ones, equals, weights.
+//! Fair sharing of a device: one light reader against heavy readers, equal jobs, weights.
 //!
-//! The light one asks for 4 KiB at a time; seven connections keep 128 reads of 1 MiB out, each. Goal: its p99 is at most twice
-//! what it is alone. A device serves what it was given in its own order, so what counts is how much it was given: with
-//! `hw_inflight_kb` a little over bandwidth times the latency of a small read it is never idle and its queue is short, and
-//! with small `max_sectors_kb` nobody stands behind a long transfer. What that costs the heavy ones stands beside it.
+//! The light job reads 4 KiB at a time; seven heavy connections each keep 128 reads of 1 MiB in
+//! flight. Goal: the light job's p99 is at most twice its p99 alone. A device serves its queue in
+//! its own order, so the amount queued in the device decides. With `hw_inflight_kb` slightly above
+//! bandwidth times the latency of a small read, the device is never idle and its queue is short;
+//! with small `max_sectors_kb` no request waits for a long transfer. The table also shows the
+//! throughput that the heavy jobs lose.
 //!
-//! Equals (seven heavy ones; eight of any block size) must get equal bytes, Jain's index >= 0.95; exports of weight 1, 2 and 4
-//! their parts within 5 %. Each with `none` and with mq-deadline, on an NVMe and on a SATA disk.
+//! Equal jobs (seven heavy ones; eight of any block size) must get equal bytes: Jain's index >=
+//! 0.95. Exports of weight 1, 2 and 4 must get their shares within 5 %. Each case runs with `none`
+//! and mq-deadline, on an NVMe and on a SATA disk.
 
 use headworks_core::time::SEC;
 use headworks_core::{ConfigError, DeviceId, ExportConfig, ExportId, QueueOptions, Scheduler};
@@ -17,24 +20,25 @@ use crate::experiment::{Progress, RowFilter};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Goal, Report, Row, Verdict, jain};
 
-/// The light one's p99 beside the others, as a multiple of alone.
+/// Goal: the light job's p99 beside the others, as a multiple of its p99 alone.
 const P99: f64 = 2.0;
 const JAIN: f64 = 0.95;
-/// How far a weighted part may be off.
+/// Goal: maximum relative error of a weighted share.
 const WEIGHTS_OFF: f64 = 0.05;
 const WEIGHTS: [u16; 3] = [100, 200, 400];
-/// Virtual seconds that count; a tenth of them before do not.
+/// Measured virtual seconds, after a ramp of a tenth of them.
 const SECONDS: u64 = 4;
 
-/// A disk and how its queue is set.
+/// A disk and its queue options.
 #[derive(Clone, Copy, Debug)]
 struct Disk {
     name: &'static str,
     profile: SsdProfile,
-    /// Bandwidth times the latency of a small read, so that the device is just never idle: NVMe 2.8 GB/s * 114 us = 319 KB,
-    /// SATA 0.56 GB/s * 77 us = 43 KB. The next wish may go beyond it by half.
+    /// Bandwidth times the latency of a small read, so that the device is just kept busy: NVMe
+    /// 2.8 GB/s * 114 us = 319 KB, SATA 0.56 GB/s * 77 us = 43 KB. One more request may exceed it
+    /// by half.
     hw_inflight_kb: u32,
-    /// A piece is a small part of that: a transfer that cannot be interrupted is what the light one waits for at least.
+    /// A small part of that: the light job waits at least for one transfer in progress.
     max_sectors_kb: u32,
 }
 
@@ -43,16 +47,16 @@ const DISKS: [Disk; 2] = [
     Disk { name: "sata", profile: SsdProfile::sata(), hw_inflight_kb: 56, max_sectors_kb: 16 },
 ];
 
-/// Who is there.
+/// The jobs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
-    /// The light one.
+    /// The light job alone.
     Alone,
-    /// It and seven heavy ones.
+    /// The light job and seven heavy ones.
     Beside,
-    /// The same with the limits that are usual: nothing bounds the bytes.
+    /// The same with the default limits, which bound no bytes.
     Unbounded,
-    /// Eight, from 4 KiB to 1 MiB.
+    /// Eight jobs with block sizes from 4 KiB to 1 MiB.
     Mixed,
     /// Exports of different weight.
     Weights,
@@ -83,7 +87,7 @@ impl Case {
         match self {
             Self::Alone => vec![light],
             Self::Beside | Self::Unbounded => [vec![light], vec![heavy; 7]].concat(),
-            // Each with 2 MiB out, so that each could take its share.
+            // Each keeps 2 MiB in flight, enough to take its share.
             Self::Mixed => (0..8u32)
                 .map(|number| 4096 << (number + number / 7))
                 .map(|bs: u32| job(bs, (2 << 20) / bs, 0))
@@ -93,7 +97,7 @@ impl Case {
     }
 }
 
-/// One row.
+/// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     disk: Disk,
@@ -102,10 +106,9 @@ struct Point {
     case: Case,
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// Options that cannot be.
+/// # Errors Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, SECONDS)
 }
@@ -213,7 +216,7 @@ impl Point {
     }
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
@@ -304,20 +307,20 @@ mod tests {
     }
 
     #[test]
-    fn on_nvme_the_light_one_hardly_waits_and_shares_are_kept() {
+    fn nvme_light_job_keeps_its_p99_and_shares_are_fair() {
         let report = quick("nvme");
         assert!(report.is_met(), "{}", report.to_text());
         for row in report.rows.iter().filter(|row| row.is("case", "beside")) {
-            // What the bound costs the heavy ones.
+            // The throughput that the bound costs the heavy jobs.
             assert!(row.real("rest_mb_s") > 0.95 * 2800.0, "{row:?}");
         }
-        // Without it the same policy cannot do much: the device has it all.
+        // Without the bound the policy has little effect: all requests are in the device.
         let free = report.rows.iter().find(|row| row.is("case", "unbounded")).unwrap();
         assert!(free.int("first_p99_ns") > 10_000_000, "{free:?}");
     }
 
     #[test]
-    fn verdicts_are_recomputed_from_the_printed_rows() {
+    fn verdicts_are_computed_from_printed_rows() {
         let report = quick("nvme");
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
         assert_eq!(judge(&read), report.verdicts);
@@ -331,7 +334,7 @@ mod tests {
             row.is("case", "beside").then(|| row.clone().replaced("first_p99_ns", 300_000))
         };
         assert_eq!(missed(&slow), 2);
-        // Weight 1 gets 6 % more than its part.
+        // The job of weight 1 gets 6 % more than its share.
         let uneven = |row: &Row| {
             let kib = [530, 530, 1000, 1000, 2000, 2000].to_vec();
             row.is("case", "weights").then(|| row.clone().replaced("kib", kib))

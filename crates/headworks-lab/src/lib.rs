@@ -1,7 +1,8 @@
-//! Experiments: what the seeds measured, what the best old way gives, what Headworks gives, and the goal.
+//! Experiments that reproduce the seeds' measurements, with their baselines and goals.
 //!
-//! One folder or file each. An experiment prints rows with its configuration and raw counts, so that anyone can recompute
-//! the verdict, and then the table; before and after share seed, workload and device.
+//! Each experiment is a file or folder. It prints rows with its configuration and raw counts, from
+//! which anyone can recompute the verdicts, and then a table. Baseline and Headworks share seed,
+//! workload and device. The `headworks-lab` command is in `src/cli/`.
 
 pub mod baseline;
 pub mod cached;

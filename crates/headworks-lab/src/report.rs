@@ -1,47 +1,47 @@
-//! What an experiment says: rows with configuration and raw counts, then verdicts that are recomputed from the rows.
+//! Reports: rows with configuration and raw counts, then verdicts computed from the rows.
 //!
 //! ```text
 //!   run -> rows (configuration, whole numbers) -> judge(rows) -> verdicts: seed | baseline | ours | goal | distance
 //! ```
 //!
-//! The code that runs the model never compares; `judge` sees only rows, as somebody does who has the printed JSON alone.
-//! Invariant: a row read back from its line is judged the same.
+//! The code that runs a model compares nothing; `judge` has only the rows, like a reader of the
+//! printed JSON. Invariant: a row parsed from its printed line gets the same verdict.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 
 use serde_json::{Map, Value};
 
-/// One line of an experiment: words, whole numbers, and what is derived from them for the eye.
+/// A row of an experiment: configuration, whole numbers, and rounded derived values.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
-    /// Which of the experiment's tables it is in.
+    /// The table that the row belongs to.
     pub table: String,
     cells: Vec<(String, Value)>,
 }
 
 impl Row {
-    /// An empty row.
+    /// A row without cells.
     #[must_use]
     pub fn new(table: &str) -> Self {
         Self { table: table.into(), cells: Vec::new() }
     }
 
-    /// With one cell more.
+    /// Appends a cell to the row.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.cells.push((name.into(), value.into()));
         self
     }
 
-    /// With a number that is rounded to so many digits, because it is for the eye.
+    /// Appends a number rounded to `digits` decimals, for display.
     #[must_use]
     pub fn with_real(self, name: &str, value: f64, digits: u32) -> Self {
         let scale = 10f64.powi(digits as i32);
         self.with(name, (value * scale).round() / scale)
     }
 
-    /// With another value in a cell that it has.
+    /// Replaces the value of an existing cell.
     #[must_use]
     pub fn replaced(mut self, name: &str, value: impl Into<Value>) -> Self {
         let cell = self.cells.iter_mut().find(|(known, _)| known == name);
@@ -56,44 +56,40 @@ impl Row {
         &found.unwrap_or_else(|| panic!("a row of `{}` has no `{name}`", self.table)).1
     }
 
-    /// A cell's whole number.
+    /// The whole number in a cell.
     ///
-    /// # Panics
-    /// If it has none: the experiment writes and reads its own rows.
+    /// # Panics If the cell is absent or of another type.
     #[must_use]
     pub fn int(&self, name: &str) -> u64 {
-        self.get(name).as_u64().expect("a cell with a count")
+        self.get(name).as_u64().expect("the cell has a count")
     }
 
-    /// A cell's list of whole numbers.
+    /// The list of whole numbers in a cell.
     ///
-    /// # Panics
-    /// If it has none.
+    /// # Panics If the cell is absent or of another type.
     #[must_use]
     pub fn ints(&self, name: &str) -> Vec<u64> {
-        let list = self.get(name).as_array().expect("a cell with a list");
-        list.iter().map(|value| value.as_u64().expect("a list of counts")).collect()
+        let list = self.get(name).as_array().expect("the cell has a list");
+        list.iter().map(|value| value.as_u64().expect("the list has counts")).collect()
     }
 
-    /// A cell's number.
+    /// The real number in a cell.
     ///
-    /// # Panics
-    /// If it has none.
+    /// # Panics If the cell is absent or of another type.
     #[must_use]
     pub fn real(&self, name: &str) -> f64 {
-        self.get(name).as_f64().expect("a cell with a number")
+        self.get(name).as_f64().expect("the cell has a number")
     }
 
-    /// A cell's word.
+    /// The word in a cell.
     ///
-    /// # Panics
-    /// If it has none.
+    /// # Panics If the cell is absent or of another type.
     #[must_use]
     pub fn word(&self, name: &str) -> &str {
-        self.get(name).as_str().expect("a cell with a word")
+        self.get(name).as_str().expect("the cell has a word")
     }
 
-    /// Whether the cell `name` says `word`.
+    /// Whether the cell `name` contains `word`.
     #[must_use]
     pub fn is(&self, name: &str, word: &str) -> bool {
         self.get(name).as_str() == Some(word)
@@ -108,7 +104,7 @@ impl Row {
         Value::Object(object).to_string()
     }
 
-    /// Reads what [`Row::to_json`] wrote; `None` for a line that is no row.
+    /// Parses a line of [`Row::to_json`]; `None` if it is no row.
     #[must_use]
     pub fn from_json(line: &str) -> Option<Self> {
         let Ok(Value::Object(mut object)) = serde_json::from_str(line) else {
@@ -119,21 +115,21 @@ impl Row {
     }
 }
 
-/// What must come out.
+/// A bound on a measured value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
-    /// No less.
+    /// A lower bound, inclusive.
     AtLeast(f64),
-    /// No more.
+    /// An upper bound, inclusive.
     AtMost(f64),
-    /// This.
+    /// The exact value required.
     Exactly(f64),
-    /// From one to the other.
+    /// An inclusive range of values.
     Within(f64, f64),
 }
 
 impl Goal {
-    /// Whether `ours` meets it.
+    /// Whether `ours` meets the goal.
     #[must_use]
     pub fn is_met(self, ours: f64) -> bool {
         match self {
@@ -144,7 +140,7 @@ impl Goal {
         }
     }
 
-    /// How far `ours` is on the right side (positive) or on the wrong one, as a part of the goal.
+    /// Relative distance of `ours` from the goal: positive if it is met.
     #[must_use]
     pub fn distance(self, ours: f64) -> f64 {
         let part = |difference: f64, of: f64| match of {
@@ -172,28 +168,29 @@ impl std::fmt::Display for Goal {
     }
 }
 
-/// One goal and what came out.
+/// A goal with the value measured for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// What is measured, with its unit.
+    /// The measured quantity, with its unit.
     pub what: String,
-    /// The seed's figure.
+    /// The value published for the seed.
     pub seed: Option<f64>,
-    /// What the old way gives here.
+    /// The value of the baseline in this run.
     pub baseline: Option<f64>,
-    /// What came out. Without it the line judges the model: the seed's figure must be what the goal says.
+    /// The measured value. Without one the verdict concerns the model: the seed's value must meet
+    /// the goal.
     pub ours: Option<f64>,
-    /// What should; without one the line only informs.
+    /// The goal; without one the verdict is information only.
     pub goal: Option<Goal>,
 }
 
 impl Verdict {
-    /// What is judged.
+    /// The value compared with the goal.
     fn value(&self) -> f64 {
         self.ours.or(self.seed).unwrap_or(f64::NAN)
     }
 
-    /// Not missed.
+    /// Whether the goal is met, or absent.
     #[must_use]
     pub fn is_met(&self) -> bool {
         self.goal.is_none_or(|goal| goal.is_met(self.value()))
@@ -215,21 +212,21 @@ impl Verdict {
     }
 }
 
-/// All that an experiment says.
+/// The output of an experiment.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Its name and what it shows.
+    /// Name and subject of the experiment.
     pub title: String,
-    /// What to know before believing a number: the device, the calibration, what was chosen afterwards.
+    /// Limits of validity: device, calibration, parameters chosen after the fact.
     pub notes: Vec<String>,
-    /// In the order of the runs.
+    /// Rows in the order of the runs.
     pub rows: Vec<Row>,
-    /// Recomputed from the rows.
+    /// Verdicts computed from the rows.
     pub verdicts: Vec<Verdict>,
 }
 
 impl Report {
-    /// With what another part of the same experiment says.
+    /// Appends another part of the same experiment.
     pub fn append(&mut self, other: Self) {
         if self.title.is_empty() {
             self.title = other.title;
@@ -239,13 +236,13 @@ impl Report {
         self.verdicts.extend(other.verdicts);
     }
 
-    /// Every goal is met, and there is something to be met.
+    /// Whether there are goals and all of them are met.
     #[must_use]
     pub fn is_met(&self) -> bool {
         !self.rows.is_empty() && self.verdicts.iter().all(Verdict::is_met)
     }
 
-    /// Lines of JSON: rows, then verdicts.
+    /// JSON lines: rows, then verdicts.
     #[must_use]
     pub fn to_json(&self) -> String {
         let rows = self.rows.iter().map(Row::to_json);
@@ -253,7 +250,7 @@ impl Report {
         rows.chain(verdicts).map(|line| line + "\n").collect()
     }
 
-    /// For the eye.
+    /// Tables for people to read.
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = format!("{}\n", self.title);
@@ -311,7 +308,7 @@ fn show(value: &Value) -> String {
     }
 }
 
-/// Four digits that count, or all of a large number.
+/// Four significant digits, or all digits of a large number.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
         0.0 => 0,
@@ -325,7 +322,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Columns as wide as their widest cell: words to the left, numbers to the right.
+/// Columns as wide as their widest cell: words left-aligned, numbers right-aligned.
 fn table(header: &[String], lines: &[Vec<String>]) -> String {
     let mut text = String::new();
     let numeric = |text: &str| text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
@@ -351,7 +348,7 @@ fn table(header: &[String], lines: &[Vec<String>]) -> String {
     text
 }
 
-/// Says on a terminal how far a long run is.
+/// A progress line on the terminal.
 #[derive(Debug)]
 pub struct Progress {
     name: &'static str,
@@ -361,18 +358,18 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of `runs` runs; silent unless standard error is a terminal.
+    /// Progress over `runs` runs; silent unless standard error is a terminal.
     #[must_use]
     pub fn new(name: &'static str, runs: usize) -> Self {
         Self { name, runs, done: 0, shown: std::io::stderr().is_terminal() }
     }
 
-    /// One run is done.
+    /// Counts one finished run.
     pub fn step(&mut self) {
         self.done += 1;
         if self.shown {
             eprint!("\r{}: {} of {} runs", self.name, self.done, self.runs);
-            // Nobody may be reading.
+            // Errors of the terminal do not matter.
             let _ = std::io::stderr().flush();
         }
     }
@@ -386,7 +383,7 @@ impl Drop for Progress {
     }
 }
 
-/// How evenly shares are spread: 1 when all are equal, 1/n when one has all. 1 of nothing.
+/// Jain's fairness index of `shares`: 1 if all are equal, 1/n if one has everything; 1 for none.
 #[must_use]
 pub fn jain(shares: impl Iterator<Item = f64>) -> f64 {
     let (count, sum, squares) =
@@ -399,7 +396,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_reads_back_from_its_line() {
+    fn row_round_trips_through_json() {
         let row = Row::new("runs").with("policy", "fair").with("bios", u64::MAX).with("part", 0.25);
         let read = Row::from_json(&row.to_json()).unwrap();
         assert_eq!((read.table.as_str(), read.word("policy")), ("runs", "fair"));
@@ -408,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_met_up_to_their_edge_and_distances_have_the_right_sign() {
+    fn goals_include_their_bounds_and_distances_have_the_right_sign() {
         let cases = [
             (Goal::AtLeast(2.0), [1.0, 2.0, 3.0], [-0.5, 0.0, 0.5]),
             (Goal::AtMost(2.0), [3.0, 2.0, 1.0], [-0.5, 0.0, 0.5]),
@@ -425,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn one_missed_goal_is_a_missed_report_and_no_row_is_no_success() {
+    fn report_fails_on_one_missed_goal_or_without_rows() {
         let verdict = |ours| Verdict {
             what: "x".into(),
             seed: None,
@@ -442,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_stand_under_their_names() {
+    fn columns_are_aligned_with_their_names() {
         let row = |n: u64, word: &str| Row::new("t").with("n", n).with("word", word);
         let report = Report {
             title: "x".into(),
@@ -455,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn jain_of_equals_is_1_and_of_one_alone_its_part() {
+    fn jain_is_1_for_equal_shares_and_1_over_n_for_one() {
         assert_eq!(jain([2.0; 8].into_iter()), 1.0);
         assert_eq!(jain([1.0, 0.0, 0.0, 0.0].into_iter()), 0.25);
     }

@@ -1,14 +1,15 @@
 //! Seed 003: folios of 4 KiB to 2 MiB, so that bookkeeping is done once for many blocks.
 //!
-//! The seed: fio, 252 threads, 64 KiB reads and writes through a block device's page cache, with folios of one page and with
-//! large ones: 2.9 times the bandwidth for reads and for 10 % writes, 1.4 for 30 %, 1.15 for 50 %. Bandwidth of a cache is locks
-//! and cache lines, which no model has. What a model has is **counts**: how often the index is asked, folios are made, blocks
-//! are filled and requests are sent for each MiB, by the identical code with `max_folio_order` 0 and 9. CPU time on real
-//! memory is measured by `headworks bench`.
+//! The seed: fio, 252 threads, 64 KiB reads and writes through a block device's page cache, with
+//! folios of one page and with large ones: 2.9 times the bandwidth for reads and for 10 % writes,
+//! 1.4 for 30 %, 1.15 for 50 %. Bandwidth of a cache depends on locks and cache lines, which a
+//! model lacks. A model has **counts**: index lookups, folios created, blocks filled and requests
+//! sent per MiB, by identical code with `max_folio_order` 0 and 9. CPU time on real memory is
+//! measured by `seed-003-cpu`.
 //!
-//! A job reads or writes 64 KiB at a time, one after the other, each in its own part. `hit`: all of it is in memory before
-//! the counting starts. `miss`: it is a hundred times the memory. `small`: 4 KiB overwrites at random places of what was
-//! read in large folios: they must not cost a large folio's work.
+//! A job reads or writes 64 KiB at a time, sequentially, in its own region. `hit`: the data are in
+//! memory before counting starts. `miss`: the data are a hundred times the memory. `small`: 4 KiB
+//! overwrites at random offsets in large folios, which must not cost a large folio's work.
 
 use headworks_core::time::{SEC, US};
 use headworks_core::{CacheOptions, ConfigError, Op, QueueOptions};
@@ -18,31 +19,32 @@ use crate::experiment::Progress;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Goal, Report, Row, Verdict};
 
-/// The memory.
+/// Bytes of the cache.
 const POOL: u64 = 1 << 30;
-/// What fits twice and more, also if all of it is dirty at once: the limit is a fifth of the pool.
+/// Bytes of the hot set: they fit also if all are dirty at once, because the limit is a fifth of
+/// the pool.
 const HOT: u64 = 160 << 20;
-/// What does not fit.
+/// Bytes of the cold set, which does not fit.
 const COLD: u64 = 100 << 30;
-/// An NVMe disk's: 10 us a command, 3.2 GB/s.
+/// An NVMe disk: 10 us a command, 3.2 GB/s.
 const DEVICE: (u64, u64) = (10 * US, 3_200_000_000);
-/// Between an answer and the next bio: 64 KiB at 10 GB/s, and a system call.
+/// Time between an answer and the next bio: 64 KiB at 10 GB/s, and a system call.
 const THINK_NS: u64 = 8 * US;
-/// Folios of a block, and as large as they get.
+/// Maximum folio orders: one block, and the largest.
 const ORDERS: [u8; 2] = [0, 9];
-/// Look-ups for each MiB: block by block, and 64 KiB at a time.
+/// Index lookups per MiB: by block, and by 64 KiB.
 const PER_MIB: [f64; 2] = [256.0, 16.0];
-/// A stream begins with small folios, so a hit costs a little more than one look-up on the average.
+/// A stream begins with small folios, so a hit costs slightly more than one lookup on average.
 const HIT_MAX: f64 = 1.25 * PER_MIB[1];
-/// How many times fewer index operations large folios cost, at least.
+/// Goal: how many times fewer index operations large folios need.
 const FEWER: f64 = 8.0;
 
-/// What is asked for.
+/// The workload of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
     Hit,
     Miss,
-    /// Hits, and so many writes in a hundred.
+    /// Hits with this percentage of writes.
     Mixed(u32),
     Small,
 }
@@ -80,14 +82,14 @@ impl Case {
     }
 }
 
-/// What to run.
+/// Options of the experiment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seed003Options {
-    /// Of the places.
+    /// Seed of the random offsets.
     pub seed: u64,
     /// Numbers of connections.
     pub jobs: Vec<u32>,
-    /// Virtual seconds that count.
+    /// Measured virtual seconds.
     pub seconds: u64,
 }
 
@@ -97,10 +99,9 @@ impl Default for Seed003Options {
     }
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// Seed003Options that cannot be.
+/// # Errors Invalid options.
 pub fn run(options: &Seed003Options) -> Result<Report, ConfigError> {
     let mut progress = Progress::new("seed-003", CASES.len() * options.jobs.len() * ORDERS.len());
     let mut rows = Vec::new();
@@ -128,7 +129,7 @@ pub fn run(options: &Seed003Options) -> Result<Report, ConfigError> {
 fn run_one(options: &Seed003Options, case: Case, jobs: u32, order: u8) -> Result<Row, ConfigError> {
     let mut list: Vec<JobOptions> = (0..jobs).map(|number| case.job(number, jobs)).collect();
     if case == Case::Small {
-        // Somebody has read it all before, in large pieces, and is far away afterwards.
+        // A first job reads everything in large pieces, and then only thinks.
         list.push(JobOptions { iodepth: 1, ..Case::Hit.job(0, 1) });
     }
     let harness = BlockHarness::new(BlockHarnessOptions {
@@ -139,7 +140,7 @@ fn run_one(options: &Seed003Options, case: Case, jobs: u32, order: u8) -> Result
         jobs: list,
         exports: Vec::new(),
         cache: CacheOptions { units: (POOL / 4096) as u32, ..CacheOptions::default() },
-        // Once round what is hot takes 0.1 s.
+        // One pass over the hot set takes 0.1 s.
         ramp_ns: SEC / 2,
         runtime_ns: options.seconds * SEC,
     })?;
@@ -148,7 +149,7 @@ fn run_one(options: &Seed003Options, case: Case, jobs: u32, order: u8) -> Result
 
 fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &RunCounts) -> Row {
     let cache = &counts.cache;
-    // Without the reader that is not one of them.
+    // Without that first job.
     let bytes: u64 = counts.jobs[..jobs as usize].iter().map(|job| job.bytes).sum();
     let mib = bytes as f64 / f64::from(1 << 20);
     let per_mib = |count: u64| count as f64 / mib.max(1.0);
@@ -178,7 +179,8 @@ fn row(case: Case, jobs: u32, order: u8, seconds: u64, counts: &RunCounts) -> Ro
         .with("hash", format!("{:016x}", counts.hash))
 }
 
-/// How many times less of something there is with large folios, in the worst of a case's rows; `None` for small accesses.
+/// How many times less of a count large folios need, minimum over a case's rows; `None` for small
+/// accesses.
 fn fewer(rows: &[Row], case: Case, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> {
     let name = case.name();
     let with = |jobs: u64, order: u64| {
@@ -201,7 +203,7 @@ fn fewer(rows: &[Row], case: Case, of: &dyn Fn(&Row) -> f64) -> Option<Verdict> 
     })
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
@@ -236,7 +238,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     beside(what, &filled, &small, Some(Goal::Exactly(0.0)));
     verdicts.extend(CASES.into_iter().filter_map(|case| fewer(rows, case, &index)));
     if !rows.is_empty() {
-        // Order 0 is the same code: it must ask for each block, or the counts are not what they seem.
+        // Order 0 is the same code: it must look up each block, or the counts are wrong.
         let hits = rows.iter().filter(|row| row.is("case", "hit") && row.int("order") == 0);
         let least = hits.map(index).reduce(f64::min);
         let failed: u64 = rows.iter().map(|row| row.int("failed")).sum();
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn goals_are_met_and_recomputed_from_the_rows() {
+    fn goals_are_met_and_computed_from_printed_rows() {
         let report =
             run(&Seed003Options { jobs: vec![2], seconds: 1, ..Seed003Options::default() })
                 .unwrap();

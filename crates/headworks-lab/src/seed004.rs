@@ -1,9 +1,10 @@
 //! Seed 004: a batch of neighbours reaches the device as one request.
 //!
-//! The seed: fio, libaio, sequential 4 KiB reads, depth 128, batches of 16, one virtio disk, no elevator. Without a working
-//! plug 283,638 KB/s and no merge; with it 873,224 KB/s and 2,046K merges in 10 s. Whatever the speed, 15 of each 16 reads
-//! must merge: that count is exact. The bandwidth is a calibration (two rows fix the device's two numbers), not a prediction,
-//! and the other batch sizes are its curve.
+//! The seed: fio, libaio, sequential 4 KiB reads, depth 128, batches of 16, one virtio disk, no
+//! elevator. Without a working plug 283,638 KB/s and no merge; with it 873,224 KB/s and 2,046K
+//! merges in 10 s. At any speed, 15 of each 16 reads must merge: that count is exact. The bandwidth
+//! is a calibration (two rows determine the device's two parameters), not a prediction; the other
+//! batch sizes are its curve.
 
 use headworks_core::time::SEC;
 use headworks_core::{ConfigError, Op, QueueOptions};
@@ -13,17 +14,18 @@ use crate::experiment::{Progress, RowFilter};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, Plugging};
 use crate::report::{Goal, Report, Row, Verdict};
 
-/// Fitted to the seed's two rows: 4 KiB requests at 283,638 KiB/s and 64 KiB requests at 873,224 KiB/s, one at a time.
+/// Fitted to the seed's two rows: 4 KiB requests at 283,638 KiB/s and 64 KiB requests at 873,224
+/// KiB/s, one at a time.
 const PER_COMMAND_NS: u64 = 10_157;
 const BYTES_PER_SECOND: u64 = 1_038_030_000;
-/// The seed's run.
+/// Duration of the seed's run.
 const SECONDS: u64 = 10;
 const BATCH: u32 = 16;
-/// fio's KB.
+/// The seed's bandwidths in fio's KB/s.
 const SEED_KB: [f64; 2] = [283_638.0, 873_224.0];
 const SEED_MERGES: f64 = 2_046_000.0;
 
-/// What is run: every batch size with the plug as it is, the seed's with inner plugs that flush.
+/// The rows: every batch size with the plug, and the seed's batches with inner plugs that flush.
 const RUNS: [(Plugging, u32); 8] = [
     (Plugging::Bio, BATCH),
     (Plugging::Batch, 1),
@@ -35,10 +37,9 @@ const RUNS: [(Plugging, u32); 8] = [
     (Plugging::Batch, 64),
 ];
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// Options that cannot be.
+/// # Errors Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, SECONDS)
 }
@@ -102,7 +103,7 @@ fn run_one(seed: u64, plugging: Plugging, batch: u32, seconds: u64) -> Result<Ro
         .with("seconds", seconds)
         .with("reads", counts.bios)
         .with("requests", counts.requests)
-        // Of the reads that were answered; those on their way have merged, too.
+        // Merges of answered reads only; outstanding reads have merged, too.
         .with("merges", counts.bios - counts.requests)
         .with("merges_counted", counts.merges)
         .with("bytes", counts.bytes)
@@ -114,7 +115,7 @@ fn kib_per_second(row: &Row) -> f64 {
     row.int("bytes") as f64 / 1024.0 / row.int("seconds") as f64
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let find = |plugging: Plugging| {
@@ -142,7 +143,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             part(after),
             Some(Goal::Exactly(15.0 / 16.0)),
         ),
-        // "2,046K", so anything that is cut to it.
+        // "2,046K" includes everything that is truncated to it.
         verdict(
             "merges in 10 s",
             Some(SEED_MERGES),
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fifteen_of_sixteen_merge_exactly_and_none_where_inner_plugs_flush() {
+    fn fifteen_of_sixteen_reads_merge_and_none_with_inner_plugs() {
         let report = run_for(&RowFilter::default(), 1).unwrap();
         for row in &report.rows {
             let batch = if row.is("plug", "inner") { 1 } else { row.int("batch") };
@@ -192,17 +193,17 @@ mod tests {
     }
 
     #[test]
-    fn the_merges_of_ten_seconds_are_the_seeds() {
+    fn merges_of_ten_seconds_match_the_seed() {
         let row = run_one(1, Plugging::Batch, BATCH, SECONDS).unwrap();
         // 218,306 reads a second, 15/16 of them.
         let expected = 2_046_619.0;
         assert!((row.int("merges") as f64 - expected).abs() < 200.0, "{row:?}");
-        // Those on their way: 8 batches at most.
+        // Outstanding reads: 8 batches at most.
         assert!(row.int("merges_counted") - row.int("merges") <= 8 * 15);
     }
 
     #[test]
-    fn the_verdicts_come_from_the_rows_and_nothing_else() {
+    fn verdicts_come_from_the_rows_only() {
         let report = run_for(&RowFilter::default(), 1).unwrap();
         assert!(report.is_met(), "{}", report.to_text());
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();

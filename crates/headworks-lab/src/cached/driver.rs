@@ -1,8 +1,10 @@
-//! The cache in process: a shard on this thread, driven as the server drives it, over a null device.
+//! The cache in process: a shard on this thread, driven as the server drives it, over a null
+//! device.
 //!
-//! A program that links the library calls it with one bio or with a few. So a call puts in a batch, lets the shard decide and the
-//! executor do, once or until all is answered, and reads the clock once. A bio that was not answered by the first turn had
-//! to wait for something: `waited` counts them, and a figure for hits is one only where it is 0.
+//! A program that links the library submits one bio or a few at a time. So a call submits a batch,
+//! runs the shard and the executor until all bios are answered, and reads the clock once. `waited`
+//! counts bios that were not answered by the first turn; a figure for hits is valid only if it is
+//! 0.
 
 use headworks::device::{Device, NullDevice};
 use headworks::engine::{DiskOp, DiskQueue};
@@ -15,30 +17,30 @@ use headworks_core::{
     ReplyStage, Shard, ShardConfig, ShardId, Status, VolumeOptions, WaitTimes,
 };
 
-/// Bytes of the largest batch: a turn of the server.
+/// Maximum bytes of a batch: one turn of the server.
 pub const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Turns for one batch; a null device answers at once, so more means that somebody waits for ever.
+/// Maximum turns for one batch; a null device completes at once, so more means a hang.
 const TURNS_MAX: u64 = 100_000_000;
 
-/// How to make one.
+/// Options of a cache driver.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheDriverOptions {
-    /// Bytes of the volume, all of which will be cached.
+    /// Bytes of the volume, all of which are cached.
     pub size: u64,
-    /// Bytes of the pool.
+    /// Bytes of the frame pool.
     pub pool: u64,
-    /// `max_folio_order` of the queue.
+    /// The queue's `max_folio_order`.
     pub max_folio_order: u8,
 }
 
-/// What is done with a batch.
+/// The part of the work to be done for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchWork {
-    /// Nothing: the bios are made, the clock is read. What the measuring itself costs.
+    /// Only makes the bios and reads the clock: the cost of measuring.
     Nothing,
-    /// All that the server does.
+    /// The complete work, as in the server.
     Everything,
-    /// The same, but no bytes are copied: what is left is the bookkeeping. Only for bios that hit.
+    /// The complete work without copying bytes: the bookkeeping. Only for bios that hit.
     AllButCopies,
 }
 
@@ -47,21 +49,21 @@ pub enum BatchWork {
 pub struct Io {
     /// Read or write.
     pub op: Op,
-    /// First byte.
+    /// First byte on the volume.
     pub offset: u64,
-    /// Bytes, whole blocks.
+    /// Bytes, in whole blocks.
     pub len: u32,
-    /// Whose.
+    /// The submitting connection.
     pub connection: u32,
 }
 
-/// What the first bytes of a block say after every write: where it is. So a cache that loses or mixes blocks is found out.
+/// The first bytes of every written block: its offset. They reveal lost and misplaced blocks.
 #[must_use]
 pub fn stamp(offset: u64) -> [u8; 8] {
     (offset ^ 0x6865_6164_776f_726b).to_le_bytes()
 }
 
-/// Stamps every block of a buffer that will be written at `offset`.
+/// Stamps every block of a buffer to be written at `offset`.
 #[inline]
 pub fn stamp_all(bytes: &mut [u8], offset: u64) {
     for (block, at) in bytes.chunks_mut(BLOCK as usize).zip((offset..).step_by(BLOCK as usize)) {
@@ -69,11 +71,11 @@ pub fn stamp_all(bytes: &mut [u8], offset: u64) {
     }
 }
 
-/// A shard, its cache, and the thread's way through them.
+/// A shard with its cache and executor, on the calling thread.
 pub struct CacheDriver {
     shard: Shard,
     executor: Executor,
-    desk: DriverSink,
+    sink: DriverSink,
     clock: Clock,
     inputs: Vec<Input>,
     batch: Vec<Input>,
@@ -92,7 +94,7 @@ struct DriverSink {
     timer: Option<Instant>,
 }
 
-/// A null device asks no engine for anything.
+/// A disk queue for a null device, never used.
 struct NoDisk;
 
 impl DiskQueue for NoDisk {
@@ -102,10 +104,10 @@ impl DiskQueue for NoDisk {
 }
 
 impl DriverSink {
-    /// The bytes of a bio that is not on its way.
+    /// The buffer of a bio that is not outstanding.
     fn slot(&mut self, sequence: u64) -> &mut [u8] {
         let base = self.buffers.at(sequence as usize * self.slot_bytes, self.slot_bytes);
-        // SAFETY: inside the mapping, and ours until the bio is put in.
+        // SAFETY: inside the mapping, and ours until the bio is submitted.
         unsafe { std::slice::from_raw_parts_mut(base, self.slot_bytes) }
     }
 }
@@ -144,10 +146,9 @@ unsafe impl ActionSink for DriverSink {
 }
 
 impl CacheDriver {
-    /// An empty cache.
+    /// A driver with an empty cache.
     ///
-    /// # Errors
-    /// No memory.
+    /// # Errors Not enough memory.
     pub fn new(options: &CacheDriverOptions) -> Result<Self, ConfigError> {
         let queue = QueueOptions {
             max_folio_order: options.max_folio_order,
@@ -157,7 +158,8 @@ impl CacheDriver {
             VolumeOptions { size: options.size, block_size: 512, ..VolumeOptions::default() };
         let mut config = ShardConfig::single(queue, volume, 1024);
         config.cache.units = (options.pool / u64::from(BLOCK)) as u32;
-        // Hits are measured: nothing is to be written out meanwhile. The kernel's side is told to sync before each run.
+        // Hits are measured: no write-out shall run meanwhile. The kernel's side is synced before
+        // each run.
         config.dirty.dirty_ratio = 90;
         config.dirty.dirty_background_ratio = 90;
         config.dirty.dirty_writeback_centisecs = 0;
@@ -165,7 +167,7 @@ impl CacheDriver {
             .map_err(|error| ConfigError::new("cache", format!("no memory: {error}")))?;
         let frames = match map_frames(&config.cache)? {
             Some((frames, _)) => frames,
-            None => return Err(ConfigError::new("cache", "there is none")),
+            None => return Err(ConfigError::new("cache", "the shard has no cache")),
         };
         let device: Box<dyn Device> = Box::new(NullDevice);
         let shard = Shard::new(config)?;
@@ -173,7 +175,7 @@ impl CacheDriver {
         Ok(Self {
             shard,
             executor: Executor::new(vec![Some(device)]),
-            desk: DriverSink {
+            sink: DriverSink {
                 frames,
                 buffers,
                 slot_bytes: 4096,
@@ -195,84 +197,82 @@ impl CacheDriver {
         &self.shard
     }
 
-    /// Reads a block and looks whether it is the one that was written.
+    /// Reads a block and checks its stamp.
     ///
-    /// # Errors
-    /// The cache lost it.
+    /// # Errors The cache lost the block.
     pub fn check(&mut self, offset: u64) -> Result<(), ConfigError> {
         let io = Io { op: Op::Read, offset, len: BLOCK, connection: 0 };
         self.call(BatchWork::Everything, std::iter::once(io))?;
-        match self.desk.slot(0)[..8] == stamp(offset) {
+        match self.sink.slot(0)[..8] == stamp(offset) {
             true => Ok(()),
             false => {
-                let message = format!("the block at {offset} is not what was written");
+                let message = format!("the block at {offset} has wrong contents");
                 Err(ConfigError::new("cache", message))
             }
         }
     }
 
-    /// Does the bios of a batch and returns when all are answered.
+    /// Submits a batch and returns when all of its bios are answered.
     ///
-    /// # Errors
-    /// One failed, or was never answered.
+    /// # Errors A bio failed, or was not answered.
     #[inline]
     pub fn call(
         &mut self,
-        doing: BatchWork,
+        work: BatchWork,
         ios: impl Iterator<Item = Io>,
     ) -> Result<(), ConfigError> {
-        let before = self.desk.answered;
+        let before = self.sink.answered;
         let mut wanted = before;
         for io in ios {
-            self.desk.slot_bytes = io.len as usize;
+            self.sink.slot_bytes = io.len as usize;
             let id =
                 BioId { sequence: wanted - before, connection: io.connection, ..BioId::default() };
             let (offset, len, op) = (io.offset, io.len, io.op);
             if op == Op::Write {
-                stamp_all(self.desk.slot(id.sequence), offset);
+                stamp_all(self.sink.slot(id.sequence), offset);
             }
             let flags = BioFlags::SYNC;
             self.inputs.push(Input::Bio(Bio { id, offset, len, op, flags, ..Bio::default() }));
             wanted += 1;
         }
-        if doing == BatchWork::Nothing {
+        if work == BatchWork::Nothing {
             std::hint::black_box((self.clock.now(), &mut self.inputs));
             self.inputs.clear();
             return Ok(());
         }
-        self.turn(doing);
-        self.waited += wanted - self.desk.answered;
+        self.turn(work);
+        self.waited += wanted - self.sink.answered;
         let mut turns = 0;
-        while self.desk.answered < wanted {
+        while self.sink.answered < wanted {
             turns += 1;
             if turns == TURNS_MAX {
-                return Err(ConfigError::new("cache", "a bio was never answered"));
+                return Err(ConfigError::new("cache", "a bio was not answered"));
             }
             self.turn(BatchWork::Everything);
         }
-        if self.desk.errors > 0 {
+        if self.sink.errors > 0 {
             return Err(ConfigError::new("cache", "a bio failed"));
         }
         Ok(())
     }
 
-    fn turn(&mut self, doing: BatchWork) {
+    fn turn(&mut self, work: BatchWork) {
         let now = self.clock.now();
-        if self.desk.timer.is_some_and(|at| at <= now) {
-            self.desk.timer = None;
+        if self.sink.timer.is_some_and(|at| at <= now) {
+            self.sink.timer = None;
             self.inputs.push(Input::Timer);
         }
-        let Self { shard, executor, desk, inputs, batch, .. } = self;
+        let Self { shard, executor, sink, inputs, batch, .. } = self;
         while !inputs.is_empty() {
             std::mem::swap(inputs, batch);
             shard.handle(now, batch);
             batch.clear();
-            match doing {
+            match work {
                 BatchWork::Everything => {
-                    executor.run(now, shard.actions(), desk, &mut NoDisk, inputs);
+                    executor.run(now, shard.actions(), sink, &mut NoDisk, inputs);
                 }
                 _ => {
-                    self.copies += all_but_copies(&shard.actions().list, desk);
+                    self.copies += all_but_copies(&shard.actions().list, sink);
                 }
             }
             shard.clear_actions();
@@ -280,23 +280,23 @@ impl CacheDriver {
     }
 }
 
-/// What the executor does for the actions of hits, up to the copy itself.
-fn all_but_copies(actions: &[Action], desk: &mut DriverSink) -> u64 {
+/// Executes the actions of hits like the executor, except for the copy itself.
+fn all_but_copies(actions: &[Action], sink: &mut DriverSink) -> u64 {
     let mut copies = 0;
     for action in actions {
         match *action {
             Action::Copy { bio, offset, len, at, direction } => {
-                let (pool, buffer) = (desk.frames(), desk.buffer(bio));
+                let (pool, buffer) = (sink.frames(), sink.buffer(bio));
                 let (at, offset, len) = (at as usize, offset as usize, len as usize);
                 let ends = (pool.part(at, len).base(), buffer.part(offset, len).base());
                 std::hint::black_box((ends, len, direction));
                 copies += 1;
             }
             Action::Reply { id, status, hole, stage, wait_times } => {
-                desk.reply(id, status, hole, stage, wait_times);
+                sink.reply(id, status, hole, stage, wait_times);
             }
-            Action::Timer { at } => desk.timer(at),
-            ref other => panic!("a hit makes no {other:?}"),
+            Action::Timer { at } => sink.timer(at),
+            ref other => panic!("unexpected action for a hit: {other:?}"),
         }
     }
     copies

@@ -1,4 +1,4 @@
-//! The same jobs through the kernel's page cache: a file on some filesystem, or a block device.
+//! The same jobs through the kernel's page cache: a file on a filesystem, or a block device.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,12 +10,12 @@ use headworks_core::{ConfigError, Op};
 
 use super::driver::stamp_all;
 
-/// Bytes of the calls that fill the cache: the kernel makes folios as large as a write lets it.
+/// Bytes of each call that fills the cache: the kernel makes folios as large as a write permits.
 const FILL_BYTES: usize = 1 << 20;
 
-/// A file, all of whose first `size` bytes are in the kernel's cache.
+/// A file whose first `size` bytes are in the kernel's page cache.
 pub struct Kernel {
-    /// As rows name it.
+    /// The name in rows.
     pub name: String,
     file: File,
     size: u64,
@@ -23,10 +23,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Opens the file and fills its first `size` bytes, what is there is lost.
+    /// Opens the file and overwrites its first `size` bytes.
     ///
-    /// # Errors
-    /// It cannot be opened, or cannot hold so much.
+    /// # Errors The file cannot be opened, or cannot hold that much.
     pub fn new(name: &str, path: &Path, size: u64) -> Result<Self, ConfigError> {
         let say = |error: io::Error| {
             ConfigError::new("beside", format!("{name}: {}: {error}", path.display()))
@@ -45,10 +44,10 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Writes everything once, so that all of it is dirty: neither side is measured in what it does for a block's first write.
+    /// Writes everything once, so that all of it is dirty: the cost of a block's first write is
+    /// measured on neither side.
     ///
-    /// # Errors
-    /// A write failed.
+    /// # Errors A write failed.
     pub fn overwrite(&mut self) -> io::Result<()> {
         for offset in (0..self.size).step_by(FILL_BYTES) {
             stamp_all(&mut self.buffer, offset);
@@ -64,25 +63,24 @@ impl Kernel {
         Ok(())
     }
 
-    /// Everything is on the device: the flusher has nothing to do during the next run.
+    /// Writes everything to the device, so that the flusher is idle during the next run.
     ///
-    /// # Errors
-    /// The device failed.
+    /// # Errors The device failed.
     pub fn settle(&mut self) -> io::Result<()> {
         self.file.sync_data()
     }
 
-    /// One call.
+    /// Makes one read or write call.
     ///
-    /// # Errors
-    /// It failed, or was short.
+    /// # Errors The call failed, or was short.
     #[inline]
     pub fn call(&mut self, op: Op, offset: u64, len: u32) -> io::Result<()> {
         let bytes = &mut self.buffer[..len as usize];
         if op == Op::Write {
             stamp_all(bytes, offset);
         }
-        // SAFETY: the buffer is ours and has `len` bytes. The bare call: std's would loop around it.
+        // SAFETY: the buffer is ours and has `len` bytes. The bare call, because std's would loop
+        // around it.
         let moved = unsafe {
             let (fd, at) = (self.file.as_raw_fd(), offset as libc::off_t);
             match op {
@@ -97,12 +95,13 @@ impl Kernel {
         }
     }
 
-    /// Pages of the file for each of the kernel's folios, as /proc/kpageflags tells: 1 is small folios only. None without the
-    /// right to look.
+    /// Pages per folio of the file in the kernel's cache, by /proc/kpageflags: 1 means small folios
+    /// only. `None` without permission.
     #[must_use]
     pub fn pages_per_folio(&self) -> Option<f64> {
         let len = (self.size as usize).min(256 << 20);
-        // SAFETY: a new shared mapping for reading, of a file that is at least so long; unmapped below.
+        // SAFETY: a new shared mapping for reading, of a file that is at least as long; unmapped
+        // below.
         let base = unsafe {
             let (shared, fd) = (libc::MAP_SHARED, self.file.as_raw_fd());
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, shared, fd, 0)
@@ -118,7 +117,7 @@ impl Kernel {
     }
 }
 
-/// Pages that are mapped from `base` on, and how many of them begin a folio.
+/// Counts the pages mapped from `base` on, and those that begin a folio.
 fn count_folios(base: *const u8, len: usize) -> io::Result<(u64, u64)> {
     const PAGE: usize = 4096;
     const COMPOUND_TAIL: u64 = 1 << 16;

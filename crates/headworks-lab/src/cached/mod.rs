@@ -1,14 +1,15 @@
-//! Blocks that are cached, in process and in the kernel, in turn in one run.
+//! Cached blocks in process and in the kernel, measured alternately in one run.
 //!
 //! ```text
 //!   round 1: ours, batch 1 | ours, batch 32 | file | block device     round 2: the same again ...
 //!   each:    warm up, then so many calls at random blocks of the set, by one thread on one CPU
 //! ```
 //!
-//! Times are processor time of the calling thread, which is its elapsed time wherever nobody else wants the CPU: nobody sleeps in
-//! these jobs. Elapsed times stand beside. Before random overwrites everything is dirty, so that what a block's first write costs
-//! is on neither side; the kernel's cache is written out between runs, ours never fills up. One thread in the kernel is
-//! compared with one thread in the library: the library's cache has one owner.
+//! Times are CPU time of the calling thread, which equals elapsed time on an idle CPU, because
+//! these jobs do not sleep; elapsed times are printed as well. Before random overwrites everything
+//! is dirty, so that the cost of a block's first write is on neither side; the kernel's cache is
+//! written out between runs, ours never fills up. One thread in the kernel is compared with one
+//! thread in the library, whose cache has one driver.
 
 pub mod driver;
 pub mod kernel;
@@ -25,30 +26,30 @@ use driver::{BATCH_BYTES_MAX, BatchWork, CacheDriver, CacheDriverOptions, Io};
 use kernel::Kernel;
 
 const TABLE: &str = "cached blocks";
-/// Share of a run that comes before it and is not counted.
+/// A run is preceded by this fraction of its calls, uncounted.
 const WARM_UP: u64 = 10;
 /// Bytes of a call that fills or dirties the set.
 const FILL_BYTES: u32 = 1 << 20;
 
-/// Blocks whose content is looked at in the end.
+/// Number of blocks whose contents are checked at the end.
 const CHECKS: u64 = 1000;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct CachedOptions {
     /// Bytes of the set.
     pub size: u64,
-    /// Runs of each.
+    /// Number of runs of each job.
     pub rounds: u32,
-    /// Calls of 4 KiB in a run; larger ones move as many bytes, at most four times as many.
+    /// Calls of 4 KiB in a run; larger calls move as many bytes, at most four times as many.
     pub calls: u64,
-    /// The CPU to stay on; none leaves it to the kernel.
+    /// The CPU to run on; `None` leaves it to the kernel.
     pub cpu: Option<usize>,
-    /// For random blocks.
+    /// Seed of the random blocks.
     pub seed: u64,
-    /// Files and block devices: what they are called, where they are. What they hold is lost.
+    /// Files and block devices for comparison, with their names. They are overwritten.
     pub beside: Vec<(String, PathBuf)>,
-    /// Only these jobs, as `read-4k`; all if empty.
+    /// Only these jobs, such as `read-4k`; all if empty.
     pub jobs: Vec<String>,
     /// Only these batches; all if empty.
     pub batches: Vec<u32>,
@@ -72,7 +73,7 @@ impl Default for CachedOptions {
     }
 }
 
-/// A job: random blocks, read or overwritten.
+/// A job of random reads or overwrites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Job {
     op: Op,
@@ -92,20 +93,20 @@ impl Job {
         format!("{word}-{}k", self.bytes >> 10)
     }
 
-    /// Calls of a run.
+    /// Number of calls in a run.
     fn calls(self, options: &CachedOptions) -> u64 {
         (options.calls * 4 * 4096 / u64::from(self.bytes)).clamp(1, options.calls)
     }
 }
 
-/// Who does the calls.
+/// The side that makes the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Ours { batch: u32 },
     Kernel(usize),
 }
 
-/// One run's times for one call.
+/// Times per call of one run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     cpu_ns: f64,
@@ -114,20 +115,19 @@ struct Times {
 
 struct Bench<'a> {
     options: &'a CachedOptions,
-    owner: CacheDriver,
+    driver: CacheDriver,
     kernels: Vec<Kernel>,
     prng: Prng,
 }
 
-/// Measures.
+/// Runs the measurement.
 ///
-/// # Errors
-/// A file that cannot be used, or a call that failed.
+/// # Errors A file that cannot be used, or a call that failed.
 pub fn run(options: &CachedOptions) -> Result<Report, ConfigError> {
     if !(u64::from(FILL_BYTES)..=1 << 40).contains(&options.size)
         || !options.size.is_multiple_of(FILL_BYTES.into())
     {
-        return Err(ConfigError::new("size", "is not within 1M..=1T, in whole MiB"));
+        return Err(ConfigError::new("size", "must be 1M to 1T in whole MiB"));
     }
     if let Some(cpu) = options.cpu {
         headworks::pin(cpu);
@@ -163,21 +163,22 @@ impl<'a> Bench<'a> {
         for (name, path) in &options.beside {
             kernels.push(Kernel::new(name, path, options.size)?);
         }
-        // Dirty blocks up to a third of the pool make nobody write: the background threshold is at most half of the limit.
-        let mut owner = CacheDriver::new(&CacheDriverOptions {
+        // Dirty blocks up to a third of the pool cause no write-out: the background threshold is at
+        // most half of the limit.
+        let mut driver = CacheDriver::new(&CacheDriverOptions {
             size: options.size,
             pool: (options.size * 5 / 2).next_multiple_of(1 << 21),
             max_folio_order: options.max_folio_order,
         })?;
-        dirty_all(&mut owner, options.size)?;
-        Ok(Self { options, owner, kernels, prng: Prng::new(options.seed) })
+        dirty_all(&mut driver, options.size)?;
+        Ok(Self { options, driver, kernels, prng: Prng::new(options.seed) })
     }
 
     fn sides(&self, job: Job) -> Vec<Side> {
         let fits = |&batch: &u32| batch as usize * job.bytes as usize <= BATCH_BYTES_MAX;
         let wanted =
             |batch: &u32| self.options.batches.is_empty() || self.options.batches.contains(batch);
-        // 4 of 64 KiB are a turn of the server's.
+        // 4 of 64 KiB are one turn of the server.
         let batches = if job.bytes > 4096 { [1, 4] } else { [1, 32] };
         let ours = batches.into_iter().filter(fits).filter(wanted);
         let ours = ours.map(|batch| Side::Ours { batch });
@@ -188,7 +189,7 @@ impl<'a> Bench<'a> {
         let calls = job.calls(self.options);
         if job.op == Op::Write {
             match side {
-                Side::Ours { .. } => dirty_all(&mut self.owner, self.options.size)?,
+                Side::Ours { .. } => dirty_all(&mut self.driver, self.options.size)?,
                 Side::Kernel(index) => self.kernels[index].overwrite().map_err(broken)?,
             }
         }
@@ -202,7 +203,7 @@ impl<'a> Bench<'a> {
         Ok(Times { cpu_ns: cpu as f64 / done, wall_ns: wall / done })
     }
 
-    /// So many calls at random blocks, or a few more; how many.
+    /// Makes at least `calls` calls at random blocks; returns their number.
     fn calls(&mut self, job: Job, side: Side, calls: u64) -> Result<u64, ConfigError> {
         let Job { op, bytes: len } = job;
         let blocks = self.options.size / u64::from(len);
@@ -213,7 +214,7 @@ impl<'a> Bench<'a> {
                 let batches = calls.div_ceil(batch.into());
                 for _ in 0..batches {
                     let io = |_| Io { op, offset: offset(), len, connection: 0 };
-                    self.owner.call(BatchWork::Everything, (0..batch).map(io))?;
+                    self.driver.call(BatchWork::Everything, (0..batch).map(io))?;
                 }
                 Ok(batches * u64::from(batch))
             }
@@ -227,12 +228,12 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Our blocks hold what was written into them.
+    /// Checks the stamps of our blocks.
     fn check(&mut self) -> Result<(), ConfigError> {
         let blocks = self.options.size / u64::from(BLOCK);
         (0..CHECKS).try_for_each(|_| {
             let block = self.prng.below(blocks);
-            self.owner.check(block * u64::from(BLOCK))
+            self.driver.check(block * u64::from(BLOCK))
         })
     }
 
@@ -267,21 +268,21 @@ impl<'a> Bench<'a> {
             let pages = pages.map_or("unknown".into(), |pages| format!("{pages:.1}"));
             notes.push(format!("{}: pages in a folio of the kernel's cache: {pages}", kernel.name));
         }
-        notes.push(format!("headworks: bios that had to wait: {}", self.owner.waited));
+        notes.push(format!("headworks: bios that had to wait: {}", self.driver.waited));
         Report { title: "cached".into(), notes, verdicts: judge(&rows), rows }
     }
 }
 
-/// Writes all of the set in large pieces, so that it is cached in large folios, and dirty.
-pub(crate) fn dirty_all(owner: &mut CacheDriver, size: u64) -> Result<(), ConfigError> {
+/// Writes the whole set in large pieces, so that it is cached in large folios, and dirty.
+pub(crate) fn dirty_all(driver: &mut CacheDriver, size: u64) -> Result<(), ConfigError> {
     for offset in (0..size).step_by(FILL_BYTES as usize) {
         let io = Io { op: Op::Write, offset, len: FILL_BYTES, connection: 0 };
-        owner.call(BatchWork::Everything, std::iter::once(io))?;
+        driver.call(BatchWork::Everything, std::iter::once(io))?;
     }
     Ok(())
 }
 
-/// How many times faster each job must be than whom.
+/// Goals: how many times faster each job must be than each peer.
 const GOALS: [(&str, &str, f64); 8] = [
     ("read-4k", "xfs", 2.0),
     ("read-4k", "loop", 2.0),
@@ -293,7 +294,7 @@ const GOALS: [(&str, &str, f64); 8] = [
     ("write-64k", "loop", 1.25),
 ];
 
-/// The verdicts of the rows: for each job and batch, how many times the kernel's time is ours.
+/// Computes the verdicts: for each job and batch, the kernel's time over ours.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
@@ -315,7 +316,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     verdicts
 }
 
-/// Least, median, most.
+/// Minimum, median and maximum.
 pub(crate) fn spread(values: impl Iterator<Item = f64>) -> [f64; 3] {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -329,7 +330,7 @@ fn broken(error: std::io::Error) -> ConfigError {
     ConfigError::new("beside", error.to_string())
 }
 
-/// Processor time of this thread.
+/// CPU time of this thread.
 pub(crate) fn thread_cpu_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call fills the struct it is given.
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_theirs_over_ours_and_each_goal_counts_for_its_own_peer() {
+    fn verdict_is_peer_time_over_ours_with_the_goal_of_that_peer() {
         let rows = [row("headworks", 32, 400.0), row("xfs", 1, 1000.0), row("loop", 1, 7000.0)];
         let verdicts = judge(&rows);
         assert_eq!(verdicts.len(), 2);
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_set_is_measured_on_both_sides() {
+    fn small_set_is_measured_on_both_sides() {
         let folder = std::env::temp_dir().join(format!("headworks-cached.{}", std::process::id()));
         std::fs::create_dir(&folder).expect("a folder");
         let options = CachedOptions {
@@ -373,7 +374,7 @@ mod tests {
             ..CachedOptions::default()
         };
         let report = run(&options);
-        std::fs::remove_dir_all(&folder).expect("it can go");
+        std::fs::remove_dir_all(&folder).expect("the folder can be removed");
         let report = report.expect("it runs");
         let told: Vec<_> = report
             .rows

@@ -1,6 +1,6 @@
-//! `headworks-lab run cached`: what a call costs when its block is cached, here and in the kernel.
+//! `headworks-lab run cached`: cost of a call on cached blocks, here and in the kernel.
 //!
-//! Exit codes: 0 every goal met, 1 one missed or a call failed, 2 options that cannot be.
+//! Exit codes: 0 all goals met, 1 a goal missed or a call failed, 2 invalid options.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use headworks_server::units::parse_size;
 
 use crate::{USAGE, complain};
 
-/// What to measure.
+/// Options of `headworks-lab run cached`.
 #[derive(Args)]
 #[command(after_help = "\
 A file or block device that is named with --beside is OVERWRITTEN. Goals are known for the names xfs and loop;
@@ -24,19 +24,19 @@ pub struct CachedArgs {
     /// Bytes of the set
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// Runs of each
+    /// Runs of each job
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Calls in a run, of 4 KiB
     #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(u64).range(1..))]
     calls: u64,
-    /// The CPU to stay on
+    /// The CPU to run on
     #[arg(long)]
     cpu: Option<usize>,
-    /// For random blocks
+    /// Seed of the random blocks
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A file or block device to do the same with through the kernel's cache; it is overwritten
+    /// A file or block device for comparison, through the kernel's page cache; it is overwritten
     #[arg(long, value_name = "NAME=PATH", value_parser = beside)]
     beside: Vec<(String, PathBuf)>,
     /// Only these jobs: read-4k, write-4k, read-64k, write-64k
@@ -48,7 +48,7 @@ pub struct CachedArgs {
     /// The largest folio of our cache, as a power of two of 4 KiB blocks
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u8).range(0..=9))]
     max_folio_order: u8,
-    /// JSON objects, one a line
+    /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
 }
@@ -58,12 +58,12 @@ fn beside(text: &str) -> Result<(String, PathBuf), String> {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => {
             Ok((name.into(), path.into()))
         }
-        _ => Err("is not NAME=PATH".into()),
+        _ => Err("expected NAME=PATH".into()),
     }
 }
 
 impl CachedArgs {
-    /// Measures and tells.
+    /// Runs the measurement and prints the report.
     pub fn run(self) -> ExitCode {
         let json = self.json;
         let options = cached::CachedOptions {
@@ -85,7 +85,7 @@ impl CachedArgs {
             }
         };
         if report.rows.is_empty() {
-            complain("no row of the experiment is like that");
+            complain("the options select no row of the experiment");
             return ExitCode::from(USAGE);
         }
         match json {

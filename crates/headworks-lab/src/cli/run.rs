@@ -1,10 +1,11 @@
-//! `headworks-lab run`: the world in virtual time, from the command line.
+//! `headworks-lab run` and `headworks-lab replay`.
 //!
-//! `smoke` runs swarm scenarios from consecutive seeds, for a time or for a number; it prints the hash of each hundred, so two
-//! runs of one seed can be compared as far as the shorter one goes. `null` measures how fast the world turns. A broken rule is
-//! told with the one command that repeats it; so is a panic, which is told before the process ends.
+//! `smoke` runs swarm scenarios from consecutive seeds, for a time or for a number; it prints the
+//! hash after each hundred, so two runs of one seed can be compared up to the end of the shorter.
+//! `null` measures the speed of the simulation. A violation is printed with the command that
+//! reproduces it; so is a panic, before the process ends.
 //!
-//! Exit codes: 0 all checks met, 1 a check failed.
+//! Exit codes: 0 all checks passed, 1 a check failed, 2 invalid options.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,42 +28,45 @@ use crate::{USAGE, cached, complain, seed002, seed003, tables};
 pub struct ReplayArgs {
     /// The record
     file: PathBuf,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// An experiment.
+/// An experiment of `headworks-lab run`.
 #[derive(Subcommand)]
 pub enum Experiment {
-    /// Tags on a disk: 1 to 512 jobs of 1 MiB writes, cut into pieces of 128 KiB
+    /// Tag allocation on a disk: 1 to 512 jobs of 1 MiB writes, split into 128 KiB requests
     #[command(name = "seed-000")]
     Seed000(tables::TableArgs),
-    /// Batch dispatch: device order, merges, and how many requests are outside the elevator
+    /// Batch dispatch: device order, merges, and requests outside the elevator
     #[command(name = "seed-001")]
     Seed001(tables::TableArgs),
-    /// Dirty throttling: 1 to 10,000 writers, steps, stalls, small files, on a device that punishes changes of stream
+    /// Dirty throttling: 1 to 10,000 writers, load steps, stalls, small files, on a device that
+    /// favours sequential streams
     #[command(name = "seed-002")]
     Seed002(seed002::ThrottlingArgs),
-    /// Large folios: index operations, folios, fills and requests for each MiB, with and without
+    /// Large folios: index operations, folios, fills and requests per MiB, against single-block
+    /// folios
     #[command(name = "seed-003")]
     Seed003(seed003::FolioArgs),
-    /// Dirty throttling for real: CPU of all threads for a MB written, writers that pause beside writers that write
+    /// Dirty throttling in real time: CPU per MB written, pausing writers against foreground
+    /// write-back
     #[command(name = "seed-002-cpu")]
     Seed002Cpu(tables::TableArgs),
-    /// Large folios: what a hit of 64 KiB costs with small ones and with large ones
+    /// Large folios in real time: cost of a hit of 64 KiB with small and with large folios
     #[command(name = "seed-003-cpu")]
     Seed003Cpu(tables::TableArgs),
-    /// Plugs: how many of a batch's sequential reads become one request
+    /// Plugging: how many of a batch's sequential reads become one request
     #[command(name = "seed-004")]
     Seed004(tables::TableArgs),
-    /// Shares of a device: a light reader beside heavy ones, equals, weights
+    /// Fair sharing of a device: a light reader against heavy ones, equal jobs, weights
     Fairness(tables::TableArgs),
-    /// Cached blocks in process and, with --beside, in the kernel, in turn: what a call costs
+    /// Cost of a call on cached blocks, in process and, with --beside, in the kernel
     Cached(cached::CachedArgs),
-    /// Random worlds with every fault, checked by an oracle
+    /// Random simulated worlds with every fault, checked by an oracle
     Smoke {
-        /// The first scenario's seed; a fresh one without
+        /// Seed of the first scenario; random by default
         #[arg(long)]
         seed: Option<u64>,
         /// Force the number of shards: 1, 2 or 4
@@ -71,40 +75,40 @@ pub enum Experiment {
         /// Run this many scenarios instead of for a time
         #[arg(long)]
         scenarios: Option<u64>,
-        /// Run this long
+        /// Minutes to run
         #[arg(long, default_value_t = 1)]
         minutes: u64,
-        /// One JSON object at the end
+        /// Print one JSON object at the end
         #[arg(long)]
         json: bool,
     },
-    /// Power cuts at any moment under random load, with caches, checked by an oracle
+    /// Power cuts at random moments under random load, with caches, checked by an oracle
     Crash {
-        /// The first scenario's seed; a fresh one without
+        /// Seed of the first scenario; random by default
         #[arg(long)]
         seed: Option<u64>,
         /// Force the number of shards: 1, 2 or 4
         #[arg(long)]
         shards: Option<u16>,
-        /// So many power cuts
+        /// Number of power cuts
         #[arg(long, default_value_t = 10_000)]
         cuts: u64,
-        /// Go on for so long, however many cuts there were
+        /// Minutes to run, in place of a number of cuts
         #[arg(long)]
         minutes: Option<u64>,
-        /// JSON objects, one a line
+        /// Print JSON, one object a line
         #[arg(long)]
         json: bool,
     },
-    /// How many simulated I/Os the world makes in a real second
+    /// Speed of the simulation: simulated I/Os per real second
     Null {
-        /// The seed
+        /// Seed of the run
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Bios without the oracle; a fifth of them with it
+        /// Number of bios without the oracle; a fifth of them with it
         #[arg(long, default_value_t = 5_000_000)]
         bios: u32,
-        /// JSON objects, one a line
+        /// Print JSON, one object a line
         #[arg(long)]
         json: bool,
     },
@@ -127,7 +131,7 @@ pub fn run(experiment: Experiment) -> ExitCode {
         | Experiment::Crash { shards: Some(shards), .. }
             if ![1, 2, 4].contains(&shards) =>
         {
-            complain(format!("shards: {shards} is none of 1, 2, 4"));
+            complain(format!("invalid value {shards} for --shards; expected 1, 2 or 4"));
             return ExitCode::from(USAGE);
         }
         Experiment::Smoke { seed, shards, scenarios, minutes, json } => {
@@ -142,13 +146,13 @@ pub fn run(experiment: Experiment) -> ExitCode {
     ExitCode::from(code as u8)
 }
 
-/// Another one for every run; what it finds is repeated by naming it.
+/// A random seed for a run; reports name it, so failures can be reproduced.
 fn fresh_seed() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     Prng::new(since.map_or(0, |since| since.as_nanos() as u64)).below(1 << 40)
 }
 
-/// The same inputs must give the same actions.
+/// Replays a record and compares the hash of its actions.
 pub fn replay(options: &ReplayArgs) -> ExitCode {
     let json = options.json;
     let replayed = match recorder::replay(&options.file) {
@@ -170,36 +174,36 @@ pub fn replay(options: &ReplayArgs) -> ExitCode {
     } else {
         println!("{} inputs in {} batches; action hash {hash}", replayed.inputs, replayed.batches);
         match (&recorded, same) {
-            (None, _) => println!("the server did not end cleanly, so there is no hash to compare"),
-            (Some(_), true) => println!("the same as when it was recorded"),
-            (Some(recorded), false) => println!("NOT the same as when it was recorded: {recorded}"),
+            (None, _) => println!("no hash to compare: the server did not end cleanly"),
+            (Some(_), true) => println!("the hash matches the record"),
+            (Some(recorded), false) => println!("MISMATCH: the record has hash {recorded}"),
         }
     }
     if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What to run.
+/// Arguments of `headworks-lab run smoke`.
 #[derive(Clone, Copy, Debug)]
 pub struct SmokeArgs {
-    /// The first scenario's seed.
+    /// Seed of the first scenario.
     pub seed: u64,
     /// Forces the number of shards: 1, 2 or 4.
     pub shards: Option<u16>,
-    /// Run this many scenarios; `minutes` does not count then.
+    /// Number of scenarios to run, in place of `minutes`.
     pub scenarios: Option<u64>,
-    /// Run as many whole scenarios as start within this time.
+    /// Minutes within which scenarios are started.
     pub minutes: u64,
-    /// Say what was found as one JSON object.
+    /// Prints the result as one JSON object.
     pub json: bool,
 }
 
-/// The seed of the scenario that runs, for the panic hook. Relaxed: one thread writes and reads it.
+/// The seed of the current scenario, for the panic hook. Relaxed: one thread writes and reads it.
 static SEED: AtomicU64 = AtomicU64::new(0);
 
-/// Runs scenarios until the time or the number is up; the exit code.
+/// Runs scenarios until the time or number is reached; returns the exit code.
 #[must_use]
 pub fn run_smoke(options: SmokeArgs) -> i32 {
-    tell_seed_on_panic(move |seed| repeat(seed, options.shards));
+    report_seed_on_panic(move |seed| repeat(seed, options.shards));
     let (mut smoke, start) = (SmokeRun::new(options.seed, options.shards), Instant::now());
     let time = Duration::from_secs(60 * options.minutes);
     loop {
@@ -212,7 +216,7 @@ pub fn run_smoke(options: SmokeArgs) -> i32 {
         }
         SEED.store(smoke.seed, Ordering::Relaxed);
         if let Err(failure) = smoke.run_next() {
-            tell_failure(&failure, repeat(failure.seed, options.shards), options.json);
+            print_failure(&failure, repeat(failure.seed, options.shards), options.json);
             return 1;
         }
         if smoke.scenarios.is_multiple_of(100) && !options.json {
@@ -220,11 +224,11 @@ pub fn run_smoke(options: SmokeArgs) -> i32 {
             println!("{done:>8} scenarios  hash {hash:016x}");
         }
     }
-    tell_end(&smoke, options, start.elapsed());
+    print_summary(&smoke, options, start.elapsed());
     i32::from(!smoke.missed().is_empty())
 }
 
-/// What to run.
+/// Arguments of `headworks-lab run crash`.
 #[derive(Clone, Copy, Debug)]
 struct CrashArgs {
     seed: u64,
@@ -234,10 +238,10 @@ struct CrashArgs {
     json: bool,
 }
 
-/// Runs scenarios until there were enough cuts, or the time is up; the exit code.
+/// Runs scenarios until the number of cuts or the time is reached; returns the exit code.
 fn run_crash(options: CrashArgs) -> i32 {
     let CrashArgs { seed, shards, cuts, minutes, json } = options;
-    tell_seed_on_panic(move |seed| crash::repeat(seed, shards));
+    report_seed_on_panic(move |seed| crash::repeat(seed, shards));
     let (start, mut told) = (Instant::now(), Instant::now());
     if !json {
         println!("seed {seed}");
@@ -262,7 +266,7 @@ fn run_crash(options: CrashArgs) -> i32 {
             i32::from(!report.is_met())
         }
         Err(failure) => {
-            tell_failure(&failure, crash::repeat(failure.seed, shards), json);
+            print_failure(&failure, crash::repeat(failure.seed, shards), json);
             1
         }
     }
@@ -273,7 +277,7 @@ fn repeat(seed: u64, shards: Option<u16>) -> String {
     format!("headworks-lab run smoke --seed {seed} --scenarios 1{shards}")
 }
 
-fn tell_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) {
+fn report_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) {
     let inner = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         inner(info);
@@ -282,7 +286,7 @@ fn tell_seed_on_panic(repeat: impl Fn(u64) -> String + Send + Sync + 'static) {
     }));
 }
 
-fn tell_failure(failure: &Failure, command: String, json: bool) {
+fn print_failure(failure: &Failure, command: String, json: bool) {
     if json {
         let object = json!({
             "result": "failed",
@@ -299,7 +303,7 @@ fn tell_failure(failure: &Failure, command: String, json: bool) {
     }
 }
 
-fn tell_end(smoke: &SmokeRun, options: SmokeArgs, took: Duration) {
+fn print_summary(smoke: &SmokeRun, options: SmokeArgs, took: Duration) {
     let missed: Vec<_> = smoke.missed().iter().map(|point| point.name()).collect();
     let per_second = smoke.bios as f64 / took.as_secs_f64();
     if options.json {
@@ -315,17 +319,17 @@ fn tell_end(smoke: &SmokeRun, options: SmokeArgs, took: Duration) {
         return;
     }
     println!(
-        "{} scenarios, {} bios ({per_second:.0}/s), nothing broken; hash {:016x}",
+        "{} scenarios, {} bios ({per_second:.0}/s), no violation; hash {:016x}",
         smoke.scenarios,
         smoke.bios,
         smoke.hash()
     );
     for point in missed {
-        println!("never happened: {point}");
+        println!("not covered: {point}");
     }
 }
 
-/// Measures how fast the world turns, without and with the oracle; the exit code.
+/// Measures the speed of the simulation with and without the oracle; returns the exit code.
 #[must_use]
 pub fn run_speed(seed: u64, bios: u32, json: bool) -> i32 {
     for (watch, name, bios) in

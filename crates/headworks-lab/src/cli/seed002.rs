@@ -1,6 +1,6 @@
-//! `headworks-lab run seed-002`: which runs, how they are told, and their pictures.
+//! `headworks-lab run seed-002`: selection of runs, report, charts and trace events.
 //!
-//! Exit codes: 0 every goal met, 1 one missed or a file not written, 2 nothing to run.
+//! Exit codes: 0 all goals met, 1 a goal missed or a file not written, 2 invalid options.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ use headworks_server::units::{parse_size, parse_time};
 
 use crate::{USAGE, complain};
 
-/// Which runs of seed 002.
+/// Options of `headworks-lab run seed-002`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -26,56 +26,59 @@ Examples:
 Cases: scaling, grid, disk, files, two, bandwidth, writers, cold, exit, bursts, stalls.
 Bandwidths are in powers of 1000 a second (700M, 3G), sizes in powers of 1024.")]
 pub struct ThrottlingArgs {
-    /// Of places and of the wake-ups' spread
+    /// Seed of offsets and wake-ups
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Only these cases
     #[arg(long, value_delimiter = ',', value_parser = case)]
     case: Vec<Case>,
-    /// Only these: ioless, foreground, none
+    /// Only these policies: ioless, foreground, none
     #[arg(long, value_delimiter = ',', value_parser = throttle)]
     throttle: Vec<Throttling>,
-    /// These numbers of writers instead of the case's own
+    /// Numbers of writers instead of the case's own
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65_536))]
     writers: Vec<u32>,
-    /// These bandwidths instead of the case's own
+    /// Bandwidths instead of the case's own
     #[arg(long, value_delimiter = ',', value_parser = bandwidth)]
     bw: Vec<u64>,
-    /// These caches instead of the case's own
+    /// Cache sizes instead of the case's own
     #[arg(long, value_delimiter = ',', value_parser = pool)]
     pool: Vec<u64>,
-    /// Virtual seconds that count; more where a writer makes fewer than forty writes in them
+    /// Measured virtual seconds; more where a writer makes fewer than forty writes in them
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(2..=3600))]
     seconds: u64,
     /// Bytes of a write
     #[arg(long, default_value = "64K", value_parser = write_bytes)]
     write: u32,
-    /// What a change of stream costs
+    /// Cost of a stream change
     #[arg(long, value_parser = parse_time)]
     switch: Option<u64>,
-    /// Writes pictures there: each run over time, and the table of `scaling` over the number of writers
+    /// Write charts to this directory: each run over time, and the table of `scaling` over the
+    /// number of writers
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// Writes the throttle's events there, as Linux's trace events have them
+    /// Write the throttle's trace events to this file, with the fields of Linux
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// JSON objects, one a line
+    /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
 }
 
 fn case(name: &str) -> Result<Case, String> {
     let names = || Case::ALL.map(Case::name).join(", ");
-    Case::parse(name).ok_or_else(|| format!("there are {}", names()))
+    Case::parse(name).ok_or_else(|| format!("expected one of {}", names()))
 }
 
 fn throttle(name: &str) -> Result<Throttling, String> {
     let found = Throttling::ALL.into_iter().find(|policy| policy.name() == name);
-    found.ok_or_else(|| "there are ioless, foreground and none".into())
+    found.ok_or_else(|| "expected ioless, foreground or none".into())
 }
 
 fn bandwidth(word: &str) -> Result<u64, String> {
-    let wrong = || format!("`{word}` is no bandwidth; 10M, 700M, 3G (powers of 1000) are");
+    let wrong = || {
+        format!("invalid bandwidth `{word}`; expected 1M to 100G in powers of 1000, such as 700M")
+    };
     let digits = word.trim_end_matches(['k', 'K', 'M', 'G']);
     let unit = match &word[digits.len()..] {
         "" => 1,
@@ -92,17 +95,19 @@ fn bandwidth(word: &str) -> Result<u64, String> {
 fn pool(word: &str) -> Result<u64, String> {
     let bytes = parse_size(word)?;
     let fits = (1 << 20..=1 << 40).contains(&bytes) && bytes.is_multiple_of(4096);
-    fits.then_some(bytes).ok_or_else(|| "a cache has 1M to 1T, in whole blocks of 4K".into())
+    fits.then_some(bytes)
+        .ok_or_else(|| "expected a cache size of 1M to 1T in multiples of 4K".into())
 }
 
 fn write_bytes(word: &str) -> Result<u32, String> {
     let bytes = parse_size(word)?;
     let fits = (4096..=32 << 20).contains(&bytes) && bytes.is_multiple_of(4096);
-    fits.then_some(bytes as u32).ok_or_else(|| "a write has 4K to 32M, in whole blocks".into())
+    fits.then_some(bytes as u32)
+        .ok_or_else(|| "expected a write size of 4K to 32M in multiples of 4K".into())
 }
 
 impl ThrottlingArgs {
-    /// Runs the experiment and tells it.
+    /// Runs the experiment and prints the report.
     pub fn run(self) -> ExitCode {
         let Self { seed, case, throttle, writers, bw, pool, seconds, write, switch, .. } = self;
         let options = experiment::Seed002Options {
@@ -136,18 +141,18 @@ impl ThrottlingArgs {
             false => print!("{}", report.to_text()),
         }
         if let Err(error) = files.end(&report.rows) {
-            complain(format!("pictures or events: {error}"));
+            complain(format!("cannot write charts or trace events: {error}"));
             return ExitCode::FAILURE;
         }
         if report.is_met() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 }
 
-/// What is written beside the rows.
+/// Output files beside the report.
 struct Files {
     svg: Option<PathBuf>,
     csv: Option<io::BufWriter<fs::File>>,
-    /// The first that went wrong: the runs go on, and their rows are told.
+    /// The first error; the runs continue and are reported.
     wrong: Option<io::Error>,
 }
 

@@ -1,6 +1,6 @@
-//! `headworks-lab run seed-003`: how much bookkeeping a MiB costs, with folios of a block and large ones.
+//! `headworks-lab run seed-003`: bookkeeping per MiB with small and with large folios.
 //!
-//! Exit codes: 0 every goal met, 1 one missed, 2 options that cannot be.
+//! Exit codes: 0 all goals met, 1 a goal missed, 2 invalid options.
 
 use std::process::ExitCode;
 
@@ -9,25 +9,25 @@ use headworks_lab::seed003 as experiment;
 
 use crate::{USAGE, complain};
 
-/// Which runs of seed 003.
+/// Options of `headworks-lab run seed-003`.
 #[derive(Args)]
 pub struct FolioArgs {
-    /// Of the places
+    /// Seed of the random offsets
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Numbers of connections
     #[arg(long, value_delimiter = ',', default_value = "1,16", value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: Vec<u32>,
-    /// Virtual seconds that count
+    /// Measured virtual seconds
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=600))]
     seconds: u64,
-    /// JSON objects, one a line
+    /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
 }
 
 impl FolioArgs {
-    /// Runs the experiment and tells it.
+    /// Runs the experiment and prints the report.
     pub fn run(self) -> ExitCode {
         let Self { seed, jobs, seconds, json } = self;
         let report = match experiment::run(&experiment::Seed003Options { seed, jobs, seconds }) {

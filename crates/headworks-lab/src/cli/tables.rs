@@ -1,6 +1,7 @@
-//! `headworks-lab run seed-000 | seed-001 | seed-004 | fairness`: which rows, and how they are told.
+//! `headworks-lab run` of the experiments that share a row filter: seed-000, seed-001, seed-004,
+//! fairness and the CPU tables.
 //!
-//! Exit codes: 0 every goal met, 1 one missed, 2 nothing to run.
+//! Exit codes: 0 all goals met, 1 a goal missed, 2 invalid options or no selected row.
 
 use std::process::ExitCode;
 
@@ -10,10 +11,10 @@ use headworks_lab::experiment::{self, ExperimentName, RowFilter, RowKind};
 
 use crate::{USAGE, complain};
 
-/// Which rows of an experiment.
+/// Options that select the rows of an experiment.
 #[derive(Args)]
 pub struct TableArgs {
-    /// Of the workload and of the modelled delays
+    /// Seed of the workload and of modelled delays
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Only these tag policies: fair, legacy518, kuai_v3
@@ -25,27 +26,27 @@ pub struct TableArgs {
     /// Only these numbers of jobs
     #[arg(long, value_delimiter = ',')]
     jobs: Vec<u32>,
-    /// Only this device, as the rows name it
+    /// Only this device, as named in the rows
     #[arg(long)]
     device: Option<String>,
-    /// Only what runs in virtual time, not what runs for real: over NBD (seed-000, fairness), on threads (seed-001)
+    /// Only rows in virtual time, not those over NBD (seed-000, fairness) or on threads (seed-001)
     #[arg(long, conflicts_with = "live_only")]
     virtual_only: bool,
-    /// Only what runs for real
+    /// Only rows over NBD or on threads
     #[arg(long)]
     live_only: bool,
-    /// JSON objects, one a line
+    /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
 }
 
 fn policy(name: &str) -> Result<TagPolicy, String> {
     let found = TagPolicy::ALL.into_iter().find(|policy| policy.name() == name);
-    found.ok_or_else(|| "there are fair, legacy518 and kuai_v3".into())
+    found.ok_or_else(|| "expected fair, legacy518 or kuai_v3".into())
 }
 
 impl TableArgs {
-    /// Runs the experiment and tells it.
+    /// Runs the experiment and prints the report.
     pub fn run(self, name: ExperimentName) -> ExitCode {
         let Self { seed, policy: policies, tags, jobs, device, json, .. } = self;
         let kind = match (self.virtual_only, self.live_only) {
@@ -62,7 +63,7 @@ impl TableArgs {
             }
         };
         if report.rows.is_empty() {
-            complain("no row of the experiment is like that");
+            complain("the options select no row of the experiment");
             return ExitCode::from(USAGE);
         }
         match json {

@@ -1,4 +1,5 @@
-//! What all ways of a cell share: one job's stream of blocks, when to stop, how far it is, and the order at the device.
+//! The parts common to all methods: a job's stream of blocks, stop signal, progress, and the order
+//! at the device.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -8,11 +9,11 @@ use headworks_core::prng::Prng;
 /// Bytes of a block: the seed's `bs=4k`.
 pub(super) const BLOCK: u32 = 4096;
 
-/// What every job of a run looks at.
+/// State shared by all jobs of a run.
 #[derive(Default)]
 pub(super) struct Signals {
     stop: CachePadded<AtomicBool>,
-    /// One for each job: requests that were answered.
+    /// Answered requests of each job.
     progress: Vec<CachePadded<AtomicU64>>,
 }
 
@@ -28,18 +29,18 @@ impl Signals {
     }
 
     pub fn answered(&self) -> u64 {
-        // Relaxed: figures of different jobs need not be of one moment.
+        // Relaxed: values of different jobs need not be of one moment.
         self.progress.iter().map(|job| job.0.load(Ordering::Relaxed)).sum()
     }
 }
 
-/// A job's own part: random blocks, a bound, its place in the signals.
+/// The random blocks of one job, up to its bound.
 pub(super) struct Stream<'a> {
     signals: &'a Signals,
     job: u32,
     prng: Prng,
     blocks: u64,
-    /// Requests that may still be put.
+    /// Requests not submitted yet.
     left: u64,
     answered: u64,
 }
@@ -50,7 +51,7 @@ impl<'a> Stream<'a> {
         Self { signals, job, prng, blocks, left, answered: 0 }
     }
 
-    /// How many of `wanted` requests to put now; 0 once it is over.
+    /// Number of the `wanted` requests to submit now; 0 at the end.
     #[inline]
     pub fn grant(&mut self, wanted: u64) -> u64 {
         // Relaxed: pairs with `stop`.
@@ -68,7 +69,7 @@ impl<'a> Stream<'a> {
     }
 
     #[inline]
-    pub fn note_answered(&mut self, count: u64) {
+    pub fn record_answers(&mut self, count: u64) {
         self.answered += count;
         // Relaxed, and no read-modify-write: only this thread writes it.
         self.signals.progress[self.job as usize].0.store(self.answered, Ordering::Relaxed);
@@ -79,17 +80,17 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// What a device saw of the elevator's order.
+/// Order of requests at the device, relative to the elevator's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OrderCounts {
-    /// Requests that were watched.
+    /// Number of observed requests.
     pub requests: u64,
-    /// Of them: came to the device after one that left the elevator later.
+    /// Requests that reached the device after one that left the elevator later.
     pub inversions: u64,
 }
 
-/// Compares the order in which requests left the elevator with that in which they came to the device. It is a cache line that
-/// all dispatchers share, so it looks on in a run of its own that is not timed.
+/// Compares the order of departures from the elevator with the order of arrivals at the device. All
+/// dispatchers share its cache line, so it is used in a separate run without timing.
 #[derive(Default)]
 pub(super) struct OrderWatch {
     newest: CachePadded<AtomicU64>,
@@ -98,16 +99,17 @@ pub(super) struct OrderWatch {
 }
 
 impl OrderWatch {
-    /// A request came to the device; `number` counts departures from the elevator, from 1.
-    pub fn note(&self, number: u64) {
-        // Relaxed, all: one word is in one order for everybody, and the sums are read after the threads have ended.
+    /// Records an arrival at the device; `number` counts departures from the elevator, from 1.
+    pub fn record(&self, number: u64) {
+        // Relaxed, all: one word has one modification order, and the sums are read after the
+        // threads have ended.
         let newest = self.newest.0.fetch_max(number, Ordering::Relaxed);
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.inversions.fetch_add(u64::from(newest > number), Ordering::Relaxed);
     }
 
     pub fn counts(&self) -> OrderCounts {
-        // Relaxed, both: see `note`.
+        // Relaxed, both: see `record`.
         OrderCounts {
             requests: self.requests.load(Ordering::Relaxed),
             inversions: self.inversions.load(Ordering::Relaxed),
@@ -120,23 +122,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_inversion_is_one_that_comes_after_a_later_one() {
+    fn arrival_after_a_later_departure_is_an_inversion() {
         let watch = OrderWatch::default();
-        // The seed's picture: dispatched 1 2 3 4, at the device 1 3 2 4.
-        [1, 3, 2, 4].into_iter().for_each(|number| watch.note(number));
+        // The seed's example: dispatched 1 2 3 4, at the device 1 3 2 4.
+        [1, 3, 2, 4].into_iter().for_each(|number| watch.record(number));
         assert_eq!(watch.counts(), OrderCounts { requests: 4, inversions: 1 });
     }
 
     #[test]
-    fn a_stream_ends_at_its_bound_or_when_told() {
+    fn stream_ends_at_its_bound_or_when_stopped() {
         let signals = Signals::new(2);
         let mut stream = Stream::new(&signals, 1, 1, 8, 20);
         assert_eq!(
             [stream.grant(8), stream.grant(8), stream.grant(8), stream.grant(8)],
             [8, 8, 4, 0]
         );
-        stream.note_answered(12);
-        stream.note_answered(8);
+        stream.record_answers(12);
+        stream.record_answers(8);
         assert_eq!((signals.answered(), stream.answered()), (20, 20));
         let mut other = Stream::new(&signals, 0, 1, 8, u64::MAX);
         assert_eq!(other.grant(8), 8);

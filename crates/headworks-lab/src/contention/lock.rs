@@ -1,16 +1,18 @@
-//! The two locks of the old way, as good as one writes them, and how often they are taken.
+//! The two locks of the baseline, and how often they are taken.
 //!
-//! A spin lock in user space is not the kernel's: its holder may lose the CPU, and then everybody would spin for a time slice.
-//! So it spins a little and then gives the CPU away. It tests before it sets, so that waiters read their own copy of the line.
+//! In user space the holder of a spin lock may be preempted, and all waiters would spin for a time
+//! slice. So this lock spins briefly and then yields the CPU. It tests before it sets, so that
+//! waiters read their own copy of the cache line.
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
-/// Looks at a taken lock before the CPU is given away, each about 40 ns: ten times as long as a lock is held.
+/// Attempts at a taken lock before the CPU is yielded, about 40 ns each: ten times as long as a
+/// lock is held.
 const SPINS: u32 = 100;
 
-/// What a lock is taken for.
+/// The purpose of a lock acquisition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     Merge = 0,
@@ -18,28 +20,28 @@ pub(super) enum Purpose {
     Dispatch = 2,
 }
 
-/// How often a lock was taken.
+/// Lock acquisitions by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockCounts {
-    /// To look for a request that a bio can join.
+    /// Acquisitions to look for a merge candidate.
     pub merge: u64,
-    /// To insert requests.
+    /// Acquisitions to insert requests.
     pub insert: u64,
-    /// To take requests out.
+    /// Acquisitions to dispatch requests.
     pub dispatch: u64,
-    /// Of all these: somebody else had it.
+    /// Acquisitions of any purpose that found the lock taken.
     pub contended: u64,
 }
 
 impl LockCounts {
-    /// For whatever purpose.
+    /// Total number of acquisitions.
     #[must_use]
     pub fn acquired(&self) -> u64 {
         self.merge + self.insert + self.dispatch
     }
 
     #[inline]
-    fn note(&mut self, purpose: Purpose, contended: bool) {
+    fn record(&mut self, purpose: Purpose, contended: bool) {
         *match purpose {
             Purpose::Merge => &mut self.merge,
             Purpose::Insert => &mut self.insert,
@@ -56,7 +58,7 @@ impl LockCounts {
     }
 }
 
-/// A lock around `T`.
+/// A lock that protects a `T`.
 pub(super) trait Lock<T>: Sync {
     fn new(value: T) -> Self;
 
@@ -79,22 +81,23 @@ impl<T: Send> Lock<T> for Mutex<T> {
             }
             Err(TryLockError::Poisoned(poisoned)) => (poisoned.into_inner(), false),
         };
-        counts.note(purpose, contended);
+        counts.record(purpose, contended);
         f(&mut guard)
     }
 }
 
-/// Test and test-and-set. Alone on its cache lines, and what it guards behind it.
+/// A test-and-test-and-set lock on cache lines of its own, with its data behind it.
 #[repr(align(128))]
 pub(super) struct SpinLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: `value` is touched only between the Acquire that took the lock and the Release that gives it back.
+// SAFETY: `value` is accessed only between the Acquire that took the lock and the Release that
+// returns it.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-/// Gives the lock back, also if what is done under it panics.
+/// Releases the lock, also on unwinding.
 struct Guard<'a>(&'a AtomicBool);
 
 impl Drop for Guard<'_> {
@@ -106,7 +109,7 @@ impl Drop for Guard<'_> {
 }
 
 impl<T> SpinLock<T> {
-    /// Takes the lock; true if somebody else had it.
+    /// Takes the lock; returns true if it was contended.
     #[inline]
     fn take(&self) -> bool {
         let contended = !self.try_take();
@@ -150,8 +153,8 @@ impl<T: Send> Lock<T> for SpinLock<T> {
     fn hold<R>(&self, purpose: Purpose, counts: &mut LockCounts, f: impl FnOnce(&mut T) -> R) -> R {
         let contended = self.take();
         let _guard = Guard(&self.taken);
-        counts.note(purpose, contended);
-        // SAFETY: the lock is ours until `_guard` goes, after `f` has returned or unwound.
+        counts.record(purpose, contended);
+        // SAFETY: the lock is ours until `_guard` is dropped, after `f` has returned or unwound.
         f(unsafe { &mut *self.value.get() })
     }
 }
@@ -160,8 +163,8 @@ impl<T: Send> Lock<T> for SpinLock<T> {
 mod tests {
     use super::*;
 
-    /// Threads that each read, dawdle and write: a lock that lets two in loses counts.
-    /// One that is taken in two steps shows only now and then: the more rounds, the surer.
+    /// Threads that each read, delay and write: a lock that admits two loses counts. A defect in a
+    /// two-step acquisition shows rarely; more rounds make it likelier.
     fn excludes<L: Lock<(u64, u64)> + Send>(each: u64) {
         let start = std::sync::Barrier::new(4);
         let lock = L::new((0, 0));
@@ -171,7 +174,7 @@ mod tests {
                 start.wait();
                 for round in 0..each {
                     lock.hold(Purpose::Insert, &mut counts, |(first, second)| {
-                        assert_eq!(first, second, "nobody is in between");
+                        assert_eq!(first, second, "the lock excludes others");
                         let next = *first + 1;
                         *first = std::hint::black_box(next);
                         if round % 1024 == 0 {
@@ -194,17 +197,17 @@ mod tests {
     }
 
     #[test]
-    fn the_mutex_lets_one_in() {
+    fn mutex_excludes_other_threads() {
         excludes::<Mutex<(u64, u64)>>(20_000);
     }
 
     #[test]
-    fn the_spin_lock_lets_one_in() {
+    fn spin_lock_excludes_other_threads() {
         excludes::<SpinLock<(u64, u64)>>(1_000_000);
     }
 
     #[test]
-    fn a_panic_under_the_spin_lock_gives_it_back() {
+    fn panic_releases_the_spin_lock() {
         let lock = SpinLock::new(0);
         let mut counts = LockCounts::default();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -1,4 +1,4 @@
-//! The old way at its best: one elevator behind one lock, every job a dispatcher.
+//! The baseline: one elevator behind one lock, every job a dispatcher.
 //!
 //! ```text
 //!   a job:   8 bios --lock: look for a merge-- (each)  --lock: insert-- (the plug's 8)
@@ -6,11 +6,13 @@
 //!                                           issue the list, complete it to the jobs that they belong to
 //! ```
 //!
-//! It is the kernel's way (blk_mq_sched_bio_merge, dd_insert_requests, __blk_mq_do_dispatch_sched) with what the kernel also
-//! pays left out: tags, budgets, statistics, a second look for merges at the insertion, a lock at the completion, sleeping
-//! and waking. The elevator and the merge index are the very objects of our own path. Requests are made once and reused;
-//! only what changes is written under the lock. A request belongs to its job by its slot; answers come to a job as bits of a
-//! word. A bio that finds a neighbour is counted and goes alone: over the size of the seed's disk there are a handful.
+//! This follows the kernel (blk_mq_sched_bio_merge, dd_insert_requests, __blk_mq_do_dispatch_sched)
+//! without its other costs: tags, budgets, statistics, a second merge lookup at insertion, a lock
+//! at completion, sleeping and waking. Elevator and merge index are the code of the product.
+//! Requests are allocated once and reused; only changes are written under the lock. A request
+//! belongs to a job by its slot; completions reach a job as bits of a word. A bio that finds a
+//! merge candidate is counted and submitted alone: over the size of the seed's disk there are only
+//! a few.
 
 use headworks::device::{Batch as Commands, Command, Device, DeviceIo, NullDevice};
 use headworks::engine::{DiskOp, DiskQueue};
@@ -25,7 +27,7 @@ use super::lock::{Lock, LockCounts, Purpose};
 use super::window::{Path, Window};
 use super::{CellLoad, Dispatch};
 
-/// What the lock guards.
+/// The data protected by the lock.
 pub(super) struct Elevators {
     slots: Slots,
     elevator: Box<dyn Elevator>,
@@ -33,10 +35,10 @@ pub(super) struct Elevators {
     limits: Limits,
     batch: Batch,
     queued: usize,
-    /// Requests that left, ever.
+    /// Total number of requests that left the elevator.
     departed: u64,
-    /// Bios that had a neighbour.
-    neighbours: u64,
+    /// Bios that found a merge candidate.
+    merge_candidates: u64,
 }
 
 /// A request that left the elevator.
@@ -51,7 +53,7 @@ impl Elevators {
     fn new(queue: &QueueOptions, requests: u32) -> Self {
         let mut slots = Slots::new(requests);
         for _ in 0..requests {
-            let slot = slots.try_take().expect("one for each");
+            let slot = slots.try_take().expect("one slot for each request");
             slots[slot] = template();
         }
         Self {
@@ -62,15 +64,15 @@ impl Elevators {
             batch: Batch::with_capacity(requests as usize),
             queued: 0,
             departed: 0,
-            neighbours: 0,
+            merge_candidates: 0,
         }
     }
 
     #[inline]
-    fn look_for_neighbour(&mut self, incoming: &Request) {
+    fn find_merge_candidate(&mut self, incoming: &Request) {
         if !self.index.is_empty() {
             let found = self.index.find(&self.slots, incoming, &self.limits, true);
-            self.neighbours += u64::from(found.is_some());
+            self.merge_candidates += u64::from(found.is_some());
         }
     }
 
@@ -89,7 +91,7 @@ impl Elevators {
         self.queued += ids.len();
     }
 
-    /// Takes up to `room` requests out; true if there are more.
+    /// Dispatches up to `room` requests; returns true if more are queued.
     #[inline]
     fn dispatch(
         &mut self,
@@ -128,7 +130,7 @@ fn template() -> Request {
     }
 }
 
-/// What the jobs of a cell share.
+/// State shared by the jobs of a cell.
 struct Shared<L> {
     lock: L,
     watch: Option<OrderWatch>,
@@ -148,7 +150,7 @@ pub(super) fn run<L: Lock<Elevators> + Send>(
     (answered, locks, shared.watch.map(|watch| watch.counts()))
 }
 
-/// No disk operation leaves a null device.
+/// A null device does no disk operations.
 struct NoDisk;
 
 impl DiskQueue for NoDisk {
@@ -157,7 +159,7 @@ impl DiskQueue for NoDisk {
     }
 }
 
-/// What a job needs to dispatch.
+/// The dispatching state of one job.
 struct ElevatorPath<'a, L> {
     shared: &'a Shared<L>,
     dispatch: Dispatch,
@@ -188,7 +190,7 @@ impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
         }
     }
 
-    /// Takes a list out of the elevator, whoever its requests belong to; true if there may be more.
+    /// Takes a list out of the elevator, of any job's requests; returns true if there may be more.
     fn depart(&mut self, now: Instant, locks: &mut LockCounts) -> bool {
         let (lock, room, done, departed) =
             (&self.shared.lock, self.room, &mut self.done, &mut self.departed);
@@ -210,11 +212,11 @@ impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
         }
     }
 
-    /// Gives the list to the device, which answers at once.
+    /// Submits the list to the device, which completes at once.
     fn issue(&mut self, now: Instant, window: &mut Window<'_>) {
         for departed in self.departed.drain(..) {
             if let Some(watch) = &self.shared.watch {
-                watch.note(departed.number);
+                watch.record(departed.number);
             }
             self.commands.push(Command {
                 id: RequestId { slot: departed.slot, generation: 0 },
@@ -236,7 +238,7 @@ impl<'a, L: Lock<Elevators>> ElevatorPath<'a, L> {
     }
 }
 
-/// Gives commands without memory to a null device.
+/// Submits commands without data to a null device.
 pub(super) fn issue(
     device: &mut NullDevice,
     now: Instant,
@@ -245,7 +247,7 @@ pub(super) fn issue(
 ) {
     let batch = Commands { commands, spans: &[] };
     let mut io = DeviceIo { completions, disk: &mut NoDisk };
-    // SAFETY: a write without spans names no memory.
+    // SAFETY: a write without spans accesses no memory.
     unsafe { device.submit(now, batch, &mut io) };
     commands.clear();
 }
@@ -262,7 +264,7 @@ impl<L: Lock<Elevators>> Path for ElevatorPath<'_, L> {
         for &(slot, offset) in batch {
             self.incoming.offset = offset;
             let incoming = &self.incoming;
-            lock.hold(Purpose::Merge, locks, |all| all.look_for_neighbour(incoming));
+            lock.hold(Purpose::Merge, locks, |all| all.find_merge_candidate(incoming));
             self.ids.push(slot);
         }
         let ids = &self.ids;

@@ -1,9 +1,11 @@
-//! Seed 001 on real threads: one elevator behind one lock, as it was, beside one owner fed by rings.
+//! Seed 001 on real threads: one elevator behind one lock against one owner fed by rings.
 //!
-//! The seed's machine had 128 CPUs and its trouble is 16 of them meeting at one lock; its ratio cannot be had on two. What
-//! can: how often a lock is taken for a request, what that costs here, whether requests reach the device in the order in which
-//! they left the elevator. A *cell* is a way of working, a number of threads and their places; its jobs are the seed's fio job
-//! (randwrite, 4k, iodepth 32, submit and complete in batches of 8) and its device is null, without latency.
+//! The seed's machine had 128 CPUs, 16 of which contended for one lock; that ratio is not
+//! reproducible on two CPUs. What can be measured: lock acquisitions per request, their cost on
+//! this machine, and whether requests reach the device in the order in which they left the
+//! elevator. A *cell* is a method, a number of threads and their placement. Its jobs are the seed's
+//! fio job (randwrite, 4k, iodepth 32, submit and complete in batches of 8) and its device is a
+//! null device without latency.
 //!
 //! ```text
 //!                          one by one   batch of 8   rings
@@ -14,10 +16,12 @@
 //!             no lock                                  x
 //! ```
 //!
-//! The first four are the seed's: the elevator alone behind the lock, and nothing of the rest of a block layer beside it, so
-//! they are better than any real old way. The next four are the old way with all that the rings' path does.
+//! The first four methods are the seed's: only the elevator is behind the lock and the rest of a
+//! block layer is absent, so they are faster than any real implementation. The next four put the
+//! complete path behind the lock.
 //!
-//! What was seen on 2 CPUs (cpu-clock samples of one cell at a time, by source line, percent; they move by a few):
+//! Profile on 2 CPUs (cpu-clock samples of one cell at a time, by source line, percent; varies by a
+//! few):
 //!
 //! | one by one | taking the lock: its line is elsewhere | spinning | kernel | mq-deadline | the rest |
 //! |---|---|---|---|---|---|
@@ -26,15 +30,17 @@
 //! | spin lock, 2 pinned | 42 | 8 | 1 | 23 | 26 |
 //! | spin lock, 16 | 42 | 9 | 1 | 23 | 25 |
 //!
-//! In batches of 8 both locks are mostly spun for (spin lock 36, mutex 18-32): the merge lookup takes the lock for every bio
-//! all the same, as in the kernel. Whoever loses the mutex sleeps in the kernel, and while it is on its way back the winner
-//! takes the lock again and again with all lines in its own cache: the whole path behind a mutex with 16 jobs uses one CPU of
-//! two. So the mutex does best where it makes one thread of many, and its figures jump (2.5-10 M/s) with who sleeps when.
-//! Rings cost the owner 15-25 ns of about 180 (with `none`: 105-115 ns a request, 89 where the shard's own thread makes the
-//! bios); a quarter to a half of the rest is mq-deadline.
+//! In batches of 8, most spinning remains (spin lock 36, mutex 18-32), because the merge lookup
+//! takes the lock for every bio, as in the kernel. A loser of the mutex sleeps in the kernel, and
+//! until it runs again the winner takes the lock repeatedly with all lines in its own cache: the
+//! whole path behind a mutex with 16 jobs uses one CPU of two. So the mutex is fastest where it
+//! effectively serialises the threads, and its figures vary with the sleeping pattern (2.5-10 M/s).
+//! Rings cost the owner 15-25 ns of about 180 (with `none`: 105-115 ns a request, 89 where the
+//! shard's own thread makes the bios); a quarter to a half of the rest is mq-deadline.
 //!
-//! Rounds of all cells take turns, so that what the machine does beside hits every cell alike. A round is counted after a
-//! warm-up by what the jobs have published, so neither start nor end is in it.
+//! Rounds of all cells alternate, so that other load on the machine affects all cells alike. A
+//! round is measured after a warm-up, by the progress that the jobs publish, so start and end are
+//! excluded.
 
 mod job;
 mod lock;
@@ -60,44 +66,44 @@ use job::{Signals, Stream};
 use lock::SpinLock;
 use window::{Answers, Path, Window};
 
-/// Which lock.
+/// The kind of lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
-    /// `std::sync::Mutex`: spins a little, then sleeps.
+    /// `std::sync::Mutex`, which spins briefly and then sleeps.
     Mutex,
-    /// Test and test-and-set, gives the CPU away when that takes long.
+    /// A test-and-test-and-set lock, which yields the CPU after a while.
     Spin,
 }
 
-/// How requests leave a locked elevator.
+/// How requests are dispatched from a locked elevator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dispatch {
-    /// The lock is taken for each.
+    /// One lock acquisition for each request.
     OneByOne,
-    /// Up to a batch of them under one hold, as the seed's patches do.
+    /// One acquisition for up to a batch of requests, as in the seed's patches.
     Batch,
 }
 
-/// What is behind the lock.
+/// What the lock protects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guards {
-    /// The elevator and the merge index alone: the seed's lock, with less beside it than the kernel has.
+    /// The elevator and the merge index alone, as in the seed.
     Elevator,
-    /// The whole shard: all that our path does.
+    /// The whole shard, with all that the product's path does.
     Shard,
 }
 
-/// A way of working.
+/// A method of dispatching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Every job dispatches, under a lock around what `Guards` says.
+    /// Every job dispatches, under a lock around the given scope.
     Locked(Guards, LockKind, Dispatch),
     /// One owner, fed by rings.
     Rings,
 }
 
 impl Method {
-    /// For tables.
+    /// The name in tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         use Dispatch::{Batch, OneByOne};
@@ -116,37 +122,38 @@ impl Method {
     }
 }
 
-/// Where a cell's threads run.
+/// Placement of a cell's threads on CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// Job by job on one CPU after the other. An owner has the last CPU, and the jobs the others.
+    /// Threads pinned round-robin; an owner has the last CPU and the jobs the others.
     Pinned,
-    /// Wherever the kernel puts them.
+    /// Placement by the kernel's scheduler.
     Free,
 }
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct ContentionOptions {
-    /// Rounds of each cell.
+    /// Number of rounds of each cell.
     pub rounds: u32,
-    /// Of a round, without its warm-up.
+    /// Seconds of a round, without its warm-up.
     pub seconds: f64,
-    /// Before each round.
+    /// Seconds of warm-up before each round.
     pub warm_up_seconds: f64,
     /// Jobs of the large cells, 1..=64.
     pub jobs: u32,
     /// Requests of a job in flight, 1..=64.
     pub iodepth: u32,
-    /// Requests submitted and completed together, and taken out under one hold, 1..=iodepth.
+    /// Requests submitted and completed together, and dispatched under one lock acquisition,
+    /// 1..=iodepth.
     pub batch: u32,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Of the blocks.
+    /// Seed of the random blocks.
     pub seed: u64,
-    /// The elevator.
+    /// The elevator behind the lock.
     pub scheduler: Scheduler,
-    /// Requests of each job in the run that watches the order; it is not timed. 0: none.
+    /// Requests of each job in the separate run that observes the order; 0 for none.
     pub watched_requests: u64,
 }
 
@@ -167,62 +174,62 @@ impl Default for ContentionOptions {
     }
 }
 
-/// What rings took instead of locks.
+/// Ring operations, the counterpart of lock acquisitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingCounts {
-    /// The feeders' end, all of them.
+    /// Totals of the feeders' ends.
     pub feeders: Counts,
-    /// The owner's end.
+    /// Totals of the owner's end.
     pub owner: Counts,
-    /// Calls of the shard.
+    /// Number of turns of the shard.
     pub turns: u64,
 }
 
-/// One round of a cell.
+/// The measurements of one round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
-    /// Answered while the clock ran.
+    /// Requests answered during the measured time.
     pub requests: u64,
-    /// How long it ran.
+    /// The measured time in nanoseconds.
     pub elapsed_ns: u64,
-    /// CPU time of the process meanwhile.
+    /// CPU time of the process during the measured time.
     pub cpu_ns: u64,
-    /// Answered in all, with warm-up and end: what the counts below are for.
+    /// All answered requests with warm-up and end, the base of the counts below.
     pub counted_requests: u64,
-    /// Bios that failed: none.
+    /// Number of failed bios; always 0.
     pub errors: u64,
-    /// Lock acquisitions.
+    /// Lock acquisitions of the round.
     pub locks: LockCounts,
-    /// Pushes and wake-ups.
+    /// Ring operations of the round.
     pub rings: RingCounts,
 }
 
 impl Round {
-    /// Requests a second.
+    /// Requests per second.
     #[must_use]
     pub fn iops(&self) -> f64 {
         self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 
-    /// CPU time of a request, of all threads.
+    /// CPU time per request of all threads.
     #[must_use]
     pub fn cpu_ns_per_request(&self) -> f64 {
         self.cpu_ns as f64 / self.requests.max(1) as f64
     }
 }
 
-/// One cell and what was found.
+/// A cell with its measurements.
 #[derive(Clone, Debug)]
 pub struct ContentionCell {
-    /// How.
+    /// The dispatching method.
     pub way: Method,
-    /// Jobs; rings have an owner beside them.
+    /// Number of jobs; rings have an owner in addition.
     pub threads: u32,
-    /// Where.
+    /// Placement of the threads.
     pub placement: Placement,
-    /// In the order in which they ran.
+    /// Rounds in order of time.
     pub rounds: Vec<Round>,
-    /// From a run of its own; nothing for a whole path behind a lock.
+    /// Counts of the separate run; zero for a whole path behind a lock.
     pub order: OrderCounts,
 }
 
@@ -231,7 +238,7 @@ impl ContentionCell {
         Self { way, threads, placement, rounds: Vec::new(), order: OrderCounts::default() }
     }
 
-    /// The middle of `figure` over the rounds, and its extremes: (median, least, most).
+    /// Median, minimum and maximum of `figure` over the rounds.
     #[must_use]
     pub fn spread(&self, figure: impl Fn(&Round) -> f64) -> (f64, f64, f64) {
         let mut values: Vec<f64> = self.rounds.iter().map(figure).collect();
@@ -242,13 +249,13 @@ impl ContentionCell {
         }
     }
 
-    /// Requests a second: (median, least, most).
+    /// Requests per second: median, minimum and maximum.
     #[must_use]
     pub fn iops(&self) -> (f64, f64, f64) {
         self.spread(Round::iops)
     }
 
-    /// A count of all rounds for each request.
+    /// A count of all rounds per request.
     #[must_use]
     pub fn per_request(&self, count: impl Fn(&Round) -> u64) -> f64 {
         let requests: u64 = self.rounds.iter().map(|round| round.counted_requests).sum();
@@ -256,7 +263,7 @@ impl ContentionCell {
     }
 }
 
-/// The cells of the experiment, nothing found yet.
+/// The cells of the experiment, without measurements.
 #[must_use]
 pub fn cells(jobs: u32) -> Vec<ContentionCell> {
     let mut ways = Vec::new();
@@ -281,16 +288,14 @@ pub fn cells(jobs: u32) -> Vec<ContentionCell> {
 
 /// Runs every cell, round by round in rotation.
 ///
-/// # Errors
-/// An option that cannot be, or an owner that could not start.
+/// # Errors An invalid option, or an owner that could not start.
 pub fn run(options: &ContentionOptions) -> Result<Vec<ContentionCell>, String> {
     run_cells(options, cells(options.jobs))
 }
 
-/// Runs some cells, as [`run`] does all: to look at one alone.
+/// Runs selected cells, as [`run`] does all.
 ///
-/// # Errors
-/// As [`run`].
+/// # Errors As [`run`].
 pub fn run_cells(
     options: &ContentionOptions,
     mut cells: Vec<ContentionCell>,
@@ -327,7 +332,7 @@ impl ContentionOptions {
     }
 }
 
-/// A cell's jobs, and when they end.
+/// The load of a cell, and its end condition.
 struct CellLoad<'a> {
     jobs: u32,
     iodepth: u32,
@@ -337,7 +342,7 @@ struct CellLoad<'a> {
     queue: QueueOptions,
     placement: Placement,
     rings: bool,
-    /// Requests of each job; very many if a clock ends them.
+    /// Requests of each job; practically unlimited if a clock ends them.
     requests: u64,
     watched: bool,
     signals: &'a Signals,
@@ -366,7 +371,8 @@ impl<'a> CellLoad<'a> {
         Stream::new(self.signals, job, self.seed, blocks, self.requests)
     }
 
-    /// Runs a job on each of its threads, and `meanwhile` on this one; what they answered and locked together.
+    /// Runs a job on each thread, and `meanwhile` on this one; returns the total of answers and
+    /// lock acquisitions.
     fn run_jobs<P: Path>(
         &self,
         path: impl Fn() -> P + Sync,
@@ -396,7 +402,7 @@ impl<'a> CellLoad<'a> {
         total
     }
 
-    /// Puts the calling thread where the job belongs.
+    /// Pins the calling thread to the CPU of a job.
     fn place(&self, job: u32) {
         if self.placement == Placement::Pinned {
             let for_jobs = if self.rings { (cpus() - 1).max(1) } else { cpus() };
@@ -413,7 +419,7 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |count| count.get())
 }
 
-/// What a run of a cell's jobs gives, timed or not.
+/// The result of a run, timed or not.
 struct CellRun {
     round: Round,
     order: Option<OrderCounts>,
@@ -443,7 +449,7 @@ fn run_method(
     Ok(CellRun { round: Round { counted_requests: answered, locks, ..Round::default() }, order })
 }
 
-/// One round: warm-up, then the clock, then the end.
+/// Runs one round: warm-up, measured time, end.
 fn timed(options: &ContentionOptions, cell: &ContentionCell) -> Result<Round, String> {
     let signals = Signals::new(cell.threads);
     let load = CellLoad::new(options, cell, &signals);
@@ -460,7 +466,7 @@ fn timed(options: &ContentionOptions, cell: &ContentionCell) -> Result<Round, St
     Ok(Round { requests, elapsed_ns, cpu_ns, ..ran.round })
 }
 
-/// A run whose order is watched.
+/// Runs a cell and observes the order of requests.
 fn watch(options: &ContentionOptions, cell: &ContentionCell) -> Result<OrderCounts, String> {
     let signals = Signals::new(cell.threads);
     let requests = options.watched_requests;

@@ -1,7 +1,9 @@
-//! Our way: the jobs feed rings, one owner runs the real shard over the real null device (`headworks::embed`).
+//! The product's method: jobs feed rings, and one owner runs the real shard over the real null
+//! device (`headworks::embed`).
 //!
-//! Nothing is locked. What stands in the place of lock acquisitions are the pushes of batches, and wake-ups, which must be
-//! rare. A watched run puts an elevator that writes down what leaves, and a device that compares, around the real ones.
+//! There is no lock; the counterparts of lock acquisitions are pushes of batches and wake-ups,
+//! which must be rare. In an observed run, an elevator that logs departures and a device that
+//! compares arrivals wrap the real ones.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
@@ -17,8 +19,7 @@ use super::{CellLoad, CellRun, RingCounts, Round};
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 ///
-/// # Errors
-/// The owner could not start, or broke.
+/// # Errors The owner could not start, or failed.
 pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellRun, String> {
     let watched = load.watched.then(Watched::default);
     let device: Box<dyn Device> = match &watched {
@@ -69,7 +70,7 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
     Ok(CellRun { round, order })
 }
 
-/// One job that feeds.
+/// One job that feeds the owner.
 struct Feeder<'a> {
     stream: Stream<'a>,
     handle: Handle,
@@ -109,7 +110,7 @@ impl<'a> Feeder<'a> {
         (self.stream.answered(), self.errors, self.handle.counts())
     }
 
-    /// A batch of bios; false when the job is over.
+    /// Submits a batch of bios; returns false at the end of the job.
     fn put(&mut self) -> bool {
         let count = self.stream.grant(self.batch as u64);
         for _ in 0..count {
@@ -123,7 +124,8 @@ impl<'a> Feeder<'a> {
         count > 0
     }
 
-    /// Waits for at least `least` answers and takes in what there is; false if the owner is gone.
+    /// Waits for at least `least` answers and takes all there are; returns false if the owner has
+    /// ended.
     fn reap(&mut self, least: usize) -> bool {
         let depth = self.handle.depth() as usize;
         while self.answers.len() < least {
@@ -135,13 +137,13 @@ impl<'a> Feeder<'a> {
             self.errors += u64::from(answer.status.is_err());
             self.free.push(answer.slot);
         }
-        self.stream.note_answered(self.answers.len() as u64);
+        self.stream.record_answers(self.answers.len() as u64);
         self.answers.clear();
         true
     }
 }
 
-/// What left the elevator and has not come to the device, with its number.
+/// Requests that left the elevator and have not reached the device, with their numbers.
 #[derive(Clone, Default)]
 struct Watched {
     departed: Arc<Mutex<DepartureLog>>,
@@ -170,11 +172,11 @@ impl Watched {
         let (_, number) = place
             .and_then(|place| departed.under_way.remove(place))
             .expect("what comes to the device has left the elevator");
-        self.watch.note(number);
+        self.watch.record(number);
     }
 }
 
-/// An elevator that is watched.
+/// An elevator that logs departures.
 struct WatchedElevator {
     inner: Box<dyn Elevator>,
     watched: Watched,
@@ -205,7 +207,7 @@ impl Elevator for WatchedElevator {
     }
 }
 
-/// A null device that is watched.
+/// A null device that compares arrivals with the log.
 struct WatchedDevice {
     inner: NullDevice,
     watched: Watched,

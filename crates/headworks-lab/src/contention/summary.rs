@@ -1,41 +1,43 @@
-//! What the verdicts of the experiment are made from: ratios of medians, and counts.
+//! The input of the experiment's verdicts: ratios of medians, and counts.
 
 use super::{ContentionCell, Dispatch, Guards, LockKind, Method, Placement};
 
-/// A ratio at both sizes.
+/// A speed ratio at both sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SpeedRatio {
-    /// 2 threads on 2 CPUs.
+    /// With 2 threads on 2 CPUs.
     pub pinned: f64,
-    /// Many threads, wherever they run.
+    /// With many threads, placed by the kernel.
     pub many: f64,
 }
 
-/// See [`summary`].
+/// The ratios and counts of all cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ContentionSummary {
-    /// Rings against the better lock around the elevator alone, one by one.
+    /// Rings against the faster lock around the elevator alone, one by one.
     pub elevator: SpeedRatio,
-    /// Rings against the spin lock around the elevator alone, one by one: the kernel's kind of lock.
+    /// Rings against the spin lock around the elevator alone, one by one, which is the kernel's
+    /// kind of lock.
     pub elevator_spin: SpeedRatio,
-    /// Rings against the better lock around the whole path, one by one: the same work on both sides.
+    /// Rings against the faster lock around the whole path, one by one: the same work on both
+    /// sides.
     pub path: SpeedRatio,
-    /// The seed's own ratio, spin lock around the elevator: batch against one by one. Contention of many cores, not
-    /// reproducible here.
+    /// The seed's own ratio, spin lock around the elevator, batch against one by one. It needs
+    /// contention of many cores and is not reproducible here.
     pub seed: SpeedRatio,
     /// Many feeders against one.
     pub many_to_one: f64,
-    /// Lock acquisitions for a request to leave the elevator, most of the batch cells around the elevator.
+    /// Lock acquisitions per dispatched request, maximum of the batch cells around the elevator.
     pub batch_dispatch_locks: f64,
-    /// The most lock acquisitions per request of a rings cell: 0, there is no lock.
+    /// Maximum lock acquisitions per request of the ring cells: 0, there is no lock.
     pub rings_locks: f64,
-    /// Inversions of the rings cells together.
+    /// Total inversions of the ring cells.
     pub rings_inversions: u64,
-    /// Bios that failed in any cell.
+    /// Failed bios of all cells.
     pub errors: u64,
 }
 
-/// The summary of cells that [`super::run`] gave.
+/// Summarises the cells that [`super::run`] returned.
 #[must_use]
 pub fn summary(cells: &[ContentionCell]) -> ContentionSummary {
     let ours = |place| best(cells, place, |way| way == Method::Rings);
@@ -70,7 +72,7 @@ pub fn summary(cells: &[ContentionCell]) -> ContentionSummary {
     }
 }
 
-/// The best median of the cells of a kind; a lone feeder is none of them.
+/// The best median of the selected cells, without those of a single feeder.
 fn best(cells: &[ContentionCell], placement: Placement, wanted: impl Fn(Method) -> bool) -> f64 {
     let those = cells
         .iter()
@@ -96,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_of_the_best_of_each_kind_are_compared() {
+    fn summary_compares_medians_of_the_best_cells() {
         use Dispatch::{Batch, OneByOne};
         use LockKind::{Mutex, Spin};
         use Placement::{Free, Pinned};

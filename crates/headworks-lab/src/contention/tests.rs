@@ -1,4 +1,4 @@
-//! Short runs: what was asked is done, once, and the counts say how.
+//! Short runs: every request is answered once, and the counts agree.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn short() -> ContentionOptions {
     }
 }
 
-/// Every cell with a bound on its requests instead of a clock.
+/// Every cell, with a bound on its requests instead of a clock.
 fn counted(requests: u64, watched: bool) -> Vec<(ContentionCell, CellRun)> {
     let options = short();
     let run = |cell: ContentionCell| {
@@ -27,7 +27,7 @@ fn counted(requests: u64, watched: bool) -> Vec<(ContentionCell, CellRun)> {
 
 #[test]
 fn every_cell_answers_each_request_once() {
-    // Not a multiple of the batch: the last one is short.
+    // Not a multiple of the batch: the last batch is short.
     for (cell, ran) in counted(2001, false) {
         let asked = 2001 * u64::from(cell.threads);
         assert_eq!(ran.round.counted_requests, asked, "{}", cell.way.name());
@@ -49,13 +49,14 @@ fn locks_are_taken_as_often_as_the_way_says() {
         if guards == Guards::Shard {
             let calls = if dispatch == Dispatch::OneByOne { asked } else { asked / 8 };
             assert_eq!((locks.merge, locks.insert), (0, calls));
-            // One for the completions of each list; who finds nothing in the device's room, or more after it, differs.
+            // One for the completions of each list; a job that finds no room in the device, or more
+            // work after it, differs.
             assert!((calls / 2..2 * calls).contains(&locks.dispatch), "{locks:?}");
             continue;
         }
         assert_eq!((locks.merge, locks.insert), (asked, asked / 8));
         match dispatch {
-            // A job that inserted may find that others took everything.
+            // A job that inserted requests may find all of them taken by others.
             Dispatch::OneByOne => assert!((asked..asked + asked / 8).contains(&locks.dispatch)),
             Dispatch::Batch => assert!((asked / 8..=asked / 4).contains(&locks.dispatch)),
         }

@@ -1,13 +1,15 @@
-//! The old way with everything that our path does: the same shard, and every job enters it under one lock.
+//! The baseline with the complete path: the same shard as the product's, entered by every job under
+//! one lock.
 //!
 //! ```text
 //!   a job:   --lock: bios in, commands out--   issue them to the device   --lock: completions in, answers out--
 //!            for each of the 8 bios, or for the 8 together
 //! ```
 //!
-//! The bare elevator of `locked` has no gate, no time-outs, no statistics, no errors; this has them all, line for line ours.
-//! So what is between this and the rings is the lock and the batches, nothing else. Devices are called without the lock, as
-//! they must be. The shard's timer is not driven: no command is out for longer than a list.
+//! The bare elevator of `locked` has no gate, time-outs, statistics or errors; here they are the
+//! product's code. So the difference to the rings is the lock and the batches only. Devices are
+//! called without the lock. The shard's timer is not driven: no command is outstanding for longer
+//! than a list.
 
 use headworks::device::{Command, NullDevice};
 use headworks_core::{
@@ -23,8 +25,7 @@ use super::{CellLoad, Dispatch};
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 ///
-/// # Errors
-/// The shard cannot be.
+/// # Errors The shard rejects its configuration.
 pub(super) fn run<L: Lock<Shard> + Send>(
     load: &CellLoad<'_>,
     dispatch: Dispatch,
@@ -38,7 +39,7 @@ pub(super) fn run<L: Lock<Shard> + Send>(
 
 struct ShardPath<'a, L> {
     lock: &'a L,
-    /// Bios that enter together.
+    /// Number of bios that enter together.
     step: usize,
     inputs: Vec<Input>,
     commands: Vec<Command>,
@@ -48,7 +49,7 @@ struct ShardPath<'a, L> {
 
 impl<'a, L: Lock<Shard>> ShardPath<'a, L> {
     fn new(load: &CellLoad<'_>, lock: &'a L, dispatch: Dispatch) -> Self {
-        // A call may bring out what others put in: as much as the device takes.
+        // A call may dispatch other jobs' requests: as many as the device takes.
         let most = load.queue.queue_depth as usize;
         Self {
             lock,
@@ -63,7 +64,7 @@ impl<'a, L: Lock<Shard>> ShardPath<'a, L> {
         }
     }
 
-    /// One call of the shard, under the lock.
+    /// Calls the shard once under the lock.
     fn call(
         &mut self,
         now: Instant,
@@ -87,7 +88,7 @@ impl<'a, L: Lock<Shard>> ShardPath<'a, L> {
                         spans: 0,
                     }),
                     Action::Reply { id, status, .. } => {
-                        assert!(status.is_ok(), "a null device does what it is told");
+                        assert!(status.is_ok(), "a null device does not fail");
                         window.answer(id.sequence as u32);
                     }
                     _ => {}
@@ -122,7 +123,7 @@ impl<L: Lock<Shard>> Path for ShardPath<'_, L> {
         for bios in batch.chunks(self.step) {
             self.inputs.extend(bios.iter().map(|&(slot, offset)| Input::Bio(bio(slot, offset))));
             self.call(now, Purpose::Insert, window, locks);
-            // Completions free tags and places in the device, so they may bring out more.
+            // Completions free tags and device slots, so they may dispatch more.
             while !self.commands.is_empty() {
                 issue(&mut self.device, now, &mut self.commands, &mut self.completions);
                 let device = DeviceId(0);

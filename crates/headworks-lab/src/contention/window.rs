@@ -1,7 +1,8 @@
-//! A job of the old way: which of its slots are free, answered or under way, and its loop.
+//! A job of the baseline: the state of its slots, and its loop.
 //!
-//! A slot is a bit. Any job may complete any other's requests, so answers come to a job as bits of a word of its own, once for
-//! a list. Whoever holds the missing ones runs or is about to, so a job that waits looks and gives the CPU away, no sleep.
+//! A slot is a bit. Any job may complete any other's requests, so completions reach a job as bits
+//! of a word of its own, once for a list. The job that holds the missing completions is running or
+//! about to run, so a waiting job polls and yields the CPU without sleeping.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,10 +13,10 @@ use headworks_core::Instant;
 use super::job::Stream;
 use super::lock::LockCounts;
 
-/// Looks at one's answers before the CPU is given away.
+/// Polls before the CPU is yielded.
 const SPINS: u32 = 64;
 
-/// A word for each job, where others put the bits of its answered slots.
+/// A word for each job, in which others set the bits of its completed slots.
 pub(super) struct Answers(Vec<CachePadded<AtomicU64>>);
 
 impl Answers {
@@ -24,14 +25,14 @@ impl Answers {
     }
 }
 
-/// One job's slots.
+/// The slots of one job.
 pub(super) struct Window<'a> {
     all: &'a Answers,
     job: u32,
     depth: u32,
     free: u64,
     answered: u64,
-    /// By job, of the list that is being completed; and which jobs.
+    /// Completed slots by job, of the current list; and the jobs concerned.
     list: Vec<u64>,
     listed: u64,
 }
@@ -42,12 +43,12 @@ impl<'a> Window<'a> {
         Self { all, job, depth, free: u64::MAX >> (64 - depth), answered: 0, list, listed: 0 }
     }
 
-    /// How many are free.
+    /// Number of free slots.
     pub fn room(&self) -> u64 {
         self.free.count_ones().into()
     }
 
-    /// A free slot, by its name among those of all jobs.
+    /// Takes a free slot; returns its global number.
     #[inline]
     fn take(&mut self) -> u32 {
         let slot = self.free.trailing_zeros();
@@ -55,7 +56,7 @@ impl<'a> Window<'a> {
         self.job * self.depth + slot
     }
 
-    /// A slot of the list, anybody's, is answered.
+    /// Records the completion of a slot, of any job.
     #[inline]
     pub fn answer(&mut self, slot: u32) {
         let job = slot / self.depth;
@@ -63,7 +64,7 @@ impl<'a> Window<'a> {
         self.listed |= 1 << job;
     }
 
-    /// The list is complete: tells the jobs.
+    /// Delivers the completions of the list to their jobs.
     #[inline]
     pub fn deliver(&mut self) {
         while self.listed != 0 {
@@ -79,7 +80,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Waits for at least `least` answers; how many there were.
+    /// Waits for at least `least` completions; returns how many there were.
     fn reap(&mut self, least: u32) -> u64 {
         let word = &self.all.0[self.job as usize].0;
         let mut looks = 0_u32;
@@ -98,14 +99,14 @@ impl<'a> Window<'a> {
                 _ => std::hint::spin_loop(),
             }
         }
-        assert!(self.free & self.answered == 0, "a slot is answered once");
+        assert!(self.free & self.answered == 0, "a slot is completed once");
         let count = self.answered.count_ones();
         self.free |= std::mem::take(&mut self.answered);
         count.into()
     }
 }
 
-/// What a job does with a batch of (slot, offset).
+/// Submission of a batch of (slot, offset).
 pub(super) trait Path {
     fn submit(
         &mut self,
@@ -116,7 +117,8 @@ pub(super) trait Path {
     );
 }
 
-/// The seed's fio job over `path`, to its end: submits `batch` at a time up to the depth, then waits for `batch` answers.
+/// Runs the seed's fio job over `path`: submits `batch` requests at a time up to the depth, then
+/// waits for `batch` completions.
 pub(super) fn drive(
     path: &mut impl Path,
     mut window: Window<'_>,
@@ -141,7 +143,7 @@ pub(super) fn drive(
         if in_flight == 0 {
             return (stream.answered(), locks);
         }
-        stream.note_answered(window.reap(if over { in_flight } else { batch }));
+        stream.record_answers(window.reap(if over { in_flight } else { batch }));
     }
 }
 
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
     use crate::contention::job::Signals;
 
-    /// Two jobs that answer each other's requests and never their own.
+    /// Two jobs that complete each other's requests and never their own.
     struct CrossedAnswers(Vec<u32>);
 
     impl Path for CrossedAnswers {
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_others_arrive_and_a_short_batch_ends_it() {
+    fn completions_of_other_jobs_arrive_and_short_batch_ends_the_run() {
         let (answers, signals) = (Answers::new(2), Signals::new(2));
         let mut other = Window::new(&answers, 0, 8);
         let slots: Vec<u32> = (0..3).map(|_| other.take()).collect();

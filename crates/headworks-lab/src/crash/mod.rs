@@ -1,8 +1,9 @@
-//! `crash`: power cuts at any moment under random load; every byte that is found must be one that may be there.
+//! `crash`: power cuts at random moments under load; the oracle checks every byte afterwards.
 //!
-//! The world and its oracle are [`headworks_sim::crash`]; here a run of them becomes rows with raw counts, and verdicts: that
-//! the run was as long as asked, passed every point, found the devices that lie about flushes, and that cuts did lose what
-//! was not flushed (a run in which nothing is ever lost tests nothing). A broken rule is no row: it ends the run.
+//! The simulation and its oracle are [`headworks_sim::crash`]; here a run becomes rows with raw
+//! counts, and verdicts: the run was as long as requested, passed every coverage point, detected
+//! the devices that lie about flushes, and lost some unflushed data (a run that never loses any
+//! tests nothing). A violation ends the run without a report.
 
 use headworks_core::WriteMode;
 use headworks_sim::crash::{COVERED_AFTER, CrashRun, LYING_EVERY, SHARDS};
@@ -11,36 +12,35 @@ use headworks_sim::{Failure, coverage::Point};
 
 use crate::report::{Goal, Report, Row, Verdict};
 
-/// The words of the goals, which tests look for.
+/// Titles of the verdicts, which tests look for.
 const NEVER: &str = "points that never happened";
 const FOUND: &str = "worlds in which a device's lie about a flush was found";
 const LOST: &str = "cells whose newest, unflushed version a cut took";
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashOptions {
-    /// The first scenario's seed.
+    /// Seed of the first scenario.
     pub seed: u64,
     /// Forces the number of shards: 1, 2 or 4.
     pub shards: Option<u16>,
 }
 
-/// Runs scenarios as long as `goes_on` says so of what was done until now.
+/// Runs scenarios while `keep_running` returns true for the run so far.
 ///
-/// # Errors
-/// The first rule that was broken.
+/// # Errors The first violated rule.
 pub fn run(
     options: CrashOptions,
-    mut goes_on: impl FnMut(&CrashRun) -> bool,
+    mut keep_running: impl FnMut(&CrashRun) -> bool,
 ) -> Result<CrashRun, Box<Failure>> {
     let mut crash = CrashRun::new(options.seed, options.shards);
-    while goes_on(&crash) {
+    while keep_running(&crash) {
         crash.run_next()?;
     }
     Ok(crash)
 }
 
-/// What a run that began at `seed` and was to make `cuts` cuts says.
+/// The report of a run that began at `seed` and was to make `cuts` cuts.
 #[must_use]
 pub fn report(crash: &CrashRun, seed: u64, cuts: u64) -> Report {
     let rows = rows(crash, seed);
@@ -94,7 +94,7 @@ fn rows(crash: &CrashRun, seed: u64) -> Vec<Row> {
     rows
 }
 
-/// The verdicts of the rows. A run that was to be short is not asked for everything.
+/// Computes the verdicts of the rows; a short run need not pass every coverage point.
 #[must_use]
 pub fn judge(rows: &[Row], cuts: u64) -> Vec<Verdict> {
     let of = |table: &'static str| rows.iter().filter(move |row| row.table == table);
@@ -123,7 +123,7 @@ pub fn judge(rows: &[Row], cuts: u64) -> Vec<Verdict> {
     verdicts
 }
 
-/// The seed and the size that repeat a failure.
+/// The command that reproduces a failure.
 #[must_use]
 pub fn repeat(seed: u64, shards: Option<u16>) -> String {
     let shards = shards.map_or(String::new(), |shards| format!(" --shards {shards}"));

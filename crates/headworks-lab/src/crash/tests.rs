@@ -1,4 +1,4 @@
-//! The verdicts come from the rows, and say no where something is missing.
+//! The verdicts are computed from the rows, and are negative where something is missing.
 
 use super::*;
 
@@ -17,13 +17,13 @@ fn a_short_run_is_asked_for_its_cuts_only() {
 }
 
 #[test]
-fn the_verdicts_come_from_the_rows_and_nothing_else() {
+fn verdicts_come_from_the_rows_only() {
     let report = report(&few(), 1, COVERED_AFTER);
     let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
     assert_eq!(judge(&read, COVERED_AFTER), report.verdicts);
-    // Far from the cuts that were asked for.
+    // Far fewer cuts than requested.
     assert!(!report.is_met());
-    // What cannot happen in these worlds is not asked for.
+    // Points that cannot occur in these worlds are not required.
     let asked = |row: &&Row| row.table == "points" && row.int("asked") == 1;
     let changes = |row: &Row| row.word("point").starts_with("change:");
     assert!(read.iter().filter(asked).count() > 50 && !read.iter().filter(asked).any(changes));

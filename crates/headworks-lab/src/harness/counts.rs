@@ -1,4 +1,4 @@
-//! What a run counted: whole numbers, from the end of the ramp to the end.
+//! Counters of a run from the end of the ramp to the end of the run.
 
 use headworks_core::cache::CacheStats;
 use headworks_core::stats::QueueStats;
@@ -6,60 +6,60 @@ use headworks_core::tags::TagStats;
 use headworks_nbd::client::Histogram;
 use headworks_sim::disk::ModelCounters;
 
-/// One job's share.
+/// The counters of one job.
 #[derive(Clone, Debug, Default)]
 pub struct JobCounts {
-    /// Bios answered.
+    /// Number of bios answered.
     pub bios: u64,
-    /// Their bytes.
+    /// Bytes of the answered bios.
     pub bytes: u64,
-    /// Their latencies.
+    /// Latencies of the answered bios.
     pub latency: Histogram,
 }
 
-/// See the head of this file.
+/// The counters of a whole run.
 #[derive(Clone, Debug, Default)]
 pub struct RunCounts {
-    /// Bios answered.
+    /// Number of bios answered.
     pub bios: u64,
-    /// Their bytes.
+    /// Bytes of the answered bios.
     pub bytes: u64,
-    /// Latencies of all jobs.
+    /// Latencies of all jobs' bios.
     pub latency: Histogram,
-    /// Job by job.
+    /// Counters by job.
     pub jobs: Vec<JobCounts>,
-    /// Requests that ended.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Merges into what was there already.
+    /// Merges into existing requests.
     pub merges: u64,
-    /// Commands to the device.
+    /// Commands submitted to the device.
     pub issued: u64,
-    /// Those that start where the one before ended.
+    /// Commands that start where the previous one ended.
     pub sequential: u64,
-    /// What the tag policy counted.
+    /// Counters of the tag policy.
     pub tags: TagStats,
-    /// What the device did inside.
+    /// Internal counters of the device.
     pub device: ModelCounters,
-    /// What the cache counted; places are those at the end.
+    /// Counters of the cache; folio counts are those at the end.
     pub cache: CacheStats,
-    /// Folios that were made.
+    /// Folios created during the run.
     pub folios_made: u64,
-    /// The most requests outside the elevator and not answered.
+    /// Maximum number of requests dispatched and not completed.
     pub in_device_max: u32,
-    /// Bios that failed.
+    /// Number of failed bios.
     pub errors: u64,
-    /// Things an operator should know.
+    /// Number of notices to the operator.
     pub notices: u64,
-    /// Nothing was to come while bios were out: a wake-up was lost.
+    /// No event was pending while bios were outstanding: a wake-up was lost.
     pub stuck: bool,
-    /// Of all inputs and actions, the ramp's too.
+    /// Hash of all inputs and actions, including the ramp.
     pub hash: u64,
     /// Bytes of the commands in the device, by slot.
     pub(super) lens: RequestLengths,
     since: Snapshot,
 }
 
-/// Counters that others keep, at one time.
+/// Values of external counters at one time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Snapshot {
     pub queue: QueueStats,
@@ -70,7 +70,7 @@ pub(super) struct Snapshot {
     pub cache: CacheStats,
 }
 
-/// Lengths by slot.
+/// Lengths of commands, by slot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RequestLengths(Vec<u32>);
 
@@ -102,7 +102,7 @@ impl RunCounts {
         self.bytes += u64::from(bytes);
     }
 
-    /// The ramp is over: what was counted does not count.
+    /// Discards the counts of the ramp.
     pub(super) fn restart(&mut self, since: Snapshot) {
         let Self { jobs, lens, in_device_max, errors, notices, .. } = std::mem::take(self);
         *self = Self { lens, in_device_max, errors, notices, since, ..Self::new(jobs.len()) };
@@ -117,7 +117,7 @@ impl RunCounts {
         self.device.positionings = at.device.positionings - since.device.positionings;
         self.device.media_bytes = at.device.media_bytes - since.device.media_bytes;
         self.count_cache(&at.cache);
-        // Maxima cannot be taken apart: the tag policy's counts are of the whole run.
+        // Maxima cannot be subtracted: the tag policy's counts cover the whole run.
         self.tags = at.tags;
         self.hash = hash;
         for job in &self.jobs {
@@ -128,7 +128,7 @@ impl RunCounts {
     fn count_cache(&mut self, at: &CacheStats) {
         let since = &self.since.cache;
         let mut cache = *at;
-        // Whoever is there now and was not, and whoever was made and has gone.
+        // Folios created: net growth plus evictions.
         let there = |stats: &CacheStats| stats.folios.iter().sum::<u64>();
         let gone = at.evicted_folios - since.evicted_folios;
         self.folios_made = (there(at) + gone).saturating_sub(there(since));

@@ -1,37 +1,38 @@
-//! Who asks, in the manner of fio: so many bios at a time, in batches, at places of a pattern.
+//! Jobs in the manner of fio: a fixed depth, batches, and an access pattern.
 //!
-//! A job submits up to `batch_submit` bios together (one turn of the shard: one outermost plug), until `iodepth` are out. Then
-//! it sleeps until `batch_complete` of them are answered, thinks, and fills up again. fio's psync is depth 1.
+//! A job submits up to `batch_submit` bios together (one turn of the shard: one outermost plug)
+//! until `iodepth` are outstanding. Then it sleeps until `batch_complete` of them are answered,
+//! thinks, and submits again. fio's psync is depth 1.
 
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, VolumeId};
 
-/// What a job asks for.
+/// Options of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobOptions {
-    /// Read or write.
+    /// The operation of its bios.
     pub op: Op,
-    /// Of a hundred reads so many are writes instead, by chance.
+    /// Percentage of reads replaced by writes at random.
     pub write_percent: u32,
-    /// Random places, each aligned to `bs`; else one after the other.
+    /// Random offsets aligned to `bs`; otherwise sequential.
     pub random: bool,
-    /// Bytes of a bio.
+    /// Bytes of each bio.
     pub bs: u32,
-    /// Bios out at a time.
+    /// Maximum number of outstanding bios.
     pub iodepth: u32,
-    /// Bios that are submitted together.
+    /// Number of bios submitted together.
     pub batch_submit: u32,
-    /// Answers that it waits for when it may submit nothing more.
+    /// Number of answers it waits for when it may submit no more.
     pub batch_complete: u32,
-    /// First byte of its part of the volume.
+    /// First byte of its region.
     pub start: u64,
-    /// The byte after its part.
+    /// The byte after its region.
     pub end: u64,
-    /// The way it came by.
+    /// The export that its bios belong to.
     pub export: ExportId,
-    /// Before whom it goes.
+    /// I/O priority of its bios.
     pub ioprio: Ioprio,
-    /// Between an answer and the next submission.
+    /// Time between an answer and the next submission.
     pub think_ns: u64,
 }
 
@@ -54,29 +55,32 @@ impl Default for JobOptions {
     }
 }
 
-/// A job that runs. Its number is its connection.
+/// A job in progress; its index is its connection number.
 #[derive(Debug)]
 pub(super) struct Job {
     pub options: JobOptions,
     connection: u32,
     prng: Prng,
-    /// When each bio that is out was submitted, by `sequence % iodepth`.
+    /// Submission time of each outstanding bio, by `sequence % iodepth`.
     submitted: Vec<Instant>,
     unused: Vec<u32>,
     issued: u64,
     next_at: u64,
-    /// Answers since it last woke.
+    /// Answers since the last wake-up.
     answered: u32,
-    /// It will submit without being woken.
+    /// The job submits without a wake-up.
     awake: bool,
 }
 
 impl Job {
     pub fn new(options: JobOptions, connection: u32, prng: Prng) -> Self {
         let (depth, bs) = (options.iodepth, u64::from(options.bs));
-        assert!(depth > 0 && options.batch_submit > 0 && bs > 0, "a job asks for something");
-        assert!(options.batch_complete <= depth, "a job waits for no more than is out");
-        assert!(options.end >= options.start + bs, "a job has a place");
+        assert!(
+            depth > 0 && options.batch_submit > 0 && bs > 0,
+            "a job has a depth, a batch and a size"
+        );
+        assert!(options.batch_complete <= depth, "a job waits for at most its depth");
+        assert!(options.end >= options.start + bs, "a job has a region of at least one bio");
         Self {
             options,
             connection,
@@ -90,12 +94,12 @@ impl Job {
         }
     }
 
-    /// How many bios are out.
+    /// Number of outstanding bios.
     pub fn out(&self) -> u32 {
         self.options.iodepth - self.unused.len() as u32
     }
 
-    /// Its next batch; true if it goes on to submit another at once.
+    /// Submits the next batch; returns true if another follows at once.
     pub fn submit(&mut self, now: Instant, mut take: impl FnMut(Bio)) -> bool {
         for _ in 0..self.options.batch_submit {
             let Some(slot) = self.unused.pop() else {
@@ -137,7 +141,7 @@ impl Job {
         }
     }
 
-    /// One of its bios is answered: how long it took, and whether the job wakes.
+    /// Handles an answer; returns its latency, and whether the job wakes up.
     pub fn answer(&mut self, now: Instant, sequence: u64) -> (u64, bool) {
         let slot = (sequence % u64::from(self.options.iodepth)) as u32;
         let took = now.since(self.submitted[slot as usize]);

@@ -1,4 +1,5 @@
-//! The harness: one shard, one device that has only time, and jobs in the manner of fio, in virtual time.
+//! A harness of one shard, one device model without data, and jobs in the manner of fio, in virtual
+//! time.
 //!
 //! ```text
 //!   heap: job wakes, request reaches the device --+
@@ -8,9 +9,10 @@
 //!        ^--- reply: counted, the job wakes and thinks
 //! ```
 //!
-//! A turn is all that the device answers at one time, or one batch of one job; so a batch lies under one outermost plug. What
-//! is counted is counted from `ramp_ns` on, for `runtime_ns`. Invariants: a run is a function of its options; when nothing is
-//! to come while bios are out, the run fails and says so ([`RunCounts::stuck`]).
+//! A turn takes all completions of one time, or one batch of one job; so a batch is under one
+//! outermost plug. Counting starts at `ramp_ns` and lasts for `runtime_ns`. Invariants: a run is a
+//! function of its options; if no event is pending while bios are outstanding, the run ends with
+//! [`RunCounts::stuck`].
 
 mod counts;
 mod job;
@@ -28,17 +30,17 @@ pub use counts::{JobCounts, RunCounts};
 use job::Job;
 pub use job::JobOptions;
 
-/// The only device.
+/// The only device of the harness.
 const DEVICE: DeviceId = DeviceId(0);
-/// The only volume: the whole device.
+/// The only volume, which covers the whole device.
 const VOLUME: VolumeId = VolumeId(0);
 
-/// Who stands between the elevator and the device: what a request costs on its way there.
+/// The delay of requests between elevator and device.
 pub trait Dispatcher {
-    /// A request has left the elevator; nanoseconds until the device has it.
+    /// A request has left the elevator; returns the nanoseconds until it reaches the device.
     fn dispatched(&mut self, id: RequestId) -> u64;
 
-    /// The device has it.
+    /// A request has reached the device.
     fn issued(&mut self, id: RequestId);
 }
 
@@ -48,34 +50,35 @@ pub enum Plugging {
     /// One plug holds the whole batch.
     #[default]
     Batch,
-    /// Each bio has a plug of its own and reaches the queue alone. Seed 004 takes Linux of 2015 to do this, where an inner plug
-    /// flushed the outer one. A turn of the shard is one plug, so each bio gets a turn.
+    /// Each bio has a plug of its own and reaches the queue alone. Seed 004 attributes this to
+    /// Linux of 2015, where an inner plug flushed the outer one. One turn of the shard is one plug,
+    /// so each bio gets a turn.
     Bio,
 }
 
-/// What a run is made of.
+/// Options of a run.
 pub struct BlockHarnessOptions {
-    /// Of the jobs' places.
+    /// Seed of the jobs' random offsets.
     pub seed: u64,
-    /// The device's queue.
+    /// Queue options of the device.
     pub queue: QueueOptions,
     /// Bytes of the device, and of the volume on it.
     pub size: u64,
-    /// The device.
+    /// The device model.
     pub device: Box<dyn DeviceModel>,
-    /// Who asks.
+    /// The jobs of the run.
     pub jobs: Vec<JobOptions>,
-    /// Shares.
+    /// The exports and their shares.
     pub exports: Vec<ExportConfig>,
-    /// The shard's cache; jobs must think then, or answers from memory take no time at all.
+    /// Cache of the shard; jobs must think then, because answers from memory take no time.
     pub cache: CacheOptions,
-    /// Virtual time before the counting starts.
+    /// Virtual time before counting starts.
     pub ramp_ns: u64,
-    /// Virtual time of the counting.
+    /// Virtual time during which is counted.
     pub runtime_ns: u64,
 }
 
-/// What happens at a time of its own.
+/// An event in the heap.
 #[derive(Clone, Copy, Debug)]
 enum HarnessEvent {
     /// A job submits its next batch.
@@ -84,7 +87,7 @@ enum HarnessEvent {
     Issue { id: RequestId, order: ModelCommand },
 }
 
-/// See the head of this file.
+/// A shard, its device and its jobs.
 pub struct BlockHarness {
     shard: Shard,
     device: Box<dyn DeviceModel>,
@@ -104,10 +107,9 @@ pub struct BlockHarness {
 }
 
 impl BlockHarness {
-    /// A harness, at time 0.
+    /// A harness at time 0.
     ///
-    /// # Errors
-    /// What the options say that cannot be.
+    /// # Errors Invalid options.
     pub fn new(options: BlockHarnessOptions) -> Result<Self, ConfigError> {
         let volume =
             VolumeOptions { size: options.size, block_size: 4096, ..VolumeOptions::default() };
@@ -116,7 +118,7 @@ impl BlockHarness {
         config.exports = options.exports;
         config.cache = options.cache;
         let thinks = options.jobs.iter().all(|job| job.think_ns > 0);
-        assert!(thinks || !options.cache.is_on(), "answers from memory take no time");
+        assert!(thinks || !options.cache.is_on(), "jobs with a cache must think");
         let root = Prng::new(options.seed).split("jobs");
         let jobs = (0u32..).zip(options.jobs).map(|(number, options)| {
             Job::new(options, number, Prng::new(root.clone().next() ^ u64::from(number)))
@@ -124,7 +126,7 @@ impl BlockHarness {
         let jobs: Vec<Job> = jobs.collect();
         let mut events = EventQueue::with_capacity(jobs.len() + 64);
         for job in 0..jobs.len() as u32 {
-            // Not all at one time: a thousand threads do not start at once either.
+            // Staggered, as a thousand threads do not start at once.
             events.push(Instant(u64::from(job) * 1_000), HarnessEvent::Wake { job });
         }
         Ok(Self {
@@ -146,7 +148,7 @@ impl BlockHarness {
         })
     }
 
-    /// Puts somebody between the elevator and the device, before the run.
+    /// Sets the delay between elevator and device, before the run.
     pub fn set_dispatcher(&mut self, dispatcher: Box<dyn Dispatcher>) {
         self.dispatcher = Some(dispatcher);
     }
@@ -156,12 +158,12 @@ impl BlockHarness {
         self.plugging = plugging;
     }
 
-    /// The shard, before the run.
+    /// The shard, for changes before the run.
     pub fn shard(&mut self) -> &mut Shard {
         &mut self.shard
     }
 
-    /// Runs to the end and says what was counted.
+    /// Runs to the end and returns the counters.
     #[must_use]
     pub fn run(mut self) -> RunCounts {
         let mut ramp = true;
@@ -187,8 +189,8 @@ impl BlockHarness {
         counts
     }
 
-    /// The watchdog: bios are out, the device has none of them, and whatever is still to come (a timer of commands that have
-    /// ended long ago, say) gives it none.
+    /// The watchdog: bios are outstanding, none of them is in the device, and no pending event (for
+    /// example a timer of commands that have ended) gives the device one.
     fn is_stuck(&mut self) -> bool {
         while self.in_device == 0 && self.jobs.iter().any(|job| job.out() > 0) {
             let times = [self.events.next_at(), self.device.next_timeout(), self.timer];
@@ -202,8 +204,9 @@ impl BlockHarness {
     }
 
     fn snapshot(&self) -> counts::Snapshot {
-        let (queue, tags) = self.shard.queue_stats(DEVICE).expect("it is the shard's own");
-        let volume = self.shard.stats(VOLUME).expect("it is there");
+        let (queue, tags) =
+            self.shard.queue_stats(DEVICE).expect("the device belongs to the shard");
+        let volume = self.shard.stats(VOLUME).expect("the volume exists");
         counts::Snapshot {
             queue,
             tags,
@@ -257,7 +260,7 @@ impl BlockHarness {
         }
     }
 
-    /// The shard takes the inputs, and what it decides is carried out.
+    /// Runs a turn of the shard and executes its actions.
     fn turn(&mut self) {
         let now = self.now;
         self.hash.add(now.0);
@@ -275,7 +278,7 @@ impl BlockHarness {
                 }
                 Action::Reply { id, status, stage, .. } => {
                     self.counts.errors += u64::from(status.is_err());
-                    assert!(stage == ReplyStage::Final, "no command takes as long as a time-out");
+                    assert!(stage == ReplyStage::Final, "no command times out");
                     self.answer(id.connection, id.sequence);
                 }
                 Action::Timer { at } => self.timer = Some(at),
@@ -284,7 +287,7 @@ impl BlockHarness {
                 | Action::Zero { .. }
                 | Action::Move { .. } => {}
                 Action::Notice(_) => self.counts.notices += 1,
-                Action::Send { .. } => unreachable!("there is one shard"),
+                Action::Send { .. } => unreachable!("the harness has one shard"),
             }
         }
         self.shard.clear_actions();
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_at_depth_1_thinks_between_its_bios() {
+    fn job_of_depth_1_thinks_between_its_bios() {
         let job = JobOptions { think_ns: 30_000, ..JobOptions::default() };
         let counts = run(1, vec![job; 2]);
         // 30 us of thinking and 14 in the device, of which the other job may take 14 before.
@@ -357,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_a_function_of_its_seed() {
+    fn equal_seeds_give_equal_runs() {
         let job = JobOptions { iodepth: 8, op: Op::Write, ..JobOptions::default() };
         let hash = |seed| run(seed, vec![job; 4]).hash;
         assert_eq!(hash(1), hash(1));
@@ -374,7 +377,7 @@ mod tests {
             ..JobOptions::default()
         };
         let counts = run(1, vec![job]);
-        // 16 neighbours in a turn are one request.
+        // 16 neighbours in a turn become one request.
         assert_eq!(counts.bios, 16 * counts.requests);
         assert_eq!(counts.in_device_max, 4);
     }

@@ -1,9 +1,11 @@
-//! Shares of one device for real: a light reader beside seven heavy ones, equals, and weights, over NBD on a real file.
+//! Fair sharing over NBD: one light reader against seven heavy ones, equal jobs, and weights, on a
+//! real file.
 //!
-//! The file is slowed down by `delay:`, so that the device is what they share; a delay has no bandwidth of its own, so what
-//! bounds it is `hw_inflight_kb` in [`DELAY`]. Three exports of one file are one volume with one queue: that is how weights
-//! meet. The light one runs alone and beside the others in turns, several rounds, and the middle one of the ratios counts:
-//! this machine has other things to do.
+//! The file is slowed down by `delay:`, so that the device is the shared resource; a delay has no
+//! bandwidth of its own, so `hw_inflight_kb` bounds it. Three exports of one file are one volume
+//! with one queue, in which the weights compete. The light job runs alone and beside the others
+//! alternately, in several rounds, and the median of the ratios is judged, because of other load on
+//! the machine.
 
 use std::time::Duration;
 
@@ -20,31 +22,32 @@ const TABLE: &str = "over NBD";
 const DEVICE: &str = "delay";
 const DELAY: &str = "delay:read=2ms,write=2ms";
 const IMAGE: u64 = 512 << 20;
-/// At 2 ms that is 256 MB/s, which two CPUs carry with the clients beside.
+/// At 2 ms this is 256 MB/s, which two CPUs sustain together with the clients.
 const INFLIGHT_KB: u32 = 512;
 const MAX_SECTORS_KB: u32 = 64;
 const HEAVY: usize = 7;
 const ROUNDS: u64 = 3;
 const WEIGHTS: [u16; 3] = [100, 200, 400];
 const LENGTH: Length = Length { ramp: Duration::from_secs(2), runtime: Duration::from_secs(4) };
-/// The light one's p99 beside the others, as a multiple of alone.
+/// Goal: the light job's p99 beside the others, as a multiple of its p99 alone.
 const P99: f64 = 2.0;
 const JAIN: f64 = 0.95;
-/// How far a weighted part may be off.
+/// Goal: maximum relative error of a weighted share.
 const WEIGHTS_OFF: f64 = 0.05;
 
-/// Who is there.
+/// The jobs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
-    /// The light one.
+    /// The light job alone.
     Alone,
-    /// It and seven heavy ones.
+    /// The light job and seven heavy ones.
     Beside,
-    /// Eight that want as many bytes, from 4 KiB to 1 MiB.
+    /// Eight jobs with equal bytes in flight, from 4 KiB to 1 MiB.
     Mixed,
-    /// Two connections on each of three exports of different weight; what they want fits in the buffers.
+    /// Two connections on each of three exports of different weight; their requests fit in the
+    /// buffers.
     Weights,
-    /// The same with as large and as many requests as the seven: it does not fit.
+    /// The same with the requests of the heavy jobs, which do not fit.
     WeightsLarge,
 }
 
@@ -76,21 +79,20 @@ impl Case {
     }
 }
 
-/// One row.
+/// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     policy: TagPolicy,
     scheduler: Scheduler,
-    /// `hw_inflight_kb` and `max_sectors_kb` are as they usually are.
+    /// Whether `hw_inflight_kb` and `max_sectors_kb` have their default values.
     usual: bool,
     case: Case,
     round: u64,
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// What cannot be started.
+/// # Errors The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }
@@ -206,7 +208,7 @@ impl Point {
     }
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();
@@ -238,7 +240,7 @@ fn verdict(what: &str, baseline: Option<f64>, ours: f64, goal: Option<Goal>) -> 
     Verdict { what: format!("over NBD, {what}"), seed: None, baseline, ours: Some(ours), goal }
 }
 
-/// The light one beside the seven, and the seven among each other.
+/// The verdicts of the light job beside the seven, and of the seven among each other.
 fn light(rows: &[&Row]) -> Vec<Verdict> {
     let of = |policy: &str, usual: bool, case: Case| -> Vec<&Row> {
         let is = |row: &&&Row| {
@@ -283,7 +285,7 @@ fn middle(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// How far the worst export's part is from its weight's.
+/// Relative error of the worst export's share.
 fn off(row: &Row) -> f64 {
     let kib = row.ints("kib");
     let total: u64 = kib.iter().sum();
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_round_counts_for_the_light_one_and_the_worst_for_the_equals() {
+    fn light_job_uses_median_round_and_equal_jobs_the_worst() {
         let beside = |ns| row(Case::Beside, ns, &[1, 50, 50, 50]);
         let alone = row(Case::Alone, 100, &[1]);
         let round = |ns| [alone.clone(), beside(ns)];
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weighted_part_may_be_off_by_a_twentieth() {
+    fn weighted_share_may_be_off_by_five_percent() {
         let met = |kib: &[u64]| judge(&[row(Case::WeightsLarge, 0, kib)])[0].is_met();
         assert!(met(&[50, 50, 100, 100, 200, 200]));
         assert!(met(&[52, 52, 100, 100, 200, 200]));
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn two_exports_of_one_file_are_one_queue_even_behind_a_delay() {
+    fn exports_of_one_delayed_file_share_a_queue() {
         let folder = TempFolder::make().unwrap();
         let image = folder.image("image", 1 << 20).unwrap().display().to_string();
         let behind = format!("{DELAY},of=file:path={image}");

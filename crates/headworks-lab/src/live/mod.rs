@@ -1,4 +1,4 @@
-//! The parts of experiments that run for real: a server in this process, its own clients over NBD, and a clock on the wall.
+//! Experiments in real time: a server in this process, with clients over NBD.
 //!
 //! ```text
 //!   run_together (client threads) --NBD, unix socket--> Server (one shard) --> delay: --> null or a file
@@ -6,9 +6,9 @@
 //!        +-- at both ends of the window: `stats` ----------+ control socket
 //! ```
 //!
-//! The server is what `headworks serve` starts, with the same defaults; queues are set as `--max-sectors-kb` and `headworks
-//! ctl set` would. Counts are exact. Times are those of this machine, with the clients on the same CPUs: only ratios of runs
-//! that stand next to each other are judged.
+//! The server is the one that `headworks serve` starts, with the same defaults; queue options are
+//! set as by `--max-sectors-kb` and `headworks ctl set`. Counts are exact. Times are those of this
+//! machine, with the clients on the same CPUs: only ratios of adjacent runs are judged.
 
 pub mod fairness;
 pub mod seed000;
@@ -25,17 +25,18 @@ use serde_json::Value;
 
 use server::LiveServer;
 
-/// Every run ends with everything answered, or is live_error.
+/// A run that is not answered completely within this time has failed.
 const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What does not count, and what does.
+/// Times of ramp and measurement.
 #[derive(Clone, Copy, Debug)]
 struct Length {
     ramp: Duration,
     runtime: Duration,
 }
 
-/// What a run found: each job's tally, and the server's statistics at both ends of what counts.
+/// The result of a run: each job's tally, and the server's statistics at both ends of the
+/// measurement.
 struct LiveRun {
     jobs: Vec<Tally>,
     before: Value,
@@ -43,19 +44,19 @@ struct LiveRun {
 }
 
 impl LiveRun {
-    /// How much a counter of the first device's queue grew.
+    /// Increase of a counter of the first device's queue.
     fn queue(&self, name: &str) -> u64 {
         let of = |stats: &Value| stats["devices"]["hw0"]["queue"][name].as_u64().unwrap_or(0);
         of(&self.after) - of(&self.before)
     }
 
-    /// How much a counter of the first device's tags grew.
+    /// Increase of a counter of the first device's tags.
     fn tags(&self, name: &str) -> u64 {
         let of = |stats: &Value| stats["devices"]["hw0"]["tags"][name].as_u64().unwrap_or(0);
         of(&self.after) - of(&self.before)
     }
 
-    /// The p99 of reads in a stage, of all since the start.
+    /// The p99 of reads in a stage since the start of the server.
     fn stage(&self, name: &str) -> u64 {
         let exports = self.after["exports"].as_object().into_iter().flatten();
         let p99 = |(_, export): (_, &Value)| {
@@ -77,7 +78,7 @@ fn bytes(job: &Tally) -> u64 {
     job.reads.bytes + job.writes.bytes
 }
 
-/// Runs the jobs against a server and looks at its counters meanwhile.
+/// Runs the jobs against a server and reads its counters.
 fn run(server: &LiveServer, jobs: &[BenchOptions], length: Length) -> Result<LiveRun, ConfigError> {
     let Length { ramp, runtime } = length;
     let watch = || {

@@ -1,7 +1,8 @@
-//! Seed 000 for real: 512 writes of 1 MiB wait for 62 tags, each is cut in 8, and the server's own counter says how many
-//! requests followed the one before. 7 of 8 is all there is: the first piece of a write follows nothing.
+//! Seed 000 over NBD: 512 writes of 1 MiB wait for 62 tags, each is split in 8, and the server
+//! counts the requests that continue the previous one. The maximum is 7 of 8, because the first
+//! piece of a write continues nothing.
 //!
-//! The device is slow and does nothing, so the order in which requests are given to it is all that is measured.
+//! The device is slow and does nothing, so only the order of its requests is measured.
 
 use std::time::Duration;
 
@@ -16,34 +17,33 @@ use crate::report::{Goal, Report, Row, Verdict};
 
 const TABLE: &str = "over NBD";
 const DEVICE: &str = "delay";
-/// 31 at once, 128 KiB each: some 400 MB/s, which two CPUs carry with the clients beside.
+/// 31 commands of 128 KiB at once: some 400 MB/s, which two CPUs sustain together with the clients.
 const SPEC: &str = "delay:write=10ms,of=null:size=64G";
-/// Connections, and writes out on each: 512 in all.
+/// Connections, and outstanding writes on each: 512 in all.
 const CONNECTIONS: u32 = 64;
 const DEPTH: u32 = 8;
 const BS: u32 = 1 << 20;
 const TAGS: u32 = 62;
 const MAX_SECTORS_KB: u32 = 128;
-/// 512 MiB of writes wait; a quarter is kept for small ones.
+/// Room for 512 MiB of waiting writes; a quarter is reserved for small ones.
 const BUFFERS: usize = 1 << 30;
 const LOAD: Load = Load {
     connections: CONNECTIONS,
     length: Length { ramp: Duration::from_secs(2), runtime: Duration::from_secs(4) },
 };
-/// Of 0.875.
+/// The goal, of at most 0.875.
 const GOAL: f64 = 0.85;
 
-/// How much of it: a test has no time for all.
+/// The size of a run; tests use a smaller one.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     connections: u32,
     length: Length,
 }
 
-/// Runs it: every policy with every elevator.
+/// Runs every policy with every elevator.
 ///
-/// # Errors
-/// What cannot be started.
+/// # Errors The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LOAD)
 }
@@ -81,7 +81,7 @@ fn run_one(
     let queue = |queue| QueueOptions {
         scheduler,
         nr_requests: TAGS,
-        // Two requests to a place in the device, as Linux.
+        // Two requests per device slot, as in Linux.
         queue_depth: TAGS / 2,
         max_sectors_kb: MAX_SECTORS_KB,
         ..queue
@@ -121,7 +121,7 @@ fn run_one(
         .with_real("in_sequence", sequential as f64 / issued.max(1) as f64, 4))
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();

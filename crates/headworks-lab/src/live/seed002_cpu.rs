@@ -1,18 +1,19 @@
-//! Seed 002 for real: what it costs all threads to write a MB when too much is dirty, with writers that only pause (`ioless`) and
-//! with writers that write back themselves (`foreground`).
+//! Seed 002 in real time: CPU of all threads per MB written at the dirty limit, with writers that
+//! only pause (`ioless`) and writers that write back themselves (`foreground`).
 //!
 //! ```text
-//!   1, 10, 100 connections --NBD--> cache (256 MiB, 20 % may be dirty) --> a real file, O_DIRECT where it can be
-//!                                                                          as fast as it is, and slowed down
+//!   1, 10, 100 connections --NBD--> cache (256 MiB, 20 % may be dirty) --> a real file, O_DIRECT if possible
+//!                                                                          at full speed, and slowed down
 //! ```
 //!
-//! The connections write one after the other through their own parts of the file, as dd does, 64 KiB each. User and system time
-//! are those of this process: the server's threads and the clients', which are the same for both. What counts is divided by
-//! the bytes that reached the file in the same time. Policies take turns, and medians are judged: this machine has other
-//! things to do.
+//! The connections write sequentially through their own parts of the file, like dd, 64 KiB each.
+//! User and system time are those of this process: the server's threads and the clients', which are
+//! the same for both policies. CPU time is divided by the bytes that reached the file in the same
+//! time. Policies alternate, and medians are judged, because of other load on the machine.
 //!
-//! The seed's gain (100 writers: 30 to 3 % system time) is that of writers that contend for locks and pages in many threads. One
-//! shard has no such locks in either policy; so the goal here is no more than the old way, at no less throughput.
+//! The seed's gain (100 writers: 30 to 3 % system time) comes from contention for locks and pages
+//! among many threads. One shard has no such locks with either policy; so the goal here is no more
+//! CPU than the baseline, at no less throughput.
 
 use std::thread;
 use std::time::{Duration, Instant as WallClock};
@@ -38,17 +39,17 @@ const DEPTH: u32 = 4;
 const WRITERS: [u32; 3] = [1, 10, 100];
 const ROUNDS: u32 = 3;
 const POLICIES: [Throttling; 2] = [Throttling::Foreground, Throttling::Ioless];
-/// The file as it is, and one of about 200 MB/s: 1 MiB out for 5 ms.
+/// The file at full speed, and one of about 200 MB/s: 1 MiB in flight for 5 ms.
 const DEVICES: [(&str, &str, u32); 2] = [("file", "", 0), ("slow", "delay:write=5ms,of=", 1024)];
 const LENGTH: Length = Length { ramp: Duration::from_secs(2), runtime: Duration::from_secs(3) };
-/// CPU with writers that pause, as a part of that with writers that write: no more, with room for this machine's spread.
+/// Goal: CPU of `ioless` as a part of that of `foreground`, with room for this machine's spread.
 const CPU: f64 = 1.05;
-/// Bytes written with writers that pause, as a part of those with writers that write.
+/// Goal: bytes written by `ioless` as a part of those by `foreground`.
 const RATE: f64 = 0.95;
-/// CPU for a MB after half have left, as a part of that before.
+/// Goal: CPU per MB after half of the writers have ended, as a part of that before.
 const AFTER_EXIT: f64 = 1.2;
 
-/// One run.
+/// The configuration of a run.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     device: usize,
@@ -58,7 +59,7 @@ struct Point {
     exit: bool,
 }
 
-/// What was used and written up to a moment.
+/// CPU time and bytes written up to a moment.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: WallClock,
@@ -87,7 +88,7 @@ impl Sample {
         })
     }
 
-    /// The counts since `before`, as cells.
+    /// The differences since `before`, as cells of a row.
     fn cells(self, before: Self, row: Row) -> Row {
         let (user, system) = (self.user_us - before.user_us, self.system_us - before.system_us);
         let (written, time) = (self.written - before.written, self.at - before.at);
@@ -107,10 +108,9 @@ fn written(stats: &Value) -> u64 {
     exports.map(|(_, export)| export["ops"]["write"]["bytes"].as_u64().unwrap_or(0)).sum()
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// What cannot be started.
+/// # Errors The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all(filter).collect();
     if points.is_empty() {
@@ -195,7 +195,7 @@ impl Point {
         }
     }
 
-    /// All of them, all the time.
+    /// All writers run all the time.
     fn steady(
         &self,
         server: &LiveServer,
@@ -214,7 +214,7 @@ impl Point {
         samples
     }
 
-    /// Half of them leave in the middle, one after the other within the ramp.
+    /// Half of the writers end in the middle, one after another within the ramp.
     fn leaving(
         &self,
         server: &LiveServer,
@@ -224,7 +224,7 @@ impl Point {
         let Length { ramp, runtime } = length;
         let half = self.writers / 2;
         thread::scope(|scope| {
-            // In five groups, so that they do not leave in one moment.
+            // In five groups, so that they do not end at the same moment.
             let groups: Vec<_> = (0..5)
                 .map(|group| {
                     let job = [self.writers(server, seed + 1 + u64::from(group), half / 5)];
@@ -259,7 +259,7 @@ impl Point {
     }
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let median = |wanted: &dyn Fn(&&Row) -> bool, cell: &str| {

@@ -1,13 +1,15 @@
-//! Seed 003 for real: what a hit of 64 KiB costs with folios of 4 KiB and with large ones, by the identical code.
+//! Seed 003 in real time: the cost of a hit of 64 KiB with folios of 4 KiB and with large ones, by
+//! identical code.
 //!
 //! ```text
 //!   order 0:  bio -> 16 look-ups, 16 copies of 4 KiB          whole = measuring + bookkeeping + copying
 //!   order 9:  bio ->  1 look-up,   1 copy of 64 KiB
 //! ```
 //!
-//! Each is measured: `nothing` makes the bios and reads the clock, `all but copies` leaves out the copying and nothing else,
-//! `copy` copies as many bytes between the same sort of places. Bookkeeping is `all but copies` less `nothing`. Times are
-//! processor time of the one thread, of runs in turn; medians are judged.
+//! Each part is measured: `nothing` makes the bios and reads the clock, `all but copies` leaves out
+//! only the copying, `copy` copies as many bytes between similar addresses. Bookkeeping is `all but
+//! copies` minus `nothing`. Times are CPU time of the one thread, in alternating runs; medians are
+//! judged.
 
 use headworks::memory::Mapping;
 use headworks_core::prng::Prng;
@@ -20,26 +22,27 @@ use crate::report::{Goal, Report, Row, Verdict};
 
 const TABLE: &str = "hits of 64 KiB";
 const BYTES: u32 = 64 << 10;
-/// Much more than any cache of a processor, so that copies come from memory.
+/// Much larger than any processor cache, so that copies come from memory.
 const SIZE: u64 = 512 << 20;
-/// 4 of 64 KiB: what a connection may copy in one turn of the server.
+/// 4 of 64 KiB: the bytes that a connection may copy in one turn of the server.
 const BATCH: u64 = 4;
 const CONNECTIONS: u32 = 4;
 const ROUNDS: u32 = 5;
 const BATCHES: u64 = 10_000;
-/// Of all calls, per cent.
+/// Percentages of writes.
 const WRITES: [u32; 4] = [0, 10, 30, 50];
 const ORDERS: [u8; 2] = [0, 9];
-/// Bookkeeping with small folios, as a multiple of that with large ones.
+/// Goal: bookkeeping with small folios, as a multiple of that with large ones.
 const BOOKKEEPING: f64 = 8.0;
-/// A whole hit with small folios, as a multiple of that with large ones.
+/// Goal: a whole hit with small folios, as a multiple of that with large ones.
 const WHOLE: f64 = 1.6;
-/// Operations of the index for each MiB: one for each bio of 64 KiB.
+/// Goal: index operations per MiB, one for each bio of 64 KiB.
 const INDEX: f64 = 16.0;
-/// What small folios may cost themselves, so that nobody gains by a slow baseline: times the copy, and ns for each folio.
+/// Bounds of the cost of small folios, so that a slow baseline does not count as a gain: times the
+/// copy, and ns for each folio.
 const SMALL: (f64, f64) = (1.5, 40.0);
 
-/// How much of it: a test has no time for all.
+/// The size of a run; tests use a smaller one.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     size: u64,
@@ -47,7 +50,7 @@ struct Load {
     batches: u64,
 }
 
-/// A part of a hit.
+/// A part of the work of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Hit(BatchWork),
@@ -63,10 +66,9 @@ impl Part {
     ];
 }
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// No memory, or a cache that does not answer.
+/// # Errors Not enough memory, or a failed bio.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     if !filter.has_jobs(CONNECTIONS) || !filter.has_device("null") {
         return Ok(Report::default());
@@ -109,16 +111,16 @@ fn run_for(seed: u64, load: Load) -> Result<Report, ConfigError> {
     })
 }
 
-/// A cache with folios up to one order, all of whose set is cached.
+/// A cache with folios up to one order, which holds the whole set.
 struct Side {
     order: u8,
-    owner: CacheDriver,
-    /// As large as the set: copies have somewhere to be from and to go to.
+    driver: CacheDriver,
+    /// Memory as large as the set, for plain copies.
     plain: Mapping,
     buffer: Vec<u8>,
     prng: Prng,
     load: Load,
-    /// Operations of the index and bytes of the whole hits that were counted.
+    /// Index operations and bytes of the counted whole hits.
     looked_up: u64,
     bytes: u64,
 }
@@ -127,8 +129,8 @@ impl Side {
     fn new(order: u8, seed: u64, load: Load) -> Result<Self, ConfigError> {
         let pool = load.size * 5 / 2;
         let options = CacheDriverOptions { size: load.size, pool, max_folio_order: order };
-        let mut owner = CacheDriver::new(&options)?;
-        dirty_all(&mut owner, load.size)?;
+        let mut driver = CacheDriver::new(&options)?;
+        dirty_all(&mut driver, load.size)?;
         let (plain, _) = Mapping::huge(load.size as usize)
             .map_err(|error| ConfigError::new("live", format!("no memory: {error}")))?;
         // SAFETY: all of our own mapping.
@@ -136,7 +138,7 @@ impl Side {
         let buffer = vec![0; BATCH as usize * BYTES as usize];
         Ok(Self {
             order,
-            owner,
+            driver,
             plain,
             buffer,
             prng: Prng::new(seed),
@@ -146,7 +148,7 @@ impl Side {
         })
     }
 
-    /// ns of a bio.
+    /// Nanoseconds per bio.
     fn run(&mut self, part: Part, writes: u32) -> Result<f64, ConfigError> {
         let batches = self.load.batches;
         self.batches(part, writes, batches / 10)?;
@@ -162,11 +164,11 @@ impl Side {
     }
 
     fn index_operations(&self) -> u64 {
-        self.owner.shard().cache_stats().map_or(0, |stats| stats.index_operations)
+        self.driver.shard().cache_stats().map_or(0, |stats| stats.index_operations)
     }
 
     fn batches(&mut self, part: Part, writes: u32, batches: u64) -> Result<(), ConfigError> {
-        let Self { owner, plain, buffer, prng, load, .. } = self;
+        let Self { driver, plain, buffer, prng, load, .. } = self;
         let blocks = load.size / u64::from(BYTES);
         let mut io = |number: u64| Io {
             op: if prng.below(100) < writes.into() { Op::Write } else { Op::Read },
@@ -177,7 +179,7 @@ impl Side {
         for batch in 0..batches {
             let ios = (batch * BATCH..(batch + 1) * BATCH).map(&mut io);
             match part {
-                Part::Hit(doing) => owner.call(doing, ios)?,
+                Part::Hit(work) => driver.call(work, ios)?,
                 Part::Copy => {
                     let slots = buffer.chunks_exact_mut(BYTES as usize);
                     ios.zip(slots).for_each(|(io, slot)| copy(plain, io, slot));
@@ -193,7 +195,7 @@ impl Side {
             .with("writes_percent", writes)
             .with("runs", self.load.rounds)
             .with("bios", u64::from(self.load.rounds) * self.load.batches * BATCH)
-            .with("waited", self.owner.waited)
+            .with("waited", self.driver.waited)
             .with("index_operations", std::mem::take(&mut self.looked_up))
             .with("mib", std::mem::take(&mut self.bytes) >> 20);
         for ((name, _), times) in Part::ALL.into_iter().zip(times) {
@@ -210,7 +212,7 @@ impl Side {
 #[inline]
 fn copy(plain: &Mapping, io: Io, slot: &mut [u8]) {
     let place = plain.at(io.offset as usize, slot.len());
-    // SAFETY: inside the mapping, which nobody else uses; the slot is other memory.
+    // SAFETY: inside the mapping, which is used here only; the slot is other memory.
     unsafe {
         match io.op {
             Op::Write => place.copy_from_nonoverlapping(slot.as_ptr(), slot.len()),
@@ -219,7 +221,7 @@ fn copy(plain: &Mapping, io: Io, slot: &mut [u8]) {
     }
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.table == TABLE).collect();

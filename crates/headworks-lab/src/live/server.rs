@@ -1,4 +1,4 @@
-//! A server in this process, in a folder of its own that goes with it.
+//! A server in this process, with its sockets in a temporary folder.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -19,14 +19,14 @@ use serde_json::{Value, json};
 use crate::baseline::foreground::Throttling;
 use crate::baseline::{TagPolicy, WakeOptions};
 
-/// A private folder; it goes with everything in it.
+/// A private folder, removed with its contents when dropped.
 pub struct TempFolder(PathBuf);
 
 impl TempFolder {
-    /// Makes one that nobody else can enter.
+    /// Creates a folder that only its owner can enter.
     pub fn make() -> Result<Self, ConfigError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // Relaxed: a number that differs is all that is wanted.
+        // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("headworks-lab.{}.{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -34,12 +34,12 @@ impl TempFolder {
         Ok(Self(path))
     }
 
-    /// A path in it.
+    /// The path of a file in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// A file full of bytes that are no run of zeros, so that no filesystem and no device finds holes in it.
+    /// Creates a file without runs of zeros, so that no filesystem and no device stores holes.
     pub fn image(&self, name: &str, size: u64) -> Result<PathBuf, ConfigError> {
         let path = self.path(name);
         let mut prng = Prng::new(1);
@@ -67,26 +67,26 @@ fn at(path: &Path, error: &std::io::Error) -> ConfigError {
     ConfigError::new("live", format!("{}: {error}", path.display()))
 }
 
-/// How to serve.
+/// Options of a server.
 pub struct LiveServerOptions<'a> {
     /// Names and specifications, as on the command line of `headworks serve`.
     pub exports: &'a [(&'a str, String)],
-    /// What is set in each device's queue.
+    /// Changes the queue options of each device.
     pub queue: &'a dyn Fn(QueueOptions) -> QueueOptions,
     /// Tag policy of every device.
     pub policy: TagPolicy,
-    /// Bytes of buffers; none for the default.
+    /// Bytes of buffers; `None` for the default.
     pub buffers: Option<usize>,
-    /// Bytes of the page cache; 0: none.
+    /// Bytes of the page cache; 0 for none.
     pub cache: u64,
-    /// How much of it may be dirty, and who waits.
+    /// Dirty limits and writer throttling.
     pub dirty: DirtyOptions,
     /// How writers are slowed; `dirty.policy` goes with it.
     pub throttle: Throttling,
 }
 
 impl<'a> LiveServerOptions<'a> {
-    /// Without a cache.
+    /// Options of a server without a cache.
     pub fn new(
         exports: &'a [(&'a str, String)],
         queue: &'a dyn Fn(QueueOptions) -> QueueOptions,
@@ -103,7 +103,7 @@ impl<'a> LiveServerOptions<'a> {
     }
 }
 
-/// A server that runs.
+/// A running server.
 pub struct LiveServer {
     server: Option<Server>,
     nbd: PathBuf,
@@ -112,10 +112,9 @@ pub struct LiveServer {
 }
 
 impl LiveServer {
-    /// Starts it.
+    /// Starts the server.
     ///
-    /// # Errors
-    /// What cannot be served.
+    /// # Errors An export that cannot be served.
     pub fn start(options: &LiveServerOptions<'_>) -> Result<Self, ConfigError> {
         let folder = TempFolder::make()?;
         let (nbd, control) = (folder.path("nbd"), folder.path("ctl"));
@@ -153,15 +152,14 @@ impl LiveServer {
         Ok(Self { server, nbd, control, _folder: folder })
     }
 
-    /// Where an export is.
+    /// The URI of an export.
     pub fn uri(&self, export: &str) -> Uri {
         Uri { target: Target::Unix(self.nbd.clone()), export: export.into(), tls: None }
     }
 
-    /// What `headworks ctl SOCKET stats --json` says.
+    /// The result of the control request `stats`.
     ///
-    /// # Errors
-    /// The server does not answer.
+    /// # Errors The server does not answer.
     pub fn stats(&self) -> Result<Value, ConfigError> {
         let ask = || {
             let mut stream = UnixStream::connect(&self.control)?;
@@ -175,10 +173,9 @@ impl LiveServer {
         ask().map_err(|error: std::io::Error| at(&self.control, &error))
     }
 
-    /// Ends it.
+    /// Stops the server.
     ///
-    /// # Errors
-    /// It broke, or a last flush failed.
+    /// # Errors The server failed, or its last flush did.
     pub fn end(mut self) -> Result<(), ConfigError> {
         match self.server.take() {
             Some(server) => stop(server).map_err(|error| ConfigError::new("live", error)),
@@ -189,7 +186,7 @@ impl LiveServer {
 
 impl Drop for LiveServer {
     fn drop(&mut self) {
-        // After an error there is another one to tell.
+        // An error on drop follows another one that is reported.
         let _ = self.server.take().map(stop);
     }
 }

@@ -1,4 +1,4 @@
-//! The disk against the seed's single-job table, the only one that it was fitted to.
+//! The disk model against the seed's single-job table, the only one it was fitted to.
 
 use headworks_core::time::SEC;
 use headworks_core::{ConfigError, Op, QueueOptions};
@@ -8,10 +8,9 @@ use super::published::SINGLE;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
 use crate::report::Row;
 
-/// Runs the table's rows on a disk.
+/// Runs the table's rows on a disk model.
 ///
-/// # Errors
-/// Options that cannot be.
+/// # Errors Invalid options.
 pub fn rows(profile: HddProfile, seed: u64, seconds: u64) -> Result<Vec<Row>, ConfigError> {
     SINGLE.iter().map(|&(kib, _)| run_one(profile, seed, seconds, kib)).collect()
 }
@@ -51,15 +50,15 @@ fn run_one(profile: HddProfile, seed: u64, seconds: u64, kib: u32) -> Result<Row
     ))
 }
 
-/// What the table says of a row, and what the disk does: MiB/s.
+/// The published and the simulated rate of a row in MiB/s.
 #[must_use]
 pub fn compare(row: &Row) -> (f64, f64) {
     let measured = SINGLE.iter().find(|(kib, _)| u64::from(*kib) == row.int("bs_kib"));
-    let measured = measured.expect("rows are the table's").1;
+    let measured = measured.expect("every row has an entry in the table").1;
     (measured, row.int("bytes") as f64 / row.int("seconds") as f64 / f64::from(1 << 20))
 }
 
-/// The root of the mean square of the rows' errors, as a part.
+/// The root mean square of the rows' relative errors.
 #[must_use]
 pub fn rms(rows: &[Row]) -> f64 {
     let squares = rows.iter().map(|row| {

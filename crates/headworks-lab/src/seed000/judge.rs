@@ -1,22 +1,22 @@
-//! The verdicts of seed 000, from its rows and nothing else.
+//! The verdicts of seed 000, computed from its rows.
 
 use super::published::JOBS;
 use super::runs::{BASELINES, DEEP, OURS};
 use super::{CACHES, JITTERS_US, SHOWN, TAGS, fit};
 use crate::report::{Goal, Row, Verdict};
 
-/// Of the single job's rate, at every number of jobs.
+/// Goal at every number of jobs, as a part of the single job's rate.
 const GOAL: f64 = 0.95;
-/// The root of the mean square of the fit's errors.
+/// Goal for the root mean square error of the fit.
 const FIT: f64 = 0.05;
-/// What sorting all that waits should add.
+/// Expected gain from sorting all waiting requests.
 const STRETCH: f64 = 1.1;
-/// How even the shares of equal jobs are.
+/// Goal for Jain's index of equal jobs.
 const JAIN: f64 = 0.99;
-/// Of each job, or shares are not compared: one answer more or less of two is not unfair, it is where the window ends.
+/// Minimum answers per job for a comparison of shares: with fewer, the end of the window decides.
 const ANSWERS: u64 = 5;
 
-/// MiB/s, from the counts.
+/// Rate in MiB/s, from the counts.
 fn rate(row: &Row) -> f64 {
     row.int("bytes") as f64 / row.int("seconds") as f64 / f64::from(1 << 20)
 }
@@ -26,7 +26,7 @@ fn jain(row: &Row) -> f64 {
     if squares == 0.0 { 1.0 } else { sum * sum / (row.int("jobs") as f64 * squares) }
 }
 
-/// See the head of this file.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let runs: Vec<&Row> =
@@ -80,8 +80,9 @@ fn fitted(rows: &[Row], cache_mib: u64) -> Option<Verdict> {
     })
 }
 
-/// What the seed measured lies between the least and the most that its unstated facts give. The disk is known as well as it
-/// fits the single-job table, so the band is that much wider. Without all of the band there is no verdict.
+/// Whether the published value lies between the minimum and the maximum of the band over
+/// unpublished parameters. The band is widened by the disk's fitting error. An incomplete band gets
+/// no verdict.
 fn band(rows: &[Row], runs: &[&Row], policy: &str, jobs: u32, measured: f64) -> Option<Verdict> {
     let is = |row: &&&Row| {
         row.table == BASELINES && row.is("policy", policy) && row.int("jobs") == u64::from(jobs)
@@ -93,7 +94,7 @@ fn band(rows: &[Row], runs: &[&Row], policy: &str, jobs: u32, measured: f64) -> 
     let errors = CACHES.map(|cache_mib| fit::rms(&fit_rows(rows, cache_mib)));
     let edge = |row: &&&Row, side: f64| {
         let drive = CACHES.iter().position(|&cache_mib| is_device(row, cache_mib));
-        rate(row) * (1.0 + side * errors[drive.expect("a drive of the band")])
+        rate(row) * (1.0 + side * errors[drive.expect("the drive is one of the band's")])
     };
     let low = found.iter().map(|row| edge(row, -1.0)).fold(f64::MAX, f64::min);
     let high = found.iter().map(|row| edge(row, 1.0)).fold(0.0, f64::max);
@@ -106,7 +107,7 @@ fn band(rows: &[Row], runs: &[&Row], policy: &str, jobs: u32, measured: f64) -> 
     })
 }
 
-/// The point that is shown of a baseline.
+/// The displayed point of a baseline's band.
 fn shown(runs: &[&Row], policy: &str, jobs: u32) -> Option<f64> {
     let (cache_mib, tags, jitter_us) = SHOWN;
     let is = |row: &&&Row| {
@@ -120,7 +121,7 @@ fn shown(runs: &[&Row], policy: &str, jobs: u32) -> Option<f64> {
     runs.iter().find(is).map(|row| rate(row))
 }
 
-/// Our row with mq-deadline and the shown drive.
+/// Our row with mq-deadline and the displayed drive.
 fn find<'a>(runs: &[&'a Row], table: &str, tags: u64, jobs: u32) -> Option<&'a Row> {
     let is = |row: &&&Row| {
         row.table == table
@@ -144,7 +145,7 @@ fn ours(runs: &[&Row], tags: u32, (jobs, patched): (u32, f64)) -> Option<Verdict
     })
 }
 
-/// The least part of the single job's rate over all drives, elevators and tags.
+/// The minimum part of the single job's rate over all drives, elevators and tags.
 fn worst(runs: &[&Row]) -> Option<Verdict> {
     let part = |row: &&&Row| {
         let same = |single: &&&Row| {
@@ -178,7 +179,7 @@ fn even(runs: &[&Row]) -> Option<Verdict> {
     })
 }
 
-/// Reported, not asked for.
+/// The stretch goal, for information only.
 fn stretch(runs: &[&Row]) -> Vec<Verdict> {
     let Some(single) = find(runs, DEEP, 4096, 1) else {
         return Vec::new();

@@ -1,14 +1,16 @@
-//! Seed 000: who gets a tag next, when hundreds wait and every write needs eight.
+//! Seed 000: tag allocation when hundreds of jobs wait and every write needs eight tags.
 //!
-//! The seed: a disk of 7200 turns, psync writes of 1 MiB at random places, `max_sectors_kb` 128 so that each is cut in 8, 1 to
-//! 512 jobs. Linux 5.18 falls from 67.7 to 31.8 MiB/s, because pieces of a write are scattered among those of others; the
-//! patches keep 57.9. Goal: 95 % of the single job's rate, whatever the number of jobs, with 64 tags and with 62.
+//! The seed: a 7200 rpm disk, psync writes of 1 MiB at random offsets, `max_sectors_kb` 128 so that
+//! each is split in 8, 1 to 512 jobs. Linux 5.18 falls from 67.7 to 31.8 MiB/s, because the pieces
+//! of different writes are interleaved; the patches keep 57.9. Goal: 95 % of the single job's rate
+//! for any number of jobs, with 64 tags and with 62.
 //!
-//! Three facts that the seed does not state matter: the drive's cache, the tags (32 * 2 or 31 * 2), and how long a woken task
-//! takes to run. So the baselines are a *band* over them, and what the seed measured must lie in it in every row; the one
-//! point that is shown beside ours was chosen afterwards, and says so. The disk was fitted to the seed's other table alone.
+//! Three parameters that the seed does not publish matter: the drive's cache, the tags (32 * 2 or
+//! 31 * 2), and the wake-up latency of a task. So the baselines form a *band* over them, and the
+//! published value must lie in it in every row. The single point displayed beside ours was chosen
+//! afterwards, and the report says so. The disk was fitted to the seed's other table alone.
 //!
-//! `fit` holds the disk against that table, `runs` makes the rows, `judge` reads them.
+//! `fit` compares the disk with that table, `runs` makes the rows, `judge` computes the verdicts.
 
 pub mod fit;
 mod judge;
@@ -24,24 +26,23 @@ use crate::report::Report;
 pub use judge::judge;
 use runs::{Length, Point};
 
-/// Between an answer and the next write: a psync job is woken and returns from its system call.
+/// Time between an answer and the next write: a psync job wakes and returns from its system call.
 pub(crate) const THINK_NS: u64 = 10_000;
 
-/// What the seed does not say: MiB of the drive's cache, tags, mean of the wake-up's delay.
+/// Unpublished parameters: MiB of the drive's cache, tags, mean wake-up latency.
 const CACHES: [u64; 3] = [16, 32, 64];
 const TAGS: [u32; 2] = [64, 62];
 const JITTERS_US: [u32; 3] = [5, 20, 80];
 
-/// Of these, the point that is shown: chosen after the second table was seen.
+/// The displayed point of the band, chosen after the second table was known.
 const SHOWN: (u64, u32, u32) = (32, 62, 20);
 
-/// Virtual seconds, as long as the answers of 512 jobs need to settle.
+/// Virtual seconds, enough for the answers of 512 jobs to settle.
 const LENGTH: Length = Length { ramp: 10, seconds: 60 };
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// Options that cannot be.
+/// # Errors Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }
@@ -106,26 +107,27 @@ mod tests {
     }
 
     #[test]
-    fn ours_keeps_the_single_jobs_rate_and_its_pieces_together() {
+    fn fair_keeps_single_job_rate_and_contiguous_pieces() {
         let report = quick(&[TagPolicy::Fair], &[1, 16, 512]);
         assert!(report.is_met(), "{}", report.to_text());
-        // With each number of tags and each elevator, and 1 job beside each: 5 * 3 rows.
+        // Each number of tags and each elevator, and 1 job for each: 5 * 3 rows.
         assert_eq!(report.rows.len(), 15 + published::SINGLE.len());
         for row in report.rows.iter().filter(|row| row.table == "ours") {
-            // Seven of eight pieces go on where the one before ended.
+            // Seven of eight pieces continue the previous request.
             assert!(row.real("in_sequence") > 0.87, "{row:?}");
             assert!(row.real("positionings_mib") < 1.05, "{row:?}");
         }
     }
 
     #[test]
-    fn the_baselines_lose_what_the_seed_says_that_they_lose() {
+    fn baselines_lose_the_published_throughput() {
         let old = quick(&[TagPolicy::Legacy518], &[8, 512]);
         let patched = quick(&[TagPolicy::KuaiV3], &[8, 512]);
         let (few, many) = (rates(&old, 8), rates(&old, 512));
         assert!(few.iter().all(|rate| (64.0..70.0).contains(rate)), "{few:?}");
         assert!(many.iter().all(|rate| *rate < 0.65 * few[0]), "{many:?}");
-        // The patches mend it where the pieces divide the tags (the first three rows), and help in any case.
+        // The patches succeed where the pieces divide the tags (the first three rows), and help
+        // everywhere.
         let mended = rates(&patched, 512);
         let gains: Vec<f64> = many.iter().zip(&mended).map(|(old, new)| new / old).collect();
         assert!(gains[..3].iter().all(|gain| *gain > 1.6), "{gains:?}");
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_a_function_of_its_seed() {
+    fn equal_seeds_give_equal_runs() {
         let hashes = |seed| {
             let filter = RowFilter {
                 seed,
@@ -147,14 +149,14 @@ mod tests {
             rows.map(|row| row.word("hash").to_string()).collect::<Vec<_>>()
         };
         let first = hashes(1);
-        // Two baselines at three jitters, ours with two elevators.
+        // Two baselines at three wake-up latencies, ours with two elevators.
         assert_eq!(first.len(), 8);
         assert_eq!(hashes(1), first);
         assert!(hashes(2).iter().zip(&first).all(|(a, b)| a != b));
     }
 
     #[test]
-    fn verdicts_are_recomputed_from_the_printed_rows() {
+    fn verdicts_are_computed_from_printed_rows() {
         let filter = RowFilter { jobs: vec![1, 256], ..RowFilter::default() };
         let report = run_for(&filter, Length { ramp: 2, seconds: 3 }).unwrap();
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
@@ -174,12 +176,12 @@ mod tests {
                 .filter(|verdict| verdict.what.contains("fair") || verdict.what.contains("part of"))
                 .count()
         };
-        // Both numbers of tags, and the least of all.
+        // Both numbers of tags, and the minimum over all.
         assert_eq!((missed(&read), missed(&slower.collect::<Vec<_>>())), (0, 3));
     }
 
     #[test]
-    fn a_band_with_a_hole_says_nothing_and_one_beside_the_seed_says_so() {
+    fn incomplete_band_has_no_verdict_and_band_beside_the_seed_misses() {
         let filter = RowFilter {
             policies: vec![TagPolicy::Legacy518],
             jobs: vec![512],

@@ -1,4 +1,4 @@
-//! What seed 000 measured (MiB/s).
+//! The published measurements of seed 000 (MiB/s).
 
 /// The single job: bytes of a write in KiB, bandwidth. Limits as the kernel sets them.
 pub const SINGLE: [(u32, f64); 7] =

@@ -1,4 +1,4 @@
-//! The rows: each a policy, a disk, and so many jobs.
+//! The rows of seed 000: a policy, a disk and a number of jobs each.
 
 use headworks_core::time::SEC;
 use headworks_core::{ConfigError, DeadlineOptions, DeviceId, Op, QueueOptions, Scheduler};
@@ -13,21 +13,21 @@ use crate::report::{Row, jain};
 
 /// Bytes of a write: eight pieces.
 const BS: u32 = 1 << 20;
-/// fio's `offset_increment`.
+/// fio's `offset_increment`, in bytes.
 const INCREMENT: u64 = 1 << 30;
-/// Tags of the stretch goal: every write that waits is in the elevator, and sorted.
+/// Tags of the stretch goal: every waiting write is in the elevator and sorted.
 const DEEP_TAGS: u32 = 4096;
-/// No shorter than twice the time that a write waits there, or its deadline undoes the sorting.
+/// Twice the longest wait in the elevator, so that deadlines do not undo the sorting.
 const DEEP_EXPIRE_MS: u32 = 15_000;
 
-/// Virtual seconds that do not count, and that do.
+/// Virtual seconds of ramp and measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Length {
     pub ramp: u64,
     pub seconds: u64,
 }
 
-/// One row.
+/// The configuration of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Point {
     pub table: &'static str,
@@ -39,12 +39,12 @@ pub(super) struct Point {
     pub jobs: u32,
 }
 
-/// The tables, as rows name them.
+/// Names of the tables in rows.
 pub(super) const BASELINES: &str = "baselines";
 pub(super) const OURS: &str = "ours";
 pub(super) const DEEP: &str = "ours, all that waits sorted";
 
-/// Every row there is.
+/// All rows of the experiment.
 pub(super) fn all() -> Vec<Point> {
     let jobs = || JOBS.iter().map(|row| row.0);
     let (_, _, jitter_us) = SHOWN;
@@ -98,7 +98,7 @@ impl Point {
         format!("hdd-{}", self.cache_mib)
     }
 
-    /// Two requests to a place in the device, as Linux: 64 tags for a depth of 32, 62 for 31.
+    /// Two requests per device slot, as in Linux: 64 tags for a depth of 32, 62 for 31.
     fn queue_depth(&self) -> u32 {
         (self.tags / 2).min(32)
     }
@@ -116,7 +116,7 @@ impl Point {
             max_sectors_kb: 128,
             scheduler: self.scheduler,
             deadline: DeadlineOptions { write_expire_ms, ..DeadlineOptions::default() },
-            // Up to 512 MiB wait for the head: longer than any time-out is not what is measured here.
+            // Up to 512 MiB wait for the head: time-outs are not the subject here.
             io_timeout_ns: 600 * SEC,
             ..QueueOptions::default()
         }
@@ -192,10 +192,11 @@ impl Point {
 mod tests {
     use super::*;
 
-    /// "No preemption alone": newcomers are kept out while sleepers are woken by whole batches, until too few tags move to
-    /// fill a batch. Everybody sleeps then, all tags are free, and no event is to come.
+    /// The hang of "no preemption alone": newcomers wait while sleepers are woken in whole batches,
+    /// until too few tags are returned to complete a batch. Then all jobs sleep, all tags are free,
+    /// and no event is pending.
     #[test]
-    fn the_watchdog_finds_the_hang_of_no_preemption_alone() {
+    fn watchdog_detects_the_hang_of_no_preemption_alone() {
         let point = Point {
             table: BASELINES,
             policy: TagPolicy::KuaiV3,
@@ -210,7 +211,7 @@ mod tests {
             point.count(1, wake, Length { ramp: 0, seconds: 60 }).unwrap().stuck
         };
         let alone = 1 << 3;
-        assert!(stuck(alone, false), "the hang is there and nobody saw it");
+        assert!(stuck(alone, false), "the hang was not detected");
         assert!(!stuck(alone, true), "the series' own safety net ends it");
         assert!(!stuck(0xff, false), "all patches together do not hang");
         let fair = Point { policy: TagPolicy::Fair, ..point };

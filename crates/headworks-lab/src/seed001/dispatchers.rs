@@ -1,17 +1,19 @@
-//! Who takes requests out of the elevator and carries them to the device: one owner, or several contexts and a lock.
+//! Dispatching from the elevator to the device: by one owner, or by several contexts and a lock.
 //!
 //! ```text
-//!   old way, each context:   wait for the lock | take up to `batch` (holding it) | held up | issue them one after the other
+//!   baseline, each context:  wait for the lock | take up to `batch` (holding it) | delay | issue them one after the other
 //!   ours:                    the owner takes as many as the device has room for, and issues them in that order
 //! ```
 //!
-//! Between the lock and the device a context may be held up (an interrupt, another lock, a doorbell): a drawn delay for each
-//! time that it held the lock. Meanwhile others take and issue, so the device sees another order than the elevator decided.
-//! What has not been taken stays in the elevator and can be merged with. Both ways are counted by the same code: an
-//! *inversion* is a request that reaches the device after one that left the elevator later; a *break* is one that does not
-//! follow the one before it.
+//! Between the lock and the device a context may be delayed (an interrupt, another lock, a
+//! doorbell): a random delay for each lock acquisition. Meanwhile others take and issue requests,
+//! so the device gets them in another order. Requests that are not taken stay in the elevator and
+//! can be merged. Both modes are counted by the same code: an *inversion* is a request that reaches
+//! the device after one that left the elevator later; a *break* is one that does not follow its
+//! predecessor.
 //!
-//! Invariants: the lock is held by one context at a time; a context takes nothing before it has issued what it took.
+//! Invariants: one context holds the lock at a time; a context takes nothing before it has issued
+//! what it took.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,60 +24,60 @@ use headworks_core::{Instant, RequestId};
 
 use crate::harness::Dispatcher;
 
-/// Who dispatches.
+/// The method of dispatching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DispatchMode {
-    /// The queue's owner.
+    /// The owner of the queue dispatches.
     Owner,
-    /// Several contexts that share a lock.
+    /// Several contexts dispatch and share a lock.
     Contexts {
-        /// How many.
+        /// Number of dispatching contexts.
         contexts: usize,
-        /// The most that one takes while it holds the lock.
+        /// Maximum requests taken under one lock acquisition.
         batch: usize,
-        /// What taking one costs, while it holds the lock.
+        /// Time to take a request, with the lock held.
         hold_ns: u64,
-        /// The mean of what lies between the lock and the first request at the device.
+        /// Mean delay between the lock and the first request at the device.
         delay_ns: u64,
-        /// From each request to the next.
+        /// Time between two requests of a batch.
         issue_ns: u64,
     },
 }
 
-/// What both sides know: who was taken when, and when it reaches the device.
+/// State shared by the elevator and the dispatcher: departures and arrival times.
 #[derive(Debug)]
 struct DispatchState {
     way: DispatchMode,
     prng: Prng,
-    /// When each context is back.
+    /// When each context is free again.
     free_at: Vec<Instant>,
     lock_free: Instant,
-    /// By slot: which place in the order of leaving, and how late at the device.
+    /// By slot: departure number, and delay until the device.
     taken: Vec<(u64, u64)>,
     order: u64,
-    /// One more than the latest in that order that the device has.
+    /// One more than the latest departure number that the device has.
     furthest: u64,
-    /// The place that follows the last one that the device got.
+    /// The departure number expected next at the device.
     next: u64,
     found: DispatchCounts,
 }
 
-/// What was counted.
+/// Counts of departures and arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DispatchCounts {
-    /// Times that the elevator was entered to take something.
+    /// Number of times the elevator was entered to dispatch.
     pub holds: u64,
-    /// Requests taken.
+    /// Number of requests dispatched.
     pub taken: u64,
-    /// Requests that the device got after one that left the elevator later.
+    /// Requests that arrived after one with a later departure.
     pub inversions: u64,
-    /// Requests that the device got after another one than the one that left the elevator before them.
+    /// Requests that arrived without their predecessor directly before them.
     pub breaks: u64,
-    /// The most places that one came too late.
+    /// Maximum number of positions that a request arrived late.
     pub late_max: u64,
 }
 
-/// A board that the elevator and the road to the device share.
+/// State shared by the elevator and the way to the device.
 #[derive(Clone, Debug)]
 pub(super) struct SharedState(Arc<Mutex<DispatchState>>);
 
@@ -102,14 +104,14 @@ impl SharedState {
         self.lock().found
     }
 
-    /// One thread runs the harness, so nobody waits here.
+    /// Never contended, because the harness has one thread.
     fn lock(&self) -> MutexGuard<'_, DispatchState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DispatchState {
-    /// A request leaves the elevator and reaches the device so much later.
+    /// Records a departure that reaches the device after `late_ns`.
     fn take(&mut self, id: SlotId, late_ns: u64) {
         let slot = id as usize;
         if self.taken.len() <= slot {
@@ -120,15 +122,19 @@ impl DispatchState {
         self.found.taken += 1;
     }
 
-    /// A context that may take requests now; else when to look again.
+    /// A free context; otherwise the time when the next one is free.
     fn ready_context(&self, now: Instant) -> Result<usize, Instant> {
-        let (context, &free_at) =
-            self.free_at.iter().enumerate().min_by_key(|(_, at)| **at).expect("there are contexts");
+        let (context, &free_at) = self
+            .free_at
+            .iter()
+            .enumerate()
+            .min_by_key(|(_, at)| **at)
+            .expect("there is at least one context");
         let at = free_at.max(self.lock_free);
         if at <= now { Ok(context) } else { Err(at) }
     }
 
-    /// Exponential, so that now and then one is held up for long.
+    /// An exponential delay, so that some are long.
     fn draw(&mut self, mean_ns: u64) -> u64 {
         let part = (self.prng.next() >> 11) as f64 / (1u64 << 53) as f64;
         (-(1.0 - part).ln() * mean_ns as f64) as u64
@@ -153,13 +159,13 @@ impl Dispatcher for SharedState {
     }
 }
 
-/// An elevator that is entered in one of the two ways.
+/// An elevator that counts departures in one of the two modes.
 pub(super) struct CountedElevator {
     inner: Box<dyn Elevator>,
     shared: SharedState,
-    /// The requests of one hold.
+    /// Requests taken under one lock acquisition.
     hold: Batch,
-    /// Requests in it.
+    /// Number of requests in the elevator.
     inside: usize,
     again_at: Option<Instant>,
 }
@@ -169,7 +175,7 @@ impl CountedElevator {
         Self { inner, shared, hold: Batch::with_capacity(64), inside: 0, again_at: None }
     }
 
-    /// The owner takes all that there is room for.
+    /// The owner takes all that the device has room for.
     fn take_all(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize {
         let before = batch.ids().len();
         let count = self.inner.dispatch(now, slots, batch);
@@ -239,7 +245,7 @@ impl Elevator for CountedElevator {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        // An empty one is not dispatched from, so it would be told the same past time for ever.
+        // An empty elevator is not dispatched from, so a past time would be returned forever.
         let again_at = self.again_at.filter(|_| self.inside > 0);
         [self.inner.next_timeout(), again_at].into_iter().flatten().min()
     }

@@ -1,13 +1,14 @@
-//! Seed 001, what virtual time can say of it: the order at the device, merges, and what is outside the elevator.
+//! Seed 001 in virtual time: order at the device, merges, and requests outside the elevator.
 //!
-//! The seed: dispatchers take one request at a time under a lock and issue it after they let go of it, so the lock is fought
-//! over and the device gets another order than the elevator decided; taking batches under the lock raised 263k to 475k IOPS.
-//! A reviewer feared for merging. How much a lock costs is nothing that a model knows: that part runs on threads. Here are
-//! the counts: inversions, entries into the elevator for each request, requests outside it (never more than the device
-//! takes), and the disk workload of the series' later versions (128 jobs of sequential 4 KiB writes: 96.88 % merged, requests
-//! of 128 KiB), the same whichever way.
+//! The seed: dispatchers take one request at a time under a lock and issue it after releasing the
+//! lock, so the lock is contended and the device gets requests in another order than the
+//! elevator's; taking batches under the lock raised 263k to 475k IOPS. A reviewer expected fewer
+//! merges. The cost of a lock is beyond a model: that part runs on threads. Counted here:
+//! inversions, elevator entries per request, requests outside the elevator (never more than the
+//! device takes), and the disk workload of the series' later versions (128 jobs of sequential 4 KiB
+//! writes: 96.88 % merged, requests of 128 KiB), which must not depend on the method.
 //!
-//! `dispatchers` is the old way and ours, counted by the same code.
+//! `dispatchers` has the baseline and our method, counted by the same code.
 
 mod dispatchers;
 pub mod threads;
@@ -21,31 +22,31 @@ use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
 use crate::report::{Goal, Report, Row, Verdict};
 use dispatchers::{CountedElevator, DispatchCounts, DispatchMode, SharedState};
 
-/// What a context does while it holds the lock, for each request. What matters is that it is not nothing.
+/// Time with the lock held, for each request; only that it is not 0 matters.
 const HOLD_NS: u64 = US / 2;
-/// Between the lock and the device, on average.
+/// Mean delay between the lock and the device.
 const DELAY_NS: u64 = 2 * US;
-/// From one request of a batch to the next.
+/// Time between two requests of a batch.
 const ISSUE_NS: u64 = US / 5;
-/// What a batch of the series takes (BUDGET_TOKEN_BATCH).
+/// Batch size of the series (BUDGET_TOKEN_BATCH).
 const BATCH: usize = 8;
-/// How many contexts.
+/// Numbers of dispatching contexts.
 const CONTEXTS: [usize; 5] = [1, 2, 4, 8, 16];
-/// A device that is always full: fewer places than the 512 that are asked for.
+/// Depth of a device that is always full: less than the 512 requests in flight.
 const NULL_DEPTH: u32 = 64;
-/// The seed's device holds 1 GiB.
+/// Size of the seed's device: 1 GiB.
 const NULL_SIZE: u64 = 1 << 30;
 const DISK_DEPTH: u32 = 32;
 /// The series' merge test, measured before and after: percent merged, KiB of a request.
 const MERGED_PERCENT: f64 = 96.88;
 const REQUEST_KIB: f64 = 128.0;
 
-/// What is run.
+/// A workload of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
-    /// 16 jobs, 4 KiB at random places, depth 32, batches of 8, a null device.
+    /// 16 jobs, 4 KiB at random offsets, depth 32, batches of 8, a null device.
     Order,
-    /// 128 jobs, 4 KiB one after the other, depth 32, one at a time, the disk of seed 000.
+    /// 128 jobs, sequential 4 KiB, depth 32, one at a time, the disk of seed 000.
     Merge,
 }
 
@@ -109,20 +110,19 @@ impl Case {
     }
 }
 
-/// Virtual seconds before the counting and of it.
+/// Virtual nanoseconds of ramp and measurement, by case.
 #[derive(Clone, Copy, Debug)]
 struct Length {
     order: [u64; 2],
     merge: [u64; 2],
 }
 
-/// The disk's cache must be full before it counts: only then do requests wait to be merged with.
+/// The ramp fills the disk's cache: only then do requests wait and can be merged.
 const LENGTH: Length = Length { order: [SEC / 100, SEC / 5], merge: [10 * SEC, 30 * SEC] };
 
-/// Runs it.
+/// Runs the experiment.
 ///
-/// # Errors
-/// Options that cannot be.
+/// # Errors Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }
@@ -171,7 +171,7 @@ fn ways() -> Vec<DispatchMode> {
     [&contexts(1)[..], &contexts(BATCH)[..], &[DispatchMode::Owner]].concat()
 }
 
-/// How rows name it: the way and how many dispatch.
+/// The name of a mode in rows, and its number of contexts.
 fn name(way: DispatchMode) -> (&'static str, usize) {
     match way {
         DispatchMode::Owner => ("owner", 1),
@@ -230,7 +230,7 @@ fn run_one(seed: u64, case: Case, way: DispatchMode, length: Length) -> Result<R
         .with("hash", format!("{:016x}", counts.hash)))
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
@@ -269,7 +269,8 @@ fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
     let inversions = |row: &Row| row.int("inversions") as f64;
     let breaks = |row: &Row| row.int("breaks") as f64 / row.int("taken").max(1) as f64;
     let holds = |row: &Row| row.int("holds") as f64 / row.int("taken").max(1) as f64;
-    // The old way is worth comparing with only where several dispatch: each of those rows must show what the seed tells of.
+    // The baseline is comparable only where several contexts dispatch: each of those rows must show
+    // the seed's effect.
     let several = CONTEXTS.iter().filter(|&&contexts| contexts > 1);
     let least = several.filter_map(|&contexts| find("one by one", contexts as u64));
     let least = least.map(inversions).fold(f64::MAX, f64::min);
@@ -292,7 +293,7 @@ fn judge_order(rows: &[Row]) -> Option<[Verdict; 4]> {
             least,
             Some(Goal::AtLeast(1.0)),
         ),
-        // What the seed's batches mend: the order within a batch.
+        // The effect of the seed's batches: the order within a batch.
         verdict(
             "breaks of the order for each request, the seed's batches, 4 contexts",
             breaks(old),
@@ -344,14 +345,14 @@ mod tests {
     }
 
     #[test]
-    fn several_contexts_invert_and_the_owner_does_not_and_merges_are_the_same() {
+    fn only_several_contexts_cause_inversions_and_merges_are_equal() {
         let report = quick();
         assert!(report.is_met(), "{}", report.to_text());
         let rows: Vec<&Row> = report.rows.iter().filter(|row| row.table == "order").collect();
         for row in rows {
             let alone = row.int("contexts") == 1;
             assert_eq!(row.int("inversions") == 0, alone, "{row:?}");
-            // Whoever breaks the order makes breaks, and nobody else.
+            // Breaks occur exactly where inversions do.
             assert_eq!(row.int("breaks") == 0, alone, "{row:?}");
             let one_by_one = row.is("way", "one by one");
             assert_eq!(row.int("holds") == row.int("taken"), one_by_one, "{row:?}");
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdicts_come_from_the_rows_and_an_inversion_of_ours_is_a_miss() {
+    fn verdicts_come_from_rows_and_an_inversion_of_ours_misses() {
         let report = quick();
         let read: Vec<Row> = report.to_json().lines().filter_map(Row::from_json).collect();
         assert_eq!(judge(&read), report.verdicts);
@@ -374,7 +375,7 @@ mod tests {
             missed(&|row| if ours(&row) { row.replaced("outside_max", 65) } else { row }),
             1
         );
-        // One request of KiB 64 in a hundred is a percent.
+        // One request of 64 KiB in a hundred is a percent.
         let more = |row: Row| match ours(&row) && row.table == "merge" {
             true => {
                 let requests = row.int("requests");

@@ -1,7 +1,7 @@
-//! Seed 001 on this machine's threads: rows of `contention`'s cells, and what is judged from them.
+//! Seed 001 on real threads: rows from the cells of `contention`, and their verdicts.
 //!
-//! Times of a shared machine: rounds of all cells take turns, and medians are compared. The seed's own ratio (batch against one
-//! by one) is printed without a goal: it is the contention of many cores.
+//! Times are those of a shared machine: rounds of all cells alternate, and medians are compared.
+//! The seed's own ratio (batch against one by one) has no goal: it needs contention of many cores.
 
 use headworks_core::ConfigError;
 
@@ -9,13 +9,12 @@ use crate::contention::{ContentionCell, ContentionOptions, Guards, Method, Place
 use crate::experiment::RowFilter;
 use crate::report::{Goal, Report, Row, Verdict};
 
-/// What the seed gained for mq-deadline: 475k of 263k.
+/// The seed's gain for mq-deadline: 475k of 263k.
 const SEED_GAIN: f64 = 1.81;
 
-/// Runs the cells.
+/// Runs the cells of the experiment.
 ///
-/// # Errors
-/// Options that cannot be, or a thread that could not start.
+/// # Errors Invalid options, or a thread that could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     let options = ContentionOptions { seed: filter.seed, ..ContentionOptions::default() };
     if !filter.has_jobs(options.jobs) || !filter.has_device("null") {
@@ -72,7 +71,7 @@ fn row(cell: &ContentionCell, options: &ContentionOptions) -> Row {
         .with_real("cpu_ns", cpu, 1)
 }
 
-/// The best median of the rows that are like that.
+/// The best median of the selected rows.
 fn best(rows: &[Row], placement: &str, threads: u64, wanted: impl Fn(&Row) -> bool) -> Option<f64> {
     rows.iter()
         .filter(|row| row.is("placement", placement) && row.int("threads") == threads)
@@ -81,7 +80,7 @@ fn best(rows: &[Row], placement: &str, threads: u64, wanted: impl Fn(&Row) -> bo
         .reduce(f64::max)
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let many = rows.iter().map(|row| row.int("threads")).max().unwrap_or(0);
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_the_old_way_is_what_counts() {
+    fn best_baseline_cell_is_compared() {
         let mut rows = vec![
             cell("mutex, one by one", "elevator", 16, "free", 100.0),
             cell("spin lock, one by one", "elevator", 16, "free", 80.0),

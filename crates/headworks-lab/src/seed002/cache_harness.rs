@@ -1,4 +1,5 @@
-//! One shard with a cache, its devices, and many writers, in virtual time and without a byte.
+//! A harness of one shard with a cache, its devices, and many writers, in virtual time and without
+//! data.
 //!
 //! ```text
 //!   writers, devices, timer --due--> inbox --a turn takes up to 16 bios--> shard --> actions
@@ -7,12 +8,14 @@
 //!        `------- answers (the next write after 4 us), commands, the timer <------------'
 //! ```
 //!
-//! The shard is one thread: what comes while a turn lasts waits for the next. A turn that finds work when the one before ends
-//! follows it at once; any other is a wake-up of the thread. A writer sleeps when its bio is not answered in the turn that took
-//! it, and its answer is a wake-up of a writer. What the costs are hardly matters as long as memory is faster than the device;
-//! they keep a writer that nobody holds from writing for ever in no time.
+//! The shard is one thread: inputs that arrive during a turn wait for the next. A turn that has
+//! inputs when the previous one ends follows at once; any other turn is a wake-up of the thread. A
+//! writer sleeps if its bio is not answered in the turn that took it, and the answer is then a
+//! wake-up of the writer. The exact costs hardly matter as long as memory is faster than the
+//! device; they bound the rate of unthrottled writers.
 //!
-//! Invariants: a run is a function of its options; after every turn what is dirty is compared with the limit.
+//! Invariants: a run is a function of its options; after every turn the dirty bytes are compared
+//! with the limit.
 
 use std::collections::VecDeque;
 
@@ -32,88 +35,88 @@ use crate::baseline::foreground::Throttling;
 use super::series::{SAMPLE_NS, Sample};
 use super::writer::{Writer, WriterOptions};
 
-/// Bios of a turn.
+/// Maximum number of bios in a turn.
 const TURN_BIOS: usize = 16;
-/// Of a bio in the shard, and of a command.
+/// Time of a bio in the shard, and of a command.
 const PER_BIO_NS: u64 = US / 2;
-/// What a thread copies in a second.
+/// Copying rate of the shard's thread.
 const COPY_BYTES_PER_SECOND: u64 = 10_000_000_000;
-/// What a writer does between an answer and its next write.
+/// Time of a writer between an answer and its next write.
 const WRITER_NS: u64 = 4 * US;
-/// The size of a block.
+/// Bytes of a cache block.
 const BLOCK: u64 = 4096;
 
-/// What a run is made of.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct CacheHarnessOptions {
-    /// Of the places of files.
+    /// Seed of the random offsets of files.
     pub seed: u64,
     /// Bytes of the cache.
     pub pool: u64,
-    /// The limits, and who writes.
+    /// Dirty limits and throttle policy.
     pub dirty: DirtyOptions,
-    /// Every device's queue.
+    /// Queue options of every device.
     pub queue: QueueOptions,
-    /// One volume on each.
+    /// The devices, with one volume each.
     pub devices: Vec<StreamProfile>,
     /// Bytes of each volume.
     pub size: u64,
-    /// Who writes.
+    /// The writers of the run.
     pub writers: Vec<WriterOptions>,
-    /// Before the counting starts. Positions count from the start.
+    /// Virtual time before counting starts.
     pub ramp_ns: u64,
-    /// How long the counting lasts.
+    /// Virtual time during which is counted.
     pub runtime_ns: u64,
-    /// How writers are slowed; `dirty.policy` goes with it.
+    /// How writers are throttled; `dirty.policy` must match.
     pub throttle: Throttling,
-    /// Keep the throttle's events.
+    /// Whether the throttle's trace events are kept.
     pub trace: bool,
 }
 
-/// What was counted from the end of the ramp on, if nothing else is said.
+/// The results of a run, counted from the end of the ramp unless stated otherwise.
 #[derive(Clone, Debug, Default)]
 pub struct CaseOutcome {
-    /// Bytes of writes answered, writer by writer.
+    /// Answered bytes by writer.
     pub bytes: Vec<u64>,
-    /// Bytes that each device took.
+    /// Bytes written to each device.
     pub media: Vec<u64>,
-    /// Nanoseconds that each device had something to do.
+    /// Busy nanoseconds of each device.
     pub busy_ns: Vec<u64>,
-    /// Changes of stream, of all devices.
+    /// Stream changes of all devices.
     pub switches: u64,
-    /// Writes to devices, and their bytes.
+    /// Number of writes to devices.
     pub requests: u64,
-    /// See `requests`.
+    /// Bytes of the writes to devices.
     pub request_bytes: u64,
-    /// Turns of the shard.
+    /// Number of turns of the shard.
     pub turns: u64,
-    /// Those that woke its thread.
+    /// Turns that woke the shard's thread.
     pub thread_wakeups: u64,
-    /// Times the shard's timer ran.
+    /// Number of timer events of the shard.
     pub timers: u64,
-    /// From the time a write came to its answer, of those that were not answered in their turn.
+    /// Time from submission to answer, of writes not answered in their turn.
     pub pauses: Histogram,
-    /// The same of flushes.
+    /// Time from submission to answer, of flushes.
     pub flushes: Histogram,
-    /// Answers of writes, of flushes.
+    /// Number of answers to writes and flushes.
     pub writes: u64,
-    /// Times dirty was above the limit after a turn, from the start on.
+    /// Turns that ended with dirty bytes above the limit, since the start.
     pub over_limit: u64,
-    /// Most that was dirty, in millionths of the limit, from the start on.
+    /// Maximum dirty bytes in millionths of the limit, since the start.
     pub worst_ppm: u64,
-    /// Bios that failed, notices.
+    /// Failed bios and notices.
     pub failed: u64,
-    /// The longest that anybody still waits at the end: what hangs is here and in no histogram.
+    /// Longest wait of a bio outstanding at the end; a hang appears here and in no histogram.
     pub waiting_max_ns: u64,
-    /// From the start on.
+    /// Samples since the start.
     pub samples: Vec<Sample>,
-    /// From the start on, if they were asked for.
+    /// Trace events since the start, if requested.
     pub traces: Vec<TraceEvent>,
-    /// Of all inputs and actions.
+    /// Hash of all inputs and actions.
     pub hash: u64,
 }
 
-/// What happens at a time of its own.
+/// An event in the heap.
 #[derive(Clone, Copy, Debug)]
 enum HarnessEvent {
     Write(u32),
@@ -122,7 +125,7 @@ enum HarnessEvent {
     RampEnds,
 }
 
-/// See the head of this file.
+/// A shard with a cache, its devices and its writers.
 pub struct CacheHarness {
     shard: Shard,
     devices: Vec<Stream>,
@@ -136,7 +139,7 @@ pub struct CacheHarness {
     inbox: VecDeque<Input>,
     turn: Vec<Input>,
     done: Vec<u64>,
-    /// The thread found nothing to do after its last turn.
+    /// The thread had nothing to do after its last turn.
     idle: bool,
     sample: Sample,
     before: Vec<(u64, u64, u64)>,
@@ -146,10 +149,9 @@ pub struct CacheHarness {
 }
 
 impl CacheHarness {
-    /// A harness, at time 0.
+    /// A harness at time 0.
     ///
-    /// # Errors
-    /// What the options say that cannot be.
+    /// # Errors Invalid options.
     pub fn new(options: CacheHarnessOptions) -> Result<Self, ConfigError> {
         let writers = options.writers.len();
         let mut shard = Shard::new(config(&options))?;
@@ -157,7 +159,7 @@ impl CacheHarness {
         shard.trace_dirty(options.trace);
         let mut events = EventQueue::with_capacity(writers + 64);
         for (number, writer) in (0u32..).zip(&options.writers) {
-            // Not all at one time: a thousand threads do not start at once either.
+            // Staggered, as a thousand threads do not start at once.
             let starts = writer.starts_at.after(u64::from(number) * US);
             events.push(starts, HarnessEvent::Write(number));
             if writer.exits_at < Instant(u64::MAX) {
@@ -189,7 +191,7 @@ impl CacheHarness {
         })
     }
 
-    /// Runs to the end and says what was counted.
+    /// Runs to the end and returns the results.
     #[must_use]
     pub fn run(mut self) -> CaseOutcome {
         while self.now < self.ends {
@@ -261,7 +263,7 @@ impl CacheHarness {
         }
         self.sample.writers += u32::from(!writer.began);
         let bio = writer.next();
-        // The turn is known when one takes it.
+        // The turn is set when a turn takes the bio.
         writer.out = Some((self.now, u64::MAX, bio.op, bio.len));
         self.inbox.push_back(Input::Bio(bio));
     }
@@ -275,7 +277,7 @@ impl CacheHarness {
         self.events.push(at.after(SAMPLE_NS), HarnessEvent::Sample);
         self.sample.at = at;
         self.sample.media = self.devices.iter().map(|device| device.counters().media_bytes).sum();
-        self.look();
+        self.check_limit();
         self.outcome.samples.push(self.sample);
         let Sample { accepted, writers, turns, wakeups, .. } = self.sample;
         self.sample = Sample { accepted, writers, turns, wakeups, ..Sample::default() };
@@ -284,8 +286,8 @@ impl CacheHarness {
         }
     }
 
-    /// Compares what is dirty with the limit.
-    fn look(&mut self) {
+    /// Compares the dirty bytes with the limit.
+    fn check_limit(&mut self) {
         let Some(stats) = self.shard.dirty_stats() else {
             return;
         };
@@ -299,7 +301,7 @@ impl CacheHarness {
         self.sample.background = stats.nr_dirty_background_threshold * BLOCK;
     }
 
-    /// What was counted so far does not count.
+    /// Discards the counts of the ramp.
     fn ramp_ends(&mut self) {
         self.writers.iter_mut().for_each(|writer| writer.bytes = 0);
         for (index, device) in self.devices.iter().enumerate() {
@@ -320,7 +322,7 @@ impl CacheHarness {
         self.outcome = kept;
     }
 
-    /// The shard takes what is in the inbox, and what it decides is carried out.
+    /// Runs a turn of the shard and executes its actions.
     fn turn(&mut self) {
         self.sample.turns += 1;
         self.outcome.turns += 1;
@@ -333,7 +335,7 @@ impl CacheHarness {
                 bios += 1;
                 cost += PER_BIO_NS;
                 let out = &mut self.writers[id.connection as usize].out;
-                let (_, turn, ..) = out.as_mut().expect("it brought a bio");
+                let (_, turn, ..) = out.as_mut().expect("the writer has a bio outstanding");
                 *turn = self.sample.turns;
             }
             self.turn.push(input);
@@ -345,15 +347,15 @@ impl CacheHarness {
         self.turn.clear();
         self.hash.add_actions(self.shard.actions());
         for index in 0..self.shard.actions().list.len() {
-            cost += self.act(self.shard.actions().list[index], cost);
+            cost += self.execute(self.shard.actions().list[index], cost);
         }
         self.shard.clear_actions();
-        self.look();
+        self.check_limit();
         self.now = now.after(cost);
     }
 
-    /// Carries out one action, so long after the turn's start; what it takes.
-    fn act(&mut self, action: Action, after: u64) -> u64 {
+    /// Executes an action `after` nanoseconds into the turn; returns its duration.
+    fn execute(&mut self, action: Action, after: u64) -> u64 {
         match action {
             Action::Submit(submit) => {
                 let (device, id) = (usize::from(submit.device.0), submit.id);
@@ -389,13 +391,13 @@ impl CacheHarness {
                 0
             }
             Action::Data { .. } => 0,
-            Action::Send { .. } => unreachable!("there is one shard"),
+            Action::Send { .. } => unreachable!("the harness has one shard"),
         }
     }
 
     fn answer(&mut self, number: u32, at: Instant) {
         let writer = &mut self.writers[number as usize];
-        let (since, turn, op, len) = writer.out.take().expect("an answer to a bio that is out");
+        let (since, turn, op, len) = writer.out.take().expect("only outstanding bios are answered");
         let slept = at.since(since);
         if op == Op::Flush {
             self.outcome.flushes.record(slept);
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_a_function_of_its_options() {
+    fn equal_options_give_equal_runs() {
         let hash = |size| harness(3, |options| options.size = size).hash;
         assert_eq!(hash(1 << 40), hash(1 << 40));
         let starts = |at| harness(3, |options| options.writers[2].starts_at = Instant(at)).hash;
@@ -473,10 +475,10 @@ mod tests {
     }
 
     #[test]
-    fn what_writers_wrote_and_what_the_device_took_agree() {
+    fn bytes_of_writers_and_device_agree() {
         let outcome = harness(4, |_| ());
         let (accepted, media): (u64, u64) = (outcome.bytes.iter().sum(), outcome.media[0]);
-        // What is dirty may have changed by less than the pool's fifth.
+        // The dirty bytes may have changed by less than a fifth of the pool.
         assert!(accepted.abs_diff(media) < (256 << 20) / 5, "{accepted} {media}");
         assert!(media > 650_000_000, "{media}");
         assert_eq!((outcome.failed, outcome.over_limit), (0, 0));
@@ -484,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_come_and_go_and_nobody_waits_for_ever() {
+    fn writers_that_start_and_exit_are_all_answered() {
         let outcome = harness(3, |options| {
             options.writers[1].starts_at = Instant(SEC / 2);
             options.writers[2].exits_at = Instant(SEC);

@@ -1,4 +1,4 @@
-//! What is run: the seed's table, other devices and pools, and what changes while writers write.
+//! The runs of seed 002: the seed's table, other devices and pools, and load changes.
 
 use headworks_core::time::SEC;
 use headworks_core::writeback::DirtyOptions;
@@ -10,55 +10,58 @@ use super::cache_harness::CacheHarnessOptions;
 use super::writer::{WritePattern, WriterOptions};
 use crate::baseline::foreground::Throttling;
 
-/// Of a change of stream in the seed's table. **A calibration**, solved so that writers that write for themselves lose a tenth
-/// with 1000 of them. It is about what a striped array with a write cache pays for a place that it does not expect.
+/// Cost of a stream change in the seed's table. **A calibration**: chosen so that writers that
+/// write back themselves lose a tenth with 1000 of them. It is about the cost of an unexpected
+/// offset on a striped array with a write cache.
 pub const CALIBRATED_NS: u64 = 185_000;
-/// The cache there. A visit to a stream finds `2 * dirty / writers` bytes at most (what is dirty is as old as half a round), so
-/// the flusher changes streams `rate * writers / (2 * dirty)` times a second, whatever its order: 510 times with 4 GiB, which
-/// costs ours a tenth too, and 47 times with 48.
+/// Cache of the seed's table in MiB. A visit to a stream finds at most `2 * dirty / writers` bytes
+/// (dirty data are half a round old), so the flusher changes streams `rate * writers / (2 * dirty)`
+/// times a second in any order: 510 times with 4 GiB, which costs ours a tenth, too, and 47 times
+/// with 48.
 const CALIBRATED_MIB: u64 = 48 << 10;
-/// Of a change of stream elsewhere: an SSD's.
+/// Cost of a stream change in other cases: an SSD's.
 pub const SWITCH_NS: u64 = 20_000;
-/// Of a command there.
+/// Cost of a command in other cases.
 const PER_COMMAND_NS: u64 = 10_000;
-/// Of a change of stream on a disk: a short seek and half a turn at 7200/min.
+/// Cost of a stream change on a disk: a short seek and half a turn at 7200 rpm.
 const DISK_SWITCH_NS: u64 = 8_000_000;
-/// Files that a writer makes before it flushes: some GB in all, so the limit is met many times before.
+/// Files that a writer makes before it flushes: some GB in all, so the dirty limit is reached
+/// repeatedly.
 const FILES: u32 = 20_000;
 const MB: u64 = 1_000_000;
 const GIB: u64 = 1 << 30;
-/// Each writer's own part of a volume, at least.
+/// Minimum size of each writer's part of a volume.
 const PART: u64 = GIB;
 
-/// What is looked at.
+/// A workload or disturbance to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
-    /// The seed's table.
+    /// The table published for the seed.
     Scaling,
-    /// Other bandwidths and pools, on a device that only has bandwidth.
+    /// Other bandwidths and pools, on a device with bandwidth only.
     Grid,
     /// A disk of the 60 MB/s class.
     Disk,
     /// Small files on the fast device.
     Files,
-    /// A device and one of a tenth of its bandwidth.
+    /// A device and another with a tenth of its bandwidth.
     Two,
-    /// 700 -> 200 -> 700 MB/s.
+    /// Bandwidth steps 700 -> 200 -> 700 MB/s.
     Bandwidth,
-    /// Ten times the writers, and as before.
+    /// Ten times the writers for a while.
     Writers,
-    /// Nothing is known yet: counted from the start.
+    /// Cold start, counted from the beginning.
     Cold,
-    /// One writer after the other ends.
+    /// Writers end one after another.
     Exit,
-    /// Answers come in bursts of 32 MB.
+    /// Completions in bursts of 32 MB.
     Bursts,
-    /// The device stops for 0.4 s in every 2 s.
+    /// The device stalls for 0.4 s in every 2 s.
     Stalls,
 }
 
 impl Case {
-    /// All of them, in the order in which they run.
+    /// All cases, in the order in which they run.
     pub const ALL: [Self; 11] = [
         Self::Scaling,
         Self::Grid,
@@ -73,7 +76,7 @@ impl Case {
         Self::Stalls,
     ];
 
-    /// The word that users give.
+    /// The name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -91,13 +94,13 @@ impl Case {
         }
     }
 
-    /// The case with that name.
+    /// The case of that name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|case| case.name() == name)
     }
 
-    /// Numbers of writers, bandwidths in MB/s, and pools in MiB that are run without being asked for.
+    /// Default numbers of writers, bandwidths in MB/s, and pools in MiB.
     fn usual(self) -> (&'static [u32], &'static [u64], &'static [u64]) {
         match self {
             Self::Scaling => (&[1, 10, 100, 1000, 10_000], &[700], &[4096, CALIBRATED_MIB]),
@@ -114,47 +117,47 @@ impl Case {
         }
     }
 
-    /// Whether the old way is run beside ours.
-    const fn has_old(self) -> bool {
+    /// Whether the baseline is run as well.
+    const fn has_baseline(self) -> bool {
         matches!(self, Self::Scaling | Self::Disk | Self::Files)
     }
 }
 
-/// One run.
+/// The configuration of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CasePoint {
-    /// What is looked at.
+    /// The case that the run belongs to.
     pub case: Case,
-    /// Who writes.
+    /// The throttle policy of the run.
     pub throttle: Throttling,
-    /// How many writers; before they are ten times as many.
+    /// Number of writers, before any increase.
     pub writers: u32,
-    /// Bytes a second, of the faster device.
+    /// Bytes per second of the faster device.
     pub bandwidth: u64,
-    /// Bytes.
+    /// Bytes of the cache.
     pub pool: u64,
     /// Bytes of a write.
     pub write_bytes: u32,
-    /// Of a change of stream.
+    /// Cost of a stream change in nanoseconds.
     pub switch_ns: u64,
-    /// Before the counting.
+    /// Virtual time before counting starts.
     pub ramp_ns: u64,
-    /// Of the counting.
+    /// Virtual time during which is counted.
     pub runtime_ns: u64,
-    /// Between two changes, where there are any.
+    /// Time between two changes of the load, if there are any.
     pub phase_ns: u64,
-    /// Of places and wake-ups.
+    /// Seed of offsets and wake-ups.
     pub seed: u64,
 }
 
-/// All runs that are wanted.
+/// All selected runs.
 #[must_use]
 pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
     let mut points = Vec::new();
     let wanted = |case: &Case| options.cases.is_empty() || options.cases.contains(case);
     for case in Case::ALL.into_iter().filter(wanted) {
         let (writers, bandwidths, pools) = case.usual();
-        let old: &[_] = match case.has_old() {
+        let old: &[_] = match case.has_baseline() {
             true => &[Throttling::Ioless, Throttling::Foreground],
             false => &[Throttling::Ioless],
         };
@@ -184,15 +187,15 @@ impl CasePoint {
         (case, throttle, writers, bandwidth, pool): (Case, Throttling, u32, u64, u64),
     ) -> Self {
         let (write_bytes, seconds) = (options.write_bytes, options.seconds);
-        // Forty writes of each writer, so that shares are no matter of a write more or less.
+        // Forty writes of each writer, so that one write more or less hardly changes the shares.
         let shares = 40 * u64::from(writers) * u64::from(write_bytes);
-        // And five hundred requests or so: a rate is no matter of a request more or less.
+        // And about five hundred requests, so that one more or less hardly changes the rate.
         let enough = shares.max(600 * MB).div_ceil(bandwidth);
         let phase_ns = seconds.div_ceil(2).max(5) * SEC;
         let (ramp, runtime) = match case {
             Case::Cold => (0, seconds),
             Case::Bandwidth | Case::Writers => (0, 3 * phase_ns / SEC),
-            // A share that follows the bandwidth takes its time to.
+            // Shares that follow the bandwidth need time to settle.
             Case::Two => (20, seconds),
             _ => (5, seconds.max(enough)),
         };
@@ -218,7 +221,7 @@ impl CasePoint {
         }
     }
 
-    /// Times of what changes; the last is the end.
+    /// Times of the load changes; the last is the end.
     #[must_use]
     pub fn phases(&self) -> Vec<Instant> {
         match self.case {
@@ -267,7 +270,7 @@ impl CasePoint {
                     let [_, more, fewer, _] = self.phases()[..] else { unreachable!("phases") };
                     WriterOptions { starts_at: more, exits_at: fewer, ..dd }
                 }
-                // From a third of the time on, evenly; the last one has the last tenth for itself.
+                // From a third of the time on, evenly; the last writer is alone for the last tenth.
                 Case::Exit => {
                     let (first, last) = (end.0 / 3, end.0 / 10 * 9);
                     let exits = first + (last - first) * u64::from(number) / u64::from(most);
@@ -280,14 +283,14 @@ impl CasePoint {
         (0..most).map(as_told).collect()
     }
 
-    /// A tebibyte for all, so that nobody comes round to what he wrote; a gibibyte for each at least.
+    /// A tebibyte for all, so that no writer wraps around; at least a gibibyte for each.
     fn part(&self) -> u64 {
         let most =
             u64::from(if self.case == Case::Writers { 10 * self.writers } else { self.writers });
         (1024 * GIB / most / PART * PART).max(PART)
     }
 
-    /// What a harness is made from.
+    /// The harness options of the run.
     #[must_use]
     pub fn harness(&self, trace: bool) -> CacheHarnessOptions {
         let writers = self.all_writers();
@@ -321,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn every_writer_has_a_part_of_its_own() {
+    fn writers_have_disjoint_regions() {
         for case in Case::ALL {
             let writers = point(case, 100).all_writers();
             let apart = |pair: &[WriterOptions]| pair[0].end <= pair[1].start;
@@ -332,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_come_and_go_as_their_case_says() {
+    fn writers_start_and_exit_at_the_times_of_their_case() {
         let point = point(Case::Writers, 10);
         let at = |second: u64| {
             let now = Instant(second * SEC);
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_takes_the_place_of_what_is_usual() {
+    fn options_override_the_defaults_of_a_case() {
         let options = Seed002Options {
             cases: vec![Case::Scaling],
             writers: vec![7],

@@ -1,16 +1,17 @@
-//! The throttle's events as lines of text, field by field as Linux's trace events `writeback:balance_dirty_pages` and
-//! `writeback:bdi_dirty_ratelimit` have them: times in ms, rates in KiB/s, positions in blocks of 4 KiB.
+//! Trace events of the throttle as lines of text, with the fields of Linux's trace events
+//! `writeback:balance_dirty_pages` and `writeback:bdi_dirty_ratelimit`: times in ms, rates in
+//! KiB/s, positions in blocks of 4 KiB.
 //!
-//! One table for both, so that any tool reads it: a line leaves empty what its event does not have.
+//! Both events share one table, so that any tool can read it; fields that an event lacks are empty.
 
 use headworks_core::writeback::TraceEvent;
 
-/// The names of the columns.
+/// The header line with the column names.
 pub const HEADER: &str = "run,event,at_ns,bdi,connection,limit,setpoint,dirty,bdi_setpoint,bdi_dirty,dirty_ratelimit,\
                           task_ratelimit,dirtied,dirtied_pause,paused,pause,period,think,write_bw,awrite_bw,dirty_rate,\
                           balanced_dirty_ratelimit";
 
-/// A line without its end; `run` says which run it is from.
+/// The line of an event, without its end; `run` names the run.
 #[must_use]
 pub fn line(run: &str, event: &TraceEvent) -> String {
     match event {
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_stands_under_its_name() {
+    fn values_match_their_columns() {
         let event = BalanceDirtyPages { at: Instant(7), pause: -3, think: 9, ..Default::default() };
         let pauses = line("r", &TraceEvent::BalanceDirtyPages(event));
         let event = BdiDirtyRatelimit {

@@ -1,20 +1,20 @@
-//! What the rows of seed 002 must say.
+//! The verdicts of seed 002, computed from its rows.
 
 use crate::report::{Goal, Row, Verdict};
 
-/// The seed's 600 of 700 MB/s.
+/// The seed's rate with 1000 writers: 600 of 700 MB/s.
 const SEED_THOUSAND: f64 = 600.0 / 700.0;
-/// Its 650 of 700.
+/// The seed's rate with 100 writers: 650 of 700 MB/s.
 const SEED_HUNDRED: f64 = 650.0 / 700.0;
-/// Its 100 dd on a disk, kB/s: writers that write, writers that pause.
+/// The seed's 100 dd on a disk in kB/s: foreground write-back, pauses only.
 const SEED_DISK: [f64; 2] = [37_535.0, 41_594.0];
-/// Its fs_mark, files a second.
+/// The seed's fs_mark in files per second.
 const SEED_FILES: [f64; 2] = [1182.8, 1146.8];
-/// `wake-ups = writers / pause`, 1000 of them and 200 ms, and a tenth.
+/// `wake-ups = writers / pause` for 1000 writers and 200 ms, plus a tenth.
 const WAKEUPS: f64 = 5500.0;
 const PAUSE_MS: f64 = 200.0;
 
-/// A table's rows, by what names them.
+/// A table's rows, with lookup by configuration.
 struct Rows<'a>(Vec<&'a Row>);
 
 impl<'a> Rows<'a> {
@@ -23,7 +23,7 @@ impl<'a> Rows<'a> {
         self.0.iter().filter(is).copied().collect::<Vec<_>>().into_iter()
     }
 
-    /// Of several caches the largest.
+    /// The row with the largest cache.
     fn one(&self, case: &'a str, throttle: &'a str, writers: u64) -> Option<&'a Row> {
         let all = self.all(case, throttle).filter(|row| row.int("writers") == writers);
         all.max_by_key(|row| row.int("pool_mib"))
@@ -43,7 +43,7 @@ fn least(values: impl Iterator<Item = f64>) -> Option<f64> {
     values.reduce(f64::min)
 }
 
-/// The verdicts of the rows.
+/// Computes the verdicts of the rows.
 #[must_use]
 pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     let rows = Rows(rows.iter().filter(|row| row.table == "runs").collect());
@@ -67,7 +67,7 @@ fn scaling(rows: &Rows<'_>) -> Vec<Verdict> {
         let found = verdict(&what, ours, Some(Goal::AtLeast(0.99)));
         verdicts.extend(found.map(|found| Verdict { seed: Some(seed), baseline: old, ..found }));
         let what = format!("the old way's {writers} writers, part of one's (calibrated)");
-        // Chunks of 6 MiB hardly feel the price; a thousand writers cut each other's short.
+        // Chunks of 6 MiB hardly show the cost; a thousand writers shorten each other's chunks.
         let found = verdict(&what, old, (writers == 1000).then_some(Goal::AtMost(0.9)));
         verdicts.extend(found.map(|found| Verdict { seed: Some(seed), ..found }));
     }
@@ -108,7 +108,7 @@ fn changes(rows: &Rows<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     let names = [("bandwidth", "700 -> 200 -> 700 MB/s"), ("writers", "writers x 10, / 10")];
     for (case, what) in names {
-        // The first phase starts from nothing, which is a case of its own.
+        // The first phase is a cold start, which is a case of its own.
         let settled = rows.all(case, "ioless").flat_map(|row| row.ints("settled_ms")[1..].to_vec());
         let what = format!("{what}: the slowest to settle, ms");
         let worst = most(settled.map(|ms| ms as f64));
@@ -130,7 +130,7 @@ fn changes(rows: &Rows<'_>) -> Vec<Verdict> {
     verdicts
 }
 
-/// What holds in every row of ours.
+/// The verdicts that cover all our rows.
 fn everywhere(rows: &Rows<'_>) -> Vec<Verdict> {
     if rows.0.is_empty() {
         return Vec::new();
@@ -145,7 +145,9 @@ fn everywhere(rows: &Rows<'_>) -> Vec<Verdict> {
         part / (row.int("write_kib") << 10) as f64
     };
     let is_short = |row: &&Row| fit(row) >= 1.0;
-    // Two of them do, for a writer sleeps after a whole number of writes. And what all of them dirty meanwhile is a quarter of the limit at most: free-run and limit are as far apart.
+    // Two writes do, because a writer sleeps after a whole number of writes. The bytes dirtied
+    // meanwhile are at most a quarter of the limit, which is the distance between free run and
+    // limit.
     let can_pause = |row: &&Row| {
         let limit = (row.int("pool_mib") << 20) as f64 / 5.0;
         fit(row) >= 2.0 && row.int("bw_mb") as f64 * 1e6 * PAUSE_MS / 1e3 <= limit / 4.0
@@ -169,7 +171,7 @@ fn everywhere(rows: &Rows<'_>) -> Vec<Verdict> {
     let what = "turns after which more was dirty than may be";
     verdicts.extend(verdict(what, Some(over as f64), Some(Goal::Exactly(0.0))));
     let worst = most(rows.0.iter().map(|row| row.real("worst")));
-    // Nothing dirty at all would meet the goal above, too.
+    // Without dirty data the goal above would be met, too.
     let what = "the most that was dirty, part of the limit";
     verdicts.extend(verdict(what, worst, Some(Goal::Within(0.5, 1.0))));
     let failed: u64 = rows.0.iter().map(|row| row.int("failed")).sum();
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn each_goal_is_missed_by_what_it_is_about() {
+    fn each_goal_is_missed_when_its_value_is_changed() {
         assert_eq!(missed(&rows()), [""; 0]);
         let with = |case: &str, throttle: &str, cell: &str, value: f64| {
             let change = |row: Row| match row.is("case", case) && row.is("throttle", throttle) {
@@ -236,7 +238,7 @@ mod tests {
         // 100 and 1000 writers.
         assert_eq!(with("scaling", "ioless", "mb_s", 690.0), 2);
         assert_eq!(with("scaling", "foreground", "mb_s", 690.0), 1);
-        // The seed's row, and the worst of all.
+        // The seed's row, and the maximum over all.
         assert_eq!(with("scaling", "ioless", "wake_s", 5600.0), 2);
         assert_eq!(with("scaling", "ioless", "p99_ms", 210.0), 2);
         assert_eq!(with("disk", "ioless", "mb_s", 590.0), 1);
@@ -259,7 +261,7 @@ mod tests {
             };
             missed(&rows().into_iter().map(change).collect::<Vec<_>>()).len()
         };
-        // The first phase is a start from nothing, which counts elsewhere.
+        // The first phase is a cold start, which counts elsewhere.
         assert_eq!(with("bandwidth", "settled_ms", vec![86_400_000, 0, 0].into()), 0);
         assert_eq!(with("bandwidth", "settled_ms", vec![0, 0, 86_400_000].into()), 1);
         assert_eq!(with("writers", "settled_ms", vec![0, 1010, 0].into()), 1);

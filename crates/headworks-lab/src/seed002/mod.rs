@@ -1,16 +1,21 @@
-//! Seed 002: writers only pause, for a time computed from measured bandwidth and position; the flusher writes.
+//! Seed 002: dirty throttling by pauses computed from measured bandwidth and dirty position; only
+//! the flusher writes back.
 //!
-//! The seed: 1 to 1000 dd on a device of 700 MB/s made 700 .. 600 MB/s and 400 .. 160,000 context switches a second; 100 dd on a
-//! disk 38 -> 42 MB/s. Here the same writers write into the cache of a shard, in virtual time, over a device that has bandwidth
-//! and a price for every change of stream. Foreground writeback (`crate::baseline::foreground`) runs beside it on the same device.
+//! The seed: 1 to 1000 dd on a device of 700 MB/s achieved 700 .. 600 MB/s with 400 .. 160,000
+//! context switches a second; 100 dd on a disk went from 38 to 42 MB/s. Here the same writers write
+//! into the cache of a shard, in virtual time, over a device with a bandwidth and a cost of every
+//! stream change. The baseline, foreground writeback
+//! (`crate::baseline::foreground`), runs on the same device.
 //!
-//! **What a wake-up is.** The seed counts context switches of the whole machine: writers that slept, flushers, interrupts'
-//! threads. Here a *writer wake-up* is a write that was not answered in the turn that took it, so its writer slept (in Linux: two
-//! context switches); a *thread wake-up* is a turn that the shard's only thread was woken for, for whatever number of writers.
+//! **Wake-ups.** The seed counts context switches of the whole machine: sleeping writers, flushers,
+//! interrupt threads. Here a *writer wake-up* is a write that was not answered in the turn that
+//! took it, so its writer slept (in Linux: two context switches); a *thread wake-up* is a turn that
+//! woke the shard's only thread, for any number of writers.
 //!
-//! **What is possible.** A writer that gets `b` bytes a second and sleeps for 200 ms at most is woken `b / 0.2 b` times, so 1000
-//! writers make 5000 wake-ups a second. With so little memory that a writer's part of it is less than a write, or so little
-//! bandwidth that a write takes longer than 200 ms, both are what the write makes them; those goals do not count there.
+//! **Bounds.** A writer with `b` bytes a second that sleeps for at most 200 ms is woken `b / 0.2 b`
+//! times, so 1000 writers cause 5000 wake-ups a second. With so little memory that a writer's share
+//! is less than a write, or so little bandwidth that a write takes longer than 200 ms, the write
+//! size determines both; those goals do not apply there.
 
 mod cache_harness;
 mod cases;
@@ -31,28 +36,28 @@ pub use writer::{WritePattern, WriterOptions};
 use crate::baseline::foreground::Throttling;
 use crate::report::{Progress, Report, Row, jain};
 
-/// What to run; empty lists: what is usual for the case.
+/// Selection of runs; empty lists mean the defaults of the case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seed002Options {
-    /// Of places and of the wake-ups' spread.
+    /// Seed of offsets and wake-ups.
     pub seed: u64,
-    /// What is looked at; all if empty.
+    /// Only these cases; all if empty.
     pub cases: Vec<Case>,
-    /// Who writes.
+    /// Throttle policies to compare.
     pub throttles: Vec<Throttling>,
-    /// How many.
+    /// Numbers of writers.
     pub writers: Vec<u32>,
-    /// Bytes a second.
+    /// Bandwidths in bytes per second.
     pub bandwidths: Vec<u64>,
-    /// Bytes of the cache.
+    /// Cache sizes in bytes.
     pub pools: Vec<u64>,
-    /// Virtual seconds that count, at least.
+    /// Minimum measured virtual seconds.
     pub seconds: u64,
     /// Bytes of a write.
     pub write_bytes: u32,
-    /// Of a change of stream; the case's own without.
+    /// Cost of a stream change; `None` for the case's own.
     pub switch_ns: Option<u64>,
-    /// Keep the throttle's events.
+    /// Whether the throttle's trace events are kept.
     pub trace: bool,
 }
 
@@ -73,10 +78,9 @@ impl Default for Seed002Options {
     }
 }
 
-/// Runs what is wanted, and shows `see` each run when it is done.
+/// Runs the selected configurations and passes each result to `see`.
 ///
-/// # Errors
-/// Seed002Options that cannot be.
+/// # Errors Invalid options.
 pub fn run(
     options: &Seed002Options,
     mut see: impl FnMut(&CasePoint, &CaseOutcome),
@@ -136,7 +140,7 @@ fn name(table: &str, point: &CasePoint) -> Row {
         .with("pool_mib", point.pool >> 20)
 }
 
-/// What is seen, a second.
+/// The displayed rates of a run.
 fn row(point: &CasePoint, outcome: &CaseOutcome) -> Row {
     let seconds = point.runtime_ns as f64 / 1e9;
     let per_second = |count: u64| count as f64 / seconds;
@@ -174,7 +178,7 @@ fn row(point: &CasePoint, outcome: &CaseOutcome) -> Row {
         .with("failed", outcome.failed)
 }
 
-/// What was counted.
+/// The raw counts of a run.
 fn count(point: &CasePoint, outcome: &CaseOutcome) -> Row {
     let bytes = outcome.bytes.iter();
     name("counts", point)
@@ -198,7 +202,7 @@ fn count(point: &CasePoint, outcome: &CaseOutcome) -> Row {
         .with("hash", format!("{:016x}", outcome.hash))
 }
 
-/// Bytes of each writer that was there all the time, on the first device.
+/// Bytes of each writer that ran all the time, on the first device.
 fn shares(point: &CasePoint, outcome: &CaseOutcome) -> impl Iterator<Item = f64> {
     let always = point.harness(false).writers.into_iter().map(|writer| {
         writer.volume == 0 && writer.starts_at == Instant(0) && writer.exits_at == Instant(u64::MAX)
@@ -207,7 +211,7 @@ fn shares(point: &CasePoint, outcome: &CaseOutcome) -> impl Iterator<Item = f64>
     of_them.filter_map(|(bytes, always)| always.then_some(bytes as f64))
 }
 
-/// Least, mean and most of what was dirty after the ramp, as parts of the limit.
+/// Minimum, mean and maximum dirty bytes after the ramp, as parts of the limit.
 fn positions(point: &CasePoint, outcome: &CaseOutcome) -> [f64; 3] {
     let counted = outcome.samples.iter().filter(|sample| sample.at >= Instant(point.ramp_ns));
     let part = |bytes: u64, sample: &Sample| bytes as f64 / sample.limit.max(1) as f64;
@@ -225,7 +229,7 @@ fn positions(point: &CasePoint, outcome: &CaseOutcome) -> [f64; 3] {
     if count == 0.0 { [0.0; 3] } else { [low, sum / count, high] }
 }
 
-/// Of each phase that a change starts; what never settled: a day.
+/// Settling time of each phase; a day if it never settled.
 fn settled(point: &CasePoint, outcome: &CaseOutcome) -> Vec<u64> {
     let phases = point.phases();
     let pairs = phases.windows(2);
@@ -233,7 +237,8 @@ fn settled(point: &CasePoint, outcome: &CaseOutcome) -> Vec<u64> {
     found.map(|ms| ms.unwrap_or(86_400_000)).collect()
 }
 
-/// Wake-ups of writers for each GB written, before the first writer ended and after half of them had; 0 if none ends.
+/// Writer wake-ups per GB written, before the first writer ended and after half of them had; 0 if
+/// none ends.
 fn halves(point: &CasePoint, outcome: &CaseOutcome) -> (f64, f64) {
     if point.case != Case::Exit {
         return (0.0, 0.0);

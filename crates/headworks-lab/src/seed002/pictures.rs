@@ -1,4 +1,4 @@
-//! Pictures of a run over time, and of the whole table over the number of writers.
+//! Charts of a run over time, and of the scaling table over the number of writers.
 
 use headworks_core::Instant;
 use headworks_core::time::MS;
@@ -7,9 +7,9 @@ use super::{CaseOutcome, CasePoint, Sample, rates};
 use crate::chart::{COLOURS, Line, Page, Panel, Scale};
 use crate::report::Row;
 
-/// Rates are averages over this.
+/// Averaging interval of rates.
 const AVERAGE_NS: u64 = 100 * MS;
-/// Writers, MB/s, context switches a second: the seed's measurements.
+/// The seed's measurements: writers, MB/s, context switches a second.
 const SEED: [(f64, f64, f64); 8] = [
     (1.0, 700.0, 400.0),
     (2.0, 700.0, 500.0),
@@ -21,7 +21,7 @@ const SEED: [(f64, f64, f64); 8] = [
     (1000.0, 600.0, 160_000.0),
 ];
 
-/// The name of a run's files.
+/// The file name of a run, without extension.
 #[must_use]
 pub fn file_stem(point: &CasePoint) -> String {
     format!(
@@ -38,7 +38,7 @@ fn seconds(at: Instant) -> f64 {
     at.0 as f64 / 1e9
 }
 
-/// Dirty position, rates and pauses over time.
+/// Charts dirty position, rates and pauses over time.
 #[must_use]
 pub fn over_time(point: &CasePoint, outcome: &CaseOutcome) -> Page {
     let samples = &outcome.samples;
@@ -54,14 +54,14 @@ pub fn over_time(point: &CasePoint, outcome: &CaseOutcome) -> Page {
         scale: Scale::Linear,
         lines,
     };
-    // Nobody is held while little is dirty: that takes a tenth of a second at the speed of memory, and is cut off.
+    // The first tenth of a second runs unthrottled at the speed of memory; it is cut off.
     let cut = 1.5 * point.bandwidth as f64 / 1e6;
     let rate = |name, colour: usize, of| {
         let rates = rates(samples, AVERAGE_NS, of);
         let points = rates.into_iter().map(|(at, rate)| (at, rate.min(cut))).collect();
         Line::new(name, COLOURS[colour], points)
     };
-    // The longest of each tenth of a second; a dot for each pause would be megabytes.
+    // The longest pause of each tenth of a second; a dot for each pause would take megabytes.
     let pauses: Vec<(f64, f64, f64)> = samples
         .chunks(10)
         .filter(|chunk| chunk.iter().any(|sample| sample.pauses > 0))
@@ -116,7 +116,8 @@ pub fn over_time(point: &CasePoint, outcome: &CaseOutcome) -> Page {
     }
 }
 
-/// Rate and wake-ups over the number of writers, beside the seed's; `None` without rows of that table.
+/// Charts rate and wake-ups over the number of writers, with the seed's; `None` without rows of
+/// that table.
 #[must_use]
 pub fn scaling(rows: &[Row]) -> Option<Page> {
     let of = |throttle: &str, cell: &str| {

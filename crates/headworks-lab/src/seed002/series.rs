@@ -1,50 +1,51 @@
-//! A run over time: counters and positions every 10 ms, and what follows from them.
+//! Time series of a run: counters and positions every 10 ms, and derived values.
 
 use headworks_core::Instant;
 use headworks_core::time::{MS, SEC};
 
-/// Between two samples.
+/// Time between two samples.
 pub const SAMPLE_NS: u64 = 10 * MS;
 
-/// One look. Counters run from the start; positions are the worst since the sample before.
+/// A sample. Counters run from the start; positions are the maximum since the previous sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// When.
+    /// Time of the sample.
     pub at: Instant,
-    /// Bytes of writes answered.
+    /// Answered bytes of writes.
     pub accepted: u64,
-    /// Bytes that the devices took.
+    /// Bytes written to the devices.
     pub media: u64,
     /// Bytes dirty or under write-out, at the time of the sample.
     pub dirty: u64,
-    /// Most bytes of that since the sample before.
+    /// Maximum of those bytes since the previous sample.
     pub dirty_max: u64,
-    /// Bytes that may be.
+    /// The dirty limit in bytes.
     pub limit: u64,
-    /// Bytes from which on the flusher writes.
+    /// The background threshold in bytes.
     pub background: u64,
-    /// The longest pause that ended since the sample before.
+    /// The longest pause that ended since the previous sample.
     pub pause_max_ns: u64,
-    /// Pauses that ended since.
+    /// Number of pauses that ended since the previous sample.
     pub pauses: u32,
-    /// Their sum.
+    /// Sum of those pauses in nanoseconds.
     pub pause_sum_ns: u64,
-    /// Turns of the shard.
+    /// Number of turns of the shard.
     pub turns: u64,
-    /// Writers woken.
+    /// Number of writer wake-ups.
     pub wakeups: u64,
-    /// Writers that have begun and not ended.
+    /// Number of active writers.
     pub writers: u32,
 }
 
-/// Bytes a second between two samples.
+/// Bytes per second between two samples.
 fn rate(from: &Sample, to: &Sample, of: fn(&Sample) -> u64) -> f64 {
     let ns = to.at.since(from.at).max(1);
     (of(to) - of(from)) as f64 * 1e9 / ns as f64
 }
 
-/// Milliseconds from the start of a phase until the rate at which writers dirty, over each second that follows within the
-/// phase, is within 10 % of what the device wrote in the phase's last half. `None`: it never is.
+/// Settling time of a phase in milliseconds: until the dirtying rate, over each following second of
+/// the phase, is within 10 % of the device's rate in the last half of the phase. `None` if it never
+/// is.
 #[must_use]
 pub fn settled_ms(samples: &[Sample], from: Instant, to: Instant) -> Option<u64> {
     let first = samples.partition_point(|sample| sample.at < from);
@@ -67,7 +68,7 @@ pub fn settled_ms(samples: &[Sample], from: Instant, to: Instant) -> Option<u64>
     }
 }
 
-/// Averages over `ns` of one of the rates, in MB/s, as (seconds, value).
+/// Averages of a rate over `ns`, in MB/s, as (seconds, value).
 #[must_use]
 pub fn rates(samples: &[Sample], ns: u64, of: fn(&Sample) -> u64) -> Vec<(f64, f64)> {
     let step = (ns / SAMPLE_NS).max(1) as usize;
@@ -98,10 +99,11 @@ mod tests {
             |factor: &dyn Fn(f64) -> f64| settled_ms(&run(factor), Instant(0), Instant(10 * SEC));
         assert_eq!(settle(&|_| 1.0), Some(0));
         assert_eq!(settle(&|_| 1.11), None);
-        // Half for two seconds: a second is in the band when at most a fifth of it is from before.
+        // Half the rate for two seconds: a second is in the band when at most a fifth of it is from
+        // before.
         let found = settle(&|second| if second < 2.0 { 0.5 } else { 1.0 }).unwrap();
         assert!((1790..=1810).contains(&found), "{found}");
-        // A swing of 9 ms more than 10 % in a single second is found, however late.
+        // A deviation of 9 ms more than 10 % in a single second is found, at any time.
         let late = |second: f64| if (6.0..6.5).contains(&second) { 1.3 } else { 1.0 };
         assert!(settle(&late).unwrap() > 6000);
     }

@@ -1,44 +1,44 @@
-//! Who writes: one write at a time into a cached volume, the next as soon as it is answered.
+//! A writer: one write at a time into a cached volume, the next as soon as it is answered.
 //!
 //! ```text
 //!   starts_at --> write --> answered --> (work) --> write ... --> after exits_at: closes
 //!                   `-- not answered in its turn: asleep, and woken by the answer
 //! ```
 //!
-//! `dd` goes on where it was. `Files` is like fs_mark: each file is one small write at a place of its own, and after so many
-//! files a flush.
+//! `dd` writes sequentially. `Files` is like fs_mark: each file is one small write at an offset of
+//! its own, with a flush after a number of files.
 
 use headworks_core::prng::Prng;
 use headworks_core::{Bio, BioFlags, BioId, ExportId, Instant, Ioprio, Op, VolumeId};
 
-/// How it writes.
+/// The access pattern of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePattern {
-    /// One write of so many bytes after the other.
+    /// Sequential writes of this many bytes.
     Stream(u32),
-    /// Files of 12 or 16 KiB; a flush after so many.
+    /// Files of 12 or 16 KiB; a flush after this many.
     Files(u32),
 }
 
-/// What a writer is told.
+/// Options of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriterOptions {
-    /// Into which volume, which is also the number of its device.
+    /// The volume written to, which is also the index of its device.
     pub volume: u16,
-    /// How.
+    /// The access pattern.
     pub manner: WritePattern,
-    /// First byte of its part.
+    /// First byte of its region.
     pub start: u64,
-    /// The byte after its part.
+    /// The byte after its region.
     pub end: u64,
-    /// When it begins.
+    /// Start time of the writer.
     pub starts_at: Instant,
-    /// When it ends.
+    /// End time of the writer.
     pub exits_at: Instant,
 }
 
 impl WriterOptions {
-    /// One that writes as `dd` does, from the start to the end of the run.
+    /// A writer like `dd`, active during the whole run.
     #[must_use]
     pub fn dd(volume: u16, bs: u32, start: u64, end: u64) -> Self {
         let manner = WritePattern::Stream(bs);
@@ -47,10 +47,10 @@ impl WriterOptions {
     }
 }
 
-/// Places of files: far enough apart that two of them hardly ever touch.
+/// Distance between files, large enough that they rarely touch.
 const PLACE: u64 = 64 << 10;
 
-/// A writer that runs.
+/// A writer in progress.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub options: WriterOptions,
@@ -59,11 +59,11 @@ pub(super) struct Writer {
     next_at: u64,
     issued: u64,
     flush_in: u32,
-    /// It has asked for something.
+    /// The writer has submitted something.
     pub began: bool,
-    /// The bio that is out: when it came, in which turn, what it is.
+    /// The outstanding bio: time and turn of submission, operation, bytes.
     pub out: Option<(Instant, u64, Op, u32)>,
-    /// Answered, from the end of the ramp on.
+    /// Bytes answered since the end of the ramp.
     pub bytes: u64,
 }
 
@@ -87,7 +87,7 @@ impl Writer {
         }
     }
 
-    /// Its next bio.
+    /// The next bio of the writer.
     pub fn next(&mut self) -> Bio {
         let (offset, len) = match self.options.manner {
             _ if self.flush_in == 0 => (0, 0),
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dd_goes_on_and_starts_over_at_its_end() {
+    fn dd_writes_sequentially_and_wraps_around() {
         let mut writer = Writer::new(WriterOptions::dd(0, 4096, 8192, 16_384), 3, 1);
         let places: Vec<u64> = (0..4).map(|_| writer.next().offset).collect();
         assert_eq!(places, [8192, 12_288, 8192, 12_288]);
