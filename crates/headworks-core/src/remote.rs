@@ -176,14 +176,14 @@ impl RemoteQueue {
         let demand = self.line.backlog();
         let most = u32::from(max_request_tags(self.nr_requests));
         let least = u32::from(self.tags_for(head));
-        let want = demand.tags.min(most).max(least);
+        let want = demand.tags.get().min(most).max(least);
         // Of the bytes that wait, the part that goes with so many of the tags.
-        let bytes = demand.bytes * u64::from(want) / u64::from(demand.tags);
+        let bytes = demand.bytes.get() * u64::from(want) / u64::from(demand.tags.get());
         Message::TagWant {
             device: self.device,
             want: want as u16,
             bytes: bytes.min(u32::MAX.into()) as u32,
-            weight: demand.weights.min(u16::MAX.into()) as u16,
+            weight: demand.weights.get().min(u16::MAX.into()) as u16,
         }
     }
 

@@ -1,4 +1,4 @@
-//! The policy `fair` at its gate: order, shares, waits, the asynchronous limit, and that it never stops.
+//! The tag policy `fair`: order, shares, bounds on waiting, the asynchronous limit, and liveness.
 
 #[path = "fair_tags/gate.rs"]
 mod gate;

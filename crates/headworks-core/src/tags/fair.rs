@@ -1,190 +1,228 @@
-//! `fair`: the gate above the tags. Nobody barges, a large wish is served whole, and light connections hardly wait.
+//! The tag policy `fair`: no barging, large requests are served whole, and light connections hardly wait.
 //!
 //! ```text
-//!   ask --nobody waits, `want` + reserve are free--> granted: no look-up, nothing remembered
-//!     \--otherwise--> flows (whose turn: deficit round robin) --> head --enough is free--> granted
-//!                                                                  |  not yet, want > 1
-//!                                                                  `--> gathers: freed tags are kept for it
+//!   request --no waiters, `tags` + reserve are free--> granted: no look-up, no state
+//!       \--otherwise--> flows (whose turn: deficit round robin) --> head --enough are free--> granted
+//!                                                                     |  not yet, and it wants several
+//!                                                                     `--> gathers: returned tags are kept for it
 //! ```
 //!
-//! - **The head gathers.** Who wants several tags and comes first when one is free stays the head until it has them all; a
-//!   head that wants one has nothing to gather, so who is first is asked again each time. Tags idle meanwhile: fewer than its
-//!   want and the reserve.
-//! - **The reserve** (`depth / 16`) is for light flows' requests alone, so that one finds a tag though all others are used. At
-//!   most as many as the reserve pass one gathering head.
-//! - **`async_depth`**: asynchronous requests hold no more tags than that, and always leave one beside the reserve, so that a
-//!   synchronous request that comes to a device full of background writes gets its tag at once. A wish that is larger than
-//!   `async_depth` goes alone. Where there is such a limit the two kinds have flows of their own, and of their heads the one
-//!   that has waited longer goes first (a light one before one that is not). With one deficit for both kinds a connection that
-//!   mostly reads would hardly ever write beside those who only write: whenever the limit leaves room it is not its turn
-//!   (measured: 2 writes to their 200). Without a limit there is one kind, in the order of tickets.
+//! - **The head gathers.** A waiter that wants several tags and is the head while some are free stays the head until it has them
+//!   all; a head that wants one has nothing to gather, so the head is picked again each time. Meanwhile fewer tags are idle
+//!   than it wants and the reserve.
+//! - **The reserve** (`depth / 16`) is for light flows alone, so that one finds a tag though all others are used. At most as many
+//!   of their requests as the reserve pass one gathering head.
+//! - **`async_depth`** limits the tags of asynchronous requests, which also always leave one tag beside the reserve, so that a
+//!   synchronous request to a device full of background writes gets its tag at once. A request for more than `async_depth`
+//!   tags goes when no other asynchronous request holds any. With such a limit the two kinds have flows of their own, and of
+//!   their two heads the one that has waited longer goes first (a light one before one that is not). With one deficit for both
+//!   kinds a connection that mostly reads would hardly ever write beside connections that only write, because it is not its
+//!   turn when the limit leaves room (measured: 2 writes to their 200). Without a limit all requests are of one kind.
 //!
-//! Invariants: free + taken = depth; want + reserve <= depth, so with nothing taken the head goes: somebody who waits, while
-//! nothing is held, is granted; a gathering head is passed by at most `reserve` requests (while bytes are short, by what may
-//! be advanced).
+//! Invariants, checked by [`FairTags::check`] after every batch:
+//! - free + taken == depth, and asyncs <= taken;
+//! - waiters == the waiters of both flows; those without `async_depth` limit are all in the synchronous ones;
+//! - a head gathers only while requests wait, and at most `reserve` requests have passed it (while the byte budget is used up,
+//!   as many as may go in advance of their turn);
+//! - a request and the reserve fit into the depth, so a waiter is granted when no tag is held.
 
 use super::flows::{FlowHead, Flows, Waiter};
-use super::{
-    ByteBudget, Grant, ReturnedTags, TagOptions, TagOwner, TagRequest, TagStats, max_request_tags,
+use super::owner::{
+    ByteBudget, Grant, ReturnedTags, TagOptions, TagOwner, TagRequest, max_request_tags,
 };
+use super::stats::TagStats;
+use crate::gauge::Gauge32;
 use crate::time::Instant;
 
-/// One tag in so many is kept for light flows. 16: some 6 % of the depth, and none of a device with fewer tags than that.
+/// One tag in 16 is reserved for light flows: some 6 % of the depth, and none of a device with fewer tags.
 const RESERVE_PART: u32 = 16;
 
-/// Who goes first, and of which kind it is.
+/// Index of the flows of synchronous requests, or of all without a limit on asynchronous ones.
+const SYNC: usize = 0;
+/// Index of the flows of asynchronous requests, if they are limited.
+const ASYNC: usize = 1;
+
+/// A head that may be granted next.
 #[derive(Clone, Copy, Debug)]
-struct First {
+struct Candidate {
+    /// [`SYNC`] or [`ASYNC`].
     kind: usize,
     head: FlowHead,
 }
 
-/// What somebody waits for, and the rest if there is a limit for it.
-const SYNC: usize = 0;
-const ASYNC: usize = 1;
+/// A head that keeps all returned tags until it has as many as it wants.
+#[derive(Clone, Copy, Debug)]
+struct Gathering {
+    candidate: Candidate,
+    /// Light requests that were granted meanwhile, at most the reserve.
+    passed: u32,
+}
 
-/// The tags of a device, and who waits for them.
+/// The outcome of a search for the next grant.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    Grant(Candidate),
+    /// The head wants more tags than are free: the free ones are idle.
+    ShortOfTags,
+    /// No request may go: no tag is free, or waiters are held back by bytes or by `async_depth`.
+    Nothing,
+}
+
+/// The tags of a device under the policy `fair`, and the requests that wait for them.
 #[derive(Debug)]
 pub struct FairTags {
     depth: u32,
-    free: u32,
+    /// Tags for light flows alone.
     reserve: u32,
-    /// Tags of asynchronous requests, and how many they may be.
-    asyncs: u32,
+    /// Most tags of asynchronous requests; `depth` without a limit.
     async_max: u32,
-    /// How many wait, of both kinds.
-    waiters: u32,
-    /// Those who wait; the asynchronous ones apart if there is a limit for them.
+    free: Gauge32,
+    /// Tags that requests and leases hold.
+    taken: Gauge32,
+    /// Those of them that asynchronous requests hold.
+    asyncs: Gauge32,
+    /// Waiters of both kinds.
+    waiters: Gauge32,
+    /// Waiters by kind, see [`SYNC`] and [`ASYNC`].
     flows: [Flows; 2],
-    /// The kind of the last grant.
-    last: usize,
-    /// The head that keeps what falls free, and how many passed it.
-    gathering: Option<First>,
-    passed: u32,
-    /// The head waits for tags, not for bytes or for `async_depth`: what is free lies idle.
-    short: bool,
-    /// Tags that lie idle, and since when.
+    gathering: Option<Gathering>,
+    /// Kind of the last grant.
+    last_kind: usize,
+    /// Idle tags, and since when.
     idle: u32,
     idle_since: Instant,
-    /// Grants have come out since the last time that there was none.
-    waking: bool,
+    /// The current series of grants has begun.
+    granting: bool,
     stats: TagStats,
 }
 
 impl FairTags {
-    /// `depth` free tags and room for `waiters_max` in line.
+    /// Creates `depth` free tags and space for `waiters_max` waiters.
     #[must_use]
     pub fn new(options: TagOptions) -> Self {
         let TagOptions { depth, async_depth, waiters_max } = options;
-        assert!(depth > 0, "a device without tags serves nobody");
+        assert!(depth > 0 && async_depth > 0, "a device needs at least one tag of each kind");
         let reserve = depth / RESERVE_PART;
+        assert!(u32::from(max_request_tags(depth)) + reserve <= depth, "a request never fits");
         let limited = async_depth < depth;
         let async_max = if limited { async_depth.min(depth - reserve - 1) } else { depth };
         Self {
             depth,
-            free: depth,
             reserve,
-            asyncs: 0,
             async_max,
-            waiters: 0,
+            free: Gauge32::new(depth),
+            taken: Gauge32::default(),
+            asyncs: Gauge32::default(),
+            waiters: Gauge32::default(),
             flows: [Flows::new(waiters_max), Flows::new(if limited { waiters_max } else { 0 })],
-            last: SYNC,
             gathering: None,
-            passed: 0,
-            short: false,
+            last_kind: SYNC,
             idle: 0,
             idle_since: Instant(0),
-            waking: false,
+            granting: false,
             stats: TagStats::default(),
         }
     }
 
-    /// Whether `want` asynchronous tags more are within the limit.
-    fn async_fits(&self, want: u32) -> bool {
-        self.asyncs + want <= self.async_max || self.asyncs == 0
+    /// Returns whether asynchronous requests are limited and have flows of their own.
+    fn is_async_limited(&self) -> bool {
+        self.async_max < self.depth
+    }
+
+    /// Returns whether `tags` more asynchronous tags are within the limit.
+    fn async_fits(&self, tags: u32) -> bool {
+        self.asyncs.get() + tags <= self.async_max || self.asyncs.is_zero()
     }
 
     fn take(&mut self, request: &TagRequest) {
-        self.free -= u32::from(request.tags);
-        self.asyncs += if request.sync { 0 } else { u32::from(request.tags) };
+        let tags = u32::from(request.tags);
+        self.free.sub(tags);
+        self.taken.add(tags);
+        self.asyncs.add(if request.sync { 0 } else { tags });
     }
 
-    /// Somebody waits from now on.
+    /// Makes a request wait.
     fn wait(&mut self, now: Instant, request: TagRequest) {
-        let limited = self.async_max < self.depth;
-        let kind = if limited && !request.sync { ASYNC } else { SYNC };
+        let kind = if self.is_async_limited() && !request.sync { ASYNC } else { SYNC };
         let light = self.flows[kind].push(now, self.stats.waits, request);
-        let may_pass = light && (self.gathering.is_none() || self.passed < self.reserve);
-        let barges = self.waiters > 0 && u32::from(request.tags) <= self.free && !may_pass;
-        self.stats.barging_prevented += u64::from(barges);
+        let open = self.gathering.is_none_or(|gathering| gathering.passed < self.reserve);
+        let fits = u32::from(request.tags) <= self.free.get();
+        let kept_back = !self.waiters.is_zero() && fits && !(light && open);
+        self.stats.barging_prevented += u64::from(kept_back);
         self.stats.waits += 1;
-        self.waiters += 1;
+        self.waiters.add(1);
     }
 
-    fn waiter(&self, first: First) -> &Waiter {
-        self.flows[first.kind].waiter(first.head)
+    fn waiter(&self, candidate: Candidate) -> &Waiter {
+        self.flows[candidate.kind].waiter(candidate.head)
     }
 
-    /// Who gets tags now.
-    fn choose(&mut self, room: ByteBudget) -> Option<First> {
-        self.short = false;
-        if self.free == 0 {
-            return None;
+    /// Selects the waiter that is granted next.
+    fn choose(&mut self, budget: ByteBudget) -> Choice {
+        debug_assert!(!self.waiters.is_zero(), "a search needs a waiter");
+        if self.free.is_zero() {
+            return Choice::Nothing;
         }
-        if room == ByteBudget::LightOnly {
-            return self.light();
+        if budget == ByteBudget::LightOnly {
+            return self.light().map_or(Choice::Nothing, Choice::Grant);
         }
-        let first = self.gathering.or_else(|| self.first())?;
-        let want = u32::from(self.waiter(first).request.tags);
+        let gathering = self.gathering.map(|gathering| gathering.candidate);
+        let Some(first) = gathering.or_else(|| self.first()) else {
+            return Choice::Nothing;
+        };
+        let tags = u32::from(self.waiter(first).request.tags);
         let spare = if first.head.light { 0 } else { self.reserve };
-        if want + spare <= self.free {
-            (self.gathering, self.passed) = (None, 0);
-            return Some(first);
+        if tags + spare <= self.free.get() {
+            self.gathering = None;
+            return Choice::Grant(first);
         }
-        self.short = true;
-        if want > 1 {
-            self.gathering = Some(first);
-            return self.passing();
+        if tags > 1 {
+            self.gathering.get_or_insert(Gathering { candidate: first, passed: 0 });
+            return self.passing().map_or(Choice::ShortOfTags, Choice::Grant);
         }
-        None
+        Choice::ShortOfTags
     }
 
-    /// Whose turn it is, of both kinds.
-    fn first(&mut self) -> Option<First> {
-        let sync = self.flows[SYNC].pick().map(|head| First { kind: SYNC, head });
+    /// Returns the head of both kinds whose turn it is.
+    fn first(&mut self) -> Option<Candidate> {
+        let sync = self.flows[SYNC].pick().map(|head| Candidate { kind: SYNC, head });
         if self.flows[ASYNC].is_empty() {
             return sync;
         }
-        let other = self.flows[ASYNC].pick().map(|head| First { kind: ASYNC, head });
-        // Synchronous ones go on while what it needs of the limit comes together.
+        let other = self.flows[ASYNC].pick().map(|head| Candidate { kind: ASYNC, head });
+        // Synchronous requests go on while the asynchronous head waits for the limit.
         let other = other.filter(|&first| self.async_fits(self.waiter(first).request.tags.into()));
-        let rank = |first: &First| (!first.head.light, self.waiter(*first).number);
+        let rank = |first: &Candidate| (!first.head.light, self.waiter(*first).number);
         sync.into_iter().chain(other).min_by_key(rank)
     }
 
-    /// The first light request; an asynchronous one only if the gathering head fits beside it.
-    fn light(&mut self) -> Option<First> {
-        let sync = self.flows[SYNC].light().map(|head| First { kind: SYNC, head });
-        let other = self.flows[ASYNC].light().map(|head| First { kind: ASYNC, head });
-        let kept = self.gathering.filter(|head| head.kind == ASYNC);
-        let kept = kept.map_or(0, |head| self.waiter(head).request.tags.into());
-        sync.or_else(|| other.filter(|_| self.asyncs + 1 + kept <= self.async_max))
+    /// Returns the first light head; an asynchronous one only if a gathering asynchronous head fits beside it.
+    fn light(&mut self) -> Option<Candidate> {
+        let sync = self.flows[SYNC].light().map(|head| Candidate { kind: SYNC, head });
+        let other = self.flows[ASYNC].light().map(|head| Candidate { kind: ASYNC, head });
+        let kept = self.gathering.map(|gathering| gathering.candidate);
+        let kept = kept.filter(|head| head.kind == ASYNC);
+        let kept: u32 = kept.map_or(0, |head| self.waiter(head).request.tags.into());
+        sync.or_else(|| other.filter(|_| self.asyncs.get() + 1 + kept <= self.async_max))
     }
 
-    /// A light request that may pass the gathering head.
-    fn passing(&mut self) -> Option<First> {
-        if self.passed == self.reserve {
+    /// Returns a light head that may pass the gathering one, and counts it.
+    fn passing(&mut self) -> Option<Candidate> {
+        let passed = self.gathering.map_or(0, |gathering| gathering.passed);
+        if passed == self.reserve {
             return None;
         }
         let light = self.light()?;
-        self.passed += 1;
+        if let Some(gathering) = &mut self.gathering {
+            gathering.passed += 1;
+        }
         self.stats.barged += 1;
         Some(light)
     }
 
-    /// The batch has ended: counts the tags that lay idle until now.
-    fn settle(&mut self, now: Instant) {
-        let idle = if self.short { self.free } else { 0 };
+    /// Accounts the idle tags of the time until now; from now on `idle` tags are idle.
+    fn account_idle(&mut self, now: Instant, idle: u32) {
+        debug_assert!(idle <= self.free.get(), "only free tags are idle");
         if self.idle == idle && idle == 0 {
             return;
         }
@@ -192,74 +230,92 @@ impl FairTags {
         self.stats.idle_max = self.stats.idle_max.max(idle);
         (self.idle, self.idle_since) = (idle, now);
     }
+
+    /// Returns whether the invariants of the file head hold.
+    fn check(&self) -> bool {
+        let [sync, other] = self.flows.each_ref().map(|flows| flows.backlog().waiters.get());
+        let waiting = self.waiters.get();
+        let gathers = self.gathering.is_none_or(|gathering| gathering.passed <= self.reserve);
+        self.free.get() + self.taken.get() == self.depth
+            && self.asyncs <= self.taken
+            && sync + other == waiting
+            && (other == 0 || self.is_async_limited())
+            && gathers
+            && (waiting > 0 || self.gathering.is_none())
+    }
 }
 
 impl TagOwner for FairTags {
     fn request(&mut self, now: Instant, requests: &[TagRequest], most: usize) -> usize {
         let mut granted = 0;
         self.stats.requests += requests.len() as u64;
-        if self.waiters == 0 {
-            // In registers: through memory each ask would wait for the one before it.
-            let (mut free, mut asyncs) = (self.free, self.asyncs);
+        if self.waiters.is_zero() {
+            // In registers: through memory each request would wait for the one before it.
+            let (mut free, mut asyncs) = (self.free.get(), self.asyncs.get());
             for request in &requests[..most.min(requests.len())] {
-                let want = u32::from(request.tags);
-                let fits = request.sync || asyncs + want <= self.async_max || asyncs == 0;
-                if want + self.reserve > free || !fits {
+                let tags = u32::from(request.tags);
+                let fits = request.sync || asyncs + tags <= self.async_max || asyncs == 0;
+                if tags + self.reserve > free || !fits {
                     break;
                 }
-                free -= want;
-                asyncs += if request.sync { 0 } else { want };
+                free -= tags;
+                asyncs += if request.sync { 0 } else { tags };
                 granted += 1;
             }
-            (self.free, self.asyncs) = (free, asyncs);
+            self.taken.add(self.free.get() - free);
+            (self.free, self.asyncs) = (Gauge32::new(free), Gauge32::new(asyncs));
             self.stats.grants += granted as u64;
         }
         for &request in &requests[granted..] {
             let fits = request.tags >= 1 && request.tags <= max_request_tags(self.depth);
-            assert!(fits, "a want that never fits");
+            assert!(fits, "a request for more tags than are ever granted");
             self.wait(now, request);
         }
+        debug_assert!(self.check(), "an invariant broke in a request");
         granted
     }
 
-    fn put(&mut self, _now: Instant, freed: ReturnedTags) {
-        self.free += freed.count;
-        assert!(self.free <= self.depth, "a tag came back twice");
-        assert!(freed.asyncs <= self.asyncs, "an asynchronous tag came back twice");
-        self.asyncs -= freed.asyncs;
+    fn put(&mut self, _now: Instant, returned: ReturnedTags) {
+        assert!(returned.count <= self.taken.get(), "a tag was put back twice");
+        assert!(returned.asyncs <= self.asyncs.get(), "an asynchronous tag was put back twice");
+        self.taken.sub(returned.count);
+        self.free.add(returned.count);
+        self.asyncs.sub(returned.asyncs);
+        debug_assert!(self.check(), "an invariant broke in a put");
     }
 
-    fn next_grant(&mut self, now: Instant, room: ByteBudget) -> Option<Grant> {
-        if self.waiters == 0 && !self.waking && self.idle == 0 {
+    fn next_grant(&mut self, now: Instant, budget: ByteBudget) -> Option<Grant> {
+        if self.waiters.is_zero() && !self.granting && self.idle == 0 {
             return None;
         }
-        let first = if self.waiters == 0 { None } else { self.choose(room) };
-        let Some(First { kind, head }) = first else {
-            self.waking = false;
-            self.settle(now);
+        let choice = if self.waiters.is_zero() { Choice::Nothing } else { self.choose(budget) };
+        let Choice::Grant(Candidate { kind, head }) = choice else {
+            let short = matches!(choice, Choice::ShortOfTags);
+            self.granting = false;
+            self.account_idle(now, if short { self.free.get() } else { 0 });
+            debug_assert!(self.check(), "an invariant broke in a batch");
             return None;
         };
-        self.short = false;
         let waiter = self.flows[kind].pop(head);
-        self.last = kind;
-        self.waiters -= 1;
-        if self.waiters == 0 {
+        self.last_kind = kind;
+        self.waiters.sub(1);
+        if self.waiters.is_zero() {
             self.flows.iter_mut().for_each(Flows::reset);
         }
         self.take(&waiter.request);
         self.stats.grants += 1;
-        self.stats.wakes += u64::from(!std::mem::replace(&mut self.waking, true));
+        self.stats.wakes += u64::from(!std::mem::replace(&mut self.granting, true));
         self.stats.woken += 1;
         self.stats.longest_wait_ns = self.stats.longest_wait_ns.max(now.since(waiter.since));
         Some(Grant { requester: waiter.request.requester, tags: waiter.request.tags })
     }
 
     fn charge_growth(&mut self, bytes: u32) {
-        self.flows[self.last].charge_last(bytes);
+        self.flows[self.last_kind].charge_last(bytes);
     }
 
     fn free(&self) -> u32 {
-        self.free
+        self.free.get()
     }
 
     fn depth(&self) -> u32 {
@@ -267,7 +323,7 @@ impl TagOwner for FairTags {
     }
 
     fn waiters(&self) -> u32 {
-        self.waiters
+        self.waiters.get()
     }
 
     fn stats(&self) -> TagStats {

@@ -1,93 +1,104 @@
-//! The other end of the owner: the tags that this shard holds of a device on another shard.
+//! A lease: the tags that this shard holds of a device on another shard.
 //!
 //! ```text
-//!             take            revoke: unused go back
-//!   Idle  ------------> Wanting --------------------> Wanting (a grant covers the head's whole want, so it proceeds)
+//!             use                revoke: unused tags go back
+//!   Idle  ------------> Requested --------------------> Requested (a grant covers the head's whole request, so it proceeds)
 //!    ^  \  lease has it    | grant
-//!    |   `---------------> Holding --idle timer or revoke--> returns unused; the rest as it falls free
+//!    |   `---------------> Holding --idle timer or revoke--> returns unused tags; the others as they are put back
 //!    `------------------------'
 //! ```
 //!
-//! Invariants: `used <= held`; at most one `TagWant` is out; a want is always the head's *whole* need, so a revocation while
-//! it is out cannot starve the head; a revoked lease is not used before it is granted anew, so a busy shard cannot starve the
-//! owner's line.
+//! Invariants: used <= held; at most one `TagWant` message is outstanding; it asks for the head's *whole* need, so a revocation
+//! meanwhile cannot starve the head; a revoked lease is not used before the next grant, so a busy shard cannot starve the
+//! owner's waiters.
 
-/// One device's lease on this shard.
+use crate::gauge::Gauge32;
+
+/// The lease of one device on this shard.
 #[derive(Debug, Default)]
 pub struct Lease {
-    held: u32,
-    used: u32,
-    wanting: bool,
+    held: Gauge32,
+    used: Gauge32,
+    /// A request to the owner is outstanding.
+    requested: bool,
+    /// The owner wants the tags back; cleared by the next grant.
     revoked: bool,
 }
 
 impl Lease {
-    /// Uses `want` tags of the lease if they are unused and the owner does not want them back.
-    pub fn try_take(&mut self, want: u16) -> bool {
-        if self.revoked || self.held - self.used < u32::from(want) {
+    /// Uses `tags` tags if so many are unused and the lease is not revoked; returns whether it did.
+    pub fn try_take(&mut self, tags: u16) -> bool {
+        if self.revoked || self.unused() < u32::from(tags) {
             return false;
         }
-        self.used += u32::from(want);
+        self.used.add(tags.into());
+        debug_assert!(self.used <= self.held, "a lease is not overdrawn");
         true
     }
 
-    /// Whether a `TagWant` must be sent for the head now; from then on one is out.
+    /// Begins a request to the owner; returns false if one is outstanding.
     pub fn begin_request(&mut self) -> bool {
-        !std::mem::replace(&mut self.wanting, true)
+        !std::mem::replace(&mut self.requested, true)
     }
 
-    /// The owner's grant came.
+    /// Adds tags that the owner granted.
     pub fn on_grant(&mut self, count: u16) {
-        assert!(self.wanting, "a grant that nobody wanted");
-        self.wanting = false;
+        assert!(self.requested, "a grant without a request");
+        debug_assert!(count > 0, "a grant has tags");
+        self.requested = false;
         self.revoked = false;
-        self.held += u32::from(count);
+        self.held.add(count.into());
     }
 
-    /// The owner wants them back: returns how many go now.
+    /// Revokes the lease; returns the number of unused tags, which go back now.
     pub fn on_revoke(&mut self) -> u32 {
         self.revoked = true;
-        self.give_back()
+        self.return_unused()
     }
 
-    /// `count` used tags fell free.
+    /// Ends the use of `count` tags.
     pub fn put(&mut self, count: u16) {
-        assert!(u32::from(count) <= self.used, "a leased tag came back twice");
-        self.used -= u32::from(count);
+        assert!(u32::from(count) <= self.used.get(), "a leased tag was put back twice");
+        self.used.sub(count.into());
     }
 
-    /// After `put`s: how many go back because the owner revoked. Asks once a batch.
+    /// Returns the number of tags that go back because the lease is revoked. Called once a batch, after `put`.
     pub fn settle(&mut self) -> u32 {
-        if self.revoked { self.give_back() } else { 0 }
+        if self.revoked { self.return_unused() } else { 0 }
     }
 
-    /// Nothing was used for a while: how many go back.
+    /// Returns the number of tags that go back because none was used for a while.
     pub fn on_idle(&mut self) -> u32 {
-        self.give_back()
+        self.return_unused()
     }
 
-    fn give_back(&mut self) -> u32 {
-        let unused = self.held - self.used;
-        self.held = self.used;
+    fn unused(&self) -> u32 {
+        assert!(self.used <= self.held, "more leased tags are used than held");
+        self.held.get() - self.used.get()
+    }
+
+    fn return_unused(&mut self) -> u32 {
+        let unused = self.unused();
+        self.held.sub(unused);
         unused
     }
 
-    /// Nothing is held or wanted.
+    /// Returns true when no tag is held or requested.
     #[must_use]
     pub fn is_released(&self) -> bool {
-        self.held == 0 && !self.wanting
+        self.held.is_zero() && !self.requested
     }
 
-    /// Tags of the lease.
+    /// Returns the number of tags of the lease.
     #[must_use]
     pub fn held(&self) -> u32 {
-        self.held
+        self.held.get()
     }
 
-    /// Those of them that bios are using.
+    /// Returns the number of tags that bios are using, at most [`Lease::held`].
     #[must_use]
     pub fn used(&self) -> u32 {
-        self.used
+        self.used.get()
     }
 }
 
@@ -96,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_revoked_lease_returns_unused_now_and_used_as_they_fall_free() {
+    fn revoked_lease_returns_unused_tags_now_and_used_ones_later() {
         let mut lease = Lease::default();
         assert!(!lease.try_take(2) && lease.begin_request() && !lease.begin_request());
         lease.on_grant(5);
@@ -105,7 +116,7 @@ mod tests {
         assert!(!lease.try_take(1));
         assert_eq!((lease.held(), lease.used()), (2, 2));
         lease.put(1);
-        assert!(!lease.try_take(1), "it is the owner's again");
+        assert!(!lease.try_take(1), "the tag goes back to the owner");
         assert_eq!(lease.settle(), 1);
         lease.put(1);
         assert_eq!(lease.settle(), 1);
@@ -113,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_after_a_revocation_serves_the_whole_want() {
+    fn grant_after_revocation_serves_whole_request() {
         let mut lease = Lease::default();
         lease.begin_request();
         lease.on_grant(3);
         assert!(!lease.try_take(4) && lease.begin_request());
         assert_eq!(lease.on_revoke(), 3);
-        assert!(!lease.is_released(), "a grant is on its way");
+        assert!(!lease.is_released(), "a request is outstanding");
         lease.on_grant(4);
         assert!(lease.try_take(4));
         lease.put(4);

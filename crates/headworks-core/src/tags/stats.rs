@@ -1,26 +1,26 @@
-//! What a tag policy counts.
+//! Counters of a tag policy.
 
-/// Counts since the policy was put in place; times in nanoseconds.
+/// Counters since the policy was put in place; times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagStats {
-    /// Wishes.
+    /// Requests for tags.
     pub requests: u64,
-    /// Wishes that had to wait.
+    /// Requests that had to wait.
     pub waits: u64,
-    /// Wishes that were granted whole.
+    /// Requests that were granted all their tags.
     pub grants: u64,
-    /// Newcomers for whom tags were free while others waited, and who were not let past them.
+    /// Newcomers that found enough free tags but did not pass the waiters.
     pub barging_prevented: u64,
-    /// Newcomers who took a tag while others waited.
+    /// Newcomers that got tags before a waiter.
     pub barged: u64,
     /// The longest wait that has ended.
     pub longest_wait_ns: u64,
-    /// Times that somebody was woken: a batch of grants (`fair`), a batch of tasks (the baselines).
+    /// Batches of grants to waiters; with old policies, batches of woken tasks.
     pub wakes: u64,
-    /// Those who were woken by them.
+    /// Waiters granted by these batches; with old policies, woken tasks.
     pub woken: u64,
-    /// The most tags that were free while somebody waited (the head gathers its want).
+    /// Most tags that were free while a waiter was short of tags (it gathers them).
     pub idle_max: u32,
-    /// Free tags while somebody waited, times the nanoseconds that lasted.
+    /// Sum over time of the free tags while a waiter was short of tags, in tag-nanoseconds.
     pub idle_tag_ns: u64,
 }

@@ -1,7 +1,7 @@
-//! A gate on the bench: asks go in, grants come out, and a naive model looks on.
+//! A test harness for `FairTags`: requests go in, grants come out, and a naive model checks them.
 //!
-//! The model knows one rule (the lines of a connection are served in order), the sums (what is free and what is held make the
-//! depth), and the limits (asynchronous tags, idle tags). Which connection goes next is for the tests to judge.
+//! The model checks one order (requests of a connection are served in order), conservation (free + held == depth) and the
+//! limits (asynchronous tags, idle tags). Which connection goes next is checked by the tests.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,28 +12,28 @@ use headworks_core::{ExportId, Instant};
 
 pub const KIB: u32 = 1 << 10;
 
-/// An ask of `connection`, by the export 0 unless changed.
+/// Makes a synchronous request of `connection`, for export 0.
 pub fn request(connection: u32, tags: u16, bytes: u32) -> TagRequest {
     let (requester, export) = (Requester::Request(0), ExportId(0));
     TagRequest { requester, tags, bytes, sync: true, connection, export, weight: 100 }
 }
 
-/// The gate and who holds what.
+/// The policy and the requests that hold tags or wait.
 pub struct Gate {
     pub tags: FairTags,
     pub now: u64,
     pub depth: u32,
     async_depth: u32,
-    /// Every ask there was, by its number.
+    /// All requests so far, by number.
     pub requests: Vec<TagRequest>,
-    /// Numbers of those that hold tags, oldest first.
+    /// Numbers of the requests that hold tags, oldest first.
     pub held: VecDeque<usize>,
-    /// The model: who waits in each line, and the same among all, in order.
-    lines: BTreeMap<(u16, u32, bool), VecDeque<usize>>,
+    /// Waiting requests by export, connection and kind, in order of arrival.
+    queues: BTreeMap<(u16, u32, bool), VecDeque<usize>>,
     pub waiting: usize,
-    /// Grants out of line, in order.
+    /// Requests that were granted after they had waited, in order.
     pub granted: Vec<usize>,
-    /// Tags that are held, and their holders: synchronous, asynchronous.
+    /// Tags held and their holders: synchronous, asynchronous.
     taken: [(u32, u32); 2],
 }
 
@@ -47,26 +47,26 @@ impl Gate {
             async_depth,
             requests: Vec::new(),
             held: VecDeque::new(),
-            lines: BTreeMap::new(),
+            queues: BTreeMap::new(),
             waiting: 0,
             granted: Vec::new(),
             taken: [(0, 0); 2],
         }
     }
 
-    /// Tags that only light flows may use.
+    /// Returns the tags that only light flows may use.
     pub fn reserve(&self) -> u32 {
         self.depth / 16
     }
 
-    /// A batch of asks, then all grants. Returns the number of the first.
+    /// Submits a batch and takes all grants. Returns the number of the first request.
     pub fn batch(&mut self, requests: &[TagRequest]) -> usize {
         let first = self.put_in(requests);
         self.grants(ByteBudget::Available);
         first
     }
 
-    /// A batch of asks; the grants are for later.
+    /// Submits a batch without taking grants.
     pub fn put_in(&mut self, requests: &[TagRequest]) -> usize {
         let first = self.requests.len();
         let named = |(n, request): (usize, &TagRequest)| TagRequest {
@@ -76,14 +76,14 @@ impl Gate {
         self.requests.extend(requests.iter().enumerate().map(named));
         let before = self.waiting;
         let at_once = self.tags.request(Instant(self.now), &self.requests[first..], usize::MAX);
-        assert!(at_once == 0 || before == 0, "nobody passes those who wait");
+        assert!(at_once == 0 || before == 0, "a newcomer passes no waiter");
         for number in first..self.requests.len() {
             if number < first + at_once {
                 self.hold(number);
             } else {
                 let request = self.requests[number];
                 let line = (request.export.0, request.connection, request.sync);
-                self.lines.entry(line).or_default().push_back(number);
+                self.queues.entry(line).or_default().push_back(number);
                 self.waiting += 1;
             }
         }
@@ -94,19 +94,19 @@ impl Gate {
         self.batch(&[request])
     }
 
-    /// Whether that ask holds its tags now.
+    /// Returns whether a request holds its tags.
     pub fn holds(&self, number: usize) -> bool {
         self.held.contains(&number)
     }
 
-    /// The device is done with what is at `at` of those that hold tags; then all grants. Returns which ask it was.
+    /// Completes the request at position `at` of `held` and takes all grants. Returns its number.
     pub fn done(&mut self, at: usize) -> usize {
         let number = self.give_back(at);
         self.grants(ByteBudget::Available);
         number
     }
 
-    /// The same; returns the ask.
+    /// Completes a request like [`Gate::done`] and returns it.
     pub fn finish(&mut self, at: usize) -> TagRequest {
         let number = self.done(at);
         self.requests[number]
@@ -119,9 +119,9 @@ impl Gate {
         self.held.push_back(number);
     }
 
-    /// Tags come back; the grants are for later.
+    /// Returns the tags of a request without taking grants.
     pub fn give_back(&mut self, at: usize) -> usize {
-        let number = self.held.remove(at).expect("somebody holds tags");
+        let number = self.held.remove(at).expect("a request holds tags");
         let TagRequest { tags: want, sync, .. } = self.requests[number];
         let count = u32::from(want);
         let asyncs = if sync { 0 } else { count };
@@ -131,34 +131,39 @@ impl Gate {
         number
     }
 
-    /// Takes grants until there is none, and looks whether they may be.
-    pub fn grants(&mut self, room: ByteBudget) {
-        while let Some(Grant { requester, tags }) = self.tags.next_grant(Instant(self.now), room) {
+    /// Takes and checks all grants.
+    pub fn grants(&mut self, budget: ByteBudget) {
+        while let Some(Grant { requester, tags }) = self.tags.next_grant(Instant(self.now), budget)
+        {
             let Requester::Request(number) = requester else {
-                panic!("no shard asked");
+                panic!("no shard requested tags");
             };
             let request = self.requests[number as usize];
-            assert_eq!(tags, request.tags, "wants are served whole");
-            if room == ByteBudget::LightOnly {
+            assert_eq!(tags, request.tags, "requests are granted whole");
+            if budget == ByteBudget::LightOnly {
                 assert!(request.tags == 1 && request.bytes <= 64 * KIB, "{request:?} is not light");
             }
-            let line = self.lines.get_mut(&(request.export.0, request.connection, request.sync));
-            let first = line.expect("it waited").pop_front();
-            assert_eq!(first, Some(number as usize), "the lines of a connection go in order");
+            let line = self.queues.get_mut(&(request.export.0, request.connection, request.sync));
+            let first = line.expect("the request waited").pop_front();
+            assert_eq!(
+                first,
+                Some(number as usize),
+                "requests of a connection are granted in order"
+            );
             self.waiting -= 1;
             self.hold(number as usize);
             self.granted.push(number as usize);
         }
-        self.check(room);
+        self.check(budget);
     }
 
-    fn check(&self, room: ByteBudget) {
+    fn check(&self, budget: ByteBudget) {
         let [(syncs, _), (asyncs, async_holders)] = self.taken;
         assert_eq!(self.tags.free() + syncs + asyncs, self.depth, "tags are conserved");
         assert_eq!(self.tags.waiters() as usize, self.waiting);
         let within = asyncs <= self.async_depth || async_holders == 1;
         assert!(within, "{asyncs} asynchronous tags");
-        let served = self.waiting == 0 || !self.held.is_empty() || room == ByteBudget::LightOnly;
-        assert!(served, "somebody waits and nobody holds");
+        let served = self.waiting == 0 || !self.held.is_empty() || budget == ByteBudget::LightOnly;
+        assert!(served, "a request waits and none holds tags");
     }
 }

@@ -1,7 +1,7 @@
-//! Nothing stops: for every depth, whatever is asked and in whatever order it comes back.
+//! Liveness: every request is granted, at every depth and in every order of completions.
 //!
-//! After every batch the gate's model looks (see [`Gate`]): conservation, order, limits, and never "somebody waits, nothing
-//! is held, nothing is granted". Here are the crowds that it looks at.
+//! After every batch the model of [`Gate`] checks conservation, order and limits, and that no request waits while none holds
+//! tags.
 
 use headworks_core::prng::Prng;
 use headworks_core::tags::{
@@ -11,8 +11,8 @@ use headworks_core::{ExportId, Instant};
 
 use crate::gate::{Gate, KIB, request};
 
-/// A crowd drawn from a seed: how many connections and exports, how large their wishes.
-struct Crowd {
+/// A workload drawn from a seed: number of connections and exports, size of requests.
+struct Workload {
     prng: Prng,
     connections: u64,
     exports: u64,
@@ -21,7 +21,7 @@ struct Crowd {
     large: u32,
 }
 
-impl Crowd {
+impl Workload {
     fn new(depth: u32, mut prng: Prng) -> Self {
         Self {
             connections: 1 << prng.below(6),
@@ -52,12 +52,13 @@ fn fuzz(depth: u32, seed: u64, steps: u32) {
     let mut prng = Prng::new(seed << 16 | u64::from(depth));
     let async_depth = if prng.below(2) == 0 { depth } else { prng.between(1, depth.into()) as u32 };
     let mut gate = Gate::new(depth, async_depth);
-    let mut crowd = Crowd::new(depth, prng.split("crowd"));
+    let mut workload = Workload::new(depth, prng.split("crowd"));
     let waiting_max = 4 + prng.below(200) as usize;
     for _ in 0..steps {
         gate.now += prng.below(1000);
         if prng.below(2) == 0 && gate.waiting < waiting_max {
-            let batch: Vec<TagRequest> = (0..prng.between(1, 8)).map(|_| crowd.request()).collect();
+            let batch: Vec<TagRequest> =
+                (0..prng.between(1, 8)).map(|_| workload.request()).collect();
             gate.batch(&batch);
         } else if !gate.held.is_empty() {
             for _ in 0..prng.between(1, 1 + depth as u64 / 8).min(gate.held.len() as u64) {
@@ -80,9 +81,9 @@ fn fuzz(depth: u32, seed: u64, steps: u32) {
 }
 
 #[test]
-fn everybody_is_served_at_every_depth() {
+fn every_request_is_granted_at_every_depth() {
     for depth in 1..=1024 {
-        // A debug build looks at every depth, too, but not for as long.
+        // A debug build tests every depth as well, but for fewer steps.
         let (steps, seeds) = if cfg!(debug_assertions) { (100, 2) } else { (400, 10) };
         let seeds = if depth <= 64 { 4 * seeds } else { seeds };
         (0..seeds).for_each(|seed| fuzz(depth, seed, steps));
@@ -90,9 +91,9 @@ fn everybody_is_served_at_every_depth() {
 }
 
 #[test]
-fn a_wait_is_bounded_in_bytes_that_others_get() {
-    // 12 equal connections, each with 4 asks of at most 1 MiB all the time: what is before a ticket is 4 MiB of its own, 32
-    // turns, and in each the others get a quantum. One may have saved up 1 MiB, and one is in advance.
+fn wait_is_bounded_in_bytes_granted_to_others() {
+    // 12 equal connections, each with 4 requests of at most 1 MiB outstanding: before a waiter are 4 MiB of its own, 32 turns, and
+    // in each the others get a quantum. Another connection may have saved up 1 MiB, and one is in advance.
     let bound = 33 * 11 * 128 * u64::from(KIB) + 11 * 2 * 1024 * u64::from(KIB);
     for depth in [1, 2, 7, 16, 62, 64] {
         for seed in 0..4 {
@@ -103,7 +104,7 @@ fn a_wait_is_bounded_in_bytes_that_others_get() {
                 let bytes = (4 * KIB) << prng.below(9);
                 request(n, prng.between(1, wants) as u16, bytes)
             };
-            // Bytes granted to all when each ask was put.
+            // Bytes granted to all when each request was submitted.
             let (mut granted, mut seen, mut at) = (0_u64, 0, Vec::new());
             for n in 0..48 {
                 gate.submit(next(n % 12));
@@ -124,14 +125,14 @@ fn a_wait_is_bounded_in_bytes_that_others_get() {
     }
 }
 
-/// Which of those that hold tags is done next: not always the oldest.
+/// Selects the next completion: not always the oldest request.
 fn prng_at(gate: &Gate, seed: u64) -> usize {
     Prng::new(seed + gate.requests.len() as u64).below(gate.held.len() as u64) as usize
 }
 
 #[test]
-fn two_hundred_fifty_six_pieces_on_sixty_two_tags() {
-    // Its want is what the policy says for 256 pieces; the rest of them go on its tags, one after the other.
+fn request_of_256_pieces_is_served_on_62_tags() {
+    // The policy grants 31 tags for 256 pieces; the pieces use them one after the other.
     let mut gate = Gate::new(62, 62);
     let want = gate.tags.tags_for(256);
     assert_eq!(want, 31);
@@ -144,19 +145,19 @@ fn two_hundred_fifty_six_pieces_on_sixty_two_tags() {
             gate.submit(request(1, 1, 128 * KIB));
         }
         steps += 1;
-        assert!(steps < 5_000, "256 turns of 128 KiB each, beside one who takes turns");
+        assert!(steps < 5_000, "256 turns of 128 KiB each, beside a connection that takes turns");
     }
 }
 
 #[test]
-fn light_writes_do_not_use_up_the_limit_that_a_write_gathers_in() {
+fn light_writes_do_not_use_up_async_limit_of_gathering_write() {
     for room in [ByteBudget::Available, ByteBudget::LightOnly] {
         let mut tags = FairTags::new(TagOptions { depth: 32, async_depth: 4, waiters_max: 64 });
         let write =
             |connection, want| TagRequest { sync: false, ..request(connection, want, 4 * KIB) };
         assert_eq!(tags.request(Instant(0), &[request(1, 1, 4 * KIB); 27], 27), 27);
         assert_eq!(tags.request(Instant(0), &[write(2, 4)], 1), 0);
-        assert_eq!(tags.next_grant(Instant(0), ByteBudget::Available), None, "it gathers");
+        assert_eq!(tags.next_grant(Instant(0), ByteBudget::Available), None, "the head gathers");
         tags.request(Instant(0), &[write(3, 1)], 1);
         assert_eq!(tags.next_grant(Instant(0), room), None, "{room:?}");
         tags.put(Instant(0), ReturnedTags { count: 1, asyncs: 0 });

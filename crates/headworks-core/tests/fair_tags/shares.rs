@@ -1,4 +1,4 @@
-//! What each gets of a device that all always want.
+//! Shares of a saturated device.
 
 use headworks_core::ExportId;
 use headworks_core::prng::Prng;
@@ -6,7 +6,7 @@ use headworks_core::tags::TagRequest;
 
 use crate::gate::{Gate, KIB, request};
 
-/// Everybody keeps a number of asks waiting; the oldest that holds tags is done. Bytes done, by `key`.
+/// Completes the oldest request and submits another one, `steps` times. Returns the bytes completed, by `key`.
 fn run(
     gate: &mut Gate,
     steps: usize,
@@ -29,25 +29,25 @@ fn jain(bytes: &[f64]) -> f64 {
     sum * sum / (bytes.len() as f64 * squares)
 }
 
-/// 4 KiB to 1 MiB; over 256 KiB they are split.
+/// Sets the size: 4 KiB to 1 MiB; requests over 256 KiB are split.
 fn sized(from: TagRequest, size: u32) -> TagRequest {
     let bytes = (4 * KIB) << (size % 9);
     TagRequest { bytes, tags: bytes.div_ceil(256 * KIB) as u16, ..from }
 }
 
 #[test]
-fn equal_connections_get_equal_bytes_whatever_their_sizes() {
+fn equal_connections_get_equal_bytes_with_any_sizes() {
     for (flows, steps) in [(2, 20_000), (8, 40_000), (512, 200_000)] {
         for depth in [62, 64, 256] {
             let mut gate = Gate::new(depth, depth);
-            // Half of them keep to a size of their own, the others mix.
+            // Half of the connections have a fixed size each, the others mix sizes.
             let mut prng = Prng::new(u64::from(flows));
             let mut next = |n: u32| {
                 let size = if n.is_multiple_of(2) { n / 2 } else { prng.below(9) as u32 };
                 sized(request(n, 1, 0), size)
             };
             for n in 0..flows {
-                // Small ones need more of them to be always waiting.
+                // Connections with small requests need more of them to be always waiting.
                 let many = if next(n).bytes < 64 * KIB { 300 } else { 40 };
                 let many = if flows > 100 { many / 10 } else { many };
                 let requests: Vec<TagRequest> = (0..many).map(|_| next(n)).collect();
@@ -63,7 +63,7 @@ fn equal_connections_get_equal_bytes_whatever_their_sizes() {
 }
 
 #[test]
-fn exports_get_bytes_by_weight_however_many_connections_they_have() {
+fn exports_get_bytes_by_weight_with_any_connections() {
     for (weights, connections) in [
         ([100, 200, 400], [4, 4, 4]),
         ([100, 200, 400], [40, 5, 1]),
@@ -94,8 +94,8 @@ fn exports_get_bytes_by_weight_however_many_connections_they_have() {
 }
 
 #[test]
-fn light_connections_pay_from_their_export() {
-    // Export 1 has 64 connections that come with one small request at a time; export 0 one that always waits. Equal weights.
+fn light_connections_are_charged_to_their_export() {
+    // Export 1 has 64 connections with one small request at a time; export 0 has one that always waits. Equal weights.
     let mut gate = Gate::new(8, 8);
     gate.batch(&[request(0, 1, 128 * KIB); 16]);
     let light = |n: u32| TagRequest { export: ExportId(1), ..request(n, 1, 16 * KIB) };
@@ -106,7 +106,7 @@ fn light_connections_pay_from_their_export() {
 }
 
 #[test]
-fn a_weight_that_changes_counts_from_the_next_ask() {
+fn changed_weight_applies_from_next_request() {
     let mut gate = Gate::new(8, 8);
     let of = |export: u16, weight| TagRequest {
         export: ExportId(export),

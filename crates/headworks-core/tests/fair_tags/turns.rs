@@ -1,11 +1,11 @@
-//! Who goes next: order, gathering, the reserve, light flows, the asynchronous limit.
+//! Order of grants: turns, gathering, the reserve, light flows, the asynchronous limit.
 
 use headworks_core::ExportId;
 use headworks_core::tags::{ByteBudget, TagOwner, TagRequest};
 
 use crate::gate::{Gate, KIB, request};
 
-/// Fills the gate with wants of 1 that connection 9 asks for and gets.
+/// Creates a gate whose tags, but for the reserve, connection 9 holds one by one.
 fn filled(depth: u32, async_depth: u32) -> Gate {
     let mut gate = Gate::new(depth, async_depth);
     let usable = depth - gate.reserve();
@@ -14,28 +14,28 @@ fn filled(depth: u32, async_depth: u32) -> Gate {
     gate
 }
 
-/// The connections of the asks that were granted out of line, in order.
+/// Returns the connections of the requests that were granted after waiting, in order.
 fn order(gate: &Gate) -> Vec<u32> {
     gate.granted.iter().map(|&number| gate.requests[number].connection).collect()
 }
 
 #[test]
-fn an_ask_that_finds_nobody_is_granted_at_once_and_leaves_the_reserve() {
+fn request_without_waiters_is_granted_but_leaves_reserve() {
     let mut gate = Gate::new(32, 32);
     gate.batch(&[request(1, 16, 512 * KIB), request(1, 14, 512 * KIB), request(1, 1, 512 * KIB)]);
-    assert_eq!((gate.held.len(), gate.tags.free()), (2, 2), "two of 32 are kept");
-    // As a light one the same connection would get it; it has one waiting already.
+    assert_eq!((gate.held.len(), gate.tags.free()), (2, 2), "two of 32 are reserved");
+    // Its connection has a waiter already, so the request is not that of a new flow.
     gate.submit(request(1, 1, 4 * KIB));
     assert_eq!(gate.held.len(), 2);
     gate.submit(request(2, 1, 4 * KIB));
-    assert_eq!(gate.held.len(), 3, "a new flow's small wish is what they are kept for");
+    assert_eq!(gate.held.len(), 3, "the reserve is for small requests of new flows");
     assert_eq!(Gate::new(15, 15).reserve(), 0);
 }
 
 #[test]
-fn equal_connections_take_turns_by_bytes_not_by_requests() {
+fn equal_connections_take_turns_by_bytes() {
     let mut gate = filled(8, 8);
-    // What comes first of each is new; then it is 128 KiB a turn.
+    // The first request of each is that of a new flow; then a turn is 128 KiB.
     gate.batch(&[request(1, 1, 128 * KIB); 6]);
     gate.batch(&vec![request(2, 1, 64 * KIB); 12]);
     (0..18).for_each(|_| _ = gate.done(0));
@@ -43,10 +43,10 @@ fn equal_connections_take_turns_by_bytes_not_by_requests() {
 }
 
 #[test]
-fn the_head_gathers_its_whole_want_and_only_the_reserve_passes_it() {
+fn gathering_head_is_passed_by_reserve_only() {
     let mut gate = filled(64, 64);
     let large = gate.submit(request(1, 32, 4096 * KIB));
-    // Heavier ones come after it, and light ones that all could use what falls free.
+    // Heavy and light requests arrive later, and all could use the returned tags.
     let later: Vec<TagRequest> = (0..20).map(|n| request(20 + n, 4, 512 * KIB)).collect();
     gate.batch(&later);
     let (mut passed, mut most_idle) = (0, 0);
@@ -65,7 +65,7 @@ fn the_head_gathers_its_whole_want_and_only_the_reserve_passes_it() {
 }
 
 #[test]
-fn nobody_passes_who_gathers_where_there_is_no_reserve() {
+fn gathering_head_is_not_passed_without_reserve() {
     let mut gate = filled(8, 8);
     let large = gate.submit(request(1, 4, 512 * KIB));
     gate.done(0);
@@ -89,7 +89,7 @@ fn nobody_passes_who_gathers_where_there_is_no_reserve() {
 }
 
 #[test]
-fn a_light_flow_beside_heavy_ones_waits_for_one_completion_at_most() {
+fn light_flow_waits_for_at_most_one_completion() {
     for (depth, exports, want) in [(4, 1, 1), (64, 1, 1), (64, 8, 1), (64, 1, 16), (256, 8, 32)] {
         let mut gate = Gate::new(depth, depth);
         let export = |n: u32| ExportId((n % exports) as u16);
@@ -120,8 +120,8 @@ fn a_light_flow_beside_heavy_ones_waits_for_one_completion_at_most() {
 }
 
 #[test]
-fn light_flows_do_not_starve_a_heavy_one() {
-    // 300 connections with one small request at a time, always; any two of them could keep the device busy.
+fn light_flows_do_not_starve_heavy_flow() {
+    // 300 connections with one small request at a time; any two of them could keep the device busy.
     for exports in [1, 2] {
         let mut gate = Gate::new(4, 4);
         let light = |n: u32| TagRequest {
@@ -138,14 +138,14 @@ fn light_flows_do_not_starve_a_heavy_one() {
             all_bytes += u64::from(done.bytes);
             heavy_bytes += if done.connection == 1000 { u64::from(done.bytes) } else { 0 };
         }
-        // One of 301 connections, or one export of two beside 150 others of its own.
+        // One of 301 connections, or one of 151 of its export.
         let fair = all_bytes / 301;
         assert!(heavy_bytes >= fair * 9 / 10, "{heavy_bytes} of {all_bytes}");
     }
 }
 
 #[test]
-fn connections_that_come_once_do_not_starve_those_that_stay() {
+fn one_time_connections_do_not_starve_persistent_ones() {
     let mut gate = Gate::new(4, 4);
     gate.batch(&[request(0, 1, 128 * KIB); 8]);
     let (mut stays, mut fresh) = (0, 1);
@@ -160,13 +160,13 @@ fn connections_that_come_once_do_not_starve_those_that_stay() {
             fresh += 1;
         }
     }
-    // One of a hundred that wait, and its requests are twice as large: 100. A quarter of the others go in their turns, the
-    // rest in advance; an export's advance is bounded, else this one would not get anything.
+    // One of 100 that wait, with requests of twice the size: 100 would be fair. A quarter of the others go in their turns, the
+    // rest in advance; an export's advance is bounded, otherwise this connection would starve.
     assert!(stays >= 15, "{stays} of 20000 requests");
 }
 
 #[test]
-fn only_light_wishes_go_when_bytes_are_short() {
+fn only_light_requests_go_while_byte_budget_is_used_up() {
     let mut gate = filled(32, 32);
     gate.put_in(&[
         request(1, 1, 128 * KIB),
@@ -176,17 +176,17 @@ fn only_light_wishes_go_when_bytes_are_short() {
     gate.put_in(&[request(4, 1, 64 * KIB); 3]);
     (0..8).for_each(|_| _ = gate.give_back(0));
     gate.grants(ByteBudget::LightOnly);
-    assert_eq!(order(&gate), [4, 4], "a connection is light for a quantum");
+    assert_eq!(order(&gate), [4, 4], "a flow may advance by a quantum");
     gate.put_in(&[request(5, 1, 64 * KIB), request(6, 1, 64 * KIB)]);
     gate.grants(ByteBudget::LightOnly);
-    assert_eq!(order(&gate), [4, 4, 5], "and so is its export, but for one request");
+    assert_eq!(order(&gate), [4, 4, 5], "and its export by one request more");
     gate.grants(ByteBudget::Available);
-    assert_eq!(gate.tags.free(), 2, "whom bytes held back goes when there is room again");
-    assert_eq!(gate.tags.stats().idle_max, 2, "tags that wait for bytes are not counted as idle");
+    assert_eq!(gate.tags.free(), 2, "held requests go when the budget allows");
+    assert_eq!(gate.tags.stats().idle_max, 2, "tags are not idle while bytes are short");
 }
 
 #[test]
-fn asynchronous_ones_are_held_to_their_depth_and_a_read_goes_at_once() {
+fn async_depth_limits_writes_and_reads_go_at_once() {
     for depth in [2, 3, 8, 16, 31, 62, 64, 256, 1024] {
         for async_depth in [1, depth / 4, depth / 2, depth - 1] {
             let mut gate = Gate::new(depth, async_depth.max(1));
@@ -199,22 +199,22 @@ fn asynchronous_ones_are_held_to_their_depth_and_a_read_goes_at_once() {
             gate.batch(&(0..2 * depth).map(write).collect::<Vec<_>>());
             assert!(gate.waiting > 0, "depth {depth}, async {async_depth}");
             for n in 0..300 {
-                // A read of one of the writers' connections or of its own, whatever its size.
+                // A read of a writer's connection or of another one, of any size.
                 let read = gate.submit(request(n % 9, 1, (1 + n % 300) * KIB));
-                assert!(gate.holds(read), "depth {depth}, async {async_depth}: read {n} sleeps");
+                assert!(gate.holds(read), "depth {depth}, async {async_depth}: read {n} waits");
                 let at = gate.held.iter().position(|&number| number == read).unwrap();
                 gate.done(at);
                 gate.done(0);
                 gate.submit(write(n));
             }
-            assert!(!gate.held.is_empty(), "writes go on");
+            assert!(!gate.held.is_empty(), "writes are served as well");
         }
     }
 }
 
 #[test]
-fn the_asynchronous_limit_is_shared_by_turns() {
-    // Each connection reads and writes; a busy reader's writes get their part beside those who only write.
+fn async_limit_is_shared_by_turns() {
+    // Some connections read and write, others only write; all get their share of writes.
     let mut gate = Gate::new(16, 2);
     let write = |n: u32| TagRequest { sync: false, ..request(n, 1, 32 * KIB) };
     for n in 0..6 {
@@ -233,8 +233,8 @@ fn the_asynchronous_limit_is_shared_by_turns() {
 }
 
 #[test]
-#[should_panic(expected = "a tag came back twice")]
-fn a_tag_that_comes_back_twice_is_our_bug() {
+#[should_panic(expected = "a tag was put back twice")]
+fn second_put_of_tag_panics() {
     let mut gate = Gate::new(4, 4);
     gate.submit(request(1, 1, 4 * KIB));
     gate.held.push_back(0);

@@ -1,176 +1,186 @@
-//! One level of deficit round robin: who shares something stands in a ring, and each turn brings a quantum.
+//! One level of deficit round robin: nodes with shares take turns, and each turn adds a quantum to the node's deficit.
 //!
 //! ```text
-//!   head -> [ turn, deficit covers the cost: served, stays ]
-//!           [ turn, it does not:  turn over, to the back   ]    the deficit is kept: what is dear is saved up for
-//!           [ empty: the quantum repays an advance; none left: forgotten ]
+//!   front -> [ its turn, deficit covers the cost: served, stays at the front ]
+//!            [ its turn, deficit does not:        turn ends, to the back     ]    the deficit is kept, to save up for the cost
+//!            [ idle: the quantum repays an advance; no debt left: removed    ]
 //! ```
 //!
-//! A turn's quantum is given once, so looking who is next may be repeated. If a whole pass serves nobody, the least number of
-//! rounds after which somebody can be served is added at once (a 32 MiB request of a share with weight 1 needs 25,600).
+//! The quantum of a turn is added once, so the search may be repeated. If no node can be served in a whole round, the least
+//! number of rounds after which one can is added at once (a 32 MiB request of a share with weight 1 needs 25,600).
 //!
-//! Invariants: who rests has no deficit, at most a debt; a debt is an advance, never more than the caller allows; every
-//! sharer with something to serve is served after finitely many turns of the others.
+//! Invariants: a node in a ring is linked, and `len` counts them; an idle node's deficit is at most 0, and below 0 by no more
+//! than the advance that the caller allowed; a node with requests is served after finitely many turns of the others.
 
 use super::pool::Pool;
-use crate::slab::NIL;
+use crate::gauge::Gauge32;
+use crate::list::{Link, Linked, List};
 
-/// A sharer's account and place.
+/// The share of a node: its deficit, quantum and place in the ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Share {
-    /// Bytes that it may still spend in its turn; below 0: what it spent in advance.
+    /// Bytes that the node may still spend in its turn; below 0 the bytes it spent in advance.
     pub deficit: i64,
+    /// Bytes that a turn adds, above 0.
     pub quantum: i64,
-    /// Its turn has begun and is not over.
-    turn: bool,
-    prev: u32,
-    next: u32,
+    /// The node's turn has begun and not ended.
+    in_turn: bool,
+    link: Link,
 }
 
 impl Share {
+    /// Creates a share without deficit, in no ring.
     pub fn new(quantum: i64) -> Self {
-        Self { deficit: 0, quantum, turn: false, prev: NIL, next: NIL }
+        debug_assert!(quantum > 0, "a turn adds something");
+        Self { deficit: 0, quantum, in_turn: false, link: Link::UNLINKED }
     }
 }
 
-/// What has a share.
-pub(super) trait Sharer {
-    fn share(&mut self) -> &mut Share;
+/// A node of a ring: anything that has a share.
+pub(super) trait ShareNode {
+    /// Returns the node's share.
+    fn share(&self) -> &Share;
+    /// Returns the node's share, to change it.
+    fn share_mut(&mut self) -> &mut Share;
 }
 
-/// What a sharer has to serve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
-    /// Nothing.
-    Empty,
-    /// Something that costs so many bytes.
-    Wants(i64),
-}
-
-/// The sharers in the order of their turns.
+/// The kind of list that a ring is.
 #[derive(Debug)]
-pub(super) struct Ring {
-    head: u32,
-    tail: u32,
-    len: u32,
+pub(super) enum TurnLink {}
+
+impl<T: ShareNode> Linked<TurnLink> for T {
+    fn link(&self) -> &Link {
+        &self.share().link
+    }
+
+    fn link_mut(&mut self) -> &mut Link {
+        &mut self.share_mut().link
+    }
 }
 
-impl Ring {
+/// Nodes in the order of their turns.
+#[derive(Debug, Default)]
+pub(super) struct DrrRing {
+    list: List<TurnLink>,
+    len: Gauge32,
+}
+
+impl DrrRing {
+    /// Creates an empty ring.
     pub const fn new() -> Self {
-        Self { head: NIL, tail: NIL, len: 0 }
+        Self { list: List::new(), len: Gauge32::new(0) }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Returns true when no node is in the ring.
+    pub const fn is_empty(&self) -> bool {
+        self.list.is_empty()
     }
 
-    pub fn push<T: Sharer>(&mut self, pool: &mut Pool<T>, id: u32) {
-        let tail = self.tail;
-        let share = pool[id].share();
-        (share.prev, share.next, share.turn) = (tail, NIL, false);
-        match tail {
-            NIL => self.head = id,
-            tail => pool[tail].share().next = id,
-        }
-        self.tail = id;
-        self.len += 1;
+    /// Adds a node at the back; its turn has not begun.
+    pub fn push<T: ShareNode>(&mut self, pool: &mut Pool<T>, id: u32) {
+        pool[id].share_mut().in_turn = false;
+        self.list.push_back(pool, id);
+        self.len.add(1);
     }
 
-    pub fn remove<T: Sharer>(&mut self, pool: &mut Pool<T>, id: u32) {
-        let &mut Share { prev, next, .. } = pool[id].share();
-        match prev {
-            NIL => self.head = next,
-            _ => pool[prev].share().next = next,
-        }
-        match next {
-            NIL => self.tail = prev,
-            _ => pool[next].share().prev = prev,
-        }
-        self.len -= 1;
+    /// Removes a node.
+    pub fn remove<T: ShareNode>(&mut self, pool: &mut Pool<T>, id: u32) {
+        self.list.remove(pool, id);
+        self.len.sub(1);
+        debug_assert!(self.list.is_empty() == self.len.is_zero(), "the length is that of the list");
     }
 
-    pub fn pop<T: Sharer>(&mut self, pool: &mut Pool<T>) -> Option<u32> {
-        let id = self.head;
-        (id != NIL).then(|| {
-            self.remove(pool, id);
-            id
-        })
+    /// Removes and returns the first node.
+    pub fn pop<T: ShareNode>(&mut self, pool: &mut Pool<T>) -> Option<u32> {
+        let id = self.list.front()?;
+        self.remove(pool, id);
+        Some(id)
     }
 
-    /// It has nothing left to serve: a turn is over, and no deficit is kept.
-    pub fn rest<T: Sharer>(&mut self, pool: &mut Pool<T>, id: u32) {
-        let share = pool[id].share();
+    /// Ends the turn of a node that has become idle; it keeps a debt, but no deficit.
+    pub fn rest<T: ShareNode>(&mut self, pool: &mut Pool<T>, id: u32) {
+        let share = pool[id].share_mut();
+        debug_assert!(share.link.is_linked(), "node {id} is in the ring");
         share.deficit = share.deficit.min(0);
-        if share.turn {
-            self.give_way(pool, id);
+        if share.in_turn {
+            self.end_turn(pool, id);
         }
     }
 
-    fn give_way<T: Sharer>(&mut self, pool: &mut Pool<T>, id: u32) {
+    fn end_turn<T: ShareNode>(&mut self, pool: &mut Pool<T>, id: u32) {
         self.remove(pool, id);
         self.push(pool, id);
     }
 
-    /// Whose turn it is. Those who were empty when their turn came, and owe nothing, go to `gone`.
-    pub fn next_turn<T: Sharer>(
+    /// Returns the node whose turn it is. `cost` returns the bytes of a node's first request; `None` if it is idle. Idle nodes
+    /// without debt whose turn has come are moved to `gone`.
+    pub fn next_turn<T: ShareNode>(
         &mut self,
         pool: &mut Pool<T>,
-        gone: &mut Ring,
-        mut look: impl FnMut(&mut T) -> Look,
+        gone: &mut DrrRing,
+        mut cost: impl FnMut(&mut T) -> Option<i64>,
     ) -> Option<u32> {
         loop {
             let mut missing = i64::MAX;
-            let mut id = self.head;
-            for _ in 0..self.len {
-                let seen = look(&mut pool[id]);
-                let next = pool[id].share().next;
-                match seen {
-                    Look::Empty => self.pass_empty(pool, gone, id),
-                    Look::Wants(cost) => match begin_turn(pool[id].share(), cost) {
+            let mut next = self.list.front();
+            for _ in 0..self.len.get() {
+                let id = next.expect("the list has as many nodes as it counts");
+                next = self.list.next(pool, id);
+                match cost(&mut pool[id]) {
+                    None => self.repay(pool, gone, id),
+                    Some(cost) => match begin_turn(pool[id].share_mut(), cost) {
                         0 => return Some(id),
                         rounds => {
                             missing = missing.min(rounds);
-                            self.give_way(pool, id);
+                            self.end_turn(pool, id);
                         }
                     },
                 }
-                id = next;
             }
             if missing == i64::MAX {
                 return None;
             }
-            self.skip_rounds(pool, missing - 1, &mut look);
+            self.skip_rounds(pool, missing - 1, &mut cost);
         }
     }
 
-    fn pass_empty<T: Sharer>(&mut self, pool: &mut Pool<T>, gone: &mut Ring, id: u32) {
-        let share = pool[id].share();
+    /// Spends an idle node's turn: the quantum repays debt, and a node without debt leaves.
+    fn repay<T: ShareNode>(&mut self, pool: &mut Pool<T>, gone: &mut DrrRing, id: u32) {
+        let share = pool[id].share_mut();
+        debug_assert!(share.deficit <= 0 && !share.in_turn, "an idle node has no deficit");
         share.deficit += share.quantum;
-        let debt = share.deficit < 0;
+        let in_debt = share.deficit < 0;
         self.remove(pool, id);
-        if debt { self.push(pool, id) } else { gone.push(pool, id) }
+        if in_debt { self.push(pool, id) } else { gone.push(pool, id) }
     }
 
-    fn skip_rounds<T: Sharer>(
+    /// Adds the quanta of `rounds` whole rounds to the nodes that are not idle.
+    fn skip_rounds<T: ShareNode>(
         &mut self,
         pool: &mut Pool<T>,
         rounds: i64,
-        look: &mut impl FnMut(&mut T) -> Look,
+        cost: &mut impl FnMut(&mut T) -> Option<i64>,
     ) {
-        let mut id = self.head;
-        while rounds > 0 && id != NIL {
-            let wants = matches!(look(&mut pool[id]), Look::Wants(_));
-            let share = pool[id].share();
-            share.deficit += if wants { rounds * share.quantum } else { 0 };
-            id = share.next;
+        debug_assert!(rounds >= 0, "rounds are not taken back");
+        if rounds == 0 {
+            return;
+        }
+        let mut next = self.list.front();
+        while let Some(id) = next {
+            if cost(&mut pool[id]).is_some() {
+                let share = pool[id].share_mut();
+                share.deficit += rounds * share.quantum;
+            }
+            next = self.list.next(pool, id);
         }
     }
 }
 
-/// Begins a turn, or goes on with it; how many more it would need for `cost`.
+/// Begins or continues a turn; returns how many more turns the node needs for `cost`, 0 if it can be served.
 fn begin_turn(share: &mut Share, cost: i64) -> i64 {
-    if !share.turn {
-        share.turn = true;
+    debug_assert!(cost > 0 && share.quantum > 0, "every request costs something");
+    if !share.in_turn {
+        share.in_turn = true;
         share.deficit += share.quantum;
     }
     let missing = (cost - share.deficit).max(0);
@@ -181,39 +191,41 @@ fn begin_turn(share: &mut Share, cost: i64) -> i64 {
 mod tests {
     use super::*;
 
-    struct Party {
+    struct Member {
         share: Share,
         costs: Vec<i64>,
     }
 
-    impl Sharer for Party {
-        fn share(&mut self) -> &mut Share {
+    impl ShareNode for Member {
+        fn share(&self) -> &Share {
+            &self.share
+        }
+
+        fn share_mut(&mut self) -> &mut Share {
             &mut self.share
         }
     }
 
-    /// Parties with quanta of 100 and what they want to serve.
-    fn parties(costs: &[&[i64]]) -> (Ring, Pool<Party>) {
-        let (mut ring, mut pool) = (Ring::new(), Pool::new(costs.len()));
+    /// Creates members with quanta of 100 and requests of the given costs.
+    fn members(costs: &[&[i64]]) -> (DrrRing, Pool<Member>) {
+        let (mut ring, mut pool) = (DrrRing::new(), Pool::new(costs.len()));
         for costs in costs {
-            let id = pool.take(Party { share: Share::new(100), costs: costs.to_vec() });
+            let id = pool.take(Member { share: Share::new(100), costs: costs.to_vec() });
             ring.push(&mut pool, id);
         }
         (ring, pool)
     }
 
-    fn next(ring: &mut Ring, pool: &mut Pool<Party>, gone: &mut Ring) -> Option<u32> {
-        ring.next_turn(pool, gone, |party| {
-            party.costs.first().map_or(Look::Empty, |&c| Look::Wants(c))
-        })
+    fn next(ring: &mut DrrRing, pool: &mut Pool<Member>, gone: &mut DrrRing) -> Option<u32> {
+        ring.next_turn(pool, gone, |member| member.costs.first().copied())
     }
 
-    /// Serves until nobody wants anything; who was served, in order.
-    fn serve(ring: &mut Ring, pool: &mut Pool<Party>) -> Vec<u32> {
+    /// Serves until all members are idle; returns the members served, in order.
+    fn serve(ring: &mut DrrRing, pool: &mut Pool<Member>) -> Vec<u32> {
         let mut served = Vec::new();
-        while let Some(id) = next(ring, pool, &mut Ring::new()) {
-            let again = next(ring, pool, &mut Ring::new());
-            assert_eq!(again, Some(id), "looking takes no turn");
+        while let Some(id) = next(ring, pool, &mut DrrRing::new()) {
+            let again = next(ring, pool, &mut DrrRing::new());
+            assert_eq!(again, Some(id), "a repeated search changes nothing");
             served.push(id);
             pool[id].share.deficit -= pool[id].costs.remove(0);
             if pool[id].costs.is_empty() {
@@ -224,38 +236,38 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_a_quantum_and_what_is_left_of_it_is_saved_for_the_next() {
-        let (mut ring, mut pool) = parties(&[&[60, 60, 60, 60], &[100, 100], &[30; 5]]);
+    fn turn_adds_quantum_and_unused_deficit_is_kept() {
+        let (mut ring, mut pool) = members(&[&[60, 60, 60, 60], &[100, 100], &[30; 5]]);
         assert_eq!(serve(&mut ring, &mut pool), [0, 1, 2, 2, 2, 0, 0, 1, 2, 2, 0]);
-        let (mut ring, mut pool) = parties(&[&[1_000_000], &[100; 12]]);
-        assert_eq!(serve(&mut ring, &mut pool), [&[1; 12][..], &[0]].concat(), "dear is not never");
+        let (mut ring, mut pool) = members(&[&[1_000_000], &[100; 12]]);
+        assert_eq!(serve(&mut ring, &mut pool), [&[1; 12][..], &[0]].concat(), "it saves up");
     }
 
     #[test]
-    fn rounds_in_which_nobody_can_be_served_are_added_at_once_and_to_all() {
-        let (mut ring, mut pool) = parties(&[&[1000], &[900], &[1100]]);
+    fn rounds_that_serve_no_node_are_skipped_for_all() {
+        let (mut ring, mut pool) = members(&[&[1000], &[900], &[1100]]);
         assert_eq!(serve(&mut ring, &mut pool), [1, 0, 2]);
-        // Nobody is passed by more than the order of turns says, however many rounds that were.
-        let (mut ring, mut pool) = parties(&[&[i64::MAX / 4], &[i64::MAX / 4]]);
+        // The order of turns holds however many rounds are skipped.
+        let (mut ring, mut pool) = members(&[&[i64::MAX / 4], &[i64::MAX / 4]]);
         assert_eq!(serve(&mut ring, &mut pool), [0, 1]);
     }
 
     #[test]
-    fn who_rests_keeps_no_deficit_but_its_debt() {
-        let (mut ring, mut pool) = parties(&[&[10], &[]]);
-        assert_eq!(next(&mut ring, &mut pool, &mut Ring::new()), Some(0));
+    fn idle_node_keeps_debt_but_no_deficit() {
+        let (mut ring, mut pool) = members(&[&[10], &[]]);
+        assert_eq!(next(&mut ring, &mut pool, &mut DrrRing::new()), Some(0));
         pool[0].costs.clear();
         pool[0].share.deficit -= 10;
         ring.rest(&mut pool, 0);
         assert_eq!(pool[0].share.deficit, 0);
         pool[1].share.deficit = -350;
         ring.rest(&mut pool, 1);
-        let (mut gone, mut rounds) = (Ring::new(), 0);
+        let (mut gone, mut rounds) = (DrrRing::new(), 0);
         while !ring.is_empty() {
             assert_eq!(next(&mut ring, &mut pool, &mut gone), None);
             rounds += 1;
             assert_eq!(gone.pop(&mut pool), [Some(0), None, None, Some(1)][rounds - 1]);
         }
-        assert_eq!(rounds, 4, "three quanta and a half are repaid in four turns");
+        assert_eq!(rounds, 4, "three and a half quanta are repaid in four turns");
     }
 }

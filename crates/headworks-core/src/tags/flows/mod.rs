@@ -1,395 +1,329 @@
-//! Who waits, and whose turn it is: two levels of deficit round robin by bytes, light flows first.
+//! Waiters for tags, and whose turn it is: two levels of deficit round robin by bytes, light flows first.
 //!
 //! ```text
 //!   exports (quantum: 128 KiB at weight 100)      flows of an export: its connections (128 KiB each)
 //!     ring -> [A] -> [B] -> [C]                     ring -> [7] -> [9] -> [4]
 //!                                                            |
-//!   early: light flows, then other new ones                  tickets in order
+//!   new flows: light ones, then others                       waiters in order of arrival
 //! ```
 //!
-//! - Inside a connection tickets are in order.
-//! - **Light flows first** (as fq_codel's new flows). A connection that begins to wait while it had nothing waiting is *new*
-//!   and goes before those that always wait, in advance of its turn: as long as its advance is at most one *stride*, and that
-//!   of its export has not passed one. A stride is a quantum, or the largest request that somebody waits with if that is
-//!   more: with requests of eight quanta the turns of eight rounds come together, and one quantum would make who asks little
-//!   at a time wait for most of them. The next turns repay the advance. So newness moves bytes earlier and gives nobody more,
-//!   light flows cannot starve heavy ones, and weights hold. fq_codel asks instead that an emptied flow wait for the old ones
-//!   to go round: then a client with one request at a time is light only once a round.
-//! - Newness is the connection's alone: one list for all exports; an export has only its account. A heavy export keeps its
-//!   light connections fast, and one with many light connections pays for them.
-//! - Of the new ones the *light* go first (one tag, at most 64 KiB), round robin by request.
+//! - Waiters of one connection are served in order.
+//! - **New flows first** (as in fq_codel). A connection that begins to wait while it was idle is *new* and goes in advance of its
+//!   turn, as long as its advance is at most one *stride* and its export has not passed one. A stride is a quantum, or the
+//!   largest request that waits if that is more: with requests of eight quanta the turns of eight rounds come together, and
+//!   with one quantum a connection with small requests would wait for most of them. Later turns repay the advance. So newness
+//!   moves bytes earlier and gives no flow more, light flows cannot starve heavy ones, and weights hold. In fq_codel an emptied
+//!   flow waits for a round of the old ones: then a client with one request at a time is new only once a round.
+//! - Newness belongs to the connection: one pair of lists serves all exports, and an export has only its deficit. A heavy export
+//!   keeps its light connections fast, and an export with many light connections pays for them.
+//! - Of the new flows the *light* ones go first (one tag, at most 64 KiB), round robin by request.
 //!
-//! A flow is known while it waits, and after that until its turn comes and finds it empty with nothing to repay; all are
-//! forgotten when nobody waits for the device. At most [`RESTING_MAX`] rest; beyond that an emptied flow is forgotten at once,
-//! but then nobody is new.
+//! A flow is remembered while it waits, and after that until its turn finds it idle without debt; all are forgotten when nothing
+//! waits for the device. At most [`IDLE_FLOWS_MAX`] idle flows are remembered; beyond that an emptied flow is forgotten at once,
+//! and no flow is new.
 //!
-//! A request that grew by merging while it waited pays for what it became when it goes; so a flow may come to owe one request.
+//! A request that grew by merging while it waited pays for its final size when it is granted, so a flow may owe one request.
 //!
-//! Departure from the plain rule: a request counts at least [`COST_MIN`] bytes. Up to there a device is as busy with few bytes
-//! as with many, and else whoever asks for 1 byte at a time would get 131,072 requests to another's one.
+//! Departure from plain deficit round robin: a request costs at least 4 KiB, see `flow`.
 //!
-//! Invariants: a ticket is passed by no later one of its own line; bytes spent by a flow in `n` turns are at most `n` quanta,
-//! a stride and two requests; every ticket's turn comes after finitely many grants.
+//! Invariants: a waiter is passed by no later one of its own flow; a flow spends at most `n` quanta, a stride and two requests
+//! in `n` turns; every waiter is served after finitely many grants; `backlog` is the sum over all waiters; `idle_flows` counts
+//! the flows without waiters.
 
-mod early;
+mod drr;
+mod flow;
+mod new_flows;
 mod pool;
-mod ring;
 
-use super::TagRequest;
+use super::owner::TagRequest;
 use crate::bio::ExportId;
+use crate::gauge::{Gauge32, Gauge64};
 use crate::slab::NIL;
 use crate::time::Instant;
-use pool::{Pool, Table};
-use ring::{Look, Ring, Share, Sharer};
+use drr::{DrrRing, Share};
+use flow::{ExportFlows, Flow, NewList, QUANTUM, QUANTUM_PER_WEIGHT, cost};
+use new_flows::NewFlows;
+use pool::{KeyTable, Pool};
 
-/// What a turn brings a connection. 128 KiB: a large read of a disk, or 32 small ones; the time of a seek.
-const QUANTUM: i64 = 128 << 10;
+pub(crate) use flow::{FlowHead, Waiter};
 
-/// What a turn brings an export, for each unit of its weight: [`QUANTUM`] at weight 100.
-const QUANTUM_PER_WEIGHT: i64 = 1311;
+/// Most idle flows that are remembered. 1024: all connections that a server takes by default.
+const IDLE_FLOWS_MAX: u32 = 1024;
 
-/// A request costs at least this.
-const COST_MIN: u32 = 4096;
-
-/// A light flow's request is no longer than this: half a quantum, so that at least two of them go in advance.
-const LIGHT_MAX: u32 = 64 << 10;
-
-/// Flows that are remembered though nothing of them waits. 1024: all connections that a server takes by default.
-const RESTING_MAX: u32 = 1024;
-
-/// Which list of new flows: those with a light request first.
-const LIGHT: usize = 0;
-const BULKY: usize = 1;
-
-/// Someone who waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiter {
-    pub request: TagRequest,
-    /// Since when.
-    pub since: Instant,
-    /// Counts those who waited before it.
-    pub number: u64,
-    next: u32,
-}
-
-impl Waiter {
-    fn cost(&self) -> i64 {
-        cost(self.request.bytes)
-    }
-
-    fn is_light(&self) -> bool {
-        self.request.tags == 1 && self.request.bytes <= LIGHT_MAX
-    }
-}
-
-fn cost(bytes: u32) -> i64 {
-    bytes.max(COST_MIN).into()
-}
-
-/// The first ticket of a flow, whose turn it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FlowHead {
-    flow: u32,
-    /// A light flow's.
-    pub light: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Line {
-    head: u32,
-    tail: u32,
-}
-
-/// A connection that waits.
-#[derive(Debug)]
-struct Flow {
-    key: u64,
-    export: u32,
-    share: Share,
-    line: Line,
-    /// Which list of new flows it is in, if it is, and its neighbours there.
-    early: Option<usize>,
-    early_prev: u32,
-    early_next: u32,
-}
-
-impl Flow {
-    fn new(key: u64, export: u32) -> Self {
-        Self {
-            key,
-            export,
-            share: Share::new(QUANTUM),
-            line: Line { head: NIL, tail: NIL },
-            early: None,
-            early_prev: NIL,
-            early_next: NIL,
-        }
-    }
-
-    fn first<'a>(&self, waiters: &'a Pool<Waiter>) -> Option<&'a Waiter> {
-        (self.line.head != NIL).then(|| &waiters[self.line.head])
-    }
-}
-
-/// An export of which a connection waits.
-#[derive(Debug)]
-struct Export {
-    key: u64,
-    weight: u16,
-    share: Share,
-    flows: Ring,
-    /// Its tickets.
-    waiting: u32,
-}
-
-impl Sharer for Flow {
-    fn share(&mut self) -> &mut Share {
-        &mut self.share
-    }
-}
-
-impl Sharer for Export {
-    fn share(&mut self) -> &mut Share {
-        &mut self.share
-    }
-}
-
-/// What waits, all together.
+/// The sums over all waiters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Backlog {
-    pub waiters: u32,
-    pub tags: u32,
-    pub bytes: u64,
-    /// The weights of the exports that wait.
-    pub weights: u64,
+    /// Number of waiters.
+    pub waiters: Gauge32,
+    /// Tags that they want.
+    pub tags: Gauge32,
+    /// Bytes that the tags are for.
+    pub bytes: Gauge64,
+    /// Weights of the exports that have waiters.
+    pub weights: Gauge64,
 }
 
-/// All who wait.
+/// The flow that was granted last, if it is still remembered, and what it paid.
+#[derive(Clone, Copy, Debug)]
+struct LastGrant {
+    flow: u32,
+    paid: i64,
+}
+
+/// All waiters of one device.
 #[derive(Debug)]
 pub(crate) struct Flows {
     waiters: Pool<Waiter>,
     flows: Pool<Flow>,
-    exports: Pool<Export>,
-    flow_table: Table,
-    export_table: Table,
+    exports: Pool<ExportFlows>,
+    flow_table: KeyTable,
+    export_table: KeyTable,
     /// The exports in the order of their turns.
-    ring: Ring,
-    /// New flows, first in first out: the light ones, the others.
-    early: [Line; 2],
+    ring: DrrRing,
+    /// Flows that may go in advance of their turn.
+    new_flows: NewFlows,
     backlog: Backlog,
-    /// Flows that are remembered and have nothing waiting.
-    resting: u32,
-    /// The largest cost of all that waited since somebody began to wait.
+    /// Remembered flows without waiters.
+    idle_flows: Gauge32,
+    /// The largest cost that has waited since the last [`Flows::reset`].
     largest: i64,
-    /// The flow that went last, if it is remembered, and what it paid.
-    last: (u32, i64),
+    last: LastGrant,
 }
 
 impl Flows {
-    /// Room for `waiters_max` tickets.
+    /// Creates space for `waiters_max` waiters; nothing is allocated later.
     pub fn new(waiters_max: usize) -> Self {
-        let flows_max = waiters_max + RESTING_MAX as usize + 1;
+        let flows_max = waiters_max + IDLE_FLOWS_MAX as usize + 1;
         let exports_max = flows_max.min(1 << 16);
         Self {
             waiters: Pool::new(waiters_max),
             flows: Pool::new(flows_max),
             exports: Pool::new(exports_max),
-            flow_table: Table::new(flows_max),
-            export_table: Table::new(exports_max),
-            ring: Ring::new(),
-            early: [Line { head: NIL, tail: NIL }; 2],
+            flow_table: KeyTable::new(flows_max),
+            export_table: KeyTable::new(exports_max),
+            ring: DrrRing::new(),
+            new_flows: NewFlows::default(),
             backlog: Backlog::default(),
-            resting: 0,
+            idle_flows: Gauge32::default(),
             largest: 0,
-            last: (NIL, 0),
+            last: LastGrant { flow: NIL, paid: 0 },
         }
     }
 
-    /// Nobody waits.
+    /// Returns true when no request waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.backlog.waiters == 0
+        self.backlog.waiters.is_zero()
     }
 
-    /// What waits, all together.
+    /// Returns the sums over all waiters.
     pub fn backlog(&self) -> Backlog {
         self.backlog
     }
 
-    /// Somebody begins to wait, the `number`th to do so. True if it goes first, as a light flow.
+    /// Adds a waiter, the `number`th of the gate. Returns true if its flow is new and light.
     pub fn push(&mut self, now: Instant, number: u64, request: TagRequest) -> bool {
+        debug_assert!(request.tags > 0, "a request wants at least one tag");
         let export = self.export_of(request.export, request.weight.max(1));
         let flow = self.flow_of(export, request.connection);
-        let id = self.waiters.take(Waiter { request, since: now, number, next: NIL });
+        let id = self.waiters.take(Waiter::new(request, now, number));
         self.largest = self.largest.max(cost(request.bytes));
-        let line = &mut self.flows[flow].line;
-        let begins = line.head == NIL;
-        match line.tail {
-            NIL => line.head = id,
-            tail => self.waiters[tail].next = id,
-        }
-        line.tail = id;
+        let was_idle = self.flows[flow].waiters.is_empty();
+        self.flows[flow].waiters.push_back(&mut self.waiters, id);
         let export = &mut self.exports[export];
-        self.backlog.weights += if export.waiting == 0 { export.weight.into() } else { 0 };
-        export.waiting += 1;
-        self.backlog.waiters += 1;
-        self.backlog.tags += u32::from(request.tags);
-        self.backlog.bytes += u64::from(request.bytes);
-        if begins {
-            self.resting -= 1;
-            if self.resting < RESTING_MAX {
-                self.welcome(flow);
+        self.backlog.weights.add(if export.waiting.is_zero() { export.weight.into() } else { 0 });
+        export.waiting.add(1);
+        self.backlog.waiters.add(1);
+        self.backlog.tags.add(request.tags.into());
+        self.backlog.bytes.add(request.bytes.into());
+        if was_idle {
+            self.idle_flows.sub(1);
+            if self.idle_flows.get() < IDLE_FLOWS_MAX {
+                self.make_new(flow);
             }
         }
-        self.flows[flow].early == Some(LIGHT)
+        self.flows[flow].new_list == Some(NewList::Light)
     }
 
-    /// Whose turn it is. Asked again it says the same, unless somebody came or went meanwhile.
+    /// Returns the flow whose turn it is. A repeated call returns the same one unless waiters changed meanwhile.
     pub fn pick(&mut self) -> Option<FlowHead> {
-        let early = self.first_early(LIGHT);
-        early.or_else(|| self.first_early(BULKY)).or_else(|| self.next_turn())
+        let new = self.first_new(NewList::Light);
+        new.or_else(|| self.first_new(NewList::Bulky)).or_else(|| self.next_turn())
     }
 
-    /// The first light flow.
+    /// Returns the first light flow.
     pub fn light(&mut self) -> Option<FlowHead> {
-        self.first_early(LIGHT)
+        self.first_new(NewList::Light)
     }
 
-    /// A head's ticket.
+    /// Returns the first waiter of a picked flow.
     pub fn waiter(&self, head: FlowHead) -> &Waiter {
-        self.front(head.flow).expect("a head waits")
+        self.first_waiter(head.flow).expect("a picked flow has a waiter")
     }
 
-    /// A head goes; its flow and its export pay.
+    /// Removes the first waiter of a picked flow; the flow and its export pay.
     pub fn pop(&mut self, head: FlowHead) -> Waiter {
         let flow = &mut self.flows[head.flow];
-        let id = flow.line.head;
+        let id = flow.waiters.pop_front(&mut self.waiters).expect("a picked flow has a waiter");
+        let (export, is_idle) = (flow.export, flow.waiters.is_empty());
         let waiter = self.waiters[id];
-        flow.line.head = waiter.next;
-        if waiter.next == NIL {
-            flow.line.tail = NIL;
-        }
-        let export = flow.export;
-        self.exports[export].waiting -= 1;
+        self.exports[export].waiting.sub(1);
         self.charge(head.flow, waiter.cost());
-        self.last = (head.flow, waiter.cost());
+        self.last = LastGrant { flow: head.flow, paid: waiter.cost() };
         self.waiters.put(id);
-        self.backlog.waiters -= 1;
-        self.backlog.tags -= u32::from(waiter.request.tags);
-        self.backlog.bytes -= u64::from(waiter.request.bytes);
-        // The next of this flow stands behind the other new ones.
-        if self.leave_early(head.flow) {
-            self.welcome(head.flow);
+        self.backlog.waiters.sub(1);
+        self.backlog.tags.sub(waiter.request.tags.into());
+        self.backlog.bytes.sub(waiter.request.bytes.into());
+        // The flow's next waiter goes behind the other new flows.
+        if self.new_flows.remove(&mut self.flows, head.flow) {
+            self.make_new(head.flow);
         }
-        if waiter.next == NIL {
+        if is_idle {
             self.rest(head.flow);
         }
         waiter
     }
 
-    /// Who went last was `bytes` long in the end: it pays the rest, if it is remembered.
+    /// Charges the flow of the last grant for a request that had grown to `bytes`, if the flow is still remembered.
     pub fn charge_last(&mut self, bytes: u32) {
-        let (flow, paid) = self.last;
+        let LastGrant { flow, paid } = self.last;
         if flow != NIL && cost(bytes) > paid {
             self.charge(flow, cost(bytes) - paid);
-            self.last.1 = cost(bytes);
+            self.last.paid = cost(bytes);
         }
     }
 
     fn charge(&mut self, flow: u32, cost: i64) {
+        debug_assert!(cost > 0, "a grant is never free");
         let flow = &mut self.flows[flow];
         flow.share.deficit -= cost;
         self.exports[flow.export].share.deficit -= cost;
     }
 
-    /// Nobody waits for the device: what was spent until now counts no longer.
+    /// Forgets all flows and their deficits. Nothing may wait.
     pub fn reset(&mut self) {
-        debug_assert!(self.is_empty(), "who waits is known");
+        debug_assert!(self.is_empty() && self.new_flows.is_empty(), "a flow with waiters is kept");
         self.largest = 0;
         while let Some(export) = self.ring.pop(&mut self.exports) {
-            self.forget_export(export);
+            self.remove_export(export);
         }
-        debug_assert!(self.resting == 0 && self.backlog == Backlog::default(), "nobody is left");
+        debug_assert!(self.idle_flows.is_zero(), "an idle flow is in a ring");
+        debug_assert!(self.backlog == Backlog::default(), "the backlog is that of the waiters");
     }
 
-    /// A flow has nothing left.
+    /// Ends the turn of a flow that has no waiter left, and of its export if that has none either.
     fn rest(&mut self, flow: u32) {
         let export = self.flows[flow].export;
-        self.resting += 1;
+        self.idle_flows.add(1);
         let node = &mut self.exports[export];
         node.flows.rest(&mut self.flows, flow);
-        if self.resting > RESTING_MAX {
+        if self.idle_flows.get() > IDLE_FLOWS_MAX {
             node.flows.remove(&mut self.flows, flow);
-            self.forget_flow(flow);
+            self.remove_flow(flow);
         }
+        debug_assert!(self.idle_flows.get() <= IDLE_FLOWS_MAX, "few idle flows are remembered");
         let node = &self.exports[export];
-        if node.waiting == 0 {
-            self.backlog.weights -= u64::from(node.weight);
-            if node.flows.is_empty() {
-                // Not even a flow of it is remembered: so there are never more exports than flows.
-                self.ring.remove(&mut self.exports, export);
-                self.forget_export(export);
-            } else {
-                self.ring.rest(&mut self.exports, export);
-            }
+        if !node.waiting.is_zero() {
+            return;
+        }
+        self.backlog.weights.sub(node.weight.into());
+        if node.flows.is_empty() {
+            // Without a remembered flow it goes as well, so there are never more exports than flows.
+            self.ring.remove(&mut self.exports, export);
+            self.remove_export(export);
+        } else {
+            self.ring.rest(&mut self.exports, export);
         }
     }
 
-    /// The first ticket of a flow.
-    fn front(&self, flow: u32) -> Option<&Waiter> {
+    /// Returns the first waiter of a flow.
+    fn first_waiter(&self, flow: u32) -> Option<&Waiter> {
         self.flows[flow].first(&self.waiters)
     }
 
-    /// The flow whose turn it is in the export whose turn it is.
+    /// Returns the flow whose turn it is in the export whose turn it is.
     fn next_turn(&mut self) -> Option<FlowHead> {
-        let (mut gone_exports, mut gone_flows) = (Ring::new(), Ring::new());
+        let (mut gone_exports, mut gone_flows) = (DrrRing::new(), DrrRing::new());
         let Self { waiters, flows, exports, ring, .. } = self;
-        let look = |flow: &mut Flow| {
-            flow.first(waiters).map_or(Look::Empty, |waiter| Look::Wants(waiter.cost()))
-        };
+        let first_cost = |flow: &mut Flow| flow.first(waiters).map(Waiter::cost);
         let mut chosen = NIL;
         let found = ring.next_turn(exports, &mut gone_exports, |export| {
-            if export.waiting == 0 {
-                return Look::Empty;
+            if export.waiting.is_zero() {
+                return None;
             }
-            let flow = export.flows.next_turn(flows, &mut gone_flows, look);
-            chosen = flow.expect("an export that waits has a flow that waits");
-            look(&mut flows[chosen])
+            let flow = export.flows.next_turn(flows, &mut gone_flows, first_cost);
+            chosen = flow.expect("an export with waiters has a flow with waiters");
+            first_cost(&mut flows[chosen])
         });
         while let Some(flow) = gone_flows.pop(&mut self.flows) {
-            self.forget_flow(flow);
+            self.remove_flow(flow);
         }
         while let Some(export) = gone_exports.pop(&mut self.exports) {
-            self.forget_export(export);
+            self.remove_export(export);
         }
+        debug_assert!(found.is_some() != self.is_empty(), "a waiter is found if there is one");
         found.map(|_| FlowHead { flow: chosen, light: false })
     }
 
-    /// The export with that id, from now on with that weight.
+    /// Returns whether a flow may spend `cost` in advance of its turn.
+    fn may_advance(&self, flow: u32, cost: i64) -> bool {
+        let flow = &self.flows[flow];
+        let export = &self.exports[flow.export].share;
+        let stride = QUANTUM.max(self.largest);
+        let spent = flow.share.deficit.min(0) - cost;
+        spent >= -stride && export.deficit > -export.quantum.max(self.largest)
+    }
+
+    /// Adds a flow to the new ones if it has a waiter and may advance.
+    fn make_new(&mut self, flow: u32) {
+        let Some(first) = self.first_waiter(flow) else {
+            return;
+        };
+        let list = if first.is_light() { NewList::Light } else { NewList::Bulky };
+        if self.may_advance(flow, first.cost()) {
+            self.new_flows.push(&mut self.flows, flow, list);
+        }
+    }
+
+    /// Returns the first new flow of a list. Flows whose export has used up its advance stop being new.
+    fn first_new(&mut self, list: NewList) -> Option<FlowHead> {
+        while let Some(flow) = self.new_flows.front(list) {
+            let first = self.first_waiter(flow).expect("a new flow has a waiter");
+            if self.may_advance(flow, first.cost()) {
+                return Some(FlowHead { flow, light: first.is_light() });
+            }
+            self.new_flows.remove(&mut self.flows, flow);
+        }
+        None
+    }
+
+    /// Returns the entry of an export, which has that weight from now on.
     fn export_of(&mut self, id: ExportId, weight: u16) -> u32 {
+        debug_assert!(weight > 0, "an export's quantum is above 0");
         let key = u64::from(id.0);
         let found = self.export_table.find(key, |id| self.exports[id].key);
-        let export = found.unwrap_or_else(|| self.new_export(key));
+        let export = found.unwrap_or_else(|| self.add_export(key));
         let node = &mut self.exports[export];
-        if node.waiting > 0 {
-            self.backlog.weights += u64::from(weight);
-            self.backlog.weights -= u64::from(node.weight);
+        if !node.waiting.is_zero() {
+            self.backlog.weights.add(weight.into());
+            self.backlog.weights.sub(node.weight.into());
         }
         node.weight = weight;
         node.share.quantum = i64::from(weight) * QUANTUM_PER_WEIGHT;
         export
     }
 
-    fn new_export(&mut self, key: u64) -> u32 {
+    fn add_export(&mut self, key: u64) -> u32 {
         let share = Share::new(QUANTUM);
-        let flows = Ring::new();
-        let id = self.exports.take(Export { key, weight: 0, share, flows, waiting: 0 });
+        let flows = DrrRing::new();
+        let waiting = Gauge32::default();
+        let id = self.exports.take(ExportFlows { key, weight: 0, share, flows, waiting });
         self.export_table.insert(key, id);
         self.ring.push(&mut self.exports, id);
         id
     }
 
-    /// The flow of an export's connection.
+    /// Returns the flow of an export's connection.
     fn flow_of(&mut self, export: u32, connection: u32) -> u32 {
         let key = self.exports[export].key << 32 | u64::from(connection);
         let found = self.flow_table.find(key, |id| self.flows[id].key);
@@ -397,26 +331,28 @@ impl Flows {
             let id = self.flows.take(Flow::new(key, export));
             self.flow_table.insert(key, id);
             self.exports[export].flows.push(&mut self.flows, id);
-            self.resting += 1;
+            self.idle_flows.add(1);
             id
         })
     }
 
-    /// A resting flow that is in no ring any longer.
-    fn forget_flow(&mut self, flow: u32) {
-        let key = self.flows[flow].key;
+    /// Forgets an idle flow that is in no ring.
+    fn remove_flow(&mut self, flow: u32) {
+        let Flow { key, new_list, ref waiters, .. } = self.flows[flow];
+        assert!(waiters.is_empty() && new_list.is_none(), "only an idle flow is forgotten");
         self.flow_table.remove(key, flow, |id| self.flows[id].key);
         self.flows.put(flow);
-        self.resting -= 1;
-        if self.last.0 == flow {
-            self.last.0 = NIL;
+        self.idle_flows.sub(1);
+        if self.last.flow == flow {
+            self.last.flow = NIL;
         }
     }
 
-    /// An export of which nobody waits and that is in no ring any longer.
-    fn forget_export(&mut self, export: u32) {
+    /// Forgets an export without waiters that is in no ring.
+    fn remove_export(&mut self, export: u32) {
+        assert!(self.exports[export].waiting.is_zero(), "only an idle export is forgotten");
         while let Some(flow) = self.exports[export].flows.pop(&mut self.flows) {
-            self.forget_flow(flow);
+            self.remove_flow(flow);
         }
         let key = self.exports[export].key;
         self.export_table.remove(key, export, |id| self.exports[id].key);

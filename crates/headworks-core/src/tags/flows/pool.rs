@@ -1,11 +1,14 @@
-//! Where flows live and how they are found: a pool that grows into room reserved at start, and an open-addressed table.
+//! Storage of waiters, flows and exports: a pool of entries and an open-addressed table that finds them.
 //!
-//! Both are bounded from the start and allocate nothing later. Memory is touched only as far as it was ever used, because
-//! room is reserved for every bio that could wait and hardly ever are many waiting.
+//! Both are bounded and allocate nothing after their creation. Memory is touched only as far as it was ever used, because space
+//! is reserved for every bio that could wait and few wait at a time.
 
+use std::ops::{Index, IndexMut};
+
+use crate::gauge::Gauge32;
 use crate::slab::NIL;
 
-/// Items named by `u32`.
+/// Entries named by `u32`.
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     items: Vec<T>,
@@ -14,10 +17,13 @@ pub(super) struct Pool<T> {
 }
 
 impl<T> Pool<T> {
+    /// Creates an empty pool with space for `capacity` entries.
     pub fn new(capacity: usize) -> Self {
+        assert!(capacity < NIL as usize, "an entry's name is below NIL");
         Self { items: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity), capacity }
     }
 
+    /// Adds an entry and returns its name.
     pub fn take(&mut self, item: T) -> u32 {
         if let Some(id) = self.free.pop() {
             self.items[id as usize] = item;
@@ -28,93 +34,104 @@ impl<T> Pool<T> {
         self.items.len() as u32 - 1
     }
 
+    /// Frees an entry.
     pub fn put(&mut self, id: u32) {
+        assert!(self.free.len() < self.items.len(), "an entry is freed once");
+        debug_assert!((id as usize) < self.items.len(), "entry {id} was taken");
         self.free.push(id);
     }
 }
 
-impl<T> std::ops::Index<u32> for Pool<T> {
+impl<T> Index<u32> for Pool<T> {
     type Output = T;
+
     fn index(&self, id: u32) -> &T {
         &self.items[id as usize]
     }
 }
 
-impl<T> std::ops::IndexMut<u32> for Pool<T> {
+impl<T> IndexMut<u32> for Pool<T> {
     fn index_mut(&mut self, id: u32) -> &mut T {
         &mut self.items[id as usize]
     }
 }
 
-/// Finds an item of a pool by its key: linear probing, at most half full, holes closed when an item leaves. The keys stay in
-/// the pool; `key_of` reads them there.
+/// Finds an entry of a pool by its key: linear probing, at most half full, holes closed on removal. The keys stay in the pool;
+/// `key_of` reads them there.
 #[derive(Debug)]
-pub(super) struct Table {
-    /// An item's number plus one, 0 where there is none: zeroed memory is not touched before it is used.
-    places: Vec<u32>,
+pub(super) struct KeyTable {
+    /// An entry's name plus one, 0 where there is none: zeroed memory is not touched before it is used.
+    slots: Vec<u32>,
     shift: u32,
+    len: Gauge32,
 }
 
-impl Table {
+impl KeyTable {
+    /// Creates an empty table for up to `items_max` entries.
     pub fn new(items_max: usize) -> Self {
-        let places = (2 * items_max).next_power_of_two().max(2);
-        Self { places: vec![0; places], shift: 64 - places.trailing_zeros() }
+        let slots = (2 * items_max).next_power_of_two().max(2);
+        Self { slots: vec![0; slots], shift: 64 - slots.trailing_zeros(), len: Gauge32::default() }
     }
 
+    /// Returns the entry with that key.
     pub fn find(&self, key: u64, key_of: impl Fn(u32) -> u64) -> Option<u32> {
-        let mut place = self.home(key);
+        let mut slot = self.home(key);
         loop {
-            match self.places[place] {
+            match self.slots[slot] {
                 0 => return None,
                 taken if key_of(taken - 1) == key => return Some(taken - 1),
-                _ => place = self.after(place),
+                _ => slot = self.after(slot),
             }
         }
     }
 
-    /// Adds an item that is not there.
+    /// Adds an entry that is not in the table.
     pub fn insert(&mut self, key: u64, id: u32) {
-        debug_assert!(id != NIL);
-        let mut place = self.home(key);
-        while self.places[place] != 0 {
-            place = self.after(place);
+        debug_assert!(id != NIL, "an entry has a name");
+        self.len.add(1);
+        assert!(2 * self.len.get() as usize <= self.slots.len(), "more entries than announced");
+        let mut slot = self.home(key);
+        while self.slots[slot] != 0 {
+            debug_assert!(self.slots[slot] != id + 1, "entry {id} is in the table already");
+            slot = self.after(slot);
         }
-        self.places[place] = id + 1;
+        self.slots[slot] = id + 1;
     }
 
-    /// Removes an item that is there, and moves those up that had made way for it.
+    /// Removes an entry and moves later ones up, so that a probe never meets a hole before its entry.
     pub fn remove(&mut self, key: u64, id: u32, key_of: impl Fn(u32) -> u64) {
+        self.len.sub(1);
         let mut hole = self.home(key);
-        while self.places[hole] != id + 1 {
-            assert!(self.places[hole] != 0, "what is removed is there");
+        while self.slots[hole] != id + 1 {
+            assert!(self.slots[hole] != 0, "the removed entry is in the table");
             hole = self.after(hole);
         }
-        let mut place = hole;
+        let mut slot = hole;
         loop {
-            place = self.after(place);
-            if self.places[place] == 0 {
+            slot = self.after(slot);
+            if self.slots[slot] == 0 {
                 break;
             }
-            // It may move if the hole is on its way from home.
-            let home = self.home(key_of(self.places[place] - 1));
-            if self.distance(home, hole) < self.distance(home, place) {
-                self.places[hole] = self.places[place];
-                hole = place;
+            // It may move if the hole lies between its home and its slot.
+            let home = self.home(key_of(self.slots[slot] - 1));
+            if self.distance(home, hole) < self.distance(home, slot) {
+                self.slots[hole] = self.slots[slot];
+                hole = slot;
             }
         }
-        self.places[hole] = 0;
+        self.slots[hole] = 0;
     }
 
     fn home(&self, key: u64) -> usize {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    fn after(&self, place: usize) -> usize {
-        (place + 1) & (self.places.len() - 1)
+    fn after(&self, slot: usize) -> usize {
+        (slot + 1) & (self.slots.len() - 1)
     }
 
     fn distance(&self, from: usize, to: usize) -> usize {
-        to.wrapping_sub(from) & (self.places.len() - 1)
+        to.wrapping_sub(from) & (self.slots.len() - 1)
     }
 }
 
@@ -125,10 +142,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn a_table_agrees_with_a_map() {
+    fn table_matches_ordered_map() {
         for (items_max, keys) in [(1, 3), (4, 6), (64, 80), (64, 1 << 40)] {
             let mut prng = Prng::new(items_max as u64);
-            let mut table = Table::new(items_max);
+            let mut table = KeyTable::new(items_max);
             let mut pool: Pool<u64> = Pool::new(items_max);
             let mut model: BTreeMap<u64, u32> = BTreeMap::new();
             for _ in 0..20_000 {
@@ -145,14 +162,14 @@ mod tests {
                 }
                 let found =
                     model.iter().all(|(key, id)| table.find(*key, |id| pool[id]) == Some(*id));
-                assert!(found, "everything that is there is found");
+                assert!(found, "every entry is found");
             }
         }
     }
 
     #[test]
     #[should_panic(expected = "more waiters than slots exist")]
-    fn a_pool_does_not_grow() {
+    fn full_pool_panics() {
         let mut pool = Pool::new(1);
         pool.take(1);
         pool.take(2);
