@@ -7,81 +7,14 @@
 //! than the device has room for.
 
 mod deadline;
+mod interface;
 mod none;
 
-pub use deadline::DeadlineElevator;
-pub use none::NoneElevator;
-
-use crate::bio::{Ioprio, Op};
 use crate::options::{QueueOptions, Scheduler};
-use crate::request::{SlotId, Slots};
-use crate::time::Instant;
 
-/// The end at which a request grew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MergeEdge {
-    /// A bio was added before its first byte.
-    Front,
-    /// A bio was added after its last byte.
-    Back,
-}
-
-/// The requests of one dispatch, at most as many as the device has room for.
-#[derive(Debug)]
-pub struct Batch {
-    ids: Vec<SlotId>,
-    room: usize,
-}
-
-impl Batch {
-    /// Creates a batch that holds up to `capacity` ids without allocating.
-    #[must_use]
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self { ids: Vec::with_capacity(capacity), room: 0 }
-    }
-
-    /// Reserves space for `capacity` ids. For a change of options, never for an I/O.
-    pub fn grow(&mut self, capacity: usize) {
-        self.ids.reserve_exact(capacity.saturating_sub(self.ids.len()));
-    }
-
-    /// Empties the batch and limits it to `room` ids, at most its capacity.
-    pub fn reset(&mut self, room: usize) {
-        self.ids.clear();
-        self.room = room.min(self.ids.capacity());
-        debug_assert!(self.room() == self.room, "a new batch is empty");
-    }
-
-    /// Returns how many more ids it takes.
-    #[must_use]
-    pub fn room(&self) -> usize {
-        self.room - self.ids.len()
-    }
-
-    /// Adds a request at the end.
-    ///
-    /// # Panics
-    /// The batch is full: an elevator that overfills a batch would overfill the device.
-    pub fn push(&mut self, id: SlotId) {
-        assert!(self.ids.len() < self.room, "an elevator exceeded the room of a batch");
-        self.ids.push(id);
-    }
-
-    /// Returns the ids in dispatch order.
-    #[must_use]
-    pub fn ids(&self) -> &[SlotId] {
-        &self.ids
-    }
-}
-
-/// A request that has ended. Its slot may be in use for another request already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EndedRequest {
-    /// Priority of the request.
-    pub ioprio: Ioprio,
-    /// Operation of the request.
-    pub op: Op,
-}
+pub use deadline::DeadlineElevator;
+pub use interface::{Batch, Elevator, EndedRequest, MergeEdge};
+pub use none::NoneElevator;
 
 /// Creates the elevator that `options.scheduler` names.
 #[must_use]
@@ -89,38 +22,5 @@ pub fn make(options: &QueueOptions) -> Box<dyn Elevator> {
     match options.scheduler {
         Scheduler::None => Box::new(NoneElevator::new()),
         Scheduler::MqDeadline => Box::new(DeadlineElevator::new(&options.deadline)),
-    }
-}
-
-/// An I/O scheduler: decides the order in which requests reach the device.
-pub trait Elevator: Send {
-    /// Takes requests that hold their tags, in order of arrival.
-    fn insert(&mut self, now: Instant, slots: &mut Slots, ids: &[SlotId]);
-
-    /// Moves up to `batch.room()` requests into `batch`, in dispatch order, and returns their number.
-    fn dispatch(&mut self, now: Instant, slots: &mut Slots, batch: &mut Batch) -> usize;
-
-    /// Returns whether [`Elevator::on_complete`] is to be called at all.
-    fn needs_completions(&self) -> bool {
-        false
-    }
-
-    /// Reports inserted requests that have ended or were merged into others, each exactly once.
-    fn on_complete(&mut self, _now: Instant, _done: &[EndedRequest]) {}
-
-    /// Reports that `kept` grew at `edge`; `gone`, if any, was merged into it and leaves the elevator. `gone` is queued here;
-    /// `kept` may be waiting for a tag or for a retry after the device was busy.
-    fn on_merge(
-        &mut self,
-        _slots: &mut Slots,
-        _kept: SlotId,
-        _gone: Option<SlotId>,
-        _edge: MergeEdge,
-    ) {
-    }
-
-    /// Returns when `dispatch` may have a request though none was inserted (idling, aging). Called while the device has room.
-    fn next_timeout(&self) -> Option<Instant> {
-        None
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a request is in the list from its insertion until it is dispatched or merged into another one.
 
-use super::{Batch, Elevator, MergeEdge};
+use super::interface::{Batch, Elevator, MergeEdge};
 use crate::list::List;
 use crate::request::{QueueLink, SlotId, Slots};
 use crate::time::Instant;

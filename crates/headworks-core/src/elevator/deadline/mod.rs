@@ -31,57 +31,20 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-use super::{Batch, Elevator, EndedRequest, MergeEdge};
-use crate::bio::{IoClass, Op};
+use super::interface::{Batch, Elevator, EndedRequest, MergeEdge};
 use crate::gauge::Gauge32;
 use crate::options::DeadlineOptions;
 use crate::request::{Request, RequestState, SlotId, Slots};
-use crate::time::{Instant, MS};
+use crate::time::Instant;
 use lane::Lane;
-use pick::Pick;
-
-/// The direction of a lane and of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    /// Reads and other requests that change nothing.
-    Read = 0,
-    /// Writes, discards and zeroing.
-    Write = 1,
-}
-
-impl Direction {
-    const fn of(op: Op) -> Self {
-        if op.is_write() { Self::Write } else { Self::Read }
-    }
-}
-
-/// The requests of one priority class.
-#[derive(Debug)]
-struct Level {
-    /// Waiting requests, by direction.
-    lanes: [Lane; 2],
-    /// Requests inserted and not ended, in the device or in a lane.
-    queued: Gauge32,
-}
+use pick::{Direction, Picker};
 
 /// Dispatches sorted batches with deadlines, by priority class.
 #[derive(Debug)]
 pub struct DeadlineElevator {
-    /// Time to the deadline of a request, by direction, in nanoseconds.
-    expire_ns: [u64; 2],
-    writes_starved: u32,
-    fifo_batch: u32,
-    aging_ns: u64,
-    /// By rank of the class, the most urgent first.
-    levels: [Level; IoClass::ALL.len()],
+    picker: Picker,
     /// Requests in all lanes.
     waiting: Gauge32,
-    /// Requests of the current batch that were dispatched.
-    batching: u32,
-    /// Batches of reads that passed waiting writes in a row.
-    starved: u32,
-    /// Direction of the current batch.
-    direction: Direction,
     /// Set while a higher level holds back all that waits: when the first request of it has aged.
     held_until: Option<Instant>,
 }
@@ -90,42 +53,14 @@ impl DeadlineElevator {
     /// Creates an empty elevator.
     #[must_use]
     pub fn new(options: &DeadlineOptions) -> Self {
-        assert!(options.fifo_batch > 0, "a batch has at least one request");
-        let ns = |ms: u32| u64::from(ms) * MS;
-        let level = |_| Level { lanes: [Lane::new(), Lane::new()], queued: Gauge32::default() };
-        Self {
-            expire_ns: [ns(options.read_expire_ms), ns(options.write_expire_ms)],
-            writes_starved: options.writes_starved,
-            fifo_batch: options.fifo_batch,
-            aging_ns: ns(options.prio_aging_expire_ms),
-            levels: IoClass::ALL.map(level),
-            waiting: Gauge32::default(),
-            // A full batch, so that the first dispatch starts one (in Linux a write would continue one that never started).
-            batching: u32::MAX,
-            starved: 0,
-            direction: Direction::Write,
-            held_until: None,
-        }
-    }
-
-    fn lane(&mut self, request: &Request) -> &mut Lane {
-        let level = &mut self.levels[request.ioprio.class().rank()];
-        &mut level.lanes[Direction::of(request.op) as usize]
-    }
-
-    /// Removes the picked request and continues or starts its batch.
-    fn take(&mut self, slots: &mut Slots, pick: &Pick) {
-        debug_assert!(pick.batching >= 1 && pick.batching <= self.fifo_batch, "batch size");
-        self.levels[pick.level].lanes[pick.direction as usize].take(slots, pick.id);
-        self.waiting.sub(1);
-        (self.direction, self.batching, self.starved) =
-            (pick.direction, pick.batching, pick.starved);
+        Self { picker: Picker::new(options), waiting: Gauge32::default(), held_until: None }
     }
 
     /// Returns whether `waiting` agrees with the lanes and the levels.
     fn counts_agree(&self) -> bool {
-        let queued: u64 = self.levels.iter().map(|level| u64::from(level.queued.get())).sum();
-        let empty = self.levels.iter().flat_map(|level| &level.lanes).all(Lane::is_empty);
+        let levels = &self.picker.levels;
+        let queued: u64 = levels.iter().map(|level| u64::from(level.queued.get())).sum();
+        let empty = levels.iter().flat_map(|level| &level.lanes).all(Lane::is_empty);
         queued >= u64::from(self.waiting.get()) && self.waiting.is_zero() == empty
     }
 }
@@ -135,9 +70,9 @@ impl Elevator for DeadlineElevator {
         for &id in ids {
             let request = &slots[id];
             let direction = Direction::of(request.op) as usize;
-            let level = &mut self.levels[request.ioprio.class().rank()];
+            let level = &mut self.picker.levels[request.ioprio.class().rank()];
             level.queued.add(1);
-            level.lanes[direction].insert(slots, id, now.after(self.expire_ns[direction]));
+            level.lanes[direction].insert(slots, id, now.after(self.picker.expire_ns[direction]));
         }
         self.waiting.add(ids.len() as u32);
         debug_assert!(self.counts_agree(), "counters disagree after an insertion");
@@ -147,14 +82,15 @@ impl Elevator for DeadlineElevator {
         let room = batch.room();
         self.held_until = None;
         // Constant during the loop: a dispatched request counts as queued until it has ended.
-        let several = self.levels.iter().filter(|level| !level.queued.is_zero()).count() > 1;
+        let several = self.picker.levels.iter().filter(|level| !level.queued.is_zero()).count() > 1;
         while batch.room() > 0 && !self.waiting.is_zero() {
-            let Some(pick) = self.pick(slots, now, several) else {
-                self.held_until = self.next_aged(slots);
+            let Some(pick) = self.picker.pick(slots, now, several) else {
+                self.held_until = self.picker.next_aged(slots);
                 debug_assert!(several, "only a higher level holds requests back");
                 break;
             };
-            self.take(slots, &pick);
+            self.picker.take(slots, &pick);
+            self.waiting.sub(1);
             batch.push(pick.id);
         }
         debug_assert!(self.counts_agree(), "counters disagree after a dispatch");
@@ -167,7 +103,7 @@ impl Elevator for DeadlineElevator {
 
     fn on_complete(&mut self, _now: Instant, ended: &[EndedRequest]) {
         for request in ended {
-            let queued = &mut self.levels[request.ioprio.class().rank()].queued;
+            let queued = &mut self.picker.levels[request.ioprio.class().rank()].queued;
             assert!(!queued.is_zero(), "more requests ended than were inserted");
             queued.sub(1);
         }
@@ -178,7 +114,7 @@ impl Elevator for DeadlineElevator {
         let here = slots[kept].state == RequestState::Queued && !slots[kept].is(Request::REQUEUED);
         if let Some(gone) = gone {
             self.waiting.sub(1);
-            let lane = self.lane(&slots[gone]);
+            let lane = self.picker.lane(&slots[gone]);
             if here {
                 lane.join(slots, kept, gone);
             } else {
@@ -186,7 +122,7 @@ impl Elevator for DeadlineElevator {
             }
         }
         if here && edge == MergeEdge::Front {
-            self.lane(&slots[kept]).resort(slots, kept);
+            self.picker.lane(&slots[kept]).resort(slots, kept);
         }
     }
 

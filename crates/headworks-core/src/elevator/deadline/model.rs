@@ -4,10 +4,10 @@
 //! lanes.
 
 use super::*;
-use crate::bio::{Ioprio, VolumeId};
+use crate::bio::{IoClass, Ioprio, Op, VolumeId};
 use crate::prng::Prng;
 use crate::slab::NIL;
-use crate::time::SEC;
+use crate::time::{MS, SEC};
 
 #[derive(Clone, Debug)]
 struct WaitingRequest {
@@ -335,11 +335,11 @@ impl Comparison {
 
     fn check(&self) {
         assert_eq!(self.real.waiting.get() as usize, self.naive.waiting.len());
-        for (level, &queued) in self.real.levels.iter().zip(&self.naive.queued) {
+        for (level, &queued) in self.real.picker.levels.iter().zip(&self.naive.queued) {
             assert_eq!(i64::from(level.queued.get()), queued);
         }
         for (at, entry) in self.naive.waiting.iter().enumerate() {
-            let lane = &self.real.levels[entry.level].lanes[usize::from(entry.write)];
+            let lane = &self.real.picker.levels[entry.level].lanes[usize::from(entry.write)];
             let earlier =
                 |other: &&WaitingRequest| (other.level, other.write) == (entry.level, entry.write);
             let before = self.naive.waiting[..at].iter().rev().find(earlier);
@@ -358,7 +358,7 @@ impl Comparison {
             self.real.on_complete(self.now, &done);
             self.check();
         }
-        assert!(self.real.levels.iter().all(|level| level.queued.is_zero()));
+        assert!(self.real.picker.levels.iter().all(|level| level.queued.is_zero()));
     }
 }
 

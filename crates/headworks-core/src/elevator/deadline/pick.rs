@@ -9,10 +9,56 @@
 //! ```
 
 use super::lane::Lane;
-use super::{DeadlineElevator, Direction};
-use crate::request::{SlotId, Slots};
+use crate::bio::{IoClass, Op};
+use crate::gauge::Gauge32;
+use crate::options::DeadlineOptions;
+use crate::request::{Request, SlotId, Slots};
 use crate::slab::NIL;
-use crate::time::Instant;
+use crate::time::{Instant, MS};
+
+/// The direction of a lane and of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Reads and other requests that change nothing.
+    Read = 0,
+    /// Writes, discards and zeroing.
+    Write = 1,
+}
+
+impl Direction {
+    /// Returns the direction of an operation.
+    pub const fn of(op: Op) -> Self {
+        if op.is_write() { Self::Write } else { Self::Read }
+    }
+}
+
+/// The requests of one priority class.
+#[derive(Debug)]
+pub(super) struct Level {
+    /// Waiting requests, by direction.
+    pub lanes: [Lane; 2],
+    /// Requests inserted and not ended, in the device or in a lane.
+    pub queued: Gauge32,
+}
+
+/// The waiting requests and the state of the current batch.
+#[derive(Debug)]
+pub(super) struct Picker {
+    /// Time to the deadline of a request, by direction, in nanoseconds.
+    pub expire_ns: [u64; 2],
+    /// Batches of reads that may pass waiting writes in a row.
+    pub writes_starved: u32,
+    fifo_batch: u32,
+    aging_ns: u64,
+    /// By rank of the class, the most urgent first.
+    pub levels: [Level; IoClass::ALL.len()],
+    /// Requests of the current batch that were dispatched.
+    batching: u32,
+    /// Batches of reads that passed waiting writes in a row.
+    starved: u32,
+    /// Direction of the current batch.
+    direction: Direction,
+}
 
 /// A request that may be dispatched, and the state of the batch if it is.
 #[derive(Debug)]
@@ -29,9 +75,41 @@ pub(super) struct Pick {
     pub starved: u32,
 }
 
-impl DeadlineElevator {
+impl Picker {
+    /// Creates empty lanes and no batch.
+    pub fn new(options: &DeadlineOptions) -> Self {
+        assert!(options.fifo_batch > 0, "a batch has at least one request");
+        let ns = |ms: u32| u64::from(ms) * MS;
+        let level = |_| Level { lanes: [Lane::new(), Lane::new()], queued: Gauge32::default() };
+        Self {
+            expire_ns: [ns(options.read_expire_ms), ns(options.write_expire_ms)],
+            writes_starved: options.writes_starved,
+            fifo_batch: options.fifo_batch,
+            aging_ns: ns(options.prio_aging_expire_ms),
+            levels: IoClass::ALL.map(level),
+            // A full batch, so that the first dispatch starts one (in Linux a write would continue one that never started).
+            batching: u32::MAX,
+            starved: 0,
+            direction: Direction::Write,
+        }
+    }
+
+    /// Returns the lane of a request.
+    pub fn lane(&mut self, request: &Request) -> &mut Lane {
+        let level = &mut self.levels[request.ioprio.class().rank()];
+        &mut level.lanes[Direction::of(request.op) as usize]
+    }
+
+    /// Removes a picked request and continues or starts its batch.
+    pub fn take(&mut self, slots: &mut Slots, pick: &Pick) {
+        debug_assert!(pick.batching >= 1 && pick.batching <= self.fifo_batch, "batch size");
+        self.levels[pick.level].lanes[pick.direction as usize].take(slots, pick.id);
+        (self.direction, self.batching, self.starved) =
+            (pick.direction, pick.batching, pick.starved);
+    }
+
     /// Selects the next request. `several`: more than one level has requests, here or in the device.
-    pub(super) fn pick(&self, slots: &Slots, now: Instant, several: bool) -> Option<Pick> {
+    pub fn pick(&self, slots: &Slots, now: Instant, several: bool) -> Option<Pick> {
         let aged = || (1..self.levels.len()).find_map(|level| self.pick_aged(slots, now, level));
         if several && let Some(pick) = aged() {
             return Some(pick);
@@ -90,7 +168,7 @@ impl DeadlineElevator {
     }
 
     /// Returns when the first waiting request is old enough to pass higher levels.
-    pub(super) fn next_aged(&self, slots: &Slots) -> Option<Instant> {
+    pub fn next_aged(&self, slots: &Slots) -> Option<Instant> {
         let aged = (1..self.levels.len()).filter_map(|level| {
             let (id, direction) = self.oldest(slots, level)?;
             Some(self.aged_at(slots, id, direction))

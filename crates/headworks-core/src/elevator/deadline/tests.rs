@@ -4,8 +4,8 @@
 //! `idle:` for another class.
 
 use super::*;
-use crate::bio::{Ioprio, VolumeId};
-use crate::time::SEC;
+use crate::bio::{Ioprio, Op, VolumeId};
+use crate::time::{MS, SEC};
 
 /// An elevator, its requests and the time.
 struct Harness {
@@ -442,7 +442,9 @@ fn m2_delay_is_bounded() {
                     inserted += 1;
                 }
             }
-            for (lane, since) in harness.elevator.levels[1].lanes.iter().zip(&mut oldest_since) {
+            for (lane, since) in
+                harness.elevator.picker.levels[1].lanes.iter().zip(&mut oldest_since)
+            {
                 let oldest = lane.oldest();
                 if since.is_none_or(|(id, _)| id != oldest) {
                     *since = Some((oldest, harness.now));
@@ -455,7 +457,7 @@ fn m2_delay_is_bounded() {
                     let due = harness.slots[id].deadline.0.max(since);
                     let late = harness.now.saturating_sub(due);
                     let (word, options) =
-                        (&harness.words[id as usize], harness.elevator.writes_starved);
+                        (&harness.words[id as usize], harness.elevator.picker.writes_starved);
                     assert!(late <= bound, "{word} is {late} ns late, writes_starved {options}");
                     longest = longest.max(late);
                 }
