@@ -7,10 +7,8 @@
 
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::engine::{self, Engine, EngineChoice, Event, Wait};
-use headworks::executor::{ActionSink, Executor};
-use headworks::memory::{Mapping, Span, tables_in_huge_pages};
-use headworks::{Clock, map_frames};
+use headworks::driver::{ActionSink, Clock, Engine, Event, Executor, Mapping, Span, Wait, map_frames, open_engine, tables_in_huge_pages};
+use headworks::{EngineChoice};
 use headworks_core::prng::Prng;
 use headworks_core::stats::{Histogram, Stage};
 use headworks_core::writeback::DirtyOptions;
@@ -308,7 +306,7 @@ impl Driver {
         let (_, volume) = assembly.volumes[0];
         let mut config = ShardConfig::single(queue, volume, options.iodepth.max(1));
         (config.cache, config.dirty) = (options.cache, options.dirty);
-        let (engine, _) = engine::open(options.engine, queue.queue_depth as usize + 64)?;
+        let (engine, _) = open_engine(options.engine, queue.queue_depth as usize + 64)?;
         let mut generator = Generator::new(options, thread, volume.size)
             .map_err(|message| ConfigError::new("size", message))?;
         generator.frames = map_frames(&options.cache)?.map(|(frames, _)| frames);

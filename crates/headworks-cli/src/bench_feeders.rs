@@ -6,7 +6,8 @@
 
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::embed::{self, Answer, Counts, Handle, Io};
+use headworks::RingCounts;
+use headworks::{Answer, Handle, Io, OwnerOptions, start};
 use headworks_core::stats::Histogram;
 use headworks_core::{BioFlags, Ioprio, ReplyStage, VolumeOptions};
 use headworks_server::assemble::{Assembly, ExportSpec};
@@ -29,8 +30,8 @@ struct FeederResult {
     elapsed: Duration,
     cpu_ns: u64,
     allocations: u64,
-    feeders: Counts,
-    owner: Counts,
+    feeders: RingCounts,
+    owner: RingCounts,
 }
 
 /// Runs the benchmark and prints the report.
@@ -52,14 +53,14 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
     let (mut queue, device) = assembly.devices.swap_remove(0);
     (options.queue)(&mut queue).map_err(text)?;
     let (_, volume) = assembly.volumes[0];
-    let (owner, handles) = embed::start(embed::Options {
+    let (owner, handles) = start(OwnerOptions {
         handles: options.feeders as usize,
         depth: options.iodepth,
         slot_bytes: options.block_bytes as usize,
         engine: options.engine,
         cache: options.cache,
         dirty: options.dirty,
-        ..embed::Options::new(device, queue, volume)
+        ..OwnerOptions::new(device, queue, volume)
     })
     .map_err(text)?;
     let mut feeders = Vec::new();
@@ -91,7 +92,7 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
     Ok(result)
 }
 
-fn add(total: &mut Counts, counts: Counts) {
+fn add(total: &mut RingCounts, counts: RingCounts) {
     total.messages += counts.messages;
     total.pushes += counts.pushes;
     total.wakes += counts.wakes;
@@ -196,7 +197,7 @@ fn report(options: &DeviceBenchOptions, result: &FeederResult) {
     let per_io = |count: u64| count as f64 / result.feeders.messages.max(1) as f64;
     let FeederResult { feeders, owner, .. } = result;
     if options.json {
-        let end = |counts: &Counts| json!({"pushes": counts.pushes, "wakes": counts.wakes, "sleeps": counts.sleeps, "messages": counts.messages});
+        let end = |counts: &RingCounts| json!({"pushes": counts.pushes, "wakes": counts.wakes, "sleeps": counts.sleeps, "messages": counts.messages});
         println!(
             "{:#}",
             json!({

@@ -22,12 +22,8 @@ use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
 use super::shared::ServerShared;
 use crate::nbd::connection::ConnectionLimits;
-use headworks::device::Device;
-use headworks::engine::{self, Waker};
-use headworks::executor::Executor;
-use headworks::memory::{Pages, Pool, tables_in_huge_pages};
-use headworks::ring::{self, Sleeper};
-use headworks::{Clock, map_frames, pin};
+use headworks::{Device};
+use headworks::driver::{Consumer, Producer, Clock, Executor, Pages, Pool, Sleeper, Waker, map_frames, open_engine, pin_thread, ring, tables_in_huge_pages};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.
@@ -92,15 +88,15 @@ fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
     let shards = sleepers.len();
     // A bio out, and two answers at most for each that came in: one early, one when its memory is free.
     let capacity = 3 * bios_max + RING_EXTRA;
-    let mut producers: Vec<Vec<Option<ring::Producer<Envelope>>>> = Vec::new();
-    let mut consumers: Vec<Vec<Option<ring::Consumer<Envelope>>>> = Vec::new();
+    let mut producers: Vec<Vec<Option<Producer<Envelope>>>> = Vec::new();
+    let mut consumers: Vec<Vec<Option<Consumer<Envelope>>>> = Vec::new();
     for _ in 0..shards {
         producers.push((0..shards).map(|_| None).collect());
         consumers.push((0..shards).map(|_| None).collect());
     }
     for from in 0..shards {
         for to in (0..shards).filter(|&to| to != from) {
-            let (producer, consumer) = ring::ring(capacity, &sleepers[to]);
+            let (producer, consumer) = ring(capacity, &sleepers[to]);
             producers[from][to] = Some(producer);
             consumers[to][from] = Some(consumer);
         }
@@ -204,7 +200,7 @@ fn live(
     started: &Receiver<Vec<Waker>>,
 ) {
     if let Some(cpu) = seed.cpu {
-        pin(cpu);
+        pin_thread(cpu);
     }
     let parts = match prepare(seed, setup) {
         Ok(parts) => parts,
@@ -245,7 +241,7 @@ fn prepare(
         .map(|device| device.queue.queue_depth as usize + 64)
         .sum();
     let disk_depth = disk_depth + if options.live { DEPTH_SPARE } else { 0 };
-    let (engine, line) = engine::open(options.engine, disk_depth.max(1))?;
+    let (engine, line) = open_engine(options.engine, disk_depth.max(1))?;
     let pool = Pool::new(options.buffers).map_err(|error| {
         ConfigError::new("buffers", format!("cannot map {}: {error}", options.buffers))
     })?;

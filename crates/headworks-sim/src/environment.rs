@@ -4,9 +4,7 @@
 //! The first violation is kept and ends the run at the end of the step; nothing here panics on what
 //! a shard does.
 
-use headworks::engine::{DiskOp, DiskQueue};
-use headworks::executor::ActionSink;
-use headworks::memory::Span;
+use headworks::driver::{ActionSink, DiskOp, DiskQueue, Span};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{

@@ -1,4 +1,4 @@
-//! The simulator: the `headworks_core::Shard` and `headworks::executor::Executor` of the server in
+//! The simulator: the `headworks_core::Shard` and `headworks::driver::Executor` of the server in
 //! virtual time, over modelled disks that hold real bytes, with checkers of everything they
 //! promise.
 //!

@@ -12,11 +12,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
-use headworks::engine::{
-    DiskKind, DiskOp, Engine, EngineChoice, Event, Interest, Wait, Waker, open,
-};
-use headworks::memory::Span;
-use headworks::ring::{Sleeper, ring};
+use headworks::driver::{DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, Waker, open_engine, ring};
+use headworks::{EngineChoice};
 use headworks_core::prng::Prng;
 use headworks_core::{DeviceId, RequestId};
 
@@ -57,7 +54,7 @@ fn pin(cpu: usize) {
 }
 
 fn turns(choice: EngineChoice) {
-    let (mut engine, _) = open(choice, 32).unwrap();
+    let (mut engine, _) = open_engine(choice, 32).unwrap();
     let name = engine.name();
     let mut events = Vec::with_capacity(64);
     report(&format!("{name}: turn, polling, nothing to do"), "ns", || {
@@ -159,7 +156,7 @@ fn disk(folder: &str, flags: i32) {
     };
     for (depth, count) in [(1, 5_000), (32, 40_000), (128, 40_000)] {
         for choice in [EngineChoice::Uring, EngineChoice::Threads] {
-            let Ok((mut engine, _)) = open(choice, 128) else {
+            let Ok((mut engine, _)) = open_engine(choice, 128) else {
                 continue;
             };
             let what = format!("{}: {folder} {how} 4k randread, depth {depth}", engine.name());
@@ -195,7 +192,7 @@ fn ping_pong(choice: EngineChoice, cpus: [usize; 2], count: u32) -> f64 {
     let at_barrier = Arc::clone(&ready);
     let other = thread::spawn(move || {
         pin(cpus[1]);
-        let (mut engine, _) = open(choice, 1).unwrap();
+        let (mut engine, _) = open_engine(choice, 1).unwrap();
         to_main.send(engine.waker()).unwrap();
         let main = from_main.recv().unwrap();
         at_barrier.wait();
@@ -203,7 +200,7 @@ fn ping_pong(choice: EngineChoice, cpus: [usize; 2], count: u32) -> f64 {
     });
     let here = thread::spawn(move || {
         pin(cpus[0]);
-        let (mut engine, _) = open(choice, 1).unwrap();
+        let (mut engine, _) = open_engine(choice, 1).unwrap();
         to_thread.send(engine.waker()).unwrap();
         let thread = from_thread.recv().unwrap();
         ready.wait();
@@ -222,7 +219,7 @@ fn ping_pong(choice: EngineChoice, cpus: [usize; 2], count: u32) -> f64 {
 }
 
 fn messages() {
-    let sleeper = headworks::sync::Arc::new(Sleeper::default());
+    let sleeper = std::sync::Arc::new(Sleeper::default());
     let (mut producer, mut consumer) = ring::<[u64; 6]>(1024, &sleeper);
     let (mut batch, mut out) = (Vec::with_capacity(32), Vec::with_capacity(32));
     for count in [1, 32] {
@@ -241,7 +238,7 @@ fn messages() {
 fn main() {
     let engines: Vec<_> = [EngineChoice::Uring, EngineChoice::Threads]
         .into_iter()
-        .filter(|&choice| open(choice, 1).is_ok())
+        .filter(|&choice| open_engine(choice, 1).is_ok())
         .collect();
     messages();
     for &choice in &engines {
@@ -249,7 +246,7 @@ fn main() {
     }
     for &choice in &engines {
         for (cpus, where_) in [([0, 0], "one CPU"), ([0, 1], "two CPUs")] {
-            let name = open(choice, 1).unwrap().0.name();
+            let name = open_engine(choice, 1).unwrap().0.name();
             let what = format!("{name}: wake and be woken, both asleep, {where_}");
             report(&what, "us", || ping_pong(choice, cpus, 5_000));
         }

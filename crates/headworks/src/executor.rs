@@ -9,7 +9,7 @@ use headworks_core::{
     Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
 };
 
-use crate::device::{Batch, Command, Device, DeviceIo};
+use crate::device::{CommandBatch, Command, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::{STREAM, Span, copy};
 
@@ -207,7 +207,7 @@ impl Executor {
         let mut io = DeviceIo { completions, disk };
         // SAFETY: buffers stay valid and untouched until `Reply` says otherwise, which the shard's contract puts after the
         // completion; the spans were checked against their buffers.
-        unsafe { device.submit(now, Batch { commands, spans }, &mut io) };
+        unsafe { device.submit(now, CommandBatch { commands, spans }, &mut io) };
         self.commands.clear();
         self.spans.clear();
         self.deliver(id, inputs);

@@ -1,21 +1,54 @@
 //! The block I/O path as a library: the mechanism that carries out the decisions of [`headworks_core`].
 //!
-//! `embed` is the path inside another program; `executor` carries out a shard's actions; `device` moves bytes; `engine` waits
-//! for disks and sockets; `memory` holds every byte of data; `runtime` has clock, polling and threads.
+//! The root has what an embedding program needs; [`driver`] has the parts from which the thread of a shard is built.
 
-pub mod device;
-// The model checker looks at rings, not at threads and sockets.
+mod device;
+// The model checker checks rings and wake-ups, not threads and sockets.
 #[cfg(not(loom))]
-pub mod embed;
-pub mod engine;
-pub mod executor;
-pub mod memory;
-pub mod ring;
-pub mod runtime;
+mod embed;
+mod engine;
+mod executor;
+mod memory;
+mod ring;
+mod runtime;
 mod size;
 #[cfg(doctest)]
 mod soundness;
-pub mod sync;
+mod sync;
 
-pub use runtime::{Clock, map_frames, pin};
+pub use headworks_core;
+
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub use device::testing;
+pub use device::{
+    Command, CommandBatch, DelayDevice, DelayOptions, Device, DeviceIo, Direct, ErrorDevice,
+    ErrorOptions, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
+    Probability, SizeWatch,
+};
+#[cfg(not(loom))]
+pub use embed::{Answer, Ended, Handle, Io, Owner, OwnerOptions, RingCounts, start};
+pub use engine::EngineChoice;
 pub use size::display_size;
+
+/// The parts of a thread that drives a shard: executor, engines, memory, rings and clock.
+///
+/// The owner of this crate's embedding API is such a thread, and so are the shards of the NBD server. A driver of its own
+/// takes inputs from an [`Engine`](driver::Engine) and from its clients, gives them to a
+/// [`Shard`](headworks_core::Shard), and has an [`Executor`](driver::Executor) carry out the actions.
+pub mod driver {
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub use crate::engine::waker::WakeFlag;
+    pub use crate::engine::{
+        DISK_DEPTH_MAX, DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker,
+        open_engine,
+    };
+    pub use crate::executor::{ActionSink, Executor};
+    pub use crate::memory::{Buffer, Mapping, Pages, Pool, Span, give_back, tables_in_huge_pages};
+    pub use crate::ring::{Consumer, Producer, Sleeper, ring};
+    pub use crate::runtime::{Clock, Polling, map_frames, pin_thread};
+    #[cfg(loom)]
+    #[doc(hidden)]
+    pub use crate::sync;
+}

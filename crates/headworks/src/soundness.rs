@@ -1,17 +1,17 @@
 //! Programs that must not compile: safe code cannot make the library use memory that it does not own.
 //!
 //! The first program hands the kernel the address of an immutable box. Made of safe code it does not compile, because
-//! [`Span::new`](crate::memory::Span::new) and [`DiskQueue::push`](crate::engine::DiskQueue::push) are unsafe:
+//! [`Span::new`](crate::driver::Span::new) and [`DiskQueue::push`](crate::driver::DiskQueue::push) are unsafe:
 //!
 //! ```compile_fail,E0133
-//! use headworks::engine::{self, DiskKind, DiskOp, EngineChoice};
-//! use headworks::memory::Span;
+//! use headworks::EngineChoice;
+//! use headworks::driver::{DiskKind, DiskOp, Span, open_engine};
 //! use std::os::fd::AsRawFd;
 //!
 //! let victim = Box::new([1_u8; 16]);
 //! let base = (&raw const *victim).cast::<u8>().cast_mut();
 //! let zero = std::fs::File::open("/dev/zero").unwrap();
-//! let (mut engine, _) = engine::open(EngineChoice::Threads, 4).unwrap();
+//! let (mut engine, _) = open_engine(EngineChoice::Threads, 4).unwrap();
 //! let (device, id) = Default::default();
 //! let op = DiskOp { device, id, fd: zero.as_raw_fd(), kind: DiskKind::Read, offset: 0, len: 16 };
 //! engine.push(op, &[Span::new(base, 16)]);
@@ -20,20 +20,20 @@
 //! A span cannot be made from its parts either:
 //!
 //! ```compile_fail,E0451
-//! let span = headworks::memory::Span { base: std::ptr::null_mut(), len: 16 };
+//! let span = headworks::driver::Span { base: std::ptr::null_mut(), len: 16 };
 //! ```
 //!
 //! The same program with its two unsafe calls marked does compile, so nothing else is wrong with the first:
 //!
 //! ```no_run
-//! use headworks::engine::{self, DiskKind, DiskOp, EngineChoice};
-//! use headworks::memory::Span;
+//! use headworks::EngineChoice;
+//! use headworks::driver::{DiskKind, DiskOp, Span, open_engine};
 //! use std::os::fd::AsRawFd;
 //!
 //! let victim = Box::new([1_u8; 16]);
 //! let base = (&raw const *victim).cast::<u8>().cast_mut();
 //! let zero = std::fs::File::open("/dev/zero").unwrap();
-//! let (mut engine, _) = engine::open(EngineChoice::Threads, 4).unwrap();
+//! let (mut engine, _) = open_engine(EngineChoice::Threads, 4).unwrap();
 //! let (device, id) = Default::default();
 //! let op = DiskOp { device, id, fd: zero.as_raw_fd(), kind: DiskKind::Read, offset: 0, len: 16 };
 //! unsafe { engine.push(op, &[Span::new(base, 16)]) };
@@ -42,8 +42,7 @@
 //! Memory is handed to the executor by an unsafe trait:
 //!
 //! ```compile_fail,E0200
-//! use headworks::executor::ActionSink;
-//! use headworks::memory::Span;
+//! use headworks::driver::{ActionSink, Span};
 //! use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 //!
 //! struct Sink;

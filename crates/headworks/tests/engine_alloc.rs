@@ -10,10 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks::engine::{DiskKind, DiskOp, Engine, EngineChoice, Event, Interest, Wait, open};
-use headworks::memory::Span;
-use headworks::ring::{Sleeper, ring};
-use headworks::sync::Arc;
+use headworks::driver::{DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, open_engine, ring};
+use headworks::{EngineChoice};
+use std::sync::Arc;
 use headworks_core::{DeviceId, RequestId};
 
 struct Counting;
@@ -88,7 +87,7 @@ fn nothing_is_allocated_once_warm() {
         .collect();
     let mut pair = UnixStream::pair().unwrap();
     for choice in [EngineChoice::Uring, EngineChoice::Threads] {
-        let Ok((mut engine, _)) = open(choice, 64) else {
+        let Ok((mut engine, _)) = open_engine(choice, 64) else {
             continue; // Forbidden on this machine.
         };
         // Threads allocate when they first run, which may be late; an operation that allocates does so in every stretch.

@@ -10,9 +10,8 @@
 //! The models marked `should_panic` do one step wrongly on purpose: they show that the checker would see it.
 #![cfg(loom)]
 
-use headworks::engine::waker::Bell;
-use headworks::ring::{Consumer, Producer, Sleeper, ring};
-use headworks::sync::Arc;
+use headworks::driver::{Consumer, Producer, Sleeper, WakeFlag, ring};
+use headworks::driver::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
@@ -158,9 +157,9 @@ fn looking_before_announcing_a_message_is_slept_over() {
 
 /// Two threads say something and wake; the shard turns until it has seen both. `answer` is the step under test: it hears
 /// the noise and then looks at what was said.
-fn bell(answer: fn(&Bell, &Bed, &mut dyn FnMut())) {
+fn bell(answer: fn(&WakeFlag, &Bed, &mut dyn FnMut())) {
     let shared =
-        Arc::new(([AtomicU32::new(0), AtomicU32::new(0)], Bell::default(), Bed::default()));
+        Arc::new(([AtomicU32::new(0), AtomicU32::new(0)], WakeFlag::default(), Bed::default()));
     let shared = ManuallyDrop::new(shared); // As above.
     let (said, bell, bed) = &**shared;
     let wakers: Vec<_> = (0..2)

@@ -130,7 +130,7 @@ pub fn run(options: &CachedOptions) -> Result<Report, ConfigError> {
         return Err(ConfigError::new("size", "must be 1M to 1T in whole MiB"));
     }
     if let Some(cpu) = options.cpu {
-        headworks::pin(cpu);
+        headworks::driver::pin_thread(cpu);
     }
     let mut bench = Bench::new(options)?;
     let jobs: Vec<Job> = JOBS

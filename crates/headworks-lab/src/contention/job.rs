@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use headworks::sync::CachePadded;
+use crate::contention::CachePadded;
 use headworks_core::prng::Prng;
 
 /// Bytes of a block: the seed's `bs=4k`.

@@ -57,14 +57,19 @@ pub use summary::{ContentionSummary, SpeedRatio, summary};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::device::NullDevice;
-use headworks::embed::Counts;
-use headworks::{Clock, pin};
+use headworks::{NullDevice};
+use headworks::RingCounts as Counts;
+use headworks::driver::{Clock, pin_thread};
 use headworks_core::{QueueOptions, Scheduler};
 
 use job::{Signals, Stream};
 use lock::SpinLock;
 use window::{Answers, Path, Window};
+
+/// A value alone on its cache lines: 128 bytes, because x86 fetches lines in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct CachePadded<T>(pub T);
 
 /// The kind of lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,7 +411,7 @@ impl<'a> CellLoad<'a> {
     fn place(&self, job: u32) {
         if self.placement == Placement::Pinned {
             let for_jobs = if self.rings { (cpus() - 1).max(1) } else { cpus() };
-            pin(job as usize % for_jobs);
+            pin_thread(job as usize % for_jobs);
         }
     }
 

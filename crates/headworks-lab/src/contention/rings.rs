@@ -1,5 +1,5 @@
 //! The product's method: jobs feed rings, and one owner runs the real shard over the real null
-//! device (`headworks::embed`).
+//! device (`headworks::Owner`).
 //!
 //! There is no lock; the counterparts of lock acquisitions are pushes of batches and wake-ups,
 //! which must be rare. In an observed run, an elevator that logs departures and a device that
@@ -8,8 +8,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
-use headworks::device::{Batch as Commands, Device, DeviceIo, NullDevice};
-use headworks::embed::{self, Answer, Counts, Handle, Io};
+use headworks::{Answer, CommandBatch as Commands, Device, DeviceIo, Handle, Io, NullDevice, OwnerOptions, start};
+use headworks::RingCounts as Counts;
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
 use headworks_core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
@@ -27,7 +27,7 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
         None => Box::new(NullDevice),
     };
     let volume = VolumeOptions { size: load.size, block_size: 1, ..VolumeOptions::default() };
-    let options = embed::Options {
+    let options = OwnerOptions {
         elevator: watched.clone().map(|watched| -> Box<dyn Elevator> {
             Box::new(WatchedElevator { inner: elevator::make(&load.queue), watched })
         }),
@@ -35,9 +35,9 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
         depth: load.iodepth,
         slot_bytes: BLOCK as usize,
         cpu: load.owner_cpu(),
-        ..embed::Options::new(device, load.queue, volume)
+        ..OwnerOptions::new(device, load.queue, volume)
     };
-    let (owner, handles) = embed::start(options).map_err(|error| error.to_string())?;
+    let (owner, handles) = start(options).map_err(|error| error.to_string())?;
     let start = Barrier::new(handles.len() + 1);
     let (mut answered, mut errors, mut feeders) = (0, 0, Counts::default());
     std::thread::scope(|scope| {

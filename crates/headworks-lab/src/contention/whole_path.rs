@@ -11,7 +11,7 @@
 //! called without the lock. The shard's timer is not driven: no command is outstanding for longer
 //! than a list.
 
-use headworks::device::{Command, NullDevice};
+use headworks::{Command, NullDevice};
 use headworks_core::{
     Action, Bio, BioFlags, BioId, Completion, DeviceId, Input, Instant, Op, Shard, ShardConfig,
     VolumeId, VolumeOptions,

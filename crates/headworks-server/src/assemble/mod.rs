@@ -15,8 +15,7 @@ mod watched_file;
 use headworks_core::{ConfigError, DeviceId, Ioprio, QueueOptions, VolumeId, VolumeOptions};
 
 use crate::spec::BaseDevice;
-use headworks::device::{Device, FileDevice, OpenFile};
-use headworks::display_size;
+use headworks::{Device, FileDevice, OpenFile, display_size};
 use image::{OpenedImage, SharedDeviceKey, VolumeOrigin};
 
 pub use export_spec::{ExportSpec, NamedDevice, check};
@@ -338,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_size_that_was_expected_is_no_news_once() {
-        let image = headworks::device::testing::TempFile::absent("expected");
+        let image = headworks::testing::TempFile::absent("expected");
         let text = format!("file:path={},size=1M", image.path().display());
         let export = ExportSpec::new("a".to_owned(), Spec::parse(&text).unwrap(), false);
         let mut watched = Assembly::new(&[export]).unwrap().files.remove(0);

@@ -4,7 +4,7 @@ use headworks_core::{ChangeError, DeviceConfig, DeviceId, ExportId, VolumeConfig
 
 use crate::assemble::WatchedFile;
 use crate::assemble::export_info::ServedExport;
-use headworks::device::{Device, OpenFile};
+use headworks::{Device, OpenFile};
 
 /// An order to one shard. It is obeyed or refused at once.
 pub enum ShardCommand {

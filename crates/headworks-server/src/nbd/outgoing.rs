@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use super::transport::Transport;
-use headworks::memory::{Buffer, Pool, Span};
+use headworks::driver::{Buffer, Pool, Span};
 
 /// Most pieces of one `sendmsg` (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;

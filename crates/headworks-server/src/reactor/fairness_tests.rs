@@ -15,9 +15,8 @@ use headworks_core::{ExportConfig, ShardConfig, VolumeOptions};
 
 use super::*;
 use crate::nbd::connection::ExportBinding;
-use headworks::device::NullDevice;
-use headworks::engine::{self, EngineChoice};
-use headworks::memory::Pool;
+use headworks::{EngineChoice, NullDevice};
+use headworks::driver::{Pool, open_engine};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{Session, TlsMode};
@@ -44,7 +43,7 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
         exports: vec![ExportConfig { weight: 100 }],
         ..ShardConfig::single(NullDevice::queue_options(), volume, 4096)
     };
-    let (engine, _) = engine::open(EngineChoice::Threads, 256).unwrap();
+    let (engine, _) = open_engine(EngineChoice::Threads, 256).unwrap();
     let (mailbox, mail) = channel();
     let seconds = |count: u64| count * 1_000_000_000;
     ReactorParts {

@@ -13,9 +13,7 @@ use crate::connection_id::{
 };
 use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
-use headworks::executor::ActionSink;
-use headworks::memory::{Mapping, Pool, Span};
-use headworks::ring::{Consumer, Producer};
+use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Producer, Span};
 
 /// What travels between shards: the message, and where the bytes of its bio lie.
 #[derive(Clone, Copy, Debug)]

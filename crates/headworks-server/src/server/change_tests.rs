@@ -11,8 +11,8 @@ use crate::control::ReloadReport;
 use crate::messages::ControlMessage;
 use crate::messages::query::ControlQuery;
 use crate::{Server, ServerOptions};
-use headworks::device::testing::TempFile;
-use headworks::engine::EngineChoice;
+use headworks::testing::TempFile;
+use headworks::{EngineChoice};
 
 fn spec(text: &str) -> ExportSpec {
     ExportSpec::parse(text, false).unwrap()
@@ -152,7 +152,7 @@ fn images_of_a_filesystem_share_a_queue_and_places_are_used_again() {
 
 #[test]
 fn an_image_that_can_do_less_than_the_queue_expects_gets_its_own() {
-    let Some(directory) = headworks::device::testing::memory_directory() else { return };
+    let Some(directory) = headworks::testing::memory_directory() else { return };
     let image = TempFile::absent_in(&directory, "live-less");
     let text = format!("a=file:path={},size=1M", image.path().display());
     let server = server(&[&text], &options(1));

@@ -26,9 +26,7 @@ use self::keys::{EXPORT_KEYS, Keys, list};
 pub use self::layers::Layer;
 pub use self::share::ExportOptions;
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
-use headworks::device::{
-    DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
-};
+use headworks::{DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions};
 
 /// Enough to combine every wrapper; each is a call deeper.
 const WRAPPERS_MAX: usize = 8;
@@ -367,8 +365,8 @@ fn parse_range(word: &str) -> Result<Range<u64>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::device::NullDevice;
-    use headworks::device::testing::Bench;
+    use headworks::{NullDevice};
+    use headworks::testing::Bench;
     use headworks_core::BioFlags;
 
     fn error(text: &str) -> String {

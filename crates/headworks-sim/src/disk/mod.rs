@@ -27,8 +27,8 @@ mod write_cache;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use headworks::device::{Batch, Command, Device, DeviceIo};
-use headworks::memory::Span;
+use headworks::{Command, CommandBatch, Device, DeviceIo};
+use headworks::driver::{Span};
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::prng::Prng;
 use headworks_core::{
@@ -121,7 +121,7 @@ impl SharedDisk {
 }
 
 impl Device for SharedDisk {
-    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         let mut disk = self.lock();
         for command in batch.commands {
             // The caller keeps the spans valid until completion; `Disk::run_piece` relies on that.

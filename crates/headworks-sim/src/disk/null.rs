@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use headworks::device::{Batch, Device, DeviceIo};
+use headworks::{CommandBatch, Device, DeviceIo};
 use headworks_core::{Completion, Instant, RequestId};
 
 /// A disk without data.
@@ -21,7 +21,7 @@ impl NullDisk {
 }
 
 impl Device for NullDisk {
-    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         let at = now.after(self.latency_ns);
         let commands = batch.commands.iter();
         self.flying.extend(commands.map(|command| (at, command.id, command.len)));

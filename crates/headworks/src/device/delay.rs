@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op, VolumeId};
 
-use super::{Batch, Command, Device, DeviceIo};
+use super::{CommandBatch, Command, Device, DeviceIo};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 
@@ -116,7 +116,7 @@ impl DelayDevice {
         if self.commands.is_empty() {
             return;
         }
-        let batch = Batch { commands: &self.commands, spans: &self.spans };
+        let batch = CommandBatch { commands: &self.commands, spans: &self.spans };
         // SAFETY: the promise made when these commands were submitted holds until their completion, which is still to come.
         unsafe { self.below.submit(now, batch, io) };
         self.commands.clear();
@@ -125,7 +125,7 @@ impl DelayDevice {
 }
 
 impl Device for DelayDevice {
-    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         // Commands that do not wait go down in runs, as they came.
         let mut run = 0;
         for (index, command) in batch.commands.iter().enumerate() {

@@ -16,7 +16,7 @@ use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op, VolumeId};
 
 use super::Probability;
-use super::{Batch, Command, Device, DeviceIo};
+use super::{CommandBatch, Command, Device, DeviceIo};
 use crate::engine::DiskDone;
 
 /// What fails, how often, and how.
@@ -101,7 +101,7 @@ impl ErrorDevice {
 }
 
 impl Device for ErrorDevice {
-    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         // What does not fail goes down in runs, as it came.
         let mut run = 0;
         for (index, command) in batch.commands.iter().enumerate() {
@@ -240,7 +240,7 @@ mod tests {
             .collect();
         // SAFETY: inside the bench's buffer.
         let spans = [0, 512, 1024].map(|at| unsafe { crate::memory::Span::new(base.add(at), 512) });
-        bench.submit_batch(Batch { commands: &commands, spans: &spans });
+        bench.submit_batch(CommandBatch { commands: &commands, spans: &spans });
         let mut done = bench.drain();
         done.sort_by_key(|completion| completion.id);
         let status: Vec<_> = done.iter().map(|completion| completion.status).collect();

@@ -17,7 +17,7 @@ use headworks_core::{
     BioFlags, Completion, ConfigError, ExtentState, Instant, IoError, Op, QueueOptions, VolumeId,
 };
 
-use super::{Batch, Command, Device, DeviceIo};
+use super::{CommandBatch, Command, Device, DeviceIo};
 use crate::memory::{Mapping, PAGE, Span};
 
 /// 64 KiB: few bits, and edges of a discard are short; 16 pages, so that giving one back is worth a system call.
@@ -201,7 +201,7 @@ impl MemDevice {
 const _: () = assert!(CHUNK.is_multiple_of(PAGE));
 
 impl Device for MemDevice {
-    unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, _now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
             // SAFETY: the caller's promise, passed on.
             let completion = unsafe { self.run(command, batch.spans_of(command)) };

@@ -25,7 +25,7 @@ pub use mem::MemDevice;
 pub use null::NullDevice;
 pub use probability::Probability;
 
-/// One command, with its data as spans of [`Batch::spans`].
+/// One command, with its data as spans of [`CommandBatch::spans`].
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
     /// Given back in the completion.
@@ -40,7 +40,7 @@ pub struct Command {
     pub offset: u64,
     /// Bytes.
     pub len: u32,
-    /// Where its spans start in [`Batch::spans`].
+    /// Where its spans start in [`CommandBatch::spans`].
     pub first_span: u32,
     /// How many there are.
     pub spans: u16,
@@ -48,14 +48,14 @@ pub struct Command {
 
 /// Commands that are submitted together, in order.
 #[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
+pub struct CommandBatch<'a> {
     /// The commands.
     pub commands: &'a [Command],
     /// The memory of all of them.
     pub spans: &'a [Span],
 }
 
-impl<'a> Batch<'a> {
+impl<'a> CommandBatch<'a> {
     /// The memory of one of the commands.
     #[must_use]
     pub fn spans_of(&self, command: &Command) -> &'a [Span] {
@@ -78,7 +78,7 @@ pub trait Device: Send {
     ///
     /// # Safety
     /// The spans are valid, and stay so and unshared as [`Span`] says, until the command's completion was delivered.
-    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>);
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>);
 
     /// A file operation that the device pushed has ended.
     fn on_disk(&mut self, _now: Instant, _done: DiskDone, _io: &mut DeviceIo<'_>) {}
@@ -153,13 +153,13 @@ unsafe fn tell_extents(
 unsafe fn submit_part(
     device: &mut dyn Device,
     now: Instant,
-    batch: Batch<'_>,
+    batch: CommandBatch<'_>,
     part: Range<usize>,
     io: &mut DeviceIo<'_>,
 ) {
     if !part.is_empty() {
         let commands = &batch.commands[part];
         // SAFETY: the caller's promise, passed on.
-        unsafe { device.submit(now, Batch { commands, ..batch }, io) };
+        unsafe { device.submit(now, CommandBatch { commands, ..batch }, io) };
     }
 }

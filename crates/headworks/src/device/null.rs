@@ -9,7 +9,7 @@ use headworks_core::{
     BioFlags, Completion, ExtentState, Instant, IoError, Op, QueueOptions, VolumeId,
 };
 
-use super::{Batch, Device, DeviceIo};
+use super::{CommandBatch, Device, DeviceIo};
 
 /// A disk without bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,7 +24,7 @@ impl NullDevice {
 }
 
 impl Device for NullDevice {
-    unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, _now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
             if command.op == Op::BlockStatus {
                 let all_data = |list: &mut ExtentWriter<'_>| {

@@ -10,7 +10,7 @@ use headworks_core::{
     BioFlags, Completion, Extent, ExtentState, Instant, Op, RequestId, Status, VolumeId,
 };
 
-use super::{Batch, Command, Device, DeviceIo, file};
+use super::{CommandBatch, Command, Device, DeviceIo, file};
 use crate::engine::{DiskDone, DiskOp, DiskQueue};
 use crate::memory::{Buffer, Pool, Span};
 
@@ -138,13 +138,13 @@ impl<D: Device> Bench<D> {
             first_span: 0,
             spans: spans.len() as u16,
         };
-        let batch = Batch { commands: &[command], spans };
+        let batch = CommandBatch { commands: &[command], spans };
         self.submit_batch(batch);
         id
     }
 
     /// Commands on spans that stay valid until they are drained.
-    pub fn submit_batch(&mut self, batch: Batch<'_>) {
+    pub fn submit_batch(&mut self, batch: CommandBatch<'_>) {
         let mut io = DeviceIo { completions: &mut self.completions, disk: &mut self.disk };
         // SAFETY: tests keep the memory that they name until they have drained the bench.
         unsafe { self.device.submit(self.now, batch, &mut io) };
@@ -349,7 +349,7 @@ pub fn memory_directory() -> Option<PathBuf> {
 }
 
 impl Device for Box<dyn Device> {
-    unsafe fn submit(&mut self, now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         // SAFETY: the caller's promise, passed on.
         unsafe { (**self).submit(now, batch, io) };
     }

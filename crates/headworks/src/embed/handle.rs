@@ -51,7 +51,7 @@ pub struct Answer {
 
 /// How often one end of the rings did what costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct RingCounts {
     /// Messages pushed.
     pub messages: u64,
     /// Batches in which they went.
@@ -74,7 +74,7 @@ pub struct Handle {
     bed: Arc<Bed>,
     owner: Waker,
     ends: Arc<Ends>,
-    counts: Counts,
+    counts: RingCounts,
 }
 
 /// What a handle is made of.
@@ -104,7 +104,7 @@ impl Handle {
             bed,
             owner,
             ends,
-            counts: Counts::default(),
+            counts: RingCounts::default(),
         }
     }
 
@@ -201,7 +201,7 @@ impl Handle {
 
     /// What it cost so far.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> RingCounts {
         self.counts
     }
 }

@@ -18,7 +18,7 @@ mod bed;
 mod handle;
 mod owner;
 
-pub use handle::{Answer, Counts, Handle, Io};
+pub use handle::{Answer, RingCounts, Handle, Io};
 pub use owner::{Ended, Owner};
 
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub const HANDLES_MAX: usize = 1024;
 const BUFFERS_MAX: usize = 1 << 32;
 
 /// What to start.
-pub struct Options {
+pub struct OwnerOptions {
     /// The device. It runs on the owner's thread.
     pub device: Box<dyn Device>,
     /// Its queue.
@@ -66,7 +66,7 @@ pub struct Options {
     pub poll_ns: u64,
 }
 
-impl Options {
+impl OwnerOptions {
     /// One feeder with 32 slots of 4 KiB.
     #[must_use]
     pub fn new(device: Box<dyn Device>, queue: QueueOptions, volume: VolumeOptions) -> Self {
@@ -109,7 +109,7 @@ impl Options {
 ///
 /// # Errors
 /// An option that cannot be, memory or an engine that is not to be had.
-pub fn start(options: Options) -> Result<(Owner, Vec<Handle>), ConfigError> {
+pub fn start(options: OwnerOptions) -> Result<(Owner, Vec<Handle>), ConfigError> {
     options.validate()?;
     owner::start(options)
 }

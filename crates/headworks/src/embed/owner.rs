@@ -21,14 +21,13 @@ use headworks_core::{
 };
 
 use super::bed::Bed;
-use super::handle::{Answer, Counts, Handle, Parts};
-use super::{Buffers, Curfew, Ends, Options};
+use super::handle::{Answer, RingCounts, Handle, Parts};
+use super::{Buffers, Curfew, Ends, OwnerOptions};
 use crate::engine::{self, Engine, Event, Wait, Waker};
 use crate::executor::{ActionSink, Executor};
 use crate::memory::{Mapping, Span, tables_in_huge_pages};
 use crate::ring::{Consumer, Producer, Sleeper, ring};
-use crate::runtime::polling::Polling;
-use crate::runtime::{Clock, map_frames, pin};
+use crate::runtime::{Clock, Polling, map_frames, pin_thread};
 
 /// Bios taken from one ring in a turn: what a plug holds.
 const BIOS_MAX: usize = 32;
@@ -52,7 +51,7 @@ pub struct Ended {
     /// Calls of the shard.
     pub turns: u64,
     /// Answers, and what they cost.
-    pub counts: Counts,
+    pub counts: RingCounts,
     /// The first notices.
     pub notices: Vec<Notice>,
     /// How the flush of the cache went that ended it; none without a cache.
@@ -168,7 +167,7 @@ struct Driver {
     batch: Vec<Input>,
     events: Vec<Event>,
     turns: u64,
-    counts: Counts,
+    counts: RingCounts,
     /// The client whose ring is looked at first.
     first: usize,
     /// When the CPU was last offered to feeders.
@@ -176,7 +175,7 @@ struct Driver {
 }
 
 /// See [`super::start`].
-pub(super) fn start(options: Options) -> Result<(Owner, Vec<Handle>), ConfigError> {
+pub(super) fn start(options: OwnerOptions) -> Result<(Owner, Vec<Handle>), ConfigError> {
     let sleeper = Arc::new(Sleeper::default());
     let ends = Arc::new(Ends::default());
     let (mut clients, mut handles) = (Vec::new(), Vec::new());
@@ -238,13 +237,13 @@ pub(super) fn start(options: Options) -> Result<(Owner, Vec<Handle>), ConfigErro
 
 impl Driver {
     fn new(
-        options: Options,
+        options: OwnerOptions,
         clients: Vec<Client>,
         sleeper: Arc<Sleeper>,
         ends: Arc<Ends>,
     ) -> Result<Self, ConfigError> {
         if let Some(cpu) = options.cpu {
-            pin(cpu);
+            pin_thread(cpu);
         }
         let slots = options.handles * options.depth as usize;
         let bios_max = u32::try_from(slots).unwrap_or(u32::MAX);
@@ -257,7 +256,7 @@ impl Driver {
         if let Some(elevator) = options.elevator {
             shard.set_elevator(DeviceId(0), elevator);
         }
-        let (engine, _) = engine::open(options.engine, options.queue.queue_depth as usize + 64)?;
+        let (engine, _) = engine::open_engine(options.engine, options.queue.queue_depth as usize + 64)?;
         let to_push = Vec::with_capacity(clients.len());
         Ok(Self {
             shard,
@@ -280,7 +279,7 @@ impl Driver {
             batch: Vec::with_capacity(2 * slots + 16),
             events: Vec::with_capacity(1024),
             turns: 0,
-            counts: Counts::default(),
+            counts: RingCounts::default(),
             first: 0,
             gave_way: Instant(0),
         })

@@ -24,7 +24,7 @@ enum Disk {
 }
 
 impl Disk {
-    fn options(&self) -> Options {
+    fn options(&self) -> OwnerOptions {
         let null = || Box::new(NullDevice);
         let memory = || Box::new(MemDevice::new(1 << 20).unwrap());
         let delay = |ms: u64| DelayOptions {
@@ -47,19 +47,19 @@ impl Disk {
             }
         };
         let queue = QueueOptions { write_cache: true, ..queue };
-        Options::new(device, queue, VolumeOptions { size: 1 << 20, ..VolumeOptions::default() })
+        OwnerOptions::new(device, queue, VolumeOptions { size: 1 << 20, ..VolumeOptions::default() })
     }
 }
 
 /// Starts an owner of one disk.
 fn over(disk: &Disk, handles: usize) -> (Owner, Vec<Handle>) {
-    start(Options { handles, depth: 16, ..disk.options() }).unwrap()
+    start(OwnerOptions { handles, depth: 16, ..disk.options() }).unwrap()
 }
 
 #[test]
 fn an_owner_with_a_cache_flushes_it_at_its_end_and_says_how_that_went() {
     let ended = |disk: &Disk, cache: CacheOptions| {
-        let (owner, mut handles) = start(Options { cache, ..disk.options() }).unwrap();
+        let (owner, mut handles) = start(OwnerOptions { cache, ..disk.options() }).unwrap();
         handles[0].buffer(0).fill(7);
         handles[0].put(0, io(Op::Write, 0));
         handles[0].submit();
@@ -202,11 +202,11 @@ fn a_slot_in_flight_is_not_ours() {
 #[test]
 fn what_cannot_be_is_said_before_a_thread_starts() {
     let volume = VolumeOptions { size: 1 << 20, block_size: 1, ..VolumeOptions::default() };
-    let null = || Options::new(Box::new(NullDevice), NullDevice::queue_options(), volume);
+    let null = || OwnerOptions::new(Box::new(NullDevice), NullDevice::queue_options(), volume);
     let name = |options| start(options).map(|_| ()).unwrap_err().to_string();
-    assert!(name(Options { handles: 0, ..null() }).contains("handles"));
-    assert!(name(Options { depth: 4097, ..null() }).contains("depth"));
-    assert!(name(Options { slot_bytes: 0, ..null() }).contains("slot_bytes"));
+    assert!(name(OwnerOptions { handles: 0, ..null() }).contains("handles"));
+    assert!(name(OwnerOptions { depth: 4097, ..null() }).contains("depth"));
+    assert!(name(OwnerOptions { slot_bytes: 0, ..null() }).contains("slot_bytes"));
     let queue = QueueOptions { nr_requests: 0, ..NullDevice::queue_options() };
-    assert!(name(Options { queue, ..null() }).contains("nr_requests"));
+    assert!(name(OwnerOptions { queue, ..null() }).contains("nr_requests"));
 }

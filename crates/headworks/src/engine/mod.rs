@@ -194,7 +194,7 @@ pub const DISK_DEPTH_MAX: usize = 1 << 16;
 ///
 /// # Errors
 /// The engine asked for does not work here, or `disk_depth` is out of range.
-pub fn open(
+pub fn open_engine(
     choice: EngineChoice,
     disk_depth: usize,
 ) -> Result<(Box<dyn Engine>, String), ConfigError> {

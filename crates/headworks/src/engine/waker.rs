@@ -1,6 +1,6 @@
 //! How another thread gets a shard out of its sleep: a flag and an eventfd.
 //!
-//! The first wake-up raises the [`Bell`]'s flag and writes the eventfd; those that follow see the flag raised and return. The
+//! The first wake-up raises the [`WakeFlag`]'s flag and writes the eventfd; those that follow see the flag raised and return. The
 //! engine lowers the flag when it hands out `Event::Woken`, and the shard looks at its rings after that, so what was said
 //! before any of the coalesced wake-ups is seen. An eventfd rather than a message from ring to ring (MSG_RING), because whoever
 //! wakes need not be a shard nor have a ring (signals, control, accepting threads), it is the same for both engines, and
@@ -17,17 +17,17 @@ use crate::sync::{AtomicBool, CachePadded, Ordering};
 
 /// Coalesces wake-ups: only the first since the last answer has to make a noise.
 #[derive(Debug)]
-pub struct Bell {
+pub struct WakeFlag {
     rung: CachePadded<AtomicBool>,
 }
 
-impl Default for Bell {
+impl Default for WakeFlag {
     fn default() -> Self {
         Self { rung: CachePadded(AtomicBool::new(false)) }
     }
 }
 
-impl Bell {
+impl WakeFlag {
     /// After saying something: whether this caller has to make the noise.
     #[must_use = "a silent bell wakes nobody"]
     pub fn ring(&self) -> bool {
@@ -45,7 +45,7 @@ impl Bell {
 
 #[derive(Debug)]
 struct Inner {
-    bell: Bell,
+    bell: WakeFlag,
     eventfd: OwnedFd,
 }
 
@@ -63,7 +63,7 @@ impl Waker {
         }
         // SAFETY: just opened, and nobody else's.
         let eventfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let bell = Bell::default();
+        let bell = WakeFlag::default();
         Ok(Self(Arc::new(Inner { bell, eventfd })))
     }
 

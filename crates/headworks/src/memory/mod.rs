@@ -10,7 +10,7 @@ mod pool;
 mod span;
 
 pub use copy::{STREAM, copy};
-pub use huge::{HUGE, Pages, tables_in_huge_pages};
+pub use huge::{Pages, tables_in_huge_pages};
 pub use mapping::{Mapping, PAGE};
 pub use pool::{Buffer, Pool};
 pub use span::Span;

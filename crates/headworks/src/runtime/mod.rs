@@ -1,11 +1,12 @@
 //! What a thread that drives a shard needs beside it: a clock, a decision whether to poll, a CPU.
 
 mod clock;
-pub mod polling;
+mod polling;
 mod threads;
 
 pub use clock::Clock;
-pub use threads::pin;
+pub use polling::Polling;
+pub use threads::pin_thread;
 
 use headworks_core::{CacheOptions, ConfigError};
 

@@ -1,7 +1,7 @@
 //! The placement of threads on CPUs.
 
 /// Binds the calling thread to one CPU. A failure is logged and changes nothing: the kernel then places the thread.
-pub fn pin(cpu: usize) {
+pub fn pin_thread(cpu: usize) {
     // SAFETY: an all-zero set is an empty one, and the call only reads it.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();

@@ -11,8 +11,7 @@ use crate::control::rpc::{Params, RpcFault, RpcResult};
 use crate::control::tree::{ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::units::parse_size;
-use headworks::device::SizeWatch;
-use headworks::display_size;
+use headworks::{SizeWatch, display_size};
 
 impl LiveChanges {
     /// By the words of a client.

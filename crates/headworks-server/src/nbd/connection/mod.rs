@@ -31,7 +31,7 @@ use super::outgoing::{Outgoing, SendOutcome};
 use super::transport::Transport;
 use super::window::{InFlight, Window};
 use crate::latency::{CompletedRequest, LatencyOp, LatencyTable};
-use headworks::memory::{Buffer, Pool, Span};
+use headworks::driver::{Buffer, Pool, Span};
 use headworks_nbd::handshake::{Encryption, ExportInfo, Handshake, Negotiated};
 use headworks_nbd::reply::Replies;
 use headworks_nbd::status::StatusQuery;

@@ -13,7 +13,7 @@ use super::{
     RESERVE_PART, ReceiveContext, ReceiveOutcome, Receiving, SMALL_HOLD, TURN_BIOS, TURN_BYTES,
 };
 use crate::nbd::outgoing::SendOutcome;
-use headworks::memory::{Buffer, Span};
+use headworks::driver::{Buffer, Span};
 use headworks_nbd::handshake::Outcome;
 use headworks_nbd::transmission::{Parsed, ProtocolError, Request};
 
@@ -372,7 +372,7 @@ fn is_hang_up(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::nbd::connection::ConnectionLimits;
-    use headworks::memory::Pool;
+    use headworks::driver::{Pool};
     use headworks_core::Instant;
     use headworks_nbd::ExportInfo;
     use std::io::{Read, Write};

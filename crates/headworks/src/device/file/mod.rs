@@ -28,7 +28,7 @@ use headworks_core::{
     BioFlags, Completion, DeviceId, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
 };
 
-use super::{Batch, Command, Device, DeviceIo};
+use super::{CommandBatch, Command, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
@@ -218,7 +218,7 @@ impl FileDevice {
 }
 
 impl Device for FileDevice {
-    unsafe fn submit(&mut self, _now: Instant, batch: Batch<'_>, io: &mut DeviceIo<'_>) {
+    unsafe fn submit(&mut self, _now: Instant, batch: CommandBatch<'_>, io: &mut DeviceIo<'_>) {
         for command in batch.commands {
             // SAFETY: the caller's promise, passed on.
             unsafe { self.start(command, batch.spans_of(command), io) };

@@ -183,7 +183,7 @@ fn dropping_an_engine_finishes_what_was_pushed() {
     let file = file("/dev/shm", false);
     for (byte, choice) in [(1, EngineChoice::Auto), (2, EngineChoice::Threads)] {
         let mut blocks = vec![Block([byte; 4096]); 64];
-        let (mut engine, _) = open(choice, 64).unwrap();
+        let (mut engine, _) = open_engine(choice, 64).unwrap();
         for (index, block) in blocks.iter_mut().enumerate() {
             let op = op(index as u32, file.as_raw_fd(), PLAIN, index as u64 * 4096, 0);
             assert!(push(&mut *engine, op, &[span(block)]));

@@ -11,9 +11,9 @@ fn choices_have_names_and_limits() {
     assert_eq!("auto".parse(), Ok(EngineChoice::Auto));
     assert_eq!("aio".parse::<EngineChoice>().unwrap_err().option, "engine");
     for depth in [0, DISK_DEPTH_MAX + 1] {
-        assert_eq!(open(EngineChoice::Auto, depth).err().unwrap().option, "disk_depth");
+        assert_eq!(open_engine(EngineChoice::Auto, depth).err().unwrap().option, "disk_depth");
     }
-    let (engine, why) = open(EngineChoice::Threads, 1).unwrap();
+    let (engine, why) = open_engine(EngineChoice::Threads, 1).unwrap();
     assert_eq!(engine.name(), "threads");
     assert_eq!(why, "threads (epoll and a thread pool; as asked)");
 }
@@ -54,18 +54,18 @@ fn where_io_uring_is_forbidden_auto_takes_threads_and_says_why() {
         (libc::SYS_io_uring_enter, libc::EPERM, "io_uring is forbidden here"),
     ];
     for (call, errno, reason) in cases {
-        if call == libc::SYS_io_uring_enter && open(EngineChoice::Uring, 1).is_err() {
+        if call == libc::SYS_io_uring_enter && open_engine(EngineChoice::Uring, 1).is_err() {
             continue; // This machine forbids it by itself.
         }
         forbidding(call, errno, || {
-            let (mut engine, why) = open(EngineChoice::Auto, 4).unwrap();
+            let (mut engine, why) = open_engine(EngineChoice::Auto, 4).unwrap();
             assert_eq!(engine.name(), "threads");
             assert!(why.contains(reason), "{why}");
             let file = file("/dev/shm", false);
             let sync = op(1, file.as_raw_fd(), DiskKind::Sync, 0, 0);
             assert_eq!(run(&mut *engine, sync, &[]), 0);
 
-            let error = open(EngineChoice::Uring, 4).err().unwrap();
+            let error = open_engine(EngineChoice::Uring, 4).err().unwrap();
             assert_eq!(error.option, "engine");
             assert!(error.message.starts_with(reason), "{error}");
         });
@@ -76,7 +76,7 @@ fn where_io_uring_is_forbidden_auto_takes_threads_and_says_why() {
 fn without_fine_waits_milliseconds_do() {
     for errno in [libc::ENOSYS, libc::EPERM] {
         forbidding(libc::SYS_epoll_pwait2, errno, || {
-            let (mut engine, _) = open(EngineChoice::Threads, 1).unwrap();
+            let (mut engine, _) = open_engine(EngineChoice::Threads, 1).unwrap();
             for _ in 0..3 {
                 let start = Instant::now();
                 engine.turn(Wait::For(1_200_000), &mut Vec::new()).unwrap();
@@ -90,7 +90,7 @@ fn without_fine_waits_milliseconds_do() {
 fn without_a_single_thread_operations_are_to_be_tried_again() {
     let file = file("/dev/shm", false);
     forbidding(libc::SYS_clone3, libc::EAGAIN, || {
-        let (mut engine, _) = open(EngineChoice::Threads, 4).unwrap();
+        let (mut engine, _) = open_engine(EngineChoice::Threads, 4).unwrap();
         let sync = op(1, file.as_raw_fd(), DiskKind::Sync, 0, 0);
         assert_eq!(run(&mut *engine, sync, &[]), -libc::EAGAIN);
     });
@@ -103,7 +103,7 @@ fn without_a_single_thread_a_file_is_data() {
     file.set_len(1 << 30).unwrap();
     for choice in [EngineChoice::Threads, EngineChoice::Auto] {
         forbidding(libc::SYS_clone3, libc::EAGAIN, || {
-            let (mut engine, _) = open(choice, 4).unwrap();
+            let (mut engine, _) = open_engine(choice, 4).unwrap();
             let mut list = [0xee; 1024];
             // SAFETY: `list` outlives the operation.
             let place = unsafe { Span::new(list.as_mut_ptr(), list.len()) };

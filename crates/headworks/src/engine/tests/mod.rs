@@ -24,7 +24,7 @@ const SEC: u64 = 1_000_000_000;
 /// Runs `body` on a fresh engine of each kind that this machine allows.
 fn on_both(disk_depth: usize, body: impl Fn(&mut dyn Engine)) {
     for choice in [EngineChoice::Uring, EngineChoice::Threads] {
-        match open(choice, disk_depth) {
+        match open_engine(choice, disk_depth) {
             Ok((mut engine, _)) => body(&mut *engine),
             // A container that forbids io_uring. The fallback itself is tested below.
             Err(error) => eprintln!("left out: {error}"),
