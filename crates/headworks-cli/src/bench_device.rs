@@ -7,8 +7,11 @@
 
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::driver::{ActionSink, Clock, Engine, Event, Executor, Mapping, Span, Wait, map_frames, open_engine, tables_in_huge_pages};
-use headworks::{EngineChoice};
+use headworks::EngineChoice;
+use headworks::driver::{
+    ActionSink, Clock, Engine, Event, Executor, Mapping, Span, Wait, map_frames, open_engine,
+    tables_in_huge_pages,
+};
 use headworks_core::prng::Prng;
 use headworks_core::stats::{Histogram, Stage};
 use headworks_core::writeback::DirtyOptions;

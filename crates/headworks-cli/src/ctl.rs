@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use headworks::{display_size};
+use headworks::display_size;
 use headworks_server::control::DISKSTATS_FIELDS;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Commands of `headworks ctl` about exports: `exports`, `add`, `remove`, `resize`, `drain`.
 
 use clap::Subcommand;
-use headworks::{display_size};
+use headworks::display_size;
 use serde_json::{Value, json};
 
 use crate::ctl::{list, plain};

@@ -1,6 +1,6 @@
 //! Progress lines of a shutdown: bytes left, rate and estimated time; and the loss if it was cut short.
 
-use headworks::{display_size};
+use headworks::display_size;
 
 /// Nanoseconds per second.
 const SEC: u64 = 1_000_000_000;

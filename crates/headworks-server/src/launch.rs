@@ -22,8 +22,11 @@ use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
 use super::shared::ServerShared;
 use crate::nbd::connection::ConnectionLimits;
-use headworks::{Device};
-use headworks::driver::{Consumer, Producer, Clock, Executor, Pages, Pool, Sleeper, Waker, map_frames, open_engine, pin_thread, ring, tables_in_huge_pages};
+use headworks::Device;
+use headworks::driver::{
+    Clock, Consumer, Executor, Pages, Pool, Producer, Sleeper, Waker, map_frames, open_engine,
+    pin_thread, ring, tables_in_huge_pages,
+};
 use headworks_nbd::tls::TlsAcceptor;
 
 /// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.

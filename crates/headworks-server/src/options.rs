@@ -11,8 +11,8 @@ use headworks_core::{CacheOptions, ConfigError, Shard, Tunable};
 use super::assemble::cache_shares;
 use super::connection_id::CONNECTIONS_MAX;
 use super::{Address, InheritedSocket, LogLevel};
-use headworks::{EngineChoice};
-use headworks::driver::{Pool};
+use headworks::EngineChoice;
+use headworks::driver::Pool;
 use headworks_nbd::tls::TlsOptions;
 
 /// Bios that a shard's own clients may have in flight at once.

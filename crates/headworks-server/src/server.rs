@@ -21,7 +21,7 @@ use crate::messages::ControlMessage;
 use crate::metrics::{self, Metrics};
 use crate::shared::ServerShared;
 use crate::{Reloader, ServerOptions};
-use headworks::{display_size};
+use headworks::display_size;
 use headworks_nbd::tls::TlsAcceptor;
 
 /// A server that runs.

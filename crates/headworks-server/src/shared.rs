@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use headworks_core::ShardId;
 
 use crate::messages::ControlMessage;
-use headworks::driver::{Waker};
+use headworks::driver::Waker;
 
 /// Stands for a figure that no shard has told.
 const UNKNOWN: u64 = u64::MAX;

@@ -4,7 +4,7 @@
 //! refused, since some read 1000 there and some 1024. A time without a unit is seconds. Errors are one sentence that names
 //! the word and shows right ones.
 
-use headworks::{Probability};
+use headworks::Probability;
 use headworks_core::{ExportConfig, Ioprio};
 
 /// Parts of a [`Probability`].

@@ -8,7 +8,7 @@
 //! `take` detects. Bytes are accessed through raw pointers only, because devices hold spans of them
 //! at the same time.
 
-use headworks::driver::{Span};
+use headworks::driver::Span;
 
 use crate::sector_pattern::POISON;
 

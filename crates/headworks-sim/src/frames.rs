@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use headworks::driver::{Span};
+use headworks::driver::Span;
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{Action, CopyDirection, DeviceId, Op, RequestId, Segment, Submit, VolumeId};
 

@@ -12,8 +12,8 @@
 //! load and new shards start over what the disks kept; then every byte is read back. Invariants:
 //! time does not go back, and every input others_pending from an event, a disk or a timer.
 
-use headworks::{Device};
-use headworks::driver::{Executor};
+use headworks::Device;
+use headworks::driver::Executor;
 use headworks_core::cache::CacheStats;
 use headworks_core::prng::Prng;
 use headworks_core::record::RunHash;

@@ -12,8 +12,10 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
-use headworks::driver::{DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, Waker, open_engine, ring};
-use headworks::{EngineChoice};
+use headworks::EngineChoice;
+use headworks::driver::{
+    DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, Waker, open_engine, ring,
+};
 use headworks_core::prng::Prng;
 use headworks_core::{DeviceId, RequestId};
 

@@ -9,7 +9,7 @@ use headworks_core::{
     Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes,
 };
 
-use crate::device::{CommandBatch, Command, Device, DeviceIo};
+use crate::device::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::{STREAM, Span, copy};
 

@@ -41,8 +41,8 @@ pub mod driver {
     #[doc(hidden)]
     pub use crate::engine::waker::WakeFlag;
     pub use crate::engine::{
-        DISK_DEPTH_MAX, DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait, Waker,
-        open_engine,
+        DISK_DEPTH_MAX, DiskDone, DiskKind, DiskOp, DiskQueue, Engine, Event, Interest, Wait,
+        Waker, open_engine,
     };
     pub use crate::executor::{ActionSink, Executor};
     pub use crate::memory::{Buffer, Mapping, Pages, Pool, Span, give_back, tables_in_huge_pages};

@@ -10,10 +10,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks::driver::{DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, open_engine, ring};
-use headworks::{EngineChoice};
-use std::sync::Arc;
+use headworks::EngineChoice;
+use headworks::driver::{
+    DiskKind, DiskOp, Engine, Event, Interest, Sleeper, Span, Wait, open_engine, ring,
+};
 use headworks_core::{DeviceId, RequestId};
+use std::sync::Arc;
 
 struct Counting;
 

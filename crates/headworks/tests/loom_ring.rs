@@ -10,8 +10,8 @@
 //! The models marked `should_panic` do one step wrongly on purpose: they show that the checker would see it.
 #![cfg(loom)]
 
-use headworks::driver::{Consumer, Producer, Sleeper, WakeFlag, ring};
 use headworks::driver::sync::Arc;
+use headworks::driver::{Consumer, Producer, Sleeper, WakeFlag, ring};
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use headworks::{display_size};
+use headworks::display_size;
 use headworks_core::Tunable;
 use headworks_server::BaseDevice;
 use headworks_server::assemble::ExportSpec;

@@ -6,8 +6,10 @@
 //! counts bios that were not answered by the first turn; a figure for hits is valid only if it is
 //! 0.
 
+use headworks::driver::{
+    ActionSink, Clock, DiskOp, DiskQueue, Executor, Mapping, Span, map_frames, tables_in_huge_pages,
+};
 use headworks::{Device, NullDevice};
-use headworks::driver::{ActionSink, Clock, DiskOp, DiskQueue, Executor, Mapping, Span, map_frames, tables_in_huge_pages};
 use headworks_core::cache::folio::BLOCK;
 use headworks_core::{
     Action, Bio, BioFlags, BioId, ConfigError, Input, Instant, Message, Notice, Op, QueueOptions,

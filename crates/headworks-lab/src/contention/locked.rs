@@ -14,8 +14,8 @@
 //! merge candidate is counted and submitted alone: over the size of the seed's disk there are only
 //! a few.
 
-use headworks::{Command, CommandBatch as Commands, Device, DeviceIo, NullDevice};
 use headworks::driver::{DiskOp, DiskQueue, Span};
+use headworks::{Command, CommandBatch as Commands, Device, DeviceIo, NullDevice};
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest};
 use headworks_core::merge::{Limits, MergeIndex};
 use headworks_core::request::{Request, RequestState, SlotId, Slots};

@@ -57,7 +57,7 @@ pub use summary::{ContentionSummary, SpeedRatio, summary};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant as WallClock};
 
-use headworks::{NullDevice};
+use headworks::NullDevice;
 use headworks::RingCounts as Counts;
 use headworks::driver::{Clock, pin_thread};
 use headworks_core::{QueueOptions, Scheduler};

@@ -8,8 +8,10 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
-use headworks::{Answer, CommandBatch as Commands, Device, DeviceIo, Handle, Io, NullDevice, OwnerOptions, start};
 use headworks::RingCounts as Counts;
+use headworks::{
+    Answer, CommandBatch as Commands, Device, DeviceIo, Handle, Io, NullDevice, OwnerOptions, start,
+};
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
 use headworks_core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};

@@ -6,8 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use headworks::driver::{Clock};
 use crate::contention::CachePadded;
+use headworks::driver::Clock;
 use headworks_core::Instant;
 
 use super::job::Stream;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use super::replies::{self, Next, Reply};
 use super::{ClientError, Export, Socket, protocol};
 use crate::wire::{Command, CommandFlags, NbdError, REQUEST_BYTES, RequestHeader};
-use headworks::driver::{Span};
+use headworks::driver::Span;
 
 /// Most bytes of one recvmsg: 60 reads of 4 KiB, and small enough for a core's cache.
 const INPUT_BYTES: usize = 256 << 10;

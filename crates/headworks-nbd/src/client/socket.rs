@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::tls::Encrypted;
 use super::{ClientError, Target};
 use crate::tls::Session;
-use headworks::driver::{Span};
+use headworks::driver::Span;
 
 /// Most pieces of one system call (UIO_MAXIOV).
 pub(super) const SPANS_MAX: usize = 1024;

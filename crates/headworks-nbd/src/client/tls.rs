@@ -10,7 +10,7 @@ use super::socket::Socket;
 use crate::tls::pieces::Pieces;
 use crate::tls::session::{RECORD_BYTES, SEALED_BYTES};
 use crate::tls::{Session, TlsError};
-use headworks::driver::{Span};
+use headworks::driver::Span;
 
 /// Most ciphertext of one receive.
 const RECEIVE_BYTES: usize = 64 << 10;

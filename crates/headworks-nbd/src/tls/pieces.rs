@@ -4,7 +4,7 @@
 //! used in place.
 
 use super::session::RECORD_BYTES;
-use headworks::driver::{Span};
+use headworks::driver::Span;
 
 /// A list of pieces, consumed from the front.
 pub struct Pieces<'a> {

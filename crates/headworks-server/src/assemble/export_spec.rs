@@ -3,7 +3,7 @@
 use headworks_core::{ConfigError, Tunable};
 
 use crate::spec::{BaseDevice, ExportOptions, Spec};
-use headworks::{Identity};
+use headworks::Identity;
 
 /// Where a client can go.
 #[derive(Clone, Debug)]

@@ -12,7 +12,10 @@ use headworks_core::{
 use super::export_spec::{ExportSpec, NamedDevice, no_size};
 use super::watched_file::WatchedFile;
 use crate::spec::{BaseDevice, ExportOptions, Spec};
-use headworks::{Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile, SizeWatch, display_size};
+use headworks::{
+    Device, Direct, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
+    SizeWatch, display_size,
+};
 
 /// How a volume is cached, as far as its exports say.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,6 @@
 //! Detects that an image changed its size while it is served.
 
-use headworks::{SizeWatch};
+use headworks::SizeWatch;
 use headworks_core::VolumeId;
 
 /// A file whose size is looked at while it is served.

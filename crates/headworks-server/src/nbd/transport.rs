@@ -15,7 +15,7 @@ use std::io::{self, IoSlice, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use super::outgoing::SendOutcome;
-use headworks::driver::{Span};
+use headworks::driver::Span;
 use headworks_nbd::tls::pieces::Pieces;
 use headworks_nbd::tls::session::{RECORD_BYTES, SEALED_BYTES};
 use headworks_nbd::tls::{Session, TlsError};

@@ -6,7 +6,7 @@
 
 use headworks_core::{Instant, Op};
 
-use headworks::driver::{Buffer};
+use headworks::driver::Buffer;
 
 /// A request between its header and the last byte of its reply.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use super::{ConnectionState, LISTENERS, Reactor, ReadPause, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome};
 use crate::nbd::outgoing::SendOutcome;
-use headworks::driver::{Interest};
+use headworks::driver::Interest;
 use headworks_nbd::Negotiated;
 
 /// Clients that are accepted in a turn: who comes and goes without end holds up nobody. The rest makes the listener ready again.

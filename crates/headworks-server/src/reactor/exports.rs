@@ -12,7 +12,7 @@ use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
 use crate::assemble::export_info::ServedExport;
 use crate::assemble::shown_name;
 use crate::nbd::connection::ExportBinding;
-use headworks::{display_size};
+use headworks::display_size;
 use headworks_nbd::handshake::ExportInfo;
 
 struct ExportSlot {

@@ -15,8 +15,8 @@ use headworks_core::{ExportConfig, ShardConfig, VolumeOptions};
 
 use super::*;
 use crate::nbd::connection::ExportBinding;
-use headworks::{EngineChoice, NullDevice};
 use headworks::driver::{Pool, open_engine};
+use headworks::{EngineChoice, NullDevice};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::tls::testing::Certificates;
 use headworks_nbd::tls::{Session, TlsMode};

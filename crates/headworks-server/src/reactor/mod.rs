@@ -42,7 +42,9 @@ use crate::recorder::Recorder;
 use crate::shared::ServerShared;
 use buffer_queue::BufferQueue;
 use exports::ExportTable;
-use headworks::driver::{Clock, DiskQueue, Engine, Event, Executor, Polling, Sleeper, Span, Wait, Waker};
+use headworks::driver::{
+    Clock, DiskQueue, Engine, Event, Executor, Polling, Sleeper, Span, Wait, Waker,
+};
 use headworks_nbd::tls::TlsAcceptor;
 use held_log::HeldLog;
 use log_limiter::LogLimiter;

@@ -11,8 +11,8 @@ use crate::control::ReloadReport;
 use crate::messages::ControlMessage;
 use crate::messages::query::ControlQuery;
 use crate::{Server, ServerOptions};
+use headworks::EngineChoice;
 use headworks::testing::TempFile;
-use headworks::{EngineChoice};
 
 fn spec(text: &str) -> ExportSpec {
     ExportSpec::parse(text, false).unwrap()

@@ -26,7 +26,9 @@ use self::keys::{EXPORT_KEYS, Keys, list};
 pub use self::layers::Layer;
 pub use self::share::ExportOptions;
 use crate::units::{parse_probability, parse_size, parse_switch, parse_time};
-use headworks::{DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions};
+use headworks::{
+    DelayDevice, DelayOptions, Device, Direct, ErrorDevice, ErrorOptions, FileOptions,
+};
 
 /// Enough to combine every wrapper; each is a call deeper.
 const WRAPPERS_MAX: usize = 8;
@@ -365,7 +367,7 @@ fn parse_range(word: &str) -> Result<Range<u64>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use headworks::{NullDevice};
+    use headworks::NullDevice;
     use headworks::testing::Bench;
     use headworks_core::BioFlags;
 

@@ -1,8 +1,8 @@
 //! Checks of every command against the limits that the disk announced; the first violation is kept
 //! and fails the run.
 
-use headworks::{Command};
-use headworks::driver::{Span};
+use headworks::Command;
+use headworks::driver::Span;
 use headworks_core::{BioFlags, EXTENTS_BYTES, Instant, Op};
 
 use super::{Disk, DiskFile};

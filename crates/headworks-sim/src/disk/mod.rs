@@ -27,8 +27,8 @@ mod write_cache;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use headworks::driver::Span;
 use headworks::{Command, CommandBatch, Device, DeviceIo};
-use headworks::driver::{Span};
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
 use headworks_core::prng::Prng;
 use headworks_core::{

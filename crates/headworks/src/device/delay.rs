@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op, VolumeId};
 
-use super::{CommandBatch, Command, Device, DeviceIo};
+use super::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::DiskDone;
 use crate::memory::Span;
 

@@ -16,7 +16,7 @@ use headworks_core::prng::Prng;
 use headworks_core::{Instant, IoError, Op, VolumeId};
 
 use super::Probability;
-use super::{CommandBatch, Command, Device, DeviceIo};
+use super::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::DiskDone;
 
 /// What fails, how often, and how.

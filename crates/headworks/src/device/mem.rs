@@ -17,7 +17,7 @@ use headworks_core::{
     BioFlags, Completion, ConfigError, ExtentState, Instant, IoError, Op, QueueOptions, VolumeId,
 };
 
-use super::{CommandBatch, Command, Device, DeviceIo};
+use super::{Command, CommandBatch, Device, DeviceIo};
 use crate::memory::{Mapping, PAGE, Span};
 
 /// 64 KiB: few bits, and edges of a discard are short; 16 pages, so that giving one back is worth a system call.

@@ -10,7 +10,7 @@ use headworks_core::{
     BioFlags, Completion, Extent, ExtentState, Instant, Op, RequestId, Status, VolumeId,
 };
 
-use super::{CommandBatch, Command, Device, DeviceIo, file};
+use super::{Command, CommandBatch, Device, DeviceIo, file};
 use crate::engine::{DiskDone, DiskOp, DiskQueue};
 use crate::memory::{Buffer, Pool, Span};
 

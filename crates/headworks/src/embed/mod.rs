@@ -18,7 +18,7 @@ mod bed;
 mod handle;
 mod owner;
 
-pub use handle::{Answer, RingCounts, Handle, Io};
+pub use handle::{Answer, Handle, Io, RingCounts};
 pub use owner::{Ended, Owner};
 
 use std::sync::Arc;

@@ -21,7 +21,7 @@ use headworks_core::{
 };
 
 use super::bed::Bed;
-use super::handle::{Answer, RingCounts, Handle, Parts};
+use super::handle::{Answer, Handle, Parts, RingCounts};
 use super::{Buffers, Curfew, Ends, OwnerOptions};
 use crate::engine::{self, Engine, Event, Wait, Waker};
 use crate::executor::{ActionSink, Executor};
@@ -256,7 +256,8 @@ impl Driver {
         if let Some(elevator) = options.elevator {
             shard.set_elevator(DeviceId(0), elevator);
         }
-        let (engine, _) = engine::open_engine(options.engine, options.queue.queue_depth as usize + 64)?;
+        let (engine, _) =
+            engine::open_engine(options.engine, options.queue.queue_depth as usize + 64)?;
         let to_push = Vec::with_capacity(clients.len());
         Ok(Self {
             shard,

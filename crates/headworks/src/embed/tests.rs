@@ -47,7 +47,11 @@ impl Disk {
             }
         };
         let queue = QueueOptions { write_cache: true, ..queue };
-        OwnerOptions::new(device, queue, VolumeOptions { size: 1 << 20, ..VolumeOptions::default() })
+        OwnerOptions::new(
+            device,
+            queue,
+            VolumeOptions { size: 1 << 20, ..VolumeOptions::default() },
+        )
     }
 }
 

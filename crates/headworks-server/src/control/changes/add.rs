@@ -20,7 +20,7 @@ use crate::control::shards::stopping;
 use crate::control::tree::{DeviceNode, ExportNode, lock};
 use crate::messages::command::ShardCommand;
 use crate::spec::BaseDevice;
-use headworks::{Device};
+use headworks::Device;
 
 impl LiveChanges {
     /// By the words of a client.

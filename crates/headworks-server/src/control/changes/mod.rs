@@ -32,7 +32,7 @@ use super::shards::ShardLink;
 use super::tree::{TreeCell, lock};
 use crate::control::inventory::{Inventory, PLACES};
 use crate::messages::command::{Released, ShardCommand};
-use headworks::driver::{give_back};
+use headworks::driver::give_back;
 
 pub use reconcile::ReloadReport;
 

@@ -10,7 +10,7 @@ use crate::control::inventory::{ExportEntry, ExportState};
 use crate::control::rpc::RpcFault;
 use crate::control::tree::lock;
 use crate::spec::BaseDevice;
-use headworks::{Identity};
+use headworks::Identity;
 
 /// What came of a configuration that was read again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -372,7 +372,7 @@ fn is_hang_up(error: &io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::nbd::connection::ConnectionLimits;
-    use headworks::driver::{Pool};
+    use headworks::driver::Pool;
     use headworks_core::Instant;
     use headworks_nbd::ExportInfo;
     use std::io::{Read, Write};

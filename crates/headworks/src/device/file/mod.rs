@@ -28,7 +28,7 @@ use headworks_core::{
     BioFlags, Completion, DeviceId, Instant, IoError, Op, QueueOptions, RequestId, Status, VolumeId,
 };
 
-use super::{CommandBatch, Command, Device, DeviceIo};
+use super::{Command, CommandBatch, Device, DeviceIo};
 use crate::engine::{DiskDone, DiskKind, DiskOp};
 use crate::memory::Span;
 
