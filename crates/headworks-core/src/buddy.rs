@@ -1,8 +1,8 @@
-//! Who has which units of a region: a buddy allocator's tables, without the memory.
+//! The tables of a buddy allocator over the units of a region, without the region's memory.
 //!
-//! Hard bound: the tables are made once and nothing is allocated after that; full is an ordinary answer. A block of order n
-//! is 2^n units, aligned. Its *buddy* is the other half of the block they were cut from; when both are free they become that
-//! block again, so what is given back is whole again in the end.
+//! The tables are allocated once; a full region is an ordinary condition, not an error. A block of order n is 2^n units, aligned
+//! to its size. Its *buddy* is the other half of the block that they were split from; when both are free they join to that block
+//! again.
 //!
 //! ```text
 //!   unit     0   1   2   3   4   5   6   7
@@ -10,31 +10,35 @@
 //!   take 1:  [tk][ 0 ][  order 1 ][- order 2 free-]  three splits; each upper half goes on the free list of its order
 //! ```
 //!
-//! Splitting and joining for every single unit would cost up to twice the number of orders in steps, so the last few blocks
-//! of each small order that came back wait, uncut and unjoined, in a `recent` stack: a take and a put of the usual sizes are a
-//! pop and a push, and the same hot memory is used again. When a take finds nothing, the stacks are emptied into the free
-//! lists and it looks again.
+//! To split and join for every unit would cost up to twice the number of orders in steps. So the blocks of small orders that
+//! were freed last stay whole in a `recent` stack: a take and a put of the usual sizes are a pop and a push, and hot memory is
+//! used again. When a take finds no block, the stacks are flushed into the free lists and it tries again.
 //!
-//! The free lists are links in tables beside the region (9 bytes a unit: 0.22 % of 4 KiB), never in the region itself: memory
-//! that nobody used stays untouched, so that an idle server is small.
+//! The links of the free lists are in tables beside the region (9 bytes a unit: 0.22 % of 4 KiB), never in the region itself:
+//! unused memory stays untouched, so that an idle server is small.
+//!
+//! Invariants: taken + recent + listed == units; a bit of `orders_free` is set exactly while that free list has a block; no two
+//! buddies of one order are both in a free list.
 
+use crate::gauge::Gauge32;
 use crate::list::{Links, List, OnlyLink};
 use crate::slab::NIL;
 
-/// Orders there can be: the largest block has 2^15 units (128 MiB of 4 KiB).
+/// The most orders: the largest block has 2^15 units (128 MiB of 4 KiB).
 const ORDERS_MAX: usize = 16;
 /// Orders 0 (4 KiB) to 5 (128 KiB) have a `recent` stack.
 const RECENT_ORDERS: usize = 6;
-/// 32: the queue depth at which most clients run.
+/// Blocks in a `recent` stack: the queue depth at which most clients run.
 const RECENT_MAX: usize = 32;
 
-/// What a unit is. The first unit of a block speaks for all of it; the others are `INSIDE`. The low bits are the order.
+/// The states of a unit. The first unit of a block has the state of the block and its order in the low bits; the others are
+/// `INSIDE`.
 const INSIDE: u8 = 0;
 const FREE: u8 = 0x40;
 const TAKEN: u8 = 0x80;
 const RECENT: u8 = 0xc0;
 
-/// A bounded stack of blocks that came back lately.
+/// A bounded stack of blocks that were freed last.
 #[derive(Clone, Copy, Debug)]
 struct Recent {
     units: [u32; RECENT_MAX],
@@ -44,25 +48,25 @@ struct Recent {
 /// The tables of a buddy allocator.
 #[derive(Debug)]
 pub struct Buddy {
-    /// Per unit: what it is.
+    /// By unit: its state.
     state: Vec<u8>,
-    /// Per first unit of a free block: its neighbours on the free list of its order.
+    /// By first unit of a free block: its neighbours in the free list.
     links: Links,
     /// The free list of each order.
     lists: [List<OnlyLink>; ORDERS_MAX],
-    /// Orders in use.
+    /// Number of orders in use.
     orders: usize,
     /// Bit `order` is set while that free list has a block.
     orders_free: u32,
     recent: [Recent; RECENT_ORDERS],
-    units_taken: u32,
+    units_taken: Gauge32,
 }
 
 impl Buddy {
-    /// `units`, all free, in blocks of `orders` sizes: 1 unit to 2^(orders - 1).
+    /// Creates tables for `units` free units, in blocks of `orders` sizes: 1 unit to 2^(orders - 1).
     ///
     /// # Panics
-    /// If `orders` is not 1 to 16, or `units` has no number left for "none".
+    /// If `orders` is not 1 to 16, or `units` is `u32::MAX`.
     #[must_use]
     pub fn new(units: u32, orders: usize) -> Self {
         assert!((1..=ORDERS_MAX).contains(&orders), "1 to 16 orders");
@@ -74,14 +78,14 @@ impl Buddy {
             orders,
             orders_free: 0,
             recent: [Recent { units: [0; RECENT_MAX], len: 0 }; RECENT_ORDERS],
-            units_taken: 0,
+            units_taken: Gauge32::default(),
         };
-        buddy.cut_region(units);
+        buddy.split_region(units);
         buddy
     }
 
-    /// Cuts the region into the largest aligned blocks, the last first, so that takes start at its beginning.
-    fn cut_region(&mut self, units: u32) {
+    /// Splits the region into the largest aligned blocks, the last first, so that takes start at its beginning.
+    fn split_region(&mut self, units: u32) {
         let mut end = units;
         while end > 0 {
             let order = (end.trailing_zeros() as usize).min(self.orders - 1);
@@ -90,7 +94,7 @@ impl Buddy {
         }
     }
 
-    /// The first unit of a block of `order`; `None` when there is none now, or ever.
+    /// Takes a block of `order` and returns its first unit; `None` when no such block is free.
     #[inline]
     pub fn take(&mut self, order: u8) -> Option<u32> {
         let unit = match self.recent.get_mut(usize::from(order)) {
@@ -98,24 +102,26 @@ impl Buddy {
                 recent.len -= 1;
                 recent.units[recent.len]
             }
-            _ => self.cut(usize::from(order))?,
+            _ => self.split(usize::from(order))?,
         };
+        debug_assert!([INSIDE, RECENT | order].contains(&self.state[unit as usize]), "it is free");
+        debug_assert!(unit.trailing_zeros() >= order.into(), "a block is aligned to its size");
         self.state[unit as usize] = TAKEN | order;
-        self.units_taken += 1 << order;
+        self.units_taken.add(1 << order);
         Some(unit)
     }
 
-    /// Takes the block of `order` at `unit` back.
+    /// Frees the block of `order` at `unit`.
     ///
     /// # Panics
-    /// If no such block is out: a double free is our bug.
+    /// If no such block is taken.
     #[inline]
     pub fn put(&mut self, unit: u32, order: u8) {
         assert!(
             self.state.get(unit as usize) == Some(&(TAKEN | order)),
-            "a block comes back once, to its own pool"
+            "a block is freed once, to its own pool"
         );
-        self.units_taken -= 1 << order;
+        self.units_taken.sub(1 << order);
         match self.recent.get_mut(usize::from(order)) {
             Some(recent) if recent.len < RECENT_MAX => {
                 recent.units[recent.len] = unit;
@@ -126,35 +132,36 @@ impl Buddy {
         }
     }
 
-    /// Bytes of its tables.
+    /// Returns the size of the tables in bytes.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         size_of_val(&*self.state) + self.links.table_bytes()
     }
 
-    /// Units that are out.
+    /// Returns the number of taken units.
     #[inline]
     #[must_use]
     pub fn taken(&self) -> u32 {
-        self.units_taken
+        self.units_taken.get()
     }
 
-    /// Units that are not out.
+    /// Returns the number of units that are not taken.
     #[inline]
     #[must_use]
     pub fn free(&self) -> u32 {
-        self.units() - self.units_taken
+        debug_assert!(self.units_taken.get() <= self.units(), "taken + free == units");
+        self.units() - self.units_taken.get()
     }
 
-    /// Units there are.
+    /// Returns the number of units.
     #[inline]
     #[must_use]
     pub fn units(&self) -> u32 {
         self.state.len() as u32
     }
 
-    /// The largest order of which a block is at hand; `None` when nothing is. Exact after a [`Buddy::take`] that found nothing;
-    /// at other times what came back lately might join to something larger.
+    /// Returns the largest order of which a block is free. Exact after a [`Buddy::take`] that found none; at other times recently
+    /// freed blocks might join to a larger one.
     #[must_use]
     pub fn largest_free_order(&self) -> Option<u8> {
         let lately = self.recent.iter().rposition(|recent| recent.len > 0);
@@ -162,16 +169,16 @@ impl Buddy {
         listed.max(lately).map(|order| order as u8)
     }
 
-    /// The free blocks of `order_min` and larger as (first unit, order). Those that came back lately and were not joined yet
-    /// are not among them: see [`Buddy::join_recent`].
+    /// Iterates over the free blocks of `order_min` and larger as (first unit, order), without recently freed blocks that
+    /// were not joined yet: see [`Buddy::join_recent`].
     pub fn free_blocks(&self, order_min: u8) -> impl Iterator<Item = (u32, u8)> {
         (usize::from(order_min)..self.orders).flat_map(move |order| {
             self.lists[order].iter(&self.links).map(move |unit| (unit, order as u8))
         })
     }
 
-    /// Cuts a block of `order` out of the smallest free block that has one.
-    fn cut(&mut self, order: usize) -> Option<u32> {
+    /// Splits a block of `order` off the smallest free block that is large enough.
+    fn split(&mut self, order: usize) -> Option<u32> {
         if self.orders_free >> order == 0 && !self.join_recent() {
             return None;
         }
@@ -189,7 +196,7 @@ impl Buddy {
         Some(unit)
     }
 
-    /// Empties the stacks of what came back lately into the free lists; whether there was anything.
+    /// Flushes recently freed blocks to the free lists; returns true if there were any.
     pub fn join_recent(&mut self) -> bool {
         let mut any = false;
         for order in 0..RECENT_ORDERS {
@@ -204,7 +211,7 @@ impl Buddy {
         any
     }
 
-    /// Frees a block, together with its buddy, and theirs, as far as they are free.
+    /// Frees a block and joins it with its buddy, repeatedly while the buddy is free.
     fn join(&mut self, mut unit: u32, mut order: usize) {
         self.state[unit as usize] = INSIDE;
         while order < self.orders - 1 {
@@ -219,12 +226,15 @@ impl Buddy {
         self.push_free(unit, order);
     }
 
+    /// Adds a block to the free list of its order.
     fn push_free(&mut self, unit: u32, order: usize) {
+        debug_assert!(self.state[unit as usize] == INSIDE, "a block is listed once");
         self.state[unit as usize] = FREE | order as u8;
         self.lists[order].push_front(&mut self.links, unit);
         self.orders_free |= 1 << order;
     }
 
+    /// Removes a block from the free list of its order.
     fn remove_free(&mut self, unit: u32, order: usize) {
         let at = unit as usize;
         assert!(self.state[at] == FREE | order as u8, "a free list holds free blocks of its order");
@@ -242,7 +252,7 @@ mod tests {
     use crate::prng::Prng;
     use std::collections::BTreeMap;
 
-    /// The free blocks, after everything recent was joined.
+    /// Returns the free blocks after recently freed ones were joined.
     fn whole(buddy: &mut Buddy) -> Vec<(u32, u8)> {
         buddy.join_recent();
         let mut blocks: Vec<_> = buddy.free_blocks(0).collect();
@@ -253,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn full_is_an_answer_and_what_is_recent_is_found() {
+    fn full_region_returns_none_and_recent_blocks_are_found() {
         let mut buddy = Buddy::new(64, 14);
         let small: Vec<_> = (0..64).map(|_| buddy.take(0).unwrap()).collect();
         assert_eq!((buddy.take(0), buddy.largest_free_order(), buddy.free()), (None, None, 0));
@@ -261,7 +271,7 @@ mod tests {
             buddy.put(unit, 0);
             assert!(buddy.largest_free_order().is_some(), "the first 32 are only in the stack");
         }
-        // 32 of the units wait in the stack of order 0; the whole must be found all the same.
+        // 32 of the units are in the stack of order 0; the whole region must be found all the same.
         assert_eq!(buddy.free_blocks(0).map(|(_, order)| 1 << order).sum::<u32>(), 32);
         let whole = buddy.take(6).unwrap();
         assert_eq!((buddy.take(0), buddy.taken()), (None, 64));
@@ -269,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_end_where_they_were_told_to() {
+    fn blocks_never_exceed_the_largest_order() {
         let mut buddy = Buddy::new(40, 4);
         assert_eq!(whole(&mut buddy), [0, 8, 16, 24, 32].map(|unit| (unit, 3)));
         assert_eq!((buddy.take(4), buddy.largest_free_order()), (None, Some(3)));
@@ -282,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_free_order_is_what_can_be_taken() {
+    fn largest_free_order_can_be_taken() {
         let mut buddy = Buddy::new(500, 10);
         let mut prng = Prng::new(9);
         let mut out = Vec::new();
@@ -310,12 +320,12 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_a_naive_allocator_and_is_whole_again() {
+    fn allocator_matches_a_naive_one_and_joins_all_blocks() {
         for (seed, units) in [(1, 16_384), (2, 8_192), (3, 9_001), (4, 37)] {
             let mut buddy = Buddy::new(units, 14);
             let start = whole(&mut buddy);
             let mut prng = Prng::new(seed);
-            // First unit -> order: the naive allocator knows what is out and looks for a free aligned place from the start.
+            // First unit -> order of taken blocks: the naive allocator searches for a free aligned block from the start.
             let mut out: BTreeMap<u32, u8> = BTreeMap::new();
             for _ in 0..20_000 {
                 if prng.below(100) < 55 {
@@ -342,9 +352,9 @@ mod tests {
             below.is_some_and(|(&first, &other)| first + (1 << other) > at)
         };
         let Some(unit) = buddy.take(order) else {
-            // No aligned place of that size may be free.
+            // No aligned block of that size may be free.
             let last = buddy.units() >> order;
-            let free = (0..last).map(|place| place << order).find(|&at| !overlaps(at));
+            let free = (0..last).map(|block| block << order).find(|&at| !overlaps(at));
             assert_eq!(free, None, "order {order} is free but was refused");
             return;
         };
@@ -354,8 +364,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "comes back once")]
-    fn a_double_put_is_our_bug() {
+    #[should_panic(expected = "freed once")]
+    fn double_free_panics() {
         let mut buddy = Buddy::new(256, 14);
         let unit = buddy.take(0).unwrap();
         buddy.put(unit, 0);
@@ -363,8 +373,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "comes back once")]
-    fn a_block_comes_back_with_its_order() {
+    #[should_panic(expected = "freed once")]
+    fn free_with_another_order_panics() {
         let mut buddy = Buddy::new(256, 14);
         let unit = buddy.take(3).unwrap();
         buddy.put(unit, 2);

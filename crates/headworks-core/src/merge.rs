@@ -1,8 +1,8 @@
-//! Making one request of several: which may join, and how they are joined.
+//! Merging: the rules by which adjacent requests become one, and the index that finds them.
 //!
-//! Only reads with reads and writes with writes, of one volume, next to each other, of one class (FUA and background work do
-//! not mix with others), and within the device's limits. A piece of a split bio never merges: the limits cut it off its
-//! neighbours on purpose (Linux lets the last piece merge; that is not worth a second kind of link here).
+//! Reads merge with reads and writes with writes, if they are adjacent on one volume, of one class (FUA and background work do
+//! not mix with others) and of one priority, within the device's limits. A piece of a split bio never merges: the limits cut it
+//! off its neighbours on purpose. Linux lets the last piece merge; that is not worth a second kind of link here.
 
 use crate::bio::{Bio, BioFlags};
 use crate::elevator::MergeEdge;
@@ -20,7 +20,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of a queue.
+    /// Takes the limits from a queue's options.
     #[must_use]
     pub fn new(options: &QueueOptions) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl Limits {
         }
     }
 
-    /// Segments that a bio of `len` bytes needs: its buffer is contiguous.
+    /// Returns the segments that a bio of `len` bytes needs; its buffer is contiguous.
     #[inline]
     #[must_use]
     pub fn segments(&self, len: u32) -> u16 {
@@ -40,9 +40,10 @@ impl Limits {
         len.div_ceil(self.max_segment_size).min(u32::from(u16::MAX)) as u16
     }
 
-    /// Bytes of the largest piece that a bio is split into; a multiple of `block`.
+    /// Returns the bytes of the largest piece that a bio is split into: a multiple of `block`, at least one.
     #[must_use]
     pub fn piece(&self, block: u32) -> u32 {
+        debug_assert!(block.is_power_of_two(), "pieces are rounded by a mask");
         let by_segments = u64::from(self.max_segment_size) * u64::from(self.max_segments);
         let largest = u64::from(self.max_bytes).min(by_segments) as u32;
         step(largest, block)
@@ -53,9 +54,10 @@ impl Limits {
     }
 }
 
-/// The most bytes up to `limit` that end at a block: what goes in steps must not be cut where the device cannot.
+/// Returns the most bytes up to `limit` that end at a block, at least one block: a device cannot cut a block.
 #[inline]
 pub(crate) fn step(limit: u32, block: u32) -> u32 {
+    debug_assert!(block.is_power_of_two(), "steps are rounded by a mask");
     (limit & !(block - 1)).max(block)
 }
 
@@ -66,12 +68,12 @@ fn same_class(a: BioFlags, b: BioFlags) -> bool {
     a.0 & CLASS.0 == b.0 & CLASS.0
 }
 
-/// Flags of a joined request: a hole may be answered only if everybody allows it.
+/// Returns the flags of a merged request: a hole may be answered only if every bio allows it.
 fn joined_flags(a: BioFlags, b: BioFlags) -> BioFlags {
     BioFlags(a.0 & b.0)
 }
 
-/// At which edge `bio` may join `request`, if at all.
+/// Returns the edge at which `bio` may join `request`, if it may.
 #[inline]
 pub(crate) fn fit_bio(
     request: &Request,
@@ -99,7 +101,7 @@ pub(crate) fn fit_bio(
     allowed.then_some(edge)
 }
 
-/// What joins a request: a bio from the plug, or all that another request consists of.
+/// The part that joins a request: a bio from the plug, or all of another request.
 struct Part {
     offset: u64,
     len: u32,
@@ -150,7 +152,7 @@ pub(crate) fn join_bio(
     join(&mut slots[id], bios, part, edge);
 }
 
-/// Whether `back`, which starts where `front` ends, may become part of it.
+/// Returns true when `back`, which starts where `front` ends, may become part of it.
 pub(crate) fn fit_requests(front: &Request, back: &Request, limits: &Limits) -> bool {
     front.end() == back.offset
         && front.op == back.op
@@ -307,9 +309,10 @@ impl MergeIndex {
     }
 }
 
-/// Fibonacci hashing of a place on a volume into the top bits.
+/// Hashes an offset on a volume by Fibonacci hashing; the result is the top `64 - shift` bits.
 #[inline]
 pub(crate) fn hash(volume: u16, at: u64, shift: u32) -> usize {
+    debug_assert!(shift < 64, "a hash has a bit at least");
     let key = at ^ (u64::from(volume) << 48);
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize
 }
@@ -330,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_keeps_every_limit_and_is_never_nothing() {
+    fn piece_keeps_every_limit_and_is_never_empty() {
         let mut limits = limits();
         assert_eq!((limits.piece(512), limits.piece(8192)), (12288, 8192));
         limits.max_segments = 1;
@@ -341,14 +344,14 @@ mod tests {
     }
 
     #[test]
-    fn a_bio_needs_a_segment_for_each_part_of_its_buffer() {
+    fn bio_needs_one_segment_per_part_of_its_buffer() {
         let segments = |len| limits().segments(len);
         assert_eq!([1, 4096, 4097, 8192].map(segments), [1, 1, 2, 2]);
     }
 
-    /// Random requests in and out of an index with few places, against a search through all of them.
+    /// Random insertions and removals in an index with few buckets, against a search through all requests.
     #[test]
-    fn the_index_finds_what_a_search_through_all_finds() {
+    fn index_finds_what_a_full_search_finds() {
         let mut prng = Prng::new(5);
         let mut slots = Slots::touched(64);
         let mut index = MergeIndex::new(16);

@@ -1,7 +1,8 @@
-//! A request: what the queue sends to a device, made of one bio, of several that lie next to each other, or of a piece of one.
+//! Requests and bios: the slots that a shard's pools hold.
 //!
-//! Bios of a request are linked in the order of their offsets; all of them whole. A piece of a split bio is a request of its
-//! own with a `parent` and never merges: its neighbours are its siblings, which the limits cut apart on purpose.
+//! A request is the unit that a queue sends to a device. It consists of one bio, of several adjacent ones, or of a piece of one.
+//! The bios of a request are linked in the order of their offsets. A piece of a split bio is a request of its own with a
+//! `parent`; it never merges, because its neighbours are its siblings, which the limits cut apart on purpose.
 
 use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
 use crate::list::{Chained, Link, Linked};
@@ -12,12 +13,12 @@ use crate::wait_times::WaitTimes;
 
 /// The request pool of a shard.
 pub type Slots = Slab<Request>;
-/// The name of a request on its shard.
+/// The index of a request in its shard's pool.
 pub type SlotId = u32;
 /// The bio pool of a shard.
 pub type Bios = Slab<BioSlot>;
 
-/// Where a request is. One way round, but for `Queued -> InFlight -> Queued` when the device refuses.
+/// The state of a request. It only advances, but for `Queued -> InFlight -> Queued` when the device refuses.
 ///
 /// ```text
 ///  Free -> Plugged -> Waiting (for a tag) -> Queued (in the elevator) -> InFlight -> Free
@@ -27,100 +28,100 @@ pub type Bios = Slab<BioSlot>;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RequestState {
-    /// Nobody's.
+    /// The slot holds no request.
     #[default]
     Free,
-    /// In the plug.
+    /// Held back in the plug.
     Plugged,
-    /// At the gate: no tag yet.
+    /// Waits at the gate for a tag.
     Waiting,
-    /// Has a tag; in the elevator or in the requeue list.
+    /// Has a tag; waits in the elevator or in the requeue list.
     Queued,
-    /// In the device.
+    /// Its command is in the device.
     InFlight,
-    /// A bio over the limits: waits for its pieces.
+    /// Holds a bio over the limits and waits for its pieces.
     Split,
 }
 
-/// One request.
+/// One request to a device.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// First byte on the volume.
+    /// First byte on the volume, in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes; 0 for a flush.
     pub len: u32,
-    /// Bytes that the device has finished, or that went into pieces; what is sent next starts here.
+    /// Bytes that the device has finished or that went into pieces; the next command or piece starts here.
     pub done: u32,
-    /// First bio, by offset.
+    /// Slot of the first bio, by offset.
     pub bio_head: u32,
-    /// Last bio.
+    /// Slot of the last bio, by offset.
     pub bio_tail: u32,
-    /// Where this request's data start in its (only) bio's buffer; 0 unless a piece.
+    /// Offset of the data in the buffer of the only bio, for a piece; otherwise 0.
     pub piece_offset: u32,
-    /// Counts the commands sent from this slot.
+    /// Number of commands sent from this slot, over all its uses; it wraps.
     pub generation: u32,
     /// Neighbours in a list of the elevator or in the requeue list, see [`QueueLink`].
     pub queue_link: Link,
     /// Neighbours in the list of commands in flight, see [`FlightLink`].
     pub flight_link: Link,
-    /// The split request whose piece this is.
+    /// The split request that this is a piece of, or `NIL`.
     pub parent: SlotId,
     /// Neighbours in a bucket of the merge index by end, see [`EndLink`].
     pub end_link: Link,
     /// Neighbours in a bucket of the merge index by start, see [`StartLink`].
     pub start_link: Link,
-    /// Links of a sorting elevator's tree: before, after, up.
+    /// Links in a sorting elevator's tree: left, right, parent.
     pub tree: [SlotId; 3],
-    /// Counts what leaves the elevator, round and round: refused requests go again in this order.
+    /// Sequence number of leaving the elevator, which wraps; refused requests are sent again in this order.
     pub departure: u32,
-    /// Segments the request will need.
+    /// Number of segments that a command for all of it needs.
     pub segments: u16,
-    /// Bios linked.
+    /// Number of its bios.
     pub bios: u16,
-    /// The volume (the file).
+    /// The volume of all its bios.
     pub volume: VolumeId,
-    /// What.
+    /// The operation of all its bios.
     pub op: Op,
     /// The flags that all its bios share.
     pub flags: BioFlags,
-    /// Before whom it goes; the same for all its bios.
+    /// I/O priority, the same for all its bios.
     pub ioprio: Ioprio,
-    /// Where it is.
+    /// Its place on the path.
     pub state: RequestState,
-    /// Facts about it, see the associated constants.
+    /// A set of the marks that the associated constants define.
     pub marks: u8,
-    /// Tags that came with it on another shard's lease.
+    /// Tags of another shard's lease that it came with.
     pub tags: u16,
-    /// Tags that were asked for a split request and not granted yet.
+    /// Tags that were requested for it and not granted yet.
     pub owed: u16,
-    /// Bytes it counts for against `hw_inflight_kb`.
+    /// Bytes that it counts for against `hw_inflight_kb`.
     pub charged: u32,
-    /// Pieces of a split request that are on their way.
+    /// Pieces of a split request that have not ended.
     pub pieces: u32,
-    /// A split request: the first error of its pieces.
+    /// The first error of the pieces of a split request.
     pub status: crate::error::Status,
-    /// A sorting elevator's: when it goes first.
+    /// Time from which a sorting elevator serves it first.
     pub deadline: Instant,
-    /// When the command in flight was sent; what its time-out counts from.
+    /// Time when its last command was sent; the time-out counts from here.
     pub sent: Instant,
-    /// The stage times: entered the plug, left it, got its tag, was sent.
+    /// Times when it entered the plug, left it, got its tag, and left the elevator.
     pub stamps: [Instant; 4],
 }
 
 impl Request {
-    /// It is in the merge index.
+    /// Mark: it is in the merge index.
     pub const INDEXED: u8 = 1;
-    /// A merged request failed: its bios go again, one by one.
+    /// Mark: it failed as a merged request and sends its bios again one by one.
     pub const RETRY: u8 = 2;
-    /// It passed its time-out; its bios are answered.
+    /// Mark: it passed its time-out, and its bios are answered.
     pub const TIMED_OUT: u8 = 4;
-    /// The device cannot zero: zeros are written as data, in steps.
+    /// Mark: the device cannot zero; zeros are written as data, in steps.
     pub const ZERO_AS_DATA: u8 = 8;
-    /// It came with tags of another shard's lease.
+    /// Mark: it came with tags of another shard's lease.
     pub const LEASED: u8 = 16;
-    /// A device flush of the flush sequence: bypasses gate and elevator.
+    /// Mark: it is a device flush, which bypasses gate and elevator.
     pub const FLUSH: u8 = 32;
-    /// The device refused it: it waits in the queue's requeue list, not in the elevator.
+    /// Mark: the device refused it, and it waits in the requeue list.
     pub const REQUEUED: u8 = 64;
 
     /// Starts a new use of the slot: every field is set, but for `generation`, which goes on, and what an elevator keeps.
@@ -191,25 +192,25 @@ impl Request {
         *stamps = start.stamps;
     }
 
-    /// The byte after the last.
+    /// Returns the offset after the last byte.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.offset + self.len as u64
     }
 
-    /// Whether `mark` is set.
+    /// Returns true when `mark` is set.
     #[must_use]
     pub const fn is(&self, mark: u8) -> bool {
         self.marks & mark != 0
     }
 
-    /// Whether somebody waits for it, see [`Op::is_sync`].
+    /// Returns true when a caller waits for it, see [`Op::is_sync`].
     #[must_use]
     pub const fn is_sync(&self) -> bool {
         self.op.is_sync(self.flags)
     }
 
-    /// Whether it may be merged with others at all.
+    /// Returns true when it may be merged with other requests at all.
     #[must_use]
     pub const fn may_merge(&self) -> bool {
         self.op.has_data()
@@ -257,7 +258,7 @@ impl Default for Request {
     }
 }
 
-/// What a request begins with; everything else of it is zero or empty.
+/// The fields that a request begins with; everything else of it is zero or empty.
 pub(crate) struct RequestStart {
     pub offset: u64,
     pub len: u32,
@@ -278,7 +279,7 @@ pub(crate) struct RequestStart {
 }
 
 impl RequestStart {
-    /// A plugged request of one bio, which came at `now` and is in slot `slot`.
+    /// Describes a plugged request of one bio, which arrived at `now` and is in slot `slot`.
     #[inline(always)]
     pub fn of_bio(now: Instant, bio: &Bio, slot: u32, segments: u16) -> Self {
         Self {
@@ -301,7 +302,7 @@ impl RequestStart {
         }
     }
 
-    /// A device flush of `volume`, which is sent next.
+    /// Describes a device flush of `volume`, which is sent next.
     pub fn of_flush(now: Instant, volume: VolumeId) -> Self {
         Self {
             offset: 0,
@@ -323,7 +324,7 @@ impl RequestStart {
         }
     }
 
-    /// The next piece of the split request `from` in slot `parent`: at most `limit` bytes after what is `done` of it.
+    /// Describes the next piece of the split request `from` in slot `parent`: at most `limit` bytes after what is `done` of it.
     pub fn of_piece(from: &Request, parent: SlotId, limit: u32, limits: &Limits) -> Self {
         debug_assert!(from.done < from.len, "a piece has bytes");
         let len = limit.min(from.len - from.done);
@@ -393,42 +394,42 @@ impl Chained for BioSlot {
     }
 }
 
-/// Where a bio came from.
+/// The origin of a bio, which is sent its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BioOrigin {
-    /// A frontend of this shard.
+    /// A client of this shard.
     #[default]
     Frontend,
-    /// Another shard, which calls it `cookie` and spends `tags` of its lease on it.
+    /// Another shard, which spends tags of its lease on the bio.
     Shard {
-        /// Which shard.
+        /// The shard that sent it.
         shard: crate::bio::ShardId,
-        /// Its name there.
+        /// The slot of the bio on that shard.
         cookie: u32,
     },
-    /// The cache of this shard, for the operation of that name (or none).
+    /// The cache of this shard.
     Cache {
-        /// Its name there.
+        /// The slot of the cache operation that waits for it, or `NIL`.
         cookie: u32,
     },
 }
 
-/// A bio in flight.
+/// A bio that is not answered yet.
 #[derive(Clone, Debug, Default)]
 pub struct BioSlot {
-    /// What was asked.
+    /// The bio as it was submitted.
     pub bio: Bio,
-    /// Next bio of its request, or of a list of flush waiters.
+    /// Next bio of its request, or of a queue of bios that wait.
     pub next: u32,
-    /// Who asked.
+    /// The party that is sent the answer.
     pub origin: BioOrigin,
-    /// Tags of the lease that it spends (a bio that was sent to another shard, or came from one).
+    /// Tags of a lease that it spends, for a bio that was sent to another shard or came from one.
     pub tags: u16,
-    /// It was answered by time-out; only its buffer is still out.
+    /// It was answered at its time-out; the device still has its buffer.
     pub answered: bool,
-    /// What it waited for so far.
+    /// The time that it waited so far, by kind.
     pub wait_times: WaitTimes,
 }
 
-// One line of the CPU's cache.
+// One cache line.
 const _: () = assert!(size_of::<BioSlot>() <= 64);

@@ -1,22 +1,25 @@
-//! A pool of equal slots made at start-up, named by `u32`.
+//! A pool of equal slots that is sized at start, indexed by `u32`.
 //!
-//! Its memory is there from the start, but a slot is touched when it is first taken: a pool for the worst case costs what is used.
-//! Full is an ordinary answer. A slot keeps a generation that counts its uses, so that a name from an earlier use can be told
-//! from the present one. Links between slots are plain `u32`s in the slots: intrusive lists in safe Rust.
+//! Its memory is reserved at start, but a slot is touched when it is first taken: a pool for the worst case costs what is used.
+//! A full pool is an ordinary condition, not an error. Lists through slots are in [`crate::list`].
+//!
+//! Invariants: taken + free == capacity; every slot is either taken or in the free list.
 
-/// The name that no slot has.
+use crate::gauge::Gauge32;
+
+/// The index that no slot has.
 pub const NIL: u32 = u32::MAX;
 
-/// A pool of `T`.
+/// A pool of slots that hold a `T`.
 #[derive(Debug)]
 pub struct Slab<T> {
-    /// Those that were ever taken; there is room for all.
+    /// The slots that were ever taken; there is capacity for all.
     slots: Vec<T>,
-    /// Of those. While a slot is free: the next free one. While taken: `TAKEN`.
+    /// By slot: the next free one, or `TAKEN`.
     next_free: Vec<u32>,
-    /// The one that came back last.
+    /// The slot that was freed last.
     first_free: u32,
-    taken: u32,
+    taken: Gauge32,
     capacity: u32,
 }
 
@@ -24,7 +27,7 @@ pub struct Slab<T> {
 const TAKEN: u32 = u32::MAX - 1;
 
 impl<T: Clone + Default> Slab<T> {
-    /// A pool of `capacity` slots, all free, handed out from 0 upward.
+    /// Creates a pool of `capacity` free slots, which are taken from 0 upward.
     ///
     /// # Panics
     /// If `capacity` is not below `u32::MAX - 1`.
@@ -35,12 +38,12 @@ impl<T: Clone + Default> Slab<T> {
             slots: Vec::with_capacity(capacity as usize),
             next_free: Vec::with_capacity(capacity as usize),
             first_free: NIL,
-            taken: 0,
+            taken: Gauge32::default(),
             capacity,
         }
     }
 
-    /// The same, all of it touched: for tests that name slots themselves.
+    /// Creates a pool whose slots can be indexed without being taken, for tests.
     #[cfg(test)]
     pub(crate) fn touched(capacity: u32) -> Self {
         let mut slab = Self::new(capacity);
@@ -49,7 +52,7 @@ impl<T: Clone + Default> Slab<T> {
         slab
     }
 
-    /// Adds `more` free slots. For a change of options, never for an I/O.
+    /// Adds `more` free slots. It allocates: for a change of options, never for an I/O.
     ///
     /// # Panics
     /// If there would be more than [`Slab::new`] allows.
@@ -61,20 +64,20 @@ impl<T: Clone + Default> Slab<T> {
         self.next_free.reserve_exact(missing);
     }
 
-    /// Takes a free slot, with whatever its last user left in it; `None` when all are taken.
+    /// Takes a free slot, which keeps the contents of its last use; returns `None` when all are taken.
     #[inline]
     pub fn try_take(&mut self) -> Option<u32> {
         let slot = self.first_free;
         if slot == NIL {
             return self.take_unused();
         }
-        self.first_free = self.next_free[slot as usize];
-        self.next_free[slot as usize] = TAKEN;
-        self.taken += 1;
+        self.first_free = std::mem::replace(&mut self.next_free[slot as usize], TAKEN);
+        debug_assert!(self.first_free != TAKEN, "the free list holds free slots");
+        self.taken.add(1);
         Some(slot)
     }
 
-    /// The first of those that nobody has had.
+    /// Takes the first slot that was never used.
     #[cold]
     fn take_unused(&mut self) -> Option<u32> {
         let slot = self.slots.len() as u32;
@@ -83,48 +86,50 @@ impl<T: Clone + Default> Slab<T> {
         }
         self.slots.push(T::default());
         self.next_free.push(TAKEN);
-        self.taken += 1;
+        self.taken.add(1);
+        debug_assert!(self.taken.get() == slot + 1, "a new slot is used when all others are taken");
         Some(slot)
     }
 }
 
 impl<T> Slab<T> {
-    /// Gives a slot back.
+    /// Frees a taken slot.
     ///
     /// # Panics
-    /// If it is not taken: a double free is our bug.
+    /// If the slot is not taken.
     #[inline]
     pub fn put(&mut self, slot: u32) {
         assert!(self.next_free[slot as usize] == TAKEN, "slot {slot} is freed twice");
         self.next_free[slot as usize] = self.first_free;
         self.first_free = slot;
-        self.taken -= 1;
+        self.taken.sub(1);
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Whether `slot` exists and is taken.
+    /// Returns true when `slot` exists and is taken.
     #[inline]
     #[must_use]
     pub fn is_taken(&self, slot: u32) -> bool {
         self.next_free.get(slot as usize) == Some(&TAKEN)
     }
 
-    /// How many are taken.
+    /// Returns the number of taken slots.
     #[must_use]
     pub fn taken(&self) -> u32 {
-        self.taken
+        self.taken.get()
     }
 
-    /// How many are free.
+    /// Returns the number of free slots.
     #[must_use]
     pub fn free(&self) -> u32 {
-        self.capacity - self.taken
+        debug_assert!(self.taken.get() <= self.capacity, "taken + free == capacity");
+        self.capacity - self.taken.get()
     }
 }
 
@@ -149,7 +154,7 @@ mod tests {
     use crate::prng::Prng;
 
     #[test]
-    fn full_is_an_answer_and_slots_come_back() {
+    fn full_pool_returns_none_and_freed_slots_are_reused() {
         let mut slab: Slab<u8> = Slab::new(2);
         assert_eq!((slab.try_take(), slab.try_take(), slab.try_take()), (Some(0), Some(1), None));
         slab.put(0);
@@ -159,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_made_when_they_are_first_taken_in_room_that_is_there() {
+    fn slots_are_touched_at_first_use_without_reallocation() {
         let mut slab: Slab<[u64; 16]> = Slab::new(1000);
         let room = slab.slots.as_ptr();
         for _ in 0..100 {
@@ -173,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grown_slab_hands_out_the_new_slots_and_keeps_the_old() {
+    fn grown_slab_keeps_contents_and_adds_slots() {
         let mut slab: Slab<u8> = Slab::new(1);
         let first = slab.try_take().unwrap();
         slab[first] = 7;
@@ -185,7 +190,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "freed twice")]
-    fn double_free_is_our_bug() {
+    fn double_free_panics() {
         let mut slab: Slab<u8> = Slab::new(1);
         let slot = slab.try_take().unwrap();
         slab.put(slot);
@@ -193,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_a_set() {
+    fn slab_matches_a_set() {
         let mut slab: Slab<u8> = Slab::new(16);
         let mut model = std::collections::BTreeSet::new();
         let mut prng = Prng::new(1);

@@ -1,55 +1,60 @@
-//! A timer wheel: many deadlines, each set, moved and cleared in one step.
+//! A hierarchical timer wheel: many deadlines, each set, moved and cleared in constant time.
 //!
-//! Timers are named by small numbers that their owners fix at start-up. A timer hangs in one of 64 places of one of 6 levels,
-//! by how far off it is; a place of level `l` is 64^l ticks of 65.5 us wide. When the hand reaches a place its timers come
-//! down a level. Deadlines are kept exactly: a timer fires when `now` reached its own time, never earlier.
+//! Timers are numbered from 0; their owners fix the numbers at start. A timer is in one of 64 buckets of one of 6 levels, by its
+//! distance from now; a bucket of level `l` is 64^l ticks of 65.5 us wide. When the current tick reaches a bucket of a higher
+//! level, its timers cascade to lower levels. Deadlines are kept exactly: a timer fires when `now` has reached its own time,
+//! never earlier.
 //!
 //! ```text
-//!  level 0: |.|.|T|.|...  64 places of 1 tick       (4.2 ms in all)
-//!  level 1: |.|T|.|.|...  64 places of 64 ticks     (268 ms)
-//!  level 2: ...                                     (17 s), (18 min), (20 h), (52 days: later ones wait in the last place)
+//!  level 0: |.|.|T|.|...  64 buckets of 1 tick       (4.2 ms in all)
+//!  level 1: |.|T|.|.|...  64 buckets of 64 ticks     (268 ms)
+//!  level 2: ...           (17 s), (18 min), (20 h), (52 days: later timers wait in the last bucket)
 //! ```
+//!
+//! Invariants: a timer is in the list of its bucket exactly while it is set; a bit of `occupied` is set exactly while its bucket
+//! has a timer.
 
 use crate::list::{Links, List, OnlyLink};
 use crate::slab::NIL;
 use crate::time::Instant;
 
-/// Nanoseconds of a tick, as a power of two. 65.5 us: finer than any deadline that policy sets needs to be found.
+/// Nanoseconds of a tick, as a power of two: 65.5 us, finer than any deadline that policy sets needs to be found.
 const TICK_SHIFT: u32 = 16;
 const LEVELS: usize = 6;
-const PLACES: usize = 64;
+const BUCKETS: usize = 64;
 
+/// A deadline and its place in the wheel.
 #[derive(Clone, Debug)]
 struct Timer {
     at: Instant,
-    /// Where it hangs: `level * PLACES + place`, or `NIL` when not set.
-    place: u32,
+    /// `level * BUCKETS + bucket`, or `NIL` while the timer is not set.
+    bucket: u32,
 }
 
-/// A fixed number of timers.
+/// A wheel with a fixed number of timers.
 #[derive(Debug)]
 pub struct TimerWheel {
     timers: Vec<Timer>,
     links: Links,
-    lists: [List<OnlyLink>; LEVELS * PLACES],
-    /// One bit per place that is not empty.
-    filled: [u64; LEVELS],
-    /// The tick up to which everything was fired or moved down.
+    lists: [List<OnlyLink>; LEVELS * BUCKETS],
+    /// By level: one bit for each bucket that has a timer.
+    occupied: [u64; LEVELS],
+    /// The tick up to which every timer has fired or cascaded.
     tick: u64,
-    /// A timer was set or unset since the flag was taken.
+    /// A timer was set or cleared since the flag was taken.
     changed: bool,
 }
 
 impl TimerWheel {
-    /// A wheel for timers `0..count`, none set.
+    /// Creates a wheel for timers `0..count`, none of them set.
     #[must_use]
     pub fn new(count: usize) -> Self {
-        let unset = Timer { at: Instant(0), place: NIL };
+        let unset = Timer { at: Instant(0), bucket: NIL };
         Self {
             timers: vec![unset; count],
             links: Links::new(count),
-            lists: [const { List::new() }; LEVELS * PLACES],
-            filled: [0; LEVELS],
+            lists: [const { List::new() }; LEVELS * BUCKETS],
+            occupied: [0; LEVELS],
             tick: 0,
             changed: false,
         }
@@ -59,52 +64,53 @@ impl TimerWheel {
     pub fn set(&mut self, id: u32, at: Instant) {
         self.clear(id);
         self.timers[id as usize].at = at;
-        self.hang(id);
+        self.link(id);
     }
 
-    /// Unsets a timer, if it is set.
+    /// Clears a timer, if it is set.
     pub fn clear(&mut self, id: u32) {
-        if self.timers[id as usize].place != NIL {
-            self.unhang(id);
+        if self.is_set(id) {
+            self.unlink(id);
         }
     }
 
-    /// When it fires, if it is set.
+    /// Returns a timer's deadline, if it is set.
     #[must_use]
     pub fn at(&self, id: u32) -> Option<Instant> {
-        let timer = &self.timers[id as usize];
-        (timer.place != NIL).then_some(timer.at)
+        self.is_set(id).then(|| self.timers[id as usize].at)
     }
 
-    /// Whether a timer is set.
+    /// Returns true while a timer is set.
     #[must_use]
     pub fn is_set(&self, id: u32) -> bool {
-        self.timers[id as usize].place != NIL
+        let set = self.timers[id as usize].bucket != NIL;
+        debug_assert!(set == self.links[id].is_linked(), "a timer that is set is in a bucket");
+        set
     }
 
-    /// Whether [`TimerWheel::next`] is to be asked: it may answer otherwise than when this was asked last.
+    /// Returns true when [`TimerWheel::next`] may differ from what it was when this was called last.
     pub fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// What was announced is spent.
+    /// Makes [`TimerWheel::take_changed`] return true: the driver's timer has fired and must be set again.
     pub fn set_changed(&mut self) {
         self.changed = true;
     }
 
-    /// The earliest deadline of all.
+    /// Returns the earliest deadline of all timers.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
-        (0..LEVELS).filter_map(|level| self.first_of_level(level)).min()
+        (0..LEVELS).filter_map(|level| self.earliest_of_level(level)).min()
     }
 
-    /// The next timer whose time has come, which is unset by this; call until `None`.
+    /// Clears and returns a timer whose deadline has passed; call until `None`.
     pub fn expire(&mut self, now: Instant) -> Option<u32> {
         let target = now.0 >> TICK_SHIFT;
         loop {
-            let place = (self.tick % PLACES as u64) as u32;
-            if let Some(id) = self.due_at(place, now) {
-                self.unhang(id);
+            let bucket = (self.tick % BUCKETS as u64) as usize;
+            if let Some(id) = self.due_in(bucket, now) {
+                self.unlink(id);
                 return Some(id);
             }
             if self.tick >= target {
@@ -114,82 +120,92 @@ impl TimerWheel {
         }
     }
 
-    fn due_at(&self, place: u32, now: Instant) -> Option<u32> {
-        let mut all = self.lists[place as usize].iter(&self.links);
+    /// Returns a timer of a bucket of level 0 whose deadline has passed.
+    fn due_in(&self, bucket: usize, now: Instant) -> Option<u32> {
+        debug_assert!(bucket < BUCKETS, "only level 0 holds timers that are due");
+        let mut all = self.lists[bucket].iter(&self.links);
         all.find(|&id| self.timers[id as usize].at <= now)
     }
 
-    /// Goes to the next tick at which something may hang, at most to `target`, and brings passed timers down.
+    /// Goes to the next tick at which a bucket is reached, at most to `target`, and cascades the buckets that are reached.
     fn advance(&mut self, target: u64) {
-        let Some(level) = (0..LEVELS).find(|&level| self.filled[level] != 0) else {
+        debug_assert!(self.tick < target, "time goes forward");
+        let Some(level) = (0..LEVELS).find(|&level| self.occupied[level] != 0) else {
             self.tick = target;
             return;
         };
-        let hand = self.tick >> (6 * level);
-        let ahead = self.filled[level].rotate_right((hand % 64) as u32 + 1);
-        let next = (hand + 1 + u64::from(ahead.trailing_zeros())) << (6 * level);
-        // A hand of a higher level moves there; what hangs at its new place may be due before `next`.
+        let current = self.tick >> (6 * level);
+        let ahead = self.occupied[level].rotate_right((current % 64) as u32 + 1);
+        let next = (current + 1 + u64::from(ahead.trailing_zeros())) << (6 * level);
+        // At this boundary a higher level reaches its next bucket, which may hold timers that are due before `next`.
         let boundary = ((self.tick >> (6 * (level + 1))) + 1) << (6 * (level + 1));
         self.tick = next.min(boundary).min(target);
         for level in 1..LEVELS {
             if !self.tick.is_multiple_of(1 << (6 * level)) {
                 break;
             }
-            self.bring_down(level);
+            self.cascade(level);
         }
     }
 
-    fn bring_down(&mut self, level: usize) {
-        let place = level * PLACES + ((self.tick >> (6 * level)) % PLACES as u64) as usize;
-        while let Some(id) = self.lists[place].front() {
-            self.unhang(id);
-            self.hang(id);
-            debug_assert!(self.timers[id as usize].place as usize != place, "a timer moves down");
+    /// Moves the timers of the current bucket of `level` to other buckets.
+    fn cascade(&mut self, level: usize) {
+        let bucket = level * BUCKETS + ((self.tick >> (6 * level)) % BUCKETS as u64) as usize;
+        while let Some(id) = self.lists[bucket].front() {
+            self.unlink(id);
+            self.link(id);
+            debug_assert!(self.timers[id as usize].bucket as usize != bucket, "a timer moves on");
         }
     }
 
-    fn first_of_level(&self, level: usize) -> Option<Instant> {
-        if self.filled[level] == 0 {
+    /// Returns the earliest deadline of a level.
+    fn earliest_of_level(&self, level: usize) -> Option<Instant> {
+        if self.occupied[level] == 0 {
             return None;
         }
         if level == LEVELS - 1 {
-            // What is beyond the last level waits in places that say nothing of its time.
-            let all = level * PLACES..(level + 1) * PLACES;
-            return all.filter_map(|place| self.first_of_place(place)).min();
+            // Timers beyond the last level wait in any of its buckets.
+            let all = level * BUCKETS..(level + 1) * BUCKETS;
+            return all.filter_map(|bucket| self.earliest_of_bucket(bucket)).min();
         }
-        // The first place around the clock. On a higher level the present place is a full round off: it was brought down.
-        let hand = (self.tick >> (6 * level)) % PLACES as u64;
-        let present = hand as u32 + u32::from(level > 0);
-        let turned = self.filled[level].rotate_right(present);
-        let place = (present + turned.trailing_zeros()) as usize % PLACES;
-        self.first_of_place(level * PLACES + place)
+        // The first occupied bucket around the wheel. On a higher level the current bucket is a full round away: it has cascaded.
+        let current = (self.tick >> (6 * level)) % BUCKETS as u64;
+        let first = current as u32 + u32::from(level > 0);
+        let turned = self.occupied[level].rotate_right(first);
+        let bucket = (first + turned.trailing_zeros()) as usize % BUCKETS;
+        let earliest = self.earliest_of_bucket(level * BUCKETS + bucket);
+        debug_assert!(earliest.is_some(), "an occupied bucket has a timer");
+        earliest
     }
 
-    fn first_of_place(&self, place: usize) -> Option<Instant> {
-        let all = self.lists[place].iter(&self.links);
+    /// Returns the earliest deadline of a bucket.
+    fn earliest_of_bucket(&self, bucket: usize) -> Option<Instant> {
+        let all = self.lists[bucket].iter(&self.links);
         all.map(|id| self.timers[id as usize].at).min()
     }
 
-    fn hang(&mut self, id: u32) {
+    /// Puts a timer into the bucket of its deadline.
+    fn link(&mut self, id: u32) {
         self.changed = true;
-        // By distance; what is beyond the last level waits there for a round and is looked at again.
+        // By distance. A timer beyond the last level waits there for a round and is placed again.
         let farthest = self.tick + (1 << (6 * LEVELS)) - 1;
         let due = (self.timers[id as usize].at.0 >> TICK_SHIFT).clamp(self.tick, farthest);
         let distance = due - self.tick;
         let level = (64 - distance.leading_zeros()).saturating_sub(1) as usize / 6;
-        let place = (due >> (6 * level)) % PLACES as u64;
-        let place = level * PLACES + place as usize;
-        self.timers[id as usize].place = place as u32;
-        self.lists[place].push_front(&mut self.links, id);
-        self.filled[level] |= 1 << (place % PLACES);
+        let bucket = (due >> (6 * level)) % BUCKETS as u64;
+        let bucket = level * BUCKETS + bucket as usize;
+        self.timers[id as usize].bucket = bucket as u32;
+        self.lists[bucket].push_front(&mut self.links, id);
+        self.occupied[level] |= 1 << (bucket % BUCKETS);
     }
 
-    fn unhang(&mut self, id: u32) {
+    /// Takes a timer out of its bucket.
+    fn unlink(&mut self, id: u32) {
         self.changed = true;
-        let place = std::mem::replace(&mut self.timers[id as usize].place, NIL) as usize;
-        self.lists[place].remove(&mut self.links, id);
-        if self.lists[place].is_empty() {
-            self.filled[place / PLACES] &= !(1 << (place % PLACES));
+        let bucket = std::mem::replace(&mut self.timers[id as usize].bucket, NIL) as usize;
+        self.lists[bucket].remove(&mut self.links, id);
+        if self.lists[bucket].is_empty() {
+            self.occupied[bucket / BUCKETS] &= !(1 << (bucket % BUCKETS));
         }
     }
 }
@@ -201,7 +217,7 @@ mod tests {
     use crate::time::{MS, SEC, US};
 
     #[test]
-    fn fires_at_its_own_time_and_not_before() {
+    fn timer_fires_at_its_deadline_and_not_before() {
         let mut wheel = TimerWheel::new(2);
         wheel.set(0, Instant(30 * SEC + 7));
         assert_eq!(wheel.next(), Some(Instant(30 * SEC + 7)));
@@ -210,9 +226,9 @@ mod tests {
         assert_eq!((wheel.expire(Instant(60 * SEC)), wheel.next()), (None, None));
     }
 
-    /// Random sets, clears and expiries against a plain list, over deadlines from nanoseconds to months.
+    /// Sets, clears and expires random timers against a plain list, with deadlines from nanoseconds to months.
     #[test]
-    fn agrees_with_a_list() {
+    fn wheel_matches_a_list() {
         for seed in 0..40 {
             let mut prng = Prng::new(seed);
             let mut wheel = TimerWheel::new(20);

@@ -275,7 +275,9 @@ impl Gate {
     /// Returns the bytes of a request that ended or timed out.
     #[inline]
     pub fn uncharge(&mut self, request: &mut Request) {
-        self.admitted_bytes.sub(std::mem::take(&mut request.charged).into());
+        if request.charged > 0 {
+            self.admitted_bytes.sub(std::mem::take(&mut request.charged).into());
+        }
     }
 }
 

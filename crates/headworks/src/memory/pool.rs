@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "comes back once")]
+    #[should_panic(expected = "freed once")]
     fn a_double_put_is_our_bug() {
         let mut pool = Pool::new(MIB).unwrap();
         let buffer = pool.try_take(PAGE).unwrap();
