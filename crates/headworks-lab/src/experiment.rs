@@ -88,7 +88,8 @@ impl RowFilter {
 
 /// Runs the selected rows of an experiment.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn run(name: ExperimentName, filter: &RowFilter) -> Result<Report, ConfigError> {
     let mut report = match (filter.kind, name) {
         (RowKind::Live, _) => Report::default(),

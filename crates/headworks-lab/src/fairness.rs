@@ -108,7 +108,8 @@ struct Point {
 
 /// Runs the experiment.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, SECONDS)
 }

@@ -58,7 +58,8 @@ impl Row {
 
     /// The whole number in a cell.
     ///
-    /// # Panics If the cell is absent or of another type.
+    /// # Panics
+    /// If the cell is absent or of another type.
     #[must_use]
     pub fn int(&self, name: &str) -> u64 {
         self.get(name).as_u64().expect("the cell has a count")
@@ -66,7 +67,8 @@ impl Row {
 
     /// The list of whole numbers in a cell.
     ///
-    /// # Panics If the cell is absent or of another type.
+    /// # Panics
+    /// If the cell is absent or of another type.
     #[must_use]
     pub fn ints(&self, name: &str) -> Vec<u64> {
         let list = self.get(name).as_array().expect("the cell has a list");
@@ -75,7 +77,8 @@ impl Row {
 
     /// The real number in a cell.
     ///
-    /// # Panics If the cell is absent or of another type.
+    /// # Panics
+    /// If the cell is absent or of another type.
     #[must_use]
     pub fn real(&self, name: &str) -> f64 {
         self.get(name).as_f64().expect("the cell has a number")
@@ -83,7 +86,8 @@ impl Row {
 
     /// The word in a cell.
     ///
-    /// # Panics If the cell is absent or of another type.
+    /// # Panics
+    /// If the cell is absent or of another type.
     #[must_use]
     pub fn word(&self, name: &str) -> &str {
         self.get(name).as_str().expect("the cell has a word")

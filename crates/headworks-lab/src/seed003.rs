@@ -101,7 +101,8 @@ impl Default for Seed003Options {
 
 /// Runs the experiment.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn run(options: &Seed003Options) -> Result<Report, ConfigError> {
     let mut progress = Progress::new("seed-003", CASES.len() * options.jobs.len() * ORDERS.len());
     let mut rows = Vec::new();

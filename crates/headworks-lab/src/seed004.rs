@@ -39,7 +39,8 @@ const RUNS: [(Plugging, u32); 8] = [
 
 /// Runs the experiment.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, SECONDS)
 }

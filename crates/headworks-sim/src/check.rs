@@ -47,7 +47,8 @@ pub fn violation(rule: &'static str, detail: impl Into<String>) -> Violation {
 /// Checks the status of an answer: an error needs an injected cause, and a malformed bio must not
 /// succeed.
 ///
-/// # Errors The rule that the answer violates.
+/// # Errors
+/// The rule that the answer violates.
 pub fn check_status(
     scenario: &Scenario,
     bio: &Bio,
@@ -126,7 +127,8 @@ fn check_success(scenario: &Scenario, bio: &Bio, faulty: bool) -> Result<(), Vio
 
 /// Checks that an idle shard holds no slots, requests, tags or leases.
 ///
-/// # Errors The leaked resource.
+/// # Errors
+/// The leaked resource.
 pub fn check_idle(scenario: &Scenario, shard: &Shard, number: u16) -> Result<(), Violation> {
     const RULE: &str = "an idle shard holds no resources";
     if shard.room() != scenario.bios_max {

@@ -62,7 +62,8 @@ impl CrashRun {
 
     /// Runs the next scenario.
     ///
-    /// # Errors The violation; [`CrashRun::seed`] still names the scenario.
+    /// # Errors
+    /// The violation; [`CrashRun::seed`] still names the scenario.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let lies = self.seed.is_multiple_of(LYING_EVERY);
         let scenario = Scenario::draw_crash(self.seed, self.shards, lies);

@@ -130,7 +130,8 @@ impl Frames {
     /// Records a command that goes to its device; `pool_of` maps a segment to the shard whose pool
     /// has its bytes.
     ///
-    /// # Errors A frame that is in conflicting use.
+    /// # Errors
+    /// A frame that is in conflicting use.
     pub fn submit(
         &mut self,
         submit: &Submit,
@@ -177,7 +178,8 @@ impl Frames {
 
     /// Checks an action of `shard` that copies, zeroes or moves bytes.
     ///
-    /// # Errors A frame that may not be accessed in this way now.
+    /// # Errors
+    /// A frame that may not be accessed in this way now.
     pub fn check_access(&self, shard: u16, action: &Action) -> Result<(), String> {
         let check = |at, len, changes| {
             let (at, len) = frames(at, len);
@@ -246,7 +248,8 @@ impl Frames {
     /// Ends a command, as its completion is delivered. Unknown ids come from lying devices and are
     /// ignored.
     ///
-    /// # Errors The data changed between submission and completion.
+    /// # Errors
+    /// The data changed between submission and completion.
     pub fn complete(&mut self, device: DeviceId, id: RequestId) -> Result<(), String> {
         let Some(FrameCommand { pieces, .. }) = self.commands.remove(&(device, id)) else {
             return Ok(());

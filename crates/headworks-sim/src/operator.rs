@@ -136,7 +136,8 @@ impl Operator {
 
     /// Handles the answer to a change; returns its device and the delay until the next change.
     ///
-    /// # Errors An answer that the change should not get.
+    /// # Errors
+    /// An answer that the change should not get.
     pub fn on_answer(&mut self, token: u32, status: Status) -> Result<(DeviceId, u64), String> {
         let found = self.asked.iter().position(|asked| asked.is_some_and(|a| a.token == token));
         let Some(device) = found else {

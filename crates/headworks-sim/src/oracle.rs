@@ -281,7 +281,8 @@ impl Oracle {
 
     /// Checks the answer to a bio, or records the release of its buffer.
     ///
-    /// # Errors The rule that the answer violates.
+    /// # Errors
+    /// The rule that the answer violates.
     pub fn answer(
         &mut self,
         bio: &Bio,

@@ -40,7 +40,8 @@ impl SmokeRun {
 
     /// Runs the next scenario.
     ///
-    /// # Errors The violation; [`SmokeRun::seed`] still names the scenario.
+    /// # Errors
+    /// The violation; [`SmokeRun::seed`] still names the scenario.
     pub fn run_next(&mut self) -> Result<(), Box<Failure>> {
         let outcome = world::run(Scenario::draw(self.seed, self.shards))?;
         self.hash.add(outcome.hash);

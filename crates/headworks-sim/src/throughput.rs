@@ -25,7 +25,8 @@ pub enum Checking {
 
 /// Runs `bios` random 4 KiB reads and writes, half each, with 4 jobs of depth 32.
 ///
-/// # Errors The violated rule.
+/// # Errors
+/// The violated rule.
 pub fn run_null(seed: u64, bios: u32, watch: Checking) -> Result<Outcome, Box<Failure>> {
     const SIZE: u64 = 16 << 20;
     let volume = VolumeConfig {

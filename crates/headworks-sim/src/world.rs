@@ -119,14 +119,16 @@ enum Stop {
 
 /// Runs `scenario` from start to end.
 ///
-/// # Errors The first violated rule.
+/// # Errors
+/// The first violated rule.
 pub fn run(scenario: Scenario) -> Result<Outcome, Box<Failure>> {
     run_prepared(scenario, |_, _, _| {})
 }
 
 /// As [`run`], with shards changed by `prepare`.
 ///
-/// # Errors The first violated rule.
+/// # Errors
+/// The first violated rule.
 pub fn run_prepared(scenario: Scenario, prepare: Prepare) -> Result<Outcome, Box<Failure>> {
     let rounds = scenario.rounds;
     let mut world = World::new(scenario, prepare);

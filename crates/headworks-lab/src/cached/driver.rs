@@ -147,7 +147,8 @@ unsafe impl ActionSink for DriverSink {
 impl CacheDriver {
     /// A driver with an empty cache.
     ///
-    /// # Errors Not enough memory.
+    /// # Errors
+    /// Not enough memory.
     pub fn new(options: &CacheDriverOptions) -> Result<Self, ConfigError> {
         let queue = QueueOptions {
             max_folio_order: options.max_folio_order,
@@ -198,7 +199,8 @@ impl CacheDriver {
 
     /// Reads a block and checks its stamp.
     ///
-    /// # Errors The cache lost the block.
+    /// # Errors
+    /// The cache lost the block.
     pub fn check(&mut self, offset: u64) -> Result<(), ConfigError> {
         let io = Io { op: Op::Read, offset, len: BLOCK, connection: 0 };
         self.call(BatchWork::Everything, std::iter::once(io))?;
@@ -213,7 +215,8 @@ impl CacheDriver {
 
     /// Submits a batch and returns when all of its bios are answered.
     ///
-    /// # Errors A bio failed, or was not answered.
+    /// # Errors
+    /// A bio failed, or was not answered.
     #[inline]
     pub fn call(
         &mut self,

@@ -25,7 +25,8 @@ pub struct Kernel {
 impl Kernel {
     /// Opens the file and overwrites its first `size` bytes.
     ///
-    /// # Errors The file cannot be opened, or cannot hold that much.
+    /// # Errors
+    /// The file cannot be opened, or cannot hold that much.
     pub fn new(name: &str, path: &Path, size: u64) -> Result<Self, ConfigError> {
         let say = |error: io::Error| {
             ConfigError::new("beside", format!("{name}: {}: {error}", path.display()))
@@ -47,7 +48,8 @@ impl Kernel {
     /// Writes everything once, so that all of it is dirty: the cost of a block's first write is
     /// measured on neither side.
     ///
-    /// # Errors A write failed.
+    /// # Errors
+    /// A write failed.
     pub fn overwrite(&mut self) -> io::Result<()> {
         for offset in (0..self.size).step_by(FILL_BYTES) {
             stamp_all(&mut self.buffer, offset);
@@ -65,14 +67,16 @@ impl Kernel {
 
     /// Writes everything to the device, so that the flusher is idle during the next run.
     ///
-    /// # Errors The device failed.
+    /// # Errors
+    /// The device failed.
     pub fn settle(&mut self) -> io::Result<()> {
         self.file.sync_data()
     }
 
     /// Makes one read or write call.
     ///
-    /// # Errors The call failed, or was short.
+    /// # Errors
+    /// The call failed, or was short.
     #[inline]
     pub fn call(&mut self, op: Op, offset: u64, len: u32) -> io::Result<()> {
         let bytes = &mut self.buffer[..len as usize];

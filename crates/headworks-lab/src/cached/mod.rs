@@ -122,7 +122,8 @@ struct Bench<'a> {
 
 /// Runs the measurement.
 ///
-/// # Errors A file that cannot be used, or a call that failed.
+/// # Errors
+/// A file that cannot be used, or a call that failed.
 pub fn run(options: &CachedOptions) -> Result<Report, ConfigError> {
     if !(u64::from(FILL_BYTES)..=1 << 40).contains(&options.size)
         || !options.size.is_multiple_of(FILL_BYTES.into())

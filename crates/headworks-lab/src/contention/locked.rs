@@ -36,6 +36,8 @@ pub(super) struct Elevators {
     queued: usize,
     /// Total number of requests that left the elevator.
     departed: u64,
+    /// The latest time of any call; jobs read the clock before they take the lock.
+    latest: Instant,
     /// Bios that found a merge candidate.
     merge_candidates: u64,
 }
@@ -63,8 +65,16 @@ impl Elevators {
             batch: Batch::with_capacity(requests as usize),
             queued: 0,
             departed: 0,
+            latest: Instant(0),
             merge_candidates: 0,
         }
+    }
+
+    /// Time as the elevator sees it: it does not go back.
+    #[inline]
+    fn advance(&mut self, now: Instant) -> Instant {
+        self.latest = self.latest.max(now);
+        self.latest
     }
 
     #[inline]
@@ -77,6 +87,7 @@ impl Elevators {
 
     #[inline]
     fn insert(&mut self, now: Instant, requests: &[(SlotId, u64)], ids: &[SlotId]) {
+        let now = self.advance(now);
         for &(slot, offset) in requests {
             let request = &mut self.slots[slot];
             request.offset = offset;
@@ -99,6 +110,7 @@ impl Elevators {
         done: &mut Vec<EndedRequest>,
         out: &mut Vec<DepartedRequest>,
     ) -> bool {
+        let now = self.advance(now);
         if !done.is_empty() {
             self.elevator.on_complete(now, done);
             done.clear();

@@ -293,14 +293,16 @@ pub fn cells(jobs: u32) -> Vec<ContentionCell> {
 
 /// Runs every cell, round by round in rotation.
 ///
-/// # Errors An invalid option, or an owner that could not start.
+/// # Errors
+/// An invalid option, or an owner that could not start.
 pub fn run(options: &ContentionOptions) -> Result<Vec<ContentionCell>, String> {
     run_cells(options, cells(options.jobs))
 }
 
 /// Runs selected cells, as [`run`] does all.
 ///
-/// # Errors As [`run`].
+/// # Errors
+/// As [`run`].
 pub fn run_cells(
     options: &ContentionOptions,
     mut cells: Vec<ContentionCell>,

@@ -21,7 +21,8 @@ use super::{CellLoad, CellRun, RingCounts, Round};
 
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 ///
-/// # Errors The owner could not start, or failed.
+/// # Errors
+/// The owner could not start, or failed.
 pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellRun, String> {
     let watched = load.watched.then(Watched::default);
     let device: Box<dyn Device> = match &watched {

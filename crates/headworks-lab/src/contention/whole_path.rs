@@ -23,17 +23,26 @@ use super::locked::issue;
 use super::window::{Path, Window};
 use super::{CellLoad, Dispatch};
 
+/// A shard with the latest time of any call: jobs read the clock before they take the lock, and a
+/// shard's time does not go back.
+pub(super) struct TimedShard {
+    shard: Shard,
+    latest: Instant,
+}
+
 /// Runs the jobs until they stop, and `meanwhile` on this thread.
 ///
-/// # Errors The shard rejects its configuration.
-pub(super) fn run<L: Lock<Shard> + Send>(
+/// # Errors
+/// The shard rejects its configuration.
+pub(super) fn run<L: Lock<TimedShard> + Send>(
     load: &CellLoad<'_>,
     dispatch: Dispatch,
     meanwhile: impl FnOnce(),
 ) -> Result<(u64, LockCounts), String> {
     let volume = VolumeOptions { size: load.size, block_size: 1, ..VolumeOptions::default() };
     let config = ShardConfig::single(load.queue, volume, load.jobs * load.iodepth);
-    let lock = L::new(Shard::new(config).map_err(|error| error.to_string())?);
+    let shard = Shard::new(config).map_err(|error| error.to_string())?;
+    let lock = L::new(TimedShard { shard, latest: Instant(0) });
     Ok(load.run_jobs(|| ShardPath::new(load, &lock, dispatch), meanwhile))
 }
 
@@ -47,7 +56,7 @@ struct ShardPath<'a, L> {
     device: NullDevice,
 }
 
-impl<'a, L: Lock<Shard>> ShardPath<'a, L> {
+impl<'a, L: Lock<TimedShard>> ShardPath<'a, L> {
     fn new(load: &CellLoad<'_>, lock: &'a L, dispatch: Dispatch) -> Self {
         // A call may dispatch other jobs' requests: as many as the device takes.
         let most = load.queue.queue_depth as usize;
@@ -73,8 +82,9 @@ impl<'a, L: Lock<Shard>> ShardPath<'a, L> {
         locks: &mut LockCounts,
     ) {
         let (inputs, commands) = (&mut self.inputs, &mut self.commands);
-        self.lock.hold(purpose, locks, |shard| {
-            shard.handle(now, inputs);
+        self.lock.hold(purpose, locks, |TimedShard { shard, latest }| {
+            *latest = now.max(*latest);
+            shard.handle(*latest, inputs);
             for action in &shard.actions().list {
                 match *action {
                     Action::Submit(submit) => commands.push(Command {
@@ -112,7 +122,7 @@ fn bio(slot: u32, offset: u64) -> Bio {
     }
 }
 
-impl<L: Lock<Shard>> Path for ShardPath<'_, L> {
+impl<L: Lock<TimedShard>> Path for ShardPath<'_, L> {
     fn submit(
         &mut self,
         now: Instant,

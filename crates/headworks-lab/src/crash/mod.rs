@@ -28,7 +28,8 @@ pub struct CrashOptions {
 
 /// Runs scenarios while `keep_running` returns true for the run so far.
 ///
-/// # Errors The first violated rule.
+/// # Errors
+/// The first violated rule.
 pub fn run(
     options: CrashOptions,
     mut keep_running: impl FnMut(&CrashRun) -> bool,

@@ -109,7 +109,8 @@ pub struct BlockHarness {
 impl BlockHarness {
     /// A harness at time 0.
     ///
-    /// # Errors Invalid options.
+    /// # Errors
+    /// Invalid options.
     pub fn new(options: BlockHarnessOptions) -> Result<Self, ConfigError> {
         let volume =
             VolumeOptions { size: options.size, block_size: 4096, ..VolumeOptions::default() };

@@ -92,7 +92,8 @@ struct Point {
 
 /// Runs the experiment.
 ///
-/// # Errors The server or a client could not start.
+/// # Errors
+/// The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }

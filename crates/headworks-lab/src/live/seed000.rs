@@ -43,7 +43,8 @@ struct Load {
 
 /// Runs every policy with every elevator.
 ///
-/// # Errors The server or a client could not start.
+/// # Errors
+/// The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LOAD)
 }

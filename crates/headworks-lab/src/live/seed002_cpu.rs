@@ -110,7 +110,8 @@ fn written(stats: &Value) -> u64 {
 
 /// Runs the experiment.
 ///
-/// # Errors The server or a client could not start.
+/// # Errors
+/// The server or a client could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     let points: Vec<Point> = all(filter).collect();
     if points.is_empty() {

@@ -68,7 +68,8 @@ impl Part {
 
 /// Runs the experiment.
 ///
-/// # Errors Not enough memory, or a failed bio.
+/// # Errors
+/// Not enough memory, or a failed bio.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     if !filter.has_jobs(CONNECTIONS) || !filter.has_device("null") {
         return Ok(Report::default());

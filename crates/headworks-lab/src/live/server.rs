@@ -114,7 +114,8 @@ pub struct LiveServer {
 impl LiveServer {
     /// Starts the server.
     ///
-    /// # Errors An export that cannot be served.
+    /// # Errors
+    /// An export that cannot be served.
     pub fn start(options: &LiveServerOptions<'_>) -> Result<Self, ConfigError> {
         let folder = TempFolder::make()?;
         let (nbd, control) = (folder.path("nbd"), folder.path("ctl"));
@@ -159,7 +160,8 @@ impl LiveServer {
 
     /// The result of the control request `stats`.
     ///
-    /// # Errors The server does not answer.
+    /// # Errors
+    /// The server does not answer.
     pub fn stats(&self) -> Result<Value, ConfigError> {
         let ask = || {
             let mut stream = UnixStream::connect(&self.control)?;
@@ -175,7 +177,8 @@ impl LiveServer {
 
     /// Stops the server.
     ///
-    /// # Errors The server failed, or its last flush did.
+    /// # Errors
+    /// The server failed, or its last flush did.
     pub fn end(mut self) -> Result<(), ConfigError> {
         match self.server.take() {
             Some(server) => stop(server).map_err(|error| ConfigError::new("live", error)),

@@ -10,7 +10,8 @@ use crate::report::Row;
 
 /// Runs the table's rows on a disk model.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn rows(profile: HddProfile, seed: u64, seconds: u64) -> Result<Vec<Row>, ConfigError> {
     SINGLE.iter().map(|&(kib, _)| run_one(profile, seed, seconds, kib)).collect()
 }

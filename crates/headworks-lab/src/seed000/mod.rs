@@ -42,7 +42,8 @@ const LENGTH: Length = Length { ramp: 10, seconds: 60 };
 
 /// Runs the experiment.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }

@@ -122,7 +122,8 @@ const LENGTH: Length = Length { order: [SEC / 100, SEC / 5], merge: [10 * SEC, 3
 
 /// Runs the experiment.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn run(filter: &RowFilter) -> Result<Report, ConfigError> {
     run_for(filter, LENGTH)
 }

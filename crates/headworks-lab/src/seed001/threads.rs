@@ -14,7 +14,8 @@ const SEED_GAIN: f64 = 1.81;
 
 /// Runs the cells of the experiment.
 ///
-/// # Errors Invalid options, or a thread that could not start.
+/// # Errors
+/// Invalid options, or a thread that could not start.
 pub fn run_all(filter: &RowFilter) -> Result<Report, ConfigError> {
     let options = ContentionOptions { seed: filter.seed, ..ContentionOptions::default() };
     if !filter.has_jobs(options.jobs) || !filter.has_device("null") {

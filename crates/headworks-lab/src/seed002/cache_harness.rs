@@ -151,7 +151,8 @@ pub struct CacheHarness {
 impl CacheHarness {
     /// A harness at time 0.
     ///
-    /// # Errors Invalid options.
+    /// # Errors
+    /// Invalid options.
     pub fn new(options: CacheHarnessOptions) -> Result<Self, ConfigError> {
         let writers = options.writers.len();
         let mut shard = Shard::new(config(&options))?;

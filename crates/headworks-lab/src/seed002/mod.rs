@@ -80,7 +80,8 @@ impl Default for Seed002Options {
 
 /// Runs the selected configurations and passes each result to `see`.
 ///
-/// # Errors Invalid options.
+/// # Errors
+/// Invalid options.
 pub fn run(
     options: &Seed002Options,
     mut see: impl FnMut(&CasePoint, &CaseOutcome),
