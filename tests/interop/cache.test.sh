@@ -81,7 +81,7 @@ script cache.py offers "$URI" direct
 stop_server
 
 # What cannot be.
-check "a mode without a cache: exit 2" refused 2 'cache: export .* --cache 0 is none' --cache 0 mem:size=1M,cache=writeback
+check "a mode without a cache: exit 2" refused 2 'cache: export .* needs a cache, but --cache is 0' --cache 0 mem:size=1M,cache=writeback
 check "too small" refused 1 '1 MiB for each' --cache 100K mem:size=1M,cache=writeback
 check "no such mode: exit 2" refused 2 'writeback, writethrough, none, unsafe' mem:size=1M,cache=fast
 check "exports of one image that differ" refused 1 'cache: export `b` differs' --cache 8M "a=$(file cache=none)" "b=$(file cache=writeback)"

@@ -102,7 +102,7 @@ check "a client writes" nbdcopy "$DIR/source" "$(uri db)"
 cp "$FILE" "$DIR/good"
 printf '[server]\nunix = 5x\n' >"$FILE"
 kill -HUP "$SERVER"
-check "a broken file is refused with its place" wait_until 10 said "nothing changes: .*main.toml:2:"
+check "a broken file is refused with its place" wait_until 10 said "nothing changed: .*main.toml:2:"
 served() { nbdcopy "$(uri db)" "$DIR/found" && cmp -n $((4 << 20)) "$DIR/found" "$DIR/source"; }
 check "what was written is still served" served
 loaded() { test "$(grep -c "configuration reloaded" "$LOG")" -gt "$1"; }
