@@ -1,11 +1,11 @@
-//! Taking requests from the elevator in batches must not cost merges when the device is full (Ming Lei's objection of 2025).
+//! Batch dispatch must not cost merges when the device is full (Ming Lei's objection of 2025).
 //!
-//! What has left the elevator can no longer be sorted, and elsewhere not be merged either; a device that is full and refuses
-//! makes that worse. Here a batch is never larger than what the device takes at that moment, and what it refuses may merge
-//! until it goes again. So batches must merge as well as the same elevator that gives one request at a time:
+//! A dispatched request is no longer sorted, and in other designs not merged either; a full device that returns busy makes that
+//! worse. Here a batch is never larger than the room in the device, and a request that a busy device refused may merge until
+//! its retry. So batches must merge as well as the same elevator that dispatches one request at a time:
 //!
 //! ```text
-//!   64 writers, each one bio at a time ---> queue, mq-deadline ---> device: 4 at once, refuses one in ten
+//!   64 writers, each one bio at a time ---> queue, mq-deadline ---> device: depth 4, busy for one in ten
 //!   (each takes the next 4 KiB of one of several files)
 //! ```
 
@@ -23,7 +23,7 @@ const WRITERS: u32 = 64;
 const BIOS: u64 = 20_000;
 const BLOCK: u64 = 4096;
 
-/// The same elevator, but it gives one request each time it is asked.
+/// An elevator that dispatches one request each time.
 struct OneByOne {
     inner: Box<dyn Elevator>,
     one: Batch,
@@ -55,19 +55,19 @@ impl Elevator for OneByOne {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Dispatch {
     Batches,
     OneByOne,
 }
 
-/// A load: how many files the writers share, and how the device answers.
+/// The number of files that the writers share, and the behavior of the device.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     files: u64,
-    /// Most commands that are answered together: so many places fall free at once.
+    /// Most commands that complete together.
     together: u64,
-    /// One in so many commands is refused.
-    refuses: u64,
+    /// One in this many commands fails with busy.
+    busy_one_in: u64,
 }
 
 struct World {
@@ -76,8 +76,8 @@ struct World {
     load: Load,
     now: u64,
     timer: Option<u64>,
-    flying: Vec<(RequestId, u32)>,
-    /// Left the elevator and was refused.
+    in_flight: Vec<(RequestId, u32)>,
+    /// Dispatched requests that failed with busy and wait for a retry.
     refused: u32,
     /// The next block of each file.
     next: Vec<u64>,
@@ -86,7 +86,7 @@ struct World {
 }
 
 impl World {
-    fn new(load: Load, way: Way, seed: u64) -> Self {
+    fn new(load: Load, dispatch: Dispatch, seed: u64) -> Self {
         let queue = QueueOptions {
             queue_depth: DEPTH,
             scheduler: Scheduler::MqDeadline,
@@ -96,7 +96,7 @@ impl World {
         let mut config = ShardConfig::single(queue, volume, WRITERS);
         config.volumes = vec![config.volumes[0]; load.files as usize];
         let mut shard = Shard::new(config).expect("a valid configuration");
-        if way == Way::OneByOne {
+        if dispatch == Dispatch::OneByOne {
             let inner = elevator::make(&queue);
             let one = Batch::with_capacity(1);
             shard.set_elevator(DeviceId(0), Box::new(OneByOne { inner, one }));
@@ -107,7 +107,7 @@ impl World {
             load,
             now: MS,
             timer: None,
-            flying: Vec::new(),
+            in_flight: Vec::new(),
             refused: 0,
             next: vec![0; load.files as usize],
             bios: 0,
@@ -115,7 +115,7 @@ impl World {
         }
     }
 
-    /// A writer's next bio: the next block of its file. Each is a batch of its own, so that nothing merges in the plug.
+    /// Submits a writer's next bio, the next block of its file, in a batch of its own, so that nothing merges in the plug.
     fn write(&mut self, writer: u64) {
         let file = writer % self.load.files;
         let offset = self.next[file as usize] * BLOCK;
@@ -139,14 +139,14 @@ impl World {
         for action in list {
             match action {
                 Action::Submit(submit) => {
-                    // What was refused goes before all others.
+                    // Retries go before all other requests.
                     match self.refused {
                         0 => self.requests += 1,
                         _ => self.refused -= 1,
                     }
-                    self.flying.push((submit.id, submit.len));
-                    // E6: the requests outside the elevator are never more than the device takes.
-                    assert!(self.flying.len() as u32 + self.refused <= DEPTH);
+                    self.in_flight.push((submit.id, submit.len));
+                    // E6: at most `DEPTH` requests are outside the elevator.
+                    assert!(self.in_flight.len() as u32 + self.refused <= DEPTH);
                 }
                 Action::Reply { id, status, .. } => {
                     assert_eq!(status, Ok(()));
@@ -158,24 +158,23 @@ impl World {
         }
         for writer in again {
             if self.bios < BIOS {
-                // Each thinks a little before it goes on.
+                // A writer thinks before its next write.
                 self.now += self.prng.below(2 * US);
                 self.write(writer);
             }
         }
     }
 
-    /// The device answers some of what it has.
+    /// Completes some of the commands in flight.
     fn answer(&mut self) {
-        let count = self.prng.between(1, self.load.together).min(self.flying.len() as u64);
+        let count = self.prng.between(1, self.load.together).min(self.in_flight.len() as u64);
         let mut inputs = Vec::new();
         for _ in 0..count {
-            let at = self.prng.below(self.flying.len() as u64) as usize;
-            let (id, len) = self.flying.remove(at);
-            let refuses = self.prng.below(self.load.refuses) == 0;
-            let (status, transferred) =
-                if refuses { (Err(IoError::Busy), 0) } else { (Ok(()), len) };
-            self.refused += u32::from(refuses);
+            let at = self.prng.below(self.in_flight.len() as u64) as usize;
+            let (id, len) = self.in_flight.remove(at);
+            let busy = self.prng.below(self.load.busy_one_in) == 0;
+            let (status, transferred) = if busy { (Err(IoError::Busy), 0) } else { (Ok(()), len) };
+            self.refused += u32::from(busy);
             inputs.push(Input::Complete {
                 device: DeviceId(0),
                 completion: Completion { id, transferred, status, hole: false },
@@ -184,12 +183,12 @@ impl World {
         self.turn(&inputs);
     }
 
-    /// Requests for each bio.
+    /// Runs all writers; returns the number of requests per bio.
     fn run(mut self) -> f64 {
         (0..WRITERS.into()).for_each(|writer| self.write(writer));
         while !self.shard.is_idle() {
             self.now += 50 * US;
-            match self.timer.filter(|&at| at <= self.now || self.flying.is_empty()) {
+            match self.timer.filter(|&at| at <= self.now || self.in_flight.is_empty()) {
                 Some(at) => {
                     self.now = self.now.max(at);
                     self.timer = None;
@@ -205,14 +204,15 @@ impl World {
 
 /// E5 and E6.
 #[test]
-fn batches_merge_as_well_as_one_by_one_when_the_device_is_full_and_refuses() {
-    for (files, together, refuses) in
+fn batches_merge_as_well_as_single_dispatch_when_device_is_full() {
+    for (files, together, busy_one_in) in
         [(1, 1, 10), (1, 4, 10), (4, 1, 10), (4, 4, 10), (16, 4, 10), (4, 4, 3), (64, 4, 10)]
     {
-        let load = Load { files, together, refuses };
-        let ratio = |way| (0..3).map(|seed| World::new(load, way, seed).run()).sum::<f64>() / 3.0;
-        let (batches, one_by_one) = (ratio(Way::Batches), ratio(Way::OneByOne));
+        let load = Load { files, together, busy_one_in };
+        let ratio =
+            |dispatch| (0..3).map(|seed| World::new(load, dispatch, seed).run()).sum::<f64>() / 3.0;
+        let (batches, one_by_one) = (ratio(Dispatch::Batches), ratio(Dispatch::OneByOne));
         assert!(batches <= one_by_one * 1.02, "{load:?}: {batches} against {one_by_one}");
-        assert!(files == 64 || batches < 0.9, "{load:?}: there was little to merge");
+        assert!(files == 64 || batches < 0.9, "{load:?}: too little was merged");
     }
 }

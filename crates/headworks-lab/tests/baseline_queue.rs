@@ -1,4 +1,4 @@
-//! The queue under the baseline tag policies: a split bio's pieces get their tags one by one, some of them much later.
+//! The queue under the old tag policies: a split bio's pieces get their tags one by one, some of them much later.
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{DeviceId, QueueOptions};
@@ -28,7 +28,7 @@ fn install(policy: TagPolicy, seed: u32, bench: &mut Bench) {
     policy.install(&mut bench.shard, DeviceId(0), WakeOptions { seed, ..WakeOptions::default() });
 }
 
-/// Answers everything in the order of sending, each 50 us after what was there before it, until nothing is sent any more.
+/// Completes all commands in the order of dispatch, 50 us apart, until none is sent any more.
 fn finish_from(bench: &mut Bench, mut n: usize) {
     loop {
         while n < bench.commands() {
@@ -36,7 +36,7 @@ fn finish_from(bench: &mut Bench, mut n: usize) {
             bench.done(n);
             n += 1;
         }
-        // The safety net is the longest that anybody waits.
+        // The safety net bounds every wait.
         bench.pass(6 * SEC);
         if n == bench.commands() {
             return;
@@ -44,7 +44,7 @@ fn finish_from(bench: &mut Bench, mut n: usize) {
     }
 }
 
-/// The bytes of the commands from `from` on, in order.
+/// Returns the ranges of the commands from `from` on, sorted.
 fn ranges(bench: &Bench, from: usize) -> Vec<(u64, u32)> {
     let commands = (from..bench.commands()).map(|n| bench.command(n).submit);
     let mut ranges: Vec<_> = commands.map(|submit| (submit.offset, submit.len)).collect();
@@ -53,7 +53,7 @@ fn ranges(bench: &Bench, from: usize) -> Vec<(u64, u32)> {
 }
 
 #[test]
-fn a_split_bio_takes_its_tags_as_its_task_submits_pieces() {
+fn split_bio_takes_tags_piece_by_piece() {
     for tags in BOTH {
         let mut bench = bench_with(tags, 1, tagged(64));
         bench.bios("W0+1m");
@@ -71,7 +71,7 @@ fn a_split_bio_takes_its_tags_as_its_task_submits_pieces() {
 }
 
 #[test]
-fn many_bios_over_few_tags_are_covered_once_and_answered_once() {
+fn every_byte_is_sent_once_with_few_tags() {
     for tags in BOTH {
         for nr_requests in [1, 2, 4, 7, 8, 16, 62, 64] {
             let mut bench = bench_with(tags, nr_requests, tagged(nr_requests));
@@ -98,7 +98,7 @@ fn many_bios_over_few_tags_are_covered_once_and_answered_once() {
 }
 
 #[test]
-fn an_error_ends_a_bio_when_its_task_has_had_its_tags_and_nothing_more_is_sent() {
+fn error_ends_split_bio_without_further_commands() {
     for tags in BOTH {
         let mut bench = bench_with(tags, 1, tagged(4));
         bench.bios("W0+1m");
@@ -118,7 +118,7 @@ fn an_error_ends_a_bio_when_its_task_has_had_its_tags_and_nothing_more_is_sent()
 }
 
 #[test]
-fn a_refused_piece_goes_again_and_a_short_one_goes_on() {
+fn busy_piece_is_retried_and_short_one_continued() {
     for tags in BOTH {
         let mut bench = bench_with(tags, 1, tagged(2));
         bench.bios("R0+512k");
@@ -135,7 +135,7 @@ fn a_refused_piece_goes_again_and_a_short_one_goes_on() {
 }
 
 #[test]
-fn a_piece_that_times_out_answers_its_bio_and_holds_its_tag() {
+fn timed_out_piece_answers_bio_and_holds_tag() {
     for tags in BOTH {
         let mut bench = bench_with(tags, 1, tagged(4));
         bench.each("W0+1m W2m+1m");
@@ -152,7 +152,7 @@ fn a_piece_that_times_out_answers_its_bio_and_holds_its_tag() {
 }
 
 #[test]
-fn a_bio_of_more_pieces_than_can_be_asked_for_is_sent_whole() {
+fn bio_with_more_pieces_than_tags_is_sent_whole() {
     for tags in BOTH {
         let mut bench = bench_with(tags, 1, |q| q.max_sectors_kb = 4);
         bench.bios("W0+260m");
@@ -174,7 +174,7 @@ fn a_bio_of_more_pieces_than_can_be_asked_for_is_sent_whole() {
 }
 
 #[test]
-fn what_waits_takes_neighbours_and_asks_for_no_more() {
+fn waiting_request_merges_without_more_tags() {
     for tags in BOTH {
         let mut bench = bench_with(tags, 1, tagged(1));
         bench.each("R0+4k R64k+4k R68k+4k R60k+4k");
@@ -189,7 +189,7 @@ fn what_waits_takes_neighbours_and_asks_for_no_more() {
 }
 
 #[test]
-fn bytes_in_flight_are_bounded_to_a_piece_more() {
+fn bytes_in_flight_exceed_limit_by_one_piece_at_most() {
     for tags in BOTH {
         let mut bench = bench_with(tags, 1, |q| {
             tagged(64)(q);
@@ -209,7 +209,7 @@ fn bytes_in_flight_are_bounded_to_a_piece_more() {
 }
 
 #[test]
-fn leases_are_gathered_whole_one_shard_after_the_other() {
+fn leases_are_gathered_whole_shard_by_shard() {
     for tags in BOTH {
         for nr_requests in [1, 4, 7] {
             let mut shards = Shards::new(3, tagged(nr_requests));

@@ -1,9 +1,9 @@
-//! The host of the baselines: it moves tasks through time and tells the rules when to decide.
+//! The modelled host of the old tag policies: it moves tasks through time and calls the policy's rules.
 //!
-//! Three things have their time. A task runs: at once when it asks, `per_piece` after each tag but its last, and some time
-//! after it was woken (`base + per_waiter * i + exp(jitter)`, `i` counting those woken before it). A waker, which every freed
-//! tag starts, takes up to four steps; between two of them it may be interrupted (drawn from the seed), and other wakers
-//! step in between: that is how the races of 5.18 happen here. And the safety net.
+//! Three things take time. A task runs: at once when it asks, `per_piece` after each tag but its last, and some time after it
+//! was woken (`base + per_waiter * i + exp(jitter)`, `i` counting the tasks woken before it). A waker, which every freed tag
+//! starts, takes up to four steps; between two of them it may be interrupted (drawn from the seed), and other wakers step in
+//! between: these are the races of 5.18. And the safety net fires.
 //!
 //! ```text
 //!  put --per tag--> waker: Looks -> Counts --batch complete--> Settles -> Wakes --delay--> woken tasks run and try
@@ -11,16 +11,16 @@
 //!                      `--------------------------------------'
 //! ```
 //!
-//! **Hangs.** The rules of 5.18 can lose wake-ups: a batch that is accounted to an empty queue wakes nobody (U3 of the notes in
-//! `legacy518`). With few newcomers this ends with sleepers, all tags free and nothing that would ever wake anybody. So do
-//! parts of `kuai_v3` without the rest. That state is `waiters() > 0`, `free() == depth()`, `next_timeout() == None`. Since
-//! nothing that is served may hang, the safety net of `kuai_v3` (its patch 4: the time-out worker finds the device idle and
-//! wakes everybody) is here for both, on by default, and counts what it did ([`TaskHost::rescues`]): each rescue is a hang that
-//! the policy as it was would have had. `WakeOptions::safety_net` turns it off.
+//! **Hangs.** The rules of 5.18 can lose wake-ups: a batch that is accounted to an empty queue wakes no task (U3 in
+//! `legacy518`). With few newcomers this ends with sleepers, all tags free and no event that would wake them. So do parts of
+//! `kuai_v3` without the rest. That state is `waiters() > 0`, `free() == depth()`, `next_timeout() == None`. Because an
+//! experiment must end, both policies have the safety net of `kuai_v3` (its patch 4: the time-out worker finds the device idle
+//! and wakes all tasks). It is on by default and counted ([`TaskHost::rescues`]): each rescue is a hang of the policy without
+//! it. `WakeOptions::safety_net` turns it off.
 //!
-//! Invariants: time does not go back; nothing happens at a time before a thing that was due earlier; at one instant, tags come
-//! back before anybody tries. Bounds: one event for each task and each of `WAKERS_MAX` wakers; a grant waits to be fetched for
-//! each tag at most. Integers only, so every build agrees.
+//! Invariants: time does not go back; events happen in the order of their times; at one instant, tags are returned before a
+//! task tries. Bounds: one event for each task and each of `WAKERS_MAX` wakers; at most one unfetched grant for each tag.
+//! Integers only, so every build gives the same run.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -35,80 +35,79 @@ use headworks_core::time::SEC;
 use super::WakeOptions;
 use super::tasks::{QUEUES, TaskId, TaskState, Tasks};
 
-/// Wakers that are interrupted at once: as many CPUs complete requests. One more runs through.
+/// Most wakers that are interrupted at once: as many CPUs complete requests. A further one is not interrupted.
 const WAKERS_MAX: u32 = 64;
 
-/// How often, in a million, a waker is interrupted between two steps. One in twenty: the windows are short, but completions
-/// come in bursts on many CPUs; queues as uneven as were measured (117, 59, 76, 0, 24, 12, 21, 175) come of that, and hangs
-/// stay rare.
+/// Interruptions per million steps of wakers. One in twenty: the windows are short, but completions arrive in bursts on many
+/// CPUs; this gives queues as uneven as were measured (117, 59, 76, 0, 24, 12, 21, 175), and hangs stay rare.
 const INTERRUPTED: u32 = 50_000;
 
-/// Mean of an interruption; no more than the mean time until a woken task runs. 8 us: an interrupt, or waking a batch.
+/// Mean length of an interruption, at most the mean time until a woken task runs. 8 us: an interrupt, or waking a batch.
 const INTERRUPTION_NS: u32 = 8_000;
 
-/// How long the device is idle with sleepers before the time-out worker has looked.
+/// Idle time of a device with sleepers after which the safety net fires.
 const SAFETY_NET_NS: u64 = 5 * SEC;
 
-/// What a waker does next for a tag that fell free.
+/// The next step of a waker, which a freed tag started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Waker {
-    /// Reads the index and finds a queue.
+    /// Reads the index and searches for a queue with sleepers.
     Looks,
-    /// Counts the tag for that queue.
+    /// Counts the tag for the queue that it found.
     Counts {
-        /// The queue it found.
+        /// The queue that it found.
         queue: u8,
     },
-    /// The queue's batch is complete: starts the next, unless another waker did.
+    /// Starts the queue's next batch, unless another waker did.
     Settles {
-        /// The queue.
+        /// The queue with the complete batch.
         queue: u8,
-        /// What it counted.
+        /// The count that it left.
         count: i32,
     },
-    /// Moves the index on and wakes the batch.
+    /// Advances the index and wakes the batch.
     Wakes {
-        /// The queue.
+        /// The queue with the complete batch.
         queue: u8,
     },
 }
 
-/// What a waker's step led to.
+/// The outcome of a waker's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Done, nobody is woken.
+    /// The waker ends without waking a task.
     Stop,
-    /// Another step, maybe after others'.
+    /// Another step follows, maybe after steps of other wakers.
     Next(Waker),
-    /// Done: so many are woken from the head of that queue.
+    /// The waker ends and wakes tasks from the head of a queue.
     Wake {
-        /// The queue.
+        /// The queue with the complete batch.
         queue: u8,
-        /// How many, if they sleep there.
+        /// Most tasks to wake.
         count: u32,
     },
 }
 
-/// What a policy decides.
+/// The decisions of an old tag policy.
 pub trait Rules: Send {
-    /// Whether the task may try for a tag.
+    /// Returns whether the task may try for a tag.
     fn may_try(&self, _tasks: &Tasks, _id: TaskId) -> bool {
         true
     }
 
-    /// The task begins with a piece; the first of its bio or another.
+    /// Called when the task starts a piece of its bio.
     fn on_piece(&self, _tasks: &mut Tasks, _id: TaskId) {}
 
-    /// The task was woken and runs; it will look for a tag.
+    /// Called when a woken task runs, before it tries for a tag.
     fn on_woken(&self, tasks: &mut Tasks, id: TaskId);
 
-    /// The task got no tag at its first try; it will look again before it sleeps.
+    /// Called when the task got no tag at its first try; it tries again before it sleeps.
     fn on_miss(&self, tasks: &mut Tasks, id: TaskId);
 
-    /// The task goes to sleep; it must have a queue from now on.
+    /// Called when the task goes to sleep; afterwards it must have a queue.
     fn on_sleep(&self, tasks: &mut Tasks, id: TaskId);
 
-    /// One step of a waker.
+    /// Takes one step of a waker.
     fn step(&mut self, tasks: &mut Tasks, waker: Waker) -> Step;
 }
 
@@ -118,20 +117,20 @@ enum Event {
     Waker(Waker),
 }
 
-/// Tasks under `R`.
+/// A tag owner that runs tasks under the rules `R`.
 #[derive(Debug)]
 pub struct TaskHost<R> {
     rules: R,
     tasks: Tasks,
     wake: WakeOptions,
-    /// By time, then in the order in which they were put in.
+    /// Events by time, then by order of insertion.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
-    /// Wakers that are interrupted.
+    /// Interrupted wakers.
     wakers: u32,
-    /// Grants to be fetched; their tags are taken.
+    /// Grants that were not fetched yet; their tags are taken.
     granted: VecDeque<Grant>,
-    /// When the safety net wakes everybody.
+    /// When the safety net fires.
     net_at: Option<u64>,
     /// Times the safety net woke all sleepers.
     rescues: u64,
@@ -157,25 +156,25 @@ impl<R: Rules> TaskHost<R> {
         }
     }
 
-    /// Who waits in each of the eight queues: asleep, or woken and not run yet.
+    /// Returns the waiters of each queue: asleep, or woken and not run yet.
     #[must_use]
     pub fn waiters_per_queue(&self) -> [u32; QUEUES] {
         self.tasks.queues.map(|queue| queue.waiters)
     }
 
-    /// Number of hangs that the safety net ended.
+    /// Returns the number of hangs that the safety net ended.
     #[must_use]
     pub fn rescues(&self) -> u64 {
         self.rescues
     }
 
-    /// Tags that fall free before a batch is woken.
+    /// Returns the number of freed tags before each wake-up.
     #[must_use]
     pub fn wake_batch(&self) -> u32 {
         self.tasks.wake_batch
     }
 
-    /// Lets happen what is due before `until`.
+    /// Handles the events that are due before `until`.
     fn advance(&mut self, until: u64) {
         while let Some(&Reverse((at, _, event))) = self.events.peek()
             && at < until
@@ -192,7 +191,7 @@ impl<R: Rules> TaskHost<R> {
         if let Some(at) = self.net_at.filter(|&at| at < until) {
             self.net_at = None;
             if self.is_stuck() {
-                self.wake_everybody(at);
+                self.wake_all(at);
                 self.advance(until);
             }
         }
@@ -204,7 +203,7 @@ impl<R: Rules> TaskHost<R> {
         self.events.push(Reverse((at, self.sequence, event)));
     }
 
-    /// The CPU has come to a task.
+    /// Runs a task that has got the CPU.
     fn run_task(&mut self, at: u64, id: TaskId) {
         let (rules, tasks) = (&self.rules, &mut self.tasks);
         let woken = tasks.task(id).state == TaskState::Woken;
@@ -222,12 +221,12 @@ impl<R: Rules> TaskHost<R> {
             tasks.stats.barging_prevented += u64::from(is_free);
             rules.on_miss(tasks, id);
         }
-        // It looks again here, twice; at the same instant nothing has changed.
+        // Linux tries again here, twice; at the same instant nothing has changed.
         rules.on_sleep(tasks, id);
         tasks.sleep(at, id);
     }
 
-    /// The task gets a tag.
+    /// Gives the task a tag.
     fn take(&mut self, at: u64, id: TaskId) {
         self.tasks.take(at, id);
         let &super::tasks::Task { requester, want, left, .. } = self.tasks.task(id);
@@ -282,7 +281,7 @@ impl<R: Rules> TaskHost<R> {
         self.push(at + u64::from(self.wake.base_ns) + in_turn + jitter, Event::Task(id));
     }
 
-    /// Somebody sleeps, nothing is in flight that would come back, and nothing is about to happen.
+    /// Returns whether a task sleeps while no tag is in use and no event is pending.
     fn is_stuck(&self) -> bool {
         let idle = self.tasks.free + self.tasks.gathered() == self.tasks.depth;
         idle && self.tasks.active > 0 && self.events.is_empty()
@@ -296,7 +295,7 @@ impl<R: Rules> TaskHost<R> {
         }
     }
 
-    fn wake_everybody(&mut self, at: u64) {
+    fn wake_all(&mut self, at: u64) {
         self.rescues += 1;
         self.tasks.stats.wakes += 1;
         let mut index = 0;
@@ -318,7 +317,7 @@ impl<R: Rules> TagOwner for TaskHost<R> {
         false
     }
 
-    /// Grants nothing at once: the tasks run when the batch ends.
+    /// Grants nothing at once: tasks run when the batch ends.
     fn request(&mut self, now: Instant, requests: &[TagRequest], _most: usize) -> usize {
         self.advance(now.0);
         for request in requests {
@@ -345,7 +344,7 @@ impl<R: Rules> TagOwner for TaskHost<R> {
         self.watch(now.0);
         match room {
             ByteBudget::Available => self.granted.pop_front(),
-            // Tasks know nothing of bytes; the grant waits for a completion, which makes room.
+            // Tasks do not know bytes; the grant waits for a completion, which frees some.
             ByteBudget::LightOnly => None,
         }
     }
@@ -372,7 +371,7 @@ impl<R: Rules> TagOwner for TaskHost<R> {
     }
 }
 
-/// A draw from the exponential distribution with that mean: `-ln(u) * mean`, in integers.
+/// Draws from the exponential distribution with that mean: `-ln(u) * mean`, in integers.
 fn exponential(prng: &mut Prng, mean: u32) -> u64 {
     /// ln 2 in 1/65536.
     const LN_2: u128 = 45_426;
@@ -386,7 +385,7 @@ fn exponential(prng: &mut Prng, mean: u32) -> u64 {
     ((u128::from(bits) * LN_2 * u128::from(mean)) >> 32) as u64
 }
 
-/// log2 of `mantissa / 2^63`, which is in 1..2, in 1/65536: by squaring, a bit for each.
+/// Returns log2 of `mantissa / 2^63`, which is in 1..2, in 1/65536; one squaring gives one bit.
 fn log2_fraction(mantissa: u64) -> u64 {
     let (mut mantissa, mut log) = (mantissa, 0);
     for _ in 0..16 {
@@ -420,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn the_logarithm_is_right_to_a_bit() {
+    fn logarithm_is_exact_to_one_bit() {
         for mantissa in [1 << 63, 3 << 62, 0xb504_f333_f9de_6484, u64::MAX, 0x9e37_79b9_7f4a_7c15] {
             let exact = (mantissa as f64 / (1u64 << 63) as f64).log2() * 65_536.0;
             let got = log2_fraction(mantissa) as f64;

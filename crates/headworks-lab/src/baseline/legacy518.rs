@@ -1,19 +1,19 @@
-//! `legacy518`: how Linux 5.18 hands out tags (lib/sbitmap.c, block/blk-mq-tag.c), as a baseline.
+//! `legacy518`: tag allocation of Linux 5.18 (lib/sbitmap.c, block/blk-mq-tag.c), as a baseline.
 //!
 //! A task tries for a tag whenever it wants one. If none is free it sleeps at the tail of one of eight queues, taken round
-//! robin. Each freed tag is counted for the queue at `wake_index`, or for the first after it where somebody sleeps; when
+//! robin. Each freed tag is counted for the queue at `wake_index`, or for the first after it that has sleepers; when
 //! `wake_batch` were counted, as many tasks are woken there, and they try again.
 //!
-//! What is unfair or unsafe in that, and here on purpose (the tests below show each):
+//! Its faults, modelled on purpose (tests/baseline_tags shows each):
 //!
-//! - U1 barging: who just arrives takes a freed tag before hundreds of sleepers.
+//! - U1 barging: a newcomer takes a freed tag before hundreds of sleepers.
 //! - U2 the stale store: a waker reads the index, another completes a batch and moves it on, and the first stores back what
 //!   it found. The same queue is woken again and others starve.
-//! - U3 lost batches: wakers account tags to a queue that others have just emptied, and wake nobody for them; or move the
-//!   index twice. In the end sleepers may be left with nothing in flight: a hang for ever (see `host` for what is done).
+//! - U3 lost batches: wakers account tags to a queue that others have just emptied, and wake no task for them; or advance the
+//!   index twice. In the end sleepers may be left with nothing in flight: a hang (see the safety net in `host`).
 //! - U4 a queue is chosen before it is known that the task will sleep: the queues fill unevenly.
 //! - U5 a woken task that finds no tag goes to the tail of another queue: its age is lost.
-//! - U6 the pieces of a split bio get their tags one by one, each maybe asleep: pieces of many bios reach the disk mixed.
+//! - U6 the pieces of a split bio get their tags one by one, maybe with a sleep each: pieces of many bios reach the disk mixed.
 
 use headworks_core::tags::TagOptions;
 
@@ -21,15 +21,15 @@ use super::WakeOptions;
 use super::host::{Rules, Step, TaskHost, Waker};
 use super::tasks::{QUEUES, TaskId, Tasks, after};
 
-/// The policy of Linux 5.18.
+/// The tag policy of Linux 5.18.
 pub type Legacy518 = TaskHost<Legacy>;
 
-/// Its rules.
+/// The rules of Linux 5.18.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Legacy;
 
 impl Legacy518 {
-    /// All tags free, nobody there.
+    /// Creates an owner with all tags free.
     #[must_use]
     pub fn new(options: TagOptions, wake: WakeOptions) -> Self {
         Self::with_rules(options, wake, Legacy)
@@ -38,7 +38,7 @@ impl Legacy518 {
 
 impl Rules for Legacy {
     fn on_woken(&self, tasks: &mut Tasks, id: TaskId) {
-        // A new queue at once, though a tag may be there for it.
+        // A new queue at once, though the task may get a tag.
         tasks.task_mut(id).queue = Some(tasks.next_queue());
     }
 
@@ -53,7 +53,7 @@ impl Rules for Legacy {
     }
 }
 
-/// One step of `__sbq_wake_up`.
+/// Takes one step of `__sbq_wake_up`.
 pub(super) fn step(tasks: &mut Tasks, waker: Waker) -> Step {
     match waker {
         Waker::Looks => match find_sleepers(tasks) {
@@ -62,7 +62,7 @@ pub(super) fn step(tasks: &mut Tasks, waker: Waker) -> Step {
         },
         Waker::Counts { queue } => {
             if tasks.wake_index != queue {
-                // What was found, not what is there now: the stale store.
+                // The value found earlier, not the current one: the stale store.
                 tasks.wake_index = queue;
             }
             match tasks.count_down(queue) {
@@ -84,7 +84,7 @@ pub(super) fn step(tasks: &mut Tasks, waker: Waker) -> Step {
     }
 }
 
-/// The first queue from the index on where somebody sleeps.
+/// Returns the first queue with sleepers, from the index on.
 fn find_sleepers(tasks: &Tasks) -> Option<u8> {
     if tasks.active == 0 {
         return None;

@@ -282,12 +282,12 @@ impl Tasks {
     pub fn put(&mut self, at: u64) {
         self.settle(at);
         self.free += 1;
-        assert!(self.free <= self.depth, "a tag came back twice");
+        assert!(self.free <= self.depth, "a tag was put back twice");
     }
 
     /// Uncounts `count` returned tags that asynchronous requests held.
     pub fn put_asyncs(&mut self, count: u32) {
-        assert!(count <= self.asyncs, "an asynchronous tag came back twice");
+        assert!(count <= self.asyncs, "an asynchronous tag was put back twice");
         self.asyncs -= count;
     }
 

@@ -1,13 +1,13 @@
-//! The baseline tag policies: what they get wrong, what each patch of the series changes, and that both end.
+//! The old tag policies: the faults of 5.18, the effect of each patch of the series, and liveness of both.
 
-mod bed;
-mod hall;
+mod bench;
 mod kuai;
 mod legacy;
 mod loads;
+mod sim;
 
-/// A figure, for who runs the tests with `--nocapture`.
+/// Prints a figure, shown with `--nocapture`.
 #[expect(clippy::disallowed_macros, reason = "the policy makes no system call, its tests may")]
-fn say(text: std::fmt::Arguments<'_>) {
+fn show(text: std::fmt::Arguments<'_>) {
     println!("{text}");
 }

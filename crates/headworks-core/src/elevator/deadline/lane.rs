@@ -1,8 +1,8 @@
 //! The waiting requests of one direction and one priority level, sorted by position and by deadline.
 //!
 //! Invariants: a request is in both the sort index and the FIFO, or in neither; `next` is the first request of the index whose
-//! key is at least `latest`, or `NIL`; the FIFO is in deadline order, because all requests of a lane have the same time to
-//! live and a merged request takes the FIFO position of its older part.
+//! key is at least `latest`, or `NIL`; the FIFO is in order of arrival, which is deadline order because all requests of a lane
+//! have the same time to live; a merged request takes the FIFO position of its older part.
 
 use super::index::{SortIndex, SortKey};
 use crate::list::List;
@@ -49,10 +49,8 @@ impl Lane {
         self.next
     }
 
-    /// Adds a request that expires at `deadline`, which is not before any earlier one.
+    /// Adds a request that expires at `deadline`. Deadlines ascend if the caller's clock does.
     pub fn insert(&mut self, slots: &mut Slots, id: SlotId, deadline: Instant) {
-        let last = self.fifo.back(slots);
-        debug_assert!(last.is_none_or(|last| slots[last].deadline <= deadline), "deadline order");
         slots[id].deadline = deadline;
         self.fifo.push_back(slots, id);
         self.sort(slots, id);

@@ -1,7 +1,7 @@
-//! A test bed for a tag policy alone: jobs that submit bios of some pieces, and a device of some slots and a constant latency.
+//! A simulation of a tag policy alone: jobs that submit bios of several pieces, and a device with slots and constant latency.
 //!
-//! A job is a thread: while a bio of it waits for a tag it submits nothing else. What has a tag and no slot waits in order. The
-//! device answers one command after the other, `latency / slots` apart, as one with a link or a head does.
+//! A job is a thread: while its bio waits for a tag it submits nothing else. A piece with a tag but no slot waits in order. The
+//! device completes commands one by one, `latency / slots` apart, like a device with one link or head.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,20 +10,20 @@ use headworks_core::Instant;
 use headworks_core::bio::ExportId;
 use headworks_core::tags::{ByteBudget, Grant, Requester, ReturnedTags, TagOwner, TagRequest};
 
-/// What runs on the bed.
+/// The workload of a simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     pub jobs: u32,
-    /// Jobs, the first of all, for which nobody waits.
+    /// Number of jobs, from the first on, whose bios are asynchronous.
     pub asyncs: u32,
-    /// Bios of a job at once.
+    /// Outstanding bios of a job.
     pub iodepth: u32,
     pub pieces: u16,
-    /// Bios of a job in all.
+    /// Total number of bios of a job.
     pub bios: u32,
     pub slots: usize,
     pub latency_ns: u64,
-    /// From a bio's end to the job's next bio.
+    /// Time from the end of a bio to the next one of the job.
     pub think_ns: u64,
 }
 
@@ -44,23 +44,23 @@ impl Default for Load {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The device finished a piece of that job.
+    /// The device completed a piece of that job.
     Done(u32),
-    /// The job looks whether it may submit.
+    /// The job submits a bio if it may.
     Submit(u32),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Job {
     left: u32,
-    /// Bios submitted and not finished; their pieces finish in any order, so only the number counts.
+    /// Pieces of outstanding bios; they complete in any order, so only the number counts.
     pieces_out: u32,
-    /// Tags that its waiting bio still needs.
+    /// Tags that the waiting bio still needs.
     owed: u16,
 }
 
-/// The bed, at some point of time.
-pub struct Bed<T> {
+/// A running simulation.
+pub struct Simulation<T> {
     pub tags: T,
     pub now: u64,
     load: Load,
@@ -71,15 +71,16 @@ pub struct Bed<T> {
     answered_at: u64,
     line: VecDeque<u32>,
     last: Option<u32>,
-    /// Pieces that got a tag, and those of them that followed a piece of the same job.
+    /// Pieces that got a tag.
     pub grants: u64,
+    /// Those of them that followed a piece of the same job.
     pub sequential: u64,
     pub finished: u64,
 }
 
-impl<T: TagOwner> Bed<T> {
+impl<T: TagOwner> Simulation<T> {
     pub fn new(tags: T, load: Load) -> Self {
-        let mut bed = Self {
+        let mut sim = Self {
             tags,
             now: 0,
             load,
@@ -94,18 +95,18 @@ impl<T: TagOwner> Bed<T> {
             sequential: 0,
             finished: 0,
         };
-        (0..load.jobs).for_each(|job| bed.push(u64::from(job) * 1_000, Event::Submit(job)));
-        bed
+        (0..load.jobs).for_each(|job| sim.push(u64::from(job) * 1_000, Event::Submit(job)));
+        sim
     }
 
-    /// Runs until nothing will ever happen again.
+    /// Runs until no event is left.
     pub fn run_out(&mut self) {
         while let Some(next) = self.next() {
             self.step(next);
         }
     }
 
-    /// Runs until `until`; false if nothing will ever happen again.
+    /// Runs until `until`; returns false if no event is left.
     pub fn run(&mut self, until: u64) -> bool {
         while let Some(next) = self.next().filter(|&next| next <= until) {
             self.step(next);
@@ -135,7 +136,7 @@ impl<T: TagOwner> Bed<T> {
         }
     }
 
-    /// Sleepers, nothing in flight, no event pending.
+    /// Returns whether a task sleeps while no tag is in use and no event is pending.
     pub fn hangs(&self) -> bool {
         self.tags.waiters() > 0
             && self.tags.free() == self.tags.depth()
@@ -143,12 +144,13 @@ impl<T: TagOwner> Bed<T> {
             && self.events.is_empty()
     }
 
-    /// The part of the pieces that got their tag right after another of the same bio.
+    /// Returns the fraction of pieces that got their tag directly after a piece of the same job.
     pub fn sequential_ratio(&self) -> f64 {
         self.sequential as f64 / self.grants as f64
     }
 
-    pub fn forget(&mut self) {
+    /// Restarts the counters of pieces.
+    pub fn restart_counters(&mut self) {
         (self.grants, self.sequential) = (0, 0);
     }
 
@@ -167,7 +169,7 @@ impl<T: TagOwner> Bed<T> {
         job.left -= 1;
         let want = self.tags.tags_for(pieces.into());
         (job.owed, job.pieces_out) = (want, job.pieces_out + u32::from(pieces));
-        let ask = TagRequest {
+        let request = TagRequest {
             requester: Requester::Request(number),
             tags: want,
             bytes: u32::from(pieces) << 17,
@@ -176,20 +178,24 @@ impl<T: TagOwner> Bed<T> {
             export: ExportId(0),
             weight: 100,
         };
-        assert_eq!(self.tags.request(Instant(self.now), &[ask], 1), 0, "the baselines grant later");
+        assert_eq!(
+            self.tags.request(Instant(self.now), &[request], 1),
+            0,
+            "old policies grant later"
+        );
     }
 
     fn grant(&mut self, grant: Grant) {
-        let Requester::Request(number) = grant.requester else { panic!("only requests are here") };
+        let Requester::Request(number) = grant.requester else { panic!("only requests wait") };
         assert_eq!(grant.tags, 1, "tag by tag");
         let job = &mut self.jobs[number as usize];
-        assert!(job.owed > 0, "no more than was asked for");
+        assert!(job.owed > 0, "at most as many as requested");
         job.owed -= 1;
         self.grants += 1;
         self.sequential += u64::from(self.last == Some(number));
         self.last = Some(number);
         if job.owed == 0 {
-            // The thread is free to submit its next one.
+            // The thread may submit its next bio.
             self.push(self.now + self.load.think_ns, Event::Submit(number));
         }
         self.line.push_back(number);

@@ -1,16 +1,16 @@
-//! A policy and those who ask it, by hand: `ask`, `put`, let time pass, and see who got a tag.
+//! A policy operated by hand: request tags, put them back, pass time, and list the grants.
 
 use headworks_core::Instant;
 use headworks_core::bio::ExportId;
 use headworks_core::tags::{ByteBudget, Requester, ReturnedTags, TagOptions, TagOwner, TagRequest};
 use headworks_lab::baseline::{KuaiV3, Legacy518, WakeOptions};
 
-/// A host that takes no time: what is woken runs at once.
+/// Options of a host on which a woken task runs at once.
 pub fn at_once() -> WakeOptions {
     WakeOptions { base_ns: 0, per_waiter_ns: 0, jitter_ns: 0, per_piece_ns: 0, ..late() }
 }
 
-/// A host on which who was woken runs a second later.
+/// Options of a host on which a woken task runs a second later.
 pub fn late() -> WakeOptions {
     WakeOptions {
         base_ns: 1_000_000_000,
@@ -22,24 +22,25 @@ pub fn late() -> WakeOptions {
     }
 }
 
-/// Only these patches, by their numbers.
+/// Returns the bits of the patches with these numbers.
 pub fn patches(numbers: &[u8]) -> u8 {
     numbers.iter().fold(0, |bits, number| bits | 1 << (number - 1))
 }
 
-pub struct Hall<T> {
+/// A tag owner, the time, and the number of requests so far.
+pub struct Bench<T> {
     pub tags: T,
     pub now: u64,
     asked: u32,
 }
 
-impl Hall<Legacy518> {
+impl Bench<Legacy518> {
     pub fn legacy(depth: u32, wake: WakeOptions) -> Self {
         Self::of(Legacy518::new(options(depth), wake))
     }
 }
 
-impl Hall<KuaiV3> {
+impl Bench<KuaiV3> {
     pub fn kuai(depth: u32, wake: WakeOptions, numbers: &[u8]) -> Self {
         Self::of(KuaiV3::new(options(depth), WakeOptions { patches: patches(numbers), ..wake }))
     }
@@ -49,24 +50,24 @@ pub fn options(depth: u32) -> TagOptions {
     TagOptions { depth, async_depth: depth, waiters_max: 2048 }
 }
 
-impl<T: TagOwner> Hall<T> {
+impl<T: TagOwner> Bench<T> {
     pub fn of(tags: T) -> Self {
         Self { tags, now: 0, asked: 0 }
     }
 
-    /// `count` more ask for `want` tags each; their names go on from 0. Who got tags by that, in order.
-    pub fn ask(&mut self, count: u32, want: u16) -> Vec<u32> {
+    /// Requests `want` tags for each of the next `count` tasks, numbered from 0. Returns the tasks granted by that, in order.
+    pub fn request(&mut self, count: u32, want: u16) -> Vec<u32> {
         (0..count).for_each(|_| {
-            let who = Requester::Request(self.asked);
+            let task = Requester::Request(self.asked);
             self.asked += 1;
-            self.ask_as(who, want, true);
+            self.request_as(task, want, true);
         });
         self.granted()
     }
 
-    pub fn ask_as(&mut self, requester: Requester, want: u16, sync: bool) {
+    pub fn request_as(&mut self, requester: Requester, want: u16, sync: bool) {
         let (connection, export) = (0, ExportId(0));
-        let ask = TagRequest {
+        let request = TagRequest {
             requester,
             tags: want,
             bytes: 4096,
@@ -75,23 +76,23 @@ impl<T: TagOwner> Hall<T> {
             export,
             weight: 100,
         };
-        assert_eq!(self.tags.request(Instant(self.now), &[ask], 1), 0);
+        assert_eq!(self.tags.request(Instant(self.now), &[request], 1), 0);
     }
 
-    /// All tags are taken by others than those who will be named from 0 on.
+    /// Takes all tags and restarts the numbers of tasks at 0.
     pub fn fill(&mut self) {
         let depth = self.tags.depth();
-        assert_eq!(self.ask(depth, 1).len(), depth as usize);
+        assert_eq!(self.request(depth, 1).len(), depth as usize);
         self.asked = 0;
     }
 
-    /// Tags come back, in one batch; who got one at the same instant.
+    /// Puts tags back in one batch; returns the tasks granted at the same instant.
     pub fn put(&mut self, count: u32) -> Vec<u32> {
         self.tags.put(Instant(self.now), ReturnedTags { count, asyncs: 0 });
         self.granted()
     }
 
-    /// Tags come back one after the other, long enough apart that no wakers race.
+    /// Puts tags back one by one, long enough apart that no wakers race.
     pub fn put_each(&mut self, count: u32) -> Vec<u32> {
         let each = (0..count).flat_map(|_| {
             let mut got = self.put(1);
@@ -101,7 +102,7 @@ impl<T: TagOwner> Hall<T> {
         each.collect()
     }
 
-    /// Time passes; who got a tag, in order.
+    /// Passes time; returns the tasks granted, in order.
     pub fn pass(&mut self, ns: u64) -> Vec<u32> {
         let (end, mut got) = (self.now + ns, Vec::new());
         while let Some(at) = self.tags.next_timeout().filter(|at| at.0 <= end) {
