@@ -1,9 +1,7 @@
 //! One device's queue.
 
-use crate::error::ConfigError;
-use crate::time::{MS, SEC};
+use crate::time::SEC;
 
-use super::Tunable;
 use crate::tunables::choice;
 
 /// Which elevator orders a device's requests.
@@ -157,20 +155,6 @@ impl Default for QueueOptions {
 }
 
 impl QueueOptions {
-    /// Checks every range once.
-    ///
-    /// # Errors
-    /// The first option out of range, with its range.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        Tunable::ALL.iter().try_for_each(|tunable| tunable.check(tunable.get(self)))?;
-        // A record keeps milliseconds: with less a replay would give up at another time.
-        if !self.io_timeout_ns.is_multiple_of(MS) {
-            let message = format!("{} ns are not whole milliseconds", self.io_timeout_ns);
-            return Err(ConfigError::new(Tunable::IoTimeout.name(), message));
-        }
-        Ok(())
-    }
-
     /// Most bytes of one data request.
     #[must_use]
     pub fn max_bytes(&self) -> u32 {

@@ -3,6 +3,7 @@
 //! One table serves the control socket, the head of a record and the live switch.
 
 use super::{QueueOptions, Scheduler};
+use crate::error::ConfigError;
 use crate::time::{MS, SEC};
 use crate::tunables::{TunableChange, Unit, tunables};
 
@@ -50,6 +51,22 @@ impl Tunable {
     #[must_use]
     pub fn is_caching(self) -> bool {
         self.row().change == TunableChange::AtOnce
+    }
+}
+
+impl QueueOptions {
+    /// Checks every range once.
+    ///
+    /// # Errors
+    /// The first option out of range, with its range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        Tunable::ALL.iter().try_for_each(|tunable| tunable.check(tunable.get(self)))?;
+        // A record keeps milliseconds: with less a replay would give up at another time.
+        if !self.io_timeout_ns.is_multiple_of(MS) {
+            let message = format!("{} ns are not whole milliseconds", self.io_timeout_ns);
+            return Err(ConfigError::new(Tunable::IoTimeout.name(), message));
+        }
+        Ok(())
     }
 }
 
