@@ -1,45 +1,44 @@
-//! A bio: one user's wish, as the path carries it from a frontend down to a queue.
+//! A bio: one I/O request of a user, on its way from a frontend to a queue.
 //!
-//! A bio names bytes, it does not hold them: the mechanism keeps a buffer per [`BioId`] and the path speaks of
-//! (bio, offset in its buffer, length). Offsets and lengths are in bytes everywhere; sectors of 512 bytes exist only in
-//! statistics, where users expect them.
+//! A bio names bytes and holds none: the executor keeps a buffer for each [`BioId`], and actions name parts of it as (bio, offset
+//! in its buffer, length). All offsets and lengths are in bytes; sectors of 512 bytes appear only in statistics.
 
 use crate::extent::EXTENTS_BYTES;
 
-/// A disk as users see it. Two exports of one file are one volume.
+/// A disk as users see it; two exports of one file share a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeId(pub u16);
 
-/// What has one queue: a disk, a filesystem with its images, a memory device.
+/// A backing device with one queue: a disk, a filesystem with its images, or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u16);
 
-/// A single-owner world: one reactor thread, one driver thread, or one of the simulator's.
+/// A shard: the state of one thread of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId(pub u16);
 
-/// A way in: a name that clients come by. Several may lead to one volume; each has a share of its device.
+/// A name under which clients reach a volume, with a share of its device. Several exports may lead to one volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExportId(pub u16);
 
-/// A class of service, as `ioprio_set(2)` has it.
+/// A scheduling class, as in `ioprio_set(2)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum IoClass {
-    /// `rt`: before everybody else.
+    /// `rt`: served before the other classes.
     RealTime = 1,
-    /// `be`: the ordinary one.
+    /// `be`: the default scheduling class.
     #[default]
     BestEffort = 2,
-    /// `idle`: when nobody else wants anything.
+    /// `idle`: served when no other class has requests.
     Idle = 3,
 }
 
 impl IoClass {
-    /// Every class, best first.
+    /// Every class, highest priority first.
     pub const ALL: [Self; 3] = [Self::RealTime, Self::BestEffort, Self::Idle];
 
-    /// Its place among the classes, the best is 0.
+    /// Position among the classes, 0 for the highest.
     #[must_use]
     pub const fn rank(self) -> usize {
         self as usize - 1
@@ -56,7 +55,7 @@ impl IoClass {
     }
 }
 
-/// A class and a level 0..=7 within it, 0 the best. Bios of different priorities never share a request.
+/// An I/O priority: a class and a level 0..=7, 0 the highest. Bios of different priorities never share a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ioprio(u8);
 
@@ -67,7 +66,7 @@ impl Default for Ioprio {
 }
 
 impl Ioprio {
-    /// A priority; the level is kept within 0..=7.
+    /// Creates a priority; only the low three bits of the level count.
     #[must_use]
     pub const fn new(class: IoClass, level: u8) -> Self {
         Self((class as u8) << 3 | (level & 7))
@@ -79,13 +78,13 @@ impl Ioprio {
         if code >= 8 && code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// Its number, which is recorded.
+    /// The stable code of this priority (class * 8 + level).
     #[must_use]
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The class.
+    /// The scheduling class of this priority.
     #[must_use]
     pub const fn class(self) -> IoClass {
         match self.0 >> 3 {
@@ -101,7 +100,7 @@ impl Ioprio {
         self.0 & 7
     }
 
-    /// The priority that `class[,level]` stands for, as in `rt`, `be,0` or `idle`.
+    /// Parses `class[,level]`, as in `rt`, `be,0` or `idle`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (class, level) = text.split_once(',').unwrap_or((text, "4"));
@@ -117,25 +116,25 @@ impl std::fmt::Display for Ioprio {
     }
 }
 
-/// Who a bio is. Unique while it is in flight; chosen by the frontend, opaque here, so that a log of inputs replays.
+/// The name of a bio, unique while it is outstanding. The frontend chooses it, so recorded inputs replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BioId {
-    /// The frontend's connection (or handle); also who the bio is accounted to.
+    /// The frontend's connection (or handle), which the bio is accounted to.
     pub connection: u32,
-    /// The volume it is for.
+    /// The volume that it addresses.
     pub volume: VolumeId,
-    /// The export it came by: whose share it spends.
+    /// The export whose share of the device it uses.
     pub export: ExportId,
-    /// Counts up within the connection; below [`BioId::INTERNAL`].
+    /// A counter of the connection, below [`BioId::INTERNAL`].
     pub sequence: u64,
 }
 
 impl BioId {
-    /// Set in the sequence of a bio that the cache made: a fill or a write-out. Its bytes are in the pool, not in a buffer.
+    /// The bit that marks a bio of the cache (a fill or a write-out), whose bytes are in the pool.
     pub const INTERNAL: u64 = 1 << 63;
 
-    /// The name of a bio of the cache's own: in `connection`'s and `export`'s account, over the frames from `unit` on; `count`
-    /// tells it from others over the same frames.
+    /// Names a bio of the cache over the frames from `unit` on, accounted to `connection` and `export`. `count` tells it from
+    /// others over the same frames.
     #[inline]
     #[must_use]
     pub const fn internal(
@@ -149,7 +148,7 @@ impl BioId {
         Self { connection, volume, export, sequence: Self::INTERNAL | count << 32 | unit as u64 }
     }
 
-    /// The first frame that an internal bio is about; `None` for a client's.
+    /// The first frame of an internal bio; `None` for a client's bio.
     #[inline]
     #[must_use]
     pub const fn unit(self) -> Option<u32> {
@@ -157,29 +156,29 @@ impl BioId {
     }
 }
 
-/// What is asked for. The discriminants are stable: they are recorded and hashed, and index statistics.
+/// The operation of a bio. The discriminants are stable: they are recorded and hashed, and index statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Op {
-    /// Device to buffer.
+    /// Reads from the device into the buffer.
     #[default]
     Read = 0,
-    /// Buffer to device.
+    /// Writes from the buffer to the device.
     Write = 1,
-    /// All writes acknowledged before this was submitted become durable. No range.
+    /// Makes all writes durable that were acknowledged before it was submitted. It has no range.
     Flush = 2,
-    /// The range's content is no longer needed; reads may return anything. Advisory.
+    /// Drops the content of the range; later reads may return anything. Advisory.
     Discard = 3,
-    /// The range reads as zeros afterwards.
+    /// Makes the range read as zeros.
     WriteZeroes = 4,
-    /// The range is to be in the cache soon; nothing is promised, and without a cache nothing done. Never reaches a queue.
+    /// Hints that the range will be read soon; does nothing without a cache. Never reaches a queue.
     Prefetch = 5,
-    /// What the range is made of: a list of extents into the buffer, see [`extent`](crate::extent). It may be short.
+    /// Writes the allocation status of the range into the buffer as a list of [extents](crate::extent), which may end early.
     BlockStatus = 6,
 }
 
 impl Op {
-    /// How many operations there are; statistics have one row each.
+    /// Number of operations; statistics have one row each.
     pub const COUNT: usize = 7;
     /// Every operation, in the order of their codes.
     pub const ALL: [Op; Op::COUNT] = [
@@ -198,7 +197,7 @@ impl Op {
         matches!(self, Op::Write | Op::Discard | Op::WriteZeroes)
     }
 
-    /// Whether somebody waits for the operation: whoever asks always, the rest if `flags` say so. The other kind is held to
+    /// Whether the operation is synchronous: reads always, others with [`BioFlags::SYNC`]. Asynchronous ones are limited by
     /// `async_depth`.
     #[must_use]
     pub const fn is_sync(self, flags: BioFlags) -> bool {
@@ -211,7 +210,7 @@ impl Op {
         matches!(self, Op::Read | Op::Write)
     }
 
-    /// Bytes of the buffer of a bio about `len` bytes; 0 if it has none.
+    /// Bytes of the buffer of a bio that covers `len` bytes; 0 without a buffer.
     #[must_use]
     pub const fn buffer_len(self, len: u32) -> u32 {
         match self {
@@ -221,7 +220,7 @@ impl Op {
         }
     }
 
-    /// The word users know it by.
+    /// The name that users see.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -236,50 +235,50 @@ impl Op {
     }
 }
 
-/// A set of wishes beside the operation. The bits are stable: they are recorded and hashed.
+/// Flags of a bio. The bits are stable: they are recorded and hashed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BioFlags(pub u8);
 
 crate::flag_set!(BioFlags);
 
 impl BioFlags {
-    /// Durable before it is acknowledged (writes, discards, write-zeroes).
+    /// The bio is durable before it is acknowledged (writes, discards, write-zeroes).
     pub const FUA: Self = Self(1);
     /// Write-zeroes: keep the range allocated.
     pub const NO_UNMAP: Self = Self(2);
     /// Write-zeroes: fail with `Unsupported` rather than write zeros as data.
     pub const FAST_ZERO: Self = Self(4);
-    /// Do not merge this one with others.
+    /// The bio is never merged with others.
     pub const NOMERGE: Self = Self(8);
-    /// Somebody waits for it; without it a write counts as background work.
+    /// The bio is synchronous; a write without it counts as background work.
     pub const SYNC: Self = Self(16);
     /// Reads: the device may answer "all zeros" without touching the buffer.
     pub const HOLE_OK: Self = Self(32);
-    /// Past the cache, as `O_DIRECT`: what is cached of the range is written first and forgotten.
+    /// Bypasses the cache, as `O_DIRECT`: cached blocks of the range are written out first and dropped.
     pub const DIRECT: Self = Self(64);
     /// Block status: the first extent is enough.
     pub const ONE_EXTENT: Self = Self(128);
 }
 
-/// One wish: plain data, 32 bytes.
+/// One I/O request: plain data of 32 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bio {
-    /// Who it is.
+    /// The name of the bio.
     pub id: BioId,
-    /// First byte on the volume.
+    /// Offset of the first byte on the volume.
     pub offset: u64,
-    /// Bytes; 0 for a flush.
+    /// Length in bytes; 0 for a flush.
     pub len: u32,
-    /// What to do.
+    /// The operation to be done.
     pub op: Op,
-    /// How to do it.
+    /// Flags that modify the operation.
     pub flags: BioFlags,
-    /// Before whom it goes.
+    /// Priority among the bios of its device.
     pub ioprio: Ioprio,
 }
 
 impl Bio {
-    /// The byte after the last; ranges are checked to fit before anything else looks at this.
+    /// The offset after the last byte, saturating; the volume check rejects bios that overflow.
     #[must_use]
     pub const fn end(&self) -> u64 {
         self.offset.saturating_add(self.len as u64)
@@ -293,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_priority_is_read_as_it_is_shown() {
+    fn displayed_priority_is_parsed_back() {
         for class in IoClass::ALL {
             for level in 0..8 {
                 let ioprio = Ioprio::new(class, level);

@@ -1,11 +1,10 @@
-//! What can go wrong, one small enum per boundary.
+//! Errors of the data path ([`IoError`]) and of the control path ([`ConfigError`]).
 //!
-//! [`IoError`] travels with data and is `Copy`; [`ConfigError`] is for the control path and says which option was wrong and
-//! what would be right. The mapping to errno stands here once, for every frontend and device.
+//! The mapping to errno is here for every frontend and device.
 
 use std::fmt;
 
-/// Why an I/O failed. The discriminants are stable: they are recorded and hashed.
+/// The reason for a failed I/O. The discriminants are stable: they are recorded and hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum IoError {
@@ -19,13 +18,13 @@ pub enum IoError {
     Invalid = 4,
     /// The volume is read-only (EPERM).
     ReadOnly = 5,
-    /// The device cannot do this operation, or not as fast as was asked (ENOTSUP).
+    /// The device cannot do this operation, or not as fast as requested (ENOTSUP).
     Unsupported = 6,
-    /// No slot or memory was left (ENOMEM).
+    /// All slots or all memory are in use (ENOMEM).
     NoMemory = 7,
-    /// The device refused for now; the queue tries again. Never reaches a frontend (EAGAIN).
+    /// The device refused the command for now and the queue retries it; never reaches a frontend (EAGAIN).
     Busy = 8,
-    /// The volume is going away (ESHUTDOWN).
+    /// The volume is being removed (ESHUTDOWN).
     ShutDown = 9,
 }
 
@@ -80,8 +79,8 @@ impl IoError {
         }
     }
 
-    /// The error that a positive errno means; what is unknown is the medium's fault. What was interrupted did nothing, and is no
-    /// fault: a ring cannot start it again by itself, as a system call is.
+    /// Converts a positive errno; an unknown one counts as a medium error. EINTR counts as busy: the command had no effect, and a
+    /// ring does not restart it as the kernel restarts a system call.
     #[must_use]
     pub const fn from_errno(number: i32) -> Self {
         match number {
@@ -97,7 +96,7 @@ impl IoError {
         }
     }
 
-    /// 0 for success, the stable code otherwise.
+    /// The stable code of a status; 0 for success.
     #[must_use]
     pub const fn code(status: Status) -> u8 {
         match status {
@@ -133,17 +132,17 @@ impl fmt::Display for IoError {
 
 impl std::error::Error for IoError {}
 
-/// An option that cannot be: which one, what it was, and what would be right.
+/// An invalid option, with its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// The option's name as the user writes it.
     pub option: &'static str,
-    /// One sentence: what was wrong and what would be right.
+    /// The value and what is accepted instead, in one sentence.
     pub message: String,
 }
 
 impl ConfigError {
-    /// An error about `option`.
+    /// Creates an error about an option.
     pub fn new(option: &'static str, message: impl Into<String>) -> Self {
         Self { option, message: message.into() }
     }
@@ -162,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_and_errnos_come_back_as_they_went() {
+    fn codes_and_errnos_round_trip() {
         assert_eq!(IoError::from_code(IoError::code(Ok(()))), Ok(()));
         for error in IoError::ALL {
             assert_eq!(IoError::from_code(error as u8), Err(error));

@@ -1,71 +1,71 @@
-//! What a range of a volume is made of: the answer of [`Op::BlockStatus`](crate::Op), as it lies in the bio's buffer.
+//! Lists of extents: the answer of [`Op::BlockStatus`](crate::Op) in the bio's buffer.
 //!
-//! The device (or the cache) writes a list of extents there, which begins at the bio's offset, without gaps:
+//! The device (or the cache) writes a list of extents, which begins at the bio's offset and has no gaps:
 //!
 //! ```text
 //!   len:4 state:4 | len:4 state:4 | ... | 0            little-endian; no zero after the 128th
 //! ```
 //!
-//! Invariants of a list that was written here: no extent is empty, two neighbours differ, and together they are no longer than
-//! what was asked. It may end early: a list is short, and whoever makes it looks only so far. Whoever reads one believes none
-//! of this, for a device may lie.
+//! Invariants of a list made by [`ExtentWriter`]: no extent is empty, neighbours differ in state, and the lengths add up to at
+//! most the range. It may end early. A reader relies on none of this, because a device may write anything.
 
-/// Most extents of an answer. 128: a fragmented image is told in few questions, and a list stays in one KiB.
+/// Most extents of a list. 128: few requests describe a fragmented image, and a list fits 1 KiB.
 pub const EXTENTS_MAX: usize = 128;
-/// Bytes of the buffer of a bio that asks.
+/// Bytes of the buffer of a block-status bio.
 pub const EXTENTS_BYTES: u32 = (EXTENTS_MAX * EXTENT_BYTES) as u32;
 const EXTENT_BYTES: usize = 8;
 
-/// What is known of an extent: a set of facts, with the numbers that NBD has for them.
+/// The state of an extent: a set of flags with the values of NBD's `base:allocation`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ExtentState(pub u32);
 
 impl ExtentState {
-    /// Nothing: it may hold anything. Always a right answer.
+    /// No flags: the extent may hold data. Always a correct answer.
     pub const DATA: Self = Self(0);
-    /// It takes no space, and a write to it may find none.
+    /// The extent is not allocated; a write to it may find no space.
     pub const HOLE: Self = Self(1);
-    /// It reads as zeros.
+    /// The extent reads as zeros.
     pub const ZERO: Self = Self(2);
     /// A hole of a sparse file.
     pub const HOLE_ZERO: Self = Self(3);
 
-    /// Whether all of `other`'s facts are known.
+    /// Returns true when all flags of `other` are set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// A part of a volume that is of one kind.
+/// A part of a volume with one state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// What is known of it.
+    /// State of the whole extent.
     pub state: ExtentState,
 }
 
-/// Writes a list.
+/// Writes a list of extents.
 #[derive(Debug)]
 pub struct ExtentWriter<'a> {
     bytes: &'a mut [u8],
     most: usize,
     count: usize,
     last: Extent,
-    /// Bytes of the range that are not told yet.
+    /// Bytes of the range that are not in the list yet.
     left: u32,
 }
 
 impl<'a> ExtentWriter<'a> {
-    /// An empty list about `len` bytes, of at most `most` extents, into `bytes`.
+    /// Starts a list that describes `len` bytes in at most `most` extents, in `bytes`.
     #[must_use]
     pub fn new(bytes: &'a mut [u8], len: u32, most: usize) -> Self {
         let most = most.min(EXTENTS_MAX).min(bytes.len() / EXTENT_BYTES);
         Self { bytes, most, count: 0, last: Extent::default(), left: len }
     }
 
-    /// The next `len` bytes are like this; what is beyond the range is left out. True while there is more to tell and room.
+    /// Appends `len` bytes of a state, cut off at the end of the range. Returns true while the range is not covered and the list
+    /// has room.
     pub fn push(&mut self, len: u64, state: ExtentState) -> bool {
         let len = len.min(self.left.into()) as u32;
         if len == 0 {
@@ -78,7 +78,7 @@ impl<'a> ExtentWriter<'a> {
             self.count += 1;
             self.last = Extent { len, state };
         } else {
-            // Whatever comes now would not be told where it lies.
+            // The list has no gaps: an extent that does not fit ends it.
             self.left = 0;
             return false;
         }
@@ -86,7 +86,7 @@ impl<'a> ExtentWriter<'a> {
         self.left > 0
     }
 
-    /// The list is complete; how many extents it has.
+    /// Completes the list and returns its number of extents.
     pub fn finish(mut self) -> usize {
         self.put_last();
         let end = self.count * EXTENT_BYTES;
@@ -105,7 +105,7 @@ impl<'a> ExtentWriter<'a> {
     }
 }
 
-/// The extents of a list about `len` bytes; what a liar put beyond that is left out.
+/// Reads the extents of a list that describes `len` bytes; cuts off what exceeds them.
 pub fn extents(bytes: &[u8], len: u32) -> impl Iterator<Item = Extent> {
     let (words, _) = bytes.as_chunks::<EXTENT_BYTES>();
     let mut left = len;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_list_takes_more_of_its_last_kind_only() {
+    fn full_list_extends_only_its_last_extent() {
         let parts = [(10, DATA), (10, DATA), (10, HOLE), (10, DATA)];
         assert_eq!(list(100, 1, &parts), [(20, DATA)]);
         let many: Vec<_> = (0..300).map(|n| (8, [DATA, HOLE][n % 2])).collect();
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_of_a_lie_is_never_longer_than_what_was_asked() {
+    fn malformed_list_is_cut_to_the_range() {
         let bytes = [0xff; EXTENTS_BYTES as usize];
         let all: Vec<_> = extents(&bytes, 4096).collect();
         assert_eq!(all, [Extent { len: 4096, state: ExtentState(u32::MAX) }]);

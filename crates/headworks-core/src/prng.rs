@@ -1,21 +1,21 @@
-//! SplitMix64: a stream of numbers from a seed, the same on every machine.
+//! SplitMix64: pseudo-random numbers from a seed, equal on every machine.
 //!
-//! One seed makes many independent streams (`split`), so that a new draw in one component does not shift another's.
+//! `split` derives independent streams, so that a new draw in one component does not shift those of another.
 
-/// A stream of pseudo-random numbers. Not for secrets.
+/// A stream of pseudo-random numbers, not for secrets.
 #[derive(Clone, Debug)]
 pub struct Prng {
     state: u64,
 }
 
 impl Prng {
-    /// The stream of `seed`.
+    /// Creates the stream of a seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// A stream of its own for the component called `name`.
+    /// Derives the independent stream of the component `name`.
     #[must_use]
     pub fn split(&self, name: &str) -> Self {
         let mut child = Self::new(self.state ^ 0x5851_f42d_4c95_7f2d);
@@ -27,24 +27,24 @@ impl Prng {
         child
     }
 
-    /// The next 64 bits.
+    /// Draws the next 64 bits.
     #[allow(clippy::should_implement_trait)] // An endless stream: an iterator's `Option` would only be in the way.
     pub fn next(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.state)
     }
 
-    /// A number in `0..bound`, evenly; 0 for a bound of 0.
+    /// Draws uniformly from `0..bound`; 0 for a bound of 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number in `low..=high`.
+    /// Draws uniformly from `low..=high`.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True `part` times in a million.
+    /// Returns true with a probability of `part` in a million.
     pub fn per_million(&mut self, part: u32) -> bool {
         self.below(1_000_000) < u64::from(part)
     }

@@ -1,12 +1,12 @@
-//! Bios for a device that another shard owns: they wait here for tags of the lease, then go over as messages.
+//! The queue of a device that another shard owns: bios wait here for leased tags and then travel as messages.
 //!
-//! Whose turn it is is decided as at the owner's gate (`tags/flows`): exports by weight, connections equally, by bytes, light
-//! ones first. Flushes need no tag. The lease is asked for in batches (what waits, up to the largest want), with the bytes
-//! that it is for and the weights of the exports that wait here, so that the owner can weigh shards against each other and
-//! its own. It goes back when the owner revokes it or when it was idle for [`IDLE_NS`].
+//! The order is that of the owner's gate (`tags/flows`): exports by weight, connections equally, by bytes, light flows first.
+//! Flushes need no tag. Tags are requested in batches (the backlog, up to the largest request), with their bytes and the
+//! weights of the exports that wait, so that the owner can weigh shards against each other and against its own flows. The lease
+//! is returned when the owner revokes it or after [`IDLE_NS`] without use.
 //!
-//! Invariant: what is asked for is enough for the head. One that needs several tags stays the head until it has them; one that
-//! needs one may be passed while it waits, and then the grant is enough for who passed, or the next want is.
+//! Invariant: a request for tags covers the head. A bio that needs several tags stays the head until it has them all. A bio that
+//! needs one tag may be overtaken while it waits; the grant, or the next request, then covers the new head.
 
 use crate::action::Action;
 use crate::bio::{DeviceId, ExportId, Op, ShardId};
@@ -20,23 +20,26 @@ use crate::tags::{FlowHead, Flows, Lease, Requester, TagRequest, max_request_tag
 use crate::time::{Instant, MS};
 use crate::wait_times::{WaitKind, WaitTimes};
 
-/// A lease that nobody used for this long goes back. 10 ms: longer than the gaps of a busy client, short against a seek storm.
+/// Idle time after which a lease is returned. 10 ms: longer than the gaps of a busy client, short against a seek storm.
 const IDLE_NS: u64 = 10 * MS;
 
-/// The way to one device on another shard.
+/// The bios and leased tags of one remote device.
 pub(crate) struct RemoteQueue {
     device: DeviceId,
     owner: ShardId,
+    /// The owner's limits, as of its last message.
     limits: Limits,
     nr_requests: u32,
     lease: Lease,
-    line: Flows,
-    /// The head, if it needs several tags.
+    /// Bios that wait for tags.
+    waiting: Flows,
+    /// The head while it collects several tags; nothing overtakes it.
     gathering: Option<FlowHead>,
     weights: ExportWeights,
 }
 
 impl RemoteQueue {
+    /// Creates the queue of a remote device of `config`.
     pub fn new(config: &ShardConfig, device: DeviceId) -> Self {
         let options = &config.devices[usize::from(device.0)];
         Self {
@@ -45,41 +48,43 @@ impl RemoteQueue {
             limits: Limits::new(&options.queue),
             nr_requests: options.queue.nr_requests,
             lease: Lease::default(),
-            line: Flows::new((config.bios_max + config.cache.bios()) as usize),
+            waiting: Flows::new((config.bios_max + config.cache.bios()) as usize),
             gathering: None,
             weights: ExportWeights::new(config),
         }
     }
 
+    /// The tags on lease.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// Nothing waits and nothing of the lease is used.
+    /// Whether no bio waits and no leased tag is in use.
     pub fn is_quiet(&self) -> bool {
-        self.line.is_empty() && self.lease.used() == 0
+        self.waiting.is_empty() && self.lease.used() == 0
     }
 
+    /// The shard that owns the device.
     pub fn owner(&self) -> ShardId {
         self.owner
     }
 
-    /// Nobody would miss it: it is quiet, and the owner has all its tags.
-    pub fn may_leave(&self) -> bool {
+    /// Whether it can be removed: it is quiet and all tags have been returned to the owner.
+    pub fn can_be_removed(&self) -> bool {
         self.is_quiet() && self.lease.is_released()
     }
 
-    /// The device leaves.
-    pub fn leave(&self, pools: &mut Pools) {
+    /// Clears the timers of a device that is removed.
+    pub fn remove(&self, pools: &mut Pools) {
         clear_timers(pools, self.device);
     }
 
-    /// An export's share changes; what waits already keeps the old one.
+    /// Sets the weight of an export; bios that wait keep the old one.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
         self.weights.set(export, weight);
     }
 
-    /// A checked bio.
+    /// Queues a checked bio until its tags are leased; sends a flush at once.
     pub fn submit(&mut self, now: Instant, pools: &mut Pools, slot: u32, block_size: u32) {
         let bio = pools.bios[slot].bio;
         let tags = match bio.op {
@@ -91,45 +96,45 @@ impl RemoteQueue {
         if tags == 0 {
             return self.send(pools, slot);
         }
-        let ask = TagRequest {
+        let request = TagRequest {
             requester: Requester::Request(slot),
             tags,
             bytes: cost_bytes(bio.op, bio.len),
-            // Only the owner knows how many tags asynchronous ones hold.
+            // Only the owner knows how many tags asynchronous requests hold.
             sync: true,
             connection: bio.id.connection,
             export: bio.id.export,
             weight: self.weights.of(bio.id.export),
         };
-        self.line.push(now, 0, ask);
+        self.waiting.push(now, 0, request);
     }
 
-    /// The owner grants. The line is served at once: a revocation may be next in the same batch, and a tag that went round
-    /// without being used would go round for ever.
+    /// Adds granted tags and serves waiters at once: a revocation may follow in the same batch, and tags that are returned unused
+    /// could be granted and revoked for ever.
     pub fn on_grant(&mut self, now: Instant, pools: &mut Pools, count: u16) {
         self.lease.on_grant(count);
         self.serve(now, pools);
     }
 
-    /// The owner's queue works with other limits now.
+    /// Takes over new limits of the owner's queue.
     pub fn on_limits(&mut self, nr_requests: u32, max_sectors_kb: u32) {
         self.nr_requests = nr_requests;
         self.limits.max_bytes = max_sectors_kb * 1024;
     }
 
-    /// Tags that a waiting bio goes over with: what it came with, but never more than the owner would ever grant now. With
-    /// fewer than it has pieces its pieces go one after the other.
+    /// Tags that a waiting bio is sent with: as many as it requested, at most what the owner grants to one request. With fewer tags
+    /// than pieces, the pieces are dispatched one after the other.
     fn tags_for(&self, head: FlowHead) -> u16 {
-        self.line.waiter(head).request.tags.min(max_request_tags(self.nr_requests))
+        self.waiting.waiter(head).request.tags.min(max_request_tags(self.nr_requests))
     }
 
-    /// The owner wants tags back.
+    /// Returns unused tags; tags in use follow when they are put back.
     pub fn on_revoke(&mut self, pools: &mut Pools) {
         let count = self.lease.on_revoke();
-        self.give_back(pools, count);
+        self.return_tags(pools, count);
     }
 
-    /// The owner says what became of a bio.
+    /// Completes a bio that the owner has answered and puts its tags back into the lease.
     pub fn on_done(
         &mut self,
         pools: &mut Pools,
@@ -144,25 +149,25 @@ impl RemoteQueue {
         answer(pools, slot, status, hole, stage);
     }
 
-    /// The lease was idle.
+    /// Returns the lease if it is still idle.
     pub fn on_idle(&mut self, pools: &mut Pools) {
-        if self.lease.used() == 0 && self.line.is_empty() {
+        if self.lease.used() == 0 && self.waiting.is_empty() {
             let count = self.lease.on_idle();
-            self.give_back(pools, count);
+            self.return_tags(pools, count);
         }
     }
 
-    /// Ends a batch: sends what the lease allows, asks for more if that was not all, returns what is not ours any longer.
+    /// Ends a batch: sends bios as the lease allows, requests more tags for the rest, returns revoked tags.
     pub fn run(&mut self, now: Instant, pools: &mut Pools) {
         self.serve(now, pools);
         if let Some(head) = self.head()
             && self.lease.begin_request()
         {
-            let message = self.want(head);
+            let message = self.tag_request(head);
             pools.actions.list.push(Action::Send { to: self.owner, message });
         }
         let count = self.lease.settle();
-        self.give_back(pools, count);
+        self.return_tags(pools, count);
         let timer = timer_of(self.device, TimerKind::LeaseIdle);
         if self.lease.used() > 0 || self.lease.held() == 0 {
             pools.timers.clear(timer);
@@ -171,30 +176,31 @@ impl RemoteQueue {
         }
     }
 
-    /// What the owner is asked for: the head's want at least, and as much of what waits as one want may be.
-    fn want(&self, head: FlowHead) -> Message {
-        let demand = self.line.backlog();
+    /// The request for tags: at least those of the head, and of the backlog as many as one request may ask for.
+    fn tag_request(&self, head: FlowHead) -> Message {
+        let backlog = self.waiting.backlog();
         let most = u32::from(max_request_tags(self.nr_requests));
         let least = u32::from(self.tags_for(head));
-        let want = demand.tags.get().min(most).max(least);
-        // Of the bytes that wait, the part that goes with so many of the tags.
-        let bytes = demand.bytes.get() * u64::from(want) / u64::from(demand.tags.get());
+        assert!(!backlog.tags.is_zero(), "only a backlog requests tags");
+        let want = backlog.tags.get().min(most).max(least);
+        // The part of the backlog's bytes that belongs to these tags.
+        let bytes = backlog.bytes.get() * u64::from(want) / u64::from(backlog.tags.get());
         Message::TagWant {
             device: self.device,
             want: want as u16,
             bytes: bytes.min(u32::MAX.into()) as u32,
-            weight: demand.weights.get().min(u16::MAX.into()) as u16,
+            weight: backlog.weights.get().min(u16::MAX.into()) as u16,
         }
     }
 
-    /// Whose turn it is.
+    /// The bio that is served next.
     fn head(&mut self) -> Option<FlowHead> {
-        self.gathering.or_else(|| self.line.pick())
+        self.gathering.or_else(|| self.waiting.pick())
     }
 
-    /// Sends what the lease allows.
+    /// Sends waiting bios while the lease has tags for them.
     fn serve(&mut self, now: Instant, pools: &mut Pools) {
-        if self.line.is_empty() {
+        if self.waiting.is_empty() {
             return;
         }
         while let Some(head) = self.head() {
@@ -204,25 +210,28 @@ impl RemoteQueue {
                 return;
             }
             self.gathering = None;
-            let Requester::Request(slot) = self.line.waiter(head).request.requester else {
-                unreachable!("only bios wait here")
+            let Requester::Request(slot) = self.waiting.waiter(head).request.requester else {
+                unreachable!("only bios wait for leased tags")
             };
-            let waited = now.since(self.line.waiter(head).since);
-            self.line.pop(head);
+            let waited = now.since(self.waiting.waiter(head).since);
+            self.waiting.pop(head);
+            debug_assert!(want > 0 && self.lease.used() >= u32::from(want));
             pools.bios[slot].tags = want;
             pools.bios[slot].wait_times = WaitTimes::NONE.plus(WaitKind::Tag, waited);
             self.send(pools, slot);
         }
-        self.line.reset();
+        self.waiting.reset();
     }
 
+    /// Sends a bio with its tags to the owner.
     fn send(&self, pools: &mut Pools, slot: u32) {
         let entry = &pools.bios[slot];
         let message = Message::Bio { bio: entry.bio, cookie: slot, tags: entry.tags };
         pools.actions.list.push(Action::Send { to: self.owner, message });
     }
 
-    fn give_back(&self, pools: &mut Pools, count: u32) {
+    /// Returns tags to the owner.
+    fn return_tags(&self, pools: &mut Pools, count: u32) {
         if count > 0 {
             let message = Message::TagReturn { device: self.device, count: count as u16 };
             pools.actions.list.push(Action::Send { to: self.owner, message });

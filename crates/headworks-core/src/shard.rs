@@ -1,8 +1,14 @@
-//! A single-owner world: everything that one thread decides.
+//! A shard: the block I/O path of the volumes and devices of one thread.
 //!
-//! A batch of inputs runs under one plug. Bios pass their volume and wait in the plug; answers and messages are taken as they
-//! come; when the batch ends the plug is flushed into the queues and every queue that something happened to runs once. So
-//! each boundary is crossed once a batch.
+//! ```text
+//!   Input::Bio --volume check--> cache (if the volume is cached) --> plug --> queue --> Action::Submit
+//!                                                       \--> remote queue --> Action::Send to the device's shard
+//! ```
+//!
+//! [`Shard::handle`] runs a batch of inputs under one plug: bios collect in the plug, completions and messages are handled as
+//! they come. At the end of the batch the plug is flushed into the queues, and each queue that had an event runs once.
+//!
+//! A device belongs to one shard. Other shards reach it through a [`RemoteQueue`] and messages.
 
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, DeviceId, Op, ShardId, VolumeId};
@@ -11,7 +17,7 @@ use crate::cache::{Cache, CallContext, DeviceCaching};
 use crate::device_bio::DeviceBio;
 use crate::error::{ConfigError, IoError};
 use crate::input::{Control, Input, Message, ReplyStage};
-use crate::options::{ExportConfig, ShardConfig, Tunable, VolumeConfig};
+use crate::options::{DEVICES_MAX, ExportConfig, ShardConfig, Tunable, VolumeConfig};
 use crate::plug::{Offered, Plug, PlugBio};
 use crate::pools::Pools;
 use crate::queue::{LeaseRequest, Queue, TIMERS, TimerKind};
@@ -29,31 +35,53 @@ mod view;
 
 use change::{Topology, route_to};
 
-/// A device as this shard sees it.
+/// The way from this shard to a device.
 enum DeviceRoute {
+    /// The device belongs to this shard.
     Local(Box<Queue>),
+    /// The device belongs to another shard.
     Remote(Box<RemoteQueue>),
+    /// The slot is free for hot-add.
     Unassigned,
 }
 
-/// A volume, and what its bios are checked against.
+impl DeviceRoute {
+    /// The queue of a local device.
+    ///
+    /// # Panics
+    /// If the device is not local.
+    #[inline(always)]
+    fn local(&mut self) -> &mut Queue {
+        match self {
+            Self::Local(queue) => queue,
+            _ => unreachable!("only bios for local devices enter a queue"),
+        }
+    }
+}
+
+/// A slot for a volume.
 struct VolumeEntry {
-    /// Its home is [`NO_SHARD`] while there is no volume here: so no bio finds it, and none pays for the question.
+    /// The home of a free slot is [`NO_SHARD`], so the home check that every bio passes rejects bios for it.
     config: VolumeConfig,
-    /// Its device's, which never changes.
+    /// A copy of the device's, which never changes.
     discard_granularity: u32,
 }
 
-/// Owns vacant devices, and is the home of vacant volumes.
+/// The owner of unassigned devices and the home of free volume slots.
 const NO_SHARD: ShardId = ShardId(u16::MAX);
 
-/// Bios in a shard at once: its clients', and those of the caches of all shards, which may all send to a device of this one.
+// `Shard::touched` has one bit per device.
+const _: () = assert!(DEVICES_MAX <= u64::BITS as usize);
+
+/// Most bios in a shard: those of its clients, and those of all shards' caches, which may all send to a device of this one.
 fn bios_of(config: &ShardConfig) -> u32 {
     config.bios_max + config.cache.bios() * u32::from(config.shards)
 }
 
-/// Room for all that one batch can ask for. A bio is answered early and released; what is sent in a batch is answered in a
-/// later one, so a device is sent at most what it holds, and each of those may time out.
+/// Most actions and segments of one batch.
+///
+/// A bio causes at most two replies (early and released). A command that is sent in a batch completes in a later one, so a
+/// device is sent at most its queue depth, and each of those commands may time out.
 fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) {
     let bios = bios_of(config) as usize;
     let (mut list, mut segments) = (2 * bios + volumes_max + 256, 0);
@@ -61,56 +89,57 @@ fn room_for_actions(config: &ShardConfig, volumes_max: usize) -> (usize, usize) 
         let queue = &device.queue;
         let commands = queue.queue_depth as usize;
         list += 2 * commands;
-        // Whatever the limits allow, and no more than one for each bio's end and each full segment.
+        // At most what the limits allow, and one for each end of a bio and each full segment.
         let full = queue.max_bytes().div_ceil(queue.max_segment_size) as usize;
         segments += (commands * usize::from(queue.max_segments)).min(bios + commands * full);
     }
     if config.cache.is_on() {
-        // What a turn copies, even if block by block.
+        // Copies of one turn, even block by block.
         list += 4 * config.cache.bios() as usize + 16_384;
     }
     (list, segments)
 }
 
-/// One shard. Made once; steps by [`Shard::handle`].
+/// A single-owner state machine that decides about all I/O of one thread.
 pub struct Shard {
     id: ShardId,
+    /// Number of shards.
     shards: u16,
-    /// Up to the last that was ever there.
+    /// By volume id, up to the highest that was ever in use.
     volumes: Vec<VolumeEntry>,
-    /// Indexed by device; up to the last that was ever there.
+    /// By device id, up to the highest that was ever in use.
     routes: Vec<DeviceRoute>,
-    /// Between the volumes that live here and the plug, if there is one.
+    /// The page cache of the volumes that live here.
     cache: Option<Box<Cache>>,
-    /// Client bios in this shard at once.
+    /// Most client bios in this shard.
     bios_max: u32,
     plug: Plug,
     pools: Pools,
-    /// One bit per device that must run when the batch ends.
+    /// Devices that run at the end of the batch, a bit each.
     touched: u64,
-    /// The time last asked for by `Action::Timer`.
+    /// The time last requested by `Action::Timer`.
     timer: Option<Instant>,
-    /// The first timer that is no device's.
+    /// The first timer of the cache; the ones before belong to devices.
     timers_of_cache: u32,
     topology: Topology,
     scratch: Vec<SlotId>,
-    /// Bios of this turn, and those of them that merged in the plug.
+    /// Bios of this turn, and how many of them merged in the plug.
     turn: (u32, u32),
     turns: TurnStats,
 }
 
 impl Shard {
-    /// A shard of `config`, everything it will ever need allocated.
+    /// Creates a shard and allocates everything that it will need.
     ///
     /// # Errors
-    /// What `config` says that cannot be.
+    /// The first invalid value of `config`.
     pub fn new(config: ShardConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let slots = config.slots_max();
         let queue_timers = config.devices_max() * TIMERS as usize;
         let (volumes_max, exports_max) = (config.volumes_max(), config.exports_max());
         let mut config = config;
-        // From here on what is spare looks like what is there.
+        // Spare exports have the default weight until they are added.
         config.exports.resize(exports_max, ExportConfig::default());
         let routes: Vec<DeviceRoute> = (0..config.devices.len() as u16)
             .map(|device| route_to(&config, DeviceId(device), slots))
@@ -149,8 +178,9 @@ impl Shard {
         })
     }
 
-    /// Takes a batch of inputs that came by `now` and adds to the list of actions. The list must be carried out completely,
-    /// and cleared with [`Shard::clear_actions`], before the next call.
+    /// Handles a batch of inputs that arrived by `now` and appends to [`Shard::actions`].
+    ///
+    /// The driver executes all actions in order and calls [`Shard::clear_actions`] before the next call.
     pub fn handle(&mut self, now: Instant, inputs: &[Input]) {
         self.plug.start();
         for input in inputs {
@@ -161,7 +191,7 @@ impl Shard {
             }
             match *input {
                 Input::Bio(bio) => self.on_bio(now, bio),
-                Input::Complete { device, completion } => match self.own(device) {
+                Input::Complete { device, completion } => match self.local(device) {
                     Some((queue, pools)) => queue.on_complete(now, pools, completion),
                     None => {
                         let notice = Notice::UnknownCompletion { device, id: completion.id };
@@ -207,7 +237,7 @@ impl Shard {
         let granularity = *granularity;
         let mut bio = bio;
         let cached = self.cache.as_ref().is_some_and(|cache| cache.caches(bio.id.volume));
-        // The cache reads before it writes a block in part; a discard forgets whole blocks of it.
+        // The cache reads before it writes part of a block; a discard drops whole blocks.
         let (block_size, granularity) = match cached {
             true => (1, granularity.max(BLOCK)),
             false => (config.options.block_size, granularity),
@@ -233,37 +263,34 @@ impl Shard {
         self.start(now, bio, BioOrigin::Frontend);
     }
 
-    /// A bio leaves for its device, which may be another shard's.
+    /// Sends a bio towards its device, local or remote.
     fn start(&mut self, now: Instant, bio: Bio, origin: BioOrigin) {
         let config = &self.volumes[usize::from(bio.id.volume.0)].config;
         let (device, block_size) = (config.device, config.options.block_size);
-        let slot = self.pools.bios.try_take().expect("there was room, or the cache kept some");
+        let slot = self.pools.bios.try_take().expect("a slot was free, or reserved for the cache");
         self.pools.bios[slot] = BioSlot { bio, next: NIL, origin, ..BioSlot::default() };
         self.touched |= 1 << device.0;
-        // Own ones first: the others cost a message anyway.
-        if let DeviceRoute::Local(_) = &self.routes[usize::from(device.0)] {
-            return self.enter(now, device, bio, slot, 0);
+        match &mut self.routes[usize::from(device.0)] {
+            DeviceRoute::Local(_) => self.enter(now, device, bio, slot, 0),
+            DeviceRoute::Remote(remote) => remote.submit(now, &mut self.pools, slot, block_size),
+            DeviceRoute::Unassigned => unreachable!("a device is removed after its volumes"),
         }
-        let DeviceRoute::Remote(remote) = &mut self.routes[usize::from(device.0)] else {
-            unreachable!("a volume's device stays while the volume is there")
-        };
-        remote.submit(now, &mut self.pools, slot, block_size);
     }
 
-    /// The cache, and what it is lent for a call.
+    /// The cache, and the parts of the shard that it borrows for a call.
     fn cache(&mut self, now: Instant) -> Option<(&mut Cache, CallContext<'_>)> {
         let Pools { actions, timers, .. } = &mut self.pools;
         Some((self.cache.as_deref_mut()?, CallContext { now, actions, timers }))
     }
 
-    /// What came back of the cache's bios goes up; what it wants goes down, until it wants nothing more.
+    /// Hands completions to the cache, runs it, and sends its bios to their devices.
     fn run_cache(&mut self, now: Instant) {
         let stirred = self.cache.as_ref().is_some_and(|cache| cache.needs_run());
         if !stirred && self.pools.completions.is_empty() {
             return;
         }
         let mut completions = std::mem::take(&mut self.pools.completions);
-        let (cache, mut turn) = self.cache(now).expect("just seen");
+        let (cache, mut turn) = self.cache(now).expect("only a cache has completions");
         for completion in completions.drain(..) {
             cache.on_completion(&mut turn, completion);
         }
@@ -278,7 +305,7 @@ impl Shard {
         }
     }
 
-    /// Queues may answer at once what the cache sent; what follows from that is done in the same batch.
+    /// Repeats [`Shard::run_cache`] while queues answer the cache's bios at once.
     fn settle_cache(&mut self, now: Instant) {
         while !self.pools.completions.is_empty() {
             self.plug.start();
@@ -290,18 +317,16 @@ impl Shard {
         }
     }
 
-    /// A bio enters the path of a device of this shard.
+    /// Passes a bio to a local device, whose queue holds it while its options change.
     fn enter(&mut self, now: Instant, device: DeviceId, bio: Bio, slot: u32, tags: u16) {
-        let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] else {
-            unreachable!("only bios for our own devices enter")
-        };
+        let queue = self.routes[usize::from(device.0)].local();
         if queue.is_draining() && tags == 0 {
             return queue.hold(now, &mut self.pools, slot);
         }
         self.enter_open(now, now, device, bio, slot, tags);
     }
 
-    /// A bio that came at `came` enters a queue that does not hold it.
+    /// Passes a bio that arrived at `came` to a local device that does not hold it.
     #[inline(always)]
     fn enter_open(
         &mut self,
@@ -312,17 +337,13 @@ impl Shard {
         slot: u32,
         tags: u16,
     ) {
-        let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] else {
-            unreachable!("only bios for our own devices enter")
-        };
+        let queue = self.routes[usize::from(device.0)].local();
         if bio.op == Op::Flush {
             return queue.flush(now, &mut self.pools, slot);
         }
         let new = PlugBio { bio, slot, since: came, tags };
         loop {
-            let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] else {
-                unreachable!("only bios for our own devices enter")
-            };
+            let queue = self.routes[usize::from(device.0)].local();
             match self.plug.offer(queue.view(bio.id.volume), &mut self.pools, &new) {
                 Offered::Full => self.flush_plug(now),
                 offered => {
@@ -333,16 +354,16 @@ impl Shard {
         }
     }
 
+    /// Submits the plugged requests to their queues.
     fn flush_plug(&mut self, now: Instant) {
         let mut ids = std::mem::take(&mut self.scratch);
         while let Some(device) = self.plug.take(&mut ids) {
-            if let DeviceRoute::Local(queue) = &mut self.routes[usize::from(device.0)] {
-                queue.submit(now, &mut self.pools, &ids);
-            }
+            self.routes[usize::from(device.0)].local().submit(now, &mut self.pools, &ids);
         }
         self.scratch = ids;
     }
 
+    /// Runs the queues that had an event in this batch.
     fn run_touched(&mut self, now: Instant) {
         let mut touched = std::mem::take(&mut self.touched);
         while touched != 0 {
@@ -357,15 +378,16 @@ impl Shard {
                 Some(DeviceRoute::Unassigned) | None => false,
             };
             if open {
-                self.thaw(now, DeviceId(device as u16));
+                self.release_held(now, DeviceId(device as u16));
             }
         }
     }
 
-    /// A switch is over: what was held enters in its order, under a plug of its own, in which it waited since it came.
-    fn thaw(&mut self, now: Instant, device: DeviceId) {
+    /// Releases the bios that a queue held while its options changed, in order, under a plug of their own. Their wait counts as
+    /// time in the plug.
+    fn release_held(&mut self, now: Instant, device: DeviceId) {
         self.plug.start();
-        while let Some((queue, pools)) = self.own(device)
+        while let Some((queue, pools)) = self.local(device)
             && let Some(slot) = queue.next_held(pools)
         {
             let (bio, came) = (pools.bios[slot].bio, pools.waits_since(slot));
@@ -375,14 +397,14 @@ impl Shard {
         if self.plug.finish() {
             self.flush_plug(now);
         }
-        if let Some((queue, pools)) = self.own(device) {
+        if let Some((queue, pools)) = self.local(device) {
             queue.run(now, pools);
         }
         self.touched &= !(1 << device.0);
     }
 
     fn on_timer(&mut self, now: Instant) {
-        // The driver's timer is spent; if another time is due it is announced anew.
+        // The driver's timer has expired; the next one is announced at the end of the batch.
         self.timer = None;
         self.pools.timers.set_changed();
         while let Some(timer) = self.pools.timers.expire(now) {
@@ -418,12 +440,12 @@ impl Shard {
                     return;
                 };
                 let known = pools.bios.is_taken(cookie) && pools.bios[cookie].bio.id == id;
-                assert!(known, "an owner answers what it was given");
+                assert!(known, "a shard completes only bios that were sent to it");
                 pools.bios[cookie].wait_times = pools.bios[cookie].wait_times.and(wait_times);
                 remote.on_done(pools, cookie, status, hole, stage);
             }
             Message::TagWant { device, want, bytes, weight } => {
-                if let Some((queue, pools)) = self.own(device) {
+                if let Some((queue, pools)) = self.local(device) {
                     queue.on_lease_request(
                         now,
                         pools,
@@ -433,7 +455,7 @@ impl Shard {
                 }
             }
             Message::TagReturn { device, count } => {
-                if let Some((queue, _)) = self.own(device) {
+                if let Some((queue, _)) = self.local(device) {
                     queue.on_tag_return(from, count);
                 }
             }
@@ -469,7 +491,7 @@ impl Shard {
         let config = self.volume(bio.id.volume);
         let Some(device) = config.map(|config| config.device).filter(|&d| self.queue(d).is_some())
         else {
-            // Shards hear of changes at different times.
+            // Shards learn of a removal at different times.
             return self.refuse(from, &bio, cookie, IoError::Invalid);
         };
         let origin = BioOrigin::Shard { shard: from, cookie };
@@ -486,7 +508,7 @@ impl Shard {
         self.enter(now, device, bio, slot, tags);
     }
 
-    /// Another shard's bio goes back as it came.
+    /// Completes another shard's bio with an error.
     fn refuse(&mut self, to: ShardId, bio: &Bio, cookie: u32, error: IoError) {
         let (id, status, stage, wait_times) =
             (bio.id, Err(error), ReplyStage::Final, WaitTimes::NONE);
@@ -506,7 +528,7 @@ impl Shard {
                 if let Some(cache) = &mut self.cache {
                     cache.discard_held(volume);
                 }
-                if let Some((queue, _)) = self.own(config.device) {
+                if let Some((queue, _)) = self.local(config.device) {
                     queue.acknowledge(volume);
                 }
             }
@@ -514,14 +536,14 @@ impl Shard {
                 let Some(config) = self.volume(volume) else {
                     return;
                 };
-                // What became larger than that is served as far as it goes.
+                // A larger file is served up to the limit.
                 let size = size.min(config.options.size_max());
                 self.volumes[usize::from(volume.0)].config.options.size = size;
                 if let Some((cache, mut turn)) = self.cache(now) {
                     cache.on_resize(&mut turn, volume, size);
                 }
             }
-            Control::Set { device, tunable, value, token } => match self.own(device) {
+            Control::Set { device, tunable, value, token } => match self.local(device) {
                 Some((queue, pools)) => queue.set(pools, tunable, value, token),
                 None => {
                     let status = Err(IoError::Invalid);
@@ -555,9 +577,9 @@ impl Shard {
         }
     }
 
-    /// How volumes of a device are cached changes at once, on every shard.
+    /// Changes how a device's volumes are cached, at once on every shard.
     fn set_caching(&mut self, device: DeviceId, tunable: Tunable, value: u64, token: u32) {
-        let changed = self.own(device).map(|(queue, _)| queue.set_caching(tunable, value));
+        let changed = self.local(device).map(|(queue, _)| queue.set_caching(tunable, value));
         let status = changed.unwrap_or(Err(IoError::Invalid));
         self.pools.actions.list.push(Action::Notice(Notice::Set { token, status }));
         let Some(options) = self.queue_options(device) else {
@@ -576,6 +598,7 @@ impl Shard {
         }
     }
 
+    /// Requests a timer if one is due earlier than the one requested before.
     fn announce_timer(&mut self) {
         if !self.pools.timers.take_changed() {
             return;
@@ -589,8 +612,8 @@ impl Shard {
         }
     }
 
-    /// A queue of this shard, which will run when the batch ends.
-    fn own(&mut self, device: DeviceId) -> Option<(&mut Queue, &mut Pools)> {
+    /// A local queue, which then runs at the end of the batch.
+    fn local(&mut self, device: DeviceId) -> Option<(&mut Queue, &mut Pools)> {
         match self.routes.get_mut(usize::from(device.0)) {
             Some(DeviceRoute::Local(queue)) => {
                 self.touched |= 1 << device.0;
@@ -600,7 +623,7 @@ impl Shard {
         }
     }
 
-    /// The route to another shard's queue, which will run when the batch ends.
+    /// A remote queue, which then runs at the end of the batch.
     fn remote(&mut self, device: DeviceId) -> Option<(&mut RemoteQueue, &mut Pools)> {
         match self.routes.get_mut(usize::from(device.0)) {
             Some(DeviceRoute::Remote(remote)) => {
@@ -611,18 +634,19 @@ impl Shard {
         }
     }
 
-    /// Who owned what was in the device's place before has no say in it.
+    /// Whether a message about a device comes from its owner and not from the owner of a device that had the id before.
     fn is_owned_by(&self, device: DeviceId, shard: ShardId) -> bool {
         let route = self.routes.get(usize::from(device.0));
         matches!(route, Some(DeviceRoute::Remote(remote)) if remote.owner() == shard)
     }
 
-    /// A volume, if there is one of that name.
+    /// The configuration of a volume that exists.
     fn volume(&self, volume: VolumeId) -> Option<&VolumeConfig> {
         let place = self.volumes.get(usize::from(volume.0))?;
         (place.config.home != NO_SHARD).then_some(&place.config)
     }
 
+    /// The queue of a local device.
     fn queue(&self, device: DeviceId) -> Option<&Queue> {
         match self.routes.get(usize::from(device.0)) {
             Some(DeviceRoute::Local(queue)) => Some(queue),

@@ -1,31 +1,31 @@
-//! What a volume did and where its requests spent their time: fixed arrays, written without a clock or an allocation.
+//! Statistics of volumes, queues and turns, in fixed arrays.
 //!
-//! A stage's time goes into a log-linear histogram: four buckets per doubling, so a percentile is at most 19 % too high.
+//! The time of a stage is counted in a log-linear histogram with four buckets per doubling: a percentile is at most 19 % too high.
 
 use crate::bio::Op;
 use crate::time::Instant;
 
-/// Where a request spends time, in the order in which it passes.
+/// The stages of a request, in the order in which it passes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// In the plug, waiting for the turn's batch, or in front of it while the queue's options are switched.
+    /// In the plug until the batch ends, or held while the queue's options change.
     Plug = 0,
-    /// At the gate, waiting for a tag.
+    /// Waiting at the gate for a tag.
     Tag = 1,
-    /// In the elevator.
+    /// Queued in the elevator for dispatch.
     Scheduler = 2,
-    /// In the device.
+    /// In flight in the device.
     Device = 3,
 }
 
 impl Stage {
-    /// How many there are.
+    /// Number of all stages.
     pub const COUNT: usize = 4;
-    /// In order.
+    /// Every stage, in order.
     pub const ALL: [Stage; Stage::COUNT] =
         [Stage::Plug, Stage::Tag, Stage::Scheduler, Stage::Device];
 
-    /// The word users see.
+    /// The name that users see.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,10 +37,10 @@ impl Stage {
     }
 }
 
-/// Buckets: 0..4 ns one each, then four per doubling up to 2^42 ns (73 minutes); more goes into the last.
+/// Number of buckets: one each for 0..4 ns, then four per doubling up to 2^42 ns (73 minutes). The last takes the rest.
 pub const BUCKETS: usize = 4 * 41;
 
-/// Counts of durations.
+/// Counts of durations by bucket.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
@@ -53,7 +53,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Adds one duration; returns its bucket.
+    /// Counts a duration and returns its bucket.
     #[inline]
     pub fn record(&mut self, ns: u64) -> usize {
         let bucket = bucket_of(ns);
@@ -61,7 +61,7 @@ impl Histogram {
         bucket
     }
 
-    /// Counts by bucket; the times of a bucket end with [`upper_end`].
+    /// The counts by bucket; the durations of a bucket end with [`upper_end`].
     #[must_use]
     pub fn counts(&self) -> &[u64; BUCKETS] {
         &self.counts
@@ -72,20 +72,20 @@ impl Histogram {
         self.counts[bucket] += count;
     }
 
-    /// How many were added.
+    /// Total number of counted durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Adds all of `other`.
+    /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
         }
     }
 
-    /// The duration that `per_mille` of 1000 do not exceed (the upper end of their bucket); 0 when empty.
+    /// The upper end of the bucket of the given percentile, in thousandths; 0 when empty.
     #[must_use]
     pub fn percentile(&self, per_mille: u32) -> u64 {
         let total = self.count();
@@ -101,7 +101,7 @@ impl Histogram {
     }
 }
 
-/// The bucket of a duration.
+/// The bucket of a duration in nanoseconds.
 #[inline]
 #[must_use]
 pub fn bucket_of(ns: u64) -> usize {
@@ -124,34 +124,34 @@ pub fn upper_end(bucket: usize) -> u64 {
     ((4 + quarter + 1) << (exponent - 2)) - 1
 }
 
-/// One operation's row.
+/// Statistics of one operation of a volume.
 #[derive(Clone, Debug, Default)]
 pub struct OpStats {
-    /// Requests finished.
+    /// Completed requests, failed ones included.
     pub requests: u64,
-    /// Bios finished.
+    /// Completed bios, failed ones included.
     pub bios: u64,
-    /// Bytes of finished requests, failed ones included.
+    /// Bytes of completed requests, failed ones included.
     pub bytes: u64,
-    /// Merges: of a bio, or a request, into one that was there already. Bios less this is how many requests there were.
+    /// Merges of a bio or a request into an earlier request; bios - merges == requests.
     pub merges: u64,
-    /// Requests that failed.
+    /// Requests that completed with an error.
     pub errors: u64,
-    /// Nanoseconds from the plug to the end, of all finished requests together.
+    /// Nanoseconds from plug to completion, summed over all completed requests.
     pub time_ns: u64,
-    /// Time per stage.
+    /// Durations of each stage.
     pub stages: [Histogram; Stage::COUNT],
 }
 
-/// One volume's table, kept on the shard of its device.
+/// Statistics of a volume, kept on the shard of its device.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeStats {
-    /// A row per operation.
+    /// One entry for each operation.
     pub ops: [OpStats; Op::COUNT],
 }
 
 impl VolumeStats {
-    /// Accounts for a finished request; returns the histogram bucket of each stage.
+    /// Counts a completed request; returns the histogram bucket of each stage.
     #[inline]
     pub(crate) fn on_finish(
         &mut self,
@@ -172,26 +172,25 @@ impl VolumeStats {
     }
 }
 
-/// One device's queue.
+/// Statistics of a device's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueStats {
-    /// Data requests sent to the device.
+    /// Data requests that were sent to the device.
     pub issued: u64,
-    /// Those of them that start where the one before ended.
+    /// Issued requests that start where the one before ended.
     pub sequential: u64,
-    /// Requests that joined another one here, behind the plug.
+    /// Requests that merged with another after the plug.
     pub merges: u64,
-    /// Requests that wait for a tag, are queued, or are in the device, as of the last batch.
+    /// Requests that wait for a tag, are queued, or are in flight, as of the last batch.
     pub in_flight: u32,
-    /// Nanoseconds in which there was such a request, up to the last batch.
+    /// Nanoseconds with at least one such request, up to the last batch.
     pub busy_ns: u64,
-    /// When the last batch ended, if it left such a request.
+    /// The end of the last batch, if it left such a request.
     pub busy_since: Option<Instant>,
 }
 
 impl QueueStats {
-    /// A batch has ended and left something on its way, or not. Between batches nothing changes, so this is exact, and it
-    /// costs nothing per request.
+    /// Ends a batch that left the queue busy or idle. Nothing changes between batches, so the times are exact.
     #[inline]
     pub(crate) fn on_batch(&mut self, now: Instant, busy: bool) {
         if let Some(since) = self.busy_since {
@@ -200,34 +199,34 @@ impl QueueStats {
         self.busy_since = busy.then_some(now);
     }
 
-    /// Nanoseconds until `now` in which something was on its way: `io_ticks` of diskstats.
+    /// Busy nanoseconds until `now`: `io_ticks` of diskstats.
     #[must_use]
     pub fn busy_until(&self, now: Instant) -> u64 {
         self.busy_ns + self.busy_since.map_or(0, |since| now.since(since))
     }
 }
 
-/// Turns of one size.
+/// Statistics of turns of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnRow {
-    /// How many there were.
+    /// Turns of this size.
     pub turns: u64,
-    /// Bios that they brought.
+    /// Bios that arrived in these turns.
     pub bios: u64,
-    /// Bios that joined another one's request before the turn ended.
+    /// Bios that merged in the plug.
     pub merges: u64,
 }
 
-/// What the plug made of turns, by their size: 1 bio, 2 to 3, 4 to 7 and so on; the last row has 64 and more. A turn that
-/// brings one bio cannot merge, so merges are to be judged by row.
+/// Merges in the plug by size of turn: 1 bio, 2 to 3, 4 to 7 and so on; the last row counts 64 and more. A turn of one bio
+/// cannot merge, so merges are judged by row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnStats {
-    /// The rows, the smallest turns first.
+    /// One row for each size, the smallest first.
     pub rows: [TurnRow; 7],
 }
 
 impl TurnStats {
-    /// Accounts for a turn that brought bios.
+    /// Counts a turn of `bios` bios.
     pub(crate) fn on_turn(&mut self, bios: u32, merges: u32) {
         if let Some(size) = bios.checked_ilog2() {
             let row = &mut self.rows[(size as usize).min(6)];
@@ -237,7 +236,7 @@ impl TurnStats {
         }
     }
 
-    /// The turns of a row, for people.
+    /// The sizes of a row, as users see them.
     #[must_use]
     pub fn label(row: usize) -> String {
         match row {
@@ -253,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_is_within_its_bucket_and_buckets_ascend() {
+    fn values_lie_within_ascending_buckets() {
         let mut last = 0;
         for ns in (0..5000).chain((12..42).map(|bit| 1 << bit)) {
             let bucket = bucket_of(ns);
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_counts_in_the_row_of_its_size() {
+    fn turn_is_counted_in_the_row_of_its_size() {
         let mut stats = TurnStats::default();
         for bios in [0, 1, 2, 3, 4, 63, 64, 1000] {
             stats.on_turn(bios, bios / 2);
@@ -280,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_at_most_a_quarter_too_high() {
+    fn percentile_is_at_most_a_quarter_too_high() {
         let mut histogram = Histogram::default();
         for us in 1..=1000 {
             histogram.record(us * 1000);

@@ -1,15 +1,15 @@
-//! A volume: the disk that users see. Checks a bio before anything else looks at it.
+//! Checks of a bio against its volume: bounds, alignment, read-only, and the range of a discard.
 //!
-//! Decides bounds, alignment, read-only and what a discard may touch. What passes is within the volume, aligned, not empty,
-//! and allowed; everything below may rely on that. Read-only is enforced here whatever the client believes of its flags.
+//! Invariant: a bio that passes lies within the volume, is aligned, not empty, and allowed.
 
 use crate::bio::{Bio, Op};
 use crate::error::{IoError, Status};
 use crate::options::VolumeOptions;
 
-/// Checks `bio`, trims a discard; `block_size` is what offsets and lengths must be multiples of, `granularity` the device's for
-/// discards. Some: that is the answer, at once. (In place:
-/// a verdict that carried the bio would be written narrow and read wide, which stalls.)
+/// Checks `bio` and trims a discard in place; returns the status if the bio ends here.
+///
+/// Offsets and lengths must be multiples of `block_size`; a discard is rounded inward to `granularity`, too. A result that
+/// carried the bio would be written in narrow stores and read in wide loads, which stalls.
 pub(crate) fn check(
     options: &VolumeOptions,
     block_size: u32,
@@ -28,15 +28,14 @@ pub(crate) fn check(
     }
     let misaligned = (bio.offset | u64::from(bio.len)) & (u64::from(block_size) - 1) != 0;
     match bio.op {
-        // Advisory and rounded inward, so that what the client still needs is never touched.
+        // Advisory; rounded inward, so that no byte outside the range is lost.
         Op::Discard => trim(bio, granularity.max(block_size)),
         _ if misaligned || bio.len == 0 => Some(Err(IoError::Invalid)),
         _ => None,
     }
 }
 
-/// The answer to what ends beyond the volume. As NBD has it: who brings something finds no space for it, who takes something away
-/// is wrong as a reader is.
+/// The error for a range that ends beyond the volume, as in NBD: no space for writes of data or zeros, invalid for the rest.
 pub(crate) fn beyond(op: Op) -> IoError {
     if matches!(op, Op::Write | Op::WriteZeroes) { IoError::NoSpace } else { IoError::Invalid }
 }
@@ -71,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_block_is_inside_and_the_next_is_not() {
+    fn bounds_end_after_the_last_block() {
         let last = (1 << 20) - 512;
         assert_eq!(check_one(Op::Read, last, 512), Ok((last, 512)));
         assert_eq!(check_one(Op::Read, last, 1024), Err(Err(IoError::Invalid)));
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn misaligned_and_empty_are_refused() {
+    fn misaligned_and_empty_bios_are_invalid() {
         for (offset, len) in [(1, 512), (0, 511), (0, 0)] {
             assert_eq!(check_one(Op::Read, offset, len), Err(Err(IoError::Invalid)));
             assert_eq!(check_one(Op::WriteZeroes, offset, len), Err(Err(IoError::Invalid)));
@@ -90,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn a_discard_is_rounded_inward_and_may_vanish() {
+    fn discard_is_rounded_inward_and_may_be_empty() {
         assert_eq!(check_one(Op::Discard, 100, 9000), Ok((4096, 4096)));
         assert_eq!(check_one(Op::Discard, 100, 8000), Err(Ok(())));
         assert_eq!(check_one(Op::Discard, 0, 0), Err(Ok(())));
     }
 
     #[test]
-    fn read_only_refuses_what_writes_and_lets_the_rest_pass() {
+    fn read_only_volume_rejects_every_write() {
         let options = VolumeOptions { read_only: true, ..OPTIONS };
         for op in Op::ALL {
             let answer = check(&options, 512, 4096, &mut Bio { op, len: 512, ..Bio::default() });

@@ -1,41 +1,41 @@
-//! Where a bio spent its time, small enough to travel with its answer.
+//! Wait times of a bio by kind, in one word that travels with its reply.
 //!
-//! One byte a wait: the bucket of a histogram (`stats`), not nanoseconds. So whoever answers a client counts without computing
-//! again, and what crosses to another shard, into a record or into a hash is one word.
+//! One byte per kind holds the bucket of a histogram (`stats`) instead of nanoseconds. A frontend counts the byte as it is, and
+//! messages, records and hashes carry one word.
 //!
 //! ```text
-//!   client's bio:  [ dirty | cache ]* [ plug | tag | sched | device ]        all that is in front of a queue, then the queue
+//!   client's bio:  [ dirty | cache ]* [ plug | tag | sched | device ]        the cache, then the queue
 //! ```
 //!
-//! Invariant: nothing is counted twice. A wait for another bio's end (a fill, a write-out) is told apart from its end on: first
-//! what that bio was in the device, then the elevator, and so on back; what is left was the cache's own.
+//! Invariant: kinds never overlap. A wait for another bio (a fill, a write-out) is split from its end backwards: first the time
+//! of that bio in the device, then in the elevator, and so on; the rest counts as the cache's.
 
 use crate::stats::{BUCKETS, Stage, bucket_of, upper_end};
 use crate::time::Instant;
 
 const _: () = assert!(BUCKETS <= 1 << 8, "a bucket fits a byte of `WaitTimes`");
 
-/// What a client's bio waits for.
+/// The kinds of waits of a client's bio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitKind {
-    /// The page cache: a frame, a range that is locked, a fill of somebody else's, an older flush.
+    /// The page cache: a frame, a locked range, another bio's fill, an older flush.
     Cache = 0,
-    /// A pause of the throttle, or dirty credit.
+    /// A pause of the throttle, or missing dirty credit.
     Dirty = 1,
-    /// See [`Stage::Plug`]; also held while the options of the queue are switched.
+    /// The plug ([`Stage::Plug`]), or a change of the queue's options.
     Plug = 2,
-    /// See [`Stage::Tag`]; also tags of another shard's device.
+    /// A tag ([`Stage::Tag`]), also one of a remote device.
     Tag = 3,
-    /// See [`Stage::Scheduler`].
+    /// The elevator, see [`Stage::Scheduler`].
     Scheduler = 4,
-    /// See [`Stage::Device`]; a flush's also while it waits for another that it cannot join.
+    /// The device ([`Stage::Device`]); for a flush also an earlier flush that it cannot join.
     Device = 5,
 }
 
 impl WaitKind {
-    /// How many there are.
+    /// Number of all kinds.
     pub const COUNT: usize = 6;
-    /// In order.
+    /// Every kind, in order.
     pub const ALL: [WaitKind; WaitKind::COUNT] = [
         WaitKind::Cache,
         WaitKind::Dirty,
@@ -45,7 +45,7 @@ impl WaitKind {
         WaitKind::Device,
     ];
 
-    /// The word users see.
+    /// The name that users see.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,62 +59,62 @@ impl WaitKind {
     }
 }
 
-/// The buckets of all waits of a bio; a byte each, the first one lowest.
+/// The buckets of all waits of a bio, a byte for each kind, the first kind lowest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WaitTimes(u64);
 
 impl WaitTimes {
-    /// No wait at all: a hit.
+    /// No waits: a cache hit.
     pub const NONE: Self = Self(0);
 
-    /// The bucket of a wait.
+    /// The histogram bucket of a kind.
     #[inline]
     #[must_use]
     pub const fn bucket(self, wait: WaitKind) -> usize {
         (self.0 >> (8 * wait as u32)) as usize & 0xff
     }
 
-    /// The longest time that the wait may have been, in nanoseconds.
+    /// The upper end of the kind's bucket, in nanoseconds.
     #[must_use]
     pub fn at_most(self, wait: WaitKind) -> u64 {
         upper_end(self.bucket(wait))
     }
 
-    /// Whether nothing was waited for.
+    /// Whether the bio never waited.
     #[inline]
     #[must_use]
     pub const fn is_none(self) -> bool {
         self.0 == 0
     }
 
-    /// What is recorded and hashed.
+    /// The word that is recorded and hashed.
     #[must_use]
     pub const fn word(self) -> u64 {
         self.0
     }
 
-    /// What that word stands for.
+    /// Reads a recorded word; bytes beyond the last bucket are lowered to it.
     #[must_use]
     pub fn from_word(word: u64) -> Self {
-        // A damaged record may say anything.
+        // A damaged record may hold anything.
         let bucket = |wait| (word >> (8 * wait as u32) & 0xff).min(BUCKETS as u64 - 1);
         Self(WaitKind::ALL.into_iter().fold(0, |all, wait| all | bucket(wait) << (8 * wait as u32)))
     }
 
-    /// The waits of a request that ends now.
+    /// The waits of a completed request, from the buckets of its stages.
     #[inline]
     pub(crate) fn of_request(buckets: [usize; Stage::COUNT]) -> Self {
         let [plug, tag, scheduler, device] = buckets;
         Self((plug << 16 | tag << 24 | scheduler << 32 | device << 40) as u64)
     }
 
-    /// The waits of a request that is over its time.
+    /// The waits of a request that timed out.
     pub(crate) fn until(stamps: &[Instant; 4], now: Instant) -> Self {
         let ends = [stamps[1], stamps[2], stamps[3], now];
         Self::of_request([0, 1, 2, 3].map(|stage| bucket_of(ends[stage].since(stamps[stage]))))
     }
 
-    /// `ns` more for a wait.
+    /// Adds `ns` to the wait of a kind.
     #[must_use]
     pub(crate) fn plus(self, wait: WaitKind, ns: u64) -> Self {
         if ns == 0 {
@@ -125,7 +125,7 @@ impl WaitTimes {
         Self(self.0 & !(0xff << shift) | (bucket_of(before + ns) as u64) << shift)
     }
 
-    /// Another request's waits beside one's own: data, then a flush.
+    /// Adds the waits of another request: data, then a flush.
     pub(crate) fn and(self, other: Self) -> Self {
         WaitKind::ALL
             .into_iter()
@@ -134,27 +134,27 @@ impl WaitTimes {
     }
 }
 
-/// The waits of somebody who waits more than once.
+/// The waits of an operation that waits several times.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitRecorder {
     since: Instant,
     ns: [u64; WaitKind::COUNT],
-    /// What the bio waited for whose end is waited for, when that is known.
+    /// The waits of the bio that the operation waits for, once it has completed.
     pub below: WaitTimes,
 }
 
 impl WaitRecorder {
-    /// It begins to wait.
+    /// Begins a wait at `now`.
     pub fn begin(&mut self, now: Instant) {
         (self.since, self.below) = (now, WaitTimes::NONE);
     }
 
-    /// It waited for `wait`.
+    /// Ends a wait of the given kind.
     pub fn end(&mut self, now: Instant, wait: WaitKind) {
         self.ns[wait as usize] += now.since(self.since);
     }
 
-    /// It waited for the end of a bio that had spent its time as `below` says; perhaps not for all of it.
+    /// Ends a wait for a bio, of whose time perhaps only the end was waited for; splits it by `below`.
     pub fn end_below(&mut self, now: Instant) {
         let mut left = now.since(self.since);
         for wait in [WaitKind::Device, WaitKind::Scheduler, WaitKind::Tag, WaitKind::Plug] {
@@ -165,7 +165,7 @@ impl WaitRecorder {
         self.ns[WaitKind::Cache as usize] += left;
     }
 
-    /// All of it.
+    /// The waits so far.
     pub fn wait_times(&self) -> WaitTimes {
         if self.ns == [0; WaitKind::COUNT] {
             return WaitTimes::NONE;
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_have_a_byte_each_and_come_back_from_their_word() {
+    fn wait_times_round_trip_through_their_word() {
         let mut wait_times = WaitTimes::NONE;
         for (index, wait) in WaitKind::ALL.into_iter().enumerate() {
             assert_eq!(wait as usize, index);
@@ -199,17 +199,13 @@ mod tests {
         }
         assert_eq!(WaitTimes::from_word(wait_times.word()), wait_times);
         let most = WaitTimes::from_word(u64::MAX);
-        assert_eq!(
-            most.and(most).bucket(WaitKind::Device),
-            BUCKETS - 1,
-            "a word that nobody wrote"
-        );
+        assert_eq!(most.and(most).bucket(WaitKind::Device), BUCKETS - 1, "a damaged word");
         assert!(WaitTimes::NONE.is_none() && !wait_times.is_none());
         assert_eq!(WaitTimes::NONE.plus(WaitKind::Device, u64::MAX).bucket(WaitKind::Device), 163);
     }
 
     #[test]
-    fn a_wait_for_another_bio_is_told_apart_from_its_end_on() {
+    fn wait_for_a_bio_is_split_from_its_end() {
         let stamps = [0, 1_000_000, 3_000_000, 3_000_000].map(Instant);
         let below = WaitTimes::until(&stamps, Instant(8_000_000));
         assert_eq!(told(below), [("plug", 1048), ("tag", 2097), ("device", 5242)]);
@@ -221,15 +217,15 @@ mod tests {
             waits
         };
         let late = waited(3_000_000);
-        assert_eq!(late.ns, [0, 0, 0, 0, 0, 3_000_000], "who came late saw only the device");
+        assert_eq!(late.ns, [0, 0, 0, 0, 0, 3_000_000], "a late waiter saw only the device");
         let long = waited(20_000_000);
-        assert_eq!(long.ns.iter().sum::<u64>(), 20_000_000, "nothing is counted twice");
+        assert_eq!(long.ns.iter().sum::<u64>(), 20_000_000, "the parts add up to the whole wait");
         let queue: u64 = long.ns[2..].iter().sum();
         assert!((8_000_000..=10_000_000).contains(&queue) && long.ns[0] == 20_000_000 - queue);
     }
 
     #[test]
-    fn who_never_waited_has_spent_nothing() {
+    fn operation_without_waits_has_no_times() {
         assert_eq!(WaitRecorder::default().wait_times(), WaitTimes::NONE);
         let mut waits = WaitRecorder::default();
         waits.begin(Instant(5));

@@ -13,6 +13,6 @@ pub use cache::{CacheOptions, ErrorPolicy, WriteMode};
 pub use change::{Change, ChangeError};
 pub use queue::{DeadlineOptions, NoMerges, QueueOptions, Scheduler};
 pub use topology::{
-    DeviceConfig, ExportConfig, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
+    DEVICES_MAX, DeviceConfig, ExportConfig, ShardConfig, SpareSlots, VolumeConfig, VolumeOptions,
 };
 pub use tunable::Tunable;

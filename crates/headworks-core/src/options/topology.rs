@@ -9,6 +9,9 @@ use crate::writeback::DirtyOptions;
 /// The largest volume that can be cached, in bytes: 1 EiB, 2^48 blocks of 4 KiB, as many as a folio's key can name.
 pub const VOLUME_BYTES_MAX: u64 = 1 << 60;
 
+/// Most devices of a configuration: a shard keeps a bit for each.
+pub const DEVICES_MAX: usize = 64;
+
 /// One volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeOptions {
@@ -76,7 +79,7 @@ impl ExportConfig {
 /// Places that are free when a shard starts, for what [`crate::Change`] adds. Everything is sized for them at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpareSlots {
-    /// Devices; with those of the configuration at most 64.
+    /// Devices; with those of the configuration at most [`DEVICES_MAX`].
     pub devices: u16,
     /// Volumes; with those of the configuration at most 4096.
     pub volumes: u16,
@@ -96,7 +99,7 @@ pub struct ShardConfig {
     /// Bios in this shard at once, those of other shards on its devices included, 1..=1M. One more is answered `NoMemory`;
     /// frontends stop reading before.
     pub bios_max: u32,
-    /// Every device, indexed by [`DeviceId`], at most 64.
+    /// Every device, indexed by [`DeviceId`], at most [`DEVICES_MAX`].
     pub devices: Vec<DeviceConfig>,
     /// Every volume, indexed by [`VolumeId`], at most 4096.
     pub volumes: Vec<VolumeConfig>,
@@ -130,8 +133,9 @@ impl ShardConfig {
         }
         self.cache.validate()?;
         self.dirty.validate()?;
-        if self.devices_max() > 64 {
-            return Err(ConfigError::new("devices", "more than 64 devices"));
+        if self.devices_max() > DEVICES_MAX {
+            let message = format!("more than {DEVICES_MAX} devices");
+            return Err(ConfigError::new("devices", message));
         }
         if self.volumes_max() > 4096 {
             return Err(ConfigError::new("volumes", "more than 4096 volumes"));

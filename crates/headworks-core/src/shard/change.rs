@@ -1,22 +1,23 @@
-//! Devices and volumes join and leave while the shard runs.
+//! Hot-add and hot-remove of devices and volumes.
 //!
-//! Decides what may: a place is taken once, a volume leaves when nothing of it is on its way, dirty or held, a device when it has
-//! no volumes and no tag is out. Whoever is refused finds everything as it was, but that less may be cached of a volume.
+//! Decides whether a change is allowed: a slot is assigned once, a volume is removed when none of its bios is outstanding and no
+//! block of it is dirty or kept after an error, a device when it has no volumes and none of its tags is in use. A refused change
+//! leaves the shard as it was, except that less of a volume may be cached.
 //!
 //! ```text
-//!             AddDevice         AddVolume, on it
-//!   vacant ------------> device ---------------> device with volumes
-//!      ^                 |    ^                    |
-//!      '-- RemoveDevice -'    '-- RemoveVolume ----'      Busy while something of it is used
+//!             AddDevice         AddVolume
+//!   free slot ----------> device ------------> device with volumes
+//!      ^                  |    ^                    |
+//!      '-- RemoveDevice --'    '-- RemoveVolume ----'      Busy while in use
 //! ```
 //!
-//! Shards hear of a change at different times. A bio for what is vacant is answered `Invalid`, from a client or from another
-//! shard; other messages for it say nothing. What one shard had said of the place before cannot reach who uses it anew: a volume
-//! leaves its home when all its bios have come back, a lessee its device when no tag or grant is out, and options that were on
-//! their way are followed by the new ones, or are not the owner's.
+//! Shards learn of a change at different times. A bio for a free slot is answered `Invalid`, whether it comes from a client or from
+//! another shard; other messages for it are ignored. A message about the previous user of a slot never reaches the next one: a
+//! volume leaves its home after all its bios have completed, and a remote queue leaves after its tags and grants have been
+//! returned. Options in transit are followed by the new device's options, or come from a shard that is not the owner.
 //!
-//! Invariant: what was sized at the start is never outgrown. Tags are what it was sized for, so they are counted: every shard
-//! takes those of all devices from the same stock, and so all shards agree.
+//! Invariants: no table outgrows the size it was allocated with. The tags of the devices and `tags_left` add up to the tags at the
+//! start, and are equal on all shards.
 
 use super::{DeviceRoute, NO_SHARD, Shard, VolumeEntry, room_for_actions};
 use crate::bio::{DeviceId, ExportId, VolumeId};
@@ -29,18 +30,18 @@ use crate::queue::Queue;
 use crate::remote::RemoteQueue;
 use crate::time::Instant;
 
-/// What the shard is made from now.
+/// The devices and exports of a shard, as they are after the last change.
 pub(super) struct Topology {
-    /// Without the volumes, which are the shard's to keep; a vacant device is owned by nobody.
+    /// Without the volumes, which the shard keeps. The owner of a free device slot is [`NO_SHARD`].
     config: ShardConfig,
     devices_max: usize,
     volumes_max: usize,
-    /// Tags that devices may still bring.
+    /// Spare tags that no device has taken yet.
     tags_left: u32,
 }
 
 impl Topology {
-    /// Of a shard of `config`, whose exports include the spare ones.
+    /// Takes over the configuration of a new shard; its exports include the spare ones.
     pub fn new(config: ShardConfig, volumes_max: usize) -> Self {
         let (devices_max, tags_left) = (config.devices_max(), config.spare.tags);
         Self {
@@ -51,13 +52,14 @@ impl Topology {
         }
     }
 
-    /// An export has another weight, also for devices that come later.
+    /// Sets the weight of an export for devices that are added later.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
         if let Some(known) = self.config.exports.get_mut(usize::from(export.0)) {
             known.weight = weight;
         }
     }
 
+    /// The configuration of a device that exists.
     fn device(&self, device: DeviceId) -> Option<&DeviceConfig> {
         let device = self.config.devices.get(usize::from(device.0))?;
         (device.owner != NO_SHARD).then_some(device)
@@ -65,20 +67,21 @@ impl Topology {
 }
 
 impl VolumeEntry {
-    /// A volume on a device of `config`.
+    /// Creates the entry of a volume on a device of `config`.
     pub fn new(config: &ShardConfig, volume: VolumeConfig) -> Self {
         let device = &config.devices[usize::from(volume.device.0)];
         Self { config: volume, discard_granularity: device.queue.discard_granularity }
     }
 
-    fn vacant() -> Self {
+    /// A free slot for a volume.
+    fn free() -> Self {
         let (home, device) = (NO_SHARD, DeviceId(u16::MAX));
         let config = VolumeConfig { home, device, options: VolumeOptions::default() };
         Self { config, discard_granularity: 1 }
     }
 }
 
-/// The route to a device of `config`, on a shard with so many slots.
+/// Creates the queue, local or remote, of a device of `config` on a shard with `slots` requests.
 pub(super) fn route_to(config: &ShardConfig, device: DeviceId, slots: u32) -> DeviceRoute {
     match config.devices[usize::from(device.0)].owner == config.id {
         true => DeviceRoute::Local(Box::new(Queue::new(config, device, slots))),
@@ -86,44 +89,45 @@ pub(super) fn route_to(config: &ShardConfig, device: DeviceId, slots: u32) -> De
     }
 }
 
-fn vacant_device() -> DeviceConfig {
+/// The configuration of a free device slot.
+fn free_device() -> DeviceConfig {
     DeviceConfig { owner: NO_SHARD, queue: QueueOptions::default() }
 }
 
-/// The place is beyond what there is room for, or not as vacant as it should be.
-fn check_place(
+/// Checks that slot `id` of `slots` is in use (`wanted`) or free.
+fn check_slot(
     what: &'static str,
-    place: u16,
-    places: usize,
-    (is, should_be): (bool, bool),
+    id: u16,
+    slots: usize,
+    (in_use, wanted): (bool, bool),
 ) -> Result<(), ConfigError> {
-    let message = match is {
-        _ if usize::from(place) >= places => format!("{place} is not one of the {places} places"),
-        false if should_be => format!("there is no {what} {place}"),
-        true if !should_be => format!("there is a {what} {place} already"),
+    let message = match in_use {
+        _ if usize::from(id) >= slots => format!("{id} is not one of the {slots} places"),
+        false if wanted => format!("there is no {what} {id}"),
+        true if !wanted => format!("there is a {what} {id} already"),
         _ => return Ok(()),
     };
     Err(ConfigError::new(what, message))
 }
 
 impl Shard {
-    /// Makes a change, between two batches: after the actions of the last one were carried out and cleared. What it makes the
-    /// shard do is among the actions of the next [`Shard::handle`], which may have no inputs and should follow soon.
+    /// Applies a change between two batches, after the actions of the last one were executed and cleared. Its actions follow
+    /// from the next [`Shard::handle`], which may have no inputs and should follow soon.
     ///
-    /// Every shard is told of every change, in this order:
+    /// Every shard applies every change, in this order:
     ///
-    /// - `AddDevice`, then `AddVolume`: the owner of the device first, then the others, each change everywhere before the next.
-    ///   A bio may come and an option of the device may be set when all have agreed.
-    /// - `RemoveVolume`: the shard where it lives first, until it agrees; from then on its bios are answered
-    ///   [`IoError::Invalid`](crate::IoError::Invalid). Then the owner of its device, until it agrees, then the others.
-    /// - `RemoveDevice`: the owner last, each until it agrees. (An idle lease goes home after some milliseconds.)
+    /// - `AddDevice`, then `AddVolume`: the owner of the device first, then the others, each change on all shards before the next.
+    ///   Bios and changes of the device's options are allowed once all shards have applied it.
+    /// - `RemoveVolume`: its home shard first, repeated until it succeeds; from then on its bios are answered
+    ///   [`IoError::Invalid`](crate::IoError::Invalid). Then the owner of its device, until it succeeds, then the others.
+    /// - `RemoveDevice`: the owner last, each until it succeeds. (An idle lease is returned after some milliseconds.)
     ///
-    /// The place of what was removed may be used again as soon as all have agreed.
+    /// The slot may be used again as soon as all shards have applied the removal.
     ///
     /// # Errors
-    /// [`ChangeError::Busy`]: something of it is on its way, dirty or (too much to forget in one turn) cached here; ask again
-    /// later. [`ChangeError::Invalid`]: it cannot be (the place is taken, or vacant; no spare tags are left; a number is out of its
-    /// range). Nothing was changed.
+    /// [`ChangeError::Busy`]: I/O is outstanding, data is dirty, or too much is cached to drop in one turn; try again later.
+    /// [`ChangeError::Invalid`]: the slot is in use or free, no spare tags are left, or a number is out of range. Nothing was
+    /// changed.
     pub fn change(&mut self, _now: Instant, change: &Change) -> Result<(), ChangeError> {
         match *change {
             Change::AddDevice { device, config } => self.add_device(device, config),
@@ -135,8 +139,8 @@ impl Shard {
 
     fn add_device(&mut self, device: DeviceId, config: DeviceConfig) -> Result<(), ChangeError> {
         let (index, topology) = (usize::from(device.0), &mut self.topology);
-        let is = topology.device(device).is_some();
-        check_place("device", device.0, topology.devices_max, (is, false))?;
+        let in_use = topology.device(device).is_some();
+        check_slot("device", device.0, topology.devices_max, (in_use, false))?;
         topology.config.validate_device(&config)?;
         let tags = config.queue.nr_requests;
         let Some(tags_left) = topology.tags_left.checked_sub(tags) else {
@@ -147,7 +151,7 @@ impl Shard {
         topology.tags_left = tags_left;
         while self.routes.len() <= index {
             self.routes.push(DeviceRoute::Unassigned);
-            topology.config.devices.push(vacant_device());
+            topology.config.devices.push(free_device());
         }
         topology.config.devices[index] = config;
         self.routes[index] = route_to(&topology.config, device, self.pools.slots.capacity());
@@ -164,13 +168,13 @@ impl Shard {
 
     fn add_volume(&mut self, volume: VolumeId, config: VolumeConfig) -> Result<(), ChangeError> {
         let (index, topology) = (usize::from(volume.0), &self.topology);
-        let is = self.volume(volume).is_some();
-        check_place("volume", volume.0, topology.volumes_max, (is, false))?;
+        let in_use = self.volume(volume).is_some();
+        check_slot("volume", volume.0, topology.volumes_max, (in_use, false))?;
         topology.config.validate_volume(&config)?;
-        let place = VolumeEntry::new(&topology.config, config);
+        let entry = VolumeEntry::new(&topology.config, config);
         let block_size = config.options.block_size;
         if let DeviceRoute::Local(queue) = &mut self.routes[usize::from(config.device.0)] {
-            // What it changes to was found right for the volumes that it has.
+            // The new options were checked against the present volumes only.
             if queue.is_draining() {
                 return Err(ChangeError::Busy("the options of the device are being changed"));
             }
@@ -181,9 +185,9 @@ impl Shard {
             queue.add_volume(volume, block_size);
         }
         while self.volumes.len() <= index {
-            self.volumes.push(VolumeEntry::vacant());
+            self.volumes.push(VolumeEntry::free());
         }
-        self.volumes[index] = place;
+        self.volumes[index] = entry;
         if let Some(cache) = &mut self.cache {
             cache.add_volume(volume, &config);
         }
@@ -192,7 +196,7 @@ impl Shard {
 
     fn remove_volume(&mut self, volume: VolumeId) -> Result<(), ChangeError> {
         let config = self.volume(volume).copied();
-        check_place("volume", volume.0, self.topology.volumes_max, (config.is_some(), true))?;
+        check_slot("volume", volume.0, self.topology.volumes_max, (config.is_some(), true))?;
         let device = config.map_or(usize::MAX, |config| usize::from(config.device.0));
         if let Some(what) = self.cache.as_ref().and_then(|cache| cache.keeps(volume)) {
             return Err(ChangeError::Busy(what));
@@ -218,15 +222,15 @@ impl Shard {
         if let Some(DeviceRoute::Local(queue)) = self.routes.get_mut(device) {
             queue.remove_volume(volume);
         }
-        self.volumes[usize::from(volume.0)] = VolumeEntry::vacant();
+        self.volumes[usize::from(volume.0)] = VolumeEntry::free();
         Ok(())
     }
 
     fn remove_device(&mut self, device: DeviceId) -> Result<(), ChangeError> {
         let config = self.topology.device(device).copied();
-        check_place("device", device.0, self.topology.devices_max, (config.is_some(), true))?;
+        check_slot("device", device.0, self.topology.devices_max, (config.is_some(), true))?;
         let Some(config) = config else { return Ok(()) };
-        if self.volumes.iter().any(|place| place.config.device == device) {
+        if self.volumes.iter().any(|entry| entry.config.device == device) {
             return Err(ChangeError::Busy("the device has volumes"));
         }
         let index = usize::from(device.0);
@@ -235,11 +239,13 @@ impl Shard {
             DeviceRoute::Local(queue) if queue.can_be_removed() => {
                 queue.remove(&mut self.pools, tags)
             }
-            DeviceRoute::Remote(remote) if remote.may_leave() => remote.leave(&mut self.pools),
+            DeviceRoute::Remote(remote) if remote.can_be_removed() => {
+                remote.remove(&mut self.pools)
+            }
             _ => return Err(ChangeError::Busy("tags of the device are out")),
         }
         self.routes[index] = DeviceRoute::Unassigned;
-        self.topology.config.devices[index] = vacant_device();
+        self.topology.config.devices[index] = free_device();
         self.topology.tags_left += tags;
         if let Some(cache) = &mut self.cache {
             cache.remove_device(device);

@@ -1,4 +1,4 @@
-//! What a driver, a user and a test see of a shard from outside, and what they may replace while it is quiet.
+//! Reading a shard's state and statistics, and replacing its policies while it is quiet.
 
 use std::ops::Range;
 
@@ -17,40 +17,40 @@ use crate::tags::{TagOptions, TagOwner, TagStats};
 use crate::writeback::{DirtyOptions, DirtyStats, ForegroundWriteback, TraceEvent, WritebackStats};
 
 impl Shard {
-    /// What is to be done.
+    /// The actions of the last batch, to be executed in order.
     #[must_use]
     pub fn actions(&self) -> &Actions {
         &self.pools.actions
     }
 
-    /// All of it was done.
+    /// Clears the actions after all of them were executed.
     pub fn clear_actions(&mut self) {
         self.pools.actions.clear();
     }
 
-    /// How many more bios the shard takes; frontends stop reading at 0.
+    /// Number of further bios that the shard accepts; frontends stop reading at 0.
     #[must_use]
     pub fn room(&self) -> u32 {
         self.bios_max.saturating_sub(self.clients())
     }
 
-    /// Bios of clients (and of other shards) in this shard.
+    /// Outstanding bios of clients and of other shards.
     fn clients(&self) -> u32 {
         let taken = self.pools.bios.taken();
         match &self.cache {
-            // One that was passed down is among those that wait.
+            // A bio that the cache passed to its device still counts as waiting.
             Some(cache) => cache.waiting() + taken.saturating_sub(cache.below()),
             None => taken,
         }
     }
 
-    /// No bio of a client is on its way through this shard. The cache may be writing out.
+    /// Whether no client bio is outstanding. The cache may be writing out.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.clients() == 0
     }
 
-    /// Nothing is on its way through this shard and every tag is home or unused in a lease.
+    /// Whether nothing is outstanding and every tag is free or unused in a lease.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.pools.bios.taken() == 0
@@ -63,13 +63,13 @@ impl Shard {
             })
     }
 
-    /// Tags of an own device that nobody holds and that are not lent; `None` for another shard's device.
+    /// Free tags of a local device, neither held nor leased; `None` for a remote device.
     #[must_use]
     pub fn tags_free(&self, device: DeviceId) -> Option<u32> {
         self.queue(device).map(|queue| queue.tags().free())
     }
 
-    /// Tags of another shard's device that this shard holds on lease; `None` for an own device.
+    /// Tags of a remote device that this shard has on lease; `None` for a local device.
     #[must_use]
     pub fn tags_leased(&self, device: DeviceId) -> Option<u32> {
         match self.routes.get(usize::from(device.0)) {
@@ -78,33 +78,33 @@ impl Shard {
         }
     }
 
-    /// Statistics of a volume; they are kept on the shard that owns its device.
+    /// Statistics of a volume, kept on the shard that owns its device.
     #[must_use]
     pub fn stats(&self, volume: VolumeId) -> Option<&VolumeStats> {
         let config = self.volume(volume)?;
         self.queue(config.device)?.volume(volume).map(|volume| &volume.stats)
     }
 
-    /// What an own device's queue and its tags counted; `None` for another shard's device.
+    /// Counters of a local device's queue and tags; `None` for a remote device.
     #[must_use]
     pub fn queue_stats(&self, device: DeviceId) -> Option<(QueueStats, TagStats)> {
         let queue = self.queue(device)?;
         Some((queue.stats(), queue.tags().stats()))
     }
 
-    /// The options that an own device's queue works with now; `None` for another shard's device.
+    /// Current options of a local device's queue; `None` for a remote device.
     #[must_use]
     pub fn queue_options(&self, device: DeviceId) -> Option<&QueueOptions> {
         self.queue(device).map(Queue::options)
     }
 
-    /// What the plug made of this shard's turns.
+    /// Merges in the plug, by the size of turns.
     #[must_use]
     pub fn turn_stats(&self) -> &TurnStats {
         &self.turns
     }
 
-    /// Writes of a volume that finished since its last good flush was submitted, and whether a flush of it failed; known to
+    /// Number of a volume's writes completed since its last successful flush was submitted, and whether a flush failed. Only on
     /// the shard that owns its device.
     #[must_use]
     pub fn unflushed(&self, volume: VolumeId) -> Option<(u64, bool)> {
@@ -113,40 +113,39 @@ impl Shard {
         Some((volume.unflushed(), volume.is_suspect()))
     }
 
-    /// What the cache counted; `None` without one.
+    /// Counters of the page cache; `None` without one.
     #[must_use]
     pub fn cache_stats(&self) -> Option<CacheStats> {
         self.cache.as_ref().map(|cache| cache.stats())
     }
 
-    /// Where the tables of the cache lie that every bio looks at, somewhere in each: large ones are worth huge pages. The driver
-    /// may ask its kernel for them; nothing else can be done with the addresses.
+    /// Address ranges of the cache's lookup tables, for which a driver may request huge pages.
     pub fn cache_tables(&self) -> impl Iterator<Item = Range<*const u8>> {
         self.cache.iter().flat_map(|cache| cache.tables())
     }
 
-    /// How much is dirty, in blocks; `None` without a cache.
+    /// Dirty blocks and limits of the cache; `None` without one.
     #[must_use]
     pub fn dirty_stats(&self) -> Option<DirtyStats> {
         self.cache.as_ref().map(|cache| cache.throttle().stats())
     }
 
-    /// The same for a device; `None` also if there is none.
+    /// Write-back statistics of a device; `None` without a cache or device.
     #[must_use]
     pub fn wb_stats(&self, device: DeviceId) -> Option<WritebackStats> {
-        let there =
+        let exists =
             !matches!(self.routes.get(usize::from(device.0)), None | Some(DeviceRoute::Unassigned));
-        let cache = self.cache.as_ref().filter(|_| there)?;
+        let cache = self.cache.as_ref().filter(|_| exists)?;
         Some(cache.throttle().device_stats(device))
     }
 
-    /// The tunables of write-back that hold now; `None` without a cache.
+    /// Current tunables of write-back; `None` without a cache.
     #[must_use]
     pub fn dirty_options(&self) -> Option<DirtyOptions> {
         self.cache.as_ref().map(|cache| cache.dirty_options())
     }
 
-    /// Bytes of a volume that lives here that are dirty or under write-out; `None` if it is not cached here.
+    /// Dirty and writeback bytes of a volume that lives here; `None` if it is not cached here.
     #[must_use]
     pub fn dirty_bytes(&self, volume: VolumeId) -> Option<u64> {
         let config = self.volume(volume)?;
@@ -154,41 +153,40 @@ impl Shard {
         (config.home == self.id).then(|| cache.dirty_bytes(volume))
     }
 
-    /// Whether the throttle keeps what it decides for [`Shard::take_dirty_traces`].
+    /// Turns recording of throttle decisions for [`Shard::take_dirty_traces`] on or off.
     pub fn trace_dirty(&mut self, on: bool) {
         if let Some(cache) = &mut self.cache {
             cache.throttle_mut().trace(on);
         }
     }
 
-    /// The throttle's decisions since the last call.
+    /// Moves the throttle's decisions since the last call to `into`.
     pub fn take_dirty_traces(&mut self, into: &mut Vec<TraceEvent>) {
         if let Some(cache) = &mut self.cache {
             cache.throttle_mut().take_traces(into);
         }
     }
 
-    /// Changes whenever a volume begins or ceases to hold what could not be written out: then [`Shard::held`] is worth a look.
+    /// A counter that changes whenever a volume begins or ceases to hold failed blocks; then [`Shard::held`] has news.
     #[must_use]
     pub fn held_news(&self) -> u32 {
         self.cache.as_ref().map_or(0, |cache| cache.held_changes())
     }
 
-    /// Bytes of a volume whose write-out failed and that are held, and why it failed last; none if there are none. Only at its
-    /// home.
+    /// Bytes of a volume held after a failed write-out, and the last error; `None` without such bytes. Only on its home shard.
     #[must_use]
     pub fn held(&self, volume: VolumeId) -> Option<(u64, IoError)> {
         self.volume(volume)?;
         self.cache.as_ref()?.held(volume)
     }
 
-    /// Whether something of a volume is held, or was until it was sent again, which may fail once more. Only at its home.
+    /// Whether blocks of a volume are held after a failed write-out, or are being retried. Only on its home shard.
     #[must_use]
     pub fn is_failing(&self, volume: VolumeId) -> bool {
         self.cache.as_ref().is_some_and(|cache| cache.is_failing(volume))
     }
 
-    /// Parts of a volume whose write-out failed and that are held: offset, bytes, error. Only at its home.
+    /// Appends the ranges of a volume that are held after a failed write-out: offset, bytes, error. Only on its home shard.
     pub fn failed_ranges(&self, volume: VolumeId, into: &mut Vec<(u64, u64, IoError)>) {
         if let Some(cache) = &self.cache
             && self.volume(volume).is_some()
@@ -197,10 +195,10 @@ impl Shard {
         }
     }
 
-    /// Checks the cache's tables against each other, between two batches. For tests: it looks at every block.
+    /// Checks the cache's invariants between two batches, block by block. For tests.
     ///
     /// # Panics
-    /// If something does not hold.
+    /// If an invariant is violated.
     #[doc(hidden)]
     pub fn check_cache(&self) {
         if let Some(cache) = &self.cache {
@@ -208,7 +206,7 @@ impl Shard {
         }
     }
 
-    /// What the cache's operations wait for, for whoever reads of a hang.
+    /// Describes what the cache's operations wait for, to debug a hang.
     #[doc(hidden)]
     #[must_use]
     pub fn told_waits(&self) -> String {
@@ -234,9 +232,9 @@ impl Shard {
     /// quiet.
     ///
     /// # Panics
-    /// If something holds or waits for a tag.
+    /// If a tag is held or requested.
     pub fn set_tags(&mut self, device: DeviceId, tags: Box<dyn TagOwner>) {
-        if let Some((queue, _)) = self.own(device) {
+        if let Some((queue, _)) = self.local(device) {
             queue.set_tags(tags);
         }
     }
@@ -249,12 +247,12 @@ impl Shard {
         }
     }
 
-    /// Replaces the elevator of an own device. The queue must be quiet.
+    /// Replaces the elevator of a local device. The queue must be quiet.
     ///
     /// # Panics
-    /// If something is queued or in flight.
+    /// If a request is queued or in flight.
     pub fn set_elevator(&mut self, device: DeviceId, elevator: Box<dyn Elevator>) {
-        if let Some((queue, _)) = self.own(device) {
+        if let Some((queue, _)) = self.local(device) {
             queue.set_elevator(elevator);
         }
     }
