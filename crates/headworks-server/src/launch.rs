@@ -1,8 +1,8 @@
-//! From an assembly to threads that run: what each shard's thread is made from, the rings between them, and their start.
+//! Starts the shards' threads: their parts, the rings between them, and a common start.
 //!
 //! ```text
-//!   seeds (per shard) --threads--> prepare: engine, buffers, cache --opened--> all open? --before()--> run
-//!                                       `-- any fails: none runs, and the first error is the answer
+//! seeds (per shard) --threads--> prepare: engine, buffers, cache --ready--> all ready? --before()--> run
+//!                                     `-- one fails: none runs, and its error is returned
 //! ```
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -17,6 +17,7 @@ use super::assemble::{Assembly, WatchedFile};
 use super::listen::Listener;
 use super::messages::ControlMessage;
 use super::options::ServerOptions;
+use super::reactor::driver::ShardDriver;
 use super::reactor::shard_io::{Envelope, Peer, ShardIo};
 use super::reactor::{Reactor, ReactorParts};
 use super::recorder::Recorder;
@@ -29,12 +30,12 @@ use headworks::driver::{
 };
 use headworks_nbd::tls::TlsAcceptor;
 
-/// Room in a ring beyond bios and their answers: tag messages of up to 64 devices.
+/// Ring entries beyond bios and their completions: tag messages of up to 64 devices.
 const RING_EXTRA: usize = 1024;
-/// Operations on files of devices that come later, all together; beyond that they wait in turn.
+/// Engine depth reserved for devices that are added later; operations beyond it wait.
 const DEPTH_SPARE: usize = 1024;
 
-/// What a shard's thread is made from, before it runs.
+/// Everything that a shard's thread is made from.
 pub(super) struct ShardSeed {
     config: ShardConfig,
     devices: Vec<Option<Box<dyn Device>>>,
@@ -46,7 +47,7 @@ pub(super) struct ShardSeed {
     cpu: Option<usize>,
 }
 
-/// One seed per shard, with the rings between them.
+/// Makes one seed per shard, and the rings between them.
 pub(super) fn seeds(
     assembly: Assembly,
     config: &ShardConfig,
@@ -86,10 +87,10 @@ pub(super) fn seeds(
     seeds
 }
 
-/// The ends of the rings between every two shards, by shard, then by peer.
+/// Rings between every two shards, indexed by shard, then by peer.
 fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
     let shards = sleepers.len();
-    // A bio out, and two answers at most for each that came in: one early, one when its memory is free.
+    // A bio out, and at most two completions for each one in: an early one, and one that frees its memory.
     let capacity = 3 * bios_max + RING_EXTRA;
     let mut producers: Vec<Vec<Option<Producer<Envelope>>>> = Vec::new();
     let mut consumers: Vec<Vec<Option<Consumer<Envelope>>>> = Vec::new();
@@ -115,7 +116,7 @@ fn rings(sleepers: &[Arc<Sleeper>], bios_max: usize) -> Vec<Vec<Option<Peer>>> {
         .collect()
 }
 
-/// What all threads share.
+/// Parts that all threads share.
 pub(super) struct ThreadSetup {
     pub options: ServerOptions,
     pub exports: Vec<ServedExport>,
@@ -124,18 +125,18 @@ pub(super) struct ThreadSetup {
     pub acceptor: Option<Arc<TlsAcceptor>>,
 }
 
-/// What a shard's thread has when it is ready to run.
+/// A shard's thread that is ready to run.
 struct ReadyShard {
     engine: String,
     waker: Waker,
     pages: Option<Pages>,
 }
 
-/// The threads, and what they have.
+/// Running threads and what they use.
 pub(super) struct Launched {
     pub threads: Vec<JoinHandle<()>>,
     pub engine: String,
-    /// What caches are made of, the least of them; none if there is none.
+    /// The worst page size among the caches; none without a cache.
     pub pages: Option<Pages>,
 }
 
@@ -183,18 +184,18 @@ pub(super) fn launch(
     setup.shared.set_wakers(wakers.clone());
     if let Err(error) = before() {
         drop(starts);
-        // They end, with what they opened; one that has died has nothing to say.
+        // They release what they opened.
         threads.into_iter().for_each(|thread| drop(thread.join()));
         return Err(error);
     }
     for start in starts {
-        // A thread that is gone shows in `join`.
+        // A thread that died shows in `join`.
         let _ = start.send(wakers.clone());
     }
     Ok(Launched { threads, engine: line, pages })
 }
 
-/// A shard's thread, from its engine to its end.
+/// Body of a shard's thread.
 fn live(
     shard: usize,
     seed: ShardSeed,
@@ -215,7 +216,7 @@ fn live(
     let (mut parts, engine, pages) = parts;
     let waker = parts.engine.waker();
     let _ = opened.send((shard, Ok(ReadyShard { engine, waker, pages })));
-    // Without a start another shard failed, and the server does not come to be.
+    // Without a start message another shard failed, and no thread runs.
     let Ok(wakers) = started.recv() else { return };
     parts.wakers = wakers;
     let mut reactor = Reactor::new(parts);
@@ -224,7 +225,7 @@ fn live(
         if let Ok(mut broken) = setup.broken.lock() {
             *broken = Some(format!("shard {shard} cannot go on: {error}"));
         }
-        // Other shards' devices may still use our buffers.
+        // Devices of other shards may still use this shard's buffers.
         reactor.abandon();
         setup.shared.break_off();
     }
@@ -266,10 +267,16 @@ fn prepare(
     let parts = ReactorParts {
         id,
         clock: Clock::start(),
-        shard,
-        executor: Executor::new(devices),
+        driver: ShardDriver::new(shard, Executor::new(devices), recorder),
         engine,
-        io: ShardIo::new(id, options.connections, pool, frames, peers),
+        io: ShardIo::new(
+            id,
+            options.connections,
+            pool,
+            frames,
+            peers,
+            options.foreign_bios() as usize,
+        ),
         sleeper,
         wakers: Vec::new(),
         mail,
@@ -283,7 +290,6 @@ fn prepare(
         poll_ns: options.poll_ns,
         reserve: options.foreign_bios(),
         stop_ns: options.stop_ns,
-        recorder,
     };
     Ok((parts, line, pages))
 }

@@ -1,4 +1,4 @@
-//! What the threads of a server tell each other outside the data path: mail, and how far a stop has come.
+//! State shared by all threads of a server: mailboxes and the progress of a stop.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -9,10 +9,10 @@ use headworks_core::ShardId;
 use crate::messages::ControlMessage;
 use headworks::driver::Waker;
 
-/// Stands for a figure that no shard has told.
+/// A figure that no shard has published.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Shared by all threads of a server.
+/// Mailboxes of the shards, and counters of a stop.
 pub struct ServerShared {
     boxes: Mutex<Vec<Sender<ControlMessage>>>,
     wakers: OnceLock<Vec<Waker>>,
@@ -21,12 +21,12 @@ pub struct ServerShared {
     failures: AtomicU64,
     unflushed: Vec<AtomicU64>,
     left: Vec<AtomicU64>,
-    /// Called when every shard waits, or one has died.
+    /// Called when every shard waits, or one has failed.
     ended: Box<dyn Fn() + Send + Sync>,
 }
 
 impl ServerShared {
-    /// A board for the shards behind `boxes`.
+    /// State for the shards behind `boxes`.
     #[must_use]
     pub fn new(
         boxes: Vec<Sender<ControlMessage>>,
@@ -45,15 +45,15 @@ impl ServerShared {
         }
     }
 
-    /// All engines are open: this wakes them.
+    /// Sets the wakers once all engines are open.
     pub fn set_wakers(&self, wakers: Vec<Waker>) {
         let _ = self.wakers.set(wakers);
     }
 
-    /// Mail for one shard; wakes it.
+    /// Sends a message to one shard and wakes it.
     pub fn send(&self, shard: ShardId, mail: ControlMessage) {
         if let Ok(boxes) = self.boxes.lock() {
-            // A shard that is gone needs no mail.
+            // A shard that has ended needs no message.
             let _ = boxes[usize::from(shard.0)].send(mail);
         }
         if let Some(wakers) = self.wakers.get() {
@@ -61,71 +61,71 @@ impl ServerShared {
         }
     }
 
-    /// The same mail for every shard.
+    /// Sends a message to every shard.
     pub fn send_all(&self, mail: impl Fn() -> ControlMessage) {
         (0..self.shards as u16).for_each(|shard| self.send(ShardId(shard), mail()));
     }
 
-    /// A shard has flushed and would end; the last one to say so wakes the others.
+    /// Records that a shard has flushed; the last one wakes the others.
     pub fn wait(&self) {
-        // AcqRel: pairs with the load in `all_waiting`; what a shard did before it waits is done for those who see it.
+        // AcqRel: pairs with the load in `all_waiting`; everything that a shard did before it waits is visible.
         if self.waiting.fetch_add(1, Ordering::AcqRel) + 1 == self.shards {
             self.send_all(|| ControlMessage::Wake);
             (self.ended)();
         }
     }
 
-    /// A shard cannot go on: the others stop, and the main thread hears of it at once.
+    /// Stops the other shards after one has failed, and notifies the main thread.
     pub fn break_off(&self) {
         self.send_all(|| ControlMessage::Stop);
         (self.ended)();
     }
 
-    /// Whether every shard waits, so that nobody needs another's devices.
+    /// Whether every shard waits, so that no shard needs another's devices.
     #[must_use]
     pub fn all_waiting(&self) -> bool {
         // Acquire: pairs with `wait`.
         self.waiting.load(Ordering::Acquire) == self.shards
     }
 
-    /// A flush at the end failed.
+    /// Counts a last flush that failed.
     pub fn note_failure(&self) {
-        // Relaxed: a count that is read after the threads have ended.
+        // Relaxed: read after the threads have ended.
         self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many flushes at the end failed.
+    /// Number of last flushes that failed.
     #[must_use]
     pub fn failures(&self) -> u64 {
         // Relaxed: pairs with `note_failure`.
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// How many volumes there are.
+    /// Number of volume slots.
     #[must_use]
     pub fn volumes(&self) -> usize {
         self.unflushed.len()
     }
 
-    /// Writes of a volume that no flush covers yet.
+    /// Publishes the completed writes of a volume that no flush covers.
     pub fn publish(&self, volume: usize, writes: u64) {
-        // Relaxed: a figure for people.
+        // Relaxed: shown to people only.
         self.unflushed[volume].store(writes, Ordering::Relaxed);
     }
 
-    /// Bytes of a volume that are in the cache and not in the device.
+    /// Publishes the bytes of a volume that are in the cache and not in the device.
     pub fn publish_left(&self, volume: usize, bytes: u64) {
-        // Relaxed: a figure for people.
+        // Relaxed: shown to people only.
         self.left[volume].store(bytes, Ordering::Relaxed);
     }
 
-    /// Those bytes, by volume; none where nothing is cached or no shard has told yet.
+    /// Bytes by volume that are in the cache only; none without a cache or before a shard published.
     #[must_use]
     pub fn left(&self) -> Vec<Option<u64>> {
         figures(&self.left)
     }
 
-    /// The figures, by volume; none where no shard has told yet.
+    /// Unflushed writes by volume; none before a shard published.
     #[must_use]
     pub fn unflushed(&self) -> Vec<Option<u64>> {
         figures(&self.unflushed)

@@ -1,18 +1,20 @@
-//! The line for buffers: who goes next when the pool is used up.
+//! The queue of connections that wait for a buffer when the pool is used up.
 //!
-//! The requests that have a buffer are all that a queue can choose from. So whoever fills the pool decides who is served, and
-//! weights would be words: buffers are given by weight, too. Next is the export that *holds* the least for its weight, of it
-//! the connection that holds the least, then who has waited longer. What is held counts, not what was given: a slow device's
-//! clients hold their share and no more, and a fast one's need not wait for them to give it back as often.
+//! A device queue can only choose among requests that have a buffer, so shares of the pool bound shares of the device:
+//! buffers are granted by weight. The next one goes to the export that holds the fewest bytes for its weight, within it
+//! to the connection that holds the fewest, then to the longest waiter. Bytes held count, not bytes granted: clients of
+//! a slow device keep their share, and clients of a fast device do not wait for it.
 //!
 //! ```text
-//!   no buffer --join--> waiting --call: holds least--> first --grows: one buffer--> waiting
-//!                          `------ leave (nothing more to ask for, or gone) --------'
+//!   no buffer --join--> waiting --call: holds least--> first --gets one buffer--> waiting
+//!                          `------ leave (needs none any more, or closed) ------'
 //! ```
 //!
-//! The first one stays the first until it has its buffer, or a large request would never see enough of the pool free.
-//! Invariants: the first one waits; an account is what its connections hold; so the first gets its buffer when all has come
-//! back, and whoever holds nothing becomes the first after those that hold nothing and came before it.
+//! The first waiter stays first until it has its buffer; otherwise a large request might never find enough of the pool
+//! free.
+//!
+//! Invariants: `first` is in `waiting`; an export's `held` is the sum over its connections. So the first waiter gets
+//! its buffer at the latest when all buffers have been returned.
 
 use std::cmp::Ordering;
 
@@ -20,33 +22,33 @@ use headworks_core::ExportId;
 
 use crate::nbd::connection::BufferPolicy;
 
-/// What an export holds.
+/// Bytes that an export's connections hold.
 #[derive(Clone, Copy, Debug)]
 struct ExportUse {
     weight: u16,
     held: usize,
 }
 
-/// What a connection holds, and for which export.
+/// Bytes that one connection holds, and its export.
 #[derive(Clone, Copy, Debug, Default)]
 struct BufferUse {
     export: Option<ExportId>,
     held: usize,
 }
 
-/// Those who wait for a buffer.
+/// Connections that wait for a buffer.
 #[derive(Debug)]
 pub struct BufferQueue {
-    /// In the order in which they came.
+    /// Slots in the order of arrival.
     waiting: Vec<u32>,
     first: Option<u32>,
-    /// By slot.
+    /// Bytes held by each slot.
     uses: Vec<BufferUse>,
     exports: Vec<ExportUse>,
 }
 
 impl BufferQueue {
-    /// Nobody waits, nobody holds anything.
+    /// An empty queue for slots below `places`.
     pub fn new(places: usize, weights: impl Iterator<Item = u16>) -> Self {
         Self {
             waiting: Vec::with_capacity(places),
@@ -56,18 +58,18 @@ impl BufferQueue {
         }
     }
 
-    /// An export has this weight from now on, also one that was not there before.
+    /// Sets the weight of an export, which may be new.
     pub fn set_weight(&mut self, export: ExportId, weight: u16) {
         let places = self.exports.len().max(usize::from(export.0) + 1);
         self.exports.resize(places, ExportUse { weight, held: 0 });
         self.exports[usize::from(export.0)].weight = weight;
     }
 
-    /// What a connection holds from now on. The first one that holds more has had its turn.
+    /// Records how many bytes a connection holds. The first waiter loses its place when it holds more than before.
     pub fn note(&mut self, slot: u32, export: Option<ExportId>, held: usize) {
         let usage = &mut self.uses[slot as usize];
         let before = std::mem::replace(&mut usage.held, held);
-        // A connection that leaves forgets its export before it has given everything back.
+        // A closing connection forgets its export before it has returned all buffers.
         usage.export = export.or(usage.export);
         if let Some(export) = usage.export {
             let usage_of = &mut self.exports[usize::from(export.0)];
@@ -78,7 +80,7 @@ impl BufferQueue {
         }
     }
 
-    /// The place is empty.
+    /// Forgets the connection of a slot that is freed.
     pub fn forget(&mut self, slot: u32) {
         self.leave(slot);
         self.note(slot, None, 0);
@@ -103,17 +105,17 @@ impl BufferQueue {
         self.first = None;
     }
 
-    /// Who goes next.
+    /// The waiter that gets the next buffer.
     pub fn first(&self) -> Option<u32> {
         self.first
     }
 
-    /// Makes somebody the first if nobody is; that one, then.
+    /// Chooses the first waiter if there is none; returns it if it is new.
     pub fn call(&mut self) -> Option<u32> {
         if self.first.is_some() {
             return None;
         }
-        // The earlier of equals, for `min_by` keeps the first that it saw.
+        // `min_by` returns the first of equal elements, which waited longest.
         self.first = self.waiting.iter().copied().min_by(|&a, &b| self.rank(a, b));
         self.first
     }
@@ -127,7 +129,7 @@ impl BufferQueue {
         }
     }
 
-    /// Less: `a` before `b`.
+    /// `Less`: `a` goes before `b`.
     fn rank(&self, a: u32, b: u32) -> Ordering {
         let [a, b] = [a, b].map(|slot| self.uses[slot as usize]);
         let usage_of = |usage: BufferUse| match usage.export {
@@ -148,7 +150,7 @@ mod tests {
 
     const UNIT: usize = 1 << 20;
 
-    /// Connections by export; each slot's number is its place in the list.
+    /// Connections by export; the slot is the index.
     fn line(weights: &[u16], exports: &[u16]) -> BufferQueue {
         let mut line = BufferQueue::new(exports.len(), weights.iter().copied());
         for (slot, &export) in (0..).zip(exports) {
@@ -158,7 +160,7 @@ mod tests {
         line
     }
 
-    /// Gives out `count` buffers; everybody always wants more.
+    /// Grants `count` buffers while every connection waits for more.
     fn fill(line: &mut BufferQueue, count: usize) {
         for _ in 0..count {
             line.call();
@@ -183,7 +185,7 @@ mod tests {
     fn what_comes_back_goes_to_those_who_hold_least_now() {
         let mut line = line(&[100, 100], &[0, 1]);
         fill(&mut line, 20);
-        // The second one's device is quick; the first one's share stays its share.
+        // The second device is fast; the first export keeps its share.
         line.note(1, Some(ExportId(1)), 4 * UNIT);
         fill(&mut line, 6);
         assert_eq!(held(&line), [10, 10]);

@@ -1,15 +1,15 @@
-//! The reactor's clients: who is tried, who waits for what, who comes and goes.
+//! Handlers of the reactor's connections: accept, receive, send, close.
 //!
-//! A connection is *hot* (tried every turn), or watched by the engine, or held: by its own bound until one of its replies is
-//! sent, or in the line for a buffer. Whoever is neither hot nor watched is brought back by `send`. A socket that is full is
-//! watched for room in any case.
+//! A connection is *hot* (tried every turn), watched by the engine, or paused: at its own bound until one of its
+//! replies is sent, or in the buffer queue. `send` resumes a paused connection. A connection whose socket is full is
+//! watched for write readiness in any case.
 //!
 //! ```text
-//!            nothing for a while                     readiness
+//!            no data for a while                     readiness
 //!   hot ------------------------------> watched ------------------> hot
-//!    | at its bound        reply sent, and so room
+//!    | at its bound        reply sent
 //!    |-----------> Full -----------------> hot      the turn counts as work: no sleep before the retry
-//!    | no buffer           buffers came back, first in line (`line`)
+//!    | no buffer           buffers returned, first in `buffer_queue`
 //!    `-----------> NoBuffer -------------> hot      likewise
 //! ```
 
@@ -18,29 +18,29 @@ use std::os::fd::OwnedFd;
 use headworks_core::{ExportId, Input, Instant};
 use tracing::{debug, error, warn};
 
-use super::{ConnectionState, LISTENERS, Reactor, ReadPause, ShutdownPhase};
+use super::hot_list::ReadPause;
+use super::{LISTENERS, Reactor, ShutdownPhase};
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{Connection, ConnectionEnd, ReceiveContext, ReceiveOutcome};
 use crate::nbd::outgoing::SendOutcome;
 use headworks::driver::Interest;
 use headworks_nbd::Negotiated;
 
-/// Clients that are accepted in a turn: who comes and goes without end holds up nobody. The rest makes the listener ready again.
+/// Connections accepted in one turn. A listener with more is ready again in the next turn.
 const ACCEPTS_MAX: usize = 16;
-/// Receives of a connection that brings large payloads in a turn: with the payloads of 64 KiB that are common, as many
-/// bytes as others may have copied.
+/// Receives in one turn of a connection with large payloads; with payloads of 64 KiB, as many bytes as other
+/// connections may copy.
 const LARGE_RECEIVES: usize = 4;
 const TOO_MANY: &str = "too many connections; closed";
 
 impl Reactor {
-    /// One receive for every hot connection.
+    /// Receives once from every hot connection.
     pub(super) fn receive(&mut self, now: Instant) -> bool {
         let kept = self.parts.reserve.saturating_sub(self.parts.io.foreign() as u32);
-        let mut room = self.parts.shard.room().saturating_sub(kept);
+        let mut room = self.parts.driver.shard().room().saturating_sub(kept);
         let (mut index, mut worked, mut signed) = (0, false, false);
-        while index < self.hot.len() {
-            let slot = self.hot[index];
-            // A connection that was closed elsewhere may still be on the list.
+        while let Some(slot) = self.connections.get(index) {
+            // A connection that was closed elsewhere may still be in the list.
             let received = self.receive_from(now, slot, &mut room, &mut signed);
             worked |= matches!(
                 received,
@@ -50,12 +50,11 @@ impl Reactor {
             if received.is_some_and(|received| self.settle(now, slot, received)) {
                 index += 1;
             } else {
-                self.hot.swap_remove(index);
-                self.connection_states[slot as usize].hot = false;
+                self.connections.cool(index);
             }
-            // Somebody else's turn: still in this one, for there may be more than one buffer.
+            // The next waiter is tried in this turn: more than one buffer may be free.
             if let Some(first) = self.buffer_queue.call() {
-                self.heat(first);
+                self.connections.heat(first);
             }
         }
         worked
@@ -82,13 +81,13 @@ impl Reactor {
             turn,
             exports: self.exports.infos(),
             room,
-            inputs: &mut self.inputs,
+            inputs: self.parts.driver.inputs(),
         };
         let mut received = connection.receive(&mut context);
-        // A signature costs as much as a thousand requests: one a turn, or a crowd that comes at once would hold up everybody
-        // for as long as all of theirs take. Who has an answer has had its signature, so each of a crowd has its turn.
+        // One signature a turn: it costs as much as a thousand requests. A connection with output has had its
+        // signature, so each one of a burst gets its turn.
         *signed |= agrees && !had_answer && connection.has_outgoing();
-        // Each large payload takes a receive of its own; replies one by one would wake the client for each.
+        // A large payload takes a receive of its own; a reply for each one would wake the client each time.
         for _ in 1..LARGE_RECEIVES {
             if received != ReceiveOutcome::Some || !connection.brings_large_payloads() {
                 return Some(received);
@@ -101,21 +100,21 @@ impl Reactor {
         Some(received)
     }
 
-    /// Acts on what a receive came to; true if the connection stays hot.
+    /// Acts on the outcome of a receive; returns whether the connection stays hot.
     fn settle(&mut self, now: Instant, slot: u32, received: ReceiveOutcome) -> bool {
         if received != ReceiveOutcome::NoBuffer {
             self.buffer_queue.leave(slot);
         }
-        self.connection_states[slot as usize].pause = ReadPause::No;
+        self.connections.state_mut(slot).pause = ReadPause::No;
         if received == ReceiveOutcome::Nothing {
             return true;
         }
         self.parts.io.list(slot);
         match received {
             ReceiveOutcome::Nothing | ReceiveOutcome::Some => return true,
-            ReceiveOutcome::Full => self.connection_states[slot as usize].pause = ReadPause::Full,
+            ReceiveOutcome::Full => self.connections.state_mut(slot).pause = ReadPause::Full,
             ReceiveOutcome::NoBuffer => {
-                self.connection_states[slot as usize].pause = ReadPause::NoBuffer;
+                self.connections.state_mut(slot).pause = ReadPause::NoBuffer;
                 self.buffer_queue.join(slot);
             }
             ReceiveOutcome::Chosen { export, terms } => {
@@ -126,7 +125,8 @@ impl Reactor {
         false
     }
 
-    /// A client chose its export: the connection goes to the export's shard; true if that is this one.
+    /// Binds a connection to the export that the client chose, or moves it to the export's shard; returns whether it
+    /// stays here.
     fn place(&mut self, now: Instant, slot: u32, export: usize, terms: Negotiated) -> bool {
         let Some((connection, pool)) = self.parts.io.connection(slot) else {
             return false;
@@ -146,11 +146,11 @@ impl Reactor {
         );
         if home == self.parts.id {
             connection.begin(now, binding, info, terms);
-            self.connection_states[slot as usize].export = Some(export);
+            self.connections.state_mut(slot).export = Some(export);
             return true;
         }
-        // The handshake's last answer goes first, so that nothing of it is left behind. It is short: a socket that does not
-        // take it belongs to a client that reads nothing.
+        // Sends the last reply of the handshake before the move. It is short; a client whose socket does not take it
+        // does not read.
         if !matches!(connection.send(now, pool, &mut self.spans), Ok(SendOutcome::All)) {
             self.end(slot, &ConnectionEnd::Fault("the client does not read the handshake".into()));
             return false;
@@ -165,7 +165,7 @@ impl Reactor {
         false
     }
 
-    /// Takes over a connection whose export is ours.
+    /// Takes over a connection from the shard that accepted it.
     pub(super) fn adopt(
         &mut self,
         now: Instant,
@@ -174,7 +174,7 @@ impl Reactor {
         terms: Negotiated,
     ) {
         if self.phase != ShutdownPhase::Running {
-            // It came after the stop: nobody would flush what it writes.
+            // Arrived after the stop: its writes would not be flushed.
             return;
         }
         let Some((binding, info)) = self.exports.open(export) else {
@@ -186,9 +186,9 @@ impl Reactor {
                 if let Some((connection, _)) = self.parts.io.connection(slot) {
                     connection.begin(now, binding, info, terms);
                 }
-                self.newcomer(slot);
-                self.connection_states[slot as usize].export = Some(export);
-                self.heat(slot);
+                self.connections.reset(slot);
+                self.connections.state_mut(slot).export = Some(export);
+                self.connections.heat(slot);
             }
             Err(connection) => self.complain(&connection, TOO_MANY),
         }
@@ -216,7 +216,7 @@ impl Reactor {
                 if self.log_limiter.admits() {
                     warn!(peer = connection.peer(), "connection ended: {sentence}");
                 }
-                // A last word of the handshake may be on its way; then close.
+                // Tries to send the last reply of the handshake before closing.
                 let _ = connection.send(Instant(0), pool, &mut self.spans);
                 self.close(slot);
                 return;
@@ -225,13 +225,12 @@ impl Reactor {
         self.parts.io.list(slot);
     }
 
-    /// A connection that had chosen brings nothing more: whatever makes it wait makes it wait for nothing. Told once, before
-    /// the connection leaves.
+    /// Tells the shard, once, that a connection submits nothing more: its waits end.
     pub(super) fn tell_close(&mut self, slot: u32) {
         if let Some((connection, _)) = self.parts.io.connection(slot)
             && connection.binding().is_some()
         {
-            self.inputs.push(Input::Close { connection: connection.id() });
+            self.parts.driver.push(Input::Close { connection: connection.id() });
         }
     }
 
@@ -245,11 +244,11 @@ impl Reactor {
             connection.close(pool);
         }
         self.buffer_queue.leave(slot);
-        self.connection_states[slot as usize].pause = ReadPause::No;
+        self.connections.state_mut(slot).pause = ReadPause::No;
         self.bury(slot);
     }
 
-    /// Frees the place of a connection that has nothing left.
+    /// Frees the slot of a connection that is finished.
     pub(super) fn bury(&mut self, slot: u32) {
         let finished =
             self.parts.io.connection(slot).is_some_and(|(connection, _)| connection.is_finished());
@@ -263,12 +262,12 @@ impl Reactor {
             }
             debug!(peer = connection.peer(), "connection closed");
         }
-        let state = &mut self.connection_states[slot as usize];
+        let state = self.connections.state_mut(slot);
         (state.pause, state.export) = (ReadPause::No, None);
     }
 
-    /// One send for every connection that has something. True if that, or buffers that came back, lets somebody go on who
-    /// was held: another turn must follow before any sleep, because the held are not watched.
+    /// Sends once on every connection with output. Returns whether a paused connection can continue: then a turn must
+    /// follow before any sleep, since paused connections are not watched.
     pub(super) fn send(&mut self, now: Instant) -> bool {
         let (mut goes_on, mut again) = (false, Vec::new());
         while let Some(slot) = self.parts.io.next_listed() {
@@ -277,7 +276,7 @@ impl Reactor {
             };
             let sent = connection.send(now, pool, &mut self.spans);
             let has_room = connection.has_room();
-            let state = &mut self.connection_states[slot as usize];
+            let state = self.connections.state_mut(slot);
             match sent {
                 Ok(SendOutcome::All) => state.blocked = false,
                 Ok(SendOutcome::Budget) => {
@@ -286,8 +285,8 @@ impl Reactor {
                 }
                 Ok(SendOutcome::Full) => {
                     state.blocked = true;
-                    // Hot or not: beside a client that keeps the shard busy a hot connection is not watched for long, and
-                    // whoever waits for the rest of a reply says nothing that would bring it back.
+                    // Even a hot connection: while another client keeps the shard busy the engine is seldom entered,
+                    // and a client that waits for the rest of a reply sends nothing.
                     self.watch(slot);
                 }
                 Err(error) => {
@@ -299,8 +298,8 @@ impl Reactor {
             }
             self.note(slot);
             self.bury(slot);
-            if self.connection_states[slot as usize].pause == ReadPause::Full && has_room {
-                self.heat(slot);
+            if self.connections.state(slot).pause == ReadPause::Full && has_room {
+                self.connections.heat(slot);
                 goes_on = true;
             }
         }
@@ -309,20 +308,14 @@ impl Reactor {
         let taken = self.parts.io.pool.taken();
         self.buffer_queue.call();
         if let Some(first) = self.buffer_queue.first() {
-            self.heat(first);
+            self.connections.heat(first);
             goes_on |= taken < self.taken_before;
         }
         self.taken_before = taken;
         goes_on
     }
 
-    /// A place has a new connection. (Its number may still be on the hot list from the one before.)
-    fn newcomer(&mut self, slot: u32) {
-        let state = &mut self.connection_states[slot as usize];
-        *state = ConnectionState { hot: state.hot, ..ConnectionState::default() };
-    }
-
-    /// The line knows what everybody holds.
+    /// Updates the buffer queue's record of a connection.
     fn note(&mut self, slot: u32) {
         if let Some((connection, _)) = self.parts.io.connection(slot) {
             let export = connection.binding().map(|binding| binding.export);
@@ -330,30 +323,22 @@ impl Reactor {
         }
     }
 
-    /// Tries the connection every turn from now on.
-    pub(super) fn heat(&mut self, slot: u32) {
-        let state = &mut self.connection_states[slot as usize];
-        if !std::mem::replace(&mut state.hot, true) {
-            self.hot.push(slot);
-        }
-    }
-
-    /// Has the engine say when the connection can go on.
+    /// Watches a connection for what it waits for.
     pub(super) fn watch(&mut self, slot: u32) {
-        let state = self.connection_states[slot as usize];
+        let state = *self.connections.state(slot);
         let Some((connection, _)) = self.parts.io.connection(slot) else {
             return;
         };
         let Some(fd) = connection.socket() else {
             return;
         };
-        // Who is hot is read from every turn anyway.
-        let reads = state.pause == ReadPause::No && connection.reads() && !state.hot;
+        // A hot connection is read from every turn anyway.
+        let reads = state.pause == ReadPause::No && connection.reads() && !state.is_hot();
         let interest = match (reads, state.blocked) {
             (true, false) => Interest::Read,
             (true, true) => Interest::ReadWrite,
             (false, true) => Interest::Write,
-            // Its own replies or the line will bring it back.
+            // A sent reply or the buffer queue resumes it.
             (false, false) => return,
         };
         self.parts.engine.watch(slot, fd, interest);
@@ -391,9 +376,9 @@ impl Reactor {
         }
         match self.parts.io.insert(Box::new(connection)) {
             Ok(slot) => {
-                self.newcomer(slot);
+                self.connections.reset(slot);
                 self.parts.io.list(slot);
-                self.heat(slot);
+                self.connections.heat(slot);
             }
             Err(connection) => self.complain(&connection, TOO_MANY),
         }

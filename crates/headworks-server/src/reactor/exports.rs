@@ -1,10 +1,10 @@
-//! The exports that a shard knows: what its clients are told in the handshake, and where they go when they have chosen.
+//! The exports that a shard knows: what the handshake lists, and where a client's requests go.
 //!
-//! An export keeps its id from when it is put here until it is taken; what the handshake lists are those that serve, in the
-//! order in which they were added, so the place in that list means something only until the list changes.
+//! An export keeps its id from `put` to `take`. The handshake lists active exports in the order in which they were
+//! added; an index into that list is valid until the list changes.
 //!
 //! ```text
-//!   put --> serving <--hide, show--> hidden (its clients are on their way out) --take--> the id is free
+//! put --> active <--hide, show--> hidden (its clients are disconnected) --take--> the id is free
 //! ```
 
 use headworks_core::{ExportId, Ioprio, ShardId, VolumeId};
@@ -23,11 +23,11 @@ struct ExportSlot {
 /// All exports of a server, as one shard knows them.
 #[derive(Default)]
 pub struct ExportTable {
-    /// By [`ExportId`].
+    /// Slots indexed by [`ExportId`].
     places: Vec<Option<ExportSlot>>,
-    /// Those that serve.
+    /// Listed exports in order.
     infos: Vec<ExportInfo>,
-    /// Their ids, likewise.
+    /// Ids of the listed exports.
     ids: Vec<ExportId>,
 }
 
@@ -39,24 +39,24 @@ impl ExportTable {
         all
     }
 
-    /// What the handshake lists.
+    /// The list that the handshake shows.
     pub fn infos(&self) -> &[ExportInfo] {
         &self.infos
     }
 
-    /// The export that a client has just chosen from the list, and its shard.
+    /// Export and home shard of an index of the list.
     pub fn chosen(&self, index: usize) -> Option<(ExportId, ShardId)> {
         let id = *self.ids.get(index)?;
         self.place(id).map(|place| (id, place.export.shard))
     }
 
-    /// Where clients of an export go; none if it does not serve any more.
+    /// Binding and description of an active export.
     pub fn open(&self, id: ExportId) -> Option<(ExportBinding, &ExportInfo)> {
         let place = self.place(id).filter(|place| !place.hidden)?;
         Some((place.export.binding, &place.export.info))
     }
 
-    /// An export begins to serve.
+    /// Adds an export, or replaces the one with its id.
     pub fn put(&mut self, export: ServedExport) {
         let index = usize::from(export.binding.export.0);
         if self.places.len() <= index {
@@ -66,7 +66,7 @@ impl ExportTable {
         self.list();
     }
 
-    /// New clients do not find it, or find it again.
+    /// Hides an export from new clients, or shows it again.
     pub fn hide(&mut self, id: ExportId, hidden: bool) {
         if let Some(place) = self.place_mut(id) {
             place.hidden = hidden;
@@ -74,7 +74,7 @@ impl ExportTable {
         }
     }
 
-    /// An export is gone.
+    /// Removes an export that is gone.
     pub fn take(&mut self, id: ExportId) {
         if let Some(place) = self.places.get_mut(usize::from(id.0)) {
             *place = None;
@@ -88,7 +88,7 @@ impl ExportTable {
         }
     }
 
-    /// What clients that come are told of the size.
+    /// Updates the size that new clients are told.
     pub fn resize(&mut self, volume: VolumeId, size: u64) {
         let places = self.places.iter_mut().flatten();
         places
@@ -97,14 +97,14 @@ impl ExportTable {
         self.list();
     }
 
-    /// A volume as users know it: by the exports that it is served as, under the names that `ctl` takes.
+    /// A volume's name in messages: the names of its exports, as `ctl` takes them.
     pub fn name_of(&self, volume: VolumeId) -> String {
         let own = self.all().filter(|export| export.binding.volume == volume);
         let names: Vec<&str> = own.map(|export| shown_name(&export.info.name)).collect();
         format!("export {}", names.join(", "))
     }
 
-    /// Those that are not gone.
+    /// All exports, hidden ones included.
     pub fn all(&self) -> impl Iterator<Item = &ServedExport> {
         self.places.iter().flatten().map(|place| &place.export)
     }
@@ -126,7 +126,7 @@ impl ExportTable {
     }
 }
 
-/// A description ends with the size, and maybe with what comes after it.
+/// Replaces the size in a description, which may be followed by more words.
 fn resize(info: &mut ExportInfo, size: u64) {
     let before = std::mem::replace(&mut info.size, size);
     let [before, now] = [before, size].map(|size| format!(", {}", display_size(size)));

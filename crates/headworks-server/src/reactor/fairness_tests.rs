@@ -11,11 +11,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 
-use headworks_core::{ExportConfig, ShardConfig, VolumeOptions};
+use headworks_core::{ExportConfig, Shard, ShardConfig, VolumeOptions};
 
+use super::idle::SKIPS_MAX;
 use super::*;
 use crate::nbd::connection::ExportBinding;
-use headworks::driver::{Pool, open_engine};
+use headworks::driver::{Executor, Pool, open_engine};
 use headworks::{EngineChoice, NullDevice};
 use headworks_nbd::ExportInfo;
 use headworks_nbd::tls::testing::Certificates;
@@ -49,9 +50,12 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
     ReactorParts {
         id: ShardId(0),
         clock: Clock::start(),
-        shard: Shard::new(config).unwrap(),
-        executor: Executor::new(vec![Some(Box::new(NullDevice))]),
-        io: ShardIo::new(ShardId(0), 64, Pool::new(256 << 20).unwrap(), None, vec![None]),
+        driver: ShardDriver::new(
+            Shard::new(config).unwrap(),
+            Executor::new(vec![Some(Box::new(NullDevice))]),
+            None,
+        ),
+        io: ShardIo::new(ShardId(0), 64, Pool::new(256 << 20).unwrap(), None, vec![None], 0),
         sleeper: Arc::default(),
         wakers: vec![engine.waker()],
         engine,
@@ -77,7 +81,6 @@ fn parts(acceptor: Option<Arc<TlsAcceptor>>) -> ReactorParts {
         poll_ns: 0,
         reserve: 0,
         stop_ns: 0,
-        recorder: None,
     }
 }
 

@@ -1,20 +1,21 @@
-//! Tells the operator when acknowledged data cannot be written out, and when they could be after all: once each, not per block.
+//! Logs once per volume that acknowledged data could not be written back, and once that all of it was written after
+//! all.
 //!
-//! The beginning is told in the turn in which it comes. The end is told by the tick, so that a client whose flushes try again
-//! and again does not fill the log; and not while something is just tried again, which ends nothing.
+//! The first message is logged in the turn of the failure. The second one waits for a tick without a retry in progress,
+//! so a client whose flushes retry does not fill the log.
 
 use headworks_core::{Shard, VolumeId};
 use tracing::{error, info};
 
-/// Volumes whose beginning was told and whose end was not.
+/// Volumes whose failure was logged and whose recovery was not.
 #[derive(Default)]
 pub(super) struct HeldLog {
     told: Vec<VolumeId>,
-    /// What the shard counted at the last look.
+    /// Change counter of the shard at the last check.
     news: u32,
 }
 
-/// What changed for a volume since the last look.
+/// A change of a volume since the last check.
 #[derive(Debug, PartialEq, Eq)]
 enum HeldChange {
     Began,
@@ -22,7 +23,7 @@ enum HeldChange {
 }
 
 impl HeldLog {
-    /// Looks at the volumes that live here, if there is reason to; once a turn.
+    /// Checks this shard's volumes, if the counter moved or a recovery may be logged; called every turn.
     pub fn look(
         &mut self,
         shard: &Shard,
@@ -52,7 +53,7 @@ impl HeldLog {
                 None => {}
             }
         }
-        // A volume that left left with nothing held.
+        // A removed volume has no failed data.
         self.told.retain(|volume| volumes.contains(volume));
     }
 
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(log.note(one, true, false), Some(HeldChange::Began));
         assert_eq!((log.note(one, true, true), log.note(two, false, false)), (None, None));
         assert_eq!(log.note(two, true, false), Some(HeldChange::Began));
-        // Held, not held, held within a tick: nothing new.
+        // Failed and recovered between two ticks: nothing is logged.
         assert_eq!((log.note(one, false, false), log.note(one, true, false)), (None, None));
         assert_eq!(log.note(one, false, true), Some(HeldChange::Ended));
         assert_eq!((log.note(one, false, true), log.note(two, true, true)), (None, None));

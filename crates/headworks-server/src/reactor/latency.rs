@@ -1,22 +1,23 @@
-//! What a shard says of the time that its clients waited.
+//! Reports of wait times for `stats`, `histograms` and `why`.
 
 use std::collections::BTreeMap;
 
 use headworks_core::{DeviceId, ExportId, Instant};
 
+use super::Reactor;
+use super::hot_list::ConnectionState;
 use super::queries::TABLES_MAX;
-use super::{ConnectionState, Reactor};
 use crate::messages::query::{LatencyPart, LatencyReport, SlowReport};
 
 impl Reactor {
-    /// Of each export that had any client here, from one on: those that are gone, and those that are there. As many exports as
-    /// are enough for one turn; one that has more clients than that is told alone.
+    /// Wait times of each export with clients on this shard, from `from` on: closed and open connections. One part
+    /// takes as many exports as fit one turn, and at least one.
     pub(super) fn report_latency(&mut self, from: ExportId) -> LatencyPart {
         let of = |state: &ConnectionState| state.export.filter(|export| *export >= from);
-        // How many tables each export has.
+        // Number of tables of each export.
         let mut tables: BTreeMap<ExportId, usize> = BTreeMap::new();
         let gone = self.parts.io.latency.known(from);
-        for export in gone.chain(self.connection_states.iter().filter_map(of)) {
+        for export in gone.chain(self.connections.states().filter_map(of)) {
             *tables.entry(export).or_default() += 1;
         }
         let mut sum = 0;
@@ -31,7 +32,7 @@ impl Reactor {
             reports.insert(export, LatencyReport { export, totals, connections: 0 });
         }
         for slot in self.parts.io.slots() {
-            let export = self.connection_states[slot as usize].export;
+            let export = self.connections.state(slot).export;
             let Some(report) = export.and_then(|export| reports.get_mut(&export)) else { continue };
             let connection = self.parts.io.connection(slot).map(|(connection, _)| connection);
             if let Some((_, table)) = connection.and_then(|connection| connection.latency()) {
@@ -49,6 +50,6 @@ impl Reactor {
         device: DeviceId,
     ) -> SlowReport {
         let (requests, slowest) = self.parts.io.latency.slow(export, now);
-        SlowReport { now, requests, slowest, writeback: self.parts.shard.wb_stats(device) }
+        SlowReport { now, requests, slowest, writeback: self.parts.driver.shard().wb_stats(device) }
     }
 }

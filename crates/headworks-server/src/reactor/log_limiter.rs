@@ -1,32 +1,32 @@
-//! How many lines clients may make the log grow by.
+//! Rate limit of log lines that clients can cause.
 //!
-//! Whoever can connect can have a line written, and a loop of connects would fill the disk that the log is on. A shard has room for
-//! so many lines; what is used of it comes back slowly; what has no room is counted, and the count is told once a second.
+//! Every client can cause log lines, and a loop of connects would fill the disk. The limiter is a token bucket of one
+//! shard; suppressed lines are counted, and the count is logged once a second.
 
 use headworks_core::Instant;
 
-/// Lines at once: a crowd that ends, each with its reason.
+/// Burst: many connections may end at once, each with its reason.
 const ROOM: u32 = 5_000;
-/// Lines that there is room for again, a second. About 30 MB a day at most.
+/// Lines per second in the long run; about 30 MB a day at most.
 const BACK: u64 = 2;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// The room of one shard.
+/// The token bucket of one shard.
 #[derive(Debug)]
 pub struct LogLimiter {
     room: u32,
-    /// Up to when room has come back.
+    /// Time up to which tokens were added.
     at: Instant,
     left_out: u64,
 }
 
 impl LogLimiter {
-    /// All the room, from the time that the server's clock starts at.
+    /// A full bucket at the start of the server's clock.
     pub fn new() -> Self {
         Self { room: ROOM, at: Instant(0), left_out: 0 }
     }
 
-    /// Whether there is room for a line, which takes it; else it counts as left out.
+    /// Takes a token; without one the line counts as suppressed.
     pub fn admits(&mut self) -> bool {
         let admits = self.room > 0;
         self.room -= u32::from(admits);
@@ -34,7 +34,7 @@ impl LogLimiter {
         admits
     }
 
-    /// To be called now and then: lines that were left out since the last call.
+    /// Adds tokens; returns the number of lines suppressed since the last call.
     pub fn tick(&mut self, now: Instant) -> u64 {
         let seconds = now.since(self.at) / SECOND_NS;
         self.at = self.at.after(seconds * SECOND_NS);
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(admitted(&mut log_limiter, ROOM + 70), ROOM);
         assert_eq!(log_limiter.tick(Instant(SECOND_NS - 1)), 70);
         assert_eq!(admitted(&mut log_limiter, 1), 0, "no second is over");
-        // Parts of seconds add up.
+        // Fractions of a second accumulate.
         assert_eq!(log_limiter.tick(Instant(3 * SECOND_NS / 2)), 1);
         assert_eq!(log_limiter.tick(Instant(2 * SECOND_NS)), 0);
         assert_eq!(admitted(&mut log_limiter, 10), 2 * BACK as u32);

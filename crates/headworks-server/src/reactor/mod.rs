@@ -1,26 +1,36 @@
-//! One shard's thread: waits, gathers what came, lets the shard decide, carries it out, sends.
+//! The event loop of one shard's thread: waits for events, lets the shard handle inputs, carries out actions, sends
+//! replies.
 //!
 //! ```text
 //!      .-> engine turn: disk, sockets, other threads, time      (skipped while a client keeps the shard busy)
 //!      |   rings and mail from other shards
 //!      |   one receive per busy connection  --> bios
 //!      |   shard.handle(inputs); executor.run(actions)           until no input is left
-//!      |   one send per connection that has something
-//!      '-- nothing came? look again for a little (`polling`), then sleep
+//!      |   one send per connection with output
+//!      '-- no work? poll for a short time (`idle`), then sleep
 //! ```
 //!
-//! Invariants: every action list is carried out before the next input; before a sleep every connection that may bring
-//! something is watched, and no ring has anything; a connection is in `hot` at most once.
+//! Invariants: every list of actions is carried out before the next input; before a sleep every connection that may
+//! become ready is watched and every ring is empty; a slot is in the hot list at most once.
+//!
+//! `driver` owns the shard, `shard_io` its connections and rings, `hot_list` the state of connections, `buffer_queue`
+//! the order in which waiting connections get buffers, `own_flushes` the shard's own flushes, `idle` the polling
+//! policy. `connections`, `commands`, `queries` and `shutdown` are the event handlers.
 
 mod buffer_queue;
 mod commands;
 mod connections;
+pub(crate) mod driver;
 mod exports;
 #[cfg(test)]
 mod fairness_tests;
+mod foreign_spans;
 mod held_log;
+mod hot_list;
+mod idle;
 mod latency;
 mod log_limiter;
+mod own_flushes;
 mod queries;
 pub(crate) mod shard_io;
 mod shutdown;
@@ -30,7 +40,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use headworks_core::{Control, ExportId, Input, Instant, Notice, Shard, ShardId, VolumeId};
+use headworks_core::{Control, Input, Instant, Notice, ShardId, VolumeId};
 use tracing::{error, info, warn};
 
 use crate::assemble::WatchedFile;
@@ -38,81 +48,59 @@ use crate::assemble::export_info::ServedExport;
 use crate::listen::Listener;
 use crate::messages::ControlMessage;
 use crate::nbd::connection::{ConnectionEnd, ConnectionLimits};
-use crate::recorder::Recorder;
 use crate::shared::ServerShared;
 use buffer_queue::BufferQueue;
+use driver::ShardDriver;
 use exports::ExportTable;
-use headworks::driver::{
-    Clock, DiskQueue, Engine, Event, Executor, Polling, Sleeper, Span, Wait, Waker,
-};
+use headworks::driver::{Clock, DiskQueue, Engine, Event, Sleeper, Span, Wait, Waker};
 use headworks_nbd::tls::TlsAcceptor;
 use held_log::HeldLog;
+use hot_list::HotList;
+use idle::IdlePolicy;
 use log_limiter::LogLimiter;
+use own_flushes::OwnFlushes;
 use shard_io::{Envelope, ShardIo};
 
 /// Tokens of listeners start here; below are connections' slots.
 const LISTENERS: u32 = 1 << 12;
-/// Bytes of one receive: large enough for 64 requests of 4 KiB, small enough to stay in the second-level cache.
+/// Receive buffer in bytes: holds 64 requests of 4 KiB and stays in the second-level cache.
 const SCRATCH: usize = 256 << 10;
-/// Turns that a busy connection may have before the engine is asked about the others.
-const SKIPS_MAX: u32 = 8;
-/// How often patience and file sizes are looked at, while anything happens at all.
+/// Interval of the tick, which checks deadlines and file sizes. An idle server does not tick.
 const TICK_NS: u64 = 1_000_000_000;
-/// How long replies may take to leave when the server stops.
+/// Limit for sending the last replies at shutdown.
 const DRAIN_NS: u64 = 5_000_000_000;
-/// Messages taken from one ring in a turn.
+/// Messages taken from one ring in one turn.
 const MESSAGES_MAX: usize = 1024;
 
-/// Why a connection is not read from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum ReadPause {
-    #[default]
-    No,
-    /// Its own requests and replies are at their bound.
-    Full,
-    /// It stands in the line for a buffer.
-    NoBuffer,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct ConnectionState {
-    hot: bool,
-    pause: ReadPause,
-    /// The last send filled the socket.
-    blocked: bool,
-    /// The export that it is a client of, until it is gone.
-    export: Option<ExportId>,
-}
-
-/// The way to the end.
+/// Phases of a shard's shutdown, in order.
 ///
 /// ```text
-///  Running --stop--> Draining --nothing in flight--> Flushing --all answered--> Waiting --every shard waits--> ended
+/// Running --stop--> Draining --nothing in flight--> Flushing --all completed--> Waiting --every shard waits--> ended
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShutdownPhase {
     Running,
-    /// Reads no more; answers what is in flight.
+    /// No connection is read from; requests in flight complete.
     Draining {
-        /// When the stop began.
+        /// Time at which the stop arrived.
         since: Instant,
     },
-    /// Own flushes are under way, the first of them with this number: who asked for those before it has gone.
+    /// The last flushes are in flight. `first` is the sequence number of the first one; earlier flushes belong to
+    /// waiters that are gone.
     Flushing {
         left: usize,
         first: u64,
         since: Instant,
     },
-    /// Done, but other shards may still need our devices.
+    /// Finished; other shards may still use this shard's devices.
     Waiting,
 }
 
-/// What a reactor is made of; see the fields of [`Reactor`].
+/// Everything that a reactor is built from.
 pub struct ReactorParts {
     pub id: ShardId,
     pub clock: Clock,
-    pub shard: Shard,
-    pub executor: Executor,
+    pub driver: ShardDriver,
     pub engine: Box<dyn Engine>,
     pub io: ShardIo,
     pub sleeper: Arc<Sleeper>,
@@ -124,92 +112,67 @@ pub struct ReactorParts {
     pub files: Vec<WatchedFile>,
     pub volumes: Vec<VolumeId>,
     pub limits: ConnectionLimits,
-    /// What clients that ask for TLS get.
+    /// TLS configuration; none without TLS.
     pub acceptor: Option<Arc<TlsAcceptor>>,
     pub poll_ns: u64,
-    /// Room in the shard that is kept for bios of other shards.
+    /// Bio slots of the shard that are reserved for bios of other shards.
     pub reserve: u32,
-    /// How long a stop may take; 0: however long.
+    /// Time limit of a shutdown; 0 is no limit.
     pub stop_ns: u64,
-    pub recorder: Option<Recorder>,
 }
 
-/// One shard's thread.
+/// The event loop of one shard.
 pub struct Reactor {
     parts: ReactorParts,
     exports: ExportTable,
     sets: queries::Sets,
-    drains: commands::Drains,
-    /// Something joined or left: the shard has something to do though nothing else happened.
-    changed: bool,
-    connection_states: Vec<ConnectionState>,
-    /// Connections that are tried every turn.
-    hot: Vec<u32>,
-    /// Connections that wait for a buffer.
+    connections: HotList,
+    /// Connections that wait for a buffer of the pool.
     buffer_queue: BufferQueue,
     held: HeldLog,
     log_limiter: LogLimiter,
-    polling: Polling,
+    idle: IdlePolicy,
     phase: ShutdownPhase,
-    /// Flushes of our own so far: their names.
-    own_flushes: u64,
-    /// Volumes whose last flush gave up, and goes on at the next tick.
-    late: shutdown::Late,
-    skips: u32,
+    own_flushes: OwnFlushes,
     next_tick: Instant,
-    /// Something happened since the last tick, or somebody's patience runs. An idle server does not tick.
+    /// Something happened since the last tick, or a connection has a deadline.
     ticking: bool,
-    /// Bytes of the pool that were out after the last turn.
+    /// Bytes of the pool in use after the last turn.
     taken_before: usize,
-    /// The last turn did something.
-    worked_before: bool,
-    /// After work the CPU is given away before the next look.
-    yields_first: bool,
-    /// The pool gave its idle memory back.
+    /// Idle memory of the pool was returned to the kernel.
     trimmed: bool,
-    /// The process had no file descriptor for a client: listeners rest until the next tick.
+    /// `accept` failed for want of a file descriptor: listeners pause until the next tick.
     resting: bool,
     scratch: Vec<u8>,
-    inputs: Vec<Input>,
-    batch: Vec<Input>,
     events: Vec<Event>,
     envelopes: Vec<Envelope>,
     spans: Vec<Span>,
 }
 
 impl Reactor {
-    /// A reactor at rest.
+    /// A reactor that has not run yet.
     #[must_use]
     pub fn new(parts: ReactorParts) -> Self {
         let places = parts.io.slots().count();
         Self {
             exports: ExportTable::new(parts.exports.iter().cloned()),
             sets: queries::Sets::default(),
-            drains: commands::Drains::default(),
-            changed: false,
-            connection_states: vec![ConnectionState::default(); places],
-            hot: Vec::with_capacity(places),
+            connections: HotList::new(places),
             buffer_queue: BufferQueue::new(
                 places,
                 parts.exports.iter().map(|export| export.weight),
             ),
             held: HeldLog::default(),
             log_limiter: LogLimiter::new(),
-            polling: Polling::new(parts.poll_ns),
+            idle: IdlePolicy::new(parts.poll_ns),
             phase: ShutdownPhase::Running,
-            own_flushes: 0,
-            late: shutdown::Late::default(),
-            skips: 0,
+            own_flushes: OwnFlushes::default(),
             next_tick: Instant(0),
             ticking: false,
             taken_before: 0,
-            worked_before: false,
-            yields_first: false,
             trimmed: true,
             resting: false,
             scratch: vec![0; SCRATCH],
-            inputs: Vec::with_capacity(4096),
-            batch: Vec::with_capacity(4096),
             events: Vec::with_capacity(1024),
             envelopes: Vec::with_capacity(MESSAGES_MAX),
             spans: Vec::with_capacity(1024),
@@ -217,10 +180,10 @@ impl Reactor {
         }
     }
 
-    /// Turns until the server stops.
+    /// Runs until the server stops.
     ///
     /// # Errors
-    /// The engine is broken beyond use.
+    /// The engine failed.
     pub fn run(&mut self) -> io::Result<()> {
         for index in 0..self.parts.listeners.len() {
             self.watch_listener(index);
@@ -242,15 +205,16 @@ impl Reactor {
         }
     }
 
-    /// It cannot go on: whoever waits for an answer, or will, hears that there is none. What devices may still use stays for ever.
+    /// Ends a shard that failed: every waiter sees a closed channel. Memory and devices that other shards may use are
+    /// leaked.
     pub fn abandon(mut self) {
         self.parts.mail = std::sync::mpsc::channel().1;
         self.sets = queries::Sets::default();
-        self.abandon_drains();
+        self.own_flushes.abandon();
         std::mem::forget(self);
     }
 
-    /// Everything between two waits; true if anything happened.
+    /// Does everything between two waits; returns whether it did any work.
     fn turn(&mut self, now: Instant) -> bool {
         let mut worked = self.take_events(now);
         worked |= self.take_messages();
@@ -261,27 +225,28 @@ impl Reactor {
         if self.ticking && now >= self.next_tick {
             self.tick(now);
         }
-        worked |= !self.inputs.is_empty();
+        worked |= self.parts.driver.has_inputs();
         self.step(now);
         worked |= self.send(now);
         self.push_messages();
-        self.answer_sets();
-        self.answer_drains();
-        self.tell_notices();
-        self.tell_held(false);
-        self.advance_shutdown(now);
-        // A client that left while it was sent to left something to say.
-        worked || !self.inputs.is_empty()
+        if self.parts.io.has_news() {
+            self.answer_sets();
+            self.own_flushes.answer(&mut self.parts.io.own_flushes);
+            self.log_notices();
+        }
+        self.log_held(false);
+        if self.phase != ShutdownPhase::Running {
+            self.advance_shutdown(now);
+        }
+        // A connection that was closed while sending adds an input.
+        worked || self.parts.driver.has_inputs()
     }
 
-    /// A busy connection is served several times before the engine is entered, if the engine has nothing to do for us.
+    /// Hot connections are served several times before the engine is entered, if no operation of a device is in flight.
     fn must_enter(&mut self, wait: Wait) -> bool {
-        // Also the cache's own reads and writes start and end in the engine.
-        let idle_disks = self.parts.shard.is_idle() && self.frames_are_home();
-        let skip =
-            wait == Wait::Poll && !self.hot.is_empty() && idle_disks && self.skips < SKIPS_MAX;
-        self.skips = if skip { self.skips + 1 } else { 0 };
-        !skip
+        // The cache's own reads and writes start and end in the engine, too.
+        let idle_disks = self.parts.driver.shard().is_idle() && self.frames_are_home();
+        self.idle.must_enter(wait == Wait::Poll && !self.connections.is_empty() && idle_disks)
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
@@ -299,36 +264,18 @@ impl Reactor {
     }
 
     fn next_wait(&mut self, now: Instant, worked: bool) -> Wait {
-        // A client with few requests in flight answers only after it ran: looking for its next one before it could run
-        // costs a system call in vain. Whether that is so the turn after work told last time.
-        if self.worked_before {
-            self.yields_first = !worked;
-        }
-        self.worked_before = worked;
-        if worked {
-            self.polling.on_work(now);
-            if self.yields_first && self.polling.is_on() {
-                self.polling.on_give(self.parts.clock.now());
-                std::thread::yield_now();
-            }
-            return Wait::Poll;
-        }
-        if self.polling.look_again(now) {
-            let before = self.parts.clock.now();
-            std::thread::yield_now();
-            self.polling.on_yield(self.parts.clock.now().since(before));
+        if self.idle.polls_after(now, worked, &self.parts.clock) {
             return Wait::Poll;
         }
         if self.parts.io.peers.iter().flatten().any(|peer| !peer.outbox.is_empty()) {
-            // A ring was full. By design it never is; if it is, its reader makes room without telling.
+            // A ring was full. Rings are sized so that this does not happen; their reader makes room without a wake-up.
             return Wait::Poll;
         }
-        while let Some(slot) = self.hot.pop() {
-            self.connection_states[slot as usize].hot = false;
+        while let Some(slot) = self.connections.pop() {
             self.watch(slot);
         }
         let tick = self.ticking.then_some(self.next_tick);
-        let times = [self.parts.io.timer, self.parts.executor.next_timeout(), tick];
+        let times = [self.parts.io.timer, self.parts.driver.next_timeout(), tick];
         match times.into_iter().flatten().min() {
             Some(at) if at <= now => Wait::Poll,
             Some(at) => Wait::For(at.since(now)),
@@ -343,13 +290,13 @@ impl Reactor {
             match event {
                 Event::Ready { token } if token >= LISTENERS => self.accept(now, token - LISTENERS),
                 Event::Ready { token } => {
-                    self.connection_states[token as usize].blocked = false;
+                    self.connections.state_mut(token).blocked = false;
                     self.parts.io.list(token);
-                    self.heat(token);
+                    self.connections.heat(token);
                 }
                 Event::Disk(done) => {
                     let disk: &mut dyn DiskQueue = &mut *self.parts.engine;
-                    self.parts.executor.on_disk(now, done, disk, &mut self.inputs);
+                    self.parts.driver.on_disk(now, done, disk);
                 }
                 Event::Woken => {}
             }
@@ -369,7 +316,7 @@ impl Reactor {
             for envelope in self.envelopes.drain(..) {
                 io.keep_foreign(&envelope);
                 let from = ShardId(shard as u16);
-                self.inputs.push(Input::Message { from, message: envelope.message });
+                self.parts.driver.push(Input::Message { from, message: envelope.message });
                 worked = true;
             }
         }
@@ -397,39 +344,27 @@ impl Reactor {
         worked
     }
 
-    /// A change is the shard's; of weights the line for buffers hears, too.
+    /// Applies a control input: the buffer queue keeps weights, too.
     fn on_control(&mut self, control: Control) {
         if let Control::Weight { export, weight } = control {
             self.buffer_queue.set_weight(export, weight);
         }
-        self.inputs.push(Input::Control(control));
+        self.parts.driver.push(Input::Control(control));
     }
 
     fn take_timers(&mut self, now: Instant) {
         if self.parts.io.timer.is_some_and(|at| at <= now) {
             self.parts.io.timer = None;
-            self.inputs.push(Input::Timer);
+            self.parts.driver.push(Input::Timer);
         }
-        let ReactorParts { executor, engine, .. } = &mut self.parts;
-        if executor.next_timeout().is_some_and(|at| at <= now) {
-            executor.on_timeout(now, &mut **engine, &mut self.inputs);
-        }
+        let ReactorParts { driver, engine, .. } = &mut self.parts;
+        driver.on_timeout(now, &mut **engine);
     }
 
-    /// Lets the shard decide and carries it out, until devices that answer at once have nothing more to say.
+    /// Lets the shard handle inputs and carries its actions out until no input is left.
     fn step(&mut self, now: Instant) {
-        let ReactorParts { shard, executor, engine, io, recorder, .. } = &mut self.parts;
-        while !self.inputs.is_empty() || std::mem::take(&mut self.changed) {
-            std::mem::swap(&mut self.inputs, &mut self.batch);
-            shard.handle(now, &self.batch);
-            if let Some(recorder) = recorder {
-                recorder.note(now, &self.batch, shard.actions());
-            }
-            self.batch.clear();
-            io.now = now;
-            executor.run(now, shard.actions(), io, &mut **engine, &mut self.inputs);
-            shard.clear_actions();
-        }
+        let ReactorParts { driver, engine, io, .. } = &mut self.parts;
+        driver.step(now, io, &mut **engine);
     }
 
     fn push_messages(&mut self) {
@@ -441,7 +376,7 @@ impl Reactor {
         }
     }
 
-    fn tell_notices(&mut self) {
+    fn log_notices(&mut self) {
         let io = &mut self.parts.io;
         for notice in io.notices.drain(..) {
             match notice {
@@ -464,7 +399,7 @@ impl Reactor {
                         "the device answered for a command that is not in flight"
                     );
                 }
-                // The desk keeps these apart.
+                // `ShardIo` keeps these apart.
                 Notice::Set { .. } => {}
                 Notice::ShortRead { volume, offset } => {
                     error!(
@@ -480,7 +415,7 @@ impl Reactor {
         }
     }
 
-    /// Once a second while anything happens: patience, and the sizes of files.
+    /// Checks deadlines and file sizes, once a second while anything happens.
     fn tick(&mut self, now: Instant) {
         self.next_tick = now.after(TICK_NS);
         self.ticking = self.phase != ShutdownPhase::Running;
@@ -501,7 +436,7 @@ impl Reactor {
         if left_out > 0 {
             warn!("{left_out} more messages about clients were left out");
         }
-        self.tell_held(true);
+        self.log_held(true);
         self.flush_late();
         self.trim_when_idle();
         if std::mem::take(&mut self.resting) {
@@ -517,17 +452,17 @@ impl Reactor {
                 );
                 self.exports.resize(volume, size);
                 self.tell_size(volume, size);
-                self.inputs.push(Input::Control(Control::Resize { volume, size }));
+                self.parts.driver.push(Input::Control(Control::Resize { volume, size }));
             }
         }
     }
 
-    fn tell_held(&mut self, at_tick: bool) {
-        let ReactorParts { shard, volumes, .. } = &self.parts;
-        self.held.look(shard, volumes, at_tick, |volume| self.exports.name_of(volume));
+    fn log_held(&mut self, at_tick: bool) {
+        let ReactorParts { driver, volumes, .. } = &self.parts;
+        self.held.look(driver.shard(), volumes, at_tick, |volume| self.exports.name_of(volume));
     }
 
-    /// An idle server is small: memory of buffers that nobody holds goes back to the kernel, once.
+    /// Returns idle memory of the pool to the kernel once no buffer is in use.
     fn trim_when_idle(&mut self) {
         let pool = &mut self.parts.io.pool;
         let idle = pool.taken() == 0;
@@ -539,7 +474,7 @@ impl Reactor {
 
     fn tell_statistics(&self) {
         for volume in 0..self.parts.shared.volumes() as u16 {
-            let Some(stats) = self.parts.shard.stats(VolumeId(volume)) else {
+            let Some(stats) = self.parts.driver.shard().stats(VolumeId(volume)) else {
                 continue;
             };
             let name = self.exports.name_of(VolumeId(volume));

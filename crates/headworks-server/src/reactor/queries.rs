@@ -1,8 +1,8 @@
-//! What a reactor tells the control socket, and does for it; between turns, never per I/O.
+//! Answers to queries of the control socket, between two turns.
 //!
 //! ```text
 //!   Set --input, with a token--> shard --Notice::Set, at once or when the queue has drained--> answer
-//!    `-- the server stops ------------------------------------------> nobody answers any more: it is told so
+//!    `-- the server stops: the channel is dropped ------------------> the waiter ends with ESHUTDOWN
 //! ```
 
 use std::sync::mpsc::Sender;
@@ -15,14 +15,14 @@ use crate::messages::query::{
 };
 use crate::nbd::connection::Connection;
 
-/// Switches that wait at once: more than there are clients who may ask. Those of clients that gave up stay until the shard
+/// Pending changes of options; more than clients of the control socket. One whose client gave up stays until the shard
 /// answers.
 const SETS_MAX: usize = 64;
 
-/// Tables of connections and of exports that are looked at in one turn, of 14 KiB and 27: half a millisecond at most.
+/// Latency tables (14 KiB and 27 KiB) copied in one turn: half a millisecond at most.
 pub(super) const TABLES_MAX: usize = 32;
 
-/// Switches that the shard has not answered yet.
+/// Changes of options that the shard has not answered.
 #[derive(Default)]
 pub(super) struct Sets {
     waiting: Vec<(u32, Sender<Status>)>,
@@ -31,7 +31,7 @@ pub(super) struct Sets {
 
 impl Reactor {
     pub(super) fn on_question(&mut self, now: Instant, question: ControlQuery) {
-        // Whoever asked may have given up; then nobody hears the answer.
+        // The client may have given up; a send to it may fail.
         match question {
             ControlQuery::Device { device, volumes, answer } => {
                 if let Some(report) = self.report_device(now, device, &volumes) {
@@ -44,13 +44,13 @@ impl Reactor {
                 }
             }
             ControlQuery::Turns { answer } => {
-                let _ = answer.send(*self.parts.shard.turn_stats());
+                let _ = answer.send(*self.parts.driver.shard().turn_stats());
             }
             ControlQuery::Exports { answer } => {
                 let _ = answer.send(self.report_exports());
             }
             ControlQuery::Drain { volume, answer } => {
-                let bytes = self.parts.shard.dirty_bytes(volume).unwrap_or(0);
+                let bytes = self.parts.driver.shard().dirty_bytes(volume).unwrap_or(0);
                 let (told, status) = std::sync::mpsc::channel();
                 self.drain(volume, told);
                 let _ = answer.send((bytes, status));
@@ -71,18 +71,18 @@ impl Reactor {
                 self.set(answer, |token| Control::SetDirty { tunable, value, token });
             }
             ControlQuery::Cache { answer } => {
-                let shard = &self.parts.shard;
+                let shard = self.parts.driver.shard();
                 let report = CacheReport { cache: shard.cache_stats(), dirty: shard.dirty_stats() };
                 let _ = answer.send(report);
             }
             ControlQuery::Failed { volume, answer } => {
                 let mut ranges = Vec::new();
-                self.parts.shard.failed_ranges(volume, &mut ranges);
+                self.parts.driver.shard().failed_ranges(volume, &mut ranges);
                 let range = |(offset, len, error)| FailedRange { offset, len, error };
                 let _ = answer.send(ranges.into_iter().map(range).collect());
             }
             ControlQuery::Tell { control, answer } => {
-                // Before anything that is received later, as inputs are taken in order.
+                // Inputs are handled in order, so this precedes everything received later.
                 self.on_control(control);
                 let _ = answer.send(());
             }
@@ -101,7 +101,7 @@ impl Reactor {
         }
     }
 
-    /// Hands the shard a change that it will answer by its token.
+    /// Submits a change of an option, which the shard answers by its token.
     fn set(&mut self, answer: Sender<Status>, control: impl FnOnce(u32) -> Control) {
         let sets = &mut self.sets;
         if self.phase != ShutdownPhase::Running {
@@ -114,10 +114,10 @@ impl Reactor {
         sets.last_token = sets.last_token.wrapping_add(1);
         let token = sets.last_token;
         sets.waiting.push((token, answer));
-        self.inputs.push(Input::Control(control(token)));
+        self.parts.driver.push(Input::Control(control(token)));
     }
 
-    /// Passes the shard's answers on to those who wait for them.
+    /// Sends the shard's answers to their waiters.
     pub(super) fn answer_sets(&mut self) {
         for (token, status) in self.parts.io.sets.drain(..) {
             let waiting = &mut self.sets.waiting;
@@ -127,7 +127,7 @@ impl Reactor {
         }
     }
 
-    /// Nobody waits for a switch while the server stops.
+    /// Ends the waits of all pending changes.
     pub(super) fn abandon_sets(&mut self) {
         self.sets.waiting.clear();
     }
@@ -138,7 +138,7 @@ impl Reactor {
         device: DeviceId,
         volumes: &[VolumeId],
     ) -> Option<DeviceReport> {
-        let shard = &self.parts.shard;
+        let shard = self.parts.driver.shard();
         let (queue, tags) = shard.queue_stats(device)?;
         let mut ops = [OpCounts::default(); Op::COUNT];
         for stats in volumes.iter().filter_map(|volume| shard.stats(*volume)) {
@@ -155,7 +155,7 @@ impl Reactor {
     }
 
     fn report_volume(&self, volume: VolumeId) -> Option<VolumeReport> {
-        let shard = &self.parts.shard;
+        let shard = self.parts.driver.shard();
         let (unflushed, suspect) = shard.unflushed(volume)?;
         Some(VolumeReport { stats: shard.stats(volume)?.clone(), unflushed, suspect })
     }

@@ -1,13 +1,12 @@
-//! Where a shard's actions go in the server: its connections, its buffers, the rings to other shards.
+//! Connections, buffers and rings of a shard: the executor's [`ActionSink`].
 //!
-//! A connection's id says whose it is: shard (6 bits), generation (14), slot (12), so a reply for a connection that is gone
-//! finds nobody, and a bio that another shard sent is told from one of our own. The bytes of a foreign bio are the sender's;
-//! their span comes with the message and is kept until we say that the bio is done.
-
-use std::collections::HashMap;
+//! Ids of connections (`connection_id`) tell a bio of this shard from a foreign one, and a late reply to a closed
+//! connection from one to its successor in the slot. The memory of a foreign bio belongs to its sender; its span
+//! arrives with the message and is kept until the bio is done.
 
 use headworks_core::{BioId, Instant, Message, Notice, ReplyStage, ShardId, Status, WaitTimes};
 
+use super::foreign_spans::ForeignSpans;
 use crate::connection_id::{
     CONNECTIONS_MAX, OWN_FLUSHES, connection_id, is_of_shard, next_generation, slot_of,
 };
@@ -15,67 +14,67 @@ use crate::latency::exports::ExportLatencies;
 use crate::nbd::connection::Connection;
 use headworks::driver::{ActionSink, Consumer, Mapping, Pool, Producer, Span};
 
-/// What travels between shards: the message, and where the bytes of its bio lie.
+/// A message between shards, with the memory of its bio.
 #[derive(Clone, Copy, Debug)]
 pub struct Envelope {
-    /// For the shard.
+    /// The message for the shard.
     pub message: Message,
-    /// For its executor.
+    /// Memory of the message's bio, for the executor.
     pub span: Span,
 }
 
-/// The way to another shard.
+/// Both rings between this shard and another.
 pub struct Peer {
-    /// What goes there.
+    /// Ring to the other shard.
     pub producer: Producer<Envelope>,
-    /// What comes from there.
+    /// Ring from the other shard.
     pub consumer: Consumer<Envelope>,
-    /// Messages of this turn.
+    /// Messages of this turn that are not in the ring yet.
     pub outbox: Vec<Envelope>,
 }
 
 struct ConnectionSlot {
     generation: u32,
     connection: Option<Box<Connection>>,
-    /// It is on the list of those that have something to send.
+    /// The slot is in `to_send`.
     listed: bool,
 }
 
-/// Everything outside of the shard and its devices.
+/// What a shard's thread has beside the shard and its devices.
 pub struct ShardIo {
     shard: ShardId,
     places: Vec<ConnectionSlot>,
     free: Vec<u32>,
-    /// The buffers of this shard's connections.
+    /// Buffers of this shard's connections.
     pub pool: Pool,
-    /// The frames of this shard's cache.
+    /// Frames of this shard's cache.
     pub frames: Option<Mapping>,
-    /// Indexed by shard; none for ourselves.
+    /// Rings indexed by shard; none for the own shard.
     pub peers: Vec<Option<Peer>>,
-    foreign: HashMap<BioId, Span>,
-    /// The time of this turn: when what is answered now is answered.
+    foreign: ForeignSpans,
+    /// Start of the turn: the time of replies in this turn.
     pub now: Instant,
-    /// What clients waited for.
+    /// Wait times of this shard's exports.
     pub latency: ExportLatencies,
     /// When the shard wants `Input::Timer`.
     pub timer: Option<Instant>,
-    /// Connections that got replies and have not sent yet.
+    /// Slots with replies that are not sent yet.
     pub to_send: Vec<u32>,
-    /// Answers to our own flushes.
+    /// Completions of the shard's own flushes.
     pub own_flushes: Vec<(BioId, Status)>,
-    /// Answers to switches, by token; as many as were asked for, so none is left out.
+    /// Answers to changes of options, by token; bounded by the changes submitted.
     pub sets: Vec<(u32, Status)>,
-    /// What to tell the operator, bounded: a device that lies all the time does not fill the log.
+    /// Notices to be logged, bounded by `NOTICES_MAX`.
     pub notices: Vec<Notice>,
-    /// Notices that were left out.
+    /// Notices dropped beyond the bound.
     pub notices_lost: u64,
 }
 
-/// Notices kept per turn.
+/// Notices kept for one turn.
 const NOTICES_MAX: usize = 16;
 
 impl ShardIo {
-    /// A desk for up to `connections` clients.
+    /// Room for `connections` clients and `foreign_bios` bios of other shards.
     #[must_use]
     pub fn new(
         shard: ShardId,
@@ -83,6 +82,7 @@ impl ShardIo {
         pool: Pool,
         frames: Option<Mapping>,
         peers: Vec<Option<Peer>>,
+        foreign_bios: usize,
     ) -> Self {
         let connections = connections.min(CONNECTIONS_MAX);
         let places = (0..connections)
@@ -94,7 +94,7 @@ impl ShardIo {
             free: (0..connections as u32).rev().collect(),
             pool,
             frames,
-            foreign: HashMap::with_capacity(if peers.len() > 1 { 4096 } else { 0 }),
+            foreign: ForeignSpans::new(foreign_bios),
             peers,
             now: Instant(0),
             latency: ExportLatencies::default(),
@@ -107,13 +107,13 @@ impl ShardIo {
         }
     }
 
-    /// How many connections there are, dead ones included.
+    /// Number of connections, closed ones with buffers in use included.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Takes a connection in; gives it back when all places are taken.
+    /// Takes a connection in; returns it when all slots are taken.
     pub fn insert(&mut self, mut connection: Box<Connection>) -> Result<u32, Box<Connection>> {
         let Some(slot) = self.free.pop() else {
             return Err(connection);
@@ -125,7 +125,7 @@ impl ShardIo {
         Ok(slot)
     }
 
-    /// Takes a connection out.
+    /// Removes a connection; its counts stay with the export.
     pub fn remove(&mut self, slot: u32) -> Option<Box<Connection>> {
         let connection = self.places[slot as usize].connection.take()?;
         if let Some((export, table)) = connection.latency() {
@@ -141,12 +141,17 @@ impl ShardIo {
         Some((connection, &mut self.pool))
     }
 
-    /// The slots of all connections.
+    /// Whether completions of own flushes, answers to changes or notices wait to be passed on.
+    pub fn has_news(&self) -> bool {
+        !self.sets.is_empty() || !self.own_flushes.is_empty() || !self.notices.is_empty()
+    }
+
+    /// Slots of all connections.
     pub fn slots(&self) -> impl Iterator<Item = u32> + use<> {
         0..self.places.len() as u32
     }
 
-    /// Puts a connection on the list of those that have something to send.
+    /// Adds a connection to those that have something to send.
     pub fn list(&mut self, slot: u32) {
         let place = &mut self.places[slot as usize];
         if !std::mem::replace(&mut place.listed, true) {
@@ -154,21 +159,21 @@ impl ShardIo {
         }
     }
 
-    /// Takes the next connection off that list.
+    /// Removes and returns the next connection that has something to send.
     pub fn next_listed(&mut self) -> Option<u32> {
         let slot = self.to_send.pop()?;
         self.places[slot as usize].listed = false;
         Some(slot)
     }
 
-    /// A bio came from another shard, with the place of its bytes.
+    /// Records the memory of a foreign bio.
     pub fn keep_foreign(&mut self, envelope: &Envelope) {
         if let Message::Bio { bio, .. } = envelope.message {
             self.foreign.insert(bio.id, envelope.span);
         }
     }
 
-    /// Bios of other shards that are in our devices.
+    /// Number of foreign bios in this shard's devices.
     #[must_use]
     pub fn foreign(&self) -> usize {
         self.foreign.len()
@@ -191,7 +196,7 @@ impl ShardIo {
 unsafe impl ActionSink for ShardIo {
     fn buffer(&mut self, bio: BioId) -> Span {
         if !self.is_own(bio) {
-            return self.foreign.get(&bio).copied().unwrap_or(Span::EMPTY);
+            return self.foreign.get(bio).unwrap_or(Span::EMPTY);
         }
         if let Some(unit) = bio.unit() {
             return self.frames().frames_from(unit);
@@ -234,7 +239,7 @@ unsafe impl ActionSink for ShardIo {
         let span = match message {
             Message::Bio { bio, .. } if bio.op.buffer_len(bio.len) > 0 => self.buffer(bio.id),
             Message::Done { id, stage, .. } if stage != ReplyStage::Early => {
-                self.foreign.remove(&id);
+                self.foreign.remove(id);
                 Span::EMPTY
             }
             _ => Span::EMPTY,

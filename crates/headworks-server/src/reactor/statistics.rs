@@ -1,4 +1,4 @@
-//! A volume's statistics in words: a line for each operation that happened.
+//! Statistics of a volume as log lines, one for each operation that happened.
 
 use headworks_core::Op;
 use headworks_core::stats::{Stage, VolumeStats};

@@ -1,0 +1,109 @@
+//! The shard of a thread with what carries its actions out.
+//!
+//! Inputs are collected with [`ShardDriver::push`] and handled in order by [`ShardDriver::step`]. Invariant: every list of
+//! actions is carried out before the shard sees the next input.
+
+use headworks::driver::{DiskDone, DiskQueue, Executor};
+use headworks_core::{Change, ChangeError, Input, Instant, Shard};
+
+use super::shard_io::ShardIo;
+use crate::recorder::Recorder;
+
+/// A shard, its executor, its record and the inputs that it has not seen yet.
+pub struct ShardDriver {
+    shard: Shard,
+    executor: Executor,
+    recorder: Option<Recorder>,
+    inputs: Vec<Input>,
+    /// The batch that is being handled; its memory is kept.
+    batch: Vec<Input>,
+    /// A device, volume or export changed: the shard must run even without an input.
+    changed: bool,
+}
+
+impl ShardDriver {
+    /// A driver without inputs.
+    #[must_use]
+    pub fn new(shard: Shard, executor: Executor, recorder: Option<Recorder>) -> Self {
+        let (inputs, batch) = (Vec::with_capacity(4096), Vec::with_capacity(4096));
+        Self { shard, executor, recorder, inputs, batch, changed: false }
+    }
+
+    /// The shard, to be read.
+    pub fn shard(&self) -> &Shard {
+        &self.shard
+    }
+
+    /// The executor with the shard's devices.
+    pub fn executor(&mut self) -> &mut Executor {
+        &mut self.executor
+    }
+
+    /// Appends an input for the next step.
+    pub fn push(&mut self, input: Input) {
+        self.inputs.push(input);
+    }
+
+    /// The inputs of the next step, for connections that append theirs.
+    pub fn inputs(&mut self) -> &mut Vec<Input> {
+        &mut self.inputs
+    }
+
+    /// Whether inputs wait for the next step.
+    pub fn has_inputs(&self) -> bool {
+        !self.inputs.is_empty()
+    }
+
+    /// Earliest time at which a device wants to be called; none if no device does.
+    pub fn next_timeout(&mut self) -> Option<Instant> {
+        self.executor.next_timeout()
+    }
+
+    /// Passes a completed operation of the engine to its device.
+    pub fn on_disk(&mut self, now: Instant, done: DiskDone, disk: &mut dyn DiskQueue) {
+        self.executor.on_disk(now, done, disk, &mut self.inputs);
+    }
+
+    /// Calls the devices whose time has come.
+    pub fn on_timeout(&mut self, now: Instant, disk: &mut dyn DiskQueue) {
+        if self.executor.next_timeout().is_some_and(|at| at <= now) {
+            self.executor.on_timeout(now, disk, &mut self.inputs);
+        }
+    }
+
+    /// Changes devices, volumes or exports between two batches.
+    ///
+    /// # Errors
+    /// The shard refuses the change.
+    pub fn change(&mut self, now: Instant, change: &Change) -> Result<(), ChangeError> {
+        let result = self.shard.change(now, change);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.note_change(now, change);
+        }
+        self.changed = true;
+        result
+    }
+
+    /// Handles inputs and carries out actions until devices that complete at once add no further input.
+    pub fn step(&mut self, now: Instant, io: &mut ShardIo, disk: &mut dyn DiskQueue) {
+        while !self.inputs.is_empty() || std::mem::take(&mut self.changed) {
+            std::mem::swap(&mut self.inputs, &mut self.batch);
+            self.shard.handle(now, &self.batch);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.note(now, &self.batch, self.shard.actions());
+            }
+            self.batch.clear();
+            io.now = now;
+            self.executor.run(now, self.shard.actions(), io, disk, &mut self.inputs);
+            self.shard.clear_actions();
+        }
+    }
+
+    /// Ends the record, if one is written; returns the hash of all actions.
+    ///
+    /// # Errors
+    /// A part of the record could not be written.
+    pub fn finish_record(&mut self) -> Option<std::io::Result<u64>> {
+        self.recorder.as_mut().map(Recorder::finish)
+    }
+}

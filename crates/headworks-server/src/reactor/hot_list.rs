@@ -1,0 +1,101 @@
+//! Per-connection state of the reactor, and the list of connections that are tried every turn.
+//!
+//! Invariant: a slot is in the hot list exactly if its state says so, and at most once.
+
+use headworks_core::ExportId;
+
+/// Reason why a connection is not read from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum ReadPause {
+    /// It is read from.
+    #[default]
+    No,
+    /// Its requests in flight and unsent replies are at their bound.
+    Full,
+    /// It waits in the buffer queue.
+    NoBuffer,
+}
+
+/// State of a connection, by slot.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ConnectionState {
+    hot: bool,
+    /// Why it is not read from, if it is not.
+    pub pause: ReadPause,
+    /// The last send filled the socket.
+    pub blocked: bool,
+    /// The export of the client, until the connection is freed.
+    pub export: Option<ExportId>,
+}
+
+impl ConnectionState {
+    /// Whether the connection is tried every turn.
+    pub fn is_hot(&self) -> bool {
+        self.hot
+    }
+}
+
+/// States of all slots, and the hot list.
+pub(super) struct HotList {
+    states: Vec<ConnectionState>,
+    hot: Vec<u32>,
+}
+
+impl HotList {
+    /// A list for slots below `slots`.
+    pub fn new(slots: usize) -> Self {
+        Self { states: vec![ConnectionState::default(); slots], hot: Vec::with_capacity(slots) }
+    }
+
+    /// State of a slot.
+    pub fn state(&self, slot: u32) -> &ConnectionState {
+        &self.states[slot as usize]
+    }
+
+    /// State of a slot, to be changed.
+    pub fn state_mut(&mut self, slot: u32) -> &mut ConnectionState {
+        &mut self.states[slot as usize]
+    }
+
+    /// States of all slots.
+    pub fn states(&self) -> impl Iterator<Item = &ConnectionState> {
+        self.states.iter()
+    }
+
+    /// Resets the state for a new connection. The slot may still be hot from the connection before.
+    pub fn reset(&mut self, slot: u32) {
+        let state = &mut self.states[slot as usize];
+        *state = ConnectionState { hot: state.hot, ..ConnectionState::default() };
+    }
+
+    /// Tries a connection every turn from now on.
+    pub fn heat(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.states[slot as usize].hot, true) {
+            self.hot.push(slot);
+        }
+    }
+
+    /// The slot at `index` of the hot list.
+    pub fn get(&self, index: usize) -> Option<u32> {
+        self.hot.get(index).copied()
+    }
+
+    /// Removes the slot at `index`; the last one takes its place.
+    pub fn cool(&mut self, index: usize) {
+        let slot = self.hot.swap_remove(index);
+        let was_hot = std::mem::replace(&mut self.states[slot as usize].hot, false);
+        debug_assert!(was_hot, "a slot is in the list once");
+    }
+
+    /// Removes a slot from the list; none if it is empty.
+    pub fn pop(&mut self) -> Option<u32> {
+        let slot = self.hot.pop()?;
+        self.states[slot as usize].hot = false;
+        Some(slot)
+    }
+
+    /// Whether no connection is hot.
+    pub fn is_empty(&self) -> bool {
+        self.hot.is_empty()
+    }
+}
