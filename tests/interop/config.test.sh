@@ -147,7 +147,7 @@ check "what needs a new start is said" said "shards changed in the configuration
 check "what was written is still served" served
 printf '[[export]]\nname = "new"\nmem.size = "1M"\n' >"$DIR/main.d/20.toml"
 check "a file with another image for an export is loaded" reload
-check "the export stays as it is, which is said" said "export new not changed: its image and its device differs"
+check "the export stays as it is, which is said" said "export new not changed: its image and its device changed"
 rm "$DIR/main.d/10.toml" "$DIR/main.d/20.toml"
 cp "$DIR/good" "$FILE"
 check "the first file is loaded again" reload

@@ -119,7 +119,7 @@ def limit():
         began = time.monotonic()
         for _ in range(5200):
             Raw(URI, timeout=10).socket.close()
-        until("nothing is left out", lambda: lines_with("more messages about clients were left out") > 0)
+        until("nothing is left out", lambda: lines_with("more messages about clients suppressed") > 0)
         assert lines_with("too many connections") <= 5010 + 2 * (time.monotonic() - began), lines_with("too many connections")
         present.pop().close()
         # Its place is free when the server has heard of it.

@@ -23,7 +23,7 @@ at_end() {
 trap at_end EXIT
 
 told() { # what the log says of A: b for what could not be written out, e for its end
-    sed -nE 's/.*export a: nothing is left that could not be written out.*/e/p; s/.*export a: [0-9]+ acknowledged bytes could not .*/b/p' "$LOG" |
+    sed -nE 's/.*export a: all failed write-back has been written.*/e/p; s/.*export a: [0-9]+ acknowledged bytes could not .*/b/p' "$LOG" |
         tr -d '\n'
 }
 told_end() { [[ $(told) == *e ]]; }

@@ -78,7 +78,7 @@ if command -v nbdkit >/dev/null; then
     nbdkit -f -U "$SOCKET" --mask-handshake=0 memory 5M &
     NBDKIT=$!
     check "nbdkit is up" wait_until 10 nbdinfo --size "$(at '')"
-    check "a server of the oldest kind is not believed" refused "from before 2013" "$HEADWORKS" info "$(at '')"
+    check "a server of the oldest kind is not believed" refused "oldstyle handshake" "$HEADWORKS" info "$(at '')"
     kill $NBDKIT
     wait $NBDKIT 2>/dev/null
     rm -f "$SOCKET"
@@ -86,7 +86,7 @@ if command -v nbdkit >/dev/null; then
     NBDKIT=$!
     check "nbdkit without structured replies is up" wait_until 10 nbdinfo --size "$(at '')"
     check "it is told as nbdinfo tells it" same_lines "$(at '')"
-    check "it has no map" refused "does not tell what its blocks are" "$HEADWORKS" info --map "$(at '')"
+    check "it has no map" refused "does not support base:allocation" "$HEADWORKS" info --map "$(at '')"
     kill $NBDKIT
     wait $NBDKIT 2>/dev/null
     rm -f "$SOCKET"

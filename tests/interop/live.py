@@ -220,7 +220,7 @@ def changes():
         same_bytes(bytes(new.pread(BLOCK, 3 * MIB - BLOCK)), b"2" * BLOCK)
         same_bytes(bytes(new.pread(BLOCK, 2 * MIB)), bytes(BLOCK))
         assert "3 MiB" in new.get_export_description(), new.get_export_description()
-        refused("EINVAL", "shorter", "resize", export="grow", size="2M")
+        refused("EINVAL", "shrink", "resize", export="grow", size="2M")
         refused("EINVAL", "size", "resize", export="grow", size="2X")
         # Somebody else made it longer.
         os.truncate(image("grow"), 5 * MIB)

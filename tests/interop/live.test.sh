@@ -41,14 +41,14 @@ check "a name that is taken" fails 1 'already.*EEXIST' add "more=$IMAGES/other.i
 check "a file that is not there" fails 1 'does not exist' add "$IMAGES/nothing.img"
 check "words that are none" fails 1 'size.*EINVAL' add "x=mem:size=many"
 check "a fake without a size" fails 1 'needs a size' add x=null:
-check "another caching of a file that is served" fails 1 'cache=writeback already.*EINVAL' add "x=file:path=$IMAGES/more.img,cache=none"
+check "another caching of a file that is served" fails 1 'already served with cache=writeback.*EINVAL' add "x=file:path=$IMAGES/more.img,cache=none"
 check "no words: exit 2" bash -c '"$1" ctl "$2" remove; [ $? -eq 2 ]' - "$HEADWORKS" "$CONTROL"
 check "remove" says '^more: removed; its image is closed$' remove more
 check "it is unlocked" writable "$IMAGES/more.img"
 check "and not there any more" fails 1 'no export .more.; there are base.*ENOENT' remove more
 check "resize" says '^base: 16 MiB before, 32 MiB now$' resize base 32M
 check "a new client is told" bash -c 'nbdinfo --size "$1" | grep -qx 33554432' - "$URI"
-check "never shorter" fails 1 'does not become shorter.*EINVAL' resize base 16M
+check "never shorter" fails 1 'cannot shrink.*EINVAL' resize base 16M
 check "drain" says '^0 bytes written out and flushed in [0-9.]+ s$' drain
 check "JSON" bash -c '"$1" ctl --json "$2" exports | "$3" -c "import json, sys; assert json.load(sys.stdin)[0][\"size\"] == 32 << 20"' - "$HEADWORKS" "$CONTROL" "$PYTHON"
 live slow

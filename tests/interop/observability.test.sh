@@ -24,13 +24,13 @@ check "the start message names the page" test -n "$PAGE"
 tells() { grep -Eq " export $1: $2" "$LOG"; }
 kill -USR1 "$SERVER"
 for name in slow fast idle; do
-    check "SIGUSR1 before anybody came: a line for $name" wait_until 10 tells $name 'nothing has been asked of its device yet'
+    check "SIGUSR1 before anybody came: a line for $name" wait_until 10 tells $name 'no request has reached its device yet'
 done
 check "reads of a slow device" load slow --rw randread --iodepth 4 --runtime 1
 kill -USR1 "$SERVER"
 check "SIGUSR1 afterwards: the line of what was asked" wait_until 10 tells slow 'read: [0-9]+ bios in '
 check "why says device" blames device slow
-check "an export that nobody uses" sh -c '"$1" ctl "$2" why idle | grep -q "^idle: no request was answered"' - "$HEADWORKS" "$CONTROL"
+check "an export that nobody uses" sh -c '"$1" ctl "$2" why idle | grep -q "^idle: no request completed"' - "$HEADWORKS" "$CONTROL"
 check "no such export: one sentence" sh -c '! "$1" ctl "$2" why nobody 2>&1 >/dev/null | grep -qv "^headworks: error: there is no export .nobody.; there are slow, fast, idle"' - "$HEADWORKS" "$CONTROL"
 ctl set exports/slow/queue/nr_requests 1 >/dev/null
 check "more reads than tags" load slow --rw randread --iodepth 16 --runtime 1

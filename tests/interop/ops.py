@@ -383,7 +383,7 @@ def stopped_twice():
                 os.waitpid(shard, WALL)
             assert server.wait() == 1
             assert "4096 bytes (4 KiB) were not written" in server.said(), server.said()
-            assert "not known" not in server.said(), server.said()
+            assert "unknown whether" not in server.said(), server.said()
         shutil.rmtree(at)
 
 
@@ -424,7 +424,7 @@ def privileges():
 
     @case
     def _():
-        """the control socket is for the server's user and root, whatever its file's mode"""
+        """the control socket accepts only the server's user and root, whatever its file's mode"""
         at = folder()
         with Served(["mem:size=1M", "-U", at + "/nbd", "--control", at + "/ctl"]) as server:
             server.until_said("uri: ")
@@ -434,7 +434,7 @@ def privileges():
             assert asked(at + "/ctl")
             shown = as_user(NOBODY, lambda: subprocess.run(
                 [HEADWORKS, "ctl", at + "/ctl", "stats"], capture_output=True, text=True, check=False).stderr)
-            assert shown.startswith("headworks: error: the control socket is for ") and shown.count("\n") == 1, shown
+            assert shown.startswith("headworks: error: the control socket accepts only ") and shown.count("\n") == 1, shown
             assert server.stop() == 0
         shutil.rmtree(at)
 
@@ -559,7 +559,7 @@ def logs():
             os.kill(server.pid, signal.SIGHUP)
             assert level().stdout == "error\n"
             assert server.stop() == 0
-            assert "load again" not in server.said()
+            assert "reload ignored" not in server.said()
         shutil.rmtree(at)
 
     @case

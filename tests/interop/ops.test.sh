@@ -36,7 +36,7 @@ fi
 serve --stop-timeout 3 --set io_timeout=100 "slow=delay:flush=3600s,of=mem:size=1M"
 stop_with TERM
 check "a stop ends at its time though a device never answers" test "$STATUS" -eq 1
-check "which is told once, by name" test "$(grep -c 'export slow: the last flush takes long' "$LOG")" -eq 1
+check "which is told once, by name" test "$(grep -c 'export slow: the final flush is slow' "$LOG")" -eq 1
 check "and nothing else is told again and again" test "$(wc -l <"$LOG")" -lt 12
 no_panic
 

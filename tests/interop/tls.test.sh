@@ -56,7 +56,7 @@ check "a client of another CA is refused" refused "the other side refused" "$(tc
 check "libnbd of another CA, too" foreign_refused "$(unix a "$mixed")"
 check "a client does not believe a server of another CA" refused "UnknownIssuer" "$(tcp a "$DIR/strangers")"
 check "nor one whose name is another" refused "not valid for name" "$(tcp a)&tls-hostname=elsewhere"
-check "a plain client is told to use TLS" refused "it wants TLS" "nbd://localhost:$port/a"
+check "a plain client is told to use TLS" refused "it requires TLS" "nbd://localhost:$port/a"
 check "a plain libnbd is refused" foreign_refused "nbd+unix:///a?socket=$SOCKET"
 
 script tls.py "$SOCKET" "$DIR"

@@ -39,7 +39,7 @@ impl MetaContexts {
         }
         let invalid = option_reply::ERR_INVALID;
         if !structured {
-            return refuse(out, option, invalid, "structured replies must be asked for first");
+            return refuse(out, option, invalid, "structured replies must be negotiated first");
         }
         let Some((name, queries)) = parse(body) else {
             return refuse(out, option, invalid, "the option's lengths do not add up");

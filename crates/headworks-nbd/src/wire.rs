@@ -296,7 +296,7 @@ impl NbdError {
             NbdError::NoMemory => "the server has no slot or memory left",
             NbdError::Invalid => "invalid request",
             NbdError::NoSpace => "no space left on the device",
-            NbdError::Overflow => "too long for a reply in one piece",
+            NbdError::Overflow => "too long for an unfragmented reply",
             NbdError::NotSupported => "operation not supported",
             NbdError::ShutDown => "the server is shutting down",
         }

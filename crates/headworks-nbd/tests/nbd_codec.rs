@@ -507,7 +507,7 @@ fn protocol_violations_are_reported() {
         assert!(error.contains(part), "{error}");
     };
     let honest = Faults::default();
-    ends(Faults { nonsense_every: Some(50), ..honest }, "nobody's request");
+    ends(Faults { nonsense_every: Some(50), ..honest }, "matches no request");
     ends(Faults { close_after: Some(50), ..honest }, "closed the connection");
 }
 

@@ -173,7 +173,7 @@ pub(super) fn launch(
     let mut wakers: Vec<Option<Waker>> = starts.iter().map(|_| None).collect();
     let (mut line, mut pages) = (String::new(), None);
     for _ in 0..starts.len() {
-        let died = |_| ConfigError::new("shards", "a thread died at its start");
+        let died = |_| ConfigError::new("shards", "a thread panicked at its start");
         let (shard, result) = openings.recv().map_err(died)?;
         let opened = result?;
         line = opened.engine;

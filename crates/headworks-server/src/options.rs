@@ -149,7 +149,7 @@ impl ServerOptions {
         // Of a stop 0 is however long. Here it would end every client at the next tick.
         let patience = [("handshake-timeout", self.handshake_ns), ("stall-timeout", self.stall_ns)];
         if let Some((name, _)) = patience.into_iter().find(|(_, ns)| *ns == 0) {
-            let message = "0 would end every client at once; say 10s, or as long as you like";
+            let message = "0 would disconnect every client at once; use 10s or more";
             return Err(ConfigError::new(name, message));
         }
         // Two of the largest requests: one and the reserve, and one connection's share is at least one.

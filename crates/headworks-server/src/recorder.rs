@@ -115,7 +115,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
     let damaged = |what: &str| ConfigError::new("record", format!("{}: {what}", path.display()));
     let file = File::open(path).map_err(|error| damaged(&error.to_string()))?;
     let mut reader = BufReader::with_capacity(1 << 20, file);
-    let head = read_head(&mut reader).ok_or_else(|| damaged("this is no record of headworks"))?;
+    let head = read_head(&mut reader).ok_or_else(|| damaged("not a record of headworks"))?;
     let mut shard = Shard::new(ShardConfig::from_lines(&head)?)?;
     let (mut hash, mut inputs) = (RunHash::default(), Vec::new());
     let mut replayed = Replayed { batches: 0, inputs: 0, hash: 0, recorded: None };
@@ -126,19 +126,19 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
         }
         if now == CHANGE {
             if count > LINE_MAX {
-                return Err(damaged("a change is longer than any can be"));
+                return Err(damaged("a change is too long"));
             }
             let Some((now, line)) = read_change(&mut reader, count) else {
                 break;
             };
             let change = line.ok().and_then(|line| Change::from_line(&line).ok());
-            let change = change.ok_or_else(|| damaged("a change is none"))?;
+            let change = change.ok_or_else(|| damaged("a change is malformed"))?;
             // One that was refused then is refused now.
             let _ = shard.change(now, &change);
             continue;
         }
         if count > BATCH_MAX {
-            return Err(damaged("a batch is longer than any can be"));
+            return Err(damaged("a batch is too long"));
         }
         inputs.clear();
         for _ in 0..count {
@@ -146,7 +146,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
             let Some(words) = read_words(&mut reader) else {
                 break;
             };
-            let input = decode(&words as &Words).ok_or_else(|| damaged("an input is none"))?;
+            let input = decode(&words as &Words).ok_or_else(|| damaged("an input is malformed"))?;
             inputs.push(input);
         }
         if inputs.len() as u64 != count {
@@ -267,10 +267,10 @@ mod tests {
         let mut damaged = bytes.clone();
         damaged[at + 24] = b'x';
         std::fs::write(&path, &damaged).unwrap();
-        assert!(replay(&path).unwrap_err().message.contains("a change is none"));
+        assert!(replay(&path).unwrap_err().message.contains("a change is malformed"));
         damaged[at + 12] = 1;
         std::fs::write(&path, &damaged).unwrap();
-        assert!(replay(&path).unwrap_err().message.contains("longer than any"));
+        assert!(replay(&path).unwrap_err().message.contains("too long"));
         std::fs::write(&path, &bytes[..at + 30]).unwrap();
         assert_eq!(replay(&path).unwrap().batches, 1, "cut off within a change");
         std::fs::remove_file(path).unwrap();
@@ -284,7 +284,7 @@ mod tests {
         let replayed = replay(&path).unwrap();
         assert_eq!((replayed.batches, replayed.recorded), (49, None));
         std::fs::write(&path, b"something else").unwrap();
-        assert!(replay(&path).unwrap_err().message.contains("no record"));
+        assert!(replay(&path).unwrap_err().message.contains("not a record"));
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -196,7 +196,7 @@ impl Server {
     /// Has every shard log the statistics of its volumes.
     pub fn tell_statistics(&self) {
         if self.service.tree().exports.is_empty() {
-            tracing::info!("there is no export now, so there are no statistics");
+            tracing::info!("no statistics: the server has no exports");
         }
         self.shared.send_all(|| ControlMessage::Statistics);
     }
@@ -270,13 +270,13 @@ impl Server {
         }
         for thread in self.threads {
             if thread.join().is_err() {
-                return Err("a shard's thread has died".into());
+                return Err("a shard thread panicked; see the messages above".into());
             }
         }
         match self.shared.failures() {
             0 => Ok(()),
             failures => {
-                Err(format!("{failures} of the last flushes failed; see the messages above"))
+                Err(format!("{failures} final flushes failed; see the messages above"))
             }
         }
     }

@@ -254,7 +254,7 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, ClientError> {
     workers.into_iter().for_each(Worker::goodbye);
     let shared = export.flags.contains(TransmissionFlags::CAN_MULTI_CONN);
     let warning = (options.threads > 1 && !shared)
-        .then(|| "the server does not promise that several connections see one disk".to_owned());
+        .then(|| "the server does not advertise multi-conn: writes of one connection may not be visible on others".to_owned());
     Ok(BenchReport { export, run, read_back, warning })
 }
 

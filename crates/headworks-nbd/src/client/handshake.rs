@@ -93,11 +93,11 @@ impl OptionNegotiation {
         let mut greeting = [0; GREETING_BYTES];
         socket.read_exact(&mut greeting)?;
         if be64(&greeting, 0) != INIT_MAGIC {
-            return Err(protocol("it does not greet like an NBD server"));
+            return Err(protocol("it does not send the greeting of an NBD server"));
         }
         let flags = be16(&greeting, 16);
         if be64(&greeting, 8) != OPTION_MAGIC || flags & handshake_flags::FIXED_NEWSTYLE == 0 {
-            return Err(protocol("it speaks only the handshake from before 2013"));
+            return Err(protocol("it supports only the oldstyle handshake"));
         }
         let ours = flags & (handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES);
         socket.write_all(&u32::from(ours).to_be_bytes())?;
@@ -253,7 +253,7 @@ impl OptionNegotiation {
             match kind {
                 option_reply::INFO => sized |= learn(&mut export, &data)?,
                 option_reply::ACK if sized => return Ok(Ok(export)),
-                option_reply::ACK => return Err(protocol("it did not tell the export's size")),
+                option_reply::ACK => return Err(protocol("it did not send the size of the export")),
                 _ if kind & option_reply::ERROR_BIT != 0 => return Ok(Err((kind, data))),
                 _ => return Err(unexpected(kind)),
             }
@@ -274,7 +274,7 @@ impl OptionNegotiation {
         self.socket.read_exact(&mut header)?;
         let (kind, len) = (be32(&header, 12), be32(&header, 16));
         if be64(&header, 0) != OPTION_REPLY_MAGIC || be32(&header, 8) != code {
-            return Err(protocol("it answers something other than what was asked"));
+            return Err(protocol("it replied to another option"));
         }
         if len > REPLY_BYTES_MAX {
             return Err(protocol(format!("it answers an option with {len} bytes")));
@@ -337,12 +337,12 @@ fn refused(kind: u32, data: &[u8]) -> ClientError {
     let said = String::from_utf8_lossy(data).replace(char::is_control, " ");
     let meaning = match kind {
         option_reply::ERR_UNSUP => "it does not know the option",
-        option_reply::ERR_POLICY => "it is set up not to do that",
-        option_reply::ERR_INVALID => "it finds the option malformed",
-        option_reply::ERR_TLS_REQD => "it wants TLS: use nbds or nbds+unix",
+        option_reply::ERR_POLICY => "its policy forbids the option",
+        option_reply::ERR_INVALID => "it rejects the option as malformed",
+        option_reply::ERR_TLS_REQD => "it requires TLS: use nbds or nbds+unix",
         option_reply::ERR_UNKNOWN => "it has no such export",
-        option_reply::ERR_TOO_BIG => "it finds the option too long",
-        _ if kind & option_reply::ERROR_BIT != 0 => "it does not say why",
+        option_reply::ERR_TOO_BIG => "it rejects the option as too long",
+        _ if kind & option_reply::ERROR_BIT != 0 => "it gives no reason",
         _ => return unexpected(kind),
     };
     let said = if said.is_empty() { meaning.to_owned() } else { format!("{meaning} ({})", said) };

@@ -230,7 +230,7 @@ impl Client {
         loop {
             let reply = self.next_reply()?;
             if reply.cookie() != self.cookie {
-                return Err(protocol("a reply to nobody's request"));
+                return Err(protocol("a reply that matches no request"));
             }
             match reply {
                 Reply::Simple { error: Some(error), .. } => {
@@ -250,11 +250,11 @@ impl Client {
                 }
                 Reply::Failed { error, .. } => outcome = Err(ClientError::Request(error)),
                 Reply::Nothing { .. } => {}
-                Reply::Status { .. } => return Err(protocol("a status that nobody asked for")),
+                Reply::Status { .. } => return Err(protocol("an unrequested block status")),
             }
             if reply.is_last() {
                 if outcome.is_ok() && got != buffer.len() as u64 {
-                    return Err(protocol("a read was answered in part"));
+                    return Err(protocol("a read was answered only in part"));
                 }
                 return outcome;
             }
@@ -278,7 +278,7 @@ impl Client {
 }
 
 fn request_len(len: usize) -> Result<u32, ClientError> {
-    u32::try_from(len).map_err(|_| ClientError::Usage(format!("{len} bytes are no single request")))
+    u32::try_from(len).map_err(|_| ClientError::Usage(format!("{len} bytes do not fit in one request")))
 }
 
 /// Returns the part of a read's buffer that a chunk covers.
@@ -286,5 +286,5 @@ fn piece(buffer: &mut [u8], base: u64, offset: u64, len: u32) -> Result<&mut [u8
     let start = offset.checked_sub(base).and_then(|start| usize::try_from(start).ok());
     start
         .and_then(|start| buffer.get_mut(start..start.checked_add(len as usize)?))
-        .ok_or_else(|| protocol("a chunk lies outside what was asked for"))
+        .ok_or_else(|| protocol("a chunk outside the requested range"))
 }

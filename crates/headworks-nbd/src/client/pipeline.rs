@@ -331,15 +331,15 @@ impl Pipeline {
     fn on_reply(&mut self, reply: Reply, finished: &mut Vec<Finished>) -> Result<(), ClientError> {
         let index = (reply.cookie() & SLOT_MASK) as usize;
         let Some(slot) = self.slots.get_mut(index) else {
-            return Err(protocol("a reply to nobody's request"));
+            return Err(protocol("a reply that matches no request"));
         };
         if slot.cookie != reply.cookie() || slot.command == Command::Disconnect {
-            return Err(protocol("a reply to nobody's request"));
+            return Err(protocol("a reply that matches no request"));
         }
         let is_read = slot.command == Command::Read;
         match reply {
             Reply::Simple { .. } if is_read && self.structured => {
-                return Err(protocol("a simple reply to a read, though structured was agreed"));
+                return Err(protocol("a simple reply to a read, though structured replies were negotiated"));
             }
             Reply::Simple { error: None, .. } if is_read => {
                 slot.got = slot.len;
@@ -350,13 +350,13 @@ impl Pipeline {
             Reply::Simple { error, .. } => slot.error = error,
             Reply::Failed { error, .. } => slot.error = Some(error),
             Reply::Nothing { .. } => {}
-            Reply::Status { .. } => return Err(protocol("a status that nobody asked for")),
+            Reply::Status { .. } => return Err(protocol("an unrequested block status")),
             Reply::Data { offset, len, .. } | Reply::Hole { offset, len, .. } => {
                 let at = offset.wrapping_sub(slot.offset);
                 let inside =
                     at <= u64::from(slot.len) && u64::from(len) <= u64::from(slot.len) - at;
                 if !is_read || !inside || len > slot.len - slot.got {
-                    return Err(protocol("a chunk lies outside what was asked for"));
+                    return Err(protocol("a chunk outside the requested range"));
                 }
                 slot.got += len;
                 let (at, left) = (at as usize, len as usize);
@@ -379,7 +379,7 @@ impl Pipeline {
         let slot = &mut self.slots[index];
         let complete = slot.got == slot.len || slot.command != Command::Read;
         if !complete && slot.error.is_none() {
-            return Err(protocol("a read was answered in part"));
+            return Err(protocol("a read was answered only in part"));
         }
         // A second reply with this cookie is an error.
         slot.command = Command::Disconnect;

@@ -87,7 +87,7 @@ pub fn parse(bytes: &[u8]) -> Result<Next, ClientError> {
             Ok(Next::Reply(SIMPLE_REPLY_BYTES, reply))
         }
         STRUCTURED_REPLY_MAGIC => parse_chunk(bytes),
-        magic => Err(protocol(format!("{magic:#010x} stands where a reply must begin"))),
+        magic => Err(protocol(format!("{magic:#010x} in place of the magic number of a reply"))),
     }
 }
 

@@ -23,7 +23,7 @@ impl Client {
         flags: CommandFlags,
     ) -> Result<Vec<Extent>, ClientError> {
         let Some(context) = self.export.allocation else {
-            return Err(ClientError::Refused("it does not tell what its blocks are".into()));
+            return Err(ClientError::Refused("it does not support base:allocation".into()));
         };
         let header = self.header(Command::BlockStatus, flags, (offset, len));
         self.socket.write_all(&header.encode())?;
@@ -31,14 +31,14 @@ impl Client {
         loop {
             let reply = self.next_reply()?;
             if reply.cookie() != self.cookie {
-                return Err(protocol("a reply to nobody's request"));
+                return Err(protocol("a reply that matches no request"));
             }
             match reply {
                 Reply::Status { context: told, len, .. } => {
                     let mut bytes = vec![0; len as usize];
                     self.socket.read_exact(&mut bytes)?;
                     if told != context || !extents.is_empty() {
-                        return Err(protocol("a status that nobody asked for"));
+                        return Err(protocol("an unrequested block status"));
                     }
                     extents.extend(bytes.chunks_exact(8).map(|bytes| Extent {
                         len: be32(bytes, 0),
@@ -49,7 +49,7 @@ impl Client {
                     failed = Some(error);
                 }
                 Reply::Nothing { .. } => {}
-                _ => return Err(protocol("data that nobody asked for")),
+                _ => return Err(protocol("unrequested data")),
             }
             if reply.is_last() {
                 break;
@@ -60,7 +60,7 @@ impl Client {
             None if extents.iter().all(|extent| extent.len > 0) && !extents.is_empty() => {
                 Ok(extents)
             }
-            None => Err(protocol("a status of nothing")),
+            None => Err(protocol("an empty block status")),
         }
     }
 

@@ -32,7 +32,7 @@ impl TlsAcceptor {
             return Ok(None);
         }
         let Some(directory) = options.certificates.clone() else {
-            let message = "name the directory of server-cert.pem and server-key.pem";
+            let message = "TLS needs the directory of server-cert.pem and server-key.pem";
             return Err(ConfigError::new("tls-certificates", message));
         };
         let config = read(&directory, options.verify_peer)

@@ -53,7 +53,7 @@ pub fn authorities(directory: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(&path)? {
         roots.add(certificate).map_err(|error| {
-            format!("{} has a certificate that is not usable: {error}", path.display())
+            format!("{} contains an unusable certificate: {error}", path.display())
         })?;
     }
     Ok(roots)

@@ -39,7 +39,7 @@ impl From<rustls::Error> for TlsError {
     fn from(error: rustls::Error) -> Self {
         Self(match error {
             rustls::Error::AlertReceived(alert) => format!("the other side refused ({alert:?})"),
-            rustls::Error::NoCertificatesPresented => "the client showed no certificate".into(),
+            rustls::Error::NoCertificatesPresented => "the client sent no certificate".into(),
             other => other.to_string(),
         })
     }
@@ -123,11 +123,11 @@ impl Session {
     /// The handshake is incomplete, or too much is unsent.
     pub fn seal(&mut self, plaintext: &[u8]) -> Result<(), TlsError> {
         if self.is_handshaking() {
-            return Err(TlsError("there are no keys yet".into()));
+            return Err(TlsError("the keys are not negotiated yet".into()));
         }
         match self.connection.writer().write(plaintext)? {
             count if count == plaintext.len() => Ok(()),
-            _ => Err(TlsError("more was sealed than is kept".into())),
+            _ => Err(TlsError("too much encrypted data is buffered".into())),
         }
     }
 
@@ -301,7 +301,7 @@ mod tests {
             (anybody.clone(), Some("localhost"), false, None),
             (anybody, Some("localhost"), true, Some("invalid peer certificate")),
             (nobody.trust(), None, false, None),
-            (nobody.trust(), None, true, Some("the client showed no certificate")),
+            (nobody.trust(), None, true, Some("the client sent no certificate")),
         ];
         for (index, (trust, host, verify_peer, complaint)) in cases.into_iter().enumerate() {
             let mut client = trust.session(host).unwrap();

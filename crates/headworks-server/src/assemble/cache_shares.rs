@@ -74,7 +74,7 @@ pub fn divide(
     if !caching.is_empty() && units < CacheOptions::UNITS_MIN {
         let shards = caching.len();
         let message = format!(
-            "{} bytes are less than 1 MiB for each of {shards} threads that cache; 0 is no cache",
+            "{} bytes are less than 1 MiB for each of the {shards} caching threads; use more, or 0 for no cache",
             spec.bytes
         );
         return Err(ConfigError::new("cache", message));
@@ -131,7 +131,7 @@ mod tests {
     fn too_small_a_share_is_refused_and_so_is_too_little_dirty() {
         let two = config(2, &[(0, WriteMode::Writeback), (1, WriteMode::Writeback)]);
         let error = divide(&two, &spec((2 << 20) - 1)).unwrap_err();
-        assert!(error.to_string().contains("each of 2 threads"), "{error}");
+        assert!(error.to_string().contains("each of the 2 caching threads"), "{error}");
         let mut little = spec(2 << 20);
         DirtyTunable::Bytes.set(&mut little.dirty, 8192).unwrap();
         assert_eq!(divide(&two, &little).unwrap_err().option, "dirty_bytes");

@@ -90,7 +90,7 @@ pub(crate) fn shown_name(name: &str) -> &str {
 /// What is wrong with two exports that the operator could not tell from each other.
 fn twins(one: &str, other: &str) -> String {
     match one == other {
-        true => format!("two exports are called `{one}`; name them NAME=SPEC"),
+        true => format!("two exports are named `{one}`; give each its own name with NAME=SPEC"),
         false => format!(
             "one export is called `{DEFAULT}` and another has no name, for which `ctl` and metrics say `{DEFAULT}`; \
              call one of them otherwise"
@@ -116,7 +116,7 @@ impl ExportSpec {
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         match (&self.spec.base, self.spec.size()) {
             (_, Some(0)) => {
-                Err(ConfigError::new("size", "0 bytes are nothing to serve; try size=1G"))
+                Err(ConfigError::new("size", "a size of 0 cannot be served; use size=1G"))
             }
             (BaseDevice::Null { .. }, None) => Err(no_size("null")),
             (BaseDevice::Mem { .. }, None) => Err(no_size("mem")),

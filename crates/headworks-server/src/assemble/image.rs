@@ -98,7 +98,7 @@ impl VolumeOrigin {
             Err(ConfigError::new(key, message))
         };
         if export.spec.wrappers != self.spec.wrappers {
-            return differs("of", ": each has to be wrapped in the same");
+            return differs("of", ": their wrappers must be the same");
         }
         let (BaseDevice::File { options, .. }, BaseDevice::File { options: opened, .. }) =
             (&export.spec.base, &self.spec.base)
@@ -215,7 +215,7 @@ impl OpenedImage {
         };
         if opened.options.size == 0 {
             let what = &opened.what;
-            let message = format!("{what} has no bytes to serve; give it a size, as in size=1G");
+            let message = format!("{what} is empty; give it a size, as in size=1G");
             return Err(ConfigError::new("size", message));
         }
         Ok(opened)

@@ -267,8 +267,8 @@ mod tests {
         let slow = "delay:read=1ms,of=file:path=IMAGE";
         assert_eq!(both(slow, slow), Ok(1));
         for (one, other, part) in [
-            ("IMAGE", slow, "wrapped in the same"),
-            (slow, "IMAGE", "wrapped in the same"),
+            ("IMAGE", slow, "their wrappers must be the same"),
+            (slow, "IMAGE", "their wrappers must be the same"),
             ("IMAGE", "file:path=IMAGE,direct=off", "same image"),
             ("IMAGE", "file:path=IMAGE,size=2M", "has 1048576 bytes, not 2097152"),
         ] {
@@ -328,7 +328,7 @@ mod tests {
         };
         assert_eq!(checked(&["", "a"]), Ok(()));
         assert_eq!(checked(&["default", "a"]), Ok(()));
-        assert!(checked(&["a", "b", "a"]).unwrap_err().contains("two exports are called `a`"));
+        assert!(checked(&["a", "b", "a"]).unwrap_err().contains("two exports are named `a`"));
         for both in [["", "default"], ["default", ""]] {
             let said = checked(&both).unwrap_err();
             assert!(said.contains("another has no name"), "{said}");

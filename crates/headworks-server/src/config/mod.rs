@@ -165,7 +165,7 @@ impl ConfigFile {
             for (name, origin) in all {
                 if let Some(other) = first.insert(name, origin) {
                     let message =
-                        format!("two {what} are called `{name}`; the other is in {other}");
+                        format!("two {what} are named `{name}`; the other is in {other}");
                     reader.problems.0.push(Problem::new(origin, message));
                 }
             }

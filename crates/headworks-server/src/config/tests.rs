@@ -129,7 +129,7 @@ fn what_is_wrong_has_a_line_a_column_and_what_would_be_right() {
             "f:2:1",
             "write fifo_batch in [server.queue.iosched]",
         ),
-        ("[server.queue]\nwrite_cache = 1", "f:2:1", "is what the device is"),
+        ("[server.queue]\nwrite_cache = 1", "f:2:1", "describes the device"),
         ("[server.queue.iosch]\nx = 1", "f:1:15", "the nearest is `iosched`"),
         ("[server.queue.iosched]\nx = 1", "f:2:1", "it has read_expire, write_expire"),
         ("[server.queue]\nscheduler = 'bfq'", "f:2:13", "not one of none, mq-deadline"),
@@ -154,7 +154,7 @@ fn what_is_wrong_has_a_line_a_column_and_what_would_be_right() {
         ("[[export]]\nname = 'a'\nfile.weight = 5", "f:3:6", "belongs to the [[export]]"),
         ("[[export]]\nname = 'a'\nfile = {}", "f:3:1", "export a: path: a file needs one"),
         ("[[export]]\nname = 'a'\nmem = {}", "f:3:1", "export a: size: mem: needs a size"),
-        ("[[export]]\nname = 'a'\nmem.size = 0", "f:3:5", "0 bytes are nothing to serve"),
+        ("[[export]]\nname = 'a'\nmem.size = 0", "f:3:5", "a size of 0 cannot be served"),
         ("[[export]]\nname = 'a'\nmem.size = '1GB'", "f:3:5", "write 1G"),
         (
             "[[export]]\nname = ''\nmem.size = 1\nweight = 0",
@@ -192,7 +192,7 @@ fn what_is_wrong_has_a_line_a_column_and_what_would_be_right() {
         (
             "[[export]]\nname = 'a'\nmem.size = 1\n[[export]]\nname = 'a'\nmem.size = 1",
             "f:5:8",
-            "two exports are called `a`; the other is in file f:2",
+            "two exports are named `a`; the other is in file f:2",
         ),
         (
             "[[device]]\nname='d'\n[[export]]\nname = 'a'\nmem.size = 1\ndevice = 'd'\n\

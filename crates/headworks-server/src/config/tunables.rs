@@ -130,7 +130,7 @@ fn read_tunable(
         return None;
     };
     if !is_settable(tunable) {
-        reader.wrong(&span, format!("{key} is what the device is and cannot be set"));
+        reader.wrong(&span, format!("{key} describes the device and cannot be set"));
         return None;
     }
     let word = reader.word(key, value)?;
@@ -172,7 +172,7 @@ pub fn read_dirty(reader: &mut Reader<'_>, table: &DeTable<'_>) -> DirtySettings
         let other = other_way(tunable).filter(|other| settings.iter().any(|o| o.tunable == *other));
         if let Some(other) = other {
             let name = other.name();
-            reader.wrong(&span, format!("{key} and {name} say one thing in two ways: keep one"));
+            reader.wrong(&span, format!("{key} and {name} set the same limit; keep one of them"));
             continue;
         }
         let Some(word) = reader.word(key, value) else { continue };

@@ -96,7 +96,7 @@ pub fn serve(stream: &UnixStream, service: &ControlService) {
                 }
             }
             Incoming::TooLong => format!("a line has at most {LINE_MAX} bytes"),
-            Incoming::Late => format!("nothing was asked for {} s", READ_TIMEOUT.as_secs()),
+            Incoming::Late => format!("no request for {} s", READ_TIMEOUT.as_secs()),
             Incoming::End => return,
         };
         refuse(stream, &RpcFault::request(last_word));

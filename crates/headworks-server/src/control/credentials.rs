@@ -17,7 +17,7 @@ pub fn check(stream: &UnixStream) -> Result<(), RpcFault> {
     // SAFETY: it cannot fail.
     let own = unsafe { libc::geteuid() };
     let peer = peer_uid(stream).map_err(|error| {
-        RpcFault::refused("EPERM", format!("the kernel does not say who you are: {error}"))
+        RpcFault::refused("EPERM", format!("cannot read the credentials of the peer: {error}"))
     })?;
     judge(peer, own)
 }
@@ -28,7 +28,7 @@ fn judge(peer: libc::uid_t, own: libc::uid_t) -> Result<(), RpcFault> {
     }
     tracing::warn!("user {peer} was refused the control socket");
     let message = format!(
-        "the control socket is for the server's user ({own}) and root, not for user {peer}"
+        "the control socket accepts only the server's user ({own}) and root, not user {peer}"
     );
     Err(RpcFault::refused("EPERM", message))
 }

@@ -163,25 +163,25 @@ impl Inventory {
         let (options, what) = (&config.options, &origin.what);
         origin.agree(spec, options.size)?;
         if options.read_only && spec.writes() {
-            let message = format!("{what} is served for reading alone: add it --read-only");
+            let message = format!("{what} is served read-only; add it with --read-only");
             return Err(ConfigError::new("read-only", message));
         }
         let common = self.devices.get(&config.device.0).and_then(|holding| holding.common.as_ref());
         let other =
             |wanted: &&NamedDevice| common != Some(&SharedDeviceKey::Name(wanted.name.clone()));
         if let Some(wanted) = spec.device.as_ref().filter(other) {
-            let message = format!("{what} is served already, not by the device `{}`", wanted.name);
+            let message = format!("{what} is already served by another device than `{}`", wanted.name);
             return Err(ConfigError::new("device", message));
         }
         let share = &spec.share;
         if let Some(mode) = share.mode.filter(|mode| *mode != options.mode) {
             let (now, mode) = (options.mode.name(), mode.name());
-            let message = format!("{what} is served with cache={now} already, not {mode}");
+            let message = format!("{what} is already served with cache={now}; use the same instead of {mode}");
             return Err(ConfigError::new("cache", message));
         }
         if let Some(policy) = share.on_error.filter(|policy| *policy != options.on_error) {
             let (now, policy) = (options.on_error.name(), policy.name());
-            let message = format!("{what} is served with on-error={now} already, not {policy}");
+            let message = format!("{what} is already served with on-error={now}; use the same instead of {policy}");
             return Err(ConfigError::new("on-error", message));
         }
         Ok(())
@@ -194,7 +194,7 @@ impl Inventory {
     pub fn may_open(&self, spec: &ExportSpec) -> Result<(), ConfigError> {
         let cached = spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
         if cached && self.caching.is_empty() {
-            let message = format!("export `{}` wants one, but the server has none", spec.name);
+            let message = format!("export `{}` needs a cache, but the server runs with --cache 0", spec.name);
             return Err(ConfigError::new("cache", message));
         }
         vacant(&self.volumes, self.places.volumes, "volumes").map(drop)
@@ -293,8 +293,8 @@ fn vacant<T>(taken: &BTreeMap<u16, T>, places: usize, what: &str) -> Result<u16,
         return Ok(place);
     }
     let message = match places == taken.len() && places > 0 {
-        true => format!("all {places} places for {what} are taken; remove an export first"),
-        false => format!("there are no places for {what}"),
+        true => format!("the limit of {places} {what} is reached; remove an export first"),
+        false => format!("the server has no spare {what}; start it with --control or --config"),
     };
     Err(ConfigError::new(PLACES, message))
 }

@@ -24,7 +24,7 @@ pub fn word(params: &Params, name: &str) -> Result<String, RpcFault> {
         Some(Value::String(text)) => Ok(text.trim().to_owned()),
         Some(Value::Number(number)) => Ok(number.to_string()),
         Some(Value::Bool(switch)) => Ok(u8::from(*switch).to_string()),
-        Some(_) => Err(RpcFault::params(format!("{name} is a string or a number"))),
+        Some(_) => Err(RpcFault::params(format!("{name} must be a string or a number"))),
         None => Err(RpcFault::params(format!("{name} is missing"))),
     }
 }

@@ -134,22 +134,22 @@ type MethodCall<'a> = Result<(&'a str, Option<&'a Params>), RpcFault>;
 /// What a request asks; the outer error is for what is none.
 fn check(request: &Value, wrong_id: bool) -> Result<MethodCall<'_>, RpcFault> {
     if !request.is_object() {
-        return Err(RpcFault::request("a request is an object"));
+        return Err(RpcFault::request("a request must be an object"));
     }
     if request.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
-        return Err(RpcFault::request("a request says \"jsonrpc\": \"2.0\""));
+        return Err(RpcFault::request("a request must contain \"jsonrpc\": \"2.0\""));
     }
     if wrong_id {
-        return Err(RpcFault::request("an id is a string, a number or null"));
+        return Err(RpcFault::request("id must be a string, a number or null"));
     }
     let Some(method) = request.get("method").and_then(Value::as_str) else {
-        return Err(RpcFault::request("a request names its method, a string"));
+        return Err(RpcFault::request("method must be a string"));
     };
     match request.get("params") {
         None => Ok(Ok((method, None))),
         Some(Value::Object(params)) => Ok(Ok((method, Some(params)))),
         Some(Value::Array(_)) => Ok(Err(RpcFault::params("parameters have names: an object"))),
-        Some(_) => Err(RpcFault::request("params is an object")),
+        Some(_) => Err(RpcFault::request("params must be an object")),
     }
 }
 

@@ -147,7 +147,7 @@ impl ControlService {
                 let confirm = match params.get("confirm") {
                     None => false,
                     Some(Value::Bool(confirm)) => *confirm,
-                    Some(_) => return Err(RpcFault::params("confirm is true or false")),
+                    Some(_) => return Err(RpcFault::params("confirm must be true or false")),
                 };
                 self.queries.discard_failed(text(params, "export")?, confirm)
             }
@@ -192,7 +192,7 @@ pub(super) fn log_level(switch: Option<&LogLevel>, wanted: Option<&str>) -> RpcR
     let Some(switch) = switch else {
         return Err(RpcFault::refused(
             "ENOTSUP",
-            "this program's log has no level that can be set",
+            "the log level of this program cannot be changed",
         ));
     };
     let level = wanted.map(|wanted| {

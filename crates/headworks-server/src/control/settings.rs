@@ -153,7 +153,7 @@ impl Settings {
             Err(NoAnswer::Stopping) => return Err(stopping()),
             Err(NoAnswer::TooLong) => {
                 let message = format!(
-                    "{path}: the switch is still under way after {} s; it ends when the commands in flight have",
+                    "{path}: the change is still waiting after {} s; it takes effect when the commands in flight have completed",
                     longest.as_secs_f32()
                 );
                 return Err(RpcFault::refused("ETIMEDOUT", message));
@@ -219,14 +219,14 @@ impl Settings {
                 return Ok(());
             }
         }
-        let message = format!("there is no {path}; `connections` lists those there are");
+        let message = format!("there is no {path}; `connections` lists the present ones");
         Err(RpcFault::refused("ENOENT", message))
     }
 }
 
 fn fixed(path: &str) -> RpcFault {
     let message =
-        format!("{path} is a fact of the device or of how it is served; it cannot be set");
+        format!("{path} describes the device or the export and cannot be set");
     RpcFault::refused("EACCES", message)
 }
 
@@ -235,13 +235,13 @@ fn switched(path: &str, status: Status, accepted: String) -> Result<(), RpcFault
     let Err(error) = status else { return Ok(()) };
     Err(match error {
         IoError::Invalid => {
-            RpcFault::refused("EINVAL", format!("{path}: the device cannot work with this value"))
+            RpcFault::refused("EINVAL", format!("{path}: the device does not support this value"))
                 .accepts(accepted)
         }
         IoError::Busy => RpcFault::refused(
             "EBUSY",
             format!(
-                "{path}: another switch is under way, or commands that were given up hold too much; try again"
+                "{path}: another change is in progress, or timed-out commands still hold resources; try again"
             ),
         ),
         IoError::Unsupported => {

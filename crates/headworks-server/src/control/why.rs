@@ -78,10 +78,10 @@ pub fn why(facts: &WhySnapshot, now: Instant, requests: u64, slowest: &[SlowRequ
     };
     let export = &facts.export;
     let sentence = if requests == 0 {
-        format!("{export}: no request was answered in the last minute")
+        format!("{export}: no request completed in the last minute")
     } else if !slow {
         let longest = match looked_at.first().map_or(0, |slow| slow.total_ns) {
-            0 => "the turn in which it came".into(),
+            0 => "one turn of its shard".into(),
             ns => time(ns),
         };
         format!(
@@ -139,10 +139,10 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
             format!("the writer was paused: {of}device {device} writes {rate}/s")
         }
         Some(WaitKind::Cache) => {
-            "they waited in the page cache for a frame, a locked range or older data".into()
+            "waiting in the page cache for a free frame, a locked range or older data".into()
         }
         Some(WaitKind::Plug) => {
-            format!("an option of {device} was switched, and what was in its queue had to end")
+            format!("the queue of {device} was drained to change an option")
         }
         Some(WaitKind::Tag) => {
             format!("{device} has {} tags, and all were in use", facts.nr_requests)
@@ -151,7 +151,7 @@ fn reason(facts: &WhySnapshot, part: usize) -> String {
             format!("the elevator {} held them back: {device} took no more", facts.scheduler)
         }
         Some(WaitKind::Device) => format!("device {device} took that long"),
-        None => "on the way between shards, or behind other work of their shard".into(),
+        None => "between shards, or behind other work of their shard".into(),
     }
 }
 
@@ -160,21 +160,21 @@ fn hint(facts: &WhySnapshot, part: usize) -> Option<String> {
     let (device, export) = (&facts.device, &facts.export);
     Some(match WaitKind::ALL.get(part)? {
         WaitKind::Dirty => format!(
-            "dirty: writers make more dirty than {device} writes; vm/dirty_bytes and vm/dirty_background_bytes say how much may wait, exports/{export}/weight whose goes first"
+            "dirty: writers produce dirty data faster than {device} writes it; vm/dirty_bytes and vm/dirty_background_bytes limit it, exports/{export}/weight is the share of this export"
         ),
         WaitKind::Cache => format!(
-            "cache: a larger --cache has more frames; {device}/queue/read_ahead_kb fills before somebody asks; fewer flushes and discards wait less for each other"
+            "cache: a larger --cache has more frames; {device}/queue/read_ahead_kb reads further ahead; fewer flushes and discards wait less for each other"
         ),
         WaitKind::Plug => return None,
         WaitKind::Tag => format!(
-            "tag: {device}/queue/nr_requests ({} now) is how many requests it has at once; exports/{export}/weight is the share of them beside other exports",
+            "tag: {device}/queue/nr_requests ({} now) is its number of tags; exports/{export}/weight is the share of this export in them",
             facts.nr_requests
         ),
         WaitKind::Scheduler => format!(
-            "sched: {device}/queue/scheduler and {device}/queue/iosched/read_expire say who waits; that somebody waits, the device decides"
+            "sched: {device}/queue/scheduler and {device}/queue/iosched/read_expire set the order; the wait itself comes from a busy device"
         ),
         WaitKind::Device => format!(
-            "device: {device} itself: fewer requests at once ({device}/queue/nr_requests, {} now), or a faster disk",
+            "device: {device} itself is slow: admit fewer requests ({device}/queue/nr_requests, {} now), or use a faster disk",
             facts.nr_requests
         ),
     })
@@ -296,7 +296,7 @@ mod tests {
     fn who_was_held_by_a_switch_is_told_so() {
         let text = sentence(20, &[slow(4_000_000, &[(WaitKind::Plug, 4_000_000)]); 20]);
         assert!(
-            text.contains("100 % of their time in plug (an option of hw0 was switched"),
+            text.contains("100 % of their time in plug (the queue of hw0 was drained"),
             "{text}"
         );
     }
@@ -318,7 +318,7 @@ mod tests {
             text.contains("slowest 20 of 100,000 requests of the last minute (5.0 ms"),
             "{text}"
         );
-        assert!(sentence(7, &[slow(0, &[]); 7]).ends_with("longer than the turn in which it came"));
+        assert!(sentence(7, &[slow(0, &[]); 7]).ends_with("longer than one turn of its shard"));
     }
 
     #[test]
@@ -338,6 +338,6 @@ mod tests {
         let shown = one(Instant(0), &slow(20_800_000, &[(WaitKind::Dirty, 20_800_000)]));
         assert_eq!(shown["stages_us"]["dirty"], shown["total_us"]);
         let text = sentence(20, &[slow(4_000_000, &[])]);
-        assert!(text.contains("100 % of their time in elsewhere (on the way"), "{text}");
+        assert!(text.contains("100 % of their time in elsewhere (between shards"), "{text}");
     }
 }

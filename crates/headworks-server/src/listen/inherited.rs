@@ -47,7 +47,7 @@ impl InheritedSocket {
         let ask =
             |what| option(&fd, what).map_err(|error| format!("file descriptor {number}: {error}"));
         if ask(libc::SO_TYPE)? != libc::SOCK_STREAM || ask(libc::SO_ACCEPTCONN)? != 1 {
-            return Err(format!("file descriptor {number} is no stream socket that listens"));
+            return Err(format!("file descriptor {number} is not a listening stream socket"));
         }
         match ask(libc::SO_DOMAIN)? {
             libc::AF_UNIX | libc::AF_INET | libc::AF_INET6 => Ok(Self(Arc::new(fd))),
@@ -142,7 +142,7 @@ mod tests {
         let (one, _other) = UnixStream::pair().unwrap();
         let number = one.as_raw_fd();
         let refused = InheritedSocket::new(one.into()).unwrap_err();
-        assert_eq!(refused, format!("file descriptor {number} is no stream socket that listens"));
+        assert_eq!(refused, format!("file descriptor {number} is not a listening stream socket"));
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(InheritedSocket::new(file.into()).unwrap_err().contains("non-socket"));
     }

@@ -76,7 +76,7 @@ impl Listener {
             Ok(BoundSocket::Unix(listener)) => Ok(Self(Socket::Unix { listener, file: None })),
             Ok(BoundSocket::Tcp(listener)) => Ok(Self(Socket::Tcp(listener))),
             Err(error) => {
-                let message = format!("cannot use the socket that was handed over: {error}");
+                let message = format!("cannot use the passed socket: {error}");
                 Err(ConfigError::new(option, message))
             }
         }
@@ -206,7 +206,7 @@ fn remove_stale(path: &Path) -> Result<(), String> {
         )),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)
             .map_err(|error| format!("cannot remove the stale socket {}: {error}", path.display())),
-        Err(error) => Err(format!("cannot tell whether {} is in use: {error}", path.display())),
+        Err(error) => Err(format!("cannot check whether {} is in use: {error}", path.display())),
     }
 }
 

@@ -59,11 +59,11 @@ pub fn page(text: &str, body: bool) -> Vec<u8> {
 #[must_use]
 pub fn refusal(status: u16) -> Vec<u8> {
     let (line, sentence) = match status {
-        404 => ("404 Not Found", "there is only /metrics"),
+        404 => ("404 Not Found", "the only path is /metrics"),
         405 => ("405 Method Not Allowed", "/metrics takes GET"),
         431 => ("431 Request Header Fields Too Large", "a head has at most 8 KiB and 64 fields"),
         503 => ("503 Service Unavailable", "the server is stopping, or a shard does not answer"),
-        _ => ("400 Bad Request", "this is no HTTP request"),
+        _ => ("400 Bad Request", "not an HTTP request"),
     };
     let allow = if status == 405 { "Allow: GET, HEAD\r\n" } else { "" };
     answer(line, "text/plain; charset=utf-8", allow, &format!("{sentence}\n"), true)

@@ -49,8 +49,8 @@ pub fn adopt(given: &InheritedSocket) -> Result<TcpListener, ConfigError> {
     let fail = |message: String| ConfigError::new("metrics", message);
     match given.adopt() {
         Ok(BoundSocket::Tcp(listener)) => Ok(listener),
-        Ok(BoundSocket::Unix(_)) => Err(fail("a unix socket was handed over; it takes TCP".into())),
-        Err(error) => Err(fail(format!("cannot use the socket that was handed over: {error}"))),
+        Ok(BoundSocket::Unix(_)) => Err(fail("the passed socket is a unix socket; metrics need TCP".into())),
+        Err(error) => Err(fail(format!("cannot use the passed socket: {error}"))),
     }
 }
 

@@ -15,7 +15,7 @@ pub fn metrics_page(queries: &Queries, tree: &Tree) -> Result<String, RpcFault> 
     let mut page = MetricsPage::default();
     page.family("headworks_build_info", MetricType::Gauge, "The version of the server.");
     page.sample("headworks_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    page.family("headworks_uptime_seconds", MetricType::Gauge, "How long it runs.");
+    page.family("headworks_uptime_seconds", MetricType::Gauge, "Seconds since the server started.");
     page.sample("headworks_uptime_seconds", &[], queries.uptime().as_secs_f64());
     put_clients(&mut page, tree, &queries.latencies()?);
     put_devices(&mut page, queries, tree)?;
@@ -35,11 +35,11 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
     let queue: u64 = reports.iter().map(|(_, report)| report.queue.merges).sum();
     let name = "headworks_merges_total";
-    page.family(name, MetricType::Counter, "Merges, in the turn's plug or with what was queued.");
+    page.family(name, MetricType::Counter, "Merged requests, in the plug or with a queued request.");
     page.sample(name, &[("kind", "plug")], plug);
     page.sample(name, &[("kind", "queue")], queue);
     let name = "headworks_device_busy_seconds_total";
-    page.family(name, MetricType::Counter, "Time in which something was on its way.");
+    page.family(name, MetricType::Counter, "Time with at least one request in flight.");
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], seconds(report.busy_ns));
     }
@@ -53,7 +53,7 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
         page.sample(name, &[("device", device)], report.queue.in_flight);
     }
     let name = "headworks_tags_free";
-    page.family(name, MetricType::Gauge, "Tags that nobody holds.");
+    page.family(name, MetricType::Gauge, "Free tags.");
     for (device, report) in &reports {
         page.sample(name, &[("device", device)], report.tags_free);
     }
@@ -76,11 +76,11 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
     let dirty_blocks = dirty().map(|d| d.nr_dirty + d.nr_writeback).sum();
     let resident = cache().map(|c| c.resident).sum();
     let limit = dirty().map(|d| d.nr_dirty_threshold).sum();
-    let help = "Acknowledged and not written yet.";
+    let help = "Acknowledged data that is not written yet.";
     gauge(page, "headworks_cache_dirty_bytes", help, bytes(dirty_blocks));
-    let help = "How much may be dirty.";
+    let help = "Limit of dirty data.";
     gauge(page, "headworks_cache_dirty_limit_bytes", help, bytes(limit));
-    gauge(page, "headworks_cache_resident_bytes", "In the page cache.", bytes(resident));
+    gauge(page, "headworks_cache_resident_bytes", "Data in the page cache.", bytes(resident));
     let counter = |page: &mut MetricsPage, name: &str, help: &str, value: u64| {
         page.family(name, MetricType::Counter, help);
         page.sample(name, &[], value);
@@ -95,7 +95,7 @@ fn put_caches(page: &mut MetricsPage, queries: &Queries) -> Result<(), RpcFault>
 fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
     // Every export that is there has its connections, those that had a client the rest.
     let name = "headworks_connections";
-    page.family(name, MetricType::Gauge, "Clients that have chosen this export.");
+    page.family(name, MetricType::Gauge, "Clients of this export.");
     for entry in &tree.exports {
         let count = all.get(&entry.id).map_or(0, |report| report.connections);
         page.sample(name, &[("export", entry.shown_name())], count);
@@ -114,7 +114,7 @@ fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
         page.sample(name, &labels, report.totals.requests(*kind));
     }
     let name = "headworks_bytes_total";
-    page.family(name, MetricType::Counter, "Bytes that answered requests were about.");
+    page.family(name, MetricType::Counter, "Bytes of completed requests.");
     for (export, report, kind) in &rows {
         let labels = [("export", *export), ("op", kind.name())];
         page.sample(name, &labels, report.totals.bytes(*kind));
@@ -123,7 +123,7 @@ fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
     page.family(
         name,
         MetricType::Histogram,
-        "What requests waited for; the sum of a stage other than total is from its buckets.",
+        "Latency by stage; the sum of a stage other than total is estimated from its buckets.",
     );
     for (export, report, kind) in &rows {
         for row in 0..ROWS {
@@ -134,11 +134,11 @@ fn put_clients(page: &mut MetricsPage, tree: &Tree, all: &Latencies) {
         }
     }
     for (name, wait, help) in [
-        ("headworks_tag_wait_seconds", WaitKind::Tag, "Requests that waited for a tag, about."),
+        ("headworks_tag_wait_seconds", WaitKind::Tag, "Requests that waited for a tag (estimate)."),
         (
             "headworks_dirty_pause_seconds",
             WaitKind::Dirty,
-            "Requests that waited because too much was dirty, about.",
+            "Requests that waited for the dirty limit (estimate).",
         ),
     ] {
         page.family(name, MetricType::Summary, help);

@@ -135,14 +135,14 @@ impl Reactor {
         let Some((export, home, (binding, info))) =
             chosen.and_then(|(export, home)| Some((export, home, self.exports.open(export)?)))
         else {
-            self.end(slot, &ConnectionEnd::Fault("the export was removed meanwhile".into()));
+            self.end(slot, &ConnectionEnd::Fault("its export was removed".into()));
             return false;
         };
         debug!(
             peer = connection.peer(),
             export = info.name,
             tls = connection.tls(),
-            "client chose its export"
+            "client opened its export"
         );
         if home == self.parts.id {
             connection.begin(now, binding, info, terms);
@@ -152,7 +152,7 @@ impl Reactor {
         // Sends the last reply of the handshake before the move. It is short; a client whose socket does not take it
         // does not read.
         if !matches!(connection.send(now, pool, &mut self.spans), Ok(SendOutcome::All)) {
-            self.end(slot, &ConnectionEnd::Fault("the client does not read the handshake".into()));
+            self.end(slot, &ConnectionEnd::Fault("the client does not read the handshake replies".into()));
             return false;
         }
         if let Some(fd) = connection.socket() {
@@ -178,7 +178,7 @@ impl Reactor {
             return;
         }
         let Some((binding, info)) = self.exports.open(export) else {
-            self.complain(&connection, "the export was removed meanwhile; closed");
+            self.complain(&connection, "closed: its export was removed");
             return;
         };
         match self.parts.io.insert(connection) {
@@ -359,7 +359,7 @@ impl Reactor {
                 Ok(Some((socket, peer))) => self.welcome(now, socket, peer),
                 Ok(None) => break,
                 Err(error) => {
-                    error!("cannot accept a client: {error}; trying again in a second");
+                    error!("cannot accept a client: {error}; retrying in 1 s");
                     (self.resting, self.ticking) = (true, true);
                     return;
                 }

@@ -48,7 +48,7 @@ impl HeldLog {
                     );
                 }
                 Some(HeldChange::Ended) => {
-                    info!("{}: nothing is left that could not be written out", name(volume));
+                    info!("{}: all failed write-back has been written", name(volume));
                 }
                 None => {}
             }

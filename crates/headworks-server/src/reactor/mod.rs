@@ -390,13 +390,13 @@ impl Reactor {
                     volume = volume.0,
                     offset,
                     len,
-                    "a {} passed its time-out; its memory stays out until the device answers",
+                    "{} timed out; the client got an error, its buffer stays in use until the device completes the command",
                     op.name()
                 ),
                 Notice::UnknownCompletion { device, .. } => {
                     error!(
                         device = device.0,
-                        "the device answered for a command that is not in flight"
+                        "the device completed a command that is not in flight; ignored"
                     );
                 }
                 // `ShardIo` keeps these apart.
@@ -404,14 +404,14 @@ impl Reactor {
                 Notice::ShortRead { volume, offset } => {
                     error!(
                         volume = volume.0,
-                        offset, "the image ended here: it is shorter than it was"
+                        offset, "short read: the image was truncated below its size"
                     );
                 }
             }
         }
         let lost = std::mem::take(&mut io.notices_lost);
         if lost > 0 {
-            warn!("{lost} more messages like these were left out");
+            warn!("{lost} more messages of this kind suppressed");
         }
     }
 
@@ -434,7 +434,7 @@ impl Reactor {
         }
         let left_out = self.log_limiter.tick(now);
         if left_out > 0 {
-            warn!("{left_out} more messages about clients were left out");
+            warn!("{left_out} more messages about clients suppressed");
         }
         self.log_held(true);
         self.flush_late();
@@ -448,7 +448,7 @@ impl Reactor {
             if let Some(size) = file.changed_size() {
                 warn!(
                     volume = volume.0,
-                    "the image changed its size to {size} bytes while it is served"
+                    "the size of the image changed to {size} bytes while it is served"
                 );
                 self.exports.resize(volume, size);
                 self.tell_size(volume, size);
@@ -480,7 +480,7 @@ impl Reactor {
             let name = self.exports.name_of(VolumeId(volume));
             let lines = statistics::lines(stats);
             if lines.is_empty() {
-                info!(volume, "{name}: nothing has been asked of its device yet");
+                info!(volume, "{name}: no request has reached its device yet");
             }
             for line in lines {
                 info!(volume, "{name}: {line}");

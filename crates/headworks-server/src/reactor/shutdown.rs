@@ -78,12 +78,12 @@ impl Reactor {
             Err(IoError::TimedOut) if in_time => {
                 if self.own_flushes.retry(volume) {
                     let name = self.exports.name_of(volume);
-                    warn!(volume = volume.0, "{name}: the last flush takes long; it goes on");
+                    warn!(volume = volume.0, "{name}: the final flush is slow; still waiting for the device");
                 }
                 return false;
             }
             Err(error) => {
-                error!(volume = volume.0, "the last flush failed: {error}");
+                error!(volume = volume.0, "the final flush failed: {error}");
                 self.parts.shared.note_failure();
             }
         }

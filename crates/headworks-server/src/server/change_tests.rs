@@ -77,7 +77,7 @@ fn a_configuration_that_was_read_again_changes_what_differs_by_name() {
     assert_eq!((&reload.added, &reload.removed), (&vec!["d".into()], &vec!["a".into()]));
     assert_eq!(reload.changed, [("b".to_owned(), "weight 300, ioprio idle,7".to_owned())]);
     let [(kept, why)] = &reload.kept[..] else { panic!("{reload:?}") };
-    assert!(kept == "c" && why.contains("its image differs"), "{why}");
+    assert!(kept == "c" && why.contains("its image changed"), "{why}");
     let [(failed, why)] = &reload.failed[..] else { panic!("{reload:?}") };
     assert!(failed == "e" && why.contains("does not exist"), "{why}");
     assert_eq!(names(&server), "b c d");
@@ -100,7 +100,7 @@ fn an_image_that_was_swapped_for_another_under_its_name_is_noticed() {
     std::fs::write(other.path(), vec![0; 1 << 20]).unwrap();
     std::fs::rename(other.path(), image.path()).unwrap();
     let [(name, why)] = &kept()[..] else { panic!("nothing is said") };
-    assert!(name == "a" && why.starts_with("its image differs"), "{why}");
+    assert!(name == "a" && why.starts_with("its image changed"), "{why}");
     std::fs::remove_file(image.path()).unwrap();
     assert_eq!(kept().len(), 1, "nor is it there when it was removed");
     end(server);
@@ -114,7 +114,7 @@ fn an_export_called_default_and_one_without_a_name_would_be_one_to_the_operator(
         server.service.changes().add(spec).map(drop).map_err(|fault| fault.message().to_owned())
     };
     add("").unwrap();
-    assert!(add("default").unwrap_err().contains("there is an export `default` already"));
+    assert!(add("default").unwrap_err().contains("an export `default` exists already"));
     call(&server, "remove", json!({ "export": "default" })).unwrap();
     add("default").unwrap();
     assert!(add("").is_err());
@@ -186,7 +186,7 @@ fn a_cached_volume_lives_where_a_cache_is_and_without_one_nothing_is_cached() {
     end(later);
     let none = server(&["a=null:size=1M"], &cached(1, 0));
     let error = call(&none, "add", json!({ "spec": "b=null:size=1M,cache=writeback" }));
-    assert!(error.unwrap_err().contains("the server has none"));
+    assert!(error.unwrap_err().contains("needs a cache"));
     call(&none, "add", json!({ "spec": "b=delay:all=1us,of=null:size=1M" })).unwrap();
     assert_eq!(place(&none, "b").3, WriteMode::None);
     end(none);
@@ -201,7 +201,7 @@ fn what_was_made_for_an_export_that_found_no_place_is_taken_away_again() {
     let image = TempFile::absent("live-place");
     let text = format!("b=file:path={},size=1M", image.path().display());
     let error = call(&server, "add", json!({ "spec": text })).unwrap_err();
-    assert!(error.contains("all 64 places for queues are taken"), "{error}");
+    assert!(error.contains("the limit of 64 queues is reached"), "{error}");
     assert!(!image.path().exists());
     call(&server, "remove", json!({ "export": "a7" })).unwrap();
     call(&server, "add", json!({ "spec": text })).unwrap();
@@ -255,7 +255,7 @@ fn a_server_that_is_not_to_change_has_only_the_places_that_it_began_with() {
     let server = server(&["a=null:size=1M"], &ServerOptions { live: false, ..options(1) });
     let add = || call(&server, "add", json!({ "spec": "b=null:size=1M" }));
     let error = add().unwrap_err();
-    assert!(error.contains("all 1 places for exports are taken"), "{error}");
+    assert!(error.contains("the limit of 1 exports is reached"), "{error}");
     call(&server, "remove", json!({ "export": "a" })).unwrap();
     add().unwrap();
     assert_eq!(names(&server), "b");

@@ -31,7 +31,7 @@ impl Keys {
             let Some(&key) = valid.iter().find(|&&name| name == key) else {
                 let (valid, of_export) = (list(valid), list(&EXPORT_KEYS));
                 let message = match EXPORT_KEYS.contains(&key) {
-                    true => format!("`{key}` belongs to an export, among its outermost keys"),
+                    true => format!("`{key}` is a key of the export; set it on the outermost type"),
                     false => format!(
                         "has no key `{key}`; its keys are {valid}, and of an export {of_export}"
                     ),
@@ -76,7 +76,7 @@ impl Keys {
     /// The device that a wrapper wraps.
     pub fn of(&self, example: &str) -> Result<String, ConfigError> {
         let missing = || {
-            let message = format!("a wrapper needs a device, last: {example}");
+            let message = format!("a wrapper needs a device as its last key: {example}");
             ConfigError::new("of", message)
         };
         let of = self.get("of").filter(|of| !of.is_empty());

@@ -472,7 +472,7 @@ mod tests {
             ("error:rate=1%,of=mem:sz=1", &["mem: has no key `sz`", "of an export weight, ioprio"]),
             (
                 "error:rate=1%,of=mem:weight=1",
-                &["mem: `weight` belongs to an export, among its out"],
+                &["mem: `weight` is a key of the export; set it on the out"],
             ),
         ] {
             let message = error(text);

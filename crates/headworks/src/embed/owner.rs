@@ -217,7 +217,7 @@ pub(super) fn start(options: OwnerOptions) -> Result<(Owner, Vec<Handle>), Confi
         .map_err(|error| ConfigError::new("threads", format!("cannot start one: {error}")))?;
     let waker: Waker = hears
         .recv()
-        .map_err(|_| ConfigError::new("threads", "the owner's thread died at its start"))??;
+        .map_err(|_| ConfigError::new("threads", "the owner thread panicked at its start"))??;
     let handles =
         handles.into_iter().enumerate().map(|(index, (bios, answers, sleeper, bed, buffers))| {
             Handle::new(Parts {

@@ -28,7 +28,7 @@ impl LiveChanges {
         let flag = |name: &str| match params.get(name) {
             None => Ok(false),
             Some(Value::Bool(on)) => Ok(*on),
-            Some(_) => Err(RpcFault::params(format!("{name} is true or false"))),
+            Some(_) => Err(RpcFault::params(format!("{name} must be true or false"))),
         };
         let mut spec =
             ExportSpec::parse(text(params, "spec")?, false).map_err(|error| wrong(&error))?;
@@ -98,12 +98,12 @@ impl LiveChanges {
         match others.next().map(|holding| &holding.presence) {
             None => Ok(()),
             Some(ExportState::Serving) => {
-                let message = format!("there is an export `{name}` already; remove it first");
+                let message = format!("an export `{name}` exists already; remove it first");
                 Err(RpcFault::refused("EEXIST", message))
             }
             Some(ExportState::Leaving) => Err(leaving(name)),
             Some(ExportState::Stuck(_)) => {
-                let message = format!("export `{name}` is not quite gone; `remove {name}` again");
+                let message = format!("the removal of export `{name}` is incomplete; `remove {name}` again");
                 Err(RpcFault::refused("EBUSY", message))
             }
         }
@@ -258,7 +258,7 @@ impl LiveChanges {
 fn image_leaving(spec: &ExportSpec) -> RpcFault {
     let name = &spec.name;
     let message = format!(
-        "the image of `{name}` is being closed, as its last export is removed; try again when it is gone"
+        "the image of `{name}` is being closed after its last export was removed; try again shortly"
     );
     RpcFault::refused("EBUSY", message)
 }

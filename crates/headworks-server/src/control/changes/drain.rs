@@ -45,7 +45,7 @@ impl LiveChanges {
             sum += bytes;
         }
         if !failures.is_empty() {
-            let message = format!("not everything could be written out: {}", failures.join("; "));
+            let message = format!("could not write everything out: {}", failures.join("; "));
             let message = format!(
                 "{message}; `failed EXPORT` lists the bytes, `discard-failed EXPORT` discards them"
             );

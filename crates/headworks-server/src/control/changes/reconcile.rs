@@ -99,7 +99,7 @@ impl LiveChanges {
         }
         if !differs.is_empty() {
             let why = format!(
-                "{} differs; that needs a restart, or to be removed and added",
+                "{} changed; restart the server, or remove and add the export",
                 differs.join(" and ")
             );
             reload.kept.push((name.clone(), why));

@@ -237,7 +237,7 @@ fn what_cannot_be_written_out_serves_again_and_may_be_removed_later() {
         }
         a.answered.try_recv().ok()
     });
-    refused(silent.expect("it is answered"), "the device of export a does not get on");
+    refused(silent.expect("it is answered"), "the device of export a makes no progress");
     assert_eq!(bench.names(), "a");
     let a = bench.remove("a");
     bench.drain().send(Ok(())).unwrap();
@@ -267,7 +267,7 @@ fn a_shard_that_is_not_ready_is_asked_by_the_next_remove_again() {
     refused(remove(true), "`remove a` is said again");
     assert_eq!(bench.names(), "b");
     assert_eq!(bench.told(), ["hide 0", "hide 1", "remove volume 1"]);
-    refused(bench.add("a=null:size=1M"), "not quite gone");
+    refused(bench.add("a=null:size=1M"), "is incomplete");
     refused(bench.call("resize", json!({ "export": "a" })), "being removed");
     bench.add("c=null:size=1M").unwrap();
     bench.told();

@@ -48,7 +48,7 @@ impl LiveChanges {
         let force = match params.get("force") {
             None | Some(Value::Bool(false)) => false,
             Some(Value::Bool(true)) => true,
-            Some(_) => return Err(RpcFault::params("force is true or false")),
+            Some(_) => return Err(RpcFault::params("force must be true or false")),
         };
         self.remove(text(params, "export")?, force)
     }
@@ -171,7 +171,7 @@ impl LiveChanges {
             if since.elapsed() > LEAVING {
                 let name = entry.shown_name();
                 let message = format!(
-                    "requests of {left} clients of export {name} are still in its device; try again when it has answered"
+                    "requests of {left} clients of export {name} are still in flight; try again when the device has completed them"
                 );
                 return Err(RpcFault::refused("EBUSY", message));
             }
@@ -211,14 +211,14 @@ impl LiveChanges {
                 Err(IoError::TimedOut | IoError::NoMemory | IoError::Busy) => {}
                 Err(error) => {
                     let message = format!(
-                        "export {name} could not be written out ({error}), so it stays; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
+                        "export {name} could not be written out ({error}), so it is not removed; `failed {name}` lists the bytes, `discard-failed {name}` discards them"
                     );
                     return Err(RpcFault::refused("EIO", message));
                 }
             }
             if since.elapsed() > LEAVING {
                 let message = format!(
-                    "the device of export {name} does not get on with what is to be written out and flushed ({dirty} bytes are dirty), so it stays; try again when it has answered"
+                    "the device of export {name} makes no progress writing {dirty} dirty bytes, so the export is not removed; try again when the device answers"
                 );
                 return Err(RpcFault::refused("EBUSY", message));
             }

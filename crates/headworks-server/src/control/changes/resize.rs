@@ -116,7 +116,7 @@ impl LiveChanges {
                 _ => "EIO",
             };
             let name = entry.shown_name();
-            RpcFault::refused(errno, format!("{name}: its image does not grow: {error}"))
+            RpcFault::refused(errno, format!("{name}: cannot grow the image: {error}"))
         })
     }
 
@@ -136,13 +136,13 @@ fn may_become(entry: &ExportNode, now: u64, size: u64, most: u64) -> Result<(), 
     let name = entry.shown_name();
     if size < now {
         let message = format!(
-            "{name} has {now} bytes and does not become shorter: clients may use all of them; serve {size} bytes under another name"
+            "{name} has {now} bytes and cannot shrink while clients may use them; serve {size} bytes under another name"
         );
         return Err(RpcFault::refused("EINVAL", message));
     }
     if size > most {
         let most = display_size(most);
-        let message = format!("{name}: {size} bytes are more than the {most} that it can have");
+        let message = format!("{name}: {size} bytes exceed its maximum of {most}");
         return Err(RpcFault::refused("EINVAL", message));
     }
     Ok(())

@@ -551,10 +551,10 @@ impl Connection {
         match &self.phase {
             Phase::Handshake(_) => {
                 let limit = seconds(self.limits.handshake_ns);
-                format!("the handshake was not over after {limit} s")
+                format!("the handshake took longer than {limit} s")
             }
             _ if self.has_outgoing() => format!("the client read no reply for {stall} s"),
-            _ => format!("a request stopped half-way for {stall} s"),
+            _ => format!("an incomplete request made no progress for {stall} s"),
         }
     }
 
@@ -565,13 +565,13 @@ impl Connection {
             Phase::Handshake(_)
                 if self.transport.as_ref().is_some_and(Transport::is_handshaking) =>
             {
-                ConnectionEnd::Fault("the client hung up during the handshake of TLS".into())
+                ConnectionEnd::Fault("the client disconnected during the TLS handshake".into())
             }
             Phase::Handshake(_) => {
-                ConnectionEnd::Fault("the client hung up during the handshake".into())
+                ConnectionEnd::Fault("the client disconnected during the handshake".into())
             }
             Phase::Transmission(transmission) if transmission.is_in_the_middle() => {
-                ConnectionEnd::Fault("the client hung up in the middle of a request".into())
+                ConnectionEnd::Fault("the client disconnected in the middle of a request".into())
             }
             _ => ConnectionEnd::HungUp,
         }

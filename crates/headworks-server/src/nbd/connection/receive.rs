@@ -172,15 +172,15 @@ impl Connection {
     fn encrypt(&mut self, early: usize, context: &mut ReceiveContext<'_>) -> ReceiveOutcome {
         let fault = |sentence: String| ReceiveOutcome::End(ConnectionEnd::Fault(sentence));
         if early > 0 {
-            return fault(format!("{early} bytes came in the clear behind the request for TLS"));
+            return fault(format!("{early} unencrypted bytes followed the request for TLS"));
         }
         let (Some(transport), Some(acceptor)) = (&mut self.transport, self.acceptor.take()) else {
-            return fault("TLS was promised and is not there".to_owned());
+            return fault("TLS was negotiated but is not available".to_owned());
         };
         // Short: a socket that does not take it belongs to a client that reads nothing.
         match self.outgoing.send(transport, context.pool, &mut Vec::new()) {
             Ok(SendOutcome::All) => {}
-            Ok(_) => return fault("the client does not read the handshake".to_owned()),
+            Ok(_) => return fault("the client does not read the handshake replies".to_owned()),
             Err(error) => return fault(format!("sending failed: {error}")),
         }
         match acceptor.session() {

@@ -277,7 +277,7 @@ fn what_comes_in_the_clear_behind_the_request_for_tls_is_never_looked_at() {
         socket.write_all(&[&[0, 0, 0, 3], option(5, &[]).as_slice(), &extra].concat()).unwrap();
         server.turn();
         let expected =
-            format!("{} bytes came in the clear behind the request for TLS", extra.len());
+            format!("{} unencrypted bytes followed the request for TLS", extra.len());
         assert_eq!(server.fault(), expected);
     }
     // A moment later: it is no TLS.
@@ -340,7 +340,7 @@ fn a_stream_that_is_cut_in_the_middle_is_a_hang_up() {
     for _ in 0..3 {
         server.turn();
     }
-    assert_eq!(server.fault(), "the client hung up in the middle of a request");
+    assert_eq!(server.fault(), "the client disconnected in the middle of a request");
     server.connection.close(&mut server.pool);
     assert!(server.disk[..4096] == [0; 4096] && server.pool.taken() == 0);
 }
@@ -357,10 +357,10 @@ fn a_handshake_that_stops_half_way_ends_when_its_time_is_over() {
     }
     assert_eq!(server.end, None);
     assert_eq!(server.connection.deadline(), Some(Instant(LIMITS.handshake_ns)));
-    assert_eq!(server.connection.complaint(), "the handshake was not over after 10 s");
+    assert_eq!(server.connection.complaint(), "the handshake took longer than 10 s");
     client.socket = None;
     server.turn();
-    assert_eq!(server.fault(), "the client hung up during the handshake of TLS");
+    assert_eq!(server.fault(), "the client disconnected during the TLS handshake");
 }
 
 /// A message that is announced and comes in records of one byte each, for ever.

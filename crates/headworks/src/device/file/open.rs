@@ -266,7 +266,7 @@ fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), Co
             let kind = metadata.file_type();
             // Before opening it: opening a FIFO waits for its other end.
             if !kind.is_file() && !kind.is_block_device() {
-                let message = format!("{} is no file and no block device", path.display());
+                let message = format!("{} is neither a regular file nor a block device", path.display());
                 return Err(ConfigError::new("path", message));
             }
             let file = File::options().read(true).write(write).open(path);
@@ -295,14 +295,14 @@ fn check_size(path: &Path, size: u64, options: &FileOptions) -> Result<u64, Conf
         Some(wanted) if wanted != size => Err(ConfigError::new(
             "size",
             format!(
-                "{path} exists with {} ({size} bytes), not {}; leave size away to serve it as it is",
+                "{path} exists with {} ({size} bytes), not {}; omit size to serve it as it is",
                 display_size(size),
                 display_size(wanted),
             ),
         )),
         _ if size == 0 => Err(ConfigError::new(
             "path",
-            format!("{path} is empty; remove it and give size=1G to make an image"),
+            format!("{path} is empty; remove it and give size=1G to create an image"),
         )),
         _ => Ok(size),
     }
@@ -318,7 +318,7 @@ fn reach(path: &Path, file: &File, options: &FileOptions) -> Result<(FileMode, u
     let buffered_block = probe::logical_block_size(file).unwrap_or(1);
     if probe::is_memory_filesystem(file) {
         return match options.direct {
-            Direct::On => refuse("is in memory, where there is no direct I/O"),
+            Direct::On => refuse("is on tmpfs, which has no direct I/O"),
             _ => Ok((FileMode::Inline, 1)),
         };
     }
@@ -348,8 +348,8 @@ fn tail(path: &Path, size: u64, block: u32, mode: FileMode) -> ConfigError {
 
 fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
     let message = match options.read_only {
-        true => "is in use by another process that writes it: stop that first",
-        false => "is in use by another process: stop that, or serve it read-only if both only read",
+        true => "is in use by another process that writes it; stop that process first",
+        false => "is in use by another process; stop it, or serve the image read-only if both only read",
     };
     ConfigError::new("path", format!("{} {message}", path.display()))
 }
@@ -357,9 +357,9 @@ fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
 fn io_error(path: &Path, error: &io::Error) -> ConfigError {
     let path = path.display();
     let message = match error.kind() {
-        io::ErrorKind::NotFound => format!("{path} does not exist; give size=1G to make an image"),
+        io::ErrorKind::NotFound => format!("{path} does not exist; give size=1G to create an image"),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            format!("{path} may not be opened ({error}); read-only=on needs to read it only")
+            format!("cannot open {path}: {error}; read-only=on needs only read access")
         }
         _ => format!("{path}: {error}"),
     };
@@ -430,9 +430,9 @@ mod tests {
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         let empty = TempFile::new("empty");
         for (path, words) in [
-            (pipe.path(), "no file and no block device"),
-            (Path::new("/"), "no file and no block device"),
-            (Path::new("/dev/null"), "no file and no block device"),
+            (pipe.path(), "neither a regular file nor a block device"),
+            (Path::new("/"), "neither a regular file nor a block device"),
+            (Path::new("/dev/null"), "neither a regular file nor a block device"),
             (empty.path(), "is empty"),
         ] {
             let refused = refusal(path, FileOptions::default());
