@@ -275,9 +275,7 @@ impl Server {
         }
         match self.shared.failures() {
             0 => Ok(()),
-            failures => {
-                Err(format!("{failures} final flushes failed; see the messages above"))
-            }
+            failures => Err(format!("{failures} final flushes failed; see the messages above")),
         }
     }
 }

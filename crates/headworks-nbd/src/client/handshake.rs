@@ -253,7 +253,9 @@ impl OptionNegotiation {
             match kind {
                 option_reply::INFO => sized |= learn(&mut export, &data)?,
                 option_reply::ACK if sized => return Ok(Ok(export)),
-                option_reply::ACK => return Err(protocol("it did not send the size of the export")),
+                option_reply::ACK => {
+                    return Err(protocol("it did not send the size of the export"));
+                }
                 _ if kind & option_reply::ERROR_BIT != 0 => return Ok(Err((kind, data))),
                 _ => return Err(unexpected(kind)),
             }

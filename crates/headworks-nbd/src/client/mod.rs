@@ -278,7 +278,8 @@ impl Client {
 }
 
 fn request_len(len: usize) -> Result<u32, ClientError> {
-    u32::try_from(len).map_err(|_| ClientError::Usage(format!("{len} bytes do not fit in one request")))
+    u32::try_from(len)
+        .map_err(|_| ClientError::Usage(format!("{len} bytes do not fit in one request")))
 }
 
 /// Returns the part of a read's buffer that a chunk covers.

@@ -339,7 +339,9 @@ impl Pipeline {
         let is_read = slot.command == Command::Read;
         match reply {
             Reply::Simple { .. } if is_read && self.structured => {
-                return Err(protocol("a simple reply to a read, though structured replies were negotiated"));
+                return Err(protocol(
+                    "a simple reply to a read, though structured replies were negotiated",
+                ));
             }
             Reply::Simple { error: None, .. } if is_read => {
                 slot.got = slot.len;

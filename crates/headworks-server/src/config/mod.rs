@@ -164,8 +164,7 @@ impl ConfigFile {
             let mut first = std::collections::BTreeMap::new();
             for (name, origin) in all {
                 if let Some(other) = first.insert(name, origin) {
-                    let message =
-                        format!("two {what} are named `{name}`; the other is in {other}");
+                    let message = format!("two {what} are named `{name}`; the other is in {other}");
                     reader.problems.0.push(Problem::new(origin, message));
                 }
             }

@@ -170,18 +170,23 @@ impl Inventory {
         let other =
             |wanted: &&NamedDevice| common != Some(&SharedDeviceKey::Name(wanted.name.clone()));
         if let Some(wanted) = spec.device.as_ref().filter(other) {
-            let message = format!("{what} is already served by another device than `{}`", wanted.name);
+            let message =
+                format!("{what} is already served by another device than `{}`", wanted.name);
             return Err(ConfigError::new("device", message));
         }
         let share = &spec.share;
         if let Some(mode) = share.mode.filter(|mode| *mode != options.mode) {
             let (now, mode) = (options.mode.name(), mode.name());
-            let message = format!("{what} is already served with cache={now}; use the same instead of {mode}");
+            let message = format!(
+                "{what} is already served with cache={now}; use the same instead of {mode}"
+            );
             return Err(ConfigError::new("cache", message));
         }
         if let Some(policy) = share.on_error.filter(|policy| *policy != options.on_error) {
             let (now, policy) = (options.on_error.name(), policy.name());
-            let message = format!("{what} is already served with on-error={now}; use the same instead of {policy}");
+            let message = format!(
+                "{what} is already served with on-error={now}; use the same instead of {policy}"
+            );
             return Err(ConfigError::new("on-error", message));
         }
         Ok(())
@@ -194,7 +199,8 @@ impl Inventory {
     pub fn may_open(&self, spec: &ExportSpec) -> Result<(), ConfigError> {
         let cached = spec.share.mode.is_some_and(|mode| mode != WriteMode::None);
         if cached && self.caching.is_empty() {
-            let message = format!("export `{}` needs a cache, but the server runs with --cache 0", spec.name);
+            let message =
+                format!("export `{}` needs a cache, but the server runs with --cache 0", spec.name);
             return Err(ConfigError::new("cache", message));
         }
         vacant(&self.volumes, self.places.volumes, "volumes").map(drop)

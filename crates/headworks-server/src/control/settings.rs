@@ -225,8 +225,7 @@ impl Settings {
 }
 
 fn fixed(path: &str) -> RpcFault {
-    let message =
-        format!("{path} describes the device or the export and cannot be set");
+    let message = format!("{path} describes the device or the export and cannot be set");
     RpcFault::refused("EACCES", message)
 }
 

@@ -49,7 +49,9 @@ pub fn adopt(given: &InheritedSocket) -> Result<TcpListener, ConfigError> {
     let fail = |message: String| ConfigError::new("metrics", message);
     match given.adopt() {
         Ok(BoundSocket::Tcp(listener)) => Ok(listener),
-        Ok(BoundSocket::Unix(_)) => Err(fail("the passed socket is a unix socket; metrics need TCP".into())),
+        Ok(BoundSocket::Unix(_)) => {
+            Err(fail("the passed socket is a unix socket; metrics need TCP".into()))
+        }
         Err(error) => Err(fail(format!("cannot use the passed socket: {error}"))),
     }
 }

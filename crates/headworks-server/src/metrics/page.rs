@@ -35,7 +35,11 @@ fn put_devices(page: &mut MetricsPage, queries: &Queries, tree: &Tree) -> Result
     // Each counted where it happens: a difference of counts that are asked for one after the other would go up and down.
     let queue: u64 = reports.iter().map(|(_, report)| report.queue.merges).sum();
     let name = "headworks_merges_total";
-    page.family(name, MetricType::Counter, "Merged requests, in the plug or with a queued request.");
+    page.family(
+        name,
+        MetricType::Counter,
+        "Merged requests, in the plug or with a queued request.",
+    );
     page.sample(name, &[("kind", "plug")], plug);
     page.sample(name, &[("kind", "queue")], queue);
     let name = "headworks_device_busy_seconds_total";

@@ -152,7 +152,10 @@ impl Reactor {
         // Sends the last reply of the handshake before the move. It is short; a client whose socket does not take it
         // does not read.
         if !matches!(connection.send(now, pool, &mut self.spans), Ok(SendOutcome::All)) {
-            self.end(slot, &ConnectionEnd::Fault("the client does not read the handshake replies".into()));
+            self.end(
+                slot,
+                &ConnectionEnd::Fault("the client does not read the handshake replies".into()),
+            );
             return false;
         }
         if let Some(fd) = connection.socket() {

@@ -78,7 +78,10 @@ impl Reactor {
             Err(IoError::TimedOut) if in_time => {
                 if self.own_flushes.retry(volume) {
                     let name = self.exports.name_of(volume);
-                    warn!(volume = volume.0, "{name}: the final flush is slow; still waiting for the device");
+                    warn!(
+                        volume = volume.0,
+                        "{name}: the final flush is slow; still waiting for the device"
+                    );
                 }
                 return false;
             }

@@ -38,12 +38,13 @@ impl MemDevice {
     /// # Errors
     /// When the address space has no room for it.
     pub fn new(size: u64) -> Result<Self, ConfigError> {
-        let too_large = |_| ConfigError::new("size", format!("{size} bytes exceed the address space"));
+        let too_large =
+            |_| ConfigError::new("size", format!("{size} bytes exceed the address space"));
         let len = usize::try_from(size).map_err(too_large)?;
         let chunks = len.div_ceil(CHUNK).max(1);
-        let mapped = chunks
-            .checked_mul(CHUNK)
-            .ok_or_else(|| ConfigError::new("size", format!("{size} bytes exceed the address space")))?;
+        let mapped = chunks.checked_mul(CHUNK).ok_or_else(|| {
+            ConfigError::new("size", format!("{size} bytes exceed the address space"))
+        })?;
         let bytes = Mapping::new(mapped).map_err(|error| {
             ConfigError::new("size", format!("no address space for {size} bytes: {error}"))
         })?;

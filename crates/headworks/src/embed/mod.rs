@@ -98,7 +98,8 @@ impl OwnerOptions {
             ));
         }
         if !(1..=BUFFERS_MAX / self.depth as usize).contains(&self.slot_bytes) {
-            let message = format!("{} slots of {} bytes exceed the limit", self.depth, self.slot_bytes);
+            let message =
+                format!("{} slots of {} bytes exceed the limit", self.depth, self.slot_bytes);
             return Err(ConfigError::new("slot_bytes", message));
         }
         Ok(())

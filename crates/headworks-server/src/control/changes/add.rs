@@ -103,7 +103,8 @@ impl LiveChanges {
             }
             Some(ExportState::Leaving) => Err(leaving(name)),
             Some(ExportState::Stuck(_)) => {
-                let message = format!("the removal of export `{name}` is incomplete; `remove {name}` again");
+                let message =
+                    format!("the removal of export `{name}` is incomplete; `remove {name}` again");
                 Err(RpcFault::refused("EBUSY", message))
             }
         }

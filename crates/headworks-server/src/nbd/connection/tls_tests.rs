@@ -276,8 +276,7 @@ fn what_comes_in_the_clear_behind_the_request_for_tls_is_never_looked_at() {
         server.turn();
         socket.write_all(&[&[0, 0, 0, 3], option(5, &[]).as_slice(), &extra].concat()).unwrap();
         server.turn();
-        let expected =
-            format!("{} unencrypted bytes followed the request for TLS", extra.len());
+        let expected = format!("{} unencrypted bytes followed the request for TLS", extra.len());
         assert_eq!(server.fault(), expected);
     }
     // A moment later: it is no TLS.

@@ -266,7 +266,8 @@ fn open_or_create(path: &Path, options: &FileOptions) -> Result<(File, bool), Co
             let kind = metadata.file_type();
             // Before opening it: opening a FIFO waits for its other end.
             if !kind.is_file() && !kind.is_block_device() {
-                let message = format!("{} is neither a regular file nor a block device", path.display());
+                let message =
+                    format!("{} is neither a regular file nor a block device", path.display());
                 return Err(ConfigError::new("path", message));
             }
             let file = File::options().read(true).write(write).open(path);
@@ -349,7 +350,9 @@ fn tail(path: &Path, size: u64, block: u32, mode: FileMode) -> ConfigError {
 fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
     let message = match options.read_only {
         true => "is in use by another process that writes it; stop that process first",
-        false => "is in use by another process; stop it, or serve the image read-only if both only read",
+        false => {
+            "is in use by another process; stop it, or serve the image read-only if both only read"
+        }
     };
     ConfigError::new("path", format!("{} {message}", path.display()))
 }
@@ -357,7 +360,9 @@ fn in_use(path: &Path, options: &FileOptions) -> ConfigError {
 fn io_error(path: &Path, error: &io::Error) -> ConfigError {
     let path = path.display();
     let message = match error.kind() {
-        io::ErrorKind::NotFound => format!("{path} does not exist; give size=1G to create an image"),
+        io::ErrorKind::NotFound => {
+            format!("{path} does not exist; give size=1G to create an image")
+        }
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             format!("cannot open {path}: {error}; read-only=on needs only read access")
         }
