@@ -1,13 +1,13 @@
-//! A shard on the bench: words in, words out, and a device that is moved by hand.
+//! A test bench: one shard, whose inputs and actions are short words, and a device that the test completes by hand.
 //!
 //! ```text
-//!   bios      R0+4k  W64k+4k!fua  F  D0+1m  Z0+1m!fast  v1:R0+4k     numbered from 1 in the order in which they are put in
+//!   bios      R0+4k  W64k+4k!fua  F  D0+1m  Z0+1m!fast  v1:R0+4k     numbered from 1 in the order of submission
 //!   commands  the same words; numbered from 0 in the order in which they were sent; zeros as data are 0W
 //!   replies   1:ok  2:medium  3:timeout/early  3:released  4:ok/hole
 //!   flags     fua nomerge sync hole fast nounmap, and on bios a priority: rt, be,7, idle
 //! ```
 //!
-//! `sent`, `replies` and `notices` take what came since they were last asked. One call of `bios` is one batch.
+//! `sent`, `replies` and `notices` return what was added since they were last called. One call of `bios` is one batch.
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
@@ -16,9 +16,9 @@ use headworks_core::{
     Shard, ShardConfig, ShardId, Status, Submit, VolumeConfig, VolumeId, VolumeOptions, WaitTimes,
 };
 
-/// A failure as most devices report it.
+/// The failure that most devices report.
 pub const EIO: Status = Err(IoError::Medium);
-/// A refusal.
+/// A refusal by the device.
 pub const BUSY: Status = Err(IoError::Busy);
 
 /// A command that the shard sent.
@@ -28,7 +28,7 @@ pub struct Command {
     pub segments: Vec<Segment>,
 }
 
-/// A shard, its clock, and what it said.
+/// A shard, its clock, and its actions so far.
 pub struct Bench {
     pub shard: Shard,
     pub now: u64,
@@ -37,19 +37,19 @@ pub struct Bench {
     commands: Vec<Command>,
     shown: usize,
     replies: Vec<String>,
-    /// What each reply says of its waits.
+    /// The wait times of each reply.
     pub wait_times: Vec<WaitTimes>,
     notices: Vec<String>,
     sequence: u64,
 }
 
 impl Bench {
-    /// One device and one volume of 1 GiB in blocks of 512, with the default queue as `change` changes it.
+    /// Creates a bench with one device and one volume of 1 GiB in blocks of 512; `change` changes the queue options.
     pub fn new(change: impl FnOnce(&mut QueueOptions)) -> Self {
         Self::with(|config| change(&mut config.devices[0].queue))
     }
 
-    /// The same, with all of the configuration to change.
+    /// Creates a bench with one device and one volume; `change` changes the configuration.
     pub fn with(change: impl FnOnce(&mut ShardConfig)) -> Self {
         let mut config = ShardConfig::single(QueueOptions::default(), disk(), 1024);
         change(&mut config);
@@ -71,7 +71,7 @@ impl Bench {
         }
     }
 
-    /// One batch of inputs.
+    /// Runs one batch of inputs.
     pub fn turn(&mut self, inputs: &[Input]) {
         self.shard.handle(Instant(self.now), inputs);
         let actions = self.shard.actions();
@@ -96,30 +96,30 @@ impl Bench {
         self.shard.clear_actions();
     }
 
-    /// One batch of bios.
+    /// Submits one batch of bios.
     pub fn bios(&mut self, words: &str) {
         let inputs: Vec<Input> = words.split_whitespace().map(|w| self.bio(w)).collect();
         self.turn(&inputs);
     }
 
-    /// Each bio a batch of its own.
+    /// Submits each bio in a batch of its own.
     pub fn each(&mut self, words: &str) {
         words.split_whitespace().for_each(|word| self.bios(word));
     }
 
-    /// The next bio as an input.
+    /// Returns the next bio as an input.
     pub fn bio(&mut self, word: &str) -> Input {
         self.sequence += 1;
         Input::Bio(bio_of(word, self.sequence))
     }
 
-    /// The device moved all of command `n`.
+    /// Completes command `n`, all of it transferred.
     pub fn done(&mut self, n: usize) {
         let input = self.answer(n, Ok(()), self.commands[n].submit.len);
         self.turn(&[input]);
     }
 
-    /// The device moved all of these, in one batch.
+    /// Completes these commands in one batch, all of them transferred.
     pub fn all_done(&mut self, which: impl IntoIterator<Item = usize>) {
         let inputs: Vec<Input> = which
             .into_iter()
@@ -128,19 +128,19 @@ impl Bench {
         self.turn(&inputs);
     }
 
-    /// The device moved `bytes` of command `n`.
+    /// Completes command `n` with `bytes` transferred.
     pub fn moved(&mut self, n: usize, bytes: u32) {
         let input = self.answer(n, Ok(()), bytes);
         self.turn(&[input]);
     }
 
-    /// Command `n` went wrong.
+    /// Fails command `n`.
     pub fn failed(&mut self, n: usize, status: Status) {
         let input = self.answer(n, status, 0);
         self.turn(&[input]);
     }
 
-    /// The device says that `bytes` of command `n` are zeros and were not written to the buffer.
+    /// Completes command `n` with `bytes` of zeros that were not written to the buffer.
     pub fn hole(&mut self, n: usize, bytes: u32) {
         let Input::Complete { device, mut completion } = self.answer(n, Ok(()), bytes) else {
             unreachable!()
@@ -149,13 +149,13 @@ impl Bench {
         self.turn(&[Input::Complete { device, completion }]);
     }
 
-    /// The device's answer to command `n` as an input.
+    /// Returns the completion of command `n` as an input.
     pub fn answer(&self, n: usize, status: Status, transferred: u32) -> Input {
         let submit = &self.commands[n].submit;
         complete(submit.device, submit.id, status, transferred)
     }
 
-    /// Answers everything in flight, and what that sends, in the order of sending.
+    /// Completes all commands from `n` on, and those that follow, in the order of sending.
     pub fn finish_from(&mut self, mut n: usize) {
         while n < self.commands.len() {
             self.done(n);
@@ -167,28 +167,28 @@ impl Bench {
         self.turn(&[Input::Control(control)]);
     }
 
-    /// Time passes; timers that were asked for come when they should.
+    /// Advances the time; timers fire when they are due.
     pub fn pass(&mut self, ns: u64) {
         let end = self.now + ns;
-        let mut patience = 10_000;
+        let mut timers_left = 10_000;
         while let Some(at) = self.timer.filter(|&at| at <= end) {
             self.now = self.now.max(at);
             self.timer = None;
             self.turn(&[Input::Timer]);
-            patience -= 1;
-            assert!(patience > 0, "a timer is set again and again");
+            timers_left -= 1;
+            assert!(timers_left > 0, "a timer is set without end");
         }
         self.now = end;
     }
 
-    /// The commands that were sent since this was last asked.
+    /// Returns the commands that were sent since the last call.
     pub fn sent(&mut self) -> String {
         let words: Vec<String> = self.commands[self.shown..].iter().map(command_word).collect();
         self.shown = self.commands.len();
         words.join(" ")
     }
 
-    /// How many were sent since this was last asked.
+    /// Returns the number of commands that were sent since the last call.
     pub fn sent_count(&mut self) -> usize {
         let count = self.commands.len() - self.shown;
         self.shown = self.commands.len();
@@ -203,7 +203,7 @@ impl Bench {
         self.commands.len()
     }
 
-    /// The memory of command `n`: `1:0+4k 2:0+4k` for 4 KiB of bio 1, then of bio 2.
+    /// Returns the memory of command `n`: `1:0+4k 2:0+4k` for 4 KiB of bio 1, then of bio 2.
     pub fn segments(&self, n: usize) -> String {
         let words: Vec<String> = self.commands[n]
             .segments
@@ -216,24 +216,24 @@ impl Bench {
         words.join(" ")
     }
 
-    /// The replies since this was last asked.
+    /// Returns the replies since the last call.
     pub fn replies(&mut self) -> String {
         std::mem::take(&mut self.replies).join(" ")
     }
 
-    /// The notices since this was last asked.
+    /// Returns the notices since the last call.
     pub fn notices(&mut self) -> String {
         std::mem::take(&mut self.notices).join(" ")
     }
 
-    /// Tags of device 0 that nobody holds.
+    /// Returns the free tags of device 0.
     pub fn tags_free(&self) -> u32 {
         self.shard.tags_free(DeviceId(0)).expect("device 0 is this shard's")
     }
 
-    /// Everybody was answered and everything is home.
+    /// Checks that every bio was answered and every tag is free.
     pub fn assert_quiet(&self) {
-        assert!(self.shard.is_quiet(), "something is still on its way, or a tag is lost");
+        assert!(self.shard.is_quiet(), "a request is outstanding, or a tag is lost");
     }
 }
 
@@ -266,7 +266,7 @@ impl Shards {
         Self { at: (0..count).map(|id| Bench::of(config(id))).collect() }
     }
 
-    /// Delivers one round: what waits now, each pair's messages as one batch. `1>0 want2, 0>1 grant2` says what went.
+    /// Delivers the messages that wait now, those of each pair of shards as one batch; returns `1>0 want2, 0>1 grant2`.
     pub fn deliver_once(&mut self) -> String {
         let count = self.at.len();
         let mut words = Vec::new();
@@ -287,7 +287,7 @@ impl Shards {
         words.join(", ")
     }
 
-    /// Delivers until nobody has anything to say.
+    /// Delivers messages until none is left.
     pub fn deliver(&mut self) -> String {
         let mut words = Vec::new();
         for _ in 0..1000 {
@@ -297,10 +297,10 @@ impl Shards {
             }
             words.push(round);
         }
-        panic!("the shards talk for ever: {}", words[990..].join(", "))
+        panic!("the shards send messages without end: {}", words[990..].join(", "))
     }
 
-    /// Time passes everywhere at once.
+    /// Advances the time of all shards.
     pub fn pass(&mut self, ns: u64) {
         self.at.iter_mut().for_each(|bench| bench.pass(ns));
     }
@@ -310,7 +310,7 @@ fn disk() -> VolumeOptions {
     VolumeOptions { size: 1 << 30, block_size: 512, ..VolumeOptions::default() }
 }
 
-/// A completion of anything, true or not.
+/// Returns a completion with any contents, true or not.
 pub fn complete(device: DeviceId, id: RequestId, status: Status, transferred: u32) -> Input {
     let completion = Completion { id, transferred, status, hole: false };
     Input::Complete { device, completion }

@@ -1,17 +1,17 @@
-//! A device that refuses: what it refused goes back, may merge again, and is tried when the device may have room.
+//! Refusals by the device: refused requests are requeued, may merge, and are sent again when the device may have room.
 
 use headworks_core::time::MS;
 
 use crate::bench::{BUSY, Bench};
 
 #[test]
-fn refused_requests_go_again_first_and_in_order() {
+fn refused_requests_are_resent_first_in_order() {
     let mut bench = Bench::new(|q| q.queue_depth = 3);
     bench.bios("R0+4k R1m+4k R2m+4k R3m+4k");
     assert_eq!(bench.sent_count(), 3);
     bench.failed(1, BUSY);
     bench.failed(2, BUSY);
-    assert_eq!(bench.sent(), "", "nothing is sent to a device that refuses");
+    assert_eq!(bench.sent(), "", "nothing is sent to a busy device");
     bench.bios("R4m+4k");
     assert_eq!(bench.sent(), "");
     bench.done(0);
@@ -21,9 +21,9 @@ fn refused_requests_go_again_first_and_in_order() {
     bench.assert_quiet();
 }
 
-/// A device may refuse in any order; that is not the order which the elevator chose.
+/// A device may refuse in any order; requests are sent again in the order that the elevator chose.
 #[test]
-fn refused_requests_go_again_in_the_order_in_which_they_left() {
+fn refused_requests_are_resent_in_elevator_order() {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
         let mut bench = Bench::new(|q| q.queue_depth = 4);
         bench.bios("R3m+4k R1m+4k R2m+4k R0+4k R9m+4k");
@@ -31,7 +31,7 @@ fn refused_requests_go_again_in_the_order_in_which_they_left() {
         order.iter().for_each(|&n| bench.failed(n, BUSY));
         bench.pass(3 * MS);
         assert_eq!(bench.sent(), "R3m+4k R1m+4k R2m+4k R0+4k", "refused in the order {order:?}");
-        // The second time, too: what was refused twice before what was refused once.
+        // The second time as well: requests that were refused twice precede those refused once.
         bench.done(4);
         assert_eq!(bench.sent(), "R9m+4k");
         bench.failed(8, BUSY);
@@ -44,7 +44,7 @@ fn refused_requests_go_again_in_the_order_in_which_they_left() {
 }
 
 #[test]
-fn a_refusing_device_with_nothing_in_flight_is_asked_again_after_3_ms() {
+fn idle_busy_device_is_retried_after_3_ms() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     bench.failed(0, BUSY);
@@ -62,7 +62,7 @@ fn a_refusing_device_with_nothing_in_flight_is_asked_again_after_3_ms() {
 }
 
 #[test]
-fn a_refusal_of_the_last_one_in_flight_starts_the_timer() {
+fn refusal_of_last_command_sets_retry_timer() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k R1m+4k");
     bench.sent();
@@ -75,7 +75,7 @@ fn a_refusal_of_the_last_one_in_flight_starts_the_timer() {
 }
 
 #[test]
-fn a_refused_request_takes_neighbours_while_it_waits() {
+fn requeued_request_merges_with_neighbours() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R64k+4k");
     bench.failed(0, BUSY);
@@ -90,7 +90,7 @@ fn a_refused_request_takes_neighbours_while_it_waits() {
 }
 
 #[test]
-fn two_refused_neighbours_survive_the_bio_between_them() {
+fn bio_between_two_requeued_requests_merges_with_one() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R64k+4k R72k+4k");
     bench.failed(0, BUSY);
@@ -105,7 +105,7 @@ fn two_refused_neighbours_survive_the_bio_between_them() {
 }
 
 #[test]
-fn what_is_half_done_when_refused_goes_on_where_it_was_and_merges_with_nobody() {
+fn partly_done_requeued_request_continues_and_never_merges() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+8k");
     bench.moved(0, 4096);
@@ -120,7 +120,7 @@ fn what_is_half_done_when_refused_goes_on_where_it_was_and_merges_with_nobody() 
 }
 
 #[test]
-fn refused_pieces_go_again() {
+fn refused_pieces_are_resent() {
     let mut bench = Bench::new(|q| (q.max_sectors_kb, q.nr_requests) = (64, 4));
     bench.bios("R0+192k");
     assert_eq!(bench.sent(), "R0+64k R64k+64k");

@@ -1,4 +1,4 @@
-//! Devices and volumes that join and leave a shard at work.
+//! Hot-add and hot-remove of devices and volumes on a working shard.
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{
@@ -34,7 +34,7 @@ fn without_device(place: u16) -> Change {
 }
 
 impl Bench {
-    /// `ok`, `busy: why`, or what is wrong.
+    /// Makes a change; returns `ok`, `busy: reason` or the error.
     fn change(&mut self, change: Change) -> String {
         match self.shard.change(Instant(self.now), &change) {
             Ok(()) => {
@@ -53,10 +53,10 @@ impl Bench {
 }
 
 #[test]
-fn what_joins_under_load_works_leaves_and_its_places_are_as_new() {
+fn hot_added_volume_works_and_its_ids_are_reusable() {
     let mut bench = bench();
     bench.bios("R0+4k v1:W0+4k");
-    assert_eq!(bench.replies(), "2:invalid", "nothing is there yet");
+    assert_eq!(bench.replies(), "2:invalid", "the volume was not added yet");
     bench.changes(&[device(1, 2), volume(1, 1, 0)]);
     bench.bios("v1:W0+4k v1:W1m+4k v1:W64k+4k v1:W128k+4k");
     assert_eq!(
@@ -87,7 +87,7 @@ fn what_joins_under_load_works_leaves_and_its_places_are_as_new() {
     bench.turn(&[complete(DeviceId(1), late, Ok(()), 4096)]);
     assert_eq!(bench.notices(), "unknown");
 
-    // The same places, over something else. The load of device 0 goes on all the while.
+    // The same ids again, for another device and volume, while the load of device 0 continues.
     bench.changes(&[device(1, 300), volume(1, 1, 0)]);
     assert_eq!(bench.shard.tags_free(DeviceId(1)), Some(300));
     assert_eq!(bench.shard.unflushed(VolumeId(1)), Some((0, false)));
@@ -98,7 +98,7 @@ fn what_joins_under_load_works_leaves_and_its_places_are_as_new() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_a_sentence_and_changes_nothing() {
+fn invalid_change_is_refused_with_reason() {
     let mut bench = bench();
     let refusals = [
         (device(0, 1), "device: there is a device 0 already"),
@@ -124,7 +124,7 @@ fn what_cannot_be_is_refused_in_a_sentence_and_changes_nothing() {
         "nr_requests: 101 tags are more than the 100 that are spare"
     );
     assert_eq!(bench.change(volume(1, 1, 0)), "device: a volume names a device that is not there");
-    // What was there from the start may go as well, and its tags are spare then.
+    // Devices of the configuration can be removed as well; their tags are spare then.
     bench.changes(&[without_volume(0), without_device(0), device(0, 100 + 256)]);
     assert_eq!(
         bench.change(device(1, 1)),
@@ -134,9 +134,9 @@ fn what_cannot_be_is_refused_in_a_sentence_and_changes_nothing() {
     bench.assert_quiet();
 }
 
-/// All tags of added devices in flight at once, after one of them was given more: nothing is short of slots.
+/// All tags of added devices are in flight at once, after one device was given more: there are slots for all.
 #[test]
-fn tags_of_devices_that_come_and_go_are_what_the_shard_was_sized_for() {
+fn added_devices_never_exceed_spare_tags() {
     let mut bench = bench();
     for round in 0..20 {
         bench.changes(&[device(1, 100), volume(1, 1, 0)]);
@@ -156,7 +156,7 @@ fn tags_of_devices_that_come_and_go_are_what_the_shard_was_sized_for() {
 }
 
 #[test]
-fn a_volume_with_a_flush_or_a_late_command_in_its_device_stays() {
+fn volume_with_flush_or_timed_out_command_is_not_removed() {
     let mut bench = bench();
     bench.changes(&[device(1, 8), volume(1, 1, 0)]);
     bench.each("v1:W0+4k v1:F");
@@ -175,12 +175,12 @@ fn a_volume_with_a_flush_or_a_late_command_in_its_device_stays() {
     bench.changes(&[without_volume(1), volume(1, 1, 0)]);
     bench.bios("v1:F");
     bench.done(2);
-    assert_eq!(bench.replies(), "4:ok", "what takes its place is not");
+    assert_eq!(bench.replies(), "4:ok", "the volume that reuses its id is not");
     bench.assert_quiet();
 }
 
 #[test]
-fn a_device_that_is_being_changed_takes_no_volume_and_does_not_leave() {
+fn draining_device_rejects_new_volume_and_removal() {
     let mut bench = bench();
     bench.changes(&[device(1, 8), volume(1, 1, 0)]);
     bench.bios("v1:W0+4k");
@@ -199,9 +199,9 @@ fn a_device_that_is_being_changed_takes_no_volume_and_does_not_leave() {
     bench.assert_quiet();
 }
 
-/// An export beyond those of the configuration has the default weight, and the one it is given on every device, old or new.
+/// A hot-added export has the default weight until another is set, which then holds on every device.
 #[test]
-fn spare_exports_have_weights() {
+fn hot_added_exports_have_weights() {
     let served = |weights: &[(u16, u16)]| {
         let mut bench = bench();
         for &(export, weight) in weights {
@@ -261,7 +261,7 @@ fn finish(shards: &mut Shards, from: usize) {
 }
 
 #[test]
-fn a_volume_away_from_its_device_joins_both_shards_and_leaves_both() {
+fn remote_volume_is_added_and_removed_on_both_shards() {
     let mut shards = shards();
     for _ in 0..3 {
         everywhere(&mut shards, [0, 1], device(1, 8));
@@ -279,7 +279,7 @@ fn a_volume_away_from_its_device_joins_both_shards_and_leaves_both() {
         everywhere(&mut shards, [1, 0], without_volume(1));
         shards.at[1].bios("v1:R0+4k");
         assert!(shards.at[1].replies().ends_with("invalid"));
-        // The lease is idle and not yet home.
+        // The lease is idle and not returned yet.
         assert_eq!(shards.at[1].change(without_device(1)), "busy: tags of the device are out");
         assert_eq!(shards.at[0].change(without_device(1)), "busy: tags of the device are out");
         shards.pass(20 * MS);
@@ -289,9 +289,9 @@ fn a_volume_away_from_its_device_joins_both_shards_and_leaves_both() {
     }
 }
 
-/// Whatever arrives for a place that is vacant, or was taken anew, does no harm.
+/// Messages and completions for an id that is free or was reused do no harm.
 #[test]
-fn messages_for_what_is_not_there_are_answered_or_ignored() {
+fn messages_for_removed_ids_are_answered_or_ignored() {
     let mut shards = shards();
     let (from, place) = (ShardId(1), DeviceId(1));
     let Input::Bio(bio) = shards.at[1].bio("v1:R0+4k") else { unreachable!() };
@@ -331,9 +331,9 @@ fn messages_for_what_is_not_there_are_answered_or_ignored() {
     shards.at[0].assert_quiet();
 }
 
-/// The old device's limits are on their way when the place is taken anew: what the new one says comes behind them.
+/// The old device's limits are still under way when its id is reused; the new device's limits follow them.
 #[test]
-fn the_last_word_on_a_place_is_its_new_owners() {
+fn reused_device_id_uses_limits_of_new_owner() {
     let mut shards = shards();
     everywhere(&mut shards, [0, 1], device(1, 8));
     let (place, tunable) = (DeviceId(1), Tunable::NrRequests);
@@ -352,9 +352,9 @@ fn the_last_word_on_a_place_is_its_new_owners() {
     assert_eq!(said, "1>0 want3", "with one tag it would ask for one");
 }
 
-/// The place has another owner now, and nothing orders what two shards say.
+/// The id has another owner now, and messages of two shards have no order.
 #[test]
-fn the_word_of_who_owned_what_was_in_a_place_before_is_worth_nothing() {
+fn messages_from_previous_owner_are_ignored() {
     let options = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
     let config = ShardConfig {
         id: ShardId(2),
@@ -377,7 +377,7 @@ fn the_word_of_who_owned_what_was_in_a_place_before_is_worth_nothing() {
 }
 
 #[test]
-fn a_refusal_is_an_error_of_its_kind() {
+fn refused_change_is_an_error_with_source() {
     let mut bench = bench();
     let mut change = |change: Change| bench.shard.change(Instant(0), &change);
     assert!(matches!(change(without_device(0)), Err(ChangeError::Busy(_))));

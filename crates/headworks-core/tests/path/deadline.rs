@@ -1,11 +1,11 @@
-//! mq-deadline in its queue: what the elevator is told, and what comes of it at the device.
+//! mq-deadline in its queue: the order of commands, merges, priorities and the elevator's timer.
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{QueueOptions, Scheduler};
 
 use crate::bench::{BUSY, Bench, EIO};
 
-/// One command in the device, tags to spare: what comes later is sorted.
+/// Queue depth 1 and spare tags: later requests are sorted in the elevator.
 fn narrow(q: &mut QueueOptions) {
     (q.scheduler, q.queue_depth, q.nr_requests) = (Scheduler::MqDeadline, 1, 16);
 }
@@ -14,7 +14,7 @@ fn wide(q: &mut QueueOptions) {
     q.scheduler = Scheduler::MqDeadline;
 }
 
-/// What is sent when `bios` come one by one behind a command that is under way.
+/// Returns the commands that are sent when `bios` arrive one by one behind a command in flight.
 fn order(change: impl FnOnce(&mut QueueOptions), bios: &str) -> String {
     let mut bench = Bench::with(|config| {
         narrow(&mut config.devices[0].queue);
@@ -30,13 +30,13 @@ fn order(change: impl FnOnce(&mut QueueOptions), bios: &str) -> String {
 }
 
 #[test]
-fn what_waits_leaves_by_file_and_place_reads_first() {
+fn waiting_requests_leave_by_volume_and_offset_reads_first() {
     let bios = "W8k+4k v1:R4k+4k R1m+4k R64k+4k W1m+4k v1:R2m+4k D4m+4k";
     assert_eq!(order(|_| (), bios), "R64k+4k R1m+4k v1:R4k+4k v1:R2m+4k W8k+4k W1m+4k D4m+4k");
 }
 
 #[test]
-fn what_comes_together_is_sorted_before_anything_leaves() {
+fn batch_is_sorted_before_dispatch() {
     let mut bench = Bench::new(wide);
     bench.bios("R2m+4k R1m+4k W5m+4k R3m+4k W4m+4k");
     assert_eq!(bench.sent(), "R1m+4k R2m+4k R3m+4k W4m+4k W5m+4k");
@@ -45,7 +45,7 @@ fn what_comes_together_is_sorted_before_anything_leaves() {
 }
 
 #[test]
-fn a_front_merge_is_sorted_by_its_new_start() {
+fn front_merged_request_is_sorted_by_new_start() {
     // R1m grows to start before R900k.
     let bios = "R900k+4k R1m+4k R1020k+4k R1016k+4k R1012k+4k";
     assert_eq!(order(|_| (), bios), "R900k+4k R1012k+16k");
@@ -54,17 +54,17 @@ fn a_front_merge_is_sorted_by_its_new_start() {
 }
 
 #[test]
-fn m6_without_front_merges_there_are_none_and_back_merges_are_as_ever() {
+fn disabled_front_merges_keep_back_merges() {
     let none = |q: &mut QueueOptions| q.deadline.front_merges = false;
     assert_eq!(order(none, "R68k+4k R64k+4k R60k+4k"), "R60k+4k R64k+4k R68k+4k");
     assert_eq!(order(none, "R60k+4k R64k+4k R68k+4k"), "R60k+12k");
-    // A request that grew at its end and touches the next: that is no front merge of a bio.
+    // A request that grew at its end and now touches the next one: that is no front merge of a bio.
     assert_eq!(order(none, "R60k+4k R68k+4k R64k+4k"), "R60k+12k");
     assert_eq!(order(|_| (), "R68k+4k R64k+4k R60k+4k"), "R60k+12k");
 }
 
 #[test]
-fn merges_chain_and_keep_the_limits() {
+fn chained_merges_keep_device_limits() {
     assert_eq!(order(|_| (), "W64k+4k W72k+4k W80k+4k W68k+4k W76k+4k"), "W64k+20k");
     let small = |q: &mut QueueOptions| q.max_sectors_kb = 12;
     assert_eq!(order(small, "W64k+4k W72k+4k W68k+4k W76k+4k"), "W64k+12k W76k+4k");
@@ -73,7 +73,7 @@ fn merges_chain_and_keep_the_limits() {
 }
 
 #[test]
-fn only_equals_in_priority_merge() {
+fn different_priorities_never_merge() {
     assert_eq!(order(|_| (), "R64k+4k!rt R68k+4k"), "R64k+4k R68k+4k");
     assert_eq!(order(|_| (), "R64k+4k!be,1 R68k+4k!be,2"), "R64k+4k R68k+4k");
     assert_eq!(order(|_| (), "R64k+4k!be,1 R68k+4k!be,1"), "R64k+8k");
@@ -81,7 +81,7 @@ fn only_equals_in_priority_merge() {
 }
 
 #[test]
-fn other_connections_merge_only_with_equal_priority() {
+fn connections_merge_only_with_equal_priority() {
     for (priority, expected) in [("be", "R64k+8k"), ("be,0", "R64k+4k R68k+4k")] {
         let mut bench = Bench::new(narrow);
         bench.each("R0+4k R64k+4k");
@@ -97,9 +97,9 @@ fn other_connections_merge_only_with_equal_priority() {
     }
 }
 
-/// The joined request is as old as its older part: it begins the batch after 500 ms, though the sweep is past it.
+/// The merged request is as old as its older part: it begins the batch after 500 ms, although the sweep is past it.
 #[test]
-fn a_merged_request_inherits_the_earlier_deadline() {
+fn merged_request_inherits_earlier_deadline() {
     for (fills, expected) in
         [("R12k+4k", "R8k+12k R2m+4k R3m+4k"), ("R20k+4k", "R16k+8k R2m+4k R3m+4k R8k+4k")]
     {
@@ -119,9 +119,9 @@ fn a_merged_request_inherits_the_earlier_deadline() {
     }
 }
 
-/// What waits for a tag has no deadline yet, so what has one is not put back to it (with `none` it is, see `queue`).
+/// A request that waits for a tag has no deadline yet, so one with a deadline is not merged into it (with `none` it is).
 #[test]
-fn a_request_in_the_elevator_does_not_go_back_to_the_line_for_tags() {
+fn queued_request_never_merges_into_tag_waiter() {
     let mut bench = Bench::new(|q| {
         narrow(q);
         q.nr_requests = 2;
@@ -134,7 +134,7 @@ fn a_request_in_the_elevator_does_not_go_back_to_the_line_for_tags() {
 }
 
 #[test]
-fn a_lower_level_is_held_back_until_the_higher_one_has_completed() {
+fn lower_priority_waits_for_completion_of_higher() {
     let mut bench = Bench::new(wide);
     bench.bios("R1m+4k!idle R2m+4k R3m+4k!rt");
     assert_eq!(bench.sent(), "R3m+4k");
@@ -147,7 +147,7 @@ fn a_lower_level_is_held_back_until_the_higher_one_has_completed() {
 }
 
 #[test]
-fn who_is_held_back_goes_when_it_has_aged_though_nothing_happens() {
+fn held_back_request_is_dispatched_after_aging() {
     let mut bench = Bench::new(wide);
     bench.bios("R1m+4k!idle R3m+4k!rt");
     assert_eq!((bench.sent().as_str(), bench.timer), ("R3m+4k", Some(bench.now + 10 * SEC)));
@@ -159,9 +159,9 @@ fn who_is_held_back_goes_when_it_has_aged_though_nothing_happens() {
     bench.assert_quiet();
 }
 
-/// The timer is for a device that has room. One that refuses or is full answers first, so there is nothing to wake for.
+/// The timer is set while the device has room. A busy or full device completes a command first, so no timer is needed.
 #[test]
-fn the_timer_of_the_elevator_waits_for_the_device() {
+fn elevator_timer_is_set_only_while_device_has_room() {
     let mut bench = Bench::new(|q| {
         narrow(q);
         (q.queue_depth, q.deadline.prio_aging_expire_ms) = (2, 5);
@@ -169,7 +169,7 @@ fn the_timer_of_the_elevator_waits_for_the_device() {
     bench.bios("R3m+4k!rt R1m+4k!idle");
     bench.pass(4 * MS);
     bench.failed(0, BUSY);
-    // The idle one is old enough now, but the device refuses until it is asked again at 7 ms.
+    // The request of class idle is old enough now, but the device is busy until the retry at 7 ms.
     bench.pass(3 * MS - 1);
     assert_eq!(bench.sent(), "R3m+4k");
     bench.pass(1);
@@ -180,11 +180,11 @@ fn the_timer_of_the_elevator_waits_for_the_device() {
     bench.done(1);
     assert_eq!(bench.sent(), "R4m+4k");
     bench.finish_from(2);
-    assert_nobody_counts(&mut bench, "");
+    assert_none_outstanding(&mut bench, "");
 }
 
 #[test]
-fn what_was_refused_goes_first_and_what_waits_stays_sorted() {
+fn requeued_requests_precede_sorted_ones() {
     let mut bench = Bench::new(|q| {
         narrow(q);
         q.queue_depth = 3;
@@ -202,7 +202,7 @@ fn what_was_refused_goes_first_and_what_waits_stays_sorted() {
 }
 
 #[test]
-fn a_refused_request_takes_in_what_waits_in_the_elevator() {
+fn requeued_request_absorbs_neighbour_from_elevator() {
     let mut bench = Bench::new(narrow);
     bench.bios("R64k+4k!rt R72k+4k!rt");
     bench.failed(0, BUSY);
@@ -211,21 +211,21 @@ fn a_refused_request_takes_in_what_waits_in_the_elevator() {
     assert_eq!(bench.sent(), "R64k+4k R64k+12k");
     bench.done(1);
     assert_eq!(bench.replies(), "1:ok 3:ok 2:ok");
-    assert_nobody_counts(&mut bench, "");
+    assert_none_outstanding(&mut bench, "");
 }
 
-/// One of the lowest level leaves at once: none of the others is believed to be on its way.
-fn assert_nobody_counts(bench: &mut Bench, after: &str) {
+/// Checks that a request of the lowest priority leaves at once: no other request counts as outstanding.
+fn assert_none_outstanding(bench: &mut Bench, after: &str) {
     bench.assert_quiet();
     bench.sent();
     bench.bios("R900m+4k!idle");
-    assert_eq!(bench.sent(), "R900m+4k", "one that ended holds others back; {after}");
+    assert_eq!(bench.sent(), "R900m+4k", "an ended request holds others back; {after}");
     bench.done(bench.commands() - 1);
     bench.assert_quiet();
 }
 
 #[test]
-fn every_way_to_end_is_counted_once() {
+fn every_request_end_is_reported_once() {
     type Way = fn(&mut Bench);
     let ways: [(&str, Way); 9] = [
         ("done", |b| b.finish_from(0)),
@@ -280,17 +280,17 @@ fn every_way_to_end_is_counted_once() {
             });
             bench.bios(bios);
             way(&mut bench);
-            // What was held back, and the rest of what was split; the others are answered twice, which changes nothing.
+            // The held-back requests and the remaining pieces; completing the others twice changes nothing.
             bench.finish_from(0);
             bench.replies();
-            assert_nobody_counts(&mut bench, &format!("{name}: {bios}"));
+            assert_none_outstanding(&mut bench, &format!("{name}: {bios}"));
         }
     }
 }
 
-/// The client was answered; how long the device keeps the command is another matter.
+/// The client was answered, although the device still has the command.
 #[test]
-fn a_command_that_was_given_up_holds_nobody_back() {
+fn timed_out_command_holds_back_no_lower_priority() {
     let mut bench = Bench::new(wide);
     bench.bios("R1m+4k!rt R2m+4k");
     assert_eq!(bench.sent(), "R1m+4k");
@@ -306,5 +306,5 @@ fn a_command_that_was_given_up_holds_nobody_back() {
     bench.done(3);
     assert_eq!(bench.sent(), "R4m+4k");
     bench.all_done([0, 1, 2, 4, 5]);
-    assert_nobody_counts(&mut bench, "");
+    assert_none_outstanding(&mut bench, "");
 }

@@ -1,4 +1,4 @@
-//! Durability: which device flush may answer for whom, and what a failed one means.
+//! Durability: the flushes that a device flush may complete, FUA, and failed flushes.
 
 use headworks_core::time::MS;
 use headworks_core::{Control, VolumeId};
@@ -12,7 +12,7 @@ fn unflushed(bench: &Bench) -> (u64, bool) {
 }
 
 #[test]
-fn flushes_share_one_under_way_if_no_write_finished_since() {
+fn flush_joins_running_flush_without_new_writes() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k F F");
     bench.bios("F");
@@ -25,7 +25,7 @@ fn flushes_share_one_under_way_if_no_write_finished_since() {
 }
 
 #[test]
-fn a_flush_after_a_write_finished_waits_for_the_next_one() {
+fn flush_after_finished_write_waits_for_next_flush() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k F");
     bench.done(0);
@@ -41,7 +41,7 @@ fn a_flush_after_a_write_finished_waits_for_the_next_one() {
 }
 
 #[test]
-fn a_finished_read_uncovers_nothing_but_discard_and_zeroing_do() {
+fn discard_and_zeroing_count_as_writes_for_flush() {
     for (bio, shares) in [("R0+4k", true), ("D0+4k", false), ("Z0+4k", false), ("W0+4k", false)] {
         let mut bench = Bench::new(|_| ());
         bench.each(bio);
@@ -55,7 +55,7 @@ fn a_finished_read_uncovers_nothing_but_discard_and_zeroing_do() {
 }
 
 #[test]
-fn volumes_flush_for_themselves() {
+fn volumes_flush_independently() {
     let mut bench = Bench::with(|config| config.volumes.push(config.volumes[0]));
     bench.bios("F v1:F");
     assert_eq!(bench.sent(), "F v1:F");
@@ -67,7 +67,7 @@ fn volumes_flush_for_themselves() {
 }
 
 #[test]
-fn flushes_need_no_tag_and_no_room_in_the_device() {
+fn flush_needs_no_tag_and_no_queue_depth() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (1, 1));
     bench.bios("W0+4k W8k+4k F");
     assert_eq!(bench.sent(), "F W0+4k");
@@ -78,7 +78,7 @@ fn flushes_need_no_tag_and_no_room_in_the_device() {
 }
 
 #[test]
-fn without_a_write_cache_everything_is_durable_at_once() {
+fn flush_is_immediate_without_write_cache() {
     let mut bench = Bench::new(|q| q.write_cache = false);
     bench.bios("F W0+4k!fua");
     assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("W0+4k", "1:ok"));
@@ -90,7 +90,7 @@ fn without_a_write_cache_everything_is_durable_at_once() {
 }
 
 #[test]
-fn fua_without_the_devices_help_is_data_and_then_a_flush() {
+fn fua_without_device_support_writes_then_flushes() {
     for (bio, command) in [
         ("W0+4k!fua", "W0+4k"),
         ("D0+4k!fua", "D0+4k"),
@@ -108,7 +108,7 @@ fn fua_without_the_devices_help_is_data_and_then_a_flush() {
 }
 
 #[test]
-fn a_device_with_fua_does_it_for_writes_only() {
+fn device_fua_applies_to_writes_only() {
     for (bio, commands) in
         [("W0+4k!fua", "W0+4k!fua"), ("D0+4k!fua", "D0+4k F"), ("Z0+4k!fua", "Z0+4k F")]
     {
@@ -121,7 +121,7 @@ fn a_device_with_fua_does_it_for_writes_only() {
 }
 
 #[test]
-fn a_fua_write_that_failed_is_not_flushed() {
+fn failed_fua_write_is_not_flushed() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k!fua");
     bench.failed(0, EIO);
@@ -130,7 +130,7 @@ fn a_fua_write_that_failed_is_not_flushed() {
 }
 
 #[test]
-fn a_fua_write_does_not_join_a_flush_that_was_sent_before_its_data_finished() {
+fn fua_write_never_joins_earlier_flush() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k!fua F");
     bench.done(0);
@@ -142,7 +142,7 @@ fn a_fua_write_does_not_join_a_flush_that_was_sent_before_its_data_finished() {
 }
 
 #[test]
-fn a_split_fua_write_is_flushed_once_after_its_last_piece() {
+fn split_fua_write_flushes_once_after_last_piece() {
     let mut bench = Bench::new(|q| (q.max_sectors_kb, q.nr_requests) = (64, 2));
     bench.bios("W0+128k!fua");
     bench.finish_from(0);
@@ -151,7 +151,7 @@ fn a_split_fua_write_is_flushed_once_after_its_last_piece() {
 }
 
 #[test]
-fn a_failed_flush_makes_the_volume_suspect_until_somebody_acknowledges() {
+fn failed_flush_fails_later_flushes_until_acknowledged() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k F");
     bench.done(0);
@@ -166,10 +166,10 @@ fn a_failed_flush_makes_the_volume_suspect_until_somebody_acknowledges() {
     assert_eq!((bench.notices().as_str(), bench.sent().as_str()), ("suspect:medium", ""));
     assert_eq!(unflushed(&bench), (2, true));
     bench.done(3);
-    assert_eq!(bench.replies(), "5:medium", "its data were on their way");
+    assert_eq!(bench.replies(), "5:medium", "its data were in flight");
     bench.bios("F W0+4k!fua D0+4k!fua W0+4k R0+4k");
     assert_eq!(bench.replies(), "6:medium 7:medium 8:medium");
-    assert_eq!(bench.sent(), "W0+4k R0+4k", "what promises nothing goes on");
+    assert_eq!(bench.sent(), "W0+4k R0+4k", "plain reads and writes continue");
     bench.all_done([4, 5]);
     bench.control(Control::Acknowledge { volume: VOLUME });
     bench.replies();
@@ -181,7 +181,7 @@ fn a_failed_flush_makes_the_volume_suspect_until_somebody_acknowledges() {
 }
 
 #[test]
-fn a_refused_flush_goes_again_and_covers_what_finished_meanwhile() {
+fn resent_flush_covers_writes_finished_meanwhile() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k F");
     bench.done(0);
@@ -198,12 +198,12 @@ fn a_refused_flush_goes_again_and_covers_what_finished_meanwhile() {
 }
 
 #[test]
-fn a_flush_refused_while_others_are_in_flight_goes_with_the_next_answer() {
+fn refused_flush_is_resent_at_next_completion() {
     let mut bench = Bench::new(|q| q.queue_depth = 1);
     bench.each("W0+4k F W8k+4k");
     bench.failed(1, BUSY);
     bench.done(0);
-    assert_eq!(bench.sent(), "W0+4k F F", "it goes first and takes the one place");
+    assert_eq!(bench.sent(), "W0+4k F F", "it is sent first and fills the queue depth");
     bench.done(2);
     assert_eq!(bench.sent(), "W8k+4k");
     bench.done(3);

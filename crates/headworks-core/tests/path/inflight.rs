@@ -1,4 +1,4 @@
-//! `hw_inflight_kb`: what counts, for how long, and that nobody waits for ever because of it.
+//! `hw_inflight_kb`: the bytes that count, for how long, and that no request waits for ever because of the limit.
 
 use headworks_core::time::SEC;
 use headworks_core::{Control, DeviceId, Tunable};
@@ -6,13 +6,17 @@ use headworks_core::{Control, DeviceId, Tunable};
 use crate::bench::{Bench, Shards};
 
 #[test]
-fn what_was_given_up_counts_no_longer() {
+fn timed_out_request_releases_its_bytes() {
     let mut bench = Bench::new(|q| q.hw_inflight_kb = 64);
     bench.bios("R0+128k R1m+128k R2m+128k");
     assert_eq!(bench.sent(), "R0+128k");
     bench.pass(30 * SEC);
-    assert_eq!(bench.sent(), "R1m+128k", "or all would wait for a device that may never answer");
-    // Its late answer is not subtracted again.
+    assert_eq!(
+        bench.sent(),
+        "R1m+128k",
+        "otherwise all would wait for a device that may never answer"
+    );
+    // Its late completion is not subtracted again.
     bench.done(0);
     assert_eq!(bench.sent(), "");
     bench.finish_from(1);
@@ -21,7 +25,7 @@ fn what_was_given_up_counts_no_longer() {
 }
 
 #[test]
-fn the_pieces_of_what_was_given_up_count_no_longer() {
+fn timed_out_pieces_release_their_bytes() {
     let mut bench = Bench::new(|q| (q.hw_inflight_kb, q.max_sectors_kb) = (256, 64));
     bench.bios("R0+1m R2m+128k");
     assert_eq!(bench.sent(), "R0+64k R64k+64k R2m+64k R2112k+64k");
@@ -34,7 +38,7 @@ fn the_pieces_of_what_was_given_up_count_no_longer() {
 }
 
 #[test]
-fn a_long_discard_counts_as_one_large_read() {
+fn long_discard_counts_as_one_large_read() {
     let mut bench = Bench::new(|q| q.hw_inflight_kb = 256);
     bench.each("D0+512m R600m+128k");
     assert_eq!(bench.sent(), "D0+512m R600m+128k");
@@ -43,7 +47,7 @@ fn a_long_discard_counts_as_one_large_read() {
 }
 
 #[test]
-fn a_lease_waits_for_room_as_requests_do() {
+fn lease_request_waits_for_byte_budget() {
     let mut shards = Shards::new(2, |q| q.hw_inflight_kb = 64);
     shards.at[0].bios("R0+128k");
     shards.at[1].bios("v1:R0+128k");
@@ -56,7 +60,7 @@ fn a_lease_waits_for_room_as_requests_do() {
 }
 
 #[test]
-fn the_bound_may_come_and_go_while_a_late_command_is_out() {
+fn byte_limit_changes_while_timed_out_command_is_in_device() {
     let mut bench = Bench::new(|q| q.hw_inflight_kb = 64);
     let set = |value, token| Control::Set {
         device: DeviceId(0),

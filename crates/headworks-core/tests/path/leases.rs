@@ -1,4 +1,4 @@
-//! Bios for another shard's device: tags on lease, bios over, answers back.
+//! Bios for another shard's device: leased tags, messages between the shards, answers.
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{DeviceId, QueueOptions, VolumeId};
@@ -9,7 +9,7 @@ fn leased(shards: &Shards, shard: usize) -> u32 {
     shards.at[shard].shard.tags_leased(DeviceId(0)).unwrap()
 }
 
-/// Everything that the owner sent is done, from command `from` on, with all that follows.
+/// Completes all commands of the owner from `from` on, and those that follow.
 fn finish(shards: &mut Shards, mut from: usize) -> usize {
     loop {
         shards.deliver();
@@ -21,7 +21,7 @@ fn finish(shards: &mut Shards, mut from: usize) -> usize {
     }
 }
 
-/// After a pause all tags are home and nobody holds anything.
+/// Checks that after a pause all tags are with the owner and none is held.
 fn assert_home(shards: &mut Shards, tags: u32) {
     shards.pass(20 * MS);
     shards.deliver();
@@ -30,7 +30,7 @@ fn assert_home(shards: &mut Shards, tags: u32) {
 }
 
 #[test]
-fn a_bio_asks_for_a_tag_goes_over_and_is_answered_at_home() {
+fn remote_bio_leases_tag_and_completes_on_home_shard() {
     let mut shards = Shards::new(2, |_| ());
     shards.at[1].bios("v1:R0+4k");
     assert_eq!(shards.deliver(), "1>0 want1, 0>1 grant1, 1>0 bio1");
@@ -43,7 +43,7 @@ fn a_bio_asks_for_a_tag_goes_over_and_is_answered_at_home() {
 }
 
 #[test]
-fn a_lease_is_used_again_without_a_message_and_goes_back_when_idle() {
+fn lease_is_reused_and_returned_when_idle() {
     let mut shards = Shards::new(2, |_| ());
     shards.at[1].bios("v1:R0+4k v1:R1m+4k");
     assert_eq!(shards.deliver(), "1>0 want2, 0>1 grant2, 1>0 bio1, 1>0 bio1");
@@ -65,7 +65,7 @@ fn a_lease_is_used_again_without_a_message_and_goes_back_when_idle() {
 }
 
 #[test]
-fn the_owner_asks_for_a_lease_back_once_when_somebody_waits() {
+fn owner_revokes_lease_once_when_requests_wait() {
     let mut shards = Shards::new(2, |q| q.nr_requests = 2);
     shards.at[1].bios("v1:R0+4k v1:R1m+4k");
     shards.deliver();
@@ -79,7 +79,7 @@ fn the_owner_asks_for_a_lease_back_once_when_somebody_waits() {
 }
 
 #[test]
-fn a_grant_and_a_revocation_in_one_batch_still_serve_the_head() {
+fn grant_before_revocation_still_serves_head() {
     let mut shards = Shards::new(3, |q| q.nr_requests = 1);
     shards.at[0].bios("R0+4k");
     shards.at[1].bios("v1:R0+4k");
@@ -88,14 +88,14 @@ fn a_grant_and_a_revocation_in_one_batch_still_serve_the_head() {
     shards.deliver();
     shards.at[0].done(0);
     let said = shards.deliver();
-    assert_eq!(said, "0>1 grant1, 0>1 revoke, 1>0 bio1", "the tag was used, not sent round");
+    assert_eq!(said, "0>1 grant1, 0>1 revoke, 1>0 bio1", "the tag was used before it was returned");
     finish(&mut shards, 1);
     assert_eq!((shards.at[1].replies(), shards.at[2].replies()), ("1:ok".into(), "1:ok".into()));
     assert_home(&mut shards, 1);
 }
 
 #[test]
-fn a_revoked_lease_is_not_used_again_before_it_is_granted_anew() {
+fn revoked_lease_is_unused_until_next_grant() {
     let mut shards = Shards::new(2, |q| q.nr_requests = 1);
     shards.at[1].bios("v1:R0+4k v1:R1m+4k v1:R2m+4k");
     shards.deliver();
@@ -104,23 +104,23 @@ fn a_revoked_lease_is_not_used_again_before_it_is_granted_anew() {
     assert_eq!(shards.at[0].sent(), "v1:R0+4k");
     shards.at[0].done(0);
     shards.deliver();
-    assert_eq!(shards.at[0].sent(), "v1:R1m+4k", "asked for before the owner's own");
+    assert_eq!(shards.at[0].sent(), "v1:R1m+4k", "its request is older than the owner's own");
     shards.at[0].done(1);
     shards.deliver();
-    assert_eq!(shards.at[0].sent(), "R3m+4k", "its ticket is older than the third's");
+    assert_eq!(shards.at[0].sent(), "R3m+4k", "its request is older than the third's");
     finish(&mut shards, 2);
     assert_eq!(shards.at[1].replies(), "1:ok 2:ok 3:ok");
     assert_home(&mut shards, 1);
 }
 
 #[test]
-fn with_one_tag_two_shards_and_the_owner_all_get_on() {
+fn one_tag_serves_owner_and_two_shards() {
     for tags in [1, 2, 3] {
         let mut shards = Shards::new(3, |q| (q.nr_requests, q.queue_depth) = (tags, tags));
         let (mut done, mut answered, mut put) = (0, [0_usize; 3], [0_usize; 3]);
         for _ in 0..300 {
             for shard in 0..3 {
-                // Each keeps four waiting all the time: nobody's line is ever empty.
+                // Each keeps four bios waiting, so no queue is ever empty.
                 while put[shard] < answered[shard] + 4 {
                     let bio = format!("v{shard}:R{}m+4k", put[shard] % 1000);
                     shards.at[shard].bios(&bio);
@@ -145,7 +145,7 @@ fn with_one_tag_two_shards_and_the_owner_all_get_on() {
 }
 
 #[test]
-fn flushes_go_over_without_a_tag() {
+fn remote_flush_needs_no_tag() {
     let mut shards = Shards::new(2, |q| q.nr_requests = 1);
     shards.at[0].bios("R0+4k");
     shards.at[1].bios("v1:W0+4k v1:F");
@@ -163,7 +163,7 @@ fn flushes_go_over_without_a_tag() {
 }
 
 #[test]
-fn fua_discards_and_errors_come_back_to_their_shard() {
+fn remote_fua_discard_and_errors_are_reported() {
     let mut shards = Shards::new(2, |_| ());
     shards.at[1].bios("v1:W0+4k!fua v1:D1m+4k v1:Z2m+4k v1:R3m+4k v1:R1g+4k");
     shards.deliver();
@@ -177,7 +177,7 @@ fn fua_discards_and_errors_come_back_to_their_shard() {
 }
 
 #[test]
-fn a_long_bio_is_leased_as_many_tags_as_it_may_have_pieces_in_flight() {
+fn long_bio_leases_one_tag_per_piece() {
     for (tags, want) in [(256, 26), (8, 4), (1, 1)] {
         let mut shards = Shards::new(2, |q: &mut QueueOptions| q.nr_requests = tags);
         shards.at[1].bios("v1:W0+32m");
@@ -190,7 +190,7 @@ fn a_long_bio_is_leased_as_many_tags_as_it_may_have_pieces_in_flight() {
 }
 
 #[test]
-fn early_and_released_cross_over_and_the_tag_stays_out_between_them() {
+fn leased_tag_is_kept_between_early_and_released() {
     let mut shards = Shards::new(2, |q| q.nr_requests = 1);
     shards.at[1].bios("v1:W0+4k");
     shards.deliver();
@@ -198,7 +198,7 @@ fn early_and_released_cross_over_and_the_tag_stays_out_between_them() {
     assert_eq!(shards.deliver(), "0>1 early");
     assert_eq!(shards.at[1].replies(), "1:timeout/early");
     shards.at[1].bios("v1:W0+4k");
-    assert_eq!(shards.deliver(), "1>0 want1, 0>1 revoke", "the tag is still the late one's");
+    assert_eq!(shards.deliver(), "1>0 want1, 0>1 revoke", "the timed-out bio still holds the tag");
     assert_eq!(shards.at[1].shard.room(), 254);
     shards.at[0].done(0);
     finish(&mut shards, 1);
@@ -207,7 +207,7 @@ fn early_and_released_cross_over_and_the_tag_stays_out_between_them() {
 }
 
 #[test]
-fn a_remote_write_over_a_late_one_is_refused_and_its_tag_comes_back() {
+fn remote_write_over_timed_out_write_fails() {
     let mut shards = Shards::new(2, |q| q.nr_requests = 4);
     shards.at[1].bios("v1:W0+4k v1:R1m+4k");
     shards.deliver();
@@ -225,7 +225,7 @@ fn a_remote_write_over_a_late_one_is_refused_and_its_tag_comes_back() {
 }
 
 #[test]
-fn an_owner_without_room_says_so() {
+fn owner_without_free_bios_answers_no_memory() {
     let mut shards = Shards::new(2, |_| ());
     let many: Vec<String> = (0..256).map(|n| format!("R{n}m+4k")).collect();
     shards.at[0].bios(&many.join(" "));
@@ -237,7 +237,7 @@ fn an_owner_without_room_says_so() {
 }
 
 #[test]
-fn neighbours_of_several_shards_become_one_command_with_several_answers() {
+fn remote_neighbours_merge_into_one_command() {
     // A volume has one home, so neighbours from two shards are of two volumes and never merge; those of one shard do.
     let mut shards = Shards::new(2, |_| ());
     shards.at[0].bios("R0+4k");

@@ -1,6 +1,6 @@
-//! The policy path, rule by rule: what goes into a shard, and what must come out.
+//! The path of uncached bios through a shard, rule by rule: inputs and expected actions.
 //!
-//! Every test is named for the rule that it shows and reads like it: bios, commands and replies are short words (see `bench`).
+//! Each test is named after the rule that it checks; bios, commands and replies are short words (see `bench`).
 //! `cargo test -p headworks-core --test path` runs them all in well under a second.
 
 mod bench;

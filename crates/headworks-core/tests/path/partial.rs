@@ -1,11 +1,11 @@
-//! Answers that are neither all nor nothing: short transfers, errors of merged requests, and devices that lie.
+//! Partial completions: short transfers, errors of merged requests, and devices that report impossible results.
 
 use headworks_core::IoError;
 
 use crate::bench::{Bench, EIO};
 
 #[test]
-fn a_short_transfer_is_continued_where_it_ended() {
+fn short_transfer_continues_where_it_ended() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W64k+4k W68k+8k W76k+4k");
     bench.moved(0, 512);
@@ -23,7 +23,7 @@ fn a_short_transfer_is_continued_where_it_ended() {
 }
 
 #[test]
-fn the_rest_of_a_short_transfer_keeps_max_segment_size() {
+fn continued_transfer_keeps_max_segment_size() {
     let mut bench = Bench::new(|q| q.max_segment_size = 4096);
     bench.bios("R0+12k");
     bench.moved(0, 2048);
@@ -31,7 +31,7 @@ fn the_rest_of_a_short_transfer_keeps_max_segment_size() {
 }
 
 #[test]
-fn a_read_of_nothing_inside_the_volume_is_an_error_and_said_once() {
+fn empty_read_inside_volume_fails_with_one_notice() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     bench.moved(0, 0);
@@ -44,7 +44,7 @@ fn a_read_of_nothing_inside_the_volume_is_an_error_and_said_once() {
 }
 
 #[test]
-fn a_write_of_nothing_is_an_error() {
+fn empty_write_fails() {
     for bio in ["W0+4k", "D0+4k", "Z0+4k"] {
         let mut bench = Bench::new(|_| ());
         bench.bios(bio);
@@ -55,7 +55,7 @@ fn a_write_of_nothing_is_an_error() {
 }
 
 #[test]
-fn more_than_was_asked_is_an_error() {
+fn excess_transfer_fails() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k R1m+8k");
     bench.moved(0, 4097);
@@ -66,7 +66,7 @@ fn more_than_was_asked_is_an_error() {
 }
 
 #[test]
-fn a_hole_is_passed_on_whole_and_never_mixed_with_data() {
+fn hole_is_reported_whole_or_read_as_data() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+8k!hole R1m+8k!hole R2m+8k!hole");
     bench.sent();
@@ -82,7 +82,7 @@ fn a_hole_is_passed_on_whole_and_never_mixed_with_data() {
 }
 
 #[test]
-fn a_hole_that_nobody_allowed_is_an_error() {
+fn unrequested_hole_fails() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+8k R1m+8k");
     bench.hole(0, 8192);
@@ -93,7 +93,7 @@ fn a_hole_that_nobody_allowed_is_an_error() {
 }
 
 #[test]
-fn an_error_of_a_merged_request_is_retried_bio_by_bio_and_only_the_bad_one_fails() {
+fn failed_merged_request_retries_each_bio_alone() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k W4k+8k W12k+4k!sync W12k+4k");
     bench.done(1);
@@ -111,7 +111,7 @@ fn an_error_of_a_merged_request_is_retried_bio_by_bio_and_only_the_bad_one_fails
 }
 
 #[test]
-fn a_retried_bio_starts_from_its_beginning_and_may_be_short_again() {
+fn retried_bio_restarts_and_may_be_short() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k!hole R4k+8k!hole");
     bench.moved(0, 6144);
@@ -126,7 +126,7 @@ fn a_retried_bio_starts_from_its_beginning_and_may_be_short_again() {
 }
 
 #[test]
-fn an_error_of_a_single_bio_is_final() {
+fn error_of_single_bio_is_final() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     bench.failed(0, EIO);
@@ -134,7 +134,7 @@ fn an_error_of_a_single_bio_is_final() {
 }
 
 #[test]
-fn a_retry_that_is_refused_goes_on_alone() {
+fn refused_retry_continues_without_merging() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k R4k+4k");
     bench.failed(0, EIO);
@@ -149,7 +149,7 @@ fn a_retry_that_is_refused_goes_on_alone() {
 }
 
 #[test]
-fn merged_fua_writes_that_failed_once_are_durable_each_for_itself() {
+fn retried_fua_writes_are_flushed_each() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k!fua W4k+4k!fua");
     bench.failed(0, EIO);

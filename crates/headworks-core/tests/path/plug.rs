@@ -1,10 +1,10 @@
-//! The plug: a batch is held until it is whole, so that neighbours become one request.
+//! The plug: a batch is held until its end, so that neighbours become one request.
 
 use headworks_core::{Control, DeviceConfig, DeviceId, NoMerges, ShardConfig, Tunable};
 
 use crate::bench::Bench;
 
-/// `count` reads of 4 KiB, 1 MiB apart, from `first` MiB on: none touches another.
+/// Returns `count` reads of 4 KiB, 1 MiB apart, from `first` MiB on: none touches another.
 fn apart(prefix: &str, first: usize, count: usize) -> String {
     let words: Vec<String> = (first..first + count).map(|n| format!("{prefix}R{n}m+4k")).collect();
     words.join(" ")
@@ -24,7 +24,7 @@ fn two_devices(config: &mut ShardConfig) {
 }
 
 #[test]
-fn sixteen_sequential_reads_are_one_request() {
+fn sixteen_sequential_reads_become_one_request() {
     let mut bench = Bench::new(|_| ());
     let bios: Vec<String> = (0..16).map(|n| format!("R{}k+4k", 4 * n)).collect();
     bench.bios(&bios.join(" "));
@@ -38,14 +38,14 @@ fn sixteen_sequential_reads_are_one_request() {
 }
 
 #[test]
-fn a_batch_is_held_until_it_ends() {
+fn batch_is_held_until_its_end() {
     let mut bench = Bench::new(|_| ());
     bench.each("R0+4k R4k+4k");
     assert_eq!(bench.sent(), "R0+4k R4k+4k", "two batches never meet in the plug");
 }
 
 #[test]
-fn neighbours_join_behind_before_and_in_order_of_offset() {
+fn neighbours_merge_at_both_edges() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R8k+4k R12k+4k R4k+4k R0+4k");
     assert_eq!(bench.sent(), "R0+16k");
@@ -53,12 +53,12 @@ fn neighbours_join_behind_before_and_in_order_of_offset() {
 }
 
 #[test]
-fn two_interleaved_streams_merge_each_with_its_own() {
+fn two_interleaved_streams_merge_separately() {
     assert_eq!(sent(|_| (), "R0+4k R1m+4k R4k+4k R1028k+4k R8k+4k R1032k+4k"), "R0+12k R1m+12k");
 }
 
 #[test]
-fn thirty_two_requests_are_held_and_one_more_flushes() {
+fn plug_flushes_at_thirty_third_request() {
     let full = format!("{} R4k+4k", apart("", 0, 32));
     assert_eq!(sent(|_| (), &full).split(' ').count(), 32, "the first is still held");
     let over = format!("{} R4k+4k R32772k+4k", apart("", 0, 33));
@@ -68,7 +68,7 @@ fn thirty_two_requests_are_held_and_one_more_flushes() {
 }
 
 #[test]
-fn a_last_request_of_128_kib_flushes_when_the_next_comes() {
+fn request_of_128_kib_flushes_plug_at_next_bio() {
     assert_eq!(sent(|_| (), "R0+124k R1m+4k R124k+4k"), "R0+128k R1m+4k");
     assert_eq!(sent(|_| (), "R0+128k R1m+4k R128k+4k"), "R0+128k R1m+4k R128k+4k");
     assert_eq!(sent(|_| (), "R0+64k R64k+64k R128k+4k"), "R0+132k", "a neighbour still joins");
@@ -76,7 +76,7 @@ fn a_last_request_of_128_kib_flushes_when_the_next_comes() {
 }
 
 #[test]
-fn two_devices_may_hold_sixty_four_and_each_keeps_its_order() {
+fn two_devices_hold_sixty_four_in_order() {
     let mixed = |count| {
         let words: Vec<String> =
             (0..count).flat_map(|n| [format!("R{n}m+4k"), format!("v1:R{n}m+4k")]).collect();
@@ -92,7 +92,7 @@ fn two_devices_may_hold_sixty_four_and_each_keeps_its_order() {
 }
 
 #[test]
-fn after_a_flush_one_device_alone_holds_thirty_two_again() {
+fn plug_limit_returns_to_thirty_two_after_flush() {
     let mut bench = Bench::with(two_devices);
     bench.bios("R0+4k v1:R0+4k");
     bench.sent();
@@ -103,7 +103,7 @@ fn after_a_flush_one_device_alone_holds_thirty_two_again() {
 }
 
 #[test]
-fn what_must_not_mix_stays_apart() {
+fn different_ops_flags_and_priorities_never_merge() {
     for (bios, expected) in [
         ("W0+4k W4k+4k!fua", "W0+4k W4k+4k!fua"),
         ("W0+4k!fua W4k+4k!fua", "W0+8k!fua"),
@@ -124,7 +124,7 @@ fn what_must_not_mix_stays_apart() {
 }
 
 #[test]
-fn a_hole_may_be_answered_only_if_everybody_allows_it() {
+fn merged_read_reports_hole_only_if_all_allow() {
     assert_eq!(sent(|_| (), "R0+4k!hole R4k+4k!hole"), "R0+8k!hole");
     assert_eq!(sent(|_| (), "R0+4k!hole R4k+4k"), "R0+8k");
 }
@@ -144,16 +144,20 @@ fn devices_never_mix() {
 }
 
 #[test]
-fn nomerges_says_how_hard_to_look() {
+fn nomerges_limits_search_for_neighbours() {
     let bios = "R0+4k R1m+4k R4k+4k R8k+4k";
     let with = |nomerges| sent(|q| q.nomerges = nomerges, bios);
     assert_eq!(with(NoMerges::MergeAll), "R0+12k R1m+4k");
-    assert_eq!(with(NoMerges::OneHit), "R0+4k R1m+4k R4k+8k", "only the last is looked at");
+    assert_eq!(
+        with(NoMerges::OneHit),
+        "R0+4k R1m+4k R4k+8k",
+        "only the last request is a candidate"
+    );
     assert_eq!(with(NoMerges::Never), "R0+4k R1m+4k R4k+4k R8k+4k");
 }
 
 #[test]
-fn a_request_grows_to_max_sectors_kb_and_no_further() {
+fn merged_request_never_exceeds_max_sectors_kb() {
     assert_eq!(
         sent(|q| q.max_sectors_kb = 12, "R0+4k R4k+4k R8k+4k R12k+4k R16k+4k"),
         "R0+12k R12k+8k"
@@ -161,7 +165,7 @@ fn a_request_grows_to_max_sectors_kb_and_no_further() {
 }
 
 #[test]
-fn a_request_grows_to_max_segments_and_no_further() {
+fn merged_request_never_exceeds_max_segments() {
     assert_eq!(
         sent(|q| q.max_segments = 3, "R0+4k R4k+4k R8k+4k R12k+4k R16k+4k"),
         "R0+12k R12k+8k"

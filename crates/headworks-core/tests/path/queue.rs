@@ -1,21 +1,21 @@
-//! The queue: who waits, what merges with what waits, and how much the device gets.
+//! The queue: admission, merging with waiting requests, and queue depth.
 
 use headworks_core::{Control, DeviceId, NoMerges, QueueOptions, RequestId, VolumeId};
 
 use crate::bench::{Bench, complete};
 
-/// One command in the device, tags to spare: what comes later waits in the elevator.
+/// Queue depth 1 and spare tags: later requests wait in the elevator.
 fn narrow(q: &mut QueueOptions) {
     (q.queue_depth, q.nr_requests) = (1, 8);
 }
 
-/// One tag: what comes later waits in the line.
+/// One tag: later requests wait for it.
 fn one_tag(q: &mut QueueOptions) {
     q.nr_requests = 1;
 }
 
 #[test]
-fn what_waits_in_the_elevator_takes_neighbours() {
+fn queued_request_merges_with_neighbours() {
     let mut bench = Bench::new(narrow);
     bench.each("R0+4k R64k+4k R68k+4k R60k+4k");
     assert_eq!((bench.sent().as_str(), bench.tags_free()), ("R0+4k", 6));
@@ -28,7 +28,7 @@ fn what_waits_in_the_elevator_takes_neighbours() {
 }
 
 #[test]
-fn what_waits_for_a_tag_takes_neighbours() {
+fn tag_waiter_merges_with_neighbours() {
     let mut bench = Bench::new(one_tag);
     bench.each("R0+4k R64k+4k R68k+4k R60k+4k");
     assert_eq!(bench.sent(), "R0+4k");
@@ -40,12 +40,12 @@ fn what_waits_for_a_tag_takes_neighbours() {
 }
 
 #[test]
-fn a_bio_that_fills_the_hole_joins_both_neighbours_and_frees_a_tag() {
+fn bio_between_neighbours_merges_three_and_frees_tag() {
     let mut bench = Bench::new(narrow);
     bench.each("R0+4k R64k+4k R72k+4k");
     assert_eq!(bench.tags_free(), 5);
     bench.bios("R68k+4k");
-    assert_eq!(bench.tags_free(), 6, "the request that was merged away gave its tag back");
+    assert_eq!(bench.tags_free(), 6, "the request that was merged away returned its tag");
     bench.bios("R76k+4k R56k+4k R60k+4k");
     bench.done(0);
     assert_eq!(bench.sent(), "R0+4k R56k+24k");
@@ -55,7 +55,7 @@ fn a_bio_that_fills_the_hole_joins_both_neighbours_and_frees_a_tag() {
 }
 
 #[test]
-fn a_hole_is_filled_from_the_other_side_too() {
+fn front_merge_joins_three_requests() {
     let mut bench = Bench::new(narrow);
     bench.each("R0+4k R72k+4k R64k+4k R68k+4k R80k+4k");
     bench.finish_from(0);
@@ -64,7 +64,7 @@ fn a_hole_is_filled_from_the_other_side_too() {
 }
 
 #[test]
-fn a_ticket_cannot_be_returned_so_two_waiters_stay_two() {
+fn two_tag_waiters_never_merge_with_each_other() {
     let mut bench = Bench::new(one_tag);
     bench.each("R0+4k R64k+4k R72k+4k R68k+4k");
     bench.finish_from(0);
@@ -73,7 +73,7 @@ fn a_ticket_cannot_be_returned_so_two_waiters_stay_two() {
 }
 
 #[test]
-fn the_tag_of_one_merged_into_a_waiter_goes_to_the_line() {
+fn tag_of_request_merged_into_waiter_is_granted_next() {
     let mut bench = Bench::new(|q| (q.queue_depth, q.nr_requests) = (1, 2));
     bench.each("R0+4k R72k+4k R64k+4k R68k+4k");
     bench.finish_from(0);
@@ -83,7 +83,7 @@ fn the_tag_of_one_merged_into_a_waiter_goes_to_the_line() {
 }
 
 #[test]
-fn nothing_merges_with_what_is_in_the_device() {
+fn command_in_flight_never_merges() {
     let mut bench = Bench::new(|q| q.queue_depth = 2);
     bench.each("R0+4k R4k+4k");
     assert_eq!(bench.sent(), "R0+4k R4k+4k");
@@ -98,7 +98,7 @@ fn nothing_merges_with_what_is_in_the_device() {
 }
 
 #[test]
-fn merging_in_the_queue_keeps_the_limits_and_the_classes() {
+fn queue_merges_keep_limits_and_classes() {
     for (bios, expected) in [
         ("R64k+4k R68k+4k R72k+4k R76k+4k", "R0+4k R64k+12k R76k+4k"),
         ("W64k+4k W68k+4k!fua", "R0+4k W64k+4k W68k+4k!fua"),
@@ -126,7 +126,7 @@ fn merging_in_the_queue_keeps_the_limits_and_the_classes() {
 }
 
 #[test]
-fn max_segments_holds_in_the_queue() {
+fn queue_merges_keep_max_segments() {
     let mut bench = Bench::new(|q| {
         narrow(q);
         q.max_segments = 2;
@@ -137,7 +137,7 @@ fn max_segments_holds_in_the_queue() {
 }
 
 #[test]
-fn the_queue_looks_for_merges_only_if_nomerges_is_0() {
+fn queue_merges_only_if_nomerges_is_0() {
     for nomerges in [NoMerges::OneHit, NoMerges::Never] {
         let mut bench = Bench::new(|q| {
             narrow(q);
@@ -150,7 +150,7 @@ fn the_queue_looks_for_merges_only_if_nomerges_is_0() {
 }
 
 #[test]
-fn the_device_never_has_more_than_queue_depth() {
+fn device_never_exceeds_queue_depth() {
     let mut bench = Bench::new(|q| q.queue_depth = 2);
     bench.bios("R0+4k R1m+4k R2m+4k R3m+4k");
     assert_eq!(bench.sent(), "R0+4k R1m+4k");
@@ -161,7 +161,7 @@ fn the_device_never_has_more_than_queue_depth() {
 }
 
 #[test]
-fn tags_are_given_in_the_order_of_tickets_and_never_more_than_there_are() {
+fn tags_are_granted_in_order_of_requests() {
     let mut bench = Bench::new(|q| q.nr_requests = 2);
     bench.bios("R0+4k R1m+4k R2m+4k");
     bench.bios("R3m+4k");
@@ -170,7 +170,7 @@ fn tags_are_given_in_the_order_of_tickets_and_never_more_than_there_are() {
     assert_eq!(bench.sent(), "R2m+4k");
     let (late, answer) = (bench.bio("R4m+4k"), bench.answer(1, Ok(()), 4096));
     bench.turn(&[late, answer]);
-    assert_eq!(bench.sent(), "R3m+4k", "a newcomer of the same batch does not pass");
+    assert_eq!(bench.sent(), "R3m+4k", "a later request of the same batch does not overtake");
     bench.finish_from(2);
     assert_eq!(bench.sent(), "R4m+4k");
     assert_eq!((bench.replies().as_str(), bench.tags_free()), ("1:ok 2:ok 3:ok 4:ok 5:ok", 2));
@@ -178,7 +178,7 @@ fn tags_are_given_in_the_order_of_tickets_and_never_more_than_there_are() {
 }
 
 #[test]
-fn answers_for_what_is_not_in_flight_are_reported_and_change_nothing() {
+fn unknown_completions_are_reported_and_ignored() {
     let mut bench = Bench::with(|config| {
         config.devices[0].queue.queue_depth = 1;
         config.devices.push(config.devices[0]);
@@ -208,7 +208,7 @@ fn answers_for_what_is_not_in_flight_are_reported_and_change_nothing() {
 }
 
 #[test]
-fn controls_for_what_is_not_there_do_nothing() {
+fn controls_for_unknown_devices_and_volumes_are_ignored() {
     let mut bench = Bench::new(|_| ());
     let volume = VolumeId(77);
     bench.control(Control::Acknowledge { volume });

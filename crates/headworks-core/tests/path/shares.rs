@@ -1,4 +1,4 @@
-//! Shares of a device on the path: what connections and exports get, here and from another shard.
+//! Shares of a device: requests of connections and exports, on the owner and from another shard.
 
 use headworks_core::writeback::DirtyOptions;
 use headworks_core::{
@@ -8,20 +8,20 @@ use headworks_core::{
 
 use crate::bench::Bench;
 
-/// A bio of a connection that came by an export.
+/// Returns a bio of a connection of an export.
 fn bio(bench: &mut Bench, connection: u32, export: u16, word: &str) -> Input {
     let Input::Bio(mut bio) = bench.bio(word) else { unreachable!() };
     (bio.id.connection, bio.id.export) = (connection, ExportId(export));
     Input::Bio(bio)
 }
 
-/// What the device was sent, as the connection's number of each command.
+/// Returns the connection of each command that was sent.
 fn connections(bench: &Bench, from: usize) -> Vec<u32> {
     let bio = |n: usize| bench.command(n).segments[0].bio;
     (from..bench.commands()).map(|n| bio(n).connection).collect()
 }
 
-/// Shard 1 of two, with volume 1; the device is shard 0's. Its exports have these weights.
+/// Creates shard 1 of two with volume 1, whose device belongs to shard 0, and exports with these weights.
 fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
     let mut queue = QueueOptions::default();
     change(&mut queue);
@@ -40,7 +40,7 @@ fn lessee(weights: &[u16], change: impl FnOnce(&mut QueueOptions)) -> Bench {
     })
 }
 
-/// The last want: tags, bytes, weight.
+/// Returns the last lease request: tags, bytes, weight.
 fn wanted(bench: &mut Bench) -> Option<(u16, u32, u16)> {
     bench.outbox.drain(..).filter_map(|(_, message)| want_of(message)).next_back()
 }
@@ -52,7 +52,7 @@ fn want_of(message: Message) -> Option<(u16, u32, u16)> {
     }
 }
 
-/// The connections of the bios that went over.
+/// Returns the connections of the bios that were sent to the owner.
 fn gone_over(bench: &mut Bench) -> Vec<u32> {
     let connection = |(_, message)| match message {
         Message::Bio { bio, .. } => Some(bio.id.connection),
@@ -67,7 +67,7 @@ fn grant(bench: &mut Bench, count: u16) {
 }
 
 #[test]
-fn a_large_client_does_not_keep_a_small_one_waiting() {
+fn large_requests_never_delay_light_client() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (4, 4));
     let heavy: Vec<Input> =
         (0..40).map(|n| bio(&mut bench, 1, 0, &format!("R{}m+128k", 2 * n))).collect();
@@ -81,7 +81,7 @@ fn a_large_client_does_not_keep_a_small_one_waiting() {
 }
 
 #[test]
-fn who_grew_by_merging_while_it_waited_pays_for_all_of_it() {
+fn merged_waiter_is_charged_for_its_full_size() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (1, 1));
     let first = bio(&mut bench, 9, 0, "R900m+4k");
     bench.turn(&[first]);
@@ -100,13 +100,13 @@ fn who_grew_by_merging_while_it_waited_pays_for_all_of_it() {
     let sent = connections(&bench, 1);
     let large: Vec<usize> = (0..sent.len()).filter(|&at| sent[at] == 1).collect();
     assert_eq!(sent.len(), 3 + 24);
-    // By what they asked for all three would be gone after three of the other's.
+    // Charged for their original size, all three would be served after three of the other's.
     assert!(large[1] >= 8 && large[2] >= 16, "{sent:?}");
     bench.assert_quiet();
 }
 
 #[test]
-fn a_long_discard_is_not_put_off_by_its_length() {
+fn long_discard_is_not_delayed_by_its_length() {
     let mut bench = Bench::new(|q| {
         (q.nr_requests, q.queue_depth) = (1, 1);
         q.discard = true;
@@ -124,7 +124,7 @@ fn a_long_discard_is_not_put_off_by_its_length() {
 }
 
 #[test]
-fn a_want_says_what_it_is_for() {
+fn lease_request_reports_bytes_and_weights() {
     let mut bench = lessee(&[300, 500, 10_000], |_| ());
     let inputs = [
         bio(&mut bench, 1, 0, "v1:R0+4k"),
@@ -135,7 +135,7 @@ fn a_want_says_what_it_is_for() {
     assert_eq!(wanted(&mut bench), Some((3, 96 << 10, 800)));
     grant(&mut bench, 3);
     assert_eq!(gone_over(&mut bench).len(), 3);
-    // More than one want serves: its part of the bytes. And weights that change count from then on.
+    // More than one lease request may ask for: its part of the bytes. Changed weights count from now on.
     for export in [0, 2] {
         bench.control(Control::Weight { export: ExportId(export), weight: 9_000 });
     }
@@ -147,7 +147,7 @@ fn a_want_says_what_it_is_for() {
 }
 
 #[test]
-fn weights_that_are_too_many_are_the_largest_there_is() {
+fn lease_request_weight_saturates() {
     let mut bench = lessee(&[10_000; 7], |_| ());
     let inputs: Vec<Input> =
         (0..7).map(|n| bio(&mut bench, 1, n, &format!("v1:R{n}m+4k"))).collect();
@@ -163,7 +163,7 @@ fn weights_that_are_too_many_are_the_largest_there_is() {
 }
 
 #[test]
-fn a_lease_is_shared_as_the_tags_are() {
+fn leased_tags_are_shared_by_weight() {
     let mut bench = lessee(&[300, 500, 10_000], |_| ());
     let heavy: Vec<Input> =
         (0..30).map(|n| bio(&mut bench, 1, 0, &format!("v1:R{n}m+128k"))).collect();
@@ -175,17 +175,17 @@ fn a_lease_is_shared_as_the_tags_are() {
     assert_eq!(
         gone_over(&mut bench),
         [3, 1, 2, 1],
-        "who begins to wait goes first, light ones before"
+        "new flows are served first, light ones before others"
     );
 }
 
 #[test]
-fn a_leasing_bio_that_needs_many_tags_is_not_passed_while_they_come() {
+fn large_remote_bio_is_not_overtaken_while_gathering() {
     let mut bench = lessee(&[300, 500, 10_000], |q| q.max_sectors_kb = 128);
     let large = bio(&mut bench, 1, 0, "v1:R0+512k");
     bench.turn(&[large]);
     assert_eq!(wanted(&mut bench), Some((4, 512 << 10, 300)));
-    // The owner always grants all of a want; this is what keeps the lessee right should it not.
+    // The owner always grants all requested tags; the lessee must be right even if it does not.
     let small = bio(&mut bench, 2, 0, "v1:R100m+4k");
     bench.turn(&[small]);
     grant(&mut bench, 3);

@@ -1,10 +1,10 @@
-//! Splitting: a bio over the device's limits goes in pieces, each byte once, and is answered once.
+//! Splitting: a bio over the device's limits is sent in pieces, each byte once, and is answered once.
 
 use headworks_core::{IoError, QueueOptions};
 
 use crate::bench::{Bench, EIO};
 
-/// Runs one bio to its end, answering the oldest command first; gives each command with its memory.
+/// Runs one bio to its end, completing the oldest command first; returns each command with its memory.
 fn run(change: impl FnOnce(&mut QueueOptions), bio: &str) -> Vec<(u64, u32, String)> {
     let mut bench = Bench::new(change);
     bench.bios(bio);
@@ -20,12 +20,12 @@ fn run(change: impl FnOnce(&mut QueueOptions), bio: &str) -> Vec<(u64, u32, Stri
 }
 
 #[test]
-fn a_bio_at_the_limit_is_one_command() {
+fn bio_at_limit_is_one_command() {
     assert_eq!(run(|_| (), "R0+1280k"), [(0, 1280 << 10, "1:0+1280k".into())]);
 }
 
 #[test]
-fn thirty_two_mib_are_covered_exactly_once_in_order_with_any_number_of_tags() {
+fn split_bio_is_covered_once_with_any_tags() {
     for (tags, depth) in [(256, 128), (256, 1), (8, 8), (3, 2), (2, 2), (2, 1), (1, 1)] {
         let pieces = run(|q| (q.nr_requests, q.queue_depth) = (tags, depth), "W4k+32m");
         assert_eq!(pieces.len(), 26);
@@ -46,7 +46,7 @@ fn thirty_two_mib_are_covered_exactly_once_in_order_with_any_number_of_tags() {
 }
 
 #[test]
-fn a_split_bio_takes_at_most_half_of_the_tags_and_32() {
+fn split_bio_takes_at_most_half_the_tags() {
     for (tags, pieces) in [(256, 26), (40, 20), (8, 4), (3, 1), (1, 1)] {
         let mut bench = Bench::new(|q| q.nr_requests = tags);
         bench.bios("R0+32m");
@@ -58,7 +58,7 @@ fn a_split_bio_takes_at_most_half_of_the_tags_and_32() {
 }
 
 #[test]
-fn a_continuation_keeps_its_ticket_and_the_line_is_served_when_it_ends() {
+fn pieces_reuse_tags_until_split_bio_ends() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.max_sectors_kb) = (2, 64));
     bench.bios("R0+192k R1m+128k R2m+4k");
     assert_eq!(bench.sent(), "R0+64k R1m+64k");
@@ -76,7 +76,7 @@ fn a_continuation_keeps_its_ticket_and_the_line_is_served_when_it_ends() {
 }
 
 #[test]
-fn pieces_are_cut_at_blocks() {
+fn pieces_end_at_block_boundaries() {
     let mut bench = Bench::with(|config| {
         config.volumes[0].options.block_size = 4096;
         config.devices[0].queue.max_sectors_kb = 63;
@@ -86,7 +86,7 @@ fn pieces_are_cut_at_blocks() {
 }
 
 #[test]
-fn a_segment_is_at_most_max_segment_size() {
+fn segments_never_exceed_max_segment_size() {
     assert_eq!(
         run(|q| q.max_segment_size = 4096, "R64k+10k"),
         [(64 << 10, 10 << 10, "1:0+4k 1:4k+4k 1:8k+2k".into())]
@@ -112,14 +112,14 @@ fn pieces_never_merge() {
 }
 
 #[test]
-fn a_hole_is_never_the_answer_of_a_piece() {
+fn piece_never_reports_hole() {
     let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
     bench.bios("R0+128k!hole");
     assert_eq!(bench.sent(), "R0+64k R64k+64k");
 }
 
 #[test]
-fn a_short_piece_is_continued_within_the_piece() {
+fn short_piece_continues_within_piece() {
     let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
     bench.bios("R0+128k");
     bench.moved(1, 4096);
@@ -131,7 +131,7 @@ fn a_short_piece_is_continued_within_the_piece() {
 }
 
 #[test]
-fn an_error_of_one_piece_fails_the_bio_once_and_sends_no_more() {
+fn failed_piece_fails_bio_once_and_stops_sending() {
     for depth in [1, 2, 3] {
         let mut bench = Bench::new(|q| {
             (q.nr_requests, q.max_sectors_kb) = (8, 64);
@@ -151,7 +151,7 @@ fn an_error_of_one_piece_fails_the_bio_once_and_sends_no_more() {
 }
 
 #[test]
-fn tags_of_pieces_that_are_not_sent_go_to_the_line_at_once() {
+fn tags_of_unsent_pieces_are_granted_at_once() {
     let mut bench = Bench::new(|q| {
         (q.nr_requests, q.queue_depth, q.max_sectors_kb) = (4, 1, 64);
     });

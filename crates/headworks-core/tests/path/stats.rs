@@ -1,4 +1,4 @@
-//! Statistics: what a volume's table says of a few requests that can be counted by hand.
+//! Statistics of volumes and queues, checked with a few requests that can be counted by hand.
 
 use headworks_core::stats::{OpStats, Stage};
 use headworks_core::{DeviceId, Input, Instant, Op, Shard, VolumeId};
@@ -9,7 +9,7 @@ fn row(shard: &Shard, op: Op) -> &OpStats {
     &shard.stats(VolumeId(0)).expect("it is this shard's").ops[op as usize]
 }
 
-/// requests, bios, bytes, merges, errors
+/// Returns requests, bios, bytes, merges and errors.
 fn counts(bench: &Bench, op: Op) -> [u64; 5] {
     let row = row(&bench.shard, op);
     [row.requests, row.bios, row.bytes, row.merges, row.errors]
@@ -30,7 +30,7 @@ fn requests_bios_bytes_and_merges_are_counted_once() {
 }
 
 #[test]
-fn a_short_transfer_is_one_request_and_pieces_are_one_each() {
+fn short_transfer_counts_once_and_each_piece_once() {
     let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
     bench.bios("R0+8k");
     bench.moved(0, 4096);
@@ -42,7 +42,7 @@ fn a_short_transfer_is_one_request_and_pieces_are_one_each() {
 }
 
 #[test]
-fn errors_count_what_failed_and_a_retried_request_counts_each_bio() {
+fn retried_request_counts_each_bio() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W1m+4k");
     bench.failed(0, EIO);
@@ -56,7 +56,7 @@ fn errors_count_what_failed_and_a_retried_request_counts_each_bio() {
 }
 
 #[test]
-fn a_failed_flush_is_an_error() {
+fn failed_flush_counts_as_error() {
     let mut bench = Bench::new(|_| ());
     bench.bios("F");
     bench.failed(0, EIO);
@@ -64,7 +64,7 @@ fn a_failed_flush_is_an_error() {
 }
 
 #[test]
-fn volumes_keep_their_own_tables() {
+fn volumes_have_separate_statistics() {
     let mut bench = Bench::with(|config| config.volumes.push(config.volumes[0]));
     bench.bios("v1:R0+4k");
     bench.done(0);
@@ -74,8 +74,8 @@ fn volumes_keep_their_own_tables() {
 }
 
 #[test]
-fn each_stage_counts_its_own_time() {
-    // Two tags, one place in the device. The first goes at once; the second waits 1 us in the elevator; the third waits
+fn each_stage_counts_only_its_own_time() {
+    // Two tags, queue depth 1. The first is sent at once; the second waits 1 us in the elevator; the third waits
     // 10 us for a tag and 100 us in the elevator, and stays 1000 us in the device.
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (2, 1));
     let start = bench.now;
@@ -99,8 +99,8 @@ fn each_stage_counts_its_own_time() {
 }
 
 #[test]
-fn a_merged_request_counts_from_its_oldest_part() {
-    // Whether the older or the younger takes the other in: it waited in the elevator, and none of it was in the plug.
+fn merged_request_counts_from_its_oldest_part() {
+    // Whether the older or the younger absorbs the other: it waited in the elevator, and none of it was in the plug.
     for bios in [["R64k+4k", "R72k+4k", "R68k+4k"], ["R72k+4k", "R64k+4k", "R68k+4k"]] {
         let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (8, 1));
         let start = bench.now;
@@ -122,9 +122,9 @@ fn a_merged_request_counts_from_its_oldest_part() {
 }
 
 #[test]
-fn time_in_the_plug_is_the_turns_own() {
+fn plug_time_stays_out_of_other_stages() {
     // `now` is per batch, so a request that leaves with its batch spent nothing there; the stage exists for drivers that
-    // look at the clock within a turn. What it must never do is leak into the other stages.
+    // read the clock within a turn. It must never leak into the other stages.
     let mut bench = Bench::new(|_| ());
     let bio = bench.bio("R0+4k");
     bench.shard.handle(Instant(bench.now), &[bio]);
@@ -140,20 +140,20 @@ fn time_in_the_plug_is_the_turns_own() {
     assert_eq!(Stage::ALL.map(|stage| stages[stage as usize].percentile(1000)), [0, 0, 0, 511]);
 }
 
-/// in_flight, busy_ns, as of now
+/// Returns `in_flight` and `busy_ns` as of now.
 fn queue(bench: &Bench) -> (u32, u64) {
     let (queue, _) = bench.shard.queue_stats(DeviceId(0)).expect("it is this shard's");
     (queue.in_flight, queue.busy_until(Instant(bench.now)))
 }
 
 #[test]
-fn a_queue_is_busy_from_the_first_request_to_the_last_answer_and_not_between() {
-    // Two tags, one place in the device: of four, one is in the device, one in the elevator, two wait for a tag.
+fn queue_is_busy_from_first_request_to_last_completion() {
+    // Two tags, queue depth 1: of four requests one is in the device, one in the elevator, and two wait for a tag.
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (2, 1));
     let start = bench.now;
     assert_eq!(queue(&bench), (0, 0));
     bench.bios("R0+4k R1m+4k R2m+4k R3m+4k F");
-    assert_eq!(queue(&bench), (5, 0), "the flush passes by the tags");
+    assert_eq!(queue(&bench), (5, 0), "the flush bypasses the tags");
     bench.now = start + 700;
     assert_eq!(queue(&bench), (5, 700), "time counts while nothing happens, too");
     bench.finish_from(0);
@@ -165,12 +165,12 @@ fn a_queue_is_busy_from_the_first_request_to_the_last_answer_and_not_between() {
     bench.bios("W1m+4k");
     bench.now = start + 10_100;
     bench.finish_from(5);
-    assert_eq!(queue(&bench), (0, 800), "what overlaps counts once");
+    assert_eq!(queue(&bench), (0, 800), "overlapping time counts once");
     assert_eq!(bench.shard.queue_stats(DeviceId(1)), None);
 }
 
 #[test]
-fn the_identities_that_iostat_rests_on() {
+fn iostat_identities_hold() {
     // N bios of s bytes became R requests: merges = N - R, %wrqm = (N - R) / N, wareq-sz = s * N / R, and the time is that of
     // the requests, each from its oldest bio to its end.
     let mut bench = Bench::new(|q| q.queue_depth = 1);

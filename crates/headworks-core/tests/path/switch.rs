@@ -1,4 +1,4 @@
-//! Options change under load: drain, switch, and nothing is lost, passed or cut by two rules.
+//! Changing options under load: drain and switch; no bio is lost, reordered or split by two sets of limits.
 
 use headworks_core::time::{MS, SEC};
 use headworks_core::{Control, DeviceId, Input, Scheduler, Tunable};
@@ -14,7 +14,7 @@ fn value(bench: &Bench, tunable: Tunable) -> u64 {
 }
 
 #[test]
-fn an_idle_queue_switches_at_once() {
+fn idle_queue_changes_options_at_once() {
     let mut bench = Bench::new(|_| ());
     bench.control(set(Tunable::MaxSectorsKb, 8, 7));
     assert_eq!(bench.notices(), "set7:ok");
@@ -25,7 +25,7 @@ fn an_idle_queue_switches_at_once() {
 }
 
 #[test]
-fn what_came_before_ends_by_the_old_rules_and_what_comes_after_waits_for_the_new() {
+fn requests_end_under_old_options_and_later_ones_are_held() {
     let mut bench = Bench::new(|q| q.queue_depth = 1);
     bench.bios("W0+16k W1m+16k");
     assert_eq!(bench.sent(), "W0+16k");
@@ -39,7 +39,7 @@ fn what_came_before_ends_by_the_old_rules_and_what_comes_after_waits_for_the_new
     bench.done(1);
     assert_eq!(bench.notices(), "set1:ok");
     assert_eq!(bench.replies(), "1:ok 2:ok");
-    assert_eq!(bench.sent(), "F W4k+8k", "in their order; the flush has its own way");
+    assert_eq!(bench.sent(), "F W4k+8k", "in their order; the flush bypasses the elevator");
     bench.finish_from(2);
     assert_eq!(bench.sent(), "W12k+8k R2m+4k");
     assert_eq!(bench.replies(), "5:ok 3:ok 4:ok");
@@ -47,7 +47,7 @@ fn what_came_before_ends_by_the_old_rules_and_what_comes_after_waits_for_the_new
 }
 
 #[test]
-fn what_is_set_at_once_while_the_queue_drains_holds_afterwards() {
+fn caching_option_set_during_drain_is_kept() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k");
     bench.control(set(Tunable::MaxSectorsKb, 8, 1));
@@ -55,13 +55,13 @@ fn what_is_set_at_once_while_the_queue_drains_holds_afterwards() {
     assert_eq!((bench.notices().as_str(), value(&bench, Tunable::ReadAheadKb)), ("set2:ok", 64));
     bench.done(0);
     assert_eq!(bench.notices(), "set1:ok");
-    assert_eq!(value(&bench, Tunable::ReadAheadKb), 64, "the switch does not undo it");
+    assert_eq!(value(&bench, Tunable::ReadAheadKb), 64, "the change does not undo it");
     assert_eq!(value(&bench, Tunable::MaxSectorsKb), 8);
     bench.assert_quiet();
 }
 
 #[test]
-fn bios_of_the_same_turn_are_before_or_after_as_they_stand() {
+fn bios_of_same_turn_keep_their_place_around_change() {
     let mut bench = Bench::new(|_| ());
     let (before, after) = (bench.bio("W0+16k"), bench.bio("W16k+16k"));
     bench.turn(&[before, Input::Control(set(Tunable::MaxSectorsKb, 8, 1)), after]);
@@ -73,7 +73,7 @@ fn bios_of_the_same_turn_are_before_or_after_as_they_stand() {
 }
 
 #[test]
-fn a_split_bio_ends_whole_before_the_switch() {
+fn split_bio_ends_before_options_change() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.max_sectors_kb) = (2, 4));
     bench.bios("W0+16k");
     bench.control(set(Tunable::Scheduler, Scheduler::MqDeadline as u64, 1));
@@ -91,7 +91,7 @@ fn a_split_bio_ends_whole_before_the_switch() {
 }
 
 #[test]
-fn a_bad_value_says_so_and_changes_nothing() {
+fn invalid_value_is_refused_and_changes_nothing() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     for (tunable, wrong, word) in [
@@ -104,7 +104,7 @@ fn a_bad_value_says_so_and_changes_nothing() {
         assert_eq!(bench.notices(), format!("set3:{word}"), "{tunable:?}");
         assert_ne!(value(&bench, tunable), wrong);
     }
-    // Nothing drains: the next bio goes at once.
+    // Nothing drains: the next bio is sent at once.
     bench.bios("R1m+4k");
     assert_eq!(bench.sent(), "R0+4k R1m+4k");
     let elsewhere =
@@ -114,7 +114,7 @@ fn a_bad_value_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn a_request_is_never_made_smaller_than_a_block() {
+fn max_sectors_kb_below_block_size_is_refused() {
     let mut bench = Bench::with(|config| config.volumes[0].options.block_size = 8192);
     bench.control(set(Tunable::MaxSectorsKb, 4, 1));
     assert_eq!(bench.notices(), "set1:invalid");
@@ -123,7 +123,7 @@ fn a_request_is_never_made_smaller_than_a_block() {
 }
 
 #[test]
-fn one_switch_at_a_time_and_the_same_value_is_none() {
+fn second_change_during_drain_is_busy() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     bench.control(set(Tunable::NrRequests, 256, 1));
@@ -137,7 +137,7 @@ fn one_switch_at_a_time_and_the_same_value_is_none() {
 }
 
 #[test]
-fn more_tags_serve_more_and_fewer_serve_fewer() {
+fn changed_nr_requests_limits_requests_in_flight() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth, q.max_sectors_kb) = (4, 64, 4));
     let count = |bench: &mut Bench| {
         let first = bench.commands();
@@ -166,7 +166,7 @@ fn more_tags_serve_more_and_fewer_serve_fewer() {
 }
 
 #[test]
-fn a_drain_ends_by_the_time_out_and_a_late_answer_harms_nothing() {
+fn drain_ends_at_timeout_and_ignores_late_completion() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k");
     bench.control(set(Tunable::Scheduler, Scheduler::MqDeadline as u64, 1));
@@ -179,14 +179,14 @@ fn a_drain_ends_by_the_time_out_and_a_late_answer_harms_nothing() {
     bench.done(0);
     bench.done(1);
     assert_eq!(bench.replies(), "1:timeout/early 1:released 2:ok");
-    // The new elevator never had the late one: it still serves everybody.
+    // The new elevator never had the timed-out request and still serves all priorities.
     bench.bios("R0+4k");
     bench.finish_from(2);
     bench.assert_quiet();
 }
 
 #[test]
-fn tags_are_not_replaced_while_a_command_that_was_given_up_holds_one() {
+fn tag_change_is_busy_while_timed_out_command_holds_tag() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k");
     bench.control(set(Tunable::NrRequests, 8, 1));
@@ -201,13 +201,13 @@ fn tags_are_not_replaced_while_a_command_that_was_given_up_holds_one() {
 }
 
 #[test]
-fn leases_come_home_first_and_wishes_wait() {
+fn leases_return_and_lease_requests_wait_during_drain() {
     let mut shards = Shards::new(2, |_| ());
     shards.at[1].bios("v1:R0+4k v1:R1m+4k");
     shards.deliver();
     shards.at[0].control(set(Tunable::NrRequests, 1, 1));
     shards.at[1].bios("v1:R2m+4k v1:R3m+4k");
-    assert_eq!(shards.deliver(), "0>1 revoke, 1>0 want2", "the wish is not granted");
+    assert_eq!(shards.deliver(), "0>1 revoke, 1>0 want2", "the lease request is not granted");
     assert_eq!(shards.at[0].notices(), "");
     shards.at[0].all_done([0, 1]);
     shards.deliver();
@@ -215,7 +215,7 @@ fn leases_come_home_first_and_wishes_wait() {
     let mut done = 2;
     while done < 4 {
         shards.deliver();
-        assert!(done < shards.at[0].commands(), "the wish was forgotten");
+        assert!(done < shards.at[0].commands(), "the lease request was forgotten");
         shards.at[0].done(done);
         done += 1;
     }
@@ -228,7 +228,7 @@ fn leases_come_home_first_and_wishes_wait() {
 }
 
 #[test]
-fn the_other_shards_learn_the_new_limits_before_they_get_a_tag() {
+fn other_shards_learn_limits_before_next_grant() {
     let mut shards = Shards::new(2, |q| q.max_sectors_kb = 64);
     shards.at[0].control(set(Tunable::MaxSectorsKb, 8, 1));
     shards.deliver();
@@ -239,7 +239,7 @@ fn the_other_shards_learn_the_new_limits_before_they_get_a_tag() {
 }
 
 #[test]
-fn a_wish_made_for_more_tags_than_there_are_now_is_served_with_those_there_are() {
+fn lease_request_above_reduced_depth_is_served() {
     let mut shards = Shards::new(2, |q| (q.nr_requests, q.max_sectors_kb) = (8, 4));
     shards.at[0].bios("R8m+4k");
     shards.at[0].control(set(Tunable::NrRequests, 1, 1));
@@ -256,9 +256,9 @@ fn a_wish_made_for_more_tags_than_there_are_now_is_served_with_those_there_are()
 }
 
 #[test]
-fn a_lessee_whose_command_was_given_up_holds_no_drain_back() {
+fn timed_out_remote_command_does_not_block_drain() {
     let mut shards = Shards::new(2, |q| q.max_sectors_kb = 8);
-    // One whole, one in pieces: all that they came with stays out.
+    // One whole, one in pieces: all tags that they came with stay out.
     shards.at[1].bios("v1:W0+4k v1:W1m+32k");
     shards.deliver();
     shards.at[0].control(set(Tunable::Scheduler, Scheduler::MqDeadline as u64, 1));
@@ -267,13 +267,13 @@ fn a_lessee_whose_command_was_given_up_holds_no_drain_back() {
     shards.deliver();
     assert!(shards.at[0].notices().ends_with("set1:ok"));
     assert_eq!(shards.at[1].replies(), "1:timeout/early 2:timeout/early");
-    assert!(shards.at[0].sent().ends_with("R1m+4k"), "what was held enters");
+    assert!(shards.at[0].sent().ends_with("R1m+4k"), "the held bio enters");
     // The tags that are out do not fit another set.
     shards.at[0].done(5);
     shards.at[0].control(set(Tunable::NrRequests, 8, 2));
     shards.deliver();
     assert_eq!(shards.at[0].notices(), "set2:busy");
-    // One comes back: what is not given up counts again.
+    // One comes back: only tags of timed-out bios are excepted.
     shards.at[0].done(0);
     shards.deliver();
     shards.at[0].all_done(1..5);
@@ -282,7 +282,7 @@ fn a_lessee_whose_command_was_given_up_holds_no_drain_back() {
     shards.deliver();
     shards.at[0].control(set(Tunable::NrRequests, 8, 3));
     shards.deliver();
-    assert_eq!(shards.at[0].notices(), "", "a lease that is used is waited for");
+    assert_eq!(shards.at[0].notices(), "", "a lease in use delays the change");
     shards.at[0].done(6);
     shards.deliver();
     assert_eq!((shards.at[0].notices().as_str(), shards.at[0].tags_free()), ("set3:ok", 8));
@@ -290,7 +290,7 @@ fn a_lessee_whose_command_was_given_up_holds_no_drain_back() {
 }
 
 #[test]
-fn a_drain_that_cannot_end_is_given_up() {
+fn drain_that_cannot_end_is_busy() {
     // The device is full, or all tags are out, and nothing comes back.
     for (nr_requests, queue_depth) in [(8, 1), (1, 8)] {
         let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (nr_requests, queue_depth));
@@ -310,7 +310,7 @@ fn a_drain_that_cannot_end_is_given_up() {
 }
 
 #[test]
-fn a_shorter_time_out_counts_from_the_switch_on() {
+fn shorter_timeout_applies_after_change() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     bench.done(0);

@@ -1,4 +1,4 @@
-//! Time-outs: the answer is early, the memory is not; and nothing may be overtaken by what came too late.
+//! Time-outs: early answers, buffers that stay out, and writes over the range of a timed-out write.
 
 use headworks_core::time::SEC;
 use headworks_core::{Control, VolumeId};
@@ -8,7 +8,7 @@ use crate::bench::{BUSY, Bench, EIO};
 const LIMIT: u64 = 30 * SEC;
 
 #[test]
-fn the_answer_comes_in_time_and_the_buffer_when_the_device_is_done() {
+fn timed_out_bio_is_answered_early_and_released_later() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k R4k+4k");
     bench.pass(LIMIT - 1);
@@ -25,7 +25,7 @@ fn the_answer_comes_in_time_and_the_buffer_when_the_device_is_done() {
 }
 
 #[test]
-fn however_the_late_answer_reads_the_buffer_is_released_and_nothing_sent() {
+fn any_late_completion_only_releases_buffer() {
     for (status, moved) in [(Ok(()), 4096), (EIO, 0), (BUSY, 0), (Ok(()), 0), (Ok(()), 9999)] {
         let mut bench = Bench::new(|_| ());
         bench.bios("W0+4k W4k+4k");
@@ -40,7 +40,7 @@ fn however_the_late_answer_reads_the_buffer_is_released_and_nothing_sent() {
 }
 
 #[test]
-fn the_timer_is_for_the_oldest_and_set_anew_for_the_next() {
+fn timer_follows_oldest_command() {
     let mut bench = Bench::new(|_| ());
     let start = bench.now;
     bench.bios("R0+4k");
@@ -67,7 +67,7 @@ fn the_timer_is_for_the_oldest_and_set_anew_for_the_next() {
 }
 
 #[test]
-fn a_timer_that_comes_early_is_asked_for_again() {
+fn early_timer_is_set_again() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     let at = bench.timer.take();
@@ -76,7 +76,7 @@ fn a_timer_that_comes_early_is_asked_for_again() {
 }
 
 #[test]
-fn each_command_has_its_own_time() {
+fn each_command_has_its_own_timeout() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+8k");
     bench.pass(20 * SEC);
@@ -90,7 +90,7 @@ fn each_command_has_its_own_time() {
 }
 
 #[test]
-fn a_write_over_what_a_late_one_may_still_write_fails_until_then() {
+fn write_over_timed_out_write_fails_until_completion() {
     let mut bench = Bench::with(|config| config.volumes.push(config.volumes[0]));
     bench.bios("W64k+8k R128k+4k");
     bench.pass(LIMIT);
@@ -103,13 +103,13 @@ fn a_write_over_what_a_late_one_may_still_write_fails_until_then() {
     bench.done(0);
     bench.replies();
     bench.bios("W68k+4k");
-    assert_eq!(bench.sent(), "W68k+4k", "it is out of the way");
+    assert_eq!(bench.sent(), "W68k+4k", "the timed-out write was completed");
     bench.all_done([1, 7]);
     bench.assert_quiet();
 }
 
 #[test]
-fn neighbours_that_joined_a_refused_write_are_refused_with_it() {
+fn bios_merged_into_refused_write_fail_with_it() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W64k+4k");
     bench.pass(LIMIT);
@@ -121,7 +121,7 @@ fn neighbours_that_joined_a_refused_write_are_refused_with_it() {
 }
 
 #[test]
-fn a_split_bio_that_times_out_sends_no_more_and_guards_all_that_is_out() {
+fn timed_out_split_bio_guards_all_its_pieces() {
     let mut bench = Bench::new(|q| {
         (q.max_sectors_kb, q.nr_requests, q.queue_depth) = (64, 8, 2);
     });
@@ -151,7 +151,7 @@ fn a_split_bio_that_times_out_sends_no_more_and_guards_all_that_is_out() {
 }
 
 #[test]
-fn a_merged_request_that_times_out_in_its_retry_answers_who_is_left() {
+fn timed_out_retry_answers_remaining_bios() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k W4k+4k W8k+4k");
     bench.failed(0, EIO);
@@ -166,7 +166,7 @@ fn a_merged_request_that_times_out_in_its_retry_answers_who_is_left() {
 }
 
 #[test]
-fn a_fua_write_that_timed_out_asks_for_no_flush() {
+fn timed_out_fua_write_sends_no_flush() {
     let mut bench = Bench::new(|_| ());
     bench.bios("W0+4k!fua");
     bench.pass(LIMIT);
@@ -177,7 +177,7 @@ fn a_fua_write_that_timed_out_asks_for_no_flush() {
 }
 
 #[test]
-fn a_lost_flush_answers_everybody_and_later_ones_fail_until_the_device_does() {
+fn timed_out_flush_fails_later_flushes_until_completion() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k F");
     bench.done(0);
@@ -202,7 +202,7 @@ fn a_lost_flush_answers_everybody_and_later_ones_fail_until_the_device_does() {
 }
 
 #[test]
-fn a_lost_flush_that_fails_late_makes_the_volume_suspect_and_one_refused_late_does_not() {
+fn late_flush_failure_makes_volume_suspect() {
     for (late, suspect, answer) in [(EIO, "suspect:medium", "2:medium"), (BUSY, "", "")] {
         let mut bench = Bench::new(|_| ());
         bench.bios("F");
@@ -221,7 +221,7 @@ fn a_lost_flush_that_fails_late_makes_the_volume_suspect_and_one_refused_late_do
 }
 
 #[test]
-fn what_waits_goes_on_when_the_late_answer_frees_its_place() {
+fn late_completion_lets_waiting_requests_continue() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (1, 1));
     bench.bios("W0+4k W8k+4k");
     bench.pass(LIMIT);

@@ -1,11 +1,11 @@
-//! The volume: what is answered before it reaches any queue.
+//! The volume: bios that are answered before they reach a queue.
 
 use headworks_core::{Control, VolumeId};
 
 use crate::bench::Bench;
 
 #[test]
-fn what_cannot_be_is_answered_and_never_sent() {
+fn invalid_bios_are_answered_and_never_sent() {
     for (bio, answer) in [
         ("R1g+4k", "1:invalid"),
         ("W1g+4k", "1:nospace"),
@@ -25,14 +25,14 @@ fn what_cannot_be_is_answered_and_never_sent() {
 }
 
 #[test]
-fn the_last_block_is_served() {
+fn last_block_is_served() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R1048572k+4k");
     assert_eq!(bench.sent(), "R1048572k+4k");
 }
 
 #[test]
-fn a_bio_too_many_is_told_so_and_the_next_one_finds_room() {
+fn excess_bio_gets_no_memory() {
     let mut bench = Bench::with(|config| config.bios_max = 2);
     bench.bios("R0+4k R8k+4k R16k+4k");
     assert_eq!(bench.replies(), "3:nomemory");
@@ -44,7 +44,7 @@ fn a_bio_too_many_is_told_so_and_the_next_one_finds_room() {
 }
 
 #[test]
-fn a_read_only_volume_refuses_every_kind_of_write() {
+fn read_only_volume_rejects_writes() {
     let mut bench = Bench::with(|config| config.volumes[0].options.read_only = true);
     bench.bios("W0+4k D0+4k Z0+4k R0+4k F");
     assert_eq!(bench.replies(), "1:readonly 2:readonly 3:readonly");
@@ -52,7 +52,7 @@ fn a_read_only_volume_refuses_every_kind_of_write() {
 }
 
 #[test]
-fn a_resized_volume_ends_at_its_new_size() {
+fn resized_volume_ends_at_new_size() {
     let mut bench = Bench::new(|_| ());
     let volume = VolumeId(0);
     bench.control(Control::Resize { volume, size: 4096 });

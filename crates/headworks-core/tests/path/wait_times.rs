@@ -1,11 +1,11 @@
-//! What a bio waited for between the plug and the device comes with its answer, whoever asked.
+//! Wait times between the plug and the device, which every answer carries.
 
 use headworks_core::time::MS;
 use headworks_core::{Control, DeviceId, Tunable, WaitKind, WaitTimes};
 
 use crate::bench::{Bench, EIO};
 
-/// The waits that were not nothing, in whole milliseconds of their bucket's end.
+/// Returns the waits that are not zero, in whole milliseconds of their bucket's upper end.
 fn words(wait_times: WaitTimes) -> String {
     let waits = WaitKind::ALL.into_iter().filter(|wait| wait_times.bucket(*wait) > 0);
     let word = |wait| format!("{}:{}", WaitKind::name(wait), wait_times.at_most(wait) / MS);
@@ -17,7 +17,7 @@ fn last(bench: &Bench) -> String {
 }
 
 #[test]
-fn a_slow_device_is_the_device_and_no_tag_is_the_tag() {
+fn waits_are_charged_to_device_scheduler_and_tag() {
     let mut bench = Bench::new(|q| (q.nr_requests, q.queue_depth) = (2, 1));
     bench.bios("R0+4k R1m+4k R2m+4k");
     bench.now += 5 * MS;
@@ -33,7 +33,7 @@ fn a_slow_device_is_the_device_and_no_tag_is_the_tag() {
 }
 
 #[test]
-fn every_bio_of_a_request_hears_the_same_and_the_last_piece_speaks_for_all() {
+fn merged_bios_share_wait_times() {
     let mut bench = Bench::new(|q| q.max_sectors_kb = 64);
     bench.bios("R0+4k R4k+4k");
     bench.now += 5 * MS;
@@ -48,7 +48,7 @@ fn every_bio_of_a_request_hears_the_same_and_the_last_piece_speaks_for_all() {
 }
 
 #[test]
-fn a_fua_write_has_its_flush_and_a_failure_its_time() {
+fn fua_write_includes_its_flush_time() {
     let mut bench = Bench::new(|q| (q.write_cache, q.fua) = (true, false));
     bench.bios("W0+4k!fua");
     bench.now += 5 * MS;
@@ -63,7 +63,7 @@ fn a_fua_write_has_its_flush_and_a_failure_its_time() {
 }
 
 #[test]
-fn a_flush_that_cannot_join_waits_for_the_device_and_one_that_joins_for_the_rest() {
+fn joined_flush_is_charged_only_remaining_time() {
     let mut bench = Bench::new(|_| ());
     bench.each("W0+4k F");
     bench.now += 10 * MS;
@@ -83,14 +83,14 @@ fn a_flush_that_cannot_join_waits_for_the_device_and_one_that_joins_for_the_rest
 }
 
 #[test]
-fn what_a_switch_holds_was_in_the_plug_until_its_end() {
+fn time_held_by_option_change_counts_as_plug() {
     let mut bench = Bench::new(|_| ());
     bench.bios("R0+4k");
     let (device, tunable) = (DeviceId(0), Tunable::NrRequests);
     bench.control(Control::Set { device, tunable, value: 8, token: 1 });
     bench.bios("F R1m+4k");
     bench.now += 5 * MS;
-    // Held as well, and next to what is held.
+    // Held as well, and adjacent to a held bio.
     bench.bios("R1028k+4k R2m+4k");
     bench.now += 15 * MS;
     bench.done(0);

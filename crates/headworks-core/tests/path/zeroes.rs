@@ -1,4 +1,4 @@
-//! Discard and write-zeroes: rounding, steps, and devices that cannot.
+//! Discard and write-zeroes: rounding, steps, and devices without support.
 
 use headworks_core::{IoError, QueueOptions};
 
@@ -7,7 +7,7 @@ use crate::bench::Bench;
 const CANNOT: headworks_core::Status = Err(IoError::Unsupported);
 
 #[test]
-fn a_discard_is_rounded_inward() {
+fn discard_is_rounded_inward() {
     for (bio, sent, replies) in [
         ("D512+12k", "D4k+8k", ""),
         ("D4k+8k", "D4k+8k", ""),
@@ -21,7 +21,7 @@ fn a_discard_is_rounded_inward() {
 }
 
 #[test]
-fn long_ones_go_in_steps_of_discard_max_bytes_with_one_tag() {
+fn long_discard_is_sent_in_steps_with_one_tag() {
     for op in ["D", "Z"] {
         let mut bench = Bench::new(|q| q.discard_max_bytes = 1 << 20);
         bench.bios(&format!("{op}4k+2560k"));
@@ -37,7 +37,7 @@ fn long_ones_go_in_steps_of_discard_max_bytes_with_one_tag() {
 }
 
 #[test]
-fn steps_end_at_blocks_whatever_the_limits_are() {
+fn steps_end_at_block_boundaries() {
     let odd = |bio: &str| {
         let mut bench = Bench::with(|config| {
             config.volumes[0].options.block_size = 4096;
@@ -57,7 +57,7 @@ fn steps_end_at_blocks_whatever_the_limits_are() {
 }
 
 #[test]
-fn a_short_step_is_continued() {
+fn short_step_is_continued() {
     let mut bench = Bench::new(|q| q.discard_max_bytes = 1 << 20);
     bench.bios("Z0+2m");
     bench.moved(0, 4096);
@@ -68,7 +68,7 @@ fn a_short_step_is_continued() {
 }
 
 #[test]
-fn a_discard_that_the_device_does_not_take_is_done() {
+fn unsupported_discard_succeeds() {
     let mut bench = Bench::new(|_| ());
     bench.bios("D0+4k");
     bench.failed(0, CANNOT);
@@ -80,7 +80,7 @@ fn a_discard_that_the_device_does_not_take_is_done() {
 }
 
 #[test]
-fn other_failures_of_a_discard_are_told() {
+fn other_discard_failures_are_reported() {
     let mut bench = Bench::new(|_| ());
     bench.bios("D0+4k");
     bench.failed(0, Err(IoError::Medium));
@@ -88,7 +88,7 @@ fn other_failures_of_a_discard_are_told() {
 }
 
 #[test]
-fn zeroing_that_the_device_cannot_do_is_written_in_steps_of_max_sectors_kb() {
+fn unsupported_zeroing_is_written_in_steps() {
     let mut bench = Bench::new(|q| (q.max_sectors_kb, q.fua) = (64, true));
     bench.bios("Z4k+160k!nounmap!fua");
     bench.failed(0, CANNOT);
@@ -102,7 +102,7 @@ fn zeroing_that_the_device_cannot_do_is_written_in_steps_of_max_sectors_kb() {
 }
 
 #[test]
-fn a_device_known_not_to_zero_is_not_asked() {
+fn device_without_write_zeroes_is_sent_data() {
     let mut bench = Bench::new(|q| (q.write_zeroes, q.max_sectors_kb) = (false, 64));
     bench.bios("Z0+64k Z1m+4k!fast");
     assert_eq!((bench.sent().as_str(), bench.replies().as_str()), ("0W0+64k", "2:unsupported"));
@@ -112,7 +112,7 @@ fn a_device_known_not_to_zero_is_not_asked() {
 }
 
 #[test]
-fn zeros_as_data_that_fail_are_not_tried_a_third_way() {
+fn failed_zero_data_is_not_retried() {
     let mut bench = Bench::new(|_| ());
     bench.bios("Z0+4k");
     bench.failed(0, CANNOT);
@@ -122,7 +122,7 @@ fn zeros_as_data_that_fail_are_not_tried_a_third_way() {
 }
 
 #[test]
-fn zeroing_that_must_be_fast_fails_rather_than_be_slow() {
+fn fast_zero_fails_if_unsupported() {
     let mut bench = Bench::new(|_| ());
     bench.bios("Z0+4k!fast");
     bench.failed(0, CANNOT);
@@ -130,7 +130,7 @@ fn zeroing_that_must_be_fast_fails_rather_than_be_slow() {
 }
 
 #[test]
-fn zeroing_that_becomes_data_half_way_goes_on_from_there() {
+fn zeroing_falls_back_to_data_where_it_stopped() {
     let mut bench = Bench::new(|q: &mut QueueOptions| q.discard_max_bytes = 64 << 10);
     bench.bios("Z0+128k");
     bench.done(0);
