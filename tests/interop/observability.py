@@ -176,7 +176,7 @@ def put_back(binary, control, number, server=None):
     while b"\x1b[?1049h" not in shown:
         shown += os.read(ours, 4096)
     # A frame of it: by then it is all set up.
-    while b"quits" not in shown:
+    while b"quit" not in shown:
         shown += os.read(ours, 4096)
     if server:
         os.kill(server, signal.SIGSTOP)
