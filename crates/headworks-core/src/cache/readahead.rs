@@ -1,131 +1,131 @@
-//! What to read before it is asked for: streams of sequential reads and their windows.
+//! Read-ahead: streams of sequential reads and their windows.
 //!
-//! Each connection has a few streams, so that readers which share it do not disturb each other. A read that continues one is
-//! the second of a sequence at least, and gets a window: blocks to be read behind it. One folio of the window carries a
-//! marker; the read that comes there orders the next window, while the rest of this one is still to be used. So a stream
-//! waits for the device at its start and never again, and a read that continues nothing orders nothing.
+//! Each connection has a few streams, so that readers which share it do not disturb each other. A read that continues a stream is at
+//! least the second of a sequence, and gets a window: blocks to be read after it. One folio of the window carries a marker; the
+//! read that arrives there requests the next window while the rest of this one is still unread. So a stream waits for the device
+//! at its start and never again, and a read that continues no stream requests nothing.
 //!
 //! ```text
 //!   reads   |--1--|--2--|
 //!   window 1            [m......]             size = init(read), of which the read is a part
-//!   window 2                    [m..............]        ordered at m of window 1; 4 or 2 times as large
+//!   window 2                    [m..............]        requested at m of window 1; 4 or 2 times as large
 //!   window 3                                    [m............................]     and so on, up to read_ahead_kb
 //! ```
 //!
-//! The sizes are Linux's (`get_init_ra_size`, `get_next_ra_size` of mm/readahead.c), and so are the orders of the folios: two
-//! more from window to window, as far as the window is large enough. Where we depart from it: nothing is read ahead at block 0
-//! alone, as one read there is no stream; a stream is known by where it stands, not by the handle's last position; windows end
-//! where a folio of their order does, or every one of them would begin and end in small folios.
+//! The sizes are Linux's (`get_init_ra_size`, `get_next_ra_size` of mm/readahead.c), and so are the orders of the folios: two more from
+//! window to window, as far as the window is large enough. Departures: a single read at block 0 requests nothing, since it is no
+//! stream; a stream is identified by its position, not by the handle's last position; windows end where a folio of their order
+//! does, or each of them would begin and end in small folios.
 //!
-//! What is read ahead in vain is counted for each volume. Above a quarter, windows stop growing at once, and the largest
-//! window is halved at the end of the period; when next to nothing is wasted it doubles again.
+//! Read-ahead that is evicted unused is counted for each volume. Above a quarter, windows stop growing at once, and the largest window
+//! is halved at the end of the period; below a sixteenth it doubles again.
 //!
-//! Invariants: windows of a stream do not overlap and leave no gap but what was read meanwhile; none is larger than
-//! `window_max` or reaches past the volume's end. The table never grows: what is used least gives way.
+//! Invariants: windows of a stream do not overlap, and leave no gap but what was read meanwhile; none is larger than `window_max` or
+//! extends past the volume's end. The table never grows: the least recently used record is replaced.
 
 use crate::bio::VolumeId;
 
-/// Streams of a connection that have a window: as many readers share it undisturbed.
+/// Streams of a connection that have a window: so many readers share it undisturbed.
 const STREAMS_PROVEN: usize = 8;
-/// And first reads that may become streams: random reads push each other out here, never a stream.
+/// Those, and first reads that may become streams: random reads replace each other, never a stream.
 const STREAMS: usize = STREAMS_PROVEN + 4;
-/// Connections with streams; beyond that the ones that were silent longest are forgotten. 200 KiB.
+/// Connections with streams, 200 KiB; more replace the least recently used ones.
 const RECORDS_MAX: u32 = 512;
-/// Records that a connection may be in.
+/// The associativity: records that a connection may use.
 const WAYS: usize = 4;
-/// Volumes that are told apart when waste is counted; more share.
+/// Volumes whose waste is counted separately; more volumes share counters.
 const VOLUMES: usize = 64;
-/// Blocks after which a volume's waste is judged: 4 MiB, the largest window.
+/// Blocks after which a volume's waste is evaluated: 4 MiB, the largest window.
 const PERIOD: u32 = 1024;
-/// Nothing is judged by fewer blocks than this.
+/// The smallest sample for an evaluation, in blocks.
 const SAMPLE_MIN: u32 = 64;
-/// The largest window is halved at most so often: 4 MiB to 16 KiB.
+/// How often the largest window is halved at most: 4 MiB to 16 KiB.
 const HALVED_MAX: u8 = 8;
 
-/// A read that missed or came to a marker. (Other reads change nothing here and need not be told.)
+/// A read that missed or reached a marker. (Other reads change nothing here.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadEvent {
-    /// Of this volume.
+    /// The volume that is read.
     pub volume: VolumeId,
-    /// Its first block.
+    /// The first block of the read.
     pub block: u64,
-    /// Its blocks, at least 1.
+    /// The number of blocks, at least 1.
     pub blocks: u32,
-    /// It came to a folio with [`crate::cache::pool::folio::Folio::MARKER`].
+    /// The read reached a folio with the mark `MARKER`.
     pub marker: bool,
 }
 
-/// What a volume and its device allow.
+/// The limits of read-ahead on a volume and its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadAheadLimits {
-    /// Blocks of the volume.
+    /// The end of the volume, in blocks.
     pub end: u64,
-    /// Blocks of the largest window (`read_ahead_kb`, and a small part of the pool: a stream has up to two windows that were not
-    /// used yet); 0: nothing is read ahead.
+    /// Blocks of the largest window (`read_ahead_kb`, and a small part of the pool, since a stream has up to two unused windows);
+    /// 0 turns read-ahead off.
     pub window_max: u32,
-    /// `max_folio_order`.
+    /// The largest order of a folio, `max_folio_order`.
     pub order_max: u8,
 }
 
-/// Blocks to be read ahead.
+/// A window of blocks to be read ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadAheadWindow {
-    /// The first: behind the read's own.
+    /// The first block, after the read's own.
     pub start: u64,
-    /// How many, at least 1.
+    /// The number of blocks, at least 1.
     pub blocks: u32,
-    /// The folio with this block gets the marker.
+    /// The block whose folio gets the marker.
     pub marker: u64,
-    /// Folios of this order, as far as alignment and neighbours allow.
+    /// The order of its folios, as far as alignment and neighbours allow.
     pub order: u8,
 }
 
-/// What was read ahead.
+/// The counters of read-ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadAheadStats {
-    /// Windows ordered.
+    /// Windows that were requested.
     pub windows: u64,
-    /// Their blocks.
+    /// Blocks of those windows.
     pub blocks: u64,
-    /// Blocks that were then asked for.
+    /// Blocks that were read afterwards.
     pub used: u64,
-    /// Blocks that were evicted without.
+    /// Blocks that were evicted unread.
     pub wasted: u64,
 }
 
 /// A stream, or a first read that may become one (then `size` is 0).
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// The block behind the last read that we know of.
+    /// The block after the last known read.
     next: u64,
-    /// The block behind its last window.
+    /// The block after its last window.
     end: u64,
     /// The block at which the next window is due.
     marker: u64,
-    /// When it was last used, by the record's clock; 0: no stream here.
+    /// The last use, by the record's clock; 0 for no stream.
     used: u32,
-    /// Blocks of its last window as the ramp has it (alignment may have changed it).
+    /// Blocks of its last window before alignment.
     size: u32,
     volume: VolumeId,
     order: u8,
 }
 
-/// The streams of a connection.
+/// The streams of one connection.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     connection: u32,
-    /// When it was last used, by the table's clock; 0: nobody's.
+    /// The last use, by the table's clock; 0 for a free record.
     used: u64,
     clock: u32,
     streams: [Stream; STREAMS],
 }
 
-/// How well reading ahead has gone on a volume.
+/// The use and waste of read-ahead on a volume.
 #[derive(Clone, Copy, Debug, Default)]
 struct Feedback {
     used: u32,
     wasted: u32,
-    /// How often the largest window was halved.
+    /// How often the largest window is halved.
     halved: u8,
 }
 
@@ -139,7 +139,7 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// For so many connections, of which 512 may have streams at a time.
+    /// Creates a table for `connections_max` connections, of which 512 may have streams at a time.
     #[must_use]
     pub fn new(connections_max: u32) -> Self {
         let records = connections_max.clamp(WAYS as u32, RECORDS_MAX).next_power_of_two();
@@ -153,14 +153,15 @@ impl ReadAhead {
         }
     }
 
-    /// A read of `connection` missed or came to a marker. What to read ahead, if anything; blocks of the window that are
-    /// cached or on their way already are to be left out.
+    /// Handles a read of `connection` that missed or reached a marker; returns the window to read ahead, if any. The caller skips
+    /// blocks of it that are cached or outstanding.
     pub fn on_read(
         &mut self,
         connection: u32,
         read: ReadEvent,
         limits: ReadAheadLimits,
     ) -> Option<ReadAheadWindow> {
+        assert!(read.blocks > 0, "a read has blocks");
         if limits.window_max == 0 {
             return None;
         }
@@ -172,24 +173,24 @@ impl ReadAhead {
         Some(window)
     }
 
-    /// So many blocks that were read ahead were asked for.
+    /// Counts blocks that were read ahead and then read.
     #[inline]
     pub fn on_used(&mut self, volume: VolumeId, blocks: u32) {
         self.stats.used += u64::from(blocks);
         let feedback = &mut self.feedback[usize::from(volume.0) % VOLUMES];
         feedback.used += blocks;
-        feedback.judge();
+        feedback.evaluate();
     }
 
-    /// So many blocks that were read ahead were evicted without that.
+    /// Counts blocks that were read ahead and evicted unread.
     pub fn on_waste(&mut self, volume: VolumeId, blocks: u32) {
         self.stats.wasted += u64::from(blocks);
         let feedback = &mut self.feedback[usize::from(volume.0) % VOLUMES];
         feedback.wasted += blocks;
-        feedback.judge();
+        feedback.evaluate();
     }
 
-    /// The connection is closed.
+    /// Forgets the streams of a connection that is closed.
     pub fn forget(&mut self, connection: u32) {
         for record in self.set(connection) {
             if record.used != 0 && record.connection == connection {
@@ -198,7 +199,7 @@ impl ReadAhead {
         }
     }
 
-    /// The volume is gone, and with it its streams and what was found of it.
+    /// Forgets the streams and counters of a volume that is removed.
     pub fn forget_volume(&mut self, volume: VolumeId) {
         for record in &mut self.records {
             let gone = |stream: &&mut Stream| stream.used != 0 && stream.volume == volume;
@@ -207,22 +208,22 @@ impl ReadAhead {
         self.feedback[usize::from(volume.0) % VOLUMES] = Feedback::default();
     }
 
-    /// What it ordered, and what came of it.
+    /// Returns the counters of read-ahead.
     #[must_use]
     pub fn stats(&self) -> ReadAheadStats {
         self.stats
     }
 
-    /// The records that the connection may be in.
+    /// Returns the records that a connection may use.
     fn set(&mut self, connection: u32) -> &mut [Record] {
         let sets = (self.records.len() / WAYS) as u64;
-        // Connections are numbered one after the other; the multiplication spreads any other habit, too.
+        // Connections are numbered consecutively; the multiplication spreads any other numbering, too.
         let hash = u64::from(connection.wrapping_mul(0x9e37_79b1));
         let set = ((hash * sets) >> 32) as usize;
         &mut self.records[set * WAYS..][..WAYS]
     }
 
-    /// The connection's record; a new one takes the place of the one that was silent longest.
+    /// Returns the connection's record; a new connection replaces the least recently used one.
     fn record(&mut self, connection: u32) -> &mut Record {
         self.clock += 1;
         let clock = self.clock;
@@ -270,14 +271,15 @@ impl Record {
         if !read.marker {
             return None;
         }
-        // A marker without its stream: we forgot it, or another connection shares it.
+        // A marker without its stream: that was replaced, or belongs to another connection.
         let window = stream.on_read(&read, limits, ramp);
         self.bound_proven();
         window
     }
 
-    /// If too many streams have windows, the one that was silent longest is forgotten.
+    /// Replaces the least recently used stream with windows if there are too many.
     fn bound_proven(&mut self) {
+        debug_assert!(self.clock > 0, "a read has been counted");
         let proven = self.streams.iter().filter(|stream| stream.size > 0).count();
         if proven > STREAMS_PROVEN
             && let Some(stream) = self.least_used(|stream| stream.size > 0)
@@ -292,8 +294,8 @@ impl Record {
 }
 
 impl Stream {
-    /// The read goes on where this stream stands (the last block may be read again: reads need not end with one), or is
-    /// somewhere in what was read ahead for it: reads that only hit are not told, and others may change places.
+    /// Returns true if the read continues at the stream's position (the last block may be read again: reads need not end with
+    /// one), or lies in what was read ahead for it: reads that hit are not reported, and others may be reordered.
     fn continues(&self, read: &ReadEvent) -> bool {
         let from = self.next.saturating_sub(1);
         let to = if self.size > 0 { self.end } else { self.next };
@@ -313,7 +315,7 @@ impl Stream {
         if self.size == 0 {
             return self.begin(read, limits, ramp);
         }
-        // The marker's folio may begin before the block that was named.
+        // The marker's folio may begin before the marked block.
         let marked = read.marker && read_end + (1 << self.order) > self.marker;
         if !marked && read_end <= self.marker {
             return None;
@@ -324,7 +326,7 @@ impl Stream {
         self.order_window(start, start + u64::from(self.size), limits, ramp)
     }
 
-    /// The first window: the read is a part of it, unless it is as large alone.
+    /// Returns the first window: the read is a part of it, unless it is as large by itself.
     fn begin(
         &mut self,
         read: &ReadEvent,
@@ -355,23 +357,26 @@ impl Stream {
         };
         self.marker = start;
         self.end = end.min(limits.end).max(start);
+        assert!(self.end >= start, "a window does not end before it starts");
         let blocks = (self.end - start) as u32;
+        debug_assert!(blocks <= ramp.max, "a window is at most the largest one");
         (blocks > 0).then_some(ReadAheadWindow { start, blocks, marker: start, order: self.order })
     }
 }
 
-/// The sizes of a stream's windows, in blocks.
+/// The growth of a stream's windows, in blocks.
 #[derive(Clone, Copy, Debug)]
 struct Ramp {
     max: u32,
-    /// Too much is wasted.
+    /// Windows stop growing: too much is wasted.
     hold: bool,
 }
 
 impl Ramp {
-    /// The first window for a read of so many blocks, which are a part of it.
+    /// Returns the size of the first window for a read of `read` blocks, which are a part of it.
     fn init(&self, read: u32) -> u32 {
         let max = self.max;
+        debug_assert!(max > 0 && read > 0, "read-ahead is on");
         match read.checked_next_power_of_two() {
             Some(size) if size <= max / 32 => size * 4,
             Some(size) if size <= max / 4 => size * 2,
@@ -379,9 +384,10 @@ impl Ramp {
         }
     }
 
-    /// The window after one of `size`.
+    /// Returns the size of the window after one of `size`.
     fn next(&self, size: u32) -> u32 {
         let max = self.max;
+        debug_assert!(size > 0, "a stream has had a window");
         match size {
             _ if self.hold => size.min(max),
             _ if size < max / 16 => size * 4,
@@ -398,8 +404,8 @@ impl Feedback {
         Ramp { max: most, hold: sample >= SAMPLE_MIN && self.wasted > sample / 4 }
     }
 
-    /// At the end of a period: more than a quarter wasted halves the largest window, less than a sixteenth doubles it.
-    fn judge(&mut self) {
+    /// Evaluates the waste at the end of a period: above a quarter halves the largest window, below a sixteenth doubles it.
+    fn evaluate(&mut self) {
         let sample = self.used + self.wasted;
         if sample < PERIOD {
             return;
@@ -409,6 +415,7 @@ impl Feedback {
         } else if self.wasted < sample / 16 {
             self.halved = self.halved.saturating_sub(1);
         }
+        assert!(self.halved <= HALVED_MAX);
         (self.used, self.wasted) = (0, 0);
     }
 }
@@ -422,7 +429,7 @@ mod tests {
     const LIMITS: ReadAheadLimits =
         ReadAheadLimits { end: 1 << 30, window_max: 1024, order_max: 9 };
 
-    /// A reader's cache that keeps everything: reads by reads, telling the policy what a cache would.
+    /// A cache that keeps everything, and reports to the policy what a cache would.
     struct World {
         ahead: ReadAhead,
         limits: ReadAheadLimits,
@@ -445,7 +452,7 @@ mod tests {
             }
         }
 
-        /// Whether a window was ordered.
+        /// Reads blocks; returns whether a window was requested.
         fn read(&mut self, connection: u32, volume: u16, block: u64, blocks: u32) -> bool {
             let range = block..block + u64::from(blocks);
             let new = range.clone().filter(|&at| self.cached.insert((volume, at))).count();
@@ -492,7 +499,7 @@ mod tests {
 
     /// D4, and the orders of section 3.6: the second read orders, and no later one waits.
     #[test]
-    fn a_stream_is_known_by_its_second_read_and_never_waits_again() {
+    fn stream_starts_at_second_read_and_never_waits_again() {
         for (first, step) in [(0, 1), (0, 16), (1000, 3), (7, 32)] {
             let mut world = World::new(LIMITS);
             assert!(!world.read(1, 0, first, step));
@@ -513,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_windows_of_a_stream() {
+    fn first_windows_have_linux_sizes() {
         let mut world = World::new(LIMITS);
         for at in 0..500 {
             world.read(1, 0, at, 1);
@@ -527,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn interleaved_streams_do_not_disturb_each_other() {
+    fn interleaved_streams_are_independent() {
         for (streams, noise) in [(4, 0), (8, 0), (4, 3), (8, 3)] {
             let mut world = World::new(LIMITS);
             let mut prng = Prng::new(5);
@@ -551,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ninth_stream_takes_the_place_of_the_one_silent_longest() {
+    fn ninth_stream_replaces_least_recently_used_one() {
         let mut world = World::new(LIMITS);
         for stream in 0..9 {
             (0..100).for_each(|at| _ = world.read(1, 0, (stream << 20) + at, 1));
@@ -570,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_ahead_for_what_is_no_stream() {
+    fn random_reads_request_no_window() {
         let mut prng = Prng::new(6);
         let cases: [(&str, &mut dyn FnMut(u64) -> u64); 5] = [
             ("random", &mut |_| prng.below(1 << 30)),
@@ -588,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_end_with_the_volume_and_can_be_off() {
+    fn windows_end_at_volume_end_and_can_be_off() {
         let mut world = World::new(ReadAheadLimits { end: 777, ..LIMITS });
         for at in 0..777 {
             world.read(1, 0, at, 1);
@@ -615,14 +622,14 @@ mod tests {
 
     /// A reader that is faster than its windows: what is ordered is always behind the read (asserted for every read).
     #[test]
-    fn reads_larger_than_windows_get_windows_behind_them() {
+    fn reads_larger_than_windows_get_windows_after_them() {
         let mut world = World::new(ReadAheadLimits { window_max: 32, ..LIMITS });
         let orders = (0..50).filter(|at| world.read(1, 0, at * 64, 64)).count();
         assert_eq!((orders, world.missed), (49, 128 + 48 * 32));
     }
 
     #[test]
-    fn a_marker_far_before_the_own_one_is_another_streams() {
+    fn marker_far_before_own_one_belongs_to_another_stream() {
         let mut world = World::new(ReadAheadLimits { order_max: 0, ..LIMITS });
         (0..6).for_each(|at| _ = world.read(1, 0, at, 1));
         assert_eq!(world.windows[2].marker, 21);
@@ -635,7 +642,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_a_stream_may_change_places() {
+    fn reordered_reads_continue_their_stream() {
         let mut world = World::new(LIMITS);
         for at in 0..2000_u64 {
             // 0 1 2 3, then 5 4 7 6 and so on.
@@ -676,7 +683,7 @@ mod tests {
 
     /// Reads of 2 x 4 blocks here and there: what was read ahead is never used, and that is learned.
     #[test]
-    fn short_runs_cost_little_after_a_while() {
+    fn short_runs_waste_little_after_a_while() {
         let mut ahead = ReadAhead::new(4);
         let mut prng = Prng::new(8);
         let mut ordered = Vec::new();
@@ -716,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_leaves_nothing_to_the_next_of_its_number() {
+    fn closed_connection_leaves_no_streams() {
         let mut world = World::new(LIMITS);
         assert!(!world.read(7, 0, 0, 1));
         world.ahead.forget(7);
@@ -727,7 +734,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_whose_stream_was_forgotten_starts_it_again() {
+    fn marker_of_replaced_stream_restarts_it() {
         let mut world = World::new(LIMITS);
         (0..100).for_each(|at| _ = world.read(7, 0, at, 1));
         world.ahead.forget(7);

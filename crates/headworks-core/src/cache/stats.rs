@@ -1,72 +1,72 @@
-//! What a cache counted.
+//! The counters and sizes of a cache, for statistics.
 
 /// Counters of a shard's cache. Blocks and units are 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Units of the pool.
     pub units: u64,
-    /// Units that nobody has.
+    /// Units that are free.
     pub free: u64,
-    /// Units in folios.
+    /// Units that are in folios.
     pub resident: u64,
-    /// Folios, by order.
+    /// The number of folios, by order.
     pub folios: [u64; 10],
-    /// Blocks that reads found.
+    /// Blocks that reads found in the cache.
     pub hits: u64,
     /// Blocks that reads had to wait for.
     pub misses: u64,
-    /// Bios that read from a device into the pool, and their blocks.
+    /// Bios that read from a device into the pool.
     pub fills: u64,
-    /// See `fills`.
+    /// Blocks of the bios in `fills`.
     pub filled: u64,
-    /// Of those bios, the ones that read a part of a folio.
+    /// Bios in `fills` that read a part of a folio.
     pub fills_partial: u64,
-    /// Bios that wrote from the pool, and their blocks.
+    /// Bios that wrote from the pool to a device.
     pub writeouts: u64,
-    /// See `writeouts`.
+    /// Blocks of the bios in `writeouts`.
     pub written: u64,
-    /// Of those, because much was dirty; because it was old; for a flush; for frames; on a writer's behalf.
+    /// Blocks in `written` by reason: background, age, flush, frames, on a writer's behalf.
     pub written_for: [u64; 5],
     /// Blocks whose write-out failed.
     pub failed: u64,
-    /// Blocks that are held because their write-out failed.
+    /// Blocks that are held now because their write-out failed.
     pub held: u64,
-    /// Blocks written while they were on their way to the device.
+    /// Blocks that were written while under write-out.
     pub shadowed: u64,
     /// Blocks that have a shadow frame now.
     pub shadows: u64,
-    /// Dirty blocks that a discard made void.
+    /// Dirty blocks that a discard cancelled.
     pub discarded_dirty: u64,
-    /// Dirty blocks that were written out because direct I/O came upon them.
+    /// Dirty blocks that were written out for direct I/O.
     pub direct_dirty: u64,
-    /// Blocks of which a part was written and the rest had to be read first.
+    /// Blocks that were read because a part of them was written.
     pub read_before_write: u64,
-    /// Folios evicted, and their units.
+    /// The number of evicted folios.
     pub evicted_folios: u64,
-    /// See `evicted_folios`.
+    /// Units of the folios in `evicted_folios`.
     pub evicted: u64,
-    /// Evicted folios that came back while they were remembered.
+    /// Folios that were read again while on the ghost list.
     pub ghost_hits: u64,
-    /// Blocks read ahead, and how many of them were evicted unused.
+    /// Blocks that were read ahead.
     pub read_ahead: u64,
-    /// See `read_ahead`.
+    /// Blocks in `read_ahead` that were evicted unused.
     pub read_ahead_wasted: u64,
-    /// Operations that had to wait for a frame, for credit, for a pause, for a shadow frame, for a range, for a folio.
+    /// Waits of operations by kind: frame or bio, credit, pause, shadow frame, range, folio.
     pub waits: [u64; 6],
-    /// Bios that were waiting for the end of their writer's pause when its connection closed.
+    /// Bios that waited for the end of a pause when their connection closed.
     pub closed_paused: u64,
-    /// Look-ups, entries and removals of the index, and the lines that were looked at.
+    /// Searches, insertions and removals of the index.
     pub index_operations: u64,
-    /// See `index_operations`.
+    /// Buckets that those examined.
     pub index_probes: u64,
-    /// Flushes that were answered, and those of them that failed.
+    /// The number of completed flushes.
     pub flushes: u64,
-    /// See `flushes`.
+    /// Flushes in `flushes` that failed.
     pub flushes_failed: u64,
 }
 
 impl CacheStats {
-    /// Both caches together.
+    /// Returns the sums over two caches.
     #[must_use]
     pub fn with(mut self, other: &Self) -> Self {
         let pairs = [

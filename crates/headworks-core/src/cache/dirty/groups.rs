@@ -1,48 +1,51 @@
-//! What is dirty, by extents of 64 MiB: the flusher's stand-in for inodes.
+//! Extent groups: what is dirty, by extents of 64 MiB. They serve the flusher as inodes serve Linux's write-back.
 //!
-//! A group is an aligned 64 MiB of a volume of which at least one folio is dirty. It knows when its oldest data were dirtied
-//! and holds its dirty folios in a list; a volume holds its groups in the order of that age. So age costs one entry per group,
-//! not per block, and a write-out takes a whole neighbourhood in the order of addresses.
+//! A group is an aligned 64 MiB of a volume of which at least one folio is dirty. It records when its oldest data was dirtied and
+//! lists its dirty folios; a volume lists its groups in the order of that age. So age costs one entry for each group, not for each
+//! block, and a pass writes a whole neighbourhood in the order of addresses.
 //!
 //! ```text
-//!   volume 0:  oldest -> [group 7: folios 3-1-2] -> [group 0: folios 9] -> youngest      by that age
+//!   volume 0:  oldest -> [group 7: folios 3-1-2] -> [group 0: folios 9] -> youngest      by age
 //! ```
 //!
 //! The table is bounded. When it is full (dirty data scattered over more extents than there are entries), a folio joins the
-//! youngest group of its volume instead: the order of addresses is then coarser, nothing else changes. Invariants: a folio is
-//! in a group's list exactly while it is dirty and not held; a group has a folio; every volume can have one group at least.
+//! youngest group of its volume instead: the order of addresses becomes coarser, nothing else changes.
+//!
+//! Invariants: a folio is on a group's list exactly while a block of it is dirty and not held; a group has at least one folio; every
+//! volume can have at least one group; `units` is the sum of the folios on all lists.
 
 use crate::bio::{ExportId, VolumeId};
 use crate::cache::pool::folio::Folios;
+use crate::gauge::Gauge32;
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
 
-/// log2 of a group's blocks: 64 MiB.
+/// The log2 of a group's blocks: 64 MiB.
 pub(crate) const GROUP_SHIFT: u32 = 14;
 
 /// An extent with dirty folios.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    /// Whose.
+    /// The volume of the extent.
     pub volume: VolumeId,
-    /// Which 64 MiB of it.
+    /// The number of the extent on its volume, in 64 MiB.
     pub index: u64,
-    /// Who dirtied it first: pays for its write-out.
+    /// The export that dirtied it first, which is charged for its write-out.
     pub export: ExportId,
-    /// When its oldest dirty data were dirtied.
+    /// The time at which its oldest dirty data was dirtied.
     pub since: Instant,
-    /// It is to be written at once, whatever its age.
+    /// The group is to be written at once, whatever its age.
     pub overdue: bool,
-    /// Blocks of it were held and are tried again.
+    /// Blocks of it were held and are to be written again.
     pub unheld: bool,
-    /// First of its dirty folios.
+    /// The first of its dirty folios.
     pub head: u32,
-    /// How many there are.
+    /// The number of its dirty folios.
     pub folios: u32,
-    /// Neighbours in the volume's list.
+    /// The next older and younger group of the volume.
     older: u32,
     younger: u32,
-    /// Next with the same hash.
+    /// The next group with the same hash.
     chain: u32,
 }
 
@@ -64,28 +67,28 @@ impl Default for Group {
     }
 }
 
-/// A volume's groups.
+/// The groups of a volume, by age.
 #[derive(Clone, Copy, Debug)]
 struct GroupList {
     oldest: u32,
     youngest: u32,
 }
 
-/// All groups of a shard.
+/// The extent groups of a shard.
 #[derive(Debug)]
 pub(crate) struct Groups {
     pool: Slab<Group>,
     heads: Vec<u32>,
     volumes: Vec<GroupList>,
-    /// Frames of the folios in them: what a few dirty blocks keep from being evicted.
-    units: u32,
-    /// Groups that were walked by.
+    /// Units of the folios on all lists: what dirty blocks keep from eviction.
+    units: Gauge32,
+    /// Groups that were passed while sorting.
     #[cfg(test)]
     walked: std::cell::Cell<u64>,
 }
 
 impl Groups {
-    /// Room for `units / 8` groups and one of each volume.
+    /// Creates a table for `units / 8` groups and one of each volume.
     pub fn new(units: u32, volumes: usize) -> Self {
         let room = units / 8 + volumes as u32 + 16;
         let ends = GroupList { oldest: NIL, youngest: NIL };
@@ -93,26 +96,27 @@ impl Groups {
             pool: Slab::new(room),
             heads: vec![NIL; room.next_power_of_two() as usize / 2],
             volumes: vec![ends; volumes],
-            units: 0,
+            units: Gauge32::default(),
             #[cfg(test)]
             walked: std::cell::Cell::new(0),
         }
     }
 
-    /// Bytes of its tables.
+    /// Returns the size of the tables in bytes.
     #[cfg(test)]
     pub fn table_bytes(&self) -> usize {
         (self.pool.free() + self.pool.taken()) as usize * (size_of::<Group>() + 4)
             + self.heads.len() * 4
     }
 
-    fn place(&self, volume: VolumeId, index: u64) -> usize {
+    /// Returns the hash chain of an extent.
+    fn chain_of(&self, volume: VolumeId, index: u64) -> usize {
         let word = (index << 12 ^ u64::from(volume.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (word >> 40) as usize & (self.heads.len() - 1)
     }
 
     fn find(&self, volume: VolumeId, index: u64) -> Option<u32> {
-        let mut id = self.heads[self.place(volume, index)];
+        let mut id = self.heads[self.chain_of(volume, index)];
         while id != NIL {
             let group = &self.pool[id];
             if group.index == index && group.volume == volume {
@@ -123,16 +127,17 @@ impl Groups {
         None
     }
 
-    /// A folio became dirty.
+    /// Adds a folio that became dirty to the group of its extent.
     pub fn add(&mut self, now: Instant, folios: &mut Folios, unit: u32, export: ExportId) {
         let key = folios[unit].key;
         let (volume, index) = (key.volume(), key.block() >> GROUP_SHIFT);
+        assert!(folios[unit].group == NIL, "a folio is in one group");
         let id = self.find(volume, index).unwrap_or_else(|| self.begin(now, volume, index, export));
         let group = &mut self.pool[id];
         let head = std::mem::replace(&mut group.head, unit);
         group.folios += 1;
         let folio = &mut folios[unit];
-        self.units += folio.blocks();
+        self.units.add(folio.blocks());
         (folio.group, folio.dirty_prev, folio.dirty_next) = (id, NIL, head);
         if head != NIL {
             folios[head].dirty_prev = unit;
@@ -141,24 +146,25 @@ impl Groups {
 
     fn begin(&mut self, now: Instant, volume: VolumeId, index: u64, export: ExportId) -> u32 {
         let youngest = self.volumes[usize::from(volume.0)].youngest;
-        // The last entries are for volumes that have none.
+        // The last entries are reserved for volumes without a group.
         let scarce = self.pool.free() <= self.volumes.len() as u32 && youngest != NIL;
         let taken = if scarce { None } else { self.pool.try_take() };
         let Some(id) = taken else {
             return youngest;
         };
-        let place = self.place(volume, index);
+        let place = self.chain_of(volume, index);
         let chain = std::mem::replace(&mut self.heads[place], id);
         self.pool[id] = Group { volume, index, export, since: now, chain, ..Group::default() };
         self.link(id);
         id
     }
 
-    /// A folio is clean, held or gone. Its group ends with its last folio; true then.
+    /// Removes a folio that is clean, held or dropped; returns true if its group ended with it.
     pub fn remove(&mut self, folios: &mut Folios, unit: u32) -> bool {
         let folio = &mut folios[unit];
-        self.units -= folio.blocks();
+        self.units.sub(folio.blocks());
         let id = std::mem::replace(&mut folio.group, NIL);
+        assert!(id != NIL, "the folio is in a group");
         let (prev, next) = (folio.dirty_prev, folio.dirty_next);
         (folio.dirty_prev, folio.dirty_next) = (NIL, NIL);
         match prev {
@@ -169,17 +175,19 @@ impl Groups {
             folios[next].dirty_prev = prev;
         }
         let group = &mut self.pool[id];
+        assert!(group.folios > 0, "a group lists its folios");
         group.folios -= 1;
         if group.folios > 0 {
             return false;
         }
-        let place = self.place(self.pool[id].volume, self.pool[id].index);
+        let place = self.chain_of(self.pool[id].volume, self.pool[id].index);
         self.unchain(place, id);
         self.unlink(id);
         self.pool.put(id);
         true
     }
 
+    /// Removes a group from its hash chain.
     fn unchain(&mut self, place: usize, id: u32) {
         let next = self.pool[id].chain;
         let mut at = self.heads[place];
@@ -193,7 +201,7 @@ impl Groups {
         self.pool[at].chain = next;
     }
 
-    /// Enters a group in front of all others of its volume: none can be older.
+    /// Makes a group the oldest of its volume.
     fn link_first(&mut self, id: u32) {
         let ends = &mut self.volumes[usize::from(self.pool[id].volume.0)];
         let younger = std::mem::replace(&mut ends.oldest, id);
@@ -205,7 +213,7 @@ impl Groups {
         (group.older, group.younger) = (NIL, younger);
     }
 
-    /// Enters a group behind those that are as old, mostly at the young end.
+    /// Enters a group after those of the same age, usually at the young end.
     fn link(&mut self, id: u32) {
         let Group { volume, since, .. } = self.pool[id];
         let mut older = self.volumes[usize::from(volume.0)].youngest;
@@ -227,6 +235,7 @@ impl Groups {
         (group.older, group.younger) = (older, younger);
     }
 
+    /// Removes a group from the list of its volume.
     fn unlink(&mut self, id: u32) {
         let Group { older, younger, volume, .. } = self.pool[id];
         let ends = &mut self.volumes[usize::from(volume.0)];
@@ -240,20 +249,22 @@ impl Groups {
         }
     }
 
-    /// What is dirty of it now was dirtied at `since` or later.
+    /// Sets the age of a group: its dirty data was dirtied at `since` or later.
     pub fn requeue(&mut self, since: Instant, id: u32) {
+        assert!(self.pool.is_taken(id), "the group exists");
         self.unlink(id);
         let group = &mut self.pool[id];
         (group.since, group.overdue, group.unheld) = (since, false, false);
         self.link(id);
     }
 
-    /// Blocks of it were held and are to be written again.
+    /// Notes that held blocks of a group are to be written again.
     pub fn mark_unheld(&mut self, id: u32) {
+        debug_assert!(self.pool.is_taken(id), "the group exists");
         self.pool[id].unheld = true;
     }
 
-    /// Those of a volume of which blocks were held are the next to be written, whatever their age; they keep their order.
+    /// Makes the groups of a volume with blocks that were held the next ones to be written, in their order.
     pub fn hurry(&mut self, volume: VolumeId) {
         let mut at = self.volumes[usize::from(volume.0)].youngest;
         while at != NIL {
@@ -268,29 +279,29 @@ impl Groups {
         }
     }
 
-    /// The oldest group of a volume.
+    /// Returns the oldest group of a volume.
     pub fn oldest(&self, volume: VolumeId) -> Option<u32> {
         let id = self.volumes[usize::from(volume.0)].oldest;
         (id != NIL).then_some(id)
     }
 
-    /// The next younger one.
+    /// Returns the next younger group.
     pub fn younger(&self, id: u32) -> Option<u32> {
         let younger = self.pool[id].younger;
         (younger != NIL).then_some(younger)
     }
 
-    /// Frames of the folios in them.
+    /// Returns the units of the folios on all lists.
     pub fn units(&self) -> u32 {
-        self.units
+        self.units.get()
     }
 
-    /// Nothing is to be written.
+    /// Returns true if nothing is to be written.
     pub fn is_empty(&self) -> bool {
         self.pool.taken() == 0
     }
 
-    /// Whether there is a group of that name.
+    /// Returns true if there is a group of this number.
     pub fn exists(&self, id: u32) -> bool {
         self.pool.is_taken(id)
     }
@@ -331,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn folios_come_and_go_and_every_one_is_in_one_list_even_when_the_table_is_full() {
+    fn each_dirty_folio_is_on_one_list_when_table_is_full() {
         let mut folios = Folios::new(512);
         let mut groups = Groups::new(512, 2);
         let mut prng = Prng::new(5);
@@ -362,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn one_extent_is_one_group_and_age_is_the_first_folios() {
+    fn group_has_the_age_of_its_first_folio() {
         let mut folios = Folios::new(64);
         let mut groups = Groups::new(64, 1);
         for unit in 0..4 {
@@ -382,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_comes_first_in_its_order_however_much_it_is() {
+    fn hurried_groups_come_first_in_their_order() {
         let (units, mut wanted) = (1 << 15, [Vec::new(), Vec::new()]);
         let mut folios = Folios::new(units);
         let mut groups = Groups::new(units, 2);
@@ -405,7 +416,7 @@ mod tests {
             let hurried = at < wanted[0].len();
             assert_eq!((groups[id].overdue, groups[id].since == Instant(0)), (hurried, hurried));
         }
-        assert!(groups.walked.get() < 4096, "{} groups were walked by", groups.walked.get());
+        assert!(groups.walked.get() < 4096, "{} groups were passed", groups.walked.get());
         for unit in 0..4096 {
             assert!(groups.remove(&mut folios, unit));
         }
@@ -413,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_small() {
+    fn table_stays_below_nine_bytes_a_unit() {
         let groups = Groups::new(1 << 18, 16);
         assert!(groups.table_bytes() <= 9 << 18, "{}", groups.table_bytes());
     }

@@ -1,18 +1,18 @@
-//! Folios: runs of 4 KiB blocks of one volume that lie together in the pool, and what is known of each block.
+//! Folios: runs of 4 KiB blocks of one volume that lie together in the pool, and the state of each block.
 //!
-//! A folio of order n is 2^n units of the pool, aligned, and as many blocks of its volume, aligned as well. Its header lies
-//! at the place of its first unit and never moves; so a unit's number names a folio, and the tables are as large as the pool
-//! is, once and for all. What is true of a block is one byte at the place of its unit, so that partial reads and writes of a
-//! large folio touch only what they need and dirty data is counted exactly, in blocks.
+//! A folio of order n is 2^n units of the pool, aligned, and as many blocks of its volume, aligned as well. Its header lies at the
+//! index of its first unit and never moves; so a unit's number names a folio, and the tables have the size of the pool from the
+//! start. The state of a block is one byte at the index of its unit, so that partial reads and writes of a large folio touch
+//! only what they need, and dirty data is counted exactly, in blocks.
 //!
 //! ```text
 //!   header[u]:  key (volume, first block), order, links (eviction, dirty), waiters, counts of blocks
 //!   state[u + i]:  UPTODATE | DIRTY | WRITEBACK | FILLING | SHADOW | FAILED | NEWER | USED     of block i
 //! ```
 //!
-//! Invariants (checked by `Cache::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and
-//! `filling` are the numbers of blocks with that bit; a folio with any of them, or pinned, is never evicted. A block under
-//! write-out that is not up to date is one that its volume's end has passed: whoever wants it waits for the device's answer.
+//! Invariants (checked by `Cache::check`): a dirty block is up to date; a filling block is neither; `dirty`, `writeback` and `filling`
+//! are the numbers of blocks with that bit; a folio with any of them, or with waiters, is not evicted. A block under write-out
+//! that is not up to date is past the end of a truncated volume: an access to it waits for the completion.
 
 use std::ops::Range;
 
@@ -27,37 +27,38 @@ pub const BLOCK_SHIFT: u32 = 12;
 /// The largest folio: 2 MiB.
 pub const ORDER_MAX: u8 = 9;
 
-/// Bits of a key that say which block. Beyond them is the volume: a block that does not fit would be another volume's.
+/// Bits of a key that name the block; the bits above name the volume.
 const BLOCK_BITS: u32 = 48;
 const _: () = assert!(VOLUME_BYTES_MAX == 1 << (BLOCK_BITS + BLOCK_SHIFT));
 
-/// Where a folio stands in the volume: its volume and its first block, in 64 bits (16 + 48: volumes of up to 1 EiB).
+/// The identity of a folio: its volume and its first block, in 64 bits (16 + 48: volumes of up to 1 EiB).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FolioKey(u64);
 
 impl FolioKey {
-    /// The key of the folio of `order` that holds `block` of `volume`.
+    /// Returns the key of the folio of `order` that holds `block` of `volume`.
     #[inline]
     #[must_use]
     pub const fn new(volume: VolumeId, block: u64, order: u8) -> Self {
+        debug_assert!(order <= ORDER_MAX);
         Self((volume.0 as u64) << BLOCK_BITS | (block >> order << order))
     }
 
-    /// The volume.
+    /// Returns the volume of the folio.
     #[inline]
     #[must_use]
     pub const fn volume(self) -> VolumeId {
         VolumeId((self.0 >> BLOCK_BITS) as u16)
     }
 
-    /// The first block.
+    /// Returns the first block of the folio.
     #[inline]
     #[must_use]
     pub const fn block(self) -> u64 {
         self.0 & ((1 << BLOCK_BITS) - 1)
     }
 
-    /// All of it as a number, in the order of (volume, block).
+    /// Returns the key as a number that sorts by (volume, block).
     #[inline]
     #[must_use]
     pub const fn word(self) -> u64 {
@@ -65,110 +66,110 @@ impl FolioKey {
     }
 }
 
-/// What is known of a block: bits of one byte.
+/// The state of a block: bits of one byte.
 pub mod block {
-    /// The frame holds the block's newest bytes (unless `SHADOW`: then the shadow does).
+    /// The frame holds the block's newest bytes; with `SHADOW` the shadow does.
     pub const UPTODATE: u8 = 1;
-    /// Newer than the device.
+    /// The block is newer than the device.
     pub const DIRTY: u8 = 2;
-    /// On its way to the device: the frame's bytes must not change.
+    /// The block is under write-out: the frame's bytes must not change.
     pub const WRITEBACK: u8 = 4;
-    /// On its way from the device.
+    /// The device fills the block's frame.
     pub const FILLING: u8 = 8;
-    /// Written while `WRITEBACK`: the newest bytes are in a shadow frame.
+    /// The block was written during `WRITEBACK`: its newest bytes are in a shadow frame.
     pub const SHADOW: u8 = 16;
-    /// Its write-out failed: held, not written again but by a flush.
+    /// The write-out of the block failed: it is held, and written again only by a flush or a retry.
     pub const FAILED: u8 = 32;
-    /// Dirtied after its folio's generation had ended: a flush that waits for that generation does not wait for it.
+    /// The block was dirtied after its folio's generation ended: a flush of that generation does not wait for it.
     pub const NEWER: u8 = 64;
-    /// It was read or written since it came: the next time is a second one.
+    /// The block was accessed since it was filled: the next access is a repeated one.
     pub const USED: u8 = 128;
-    /// With `FILLING`, where nothing is `NEWER`: its volume ended before or within it meanwhile, so what comes is not used.
+    /// With `FILLING`, which excludes `NEWER`: the volume was truncated before or within the block, so the fill is not used.
     pub const VOID: u8 = NEWER;
 }
 
-/// Which queue of the eviction policy a folio is in.
+/// The eviction list that a folio is on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum EvictionList {
-    /// None: no folio, or one that is not to be evicted.
+    /// No list: there is no folio, or it is not to be evicted.
     #[default]
     None = 0,
-    /// The small queue: came lately.
+    /// The small list, for folios that are new.
     Small = 1,
-    /// The main queue: was asked for again.
+    /// The main list, for folios that were accessed again.
     Main = 2,
 }
 
-/// A folio's header.
+/// The header of a folio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Folio {
-    /// Whose blocks.
+    /// The volume and the first block.
     pub key: FolioKey,
-    /// Neighbours in its eviction queue: towards the older one.
+    /// The next older folio on its eviction list.
     pub older: u32,
-    /// Towards the younger one.
+    /// The next younger folio on its eviction list.
     pub younger: u32,
-    /// Neighbours in the list of dirty folios of its group.
+    /// The previous folio in the list of its extent group.
     pub dirty_prev: u32,
-    /// See `dirty_prev`.
+    /// The next folio in the list of its extent group.
     pub dirty_next: u32,
-    /// Operations parked on it.
+    /// The newest of the operations that wait for it; `NIL` for none.
     pub waiters: u32,
-    /// Its extent group, while it is on that group's list.
+    /// The extent group on whose list it is; `NIL` for none.
     pub group: u32,
-    /// Blocks that are dirty.
+    /// The number of dirty blocks.
     pub dirty: u16,
-    /// Blocks on their way to the device.
+    /// The number of blocks under write-out.
     pub writeback: u16,
-    /// Blocks on their way from the device.
+    /// The number of blocks that are being filled.
     pub filling: u16,
-    /// Bios for some of it that passed their time-out and are still out: whoever needs what is on its way fails meanwhile.
+    /// Outstanding bios for some of it that passed their time-out; an access to an outstanding block fails meanwhile.
     pub late: u16,
-    /// Log2 of its blocks.
+    /// The order: log2 of its blocks.
     pub order: u8,
-    /// Facts, see the constants.
+    /// The marks, a set of the constants below.
     pub marks: u8,
-    /// How often it was asked for since it was looked at, saturating (eviction).
+    /// How often it was accessed since eviction examined it, saturating.
     pub freq: u8,
-    /// Its eviction queue.
+    /// The eviction list that it is on.
     pub list: EvictionList,
-    /// The generation of its oldest dirty blocks, modulo 16.
+    /// The flush generation of its oldest dirty blocks, modulo 16.
     pub generation: u8,
 }
 
 const _: () = assert!(size_of::<Folio>() == 48);
 
 impl Folio {
-    /// There is a folio here.
+    /// The header is that of a folio.
     pub const PRESENT: u8 = 1;
-    /// A read of it starts the next window of its stream.
+    /// A read of the folio starts the next window of its stream.
     pub const MARKER: u8 = 2;
-    /// Read ahead, and none of it was asked for yet.
+    /// The folio was read ahead and not accessed yet.
     pub const UNUSED: u8 = 4;
 
-    /// Whether `mark` is set.
+    /// Returns true if `mark` is set.
     #[inline]
     #[must_use]
     pub const fn is(&self, mark: u8) -> bool {
         self.marks & mark != 0
     }
 
-    /// Blocks (and units).
+    /// Returns the number of blocks, which is that of units.
     #[inline]
     #[must_use]
     pub const fn blocks(&self) -> u32 {
         1 << self.order
     }
 
-    /// Whether nobody knows when the device will answer for some of it.
+    /// Returns true if a bio for some of the folio passed its time-out and is still outstanding.
     #[inline]
     #[must_use]
     pub const fn is_late(&self) -> bool {
         self.late > 0
     }
 
-    /// Nothing of it is dirty or on its way.
+    /// Returns true if no block is dirty or outstanding.
     #[inline]
     #[must_use]
     pub const fn is_idle(&self) -> bool {
@@ -176,7 +177,7 @@ impl Folio {
     }
 }
 
-/// Every header and every block's state.
+/// The headers of all folios and the states of all blocks.
 #[derive(Debug)]
 pub struct Folios {
     headers: Vec<Folio>,
@@ -184,14 +185,16 @@ pub struct Folios {
 }
 
 impl Folios {
-    /// Tables for a pool of `units`.
+    /// Creates the tables for a pool of `units`.
     #[must_use]
     pub fn new(units: u32) -> Self {
         Self { headers: vec![Folio::default(); units as usize], state: vec![0; units as usize] }
     }
 
-    /// Makes a folio of `order` at `unit`; nothing of it is up to date.
+    /// Makes a folio of `order` at `unit`; no block of it is up to date.
     pub fn begin(&mut self, unit: u32, key: FolioKey, order: u8) {
+        assert!(order <= ORDER_MAX && unit.is_multiple_of(1 << order), "a folio is aligned");
+        debug_assert!(key.block().is_multiple_of(1 << order), "its blocks are aligned");
         self.headers[unit as usize] = Folio {
             key,
             older: NIL,
@@ -207,38 +210,39 @@ impl Folios {
         self.states_mut(unit, 1 << order).fill(0);
     }
 
-    /// The folio at `unit` is no more.
+    /// Ends the folio at `unit`.
     ///
     /// # Panics
-    /// If something of it is dirty, on its way or waited for: that would lose data.
+    /// If a block is dirty or outstanding, or an operation waits for it: data would be lost.
     pub fn end(&mut self, unit: u32) {
         let folio = &mut self.headers[unit as usize];
-        assert!(folio.is(Folio::PRESENT) && folio.is_idle(), "a folio in use is never dropped");
-        assert!(folio.waiters == NIL, "nobody waits for a folio that is dropped");
+        assert!(folio.is(Folio::PRESENT) && folio.is_idle(), "a busy folio is not dropped");
+        assert!(folio.waiters == NIL, "no operation waits for a folio that is dropped");
+        debug_assert!(folio.list == EvictionList::None && folio.group == NIL);
         folio.marks = 0;
     }
 
-    /// The states of `count` blocks from `unit` on.
+    /// Returns the states of `count` blocks from `unit` on.
     #[inline]
     #[must_use]
     pub fn states(&self, unit: u32, count: u32) -> &[u8] {
         &self.state[unit as usize..(unit + count) as usize]
     }
 
-    /// See [`Folios::states`].
+    /// Returns the states of `count` blocks from `unit` on, to change them.
     #[inline]
     pub fn states_mut(&mut self, unit: u32, count: u32) -> &mut [u8] {
         &mut self.state[unit as usize..(unit + count) as usize]
     }
 
-    /// Where its tables lie.
+    /// Returns the memory of the tables.
     #[must_use]
     pub fn tables(&self) -> [Range<*const u8>; 2] {
         let headers = self.headers.as_ptr_range();
         [headers.start.cast()..headers.end.cast(), self.state.as_ptr_range()]
     }
 
-    /// Units of the pool.
+    /// Returns the units of the pool.
     #[must_use]
     pub fn units(&self) -> u32 {
         self.headers.len() as u32

@@ -1,26 +1,28 @@
-//! Who was evicted lately: a memory of keys without their data.
+//! The ghost list: the keys of folios that were evicted lately, without their data.
 //!
-//! A fixed table of words, each a fingerprint and the time of the eviction, in sets of 16 (a cache line): the newest of a set
-//! pushes its oldest out. Time is counted in units evicted, so that the memory reaches back by one main queue's worth of
-//! bytes whatever the folios' sizes are: a longer memory would take the second round of a long scan for a working set.
-//! Nothing is cleared when a block is invalidated or written; a stale word only lets one folio start in the main queue.
+//! A fixed table of words, each a fingerprint and the time of the eviction, in sets of 16 (a cache line): the newest word of a set
+//! replaces its oldest. Time is counted in units evicted, so that the list reaches back by the size of one main list whatever the
+//! folios' sizes are; a longer memory would take the second round of a long scan for a working set. Nothing is removed when a
+//! block is invalidated or written; a stale word only lets one folio start on the main list.
 //!
 //! ```text
 //!   set      | fingerprint:16 time:16 | ... 16 words |     time = units noted / (reach / 1024), wraps after 64 reaches
 //! ```
+//!
+//! Invariant: a fingerprint is not 0 and occurs once in its set.
 
 use crate::cache::pool::folio::FolioKey;
 
-/// Words of a set; they fill a cache line.
+/// Words of a set, which fills a cache line.
 const WAYS: usize = 16;
-/// Steps of the clock in one reach: the precision with which a key is forgotten.
+/// Steps of the clock in one reach: the precision of the age of a key.
 const STEPS: u32 = 1024;
 
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Set([u32; WAYS]);
 
-/// The memory of evicted keys.
+/// The keys of folios that were evicted lately.
 #[derive(Debug)]
 pub struct Ghost {
     sets: Box<[Set]>,
@@ -31,7 +33,7 @@ pub struct Ghost {
 }
 
 impl Ghost {
-    /// Remembers the last `units` that were evicted, if they were single units: that many words, 4 bytes a unit.
+    /// Creates a list for the last `units` evicted units: that many words, 4 bytes a unit.
     #[must_use]
     pub fn new(units: u32) -> Self {
         let sets = (units as usize).div_ceil(WAYS).max(1);
@@ -42,10 +44,11 @@ impl Ghost {
         }
     }
 
-    /// The folio of `blocks` blocks at `key` was evicted.
+    /// Adds the key of a folio of `blocks` blocks that was evicted.
     pub fn note(&mut self, key: FolioKey, blocks: u32) {
+        assert!(blocks > 0, "a folio has blocks");
         let time = self.time();
-        let (set, fingerprint) = self.place(key);
+        let (set, fingerprint) = self.slot_of(key);
         let words = &mut self.sets[set].0;
         let same = words.iter().position(|word| word >> 16 == fingerprint);
         words[..=same.unwrap_or(WAYS - 1)].rotate_right(1);
@@ -53,21 +56,23 @@ impl Ghost {
         self.noted += u64::from(blocks);
     }
 
-    /// Whether the folio at `key` was evicted lately; it is forgotten.
+    /// Removes a key; returns true if its folio was evicted lately.
     pub fn take(&mut self, key: FolioKey) -> bool {
         let time = self.time();
-        let (set, fingerprint) = self.place(key);
+        let (set, fingerprint) = self.slot_of(key);
         let words = &mut self.sets[set].0;
         let Some(at) = words.iter().position(|word| word >> 16 == fingerprint) else {
             return false;
         };
         let age = (time.wrapping_sub(words[at])) & 0xffff;
+        let again = words[at + 1..].iter().any(|word| word >> 16 == fingerprint);
+        debug_assert!(!again, "a fingerprint occurs once in its set");
         words[at..].rotate_left(1);
         words[WAYS - 1] = 0;
         age <= STEPS
     }
 
-    /// Bytes of its table.
+    /// Returns the size of the table in bytes.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         size_of_val(&*self.sets)
@@ -77,8 +82,8 @@ impl Ghost {
         (self.noted / u64::from(self.step)) as u32 & 0xffff
     }
 
-    /// The set, and the fingerprint: never 0, which is nobody's.
-    fn place(&self, key: FolioKey) -> (usize, u32) {
+    /// Returns the set of a key and its fingerprint, which is not 0: a word of 0 is empty.
+    fn slot_of(&self, key: FolioKey) -> (usize, u32) {
         let word = key.word();
         let once = (word ^ word >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let hash = (once ^ once >> 29).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -96,18 +101,18 @@ mod tests {
         FolioKey::new(VolumeId(3), block, 0)
     }
 
-    /// How many of the blocks are remembered.
+    /// Counts the blocks that are remembered.
     fn remembered(ghost: &mut Ghost, blocks: std::ops::Range<u64>) -> u64 {
         blocks.filter(|&block| ghost.take(key(block))).count() as u64
     }
 
     #[test]
-    fn remembers_what_was_evicted_lately() {
+    fn recent_evictions_are_remembered_older_are_not() {
         let mut ghost = Ghost::new(9000);
         for block in 0..100_000 {
             ghost.note(key(block), 1);
         }
-        // Sets are not filled evenly: some of the last 9000 are gone, and few of those before are left.
+        // Sets fill unevenly: some of the last 9000 are lost, and few older ones are left.
         let last = remembered(&mut ghost, 91_000..100_000);
         assert!((7_500..=9_000).contains(&last), "{last} of the last 9000");
         assert_eq!(remembered(&mut ghost, 91_000..100_000), 0, "once");
@@ -116,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn large_folios_are_forgotten_by_bytes() {
+    fn large_folios_age_by_their_size() {
         let mut ghost = Ghost::new(9000);
         for block in 0..100 {
             ghost.note(key(block << 9), 512);
@@ -127,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_there_once() {
+    fn key_is_stored_once() {
         let mut ghost = Ghost::new(16);
         for block in [1, 2, 1, 3, 1, 1] {
             ghost.note(key(block), 1);

@@ -1,52 +1,56 @@
-//! From (volume, block) to the folio that holds it.
+//! The index of folios: from (volume, block) to the folio that holds the block.
 //!
-//! One table, as large as the pool needs and made once. It is open-addressed in lines of 64 bytes: 15 entries and a count.
-//! An entry is a unit's number with a tag of the key's hash in the bits that the number leaves; the key itself is in the
-//! folio's header. A folio goes into its home line or, when that is full, into the next one with room, going by a step that is its own (from the hash
-//! as well; folios of one full line so part and do not fill the lines beside it). Every line that was passed counts it, and a
-//! search goes on only while that count is not 0.
+//! One table of fixed size, open-addressed in buckets of 64 bytes: 15 entries and a count. An entry is a unit's number with a tag of
+//! the key's hash in the bits that the number leaves; the key itself is in the folio's header. A folio is entered in its home
+//! bucket or, when that is full, in the next one with a free entry, by a step that is also taken from the hash (so the folios of
+//! a full bucket spread, and do not fill its neighbours). Every bucket that was passed counts the folio, and a search continues
+//! only while that count is not 0.
 //!
 //! ```text
-//!   line   | tag unit | tag unit | 0 (empty) | ...15 | passed: 2 |     two folios whose way leads on from here
+//!   bucket | tag unit | tag unit | 0 (empty) | ...15 | passed: 2 |     the probe sequences of two folios continue from here
 //! ```
 //!
-//! The home lines of order n are the first 1/2^n of the table: a pool has 1/2^n as many folios of it, so no line is fuller for
-//! it, and the lines of a few hundred large folios stay in the nearest cache instead of lying all over a table for small ones.
+//! The home buckets of order n are the first 1/2^n of the table: a pool has 1/2^n as many folios of that order, so no bucket is
+//! fuller for it, and the buckets of a few hundred large folios stay in the CPU's cache.
 //!
-//! So entries never move (a reader without locks could follow them) and a removal leaves nothing behind: the count goes down
-//! again. Rejected: one slot after the other with tombstones; in a full cache that turns over all the time they take the place
-//! of the empty slots at which a search ends.
+//! Entries never move (a reader without locks could follow them), and a removal leaves no trace: the counts go down again. Rejected:
+//! linear probing with tombstones; in a full cache with constant replacement they take the place of the empty slots at which a
+//! search ends.
 //!
-//! Folios of all orders are in this table, each under its order. No two overlap, so a block is looked up once per order that
-//! is present at all: the one of the last find first, then from the largest down. A stream's cache has one or two orders.
+//! Folios of all orders are in this table, each under its order. No two overlap, so a block is searched once for each order that is
+//! present: first the order found last, then from the largest down. A stream's cache has one or two orders.
 //!
-//! Whether a large folio fits where nothing was found is answered by one more look in the usual case: `regions` counts, per
-//! hashed 2 MiB of a volume, the smaller folios in it. Only when the count is not 0 are the candidates searched one by one.
+//! Whether a large folio fits where nothing was found is usually answered by one more read: `regions` counts, by hashed 2 MiB of a
+//! volume, the smaller folios in it. Only when the count is not 0 are the candidates searched.
+//!
+//! Invariants: each folio has one entry; `passed` of a bucket is the number of folios whose probe sequence continues past it;
+//! `counts[order] > 0` exactly while bit `order` of `orders` is set.
 
 use std::cell::Cell;
 use std::ops::Range;
 
 use crate::bio::VolumeId;
 use crate::cache::pool::folio::{Folio, FolioKey, Folios, ORDER_MAX};
+use crate::gauge::Gauge32;
 
-/// Entries of a line; with the count it fills a cache line.
-const BUCKET: usize = 15;
-/// Orders 0..=9.
+/// Entries of a bucket; with the count it fills a cache line.
+const ENTRIES: usize = 15;
+/// The number of orders, 0 to 9.
 const ORDERS: usize = ORDER_MAX as usize + 1;
 
-/// A cache line of the table.
+/// A bucket of the table, one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Bucket {
-    /// 0 is empty: tags are not.
-    entries: [u32; BUCKET],
-    /// Folios that were placed further on because this line was full.
+    /// Tag and unit; 0 is an empty entry, since tags are not 0.
+    entries: [u32; ENTRIES],
+    /// Folios in later buckets of their probe sequence because this one was full.
     passed: u32,
 }
 
 const _: () = assert!(size_of::<Bucket>() == 64);
 
-/// Where to look for a folio, one line after the other.
+/// The buckets in which a folio can be, in order.
 #[derive(Clone, Copy, Debug)]
 struct ProbeSequence {
     bucket: usize,
@@ -55,40 +59,40 @@ struct ProbeSequence {
     tag: u32,
 }
 
-/// How much the index was used, for "operations per MiB".
+/// The use of the index, for "operations per MiB".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexStats {
-    /// Calls of [`Index::find`] and [`Index::find_exact`].
+    /// Calls of [`Index::locate`] and [`Index::find_exact`].
     pub lookups: u64,
-    /// Lines looked at by them and by [`Index::next_boundary`].
+    /// Buckets examined by them and by [`Index::next_boundary`].
     pub probes: u64,
-    /// Folios entered.
+    /// Folios that were entered.
     pub inserts: u64,
-    /// Folios taken out.
+    /// Folios that were removed.
     pub removes: u64,
 }
 
 impl IndexStats {
-    /// Calls of any kind.
+    /// Returns the calls of any kind.
     #[must_use]
     pub const fn operations(&self) -> u64 {
         self.lookups + self.inserts + self.removes
     }
 }
 
-/// The index of a cache.
+/// The index of a cache's folios.
 #[derive(Debug)]
 pub struct Index {
     buckets: Box<[Bucket]>,
     /// Bits of an entry that are the tag; the others are the unit.
     tag_mask: u32,
-    /// Folios of each order.
-    counts: [u32; ORDERS],
+    /// Folios in the index, by order.
+    counts: [Gauge32; ORDERS],
     /// Bit `order` is set while there are folios of it.
     orders: u32,
-    /// Per hashed region of 2 MiB: folios below the largest order in it. `u16::MAX` stays.
+    /// Folios below the largest order, by hashed region of 2 MiB; `u16::MAX` is never lowered.
     regions: Box<[u16]>,
-    /// The order found last.
+    /// The order of the folio found last.
     last: Cell<u8>,
     lookups: Cell<u64>,
     probes: Cell<u64>,
@@ -97,20 +101,21 @@ pub struct Index {
 }
 
 impl Index {
-    /// An index for the folios of a pool of `units`.
+    /// Creates an empty index for the folios of a pool of `units`.
     ///
     /// # Panics
     /// If `units` is 0 or more than 2^30 (4 TiB): an entry keeps two bits for the tag.
     #[must_use]
     pub fn new(units: u32) -> Self {
         assert!(units > 0 && units <= 1 << 30, "a pool has 1 to 2^30 units");
-        // At most three quarters full, of which the counts take a sixteenth: few lines overflow.
+        // At most three quarters full, of which the counts take a sixteenth: few buckets overflow.
         let slots = (u64::from(units) * 4).div_ceil(3).next_power_of_two().max(16);
         let regions = (u64::from(units) / 2).next_power_of_two().max(16);
         Self {
-            buckets: vec![Bucket { entries: [0; BUCKET], passed: 0 }; (slots / 16) as usize].into(),
+            buckets: vec![Bucket { entries: [0; ENTRIES], passed: 0 }; (slots / 16) as usize]
+                .into(),
             tag_mask: !(units.next_power_of_two() - 1),
-            counts: [0; ORDERS],
+            counts: [Gauge32::default(); ORDERS],
             orders: 0,
             regions: vec![0; regions as usize].into(),
             last: Cell::new(0),
@@ -121,15 +126,15 @@ impl Index {
         }
     }
 
-    /// The folio that holds `block`, by its first unit.
+    /// Returns the folio that holds `block`, by its first unit.
     #[inline]
     #[must_use]
     pub fn find(&self, folios: &Folios, volume: VolumeId, block: u64) -> Option<u32> {
         self.locate(folios, volume, block).map(|(unit, _)| unit)
     }
 
-    /// The same, and which of the folio's blocks it is. (That comes from the order it was found under, not from its header: the
-    /// block's state is then fetched from memory beside the header and not after it.)
+    /// Returns the folio that holds `block`, and which of its blocks that is. (The latter comes from the order under which it was
+    /// found, not from its header: the block's state is then fetched beside the header and not after it.)
     #[inline]
     #[must_use]
     pub fn locate(&self, folios: &Folios, volume: VolumeId, block: u64) -> Option<(u32, u32)> {
@@ -143,7 +148,7 @@ impl Index {
         self.find_other(folios, volume, block, self.orders & !(1 << last))
     }
 
-    /// Looks under the orders in the mask, the largest first.
+    /// Searches under the orders in a mask, the largest first.
     fn find_other(
         &self,
         folios: &Folios,
@@ -162,7 +167,7 @@ impl Index {
         None
     }
 
-    /// The folio of exactly this key and order.
+    /// Returns the folio of exactly this key and order.
     #[inline]
     #[must_use]
     pub fn find_exact(&self, folios: &Folios, key: FolioKey, order: u8) -> Option<u32> {
@@ -170,7 +175,7 @@ impl Index {
         self.search(folios, key, order)
     }
 
-    /// Enters the folio at `unit` under its header's key and order. It must overlap none that is there.
+    /// Enters the folio at `unit` under its header's key and order; it overlaps no other one.
     pub fn insert(&mut self, folios: &Folios, unit: u32) {
         let folio = &folios[unit];
         assert!(folio.is(Folio::PRESENT), "a folio is begun before it is entered");
@@ -181,13 +186,13 @@ impl Index {
                 *slot = probe.tag | unit;
                 break;
             }
-            // There are more slots than units: the way ends.
+            // There are more entries than units, so the loop ends.
             here.passed += 1;
             probe.advance();
         }
         self.inserts += 1;
         let order = folio.order;
-        self.counts[usize::from(order)] += 1;
+        self.counts[usize::from(order)].add(1);
         self.orders |= 1 << order;
         if order < ORDER_MAX {
             let region = &mut self.regions[self.region(folio.key)];
@@ -195,10 +200,10 @@ impl Index {
         }
     }
 
-    /// Takes the folio at `unit` out; its header still has the key and order it was entered under.
+    /// Removes the folio at `unit`; its header has the key and order under which it was entered.
     ///
     /// # Panics
-    /// If it is not there: two folios would be mistaken for each other later.
+    /// If it is not in the index: two folios would be mistaken for each other later.
     pub fn remove(&mut self, folios: &Folios, unit: u32) {
         let folio = &folios[unit];
         let mut probe = self.probe(folio.key, folio.order);
@@ -214,17 +219,18 @@ impl Index {
         }
         self.removes += 1;
         let order = folio.order;
-        self.counts[usize::from(order)] -= 1;
-        if self.counts[usize::from(order)] == 0 {
+        self.counts[usize::from(order)].sub(1);
+        if self.counts[usize::from(order)].is_zero() {
             self.orders &= !(1 << order);
         }
         let region = &mut self.regions[self.region(folio.key)];
         if order < ORDER_MAX && *region != u16::MAX {
+            assert!(*region > 0, "a region counts its folios");
             *region -= 1;
         }
     }
 
-    /// The largest order up to `order_max` of a folio that begins at `block`, is aligned there, ends by `end` and overlaps no
+    /// Returns the largest order up to `order_max` of a folio that begins at `block`, is aligned, ends by `end` and overlaps no
     /// folio. No folio may hold `block` itself.
     #[must_use]
     pub fn largest_fit(
@@ -244,14 +250,14 @@ impl Index {
         free.ilog2() as u8
     }
 
-    /// Whether it is known at a look that no folio lies in the 2 MiB of a key of the largest order: regions share places.
+    /// Returns true if it is known at once that no folio lies in the 2 MiB of a key of the largest order; regions share counters.
     #[must_use]
     pub fn is_empty_around(&self, folios: &Folios, key: FolioKey) -> bool {
         self.regions[self.region(key)] == 0
             && (self.orders >> ORDER_MAX == 0 || self.search(folios, key, ORDER_MAX).is_none())
     }
 
-    /// The first block from `block` on at which a folio begins; `end` if there is none before it.
+    /// Returns the first block from `block` on at which a folio begins, or `end`.
     #[must_use]
     pub fn next_boundary(&self, folios: &Folios, volume: VolumeId, block: u64, end: u64) -> u64 {
         let begins = |&at: &u64| {
@@ -275,19 +281,19 @@ impl Index {
         (first..end).step_by(stride as usize).find(begins).unwrap_or(end)
     }
 
-    /// Folios of `order`.
+    /// Returns the number of folios of `order`.
     #[must_use]
     pub fn count(&self, order: u8) -> u32 {
-        self.counts[usize::from(order)]
+        self.counts[usize::from(order)].get()
     }
 
-    /// Bit `order` is set while there are folios of it.
+    /// Returns the orders that are present, as a mask.
     #[must_use]
     pub fn orders(&self) -> u32 {
         self.orders
     }
 
-    /// How much it was used since the start.
+    /// Returns the use of the index since the start.
     #[must_use]
     pub fn stats(&self) -> IndexStats {
         IndexStats {
@@ -298,14 +304,14 @@ impl Index {
         }
     }
 
-    /// Where its table lies.
+    /// Returns the memory of the table.
     #[must_use]
     pub fn table(&self) -> Range<*const u8> {
         let buckets = self.buckets.as_ptr_range();
         buckets.start.cast()..buckets.end.cast()
     }
 
-    /// Bytes of its tables.
+    /// Returns the size of the tables in bytes.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         size_of_val(&*self.buckets) + size_of_val(&*self.regions)
@@ -333,7 +339,7 @@ impl Index {
         }
     }
 
-    /// The lines in which a folio of this key and order can be.
+    /// Returns the probe sequence of a key and order.
     #[inline]
     fn probe(&self, key: FolioKey, order: u8) -> ProbeSequence {
         let hash = hash(key.word() ^ u64::from(order) << 44);
@@ -341,7 +347,7 @@ impl Index {
         let mask = self.buckets.len() - 1;
         ProbeSequence {
             bucket: (hash >> 32) as usize & mask >> order,
-            // Odd: it comes to every line before it comes home.
+            // Odd: the sequence covers every bucket before it repeats.
             step: hash as usize >> 3 | 1,
             mask,
             // The lowest tag stands in for 0, which is empty.
@@ -363,7 +369,7 @@ impl ProbeSequence {
 }
 
 impl Bucket {
-    /// Bit i is set if entry i has the tag. Without branches: the compiler makes it a few vector instructions.
+    /// Returns a mask of the entries with a tag. Without branches, so that it becomes a few vector instructions.
     #[inline]
     fn tagged(&self, tag: u32, mask: u32) -> u32 {
         let mut hits = 0;
@@ -374,13 +380,13 @@ impl Bucket {
     }
 }
 
-/// Which block of a folio of `order`.
+/// Returns which block of its folio of `order` a block is.
 #[inline]
 const fn within(block: u64, order: u8) -> u32 {
     block as u32 & ((1 << order) - 1)
 }
 
-/// Multiply and fold, twice: neighbours in a volume spread over all lines and tags.
+/// Multiplies and folds twice: neighbours in a volume spread over all buckets and tags.
 #[inline]
 const fn hash(word: u64) -> u64 {
     let once = (word ^ word >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -393,7 +399,7 @@ mod tests {
     use crate::prng::Prng;
     use std::collections::BTreeMap;
 
-    /// The index beside a map from (volume, first block) to (order, unit), and the units that are free.
+    /// The index beside a map from (volume, first block) to (order, unit), and the free units.
     struct World {
         folios: Folios,
         index: Index,
@@ -423,7 +429,7 @@ mod tests {
             next.map_or(end, |(&(_, first), _)| first)
         }
 
-        /// Enters a folio, whose units are all "first units" here: the index does not know how large a folio is in the pool.
+        /// Enters a folio of one unit: the index does not know the folio's size in the pool.
         fn insert(&mut self, volume: u16, block: u64, order: u8) -> bool {
             let Some(unit) = self.free.pop() else { return false };
             self.folios.begin(unit, FolioKey::new(VolumeId(volume), block, order), 0);
@@ -441,7 +447,7 @@ mod tests {
         }
     }
 
-    /// Finds, fits, enters and removes at random in `span` blocks of three volumes.
+    /// Searches, fits, enters and removes at random in `span` blocks of three volumes.
     fn churn(units: u32, span: u64, operations: u32, seed: u64) {
         let mut world = World::new(units);
         let mut prng = Prng::new(seed);
@@ -502,19 +508,19 @@ mod tests {
                 .index
                 .buckets
                 .iter()
-                .all(|bucket| bucket.passed == 0 && bucket.entries == [0; BUCKET])
+                .all(|bucket| bucket.passed == 0 && bucket.entries == [0; ENTRIES])
         );
         assert!(world.index.regions.iter().all(|&count| count == 0));
     }
 
     #[test]
-    fn agrees_with_a_map() {
+    fn index_matches_a_map() {
         churn(12, 4096, 100_000, 1);
         churn(3_000, 20_000, 450_000, 2);
         churn(49_152, 1 << 30, 450_000, 3);
     }
 
-    /// Lines looked at per search that finds nothing in a full cache of `units`: fresh, and after `rounds` replacements of all.
+    /// Buckets per 100 searches that miss in a full cache of `units`: fresh, and after `rounds` replacements of all folios.
     fn probes_per_100_misses(units: u32, rounds: u64) -> (u64, u64) {
         let mut world = World::new(units);
         let mut prng = Prng::new(4);
@@ -540,19 +546,19 @@ mod tests {
     }
 
     #[test]
-    fn turning_over_never_makes_searches_long() {
-        // The worst size there is: three quarters full.
+    fn replacement_does_not_lengthen_searches() {
+        // The worst size: three quarters full.
         let (fresh, churned) = probes_per_100_misses(12_288, 20);
         assert!(fresh < 140 && churned < 400, "{fresh}, then {churned}");
         let (_, later) = probes_per_100_misses(12_288, 60);
-        assert!(later < churned + 30, "{later} after {churned}: it must come to rest");
+        assert!(later < churned + 30, "{later} after {churned}");
         // Powers of two, the usual sizes: half full.
         let (fresh, churned) = probes_per_100_misses(16_384, 20);
         assert!(fresh < 103 && churned < 110, "{fresh}, then {churned}");
     }
 
     #[test]
-    fn a_folio_in_a_stream_is_found_at_first_look() {
+    fn folio_of_a_stream_is_found_with_one_probe() {
         let mut world = World::new(4096);
         world.insert(0, 0, 9);
         for block in 1024..1100 {
@@ -571,7 +577,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "was in it")]
-    fn removing_what_is_not_there_is_our_bug() {
+    fn removing_an_absent_folio_panics() {
         let mut world = World::new(64);
         world.insert(0, 7, 0);
         let unit = world.model[&(0, 7)].1;

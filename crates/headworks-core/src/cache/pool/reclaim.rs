@@ -1,109 +1,110 @@
-//! Which folio goes when frames are wanted: S3-FIFO (Yang and others, SOSP 2023), counted in units instead of objects.
+//! Eviction: which folio is replaced when frames are needed. S3-FIFO (Yang and others, SOSP 2023), counted in units instead of objects.
 //!
-//! Most blocks that come are never asked for again before they go, and a scan consists of nothing else. So what comes waits
-//! in a small queue of a tenth of the pool; only what was asked for again when its turn comes enters the main queue. What
-//! left the small queue is remembered by key, and if it comes back soon it enters the main queue at once. A hit moves
-//! nothing: it is one store into the folio's header.
+//! Most blocks are never accessed again before they are evicted, and a scan consists of nothing else. So a new folio waits on a small
+//! list of a tenth of the pool; only one that was accessed again by its turn moves to the main list. A folio that leaves the
+//! small list is remembered by its key (`ghost`), and if it is read again soon it starts on the main list. A hit moves nothing: it
+//! is one store into the folio's header.
 //!
 //! ```text
-//!             not remembered          asked for again
-//!   insert ------------------> SMALL -----------------> MAIN <--+ asked for again: once more, one less
+//!             no ghost                accessed again
+//!   insert ------------------> SMALL -----------------> MAIN <--+ accessed again: one more round, count - 1
 //!      |                         |                       | |----+
-//!      |                         | not asked for again   | not asked for again
+//!      |                         | not accessed again    | not accessed again
 //!      |                         v                       v
-//!      |   remembered          ghost                   gone
+//!      |   ghost               ghost                   evicted
 //!      +---------------------------------------------> MAIN
 //! ```
 //!
-//! The folio whose turn it is may be dirty, on its way or waited for: it is passed over and goes to the young end, and the
-//! other queue has the next turn, so that one full of dirty folios does not hold up the clean ones of the other. A call looks
-//! at no more than `steps` folios. When all those that are clean were asked for, the one least asked for goes.
+//! The folio whose turn it is may be dirty, outstanding or waited for. It moves to the young end of its list, and the other list has the
+//! next turn, so that a list full of dirty folios does not hide the clean ones of the other. A call examines at most `steps`
+//! folios. When all clean ones were accessed, the one accessed least is evicted.
 //!
 //! The price of the filter: a working set that changes misses some blocks twice. Against LRU, in points of hit ratio (tests):
 //! Zipf +1 to +5, with scans +7 and +27, a loop of 1.2 caches +61; a uniform working set that slides -2, one that jumps every
-//! twelve cache fulls -6. Rejected: a small queue that grows with hits in the ghost; it wins one of these two points back and
+//! twelve cache fulls -6. Rejected: a small list that grows with hits on the ghost list; it wins one of these two points back and
 //! loses 11 to 15 on the loop.
 //!
-//! Invariants: a folio is in the queue that its `list` says, or in none; the queues' units are the sum of their folios'.
+//! Invariants: a folio is on the list that its header names, or on none; the units of a list are the sum of its folios'.
 
 use crate::cache::pool::folio::{EvictionList, Folio, Folios};
 use crate::cache::pool::ghost::Ghost;
+use crate::gauge::Gauge32;
 use crate::slab::NIL;
 
-/// 3: two bits, as the authors have it; a folio asked for often survives as many turns of the main queue.
+/// The largest access count: two bits, as in the paper; a folio survives as many rounds of the main list.
 const FREQ_MAX: u8 = 3;
-/// The small queue's share of the pool: a tenth, as the authors found best over their traces.
+/// The small list's share of the pool: a tenth, the best over the traces of the paper.
 const SMALL_PART: u32 = 10;
 
-/// What [`Reclaim::victim`] found.
+/// The outcome of a search for a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
-    /// This folio, which is in no queue any more.
+    /// This folio, which was removed from its list.
     Clean(u32),
-    /// Only dirty or busy ones: write-out is wanted.
+    /// Only dirty or busy folios: write-out is needed.
     Dirty,
-    /// The queues are empty.
+    /// No folio at all: the lists are empty.
     None,
 }
 
-/// What reclaim holds and did.
+/// The sizes and counters of eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimStats {
-    /// Units in the small queue.
+    /// Units on the small list.
     pub small_units: u32,
-    /// Units in the main queue.
+    /// Units on the main list.
     pub main_units: u32,
-    /// Folios evicted.
+    /// Folios that were evicted.
     pub evicted_folios: u64,
-    /// Units evicted.
+    /// Units that were evicted.
     pub evicted_units: u64,
-    /// Folios that came back soon after they were evicted.
+    /// Folios that were read again while on the ghost list.
     pub ghost_hits: u64,
-    /// Folios that went from the small queue to the main one.
+    /// Folios that moved from the small list to the main one.
     pub promoted: u64,
-    /// Dirty or busy folios passed over.
+    /// Dirty or busy folios that were passed over.
     pub passed: u64,
-    /// Units that were read ahead and evicted without any use.
+    /// Units that were read ahead and evicted unused.
     pub ra_waste: u64,
 }
 
-/// A queue: links in the folios' headers.
+/// A list of folios, linked through their headers.
 #[derive(Debug)]
-struct Queue {
+struct FolioList {
     list: EvictionList,
     oldest: u32,
     youngest: u32,
-    units: u32,
+    units: Gauge32,
 }
 
-/// The eviction policy of a pool.
+/// The eviction policy of a pool of folios.
 #[derive(Debug)]
 pub struct Reclaim {
-    small: Queue,
-    main: Queue,
+    small: FolioList,
+    main: FolioList,
     ghost: Ghost,
-    /// The small queue is over its share from here on.
+    /// The share of the small list, in units.
     small_units_max: u32,
     stats: ReclaimStats,
 }
 
 impl Reclaim {
-    /// For a pool of `units`.
+    /// Creates the empty lists for a pool of `units`.
     #[must_use]
     pub fn new(units: u32) -> Self {
         let small_units_max = units / SMALL_PART;
         Self {
-            small: Queue::new(EvictionList::Small),
-            main: Queue::new(EvictionList::Main),
+            small: FolioList::new(EvictionList::Small),
+            main: FolioList::new(EvictionList::Main),
             ghost: Ghost::new(units - small_units_max),
             small_units_max,
             stats: ReclaimStats::default(),
         }
     }
 
-    /// The folio at `unit` has come and may be evicted from now on.
+    /// Adds a new folio, which may be evicted from now on.
     pub fn insert(&mut self, folios: &mut Folios, unit: u32) {
-        assert!(folios[unit].list == EvictionList::None, "a folio comes once");
+        assert!(folios[unit].list == EvictionList::None, "a folio is added once");
         folios[unit].freq = 0;
         if self.ghost.take(folios[unit].key) {
             self.stats.ghost_hits += 1;
@@ -113,8 +114,8 @@ impl Reclaim {
         }
     }
 
-    /// A block of the folio was asked for *again*. The first use of a block that was read ahead is no such thing: a scan uses
-    /// each of a large folio's blocks once, and must not look like a working set for that.
+    /// Counts a *repeated* access to a block of the folio. The first access is not one: a scan uses each block of a large folio
+    /// once, and must not look like a working set.
     #[inline]
     pub fn touch(folios: &mut Folios, unit: u32) {
         let folio = &mut folios[unit];
@@ -123,24 +124,24 @@ impl Reclaim {
         }
     }
 
-    /// The folio is dropped for another reason (discarded, invalidated): out of its queue, and not remembered.
+    /// Removes a folio that is dropped for another reason (discarded, invalidated); it is not remembered.
     ///
     /// # Panics
-    /// If it is in none.
+    /// If it is on no list.
     pub fn forget(&mut self, folios: &mut Folios, unit: u32) {
         match folios[unit].list {
             EvictionList::Small => self.small.remove(folios, unit),
             EvictionList::Main => self.main.remove(folios, unit),
-            EvictionList::None => panic!("a folio that leaves its queue was in one"),
+            EvictionList::None => panic!("a folio that leaves its list was on one"),
         }
     }
 
-    /// Finds the folio to evict, looking at no more than `steps`, and takes it out of its queue. The caller takes it from the
-    /// index and gives its units back.
+    /// Finds the folio to evict, examining at most `steps`, and removes it from its list. The caller removes it from the index and
+    /// frees its units.
     pub fn victim(&mut self, folios: &mut Folios, steps: u32) -> Victim {
-        // Of the clean ones that were asked for, the one least so.
+        // Of the clean folios that were accessed, the one accessed least.
         let mut second_best = NIL;
-        let mut small_turn = self.small.units > self.small_units_max;
+        let mut small_turn = self.small.units.get() > self.small_units_max;
         for _ in 0..steps {
             let small = if small_turn { self.small.oldest != NIL } else { self.main.oldest == NIL };
             let unit = if small { self.small.oldest } else { self.main.oldest };
@@ -156,7 +157,7 @@ impl Reclaim {
             if freq == 0 {
                 self.stats.passed += 1;
             } else {
-                // Leaving the small queue costs its whole count: it has to prove itself anew.
+                // A folio loses its whole count when it leaves the small list.
                 folio.freq = if small { 0 } else { freq - 1 };
             }
             if small && freq > 0 {
@@ -170,7 +171,7 @@ impl Reclaim {
             }
             small_turn = match freq {
                 0 => !small,
-                _ => self.small.units > self.small_units_max,
+                _ => self.small.units.get() > self.small_units_max,
             };
             if free && (second_best == NIL || folios[unit].freq < folios[second_best].freq) {
                 second_best = unit;
@@ -182,21 +183,26 @@ impl Reclaim {
         }
     }
 
-    /// What it holds and did.
+    /// Returns the sizes and counters.
     #[must_use]
     pub fn stats(&self) -> ReclaimStats {
-        ReclaimStats { small_units: self.small.units, main_units: self.main.units, ..self.stats }
+        ReclaimStats {
+            small_units: self.small.units.get(),
+            main_units: self.main.units.get(),
+            ..self.stats
+        }
     }
 
-    /// Bytes of its tables (the ghosts'; the queues are in the headers).
+    /// Returns the size of the ghost list's table in bytes; the lists are in the headers.
     #[must_use]
     pub fn table_bytes(&self) -> usize {
         self.ghost.table_bytes()
     }
 
     fn evict(&mut self, folios: &mut Folios, unit: u32) -> Victim {
-        self.forget_place(folios, unit);
+        self.remember(folios, unit);
         let folio = &folios[unit];
+        debug_assert!(is_free(folio), "a victim is clean and idle");
         self.stats.evicted_folios += 1;
         self.stats.evicted_units += u64::from(folio.blocks());
         if folio.is(Folio::UNUSED) {
@@ -205,8 +211,8 @@ impl Reclaim {
         Victim::Clean(unit)
     }
 
-    /// Out of its queue; what leaves the small one is remembered.
-    fn forget_place(&mut self, folios: &mut Folios, unit: u32) {
+    /// Removes a victim from its list, and remembers it if that is the small one.
+    fn remember(&mut self, folios: &mut Folios, unit: u32) {
         if folios[unit].list == EvictionList::Small {
             self.ghost.note(folios[unit].key, folios[unit].blocks());
         }
@@ -214,23 +220,24 @@ impl Reclaim {
     }
 }
 
-/// May be evicted at once.
+/// Returns true if a folio may be evicted at once.
 fn is_free(folio: &Folio) -> bool {
     folio.is_idle() && folio.waiters == NIL
 }
 
-impl Queue {
+impl FolioList {
     fn new(list: EvictionList) -> Self {
-        Self { list, oldest: NIL, youngest: NIL, units: 0 }
+        Self { list, oldest: NIL, youngest: NIL, units: Gauge32::default() }
     }
 
-    /// Enters at the young end.
+    /// Adds a folio at the young end.
     fn push(&mut self, folios: &mut Folios, unit: u32) {
         let folio = &mut folios[unit];
+        assert!(folio.list == EvictionList::None, "a folio is on one list");
         folio.list = self.list;
         folio.older = self.youngest;
         folio.younger = NIL;
-        self.units += folio.blocks();
+        self.units.add(folio.blocks());
         match self.youngest {
             NIL => self.oldest = unit,
             youngest => folios[youngest].younger = unit,
@@ -238,11 +245,13 @@ impl Queue {
         self.youngest = unit;
     }
 
+    /// Removes a folio from any position.
     fn remove(&mut self, folios: &mut Folios, unit: u32) {
         let folio = &mut folios[unit];
+        assert!(folio.list == self.list, "the folio is on this list");
         let (older, younger) = (folio.older, folio.younger);
         folio.list = EvictionList::None;
-        self.units -= folio.blocks();
+        self.units.sub(folio.blocks());
         match older {
             NIL => self.oldest = younger,
             older => folios[older].younger = younger,
@@ -264,11 +273,11 @@ mod tests {
     use crate::prng::Prng;
     use std::collections::BTreeMap;
 
-    /// Looks as the cache has it.
+    /// Examined folios, as the cache has it.
     const STEPS: u32 = 64;
     const VOLUME: VolumeId = VolumeId(0);
 
-    /// A cache without data.
+    /// A pool of folios without data.
     struct Pool {
         folios: Folios,
         index: Index,
@@ -286,7 +295,7 @@ mod tests {
             }
         }
 
-        /// Asks for a block, in folios of `order`; whether it was there.
+        /// Accesses a block, in folios of `order`; returns whether it was a hit.
         fn get(&mut self, block: u64, order: u8) -> bool {
             if let Some(unit) = self.index.find(&self.folios, VOLUME, block) {
                 Reclaim::touch(&mut self.folios, unit);
@@ -307,7 +316,7 @@ mod tests {
             false
         }
 
-        /// Takes what the policy has let go out of the other tables.
+        /// Removes a victim from the other tables.
         fn drop(&mut self, unit: u32) {
             self.index.remove(&self.folios, unit);
             self.folios.end(unit);
@@ -315,12 +324,12 @@ mod tests {
         }
     }
 
-    /// The model to be compared with: least recently used, also by units.
+    /// The model for comparison: least recently used, also by units.
     struct Lru {
         units: u64,
         held: u64,
         now: u64,
-        /// First block -> (order, last use), and the other way round.
+        /// First block -> (order, last use), and the inverse.
         uses: BTreeMap<u64, (u8, u64)>,
         order: BTreeMap<u64, u64>,
     }
@@ -376,7 +385,7 @@ mod tests {
         }
     }
 
-    /// Hits of both in 10,000 asks of the trace.
+    /// Returns the hits of both in 10,000 accesses of the trace.
     fn compare(units: u32, trace: impl Iterator<Item = (u64, u8)>) -> (i64, i64) {
         let (mut pool, mut lru) = (Pool::new(units), Lru::new(units));
         let (mut asks, mut ours, mut theirs) = (0, 0, 0);
@@ -417,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_does_not_cost_the_hot_set() {
+    fn scan_keeps_the_hot_set() {
         for order in [0, 4] {
             let [before, after, lru_before, lru_after] = scanned(order);
             assert!(before > 9_900 && lru_before > 9_900, "{before}, {lru_before}");
@@ -427,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn is_no_worse_than_lru_on_block_traces() {
+    fn hit_ratio_on_block_traces_is_at_least_lru() {
         const UNITS: u32 = 4096;
         const ASKS: u64 = 300_000;
         let mut gains = Vec::new();
@@ -459,9 +468,9 @@ mod tests {
         assert!(mean >= 200, "{mean} of 10,000 better than LRU on average");
     }
 
-    /// The price: what is wanted anew misses twice before it stays, unless it is asked for again while in the small queue.
+    /// The price: a new block misses twice before it stays, unless it is accessed again while on the small list.
     #[test]
-    fn a_working_set_that_changes_costs_at_most_one_miss_more_a_block() {
+    fn changing_working_set_costs_one_extra_miss_per_block() {
         const UNITS: u32 = 4096;
         const ASKS: u64 = 300_000;
         let set = u64::from(UNITS) * 3 / 4;
@@ -476,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_as_large_as_their_folios() {
+    fn list_units_equal_the_sum_of_their_folios() {
         let mut pool = Pool::new(2000);
         let mut prng = Prng::new(3);
         let zipf = Zipf::new(4000);
@@ -502,13 +511,13 @@ mod tests {
                 units += folio.blocks();
                 (before, unit) = (unit, folio.younger);
             }
-            assert_eq!((units, before), (queue.units, queue.youngest));
+            assert_eq!((units, before), (queue.units.get(), queue.youngest));
         }
         assert!(pool.reclaim.stats().ghost_hits > 0);
     }
 
     #[test]
-    fn dirty_ones_are_passed_over_once_and_the_clean_one_is_found() {
+    fn dirty_folios_are_passed_over_and_the_clean_one_found() {
         let mut pool = Pool::new(1000);
         for block in 0..1000 {
             pool.get(block, 0);
@@ -539,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn dirty_ones_in_the_small_queue_do_not_hide_clean_ones_in_the_main_one() {
+    fn dirty_small_list_does_not_hide_clean_main_list() {
         let mut pool = Pool::new(1000);
         for block in (0..500).chain(0..500).chain(1000..1500) {
             pool.get(block, 0);
@@ -560,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn when_all_were_asked_for_the_one_least_so_goes() {
+    fn least_accessed_folio_is_evicted_when_all_were_accessed() {
         let mut pool = Pool::new(64);
         for block in 0..64 {
             pool.get(block, 0);
@@ -585,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_ahead_in_vain_is_counted() {
+    fn unused_read_ahead_is_counted() {
         let mut pool = Pool::new(64);
         for block in [0, 8, 16] {
             pool.get(block, 3);
@@ -602,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_of_the_cache_stay_below_2_percent() {
+    fn tables_stay_below_2_percent_of_the_pool() {
         for units in [1024, 49_153, 65_536, 98_305, 1 << 20] {
             let pool = Pool::new(units);
             let tables =
