@@ -20,6 +20,9 @@ impl Cache {
 
     /// Removes a device that has no volumes.
     pub fn remove_device(&mut self, device: DeviceId) {
+        let volumes = &self.state.volumes;
+        let empty = volumes.ids().all(|volume| !volumes.is_on(volume, usize::from(device.0)));
+        assert!(empty, "a device that is removed has no volumes");
         self.flushers.remove_device(device);
         self.state.dirty.remove_device(device);
         self.set_present(usize::from(device.0), false);
@@ -36,7 +39,10 @@ impl Cache {
     pub fn add_volume(&mut self, volume: VolumeId, config: &VolumeConfig) {
         self.state.pool.add_volume(volume);
         self.state.waiters.add_volume(volume);
-        self.state.volumes.add(volume, config);
+        let state = &mut self.state;
+        let clean = state.pool.folios_of(volume) == 0 || state.defects.folios_stay();
+        assert!(clean, "a free slot has no folios");
+        state.volumes.add(volume, config);
     }
 
     /// Returns why a volume cannot be removed yet, other than bios that are outstanding at a device.
@@ -64,6 +70,8 @@ impl Cache {
 
     /// Removes a volume of which nothing is cached. Only the ghost list may still know evicted blocks of it.
     pub fn remove_volume(&mut self, volume: VolumeId) {
+        let dropped = self.state.pool.folios_of(volume) == 0 || self.state.defects.folios_stay();
+        assert!(dropped, "a volume that is removed has no folios");
         self.state.ahead.forget_volume(volume);
         self.state.volumes.remove(volume);
     }

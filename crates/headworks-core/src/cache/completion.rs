@@ -82,6 +82,7 @@ impl CacheState {
             let at = u64::from(run.unit) << BLOCK_SHIFT;
             ctx.actions.list.push(Action::Zero { at, len: run.count * BLOCK });
         }
+        debug_assert!(completion.bio.op == Op::Read, "a fill reads");
         self.pool.end_fill(run, self.volumes[run.volume].blocks(), status.is_ok());
         self.end_late(run.folio, completion);
         let failed = status.err().map(|e| (run.block, run.block + u64::from(run.count), e));
@@ -112,6 +113,7 @@ impl CacheState {
     ) {
         let volume = run.volume;
         let device = self.volumes[volume].device();
+        debug_assert!(completion.bio.op == Op::Write, "a write-out writes");
         let keep = status.is_err() && !self.defects.failed_is_clean();
         let present = self.volumes[volume].blocks();
         let actions = &mut ctx.actions.list;
@@ -145,6 +147,7 @@ impl CacheState {
         held: u32,
         error: IoError,
     ) {
+        debug_assert!(!self.volumes[volume].is_free_slot(), "a busy volume stays");
         self.stats.failed += u64::from(held);
         self.volumes[volume].on_write_failed(error);
         self.count_held(volume, held, 0);

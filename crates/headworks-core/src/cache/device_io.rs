@@ -155,6 +155,7 @@ impl DeviceIo {
 
     /// Accounts for the end of a fill.
     pub fn end_fill(&mut self, device: usize, blocks: u32) {
+        assert!(blocks > 0, "a fill has blocks");
         self.bios.sub(fills(device), 1);
         self.filling.sub(device, blocks);
     }
@@ -171,6 +172,7 @@ impl DeviceIo {
 
     /// Returns the generation mark of a write-out's id.
     pub fn mark_of(id: &BioId) -> u8 {
+        debug_assert!(id.unit().is_some(), "the id of an own bio");
         (id.sequence >> 32 & 15) as u8
     }
 
@@ -182,6 +184,7 @@ impl DeviceIo {
 
     /// Takes the bios to be sent; [`DeviceIo::return_queue`] gives the buffer back.
     pub fn take_queue(&mut self) -> Vec<DeviceBio> {
+        debug_assert!(self.in_flight() <= self.bios_max, "the budget of own bios");
         let queue = std::mem::take(&mut self.queue);
         let passed = queue.iter().filter(|sent| sent.bio.id.unit().is_none()).count();
         self.passed.add(passed as u32);

@@ -110,6 +110,7 @@ impl Flushers {
 
     /// Lets every flusher send what it may.
     pub fn run(&mut self, state: &mut CacheState, ctx: &mut CallContext) {
+        assert_eq!(self.passes.len(), state.volumes.devices(), "one flusher for each device");
         if state.dirty.is_empty() {
             state.dirty.stop_wanting_clean();
             (0..self.passes.len()).for_each(|device| state.dirty.end_periodic(device));
@@ -161,6 +162,7 @@ impl Flushers {
     /// Sends the next folio of the pass.
     fn send_next(&mut self, state: &mut CacheState, now: Instant, device: usize) {
         let pass = &mut self.passes[device];
+        debug_assert!(pass.group != NIL && pass.has_next(), "the pass has a folio to send");
         let unit = pass.sorted[pass.position];
         pass.position += 1;
         let folio = *state.pool.folio(unit);
@@ -218,6 +220,7 @@ impl Flushers {
         debug_assert!(state.volumes.is_on(volume, device), "a flusher writes to its own device");
         let most = in_flight_limit(self.units);
         let pass = &mut self.passes[device];
+        assert!(pass.group == NIL && pass.sorted.is_empty(), "the last pass has ended");
         // A quarter of a chunk is an eighth of a second's worth: more is a queue that reads wait behind.
         pass.in_flight_max = (chunk / 4).clamp(most.min(512), most);
         (pass.group, pass.reason, pass.target) = (group, reason, target);

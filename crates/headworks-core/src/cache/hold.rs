@@ -24,6 +24,7 @@ impl CacheState {
         if held == 0 {
             return;
         }
+        assert!(self.pool.folio(unit).dirty > 0, "held blocks are dirty");
         self.count_held(volume, 0, held);
         if self.pool.folio(unit).group == crate::slab::NIL {
             let current = self.volumes[volume].current();
@@ -90,6 +91,7 @@ impl CacheState {
             at = unit + 1;
         }
         self.scratch = writing;
+        debug_assert!(self.volumes[volume].held() == 0, "every held block was found");
         self.volumes[volume].on_failed_discarded();
         self.advance(volume);
     }

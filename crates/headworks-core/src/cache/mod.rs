@@ -130,6 +130,7 @@ impl Cache {
 
     /// Handles a bio that its volume has accepted.
     pub fn on_bio(&mut self, ctx: &mut CallContext, bio: Bio) {
+        debug_assert!(self.caches(bio.id.volume), "the volume is cached");
         let state = &mut self.state;
         let volume = &state.volumes[bio.id.volume];
         let unsafe_mode = volume.mode() == WriteMode::Unsafe;
@@ -180,6 +181,7 @@ impl Cache {
 
     /// Steps an operation that has no slot; most complete here and never need one.
     fn begin(&mut self, ctx: &mut CallContext, mut op: Operation) {
+        debug_assert!(op.wait_record == NIL && !op.locked, "a new operation");
         let state = &mut self.state;
         match steps::step(state, ctx, &mut op, NIL) {
             WaitFor::Nothing => state.needs_run |= op.progress > 0,
@@ -294,6 +296,7 @@ impl Cache {
             }
         }
         self.flushers.run(&mut self.state, ctx);
+        debug_assert!(!self.state.waiters.has_ready(), "the flushers complete no operation");
         let at = self.state.dirty.throttle().next_timeout();
         self.state.set_timer(ctx, TimerKind::Throttle, at);
         let at = self.state.dirty.next_periodic(ctx.now);

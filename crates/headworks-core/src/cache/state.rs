@@ -7,7 +7,7 @@ use super::context::{CallContext, TimerKind};
 use super::defect::Defects;
 use super::device_io::{DeviceIo, fills};
 use super::dirty::DirtyState;
-use super::pool::folio::BLOCK_SHIFT;
+use super::pool::folio::{BLOCK_SHIFT, ORDER_MAX};
 use super::pool::{Eviction, Pool};
 use super::readahead::ReadAhead;
 use super::stats::CacheStats;
@@ -106,6 +106,7 @@ impl CacheState {
 
     /// Makes an operation wait.
     pub fn park(&mut self, ctx: &mut CallContext, slot: u32, waits_for: WaitFor) {
+        assert!(slot != NIL, "an operation that waits has a slot");
         self.needs_run = true;
         self.waiters.begin_wait(ctx.now, slot, waits_for);
         let device = self.device_of(slot);
@@ -134,6 +135,7 @@ impl CacheState {
         op: &mut Operation,
         status: Status,
     ) -> WaitFor {
+        assert!(!op.locked, "a range is unlocked before its operation completes");
         self.release(op);
         self.waiters.end_wait(ctx.now, op);
         let stage = if op.answered { ReplyStage::Released } else { ReplyStage::Final };
@@ -273,6 +275,7 @@ impl CacheState {
 
     /// Sets the timer for the end of a writer's pause; if that is over, it expires at once.
     pub fn set_writer_timer(&mut self, ctx: &mut CallContext, writer: u32) {
+        assert!(writer != NIL, "only a writer pauses");
         let until = self.pause_of(ctx.now, writer).unwrap_or(ctx.now);
         ctx.timers.set(self.timer_base + TimerKind::Writer as u32 + writer, until);
     }
@@ -311,6 +314,7 @@ impl CacheState {
                 if self.waiters.is_refused(device) && !self.dirty.throttle().freed(id) {
                     break;
                 }
+                assert!(wanted > 0, "an operation waits for some credit");
                 let granted = self.dirty.throttle_mut().reserve_for(id, wanted, class);
                 self.waiters.set_refused(device, !granted);
                 if !granted {
@@ -369,6 +373,7 @@ impl CacheState {
 
     /// Takes frames of `order`, or of the largest smaller order available; evicts at most as much as `order` needs.
     fn take_frames(&mut self, order: u8) -> Option<(u32, u8)> {
+        debug_assert!(order <= ORDER_MAX, "the order of a folio");
         if let Some(unit) = self.pool.take_frames(order) {
             return Some((unit, order));
         }

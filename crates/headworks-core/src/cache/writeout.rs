@@ -54,6 +54,7 @@ impl CacheState {
         quota: u32,
         slot: u32,
     ) -> u32 {
+        assert!(slot != NIL, "a writer waits for what it sends");
         let Some(group) = self.dirty.oldest_group(volume) else {
             return 0;
         };
@@ -92,6 +93,7 @@ impl CacheState {
         request: WriteoutRequest,
     ) -> (u32, u32) {
         self.cancel_truncated(unit);
+        assert!(first + count <= self.pool.folio(unit).blocks(), "blocks of the folio");
         let (mut bios, mut blocks) = (0, 0);
         let mut at = first;
         let end = first + count;
@@ -123,6 +125,7 @@ impl CacheState {
         self.pool.begin_writeback(unit, first, run);
         let folio = *self.pool.folio(unit);
         let volume = folio.key.volume();
+        assert!(folio.group != NIL, "a folio is in a group while it is to be written");
         let export = self.dirty.group(folio.group).export;
         let entry = &mut self.volumes[volume];
         entry.add_writing(folio.generation);
@@ -172,6 +175,7 @@ impl CacheState {
     /// Marks blocks dirty that a bio writes, and enters their folio into its group; returns how many of them had been held.
     pub fn mark_dirty(&mut self, now: Instant, bio: &Bio, unit: u32, first: u32, run: u32) -> u32 {
         let volume = bio.id.volume;
+        debug_assert!(self.pool.folio(unit).key.volume() == volume, "a folio of the volume");
         let current = self.volumes[volume].current();
         if self.pool.folio(unit).group == NIL {
             self.dirty.enter_group(&mut self.pool, now, unit, bio.id.export, current);

@@ -287,6 +287,7 @@ impl Groups {
 
     /// Returns the next younger group.
     pub fn younger(&self, id: u32) -> Option<u32> {
+        debug_assert!(self.pool.is_taken(id), "the group exists");
         let younger = self.pool[id].younger;
         (younger != NIL).then_some(younger)
     }

@@ -19,6 +19,7 @@ impl HeldFolios {
 
     /// Adds the folio at `unit`.
     pub fn mark(&mut self, unit: u32) {
+        debug_assert!((unit as usize) < self.words.len() * 64, "a unit of the pool");
         self.words[unit as usize / 64] |= 1 << (unit % 64);
     }
 

@@ -123,6 +123,7 @@ impl DirtyState {
 
     /// Returns an extent group.
     pub fn group(&self, group: u32) -> &Group {
+        debug_assert!(self.groups.exists(group), "the group exists");
         &self.groups[group]
     }
 
@@ -161,6 +162,7 @@ impl DirtyState {
             unit = pool.folio(unit).dirty_next;
         }
         into.sort_unstable_by_key(|&unit| pool.folio(unit).key.word());
+        debug_assert!(!into.is_empty() || into.capacity() == 0, "a group has a folio");
     }
 
     /// Enters a folio into the group of its extent, in a generation.
@@ -202,6 +204,7 @@ impl DirtyState {
 
     /// Accounts for blocks that are sent to a device.
     pub fn begin_writeback(&mut self, now: Instant, device: DeviceId, blocks: u32) {
+        assert!(blocks > 0, "a write-out has blocks");
         self.devices[usize::from(device.0)].in_flight.add(blocks);
         self.throttle.on_writeout(now, device, blocks);
     }
@@ -214,6 +217,7 @@ impl DirtyState {
         key: FolioKey,
         (clean, held): (u32, u32),
     ) {
+        assert!(clean + held > 0, "a write-out has blocks");
         self.devices[usize::from(device.0)].in_flight.sub(clean + held);
         self.regions.sub(key, clean);
         self.throttle.on_written(now, device, clean);
@@ -316,6 +320,7 @@ impl DirtyState {
     /// Returns true if a group is to be written because of its age.
     pub fn is_expired(&self, now: Instant, group: u32) -> bool {
         let expire = u64::from(self.options.dirty_expire_centisecs) * CENTISECOND;
+        debug_assert!(self.groups.exists(group), "the group exists");
         let group = &self.groups[group];
         group.overdue || now.since(group.since) >= expire
     }

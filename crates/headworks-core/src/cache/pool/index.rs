@@ -179,6 +179,7 @@ impl Index {
     pub fn insert(&mut self, folios: &Folios, unit: u32) {
         let folio = &folios[unit];
         assert!(folio.is(Folio::PRESENT), "a folio is begun before it is entered");
+        debug_assert!(unit & self.tag_mask == 0, "the unit leaves the bits of the tag");
         let mut probe = self.probe(folio.key, folio.order);
         loop {
             let here = &mut self.buckets[probe.bucket];
@@ -260,6 +261,7 @@ impl Index {
     /// Returns the first block from `block` on at which a folio begins, or `end`.
     #[must_use]
     pub fn next_boundary(&self, folios: &Folios, volume: VolumeId, block: u64, end: u64) -> u64 {
+        debug_assert!(block <= end, "a range does not end before its start");
         let begins = |&at: &u64| {
             // Orders that could begin here: those present to which the block is aligned.
             let aligned = (1_u32 << at.trailing_zeros().min(u32::from(ORDER_MAX)) << 1) - 1;

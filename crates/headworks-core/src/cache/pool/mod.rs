@@ -148,6 +148,7 @@ impl Pool {
 
     /// Takes frames of an order, if there are free ones.
     pub fn take_frames(&mut self, order: u8) -> Option<u32> {
+        debug_assert!(order <= ORDER_MAX, "the order of a folio");
         self.frames.take(order)
     }
 
@@ -188,6 +189,7 @@ impl Pool {
 
     /// Ends a folio that is on no eviction list.
     fn end_folio(&mut self, unit: u32) {
+        debug_assert!(self.folios[unit].list == folio::EvictionList::None, "it left its list");
         let Folio { order, key, .. } = self.folios[unit];
         self.index.remove(&self.folios, unit);
         self.volume_folios[usize::from(key.volume().0)].sub(1);
@@ -242,11 +244,13 @@ impl Pool {
     /// Tells eviction that a block of the folio was accessed again.
     #[inline]
     pub fn touch(&mut self, unit: u32) {
+        debug_assert!(self.folios[unit].is(Folio::PRESENT), "there is a folio");
         Reclaim::touch(&mut self.folios, unit);
     }
 
     /// Sets a mark of a folio.
     pub fn set_mark(&mut self, unit: u32, mark: u8) {
+        debug_assert!(self.folios[unit].is(Folio::PRESENT), "there is a folio");
         self.folios[unit].marks |= mark;
     }
 

@@ -147,6 +147,7 @@ fn fill_folio(
     from: u32,
     until: u32,
 ) -> bool {
+    debug_assert!(from < until && until <= state.pool.folio(unit).blocks(), "blocks of the folio");
     let account = fills(state.volumes.device_index(state.pool.folio(unit).key.volume()));
     // A block under write-out is valid, or its frame is the device's until that has ended.
     let present = block::UPTODATE | state.busy_bits();
@@ -171,6 +172,7 @@ fn fill_folio(
 
 /// Requests `count` blocks of a folio from its block `first` on; none of them is valid or outstanding.
 pub(super) fn send(state: &mut CacheState, reason: &FillReason, unit: u32, first: u32, count: u32) {
+    assert!(count > 0, "a fill has blocks");
     state.pool.begin_fill(unit, first, count);
     let folio = state.pool.folio(unit);
     let at = folio.key.block() + u64::from(first);

@@ -53,6 +53,7 @@ pub(super) fn step(
         count(state, op.status);
         return state.complete(ctx, op, op.status);
     }
+    debug_assert!(op.bio.op == crate::bio::Op::Flush && !op.locked, "a flush locks no range");
     let volume = &mut state.volumes[op.bio.id.volume];
     if volume.is_truncating() {
         // Held or dirty blocks past the end are not waited for, and are no error.
@@ -92,6 +93,7 @@ pub(super) fn end(
     below: Status,
 ) {
     // A write-out that failed since the flush began was part of it, even if another flush has made its blocks dirty again.
+    assert!(op.generation > 0, "the flush has waited for a generation");
     let missed = state.volumes[op.bio.id.volume].errors().check(&mut op.progress);
     if op.writer != NIL {
         state.volumes.set_seen_errors(op.writer, &op.bio, op.progress);

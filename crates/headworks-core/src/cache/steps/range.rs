@@ -164,6 +164,7 @@ fn device_bio(op: &Operation, (start, end): (u64, u64)) -> Bio {
     if op.direct {
         return op.bio;
     }
+    debug_assert!(start < end, "the device gets whole blocks");
     let offset = start << BLOCK_SHIFT;
     let len = (end << BLOCK_SHIFT).min(op.bio.end()) - offset;
     Bio { offset, len: len as u32, ..op.bio }
@@ -176,6 +177,7 @@ pub(in crate::cache) fn on_device_completion(
     completion: &DeviceCompletion,
 ) {
     let slot = completion.cookie;
+    assert!(slot != NIL, "an operation waits for a bio that was passed on");
     state.waiters.set_below(slot, completion.wait_times);
     if completion.stage == ReplyStage::Early {
         let op = state.waiters.op_mut(slot);

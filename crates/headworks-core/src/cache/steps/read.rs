@@ -13,6 +13,7 @@ pub(super) fn step(state: &mut CacheState, ctx: &mut CallContext, op: &mut Opera
     if op.status.is_err() {
         return state.complete(ctx, op, op.status);
     }
+    debug_assert!(op.done <= op.bio.len, "the cursor is in the bio");
     let volume = op.bio.id.volume;
     let enough = op.done.saturating_add(COPY_MAX);
     while op.done < op.bio.len {

@@ -75,6 +75,7 @@ fn write_some(
     op: &mut Operation,
     slot: u32,
 ) -> Option<WaitFor> {
+    debug_assert!(op.done < op.part_end && op.part_end <= op.bio.len, "the cursor is in the part");
     let volume = op.bio.id.volume;
     if state.pause_of(ctx.now, op.writer).is_some()
         && state.dirty.stuck(state.volumes.device_index(volume)).is_none()
@@ -237,6 +238,7 @@ fn charge(
     run: u32,
     slot: u32,
 ) -> Option<WaitFor> {
+    assert!(run > 0, "blocks became dirty");
     let device = state.volumes[op.bio.id.volume].device();
     let throttle = state.dirty.throttle_mut();
     let writer = match op.writer {

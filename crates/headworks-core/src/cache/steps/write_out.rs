@@ -56,6 +56,7 @@ pub(super) fn write_range(
     let first = op.bio.offset >> BLOCK_SHIFT;
     let end = op.bio.end().div_ceil(u64::from(BLOCK));
     let device = state.volumes.device_index(volume);
+    debug_assert!(slot != crate::slab::NIL, "the operation waits for what it sends");
     let mut examined = 0;
     while first + u64::from(op.progress) < end {
         if examined >= EXAMINE_MAX {

@@ -123,11 +123,13 @@ impl Volumes {
         for _ in self.entries.len()..=usize::from(volume.0) {
             self.entries.push(CachedVolume::free_slot());
         }
+        assert!(self[volume].is_free_slot(), "a volume is added to a free slot");
         self[volume].replace(CachedVolume::new(config));
     }
 
     /// Frees the slot of a volume of which nothing is cached.
     pub fn remove(&mut self, volume: VolumeId) {
+        assert!(!self[volume].is_free_slot(), "there is a volume to remove");
         self.set_truncation(volume, None);
         self[volume].replace(CachedVolume::free_slot());
     }
@@ -169,6 +171,7 @@ impl Volumes {
 
     /// Sets the position of a bio's connection in the errors of its volume.
     pub fn set_seen_errors(&mut self, writer: u32, bio: &Bio, position: u32) {
+        debug_assert!(!self[bio.id.volume].is_free_slot());
         self.begin_errors(writer, bio);
         self.seen_errors[writer as usize].position = position;
     }
@@ -181,7 +184,9 @@ impl Volumes {
 
     /// Returns the truncation of a volume, if one is in progress.
     pub fn truncation(&self, volume: VolumeId) -> Option<Truncation> {
-        self[volume].truncation
+        let truncation = self[volume].truncation;
+        debug_assert!(truncation.is_none() || self.is_truncating(), "every truncation is counted");
+        truncation
     }
 
     /// Sets or ends the truncation of a volume.

@@ -112,6 +112,11 @@ impl CachedVolume {
         *self = Self { errors: self.errors.for_next_volume(), ..other };
     }
 
+    /// Returns true if no volume is in the slot.
+    pub fn is_free_slot(&self) -> bool {
+        self.device == NO_DEVICE
+    }
+
     /// Returns the device that holds the volume.
     #[inline]
     pub fn device(&self) -> DeviceId {
@@ -150,6 +155,7 @@ impl CachedVolume {
     /// Returns the bytes of `count` blocks from `block` on, as offset and length; the last block may be partial.
     #[inline]
     pub fn bytes_of(&self, block: u64, count: u32) -> (u64, u32) {
+        debug_assert!(count > 0, "a bio has blocks");
         let offset = block * u64::from(BLOCK);
         let len = (u64::from(count) * u64::from(BLOCK)).min(self.size.saturating_sub(offset));
         (offset, len as u32)
@@ -164,7 +170,10 @@ impl CachedVolume {
     /// Returns the generation that a folio's or a write-out's mark means.
     pub fn generation_of(&self, mark: u8) -> u64 {
         debug_assert!(u64::from(mark) < GENERATIONS);
-        self.oldest + (u64::from(mark).wrapping_sub(self.oldest) & (GENERATIONS - 1))
+        let generation =
+            self.oldest + (u64::from(mark).wrapping_sub(self.oldest) & (GENERATIONS - 1));
+        debug_assert!(generation <= self.generation, "the mark of a generation in use");
+        generation
     }
 
     /// Counts a folio that became dirty in a generation.
@@ -236,6 +245,7 @@ impl CachedVolume {
 
     /// Returns true if anything up to generation `target` is still to be sent.
     pub fn has_dirty(&self, target: u64) -> bool {
+        debug_assert!(self.generation - self.oldest < GENERATIONS);
         (self.oldest..=target.min(self.generation))
             .any(|generation| !self.dirty[(generation % GENERATIONS) as usize].is_zero())
     }
@@ -247,6 +257,7 @@ impl CachedVolume {
 
     /// Raises the last generation that a flush waits for.
     pub fn raise_target(&mut self, target: u64) {
+        assert!(target <= self.generation, "a flush waits for a generation that exists");
         self.target = Some(self.target.map_or(target, |other| other.max(target)));
     }
 
@@ -298,6 +309,7 @@ impl CachedVolume {
         let before = self.held.is_zero();
         self.held.add(more);
         self.held.sub(less);
+        assert!(self.held <= self.unclean, "held blocks are dirty");
         before != self.held.is_zero()
     }
 
@@ -349,6 +361,7 @@ impl CachedVolume {
         }
         self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN, BACKOFF_MAX);
         self.retry_at = Some(now.after(self.backoff_ns));
+        debug_assert!(self.retry_at > Some(now), "a retry is delayed");
         true
     }
 

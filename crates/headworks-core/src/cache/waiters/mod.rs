@@ -119,6 +119,7 @@ impl Waiters {
         if op.wait_record == NIL {
             return;
         }
+        debug_assert!(self.ops.is_taken(op.wait_record), "a record belongs to an operation");
         let record = &mut self.records[op.wait_record as usize];
         match waits_for {
             WaitFor::Nothing | WaitFor::Slot => {}
@@ -137,6 +138,7 @@ impl Waiters {
 
     /// Records the wait times of the bio whose completion ends an operation's wait.
     pub fn set_below(&mut self, slot: u32, below: WaitTimes) {
+        debug_assert!(self.ops.is_taken(slot), "the operation is outstanding");
         self.records[slot as usize].below = below;
     }
 
@@ -172,6 +174,7 @@ impl Waiters {
         }
         while oldest != NIL {
             let slot = oldest;
+            debug_assert!(matches!(self.ops[slot].waits_for, WaitFor::Folio(_)));
             oldest = self.ops[slot].next;
             self.records[slot as usize].below = below;
             if let Some(error) = fails(&self.ops[slot]) {
@@ -211,6 +214,7 @@ impl Waiters {
 
     /// Makes the waiters for an operation's locked range ready; they fail if the operation has timed out.
     pub fn wake_range_waiters(&mut self, slot: u32) {
+        debug_assert!(self.ops[slot].answered, "new waiters fail at once");
         if let Some(waiting) = self.ranges.take_waiting(slot) {
             self.lists.make_ready(&mut self.ops, waiting);
         }

@@ -196,6 +196,7 @@ impl Operation {
 
     /// Returns how the cursor lies in its block, on a volume of `size` bytes.
     pub fn block_part(&self, size: u64) -> BlockPart {
+        debug_assert!(self.done < self.part_end, "the cursor is in the part");
         let (at, left) = (self.at(), self.part_end - self.done);
         let within = (at % u64::from(BLOCK)) as u32;
         // The last block of a volume ends where the volume does.
