@@ -17,6 +17,7 @@ const WORLDS_RARE: u64 = 2_000;
 const READ_NEWEST: &str = "a completed write is seen by every later read";
 const BYTES: &str = "a read returns what was written there";
 const STABLE: &str = "data of a command in flight are stable";
+const SUSPECT: &str = "a suspect volume promises no durability";
 const PANIC: &str = "an assertion of headworks-core";
 
 fn world(seed: u64) -> Scenario {
@@ -51,7 +52,7 @@ macro_rules! defects {
 }
 
 defects! {
-    flush_not_forwarded_to_device: FlushSkipsDevice => [CUT_RULE];
+    flush_not_forwarded_to_device: FlushSkipsDevice => [CUT_RULE, SUSPECT];
     flush_that_ignores_writeout: FlushIgnoresWriteout => [CUT_RULE];
     write_in_place_under_writeout: NoShadow => [STABLE];
     fill_over_written_data: FillOverwrites => [STABLE, READ_NEWEST, BYTES];
