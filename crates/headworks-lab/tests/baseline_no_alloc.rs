@@ -120,7 +120,7 @@ fn sleeping_and_waking_tasks_allocate_nothing() {
             let mut shards = Shards::new(count, policy, queue);
             let before = ALLOCATIONS.with(Cell::get);
             for round in 0..10 {
-                (0..bios).for_each(|n| shards.write(n * 8 << 20, 1 << 20));
+                (0..bios).for_each(|n| shards.write((n * 8) << 20, 1 << 20));
                 shards.turn();
                 shards.run_out();
                 let made = ALLOCATIONS.with(Cell::get) - before;

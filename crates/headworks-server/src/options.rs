@@ -23,7 +23,9 @@ pub(super) const BIOS_MAX: u32 = 8192;
 /// For experiments: it may give a device another tag policy or elevator ([`Shard::set_tags`], [`Shard::set_elevator`]). A
 /// record of such a shard does not replay with the usual ones.
 #[derive(Clone, Default)]
-pub struct PrepareShard(Option<Arc<dyn Fn(&mut Shard) + Send + Sync>>);
+pub struct PrepareShard(Option<Arc<ShardFn>>);
+
+type ShardFn = dyn Fn(&mut Shard) + Send + Sync;
 
 impl PrepareShard {
     /// Wraps a function.

@@ -7,7 +7,6 @@ mod loads;
 mod sim;
 
 /// Prints a figure, shown with `--nocapture`.
-#[expect(clippy::disallowed_macros, reason = "the policy makes no system call, its tests may")]
 fn show(text: std::fmt::Arguments<'_>) {
     println!("{text}");
 }
