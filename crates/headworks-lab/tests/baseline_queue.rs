@@ -4,7 +4,7 @@ use headworks_core::time::{MS, SEC};
 use headworks_core::{DeviceId, QueueOptions};
 use headworks_lab::baseline::{TagPolicy, WakeOptions};
 
-#[allow(dead_code, reason = "the other tests of the queue use the rest")]
+#[expect(dead_code, reason = "tests of headworks-core use the rest")]
 #[path = "../../headworks-core/tests/path/bench.rs"]
 mod bench;
 

@@ -45,7 +45,7 @@ const ASYNC: usize = 1;
 /// A head that may be granted next.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
-    /// [`SYNC`] or [`ASYNC`].
+    /// Index of its flows: [`SYNC`] or [`ASYNC`].
     kind: usize,
     head: FlowHead,
 }

@@ -3,7 +3,7 @@
 /// Counters since the policy was put in place; times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagStats {
-    /// Requests for tags.
+    /// Requests for tags so far.
     pub requests: u64,
     /// Requests that had to wait.
     pub waits: u64,

@@ -91,7 +91,7 @@ pub struct Tasks {
     free_tasks: TaskFifo,
     /// Tasks in use: those that still want tags.
     pub alive: u32,
-    /// The wait queues.
+    /// The eight wait queues.
     pub queues: [WaitQueue; QUEUES],
     /// Waiters of all queues (`ws_active`).
     pub active: u32,
@@ -107,7 +107,7 @@ pub struct Tasks {
     pub free: u32,
     async_depth: u32,
     asyncs: u32,
-    /// The one task that gathers a lease for another shard: two half-gathered leases could wait for each other for ever.
+    /// The one task that gathers a lease for another shard: two half-gathered leases could deadlock.
     gathering: Option<TaskId>,
     /// Tasks that gather after it.
     gatherers: TaskFifo,

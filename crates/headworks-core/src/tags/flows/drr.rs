@@ -83,7 +83,7 @@ impl DrrRing {
         self.len.add(1);
     }
 
-    /// Removes a node.
+    /// Removes a node of the ring.
     pub fn remove<T: ShareNode>(&mut self, pool: &mut Pool<T>, id: u32) {
         self.list.remove(pool, id);
         self.len.sub(1);

@@ -53,7 +53,7 @@ const IDLE_FLOWS_MAX: u32 = 1024;
 /// The sums over all waiters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Backlog {
-    /// Number of waiters.
+    /// Number of waiting requests.
     pub waiters: Gauge32,
     /// Tags that they want.
     pub tags: Gauge32,

@@ -34,7 +34,7 @@ impl<T> Pool<T> {
         self.items.len() as u32 - 1
     }
 
-    /// Frees an entry.
+    /// Frees a taken entry.
     pub fn put(&mut self, id: u32) {
         assert!(self.free.len() < self.items.len(), "an entry is freed once");
         debug_assert!((id as usize) < self.items.len(), "entry {id} was taken");
