@@ -271,7 +271,7 @@ mod tests {
             buddy.put(unit, 0);
             assert!(buddy.largest_free_order().is_some(), "the first 32 are only in the stack");
         }
-        // 32 of the units are in the stack of order 0; the whole region must be found all the same.
+        // 32 of the units are in the stack of order 0; the whole region must be found nevertheless.
         assert_eq!(buddy.free_blocks(0).map(|(_, order)| 1 << order).sum::<u32>(), 32);
         let whole = buddy.take(6).unwrap();
         assert_eq!((buddy.take(0), buddy.taken()), (None, 64));

@@ -201,6 +201,7 @@ impl<K> List<K> {
     where
         T: IndexMut<u32, Output: Linked<K>> + ?Sized,
     {
+        debug_assert!(self.head != NIL, "an empty list has no entry {at}");
         Self::link_before(table, id, at);
         if self.head == at {
             self.head = id;
@@ -213,6 +214,7 @@ impl<K> List<K> {
         T: IndexMut<u32, Output: Linked<K>> + ?Sized,
     {
         let next = table[at].link().next;
+        debug_assert!(self.head != NIL && next != NIL, "entry {at} is not in this list");
         Self::link_before(table, id, next);
     }
 
@@ -354,6 +356,7 @@ impl Fifo {
         if other.head == NIL {
             return;
         }
+        debug_assert!(self.head != other.head, "a queue is not appended to itself");
         match self.tail {
             NIL => self.head = other.head,
             tail => *slab[tail].next() = other.head,

@@ -14,8 +14,11 @@ use crate::request::{Bios, EndLink, Request, SlotId, Slots, StartLink};
 /// The device's limits on one data request.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
+    /// The most bytes of a request.
     pub(crate) max_bytes: u32,
+    /// The most segments of a request.
     pub(crate) max_segments: u16,
+    /// The most bytes of a segment.
     pub(crate) max_segment_size: u32,
 }
 

@@ -29,6 +29,7 @@ pub const PLUG_BYTES: u32 = 128 << 10;
 /// A bio that enters a device's path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlugBio {
+    /// The bio as it was submitted.
     pub bio: Bio,
     /// Its slot in the bio pool.
     pub slot: u32,
@@ -84,7 +85,8 @@ impl Plug {
     }
 
     /// Answers a bio, merges it, or holds it as a request of its own, unless the plug is full.
-    // On the path of every bio; the other caller is the end of a change of options.
+    ///
+    /// Inlined because it is on the path of every bio.
     #[inline(always)]
     pub fn offer(&mut self, queue: QueueView<'_>, pools: &mut Pools, new: &PlugBio) -> Offered {
         debug_assert!(self.depth > 0, "bios enter under a plug");

@@ -10,12 +10,16 @@ use crate::timer::TimerWheel;
 
 /// The pools and the list of actions of one shard.
 pub(crate) struct Pools {
+    /// The bios that are not answered yet.
     pub bios: Bios,
     /// By bio slot: since when it waits for a device flush, or for the end of a change of options. Beside the bios, each of which
     /// fills a cache line, because few ever wait so; plain numbers, because zeroed memory costs nothing until it is used.
     pub waits_since: Vec<u64>,
+    /// The requests of all queues.
     pub slots: Slots,
+    /// The actions of this batch, for the driver.
     pub actions: Actions,
+    /// The timers of all devices and of the cache.
     pub timers: TimerWheel,
     /// Completions of the cache's bios in this batch.
     pub completions: Vec<DeviceCompletion>,

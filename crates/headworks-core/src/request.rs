@@ -6,7 +6,6 @@
 
 use crate::bio::{Bio, BioFlags, Ioprio, Op, VolumeId};
 use crate::list::{Chained, Link, Linked};
-use crate::merge::Limits;
 use crate::slab::{NIL, Slab};
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
@@ -260,21 +259,37 @@ impl Default for Request {
 
 /// The fields that a request begins with; everything else of it is zero or empty.
 pub(crate) struct RequestStart {
+    /// See [`Request::offset`] for the unit.
     pub offset: u64,
+    /// See [`Request::len`] for the unit.
     pub len: u32,
+    /// Slot of the first bio.
     pub bio_head: u32,
+    /// Slot of the last bio.
     pub bio_tail: u32,
+    /// Offset of a piece in its bio's buffer.
     pub piece_offset: u32,
+    /// The split request of a piece, or `NIL`.
     pub parent: SlotId,
+    /// Number of segments that it needs.
     pub segments: u16,
+    /// Number of its bios.
     pub bios: u16,
+    /// The volume of its bios.
     pub volume: VolumeId,
+    /// The operation of its bios.
     pub op: Op,
+    /// The flags of its bios.
     pub flags: BioFlags,
+    /// The priority of its bios.
     pub ioprio: Ioprio,
+    /// The first state of the request.
     pub state: RequestState,
+    /// The marks that it starts with.
     pub marks: u8,
+    /// Tags of another shard's lease that it comes with.
     pub tags: u16,
+    /// The stage times so far.
     pub stamps: [Instant; 4],
 }
 
@@ -324,10 +339,9 @@ impl RequestStart {
         }
     }
 
-    /// Describes the next piece of the split request `from` in slot `parent`: at most `limit` bytes after what is `done` of it.
-    pub fn of_piece(from: &Request, parent: SlotId, limit: u32, limits: &Limits) -> Self {
-        debug_assert!(from.done < from.len, "a piece has bytes");
-        let len = limit.min(from.len - from.done);
+    /// Describes the next piece of the split request `from` in slot `parent`: `len` bytes after what is `done` of it.
+    pub fn of_piece(from: &Request, parent: SlotId, len: u32, segments: u16) -> Self {
+        debug_assert!(len > 0 && from.done + len <= from.len, "pieces lie within their bio");
         Self {
             offset: from.offset + u64::from(from.done),
             len,
@@ -335,7 +349,7 @@ impl RequestStart {
             bio_tail: from.bio_tail,
             piece_offset: from.done,
             parent,
-            segments: limits.segments(len),
+            segments,
             bios: 1,
             volume: from.volume,
             op: from.op,

@@ -83,7 +83,7 @@ impl Queue {
         }
         match completion.status {
             Ok(()) if completion.transferred > asked => Verdict::Finish(Err(IoError::Medium)),
-            // Believed, it would be zeros for a bio that asked for data; asked again, the device may repeat it for ever.
+            // Believed, it would be zeros for a bio that asked for data; asked again, the device may repeat it without end.
             Ok(()) if completion.hole && !request.flags.contains(BioFlags::HOLE_OK) => {
                 Verdict::Finish(Err(IoError::Medium))
             }

@@ -38,7 +38,12 @@ impl InFlightList {
     /// Returns true when the device has no command.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        let empty = self.list.is_empty();
+        debug_assert!(
+            empty == (self.commands.is_zero() && self.flushes.is_zero()),
+            "all are counted"
+        );
+        empty
     }
 
     /// Adds a command that is sent now; `depth` is the device's queue depth.
@@ -72,7 +77,6 @@ impl InFlightList {
         if request.is(Request::TIMED_OUT) && request.op.is_write() {
             self.timed_out_writes.sub(1);
         }
-        debug_assert!(self.list.is_empty() == (self.len() == 0), "the list holds what is counted");
     }
 
     /// Returns the oldest command.

@@ -203,7 +203,7 @@ impl Queue {
     pub fn run(&mut self, now: Instant, pools: &mut Pools) -> bool {
         loop {
             self.grant(now, pools);
-            // A request that fails on its way to the device frees its tag and leaves its place there to another.
+            // A request that fails before it is sent frees its tag and leaves its place there to another.
             if self.feed(now, pools) == 0 {
                 break;
             }
@@ -233,7 +233,7 @@ impl Queue {
         }
     }
 
-    /// Moves ready requests into the elevator, and from there into the device; returns how many failed on the way.
+    /// Moves ready requests into the elevator, and from there into the device; returns how many failed unsent.
     fn feed(&mut self, now: Instant, pools: &mut Pools) -> u32 {
         self.waiting.insert(now, &mut pools.slots, &self.ready);
         let count = self.ready.len();

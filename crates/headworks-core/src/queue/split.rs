@@ -35,10 +35,10 @@ impl Queue {
             }
             return;
         }
-        let limit = self.limits.piece(self.block_size(from));
+        let len = (from.len - from.done).min(self.limits.piece(self.block_size(from)));
+        let segments = self.limits.segments(len);
         let id = pools.slots.try_take().expect("there are slots for every bio and every tag");
-        let piece = RequestStart::of_piece(&pools.slots[parent], parent, limit, &self.limits);
-        let len = piece.len;
+        let piece = RequestStart::of_piece(&pools.slots[parent], parent, len, segments);
         let from = &mut pools.slots[parent];
         from.done += len;
         from.pieces += 1;

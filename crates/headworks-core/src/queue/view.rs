@@ -9,9 +9,13 @@ use crate::request::Request;
 
 /// A queue and one of its volumes, as an arriving bio sees them.
 pub(crate) struct QueueView<'a> {
+    /// The device of the queue.
     pub device: DeviceId,
+    /// The device's limits on one request.
     pub limits: &'a Limits,
+    /// The options of the queue.
     pub(super) options: &'a QueueOptions,
+    /// The bio's volume in the queue.
     pub(super) volume: &'a mut VolumeQueue,
 }
 

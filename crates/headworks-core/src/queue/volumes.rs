@@ -9,6 +9,7 @@ use crate::stats::VolumeStats;
 pub(crate) struct VolumeQueue {
     /// Pieces of split bios end at multiples of this many bytes.
     block_size: u32,
+    /// The flush sequence of the volume.
     pub(super) flush: FlushSequence,
     /// The statistics of the volume.
     pub stats: VolumeStats,
@@ -82,7 +83,7 @@ impl VolumeQueues {
         self.0.iter().flatten().map(|volume| volume.block_size).max()
     }
 
-    /// Adds a volume.
+    /// Adds a volume of the device.
     pub fn add(&mut self, volume: VolumeId, block_size: u32) {
         let index = usize::from(volume.0);
         if self.0.len() <= index {

@@ -1,4 +1,4 @@
-//! `hw_inflight_kb`: the bytes that count, for how long, and that no request waits for ever because of the limit.
+//! `hw_inflight_kb`: the bytes that count, for how long, and that the limit starves no request.
 
 use headworks_core::time::SEC;
 use headworks_core::{Control, DeviceId, Tunable};

@@ -224,7 +224,7 @@ impl Waiters {
 
     /// Makes every operation ready that waits for credit of a device.
     pub fn end_credit_waits(&mut self, device: usize) {
-        let list = std::mem::replace(&mut self.lists.credit[device], Fifo::new());
+        let list = std::mem::take(&mut self.lists.credit[device]);
         self.lists.refused[device] = false;
         self.lists.make_ready(&mut self.ops, list);
     }
@@ -246,7 +246,7 @@ impl Waiters {
 
     /// Makes every operation ready that waits for the end of a writer's pause.
     pub fn end_pause(&mut self, writer: u32) {
-        let list = std::mem::replace(&mut self.lists.paused[writer as usize], Fifo::new());
+        let list = std::mem::take(&mut self.lists.paused[writer as usize]);
         self.lists.make_ready(&mut self.ops, list);
     }
 

@@ -66,7 +66,7 @@ impl RangeLocks {
     /// Removes and returns the waiters for an operation's lock, which stays.
     pub fn take_waiting(&mut self, slot: u32) -> Option<Fifo> {
         let lock = self.locks.iter_mut().find(|lock| lock.slot == slot)?;
-        Some(std::mem::replace(&mut lock.waiting, Fifo::new()))
+        Some(std::mem::take(&mut lock.waiting))
     }
 
     /// Removes an operation's lock and returns its waiters.
