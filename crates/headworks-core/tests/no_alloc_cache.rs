@@ -1,7 +1,7 @@
-//! Nothing is allocated in the cache after start-up: not on a hit, a miss, an eviction, nor where writers wait.
+//! The cache allocates nothing after start-up: not on a hit, a miss, an eviction, nor where writers wait.
 //!
-//! A counting allocator watches this thread from the moment a shard is made. The pool is small, the set is not, and every test
-//! says by what was counted that its path was gone.
+//! A counting allocator counts on this thread once a shard is made. The pool is small, the working set is not, and every test
+//! proves by the counters that its path was taken.
 
 #[path = "support/counting.rs"]
 mod counting;
@@ -24,10 +24,10 @@ const UNITS: u32 = 2048;
 const NONE: BioFlags = BioFlags::NONE;
 
 /// A shard with a cache, and its device.
-struct Desk {
+struct Harness {
     shard: Shard,
     inputs: Vec<Input>,
-    flying: Vec<Submit>,
+    in_flight: Vec<Submit>,
     timer: Option<u64>,
     now: u64,
     asked: u64,
@@ -38,7 +38,7 @@ struct Desk {
     timers: u64,
 }
 
-impl Desk {
+impl Harness {
     fn new(change: impl Fn(&mut ShardConfig)) -> Self {
         let volume = VolumeOptions { size: 1 << 40, block_size: 512, ..VolumeOptions::default() };
         let mut config = ShardConfig::single(QueueOptions::default(), volume, 512);
@@ -47,7 +47,7 @@ impl Desk {
         Self {
             shard: Shard::new(config).expect("a valid configuration"),
             inputs: Vec::with_capacity(20_000),
-            flying: Vec::with_capacity(20_000),
+            in_flight: Vec::with_capacity(20_000),
             timer: None,
             now: MS,
             asked: 0,
@@ -72,14 +72,14 @@ impl Desk {
     }
 
     fn turn(&mut self) {
-        let Self { shard, inputs, flying, .. } = self;
+        let Self { shard, inputs, in_flight, .. } = self;
         shard.handle(Instant(self.now), inputs);
         inputs.clear();
         for action in &shard.actions().list {
             match *action {
                 Action::Submit(submit) => {
                     self.submits += 1;
-                    flying.push(submit);
+                    in_flight.push(submit);
                 }
                 Action::Copy { .. } => self.copies += 1,
                 Action::Reply { status, .. } => {
@@ -93,9 +93,9 @@ impl Desk {
         shard.clear_actions();
     }
 
-    /// The device answers everything it has.
+    /// Completes every outstanding command.
     fn answer(&mut self, status: Status) {
-        for submit in self.flying.drain(..) {
+        for submit in self.in_flight.drain(..) {
             let transferred = if status.is_ok() { submit.len } else { 0 };
             let completion = Completion { id: submit.id, transferred, status, hole: false };
             self.inputs.push(Input::Complete { device: submit.device, completion });
@@ -103,15 +103,15 @@ impl Desk {
         self.turn();
     }
 
-    /// The device answers until it has nothing left.
+    /// Completes commands until none is outstanding.
     fn finish(&mut self, status: Status) {
-        while !self.flying.is_empty() {
+        while !self.in_flight.is_empty() {
             self.now += 50_000;
             self.answer(status);
         }
     }
 
-    /// Device and timers go on until everybody was answered.
+    /// Runs device and timers until every bio has completed.
     fn run_out(&mut self, status: Status) {
         for _ in 0..1_000_000 {
             self.finish(status);
@@ -123,7 +123,7 @@ impl Desk {
         panic!("{} of {} were answered", self.answered, self.asked);
     }
 
-    /// The next timer comes.
+    /// Advances to the next timer.
     fn tick(&mut self) {
         let at = self.timer.take().expect("who waits without a device waits for a timer");
         self.now = self.now.max(at);
@@ -132,7 +132,7 @@ impl Desk {
         self.turn();
     }
 
-    /// `count` bios `stride` apart in one batch.
+    /// Submits `count` bios, `stride` apart, in one batch.
     fn batch(&mut self, op: Op, flags: BioFlags, count: u64, stride: u64, len: u64) {
         for n in 0..count {
             self.bio(op, flags, n * stride, len);
@@ -141,132 +141,132 @@ impl Desk {
     }
 }
 
-/// Runs `path` ten times on one shard and counts from the first time on.
-fn none(change: impl Fn(&mut ShardConfig), path: impl Fn(&mut Desk, u64)) -> Desk {
-    none_on(Desk::new(change), path)
+/// Runs `path` ten times on one shard and counts allocations from the first time on.
+fn none(change: impl Fn(&mut ShardConfig), path: impl Fn(&mut Harness, u64)) -> Harness {
+    none_on(Harness::new(change), path)
 }
 
-fn none_on(mut desk: Desk, path: impl Fn(&mut Desk, u64)) -> Desk {
+fn none_on(mut harness: Harness, path: impl Fn(&mut Harness, u64)) -> Harness {
     let before = ALLOCATIONS.with(Cell::get);
     for round in 0..10 {
-        path(&mut desk, round);
+        path(&mut harness, round);
         let made = ALLOCATIONS.with(Cell::get) - before;
         assert_eq!(made, 0, "allocations up to round {round}");
-        assert_eq!(desk.answered, desk.asked, "everybody was answered in round {round}");
+        assert_eq!(harness.answered, harness.asked, "everybody was answered in round {round}");
     }
-    desk
+    harness
 }
 
 #[test]
-fn the_allocator_is_watched() {
+fn allocations_are_counted() {
     let before = ALLOCATIONS.with(Cell::get);
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(ALLOCATIONS.with(Cell::get), before + 1);
 }
 
 #[test]
-fn hits() {
-    let desk = none(
+fn hits_do_not_allocate() {
+    let harness = none(
         |_| (),
-        |desk, round| {
-            desk.batch(Op::Read, NONE, 4, MIB, MIB);
-            desk.run_out(Ok(()));
-            let (submits, copies) = (desk.submits, desk.copies);
-            desk.batch(Op::Read, NONE, 64, 64 * KIB, 4 * KIB);
-            desk.batch(Op::Read, NONE, 64, 64 * KIB, 64 * KIB);
-            desk.batch(Op::Read, NONE, 64, 64 * KIB, 512);
-            assert_eq!(desk.answered, desk.asked, "hits are answered at once");
-            assert_eq!(desk.submits, submits, "round {round}");
-            assert!(desk.copies >= copies + 192);
+        |harness, round| {
+            harness.batch(Op::Read, NONE, 4, MIB, MIB);
+            harness.run_out(Ok(()));
+            let (submits, copies) = (harness.submits, harness.copies);
+            harness.batch(Op::Read, NONE, 64, 64 * KIB, 4 * KIB);
+            harness.batch(Op::Read, NONE, 64, 64 * KIB, 64 * KIB);
+            harness.batch(Op::Read, NONE, 64, 64 * KIB, 512);
+            assert_eq!(harness.answered, harness.asked, "hits are answered at once");
+            assert_eq!(harness.submits, submits, "round {round}");
+            assert!(harness.copies >= copies + 192);
         },
     );
-    assert_eq!(desk.failed, 0);
+    assert_eq!(harness.failed, 0);
 }
 
 #[test]
-fn misses_evictions_and_read_ahead() {
-    let desk = none(
+fn misses_evictions_and_read_ahead_do_not_allocate() {
+    let harness = none(
         |_| (),
-        |desk, round| {
-            // Forty times the pool, in pieces and in order, by many at once.
+        |harness, round| {
+            // Forty times the pool, sequentially, by many connections.
             for n in 0..80 {
-                desk.bio(Op::Read, NONE, (round * 80 + n) * 4 * MIB, 4 * KIB);
-                desk.bio(Op::Read, NONE, (1 << 35) + (round * 80 + n) * 64 * KIB, 64 * KIB);
-                desk.bio(Op::Prefetch, NONE, (1 << 36) + (round * 80 + n) * MIB, 512 * KIB);
-                desk.turn();
+                harness.bio(Op::Read, NONE, (round * 80 + n) * 4 * MIB, 4 * KIB);
+                harness.bio(Op::Read, NONE, (1 << 35) + (round * 80 + n) * 64 * KIB, 64 * KIB);
+                harness.bio(Op::Prefetch, NONE, (1 << 36) + (round * 80 + n) * MIB, 512 * KIB);
+                harness.turn();
             }
-            desk.run_out(Ok(()));
-            desk.batch(Op::Read, NONE, 300, 3 * MIB, 20 * KIB);
-            desk.run_out(Ok(()));
+            harness.run_out(Ok(()));
+            harness.batch(Op::Read, NONE, 300, 3 * MIB, 20 * KIB);
+            harness.run_out(Ok(()));
         },
     );
-    assert!(desk.submits > 3000 && desk.failed == 0);
+    assert!(harness.submits > 3000 && harness.failed == 0);
 }
 
 #[test]
-fn failed_fills() {
-    let desk = none(
+fn failed_fills_do_not_allocate() {
+    let harness = none(
         |_| (),
-        |desk, _| {
-            desk.batch(Op::Read, NONE, 100, MIB, 256 * KIB);
-            desk.run_out(Err(IoError::Medium));
+        |harness, _| {
+            harness.batch(Op::Read, NONE, 100, MIB, 256 * KIB);
+            harness.run_out(Err(IoError::Medium));
         },
     );
-    assert!(desk.failed >= 1000);
+    assert!(harness.failed >= 1000);
 }
 
 #[test]
-fn writes_parts_of_blocks_and_blocks_that_are_on_their_way() {
-    let desk = none(
+fn partial_and_shadow_writes_do_not_allocate() {
+    let harness = none(
         |_| (),
-        |desk, _| {
-            desk.batch(Op::Write, NONE, 64, 16 * KIB, 4 * KIB);
-            desk.batch(Op::Write, NONE, 4, 128 * KIB, 128 * KIB);
-            // The rest of these blocks must be read first.
-            desk.batch(Op::Write, NONE, 64, 32 * KIB + 4096, 512);
-            desk.batch(Op::Flush, NONE, 1, 0, 0);
-            // Now everything is on its way, and changes again.
-            desk.batch(Op::Write, NONE, 64, 16 * KIB, 4 * KIB);
-            desk.run_out(Ok(()));
-            desk.batch(Op::Write, BioFlags::FUA, 16, MIB, 12 * KIB);
-            desk.batch(Op::Flush, NONE, 3, 0, 0);
-            desk.run_out(Ok(()));
+        |harness, _| {
+            harness.batch(Op::Write, NONE, 64, 16 * KIB, 4 * KIB);
+            harness.batch(Op::Write, NONE, 4, 128 * KIB, 128 * KIB);
+            // The rest of these blocks is read first.
+            harness.batch(Op::Write, NONE, 64, 32 * KIB + 4096, 512);
+            harness.batch(Op::Flush, NONE, 1, 0, 0);
+            // Everything is under write-out, and is written again.
+            harness.batch(Op::Write, NONE, 64, 16 * KIB, 4 * KIB);
+            harness.run_out(Ok(()));
+            harness.batch(Op::Write, BioFlags::FUA, 16, MIB, 12 * KIB);
+            harness.batch(Op::Flush, NONE, 3, 0, 0);
+            harness.run_out(Ok(()));
         },
     );
-    assert!(desk.copies > 2000 && desk.failed == 0);
+    assert!(harness.copies > 2000 && harness.failed == 0);
 }
 
 /// Writes twenty times what may be dirty, by 32 connections.
-fn too_much(desk: &mut Desk, round: u64) {
+fn too_much(harness: &mut Harness, round: u64) {
     for n in 0..100 {
         for writer in 0..4 {
             let at = (n * 4 + writer) * 64 * KIB + round * 4 * KIB;
-            desk.bio(Op::Write, NONE, at, 64 * KIB);
+            harness.bio(Op::Write, NONE, at, 64 * KIB);
         }
-        desk.turn();
-        desk.now += MS;
+        harness.turn();
+        harness.now += MS;
         if n % 8 == 0 {
-            desk.answer(Ok(()));
+            harness.answer(Ok(()));
         }
     }
-    desk.run_out(Ok(()));
+    harness.run_out(Ok(()));
 }
 
 #[test]
-fn writers_that_wait() {
+fn waiting_writers_do_not_allocate() {
     for policy in [ThrottlePolicy::Ioless, ThrottlePolicy::None] {
-        let desk = none(
+        let harness = none(
             |config| config.dirty.policy = policy,
-            |desk, round| {
-                too_much(desk, round);
+            |harness, round| {
+                too_much(harness, round);
                 let connection = (round % 32) as u32;
-                desk.inputs.push(Input::Close { connection });
-                desk.turn();
+                harness.inputs.push(Input::Close { connection });
+                harness.turn();
             },
         );
-        assert!(desk.submits > 0 && desk.failed == 0, "{policy:?}");
+        assert!(harness.submits > 0 && harness.failed == 0, "{policy:?}");
         if policy == ThrottlePolicy::Ioless {
-            assert!(desk.timers > 10, "somebody paused: {} timers", desk.timers);
+            assert!(harness.timers > 10, "somebody paused: {} timers", harness.timers);
         }
     }
 }
@@ -282,63 +282,63 @@ impl ForegroundWriteback for EveryEighth {
 }
 
 #[test]
-fn writers_that_write_out_themselves() {
-    let mut desk = Desk::new(|_| ());
-    desk.shard.set_foreground(Box::new(EveryEighth));
-    let desk = none_on(desk, too_much);
-    assert!(desk.submits > 0 && desk.failed == 0);
+fn foreground_write_out_does_not_allocate() {
+    let mut harness = Harness::new(|_| ());
+    harness.shard.set_foreground(Box::new(EveryEighth));
+    let harness = none_on(harness, too_much);
+    assert!(harness.submits > 0 && harness.failed == 0);
 }
 
 #[test]
-fn old_data_is_written_by_and_by() {
-    let desk = none(
+fn periodic_write_out_does_not_allocate() {
+    let harness = none(
         |_| (),
-        |desk, round| {
-            desk.batch(Op::Write, NONE, 32, (round + 1) * 8 * KIB, 4 * KIB);
-            let (until, submits) = (desk.now + 40 * SEC, desk.submits);
-            while desk.now < until && desk.timer.is_some() {
-                desk.tick();
-                desk.finish(Ok(()));
+        |harness, round| {
+            harness.batch(Op::Write, NONE, 32, (round + 1) * 8 * KIB, 4 * KIB);
+            let (until, submits) = (harness.now + 40 * SEC, harness.submits);
+            while harness.now < until && harness.timer.is_some() {
+                harness.tick();
+                harness.finish(Ok(()));
             }
-            assert!(desk.submits > submits, "nothing was written in 40 s");
+            assert!(harness.submits > submits, "nothing was written in 40 s");
         },
     );
-    assert_eq!(desk.failed, 0);
+    assert_eq!(harness.failed, 0);
 }
 
 #[test]
-fn discards_zeroes_and_what_goes_past_the_cache() {
-    let desk = none(
+fn discard_zeroes_and_direct_io_do_not_allocate() {
+    let harness = none(
         |_| (),
-        |desk, _| {
+        |harness, _| {
             for op in [Op::Discard, Op::WriteZeroes] {
-                desk.batch(Op::Write, NONE, 32, 64 * KIB, 32 * KIB);
-                desk.batch(op, NONE, 16, 64 * KIB, 60 * KIB);
-                // Some wait for a range, some are told here, some by the device.
-                desk.batch(Op::BlockStatus, NONE, 32, 64 * KIB, 64 * KIB);
-                desk.batch(Op::Read, NONE, 32, 64 * KIB, 8 * KIB);
-                desk.run_out(Ok(()));
+                harness.batch(Op::Write, NONE, 32, 64 * KIB, 32 * KIB);
+                harness.batch(op, NONE, 16, 64 * KIB, 60 * KIB);
+                // Some wait for a range, some are answered by the cache, some by the device.
+                harness.batch(Op::BlockStatus, NONE, 32, 64 * KIB, 64 * KIB);
+                harness.batch(Op::Read, NONE, 32, 64 * KIB, 8 * KIB);
+                harness.run_out(Ok(()));
             }
-            desk.batch(Op::Write, NONE, 32, 64 * KIB, 32 * KIB);
-            desk.batch(Op::Read, BioFlags::DIRECT, 32, 64 * KIB, 64 * KIB);
-            desk.batch(Op::Write, BioFlags::DIRECT, 32, 64 * KIB, 4 * KIB);
-            desk.run_out(Ok(()));
+            harness.batch(Op::Write, NONE, 32, 64 * KIB, 32 * KIB);
+            harness.batch(Op::Read, BioFlags::DIRECT, 32, 64 * KIB, 64 * KIB);
+            harness.batch(Op::Write, BioFlags::DIRECT, 32, 64 * KIB, 4 * KIB);
+            harness.run_out(Ok(()));
         },
     );
-    assert_eq!(desk.failed, 0);
+    assert_eq!(harness.failed, 0);
 }
 
 #[test]
-fn write_outs_that_fail() {
-    let desk = none(
+fn failed_write_outs_do_not_allocate() {
+    let harness = none(
         |_| (),
-        |desk, _| {
-            desk.batch(Op::Write, NONE, 64, 64 * KIB, u64::from(BLOCK));
-            desk.batch(Op::Flush, NONE, 1, 0, 0);
-            desk.run_out(Err(IoError::Medium));
-            desk.batch(Op::Flush, NONE, 1, 0, 0);
-            desk.run_out(Ok(()));
+        |harness, _| {
+            harness.batch(Op::Write, NONE, 64, 64 * KIB, u64::from(BLOCK));
+            harness.batch(Op::Flush, NONE, 1, 0, 0);
+            harness.run_out(Err(IoError::Medium));
+            harness.batch(Op::Flush, NONE, 1, 0, 0);
+            harness.run_out(Ok(()));
         },
     );
-    assert!(desk.failed > 0);
+    assert!(harness.failed > 0);
 }

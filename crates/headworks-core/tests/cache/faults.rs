@@ -1,7 +1,7 @@
-//! The cache on a device that fails, is late or is gone; limits that change while somebody waits. Each test is a bug that was
-//! there once.
+//! The cache on a device that fails, times out or is dead; limits that change while operations wait. Each test is a regression
+//! test.
 
-use crate::desk::{BLOCK, Desk, FAILS, MIB};
+use crate::harness::{BLOCK, FAILS, Harness, MIB};
 use headworks_core::time::{MS, SEC};
 use headworks_core::writeback::{DirtyTunable, ThrottlePolicy};
 use headworks_core::{
@@ -10,278 +10,289 @@ use headworks_core::{
 
 const LATE: Status = Err(IoError::TimedOut);
 
-fn in_blocks(desk: &mut Desk, blocks: u64) -> Vec<headworks_core::BioId> {
-    (0..blocks).map(|at| desk.send(at as u32, Op::Write, at * BLOCK, BLOCK)).collect()
+fn in_blocks(harness: &mut Harness, blocks: u64) -> Vec<headworks_core::BioId> {
+    (0..blocks).map(|at| harness.send(at as u32, Op::Write, at * BLOCK, BLOCK)).collect()
 }
 
 #[test]
-fn who_writes_a_whole_block_does_not_need_what_could_not_be_read() {
-    let mut desk = Desk::new(1024, |_| {});
-    let read = desk.send(1, Op::Read, 5 * BLOCK, BLOCK);
-    let whole = desk.send(2, Op::Write, 5 * BLOCK, BLOCK);
-    let part = desk.send(3, Op::Read, 5 * BLOCK + 512, 512);
-    desk.complete(FAILS);
-    assert_eq!(desk.answer(read), Some(FAILS));
-    assert_eq!(desk.answer(part), Some(FAILS));
-    assert_eq!(desk.answer(whole), Some(Ok(())), "a bad block is repaired by writing it");
+fn whole_block_write_succeeds_after_failed_fill() {
+    let mut harness = Harness::new(1024, |_| {});
+    let read = harness.send(1, Op::Read, 5 * BLOCK, BLOCK);
+    let whole = harness.send(2, Op::Write, 5 * BLOCK, BLOCK);
+    let part = harness.send(3, Op::Read, 5 * BLOCK + 512, 512);
+    harness.complete(FAILS);
+    assert_eq!(harness.answer(read), Some(FAILS));
+    assert_eq!(harness.answer(part), Some(FAILS));
+    assert_eq!(harness.answer(whole), Some(Ok(())), "a bad block is repaired by writing it");
 }
 
 #[test]
-fn a_fill_that_failed_beside_a_fua_write_is_not_its_error() {
-    let mut desk = Desk::new(1024, |config| config.devices[0].queue.read_ahead_kb = 0);
-    // One folio of four blocks: 0 is dirty and on its way, 1 is being filled.
-    let read = desk.send(1, Op::Prefetch, 0, 4 * BLOCK);
-    assert_eq!(desk.answer(read), Some(Ok(())));
-    desk.complete(FAILS);
-    let first = desk.send_flags(1, Op::Write, 0, BLOCK, BioFlags::FUA);
-    let second = desk.send_flags(2, Op::Write, 0, BLOCK, BioFlags::FUA);
-    let other = desk.send(3, Op::Read, BLOCK, BLOCK);
-    let fill = desk.flying.iter().position(|submit| submit.op == Op::Read).unwrap();
-    let fill = desk.flying.remove(fill);
-    desk.complete_this(fill, FAILS);
-    desk.settle(Ok(()));
-    assert_eq!(desk.answer(other), Some(FAILS));
-    assert_eq!((desk.answer(first), desk.answer(second)), (Some(Ok(())), Some(Ok(()))));
+fn failed_fill_does_not_fail_fua_write_in_same_folio() {
+    let mut harness = Harness::new(1024, |config| config.devices[0].queue.read_ahead_kb = 0);
+    // One folio of four blocks: 0 is under write-out, 1 is being filled.
+    let read = harness.send(1, Op::Prefetch, 0, 4 * BLOCK);
+    assert_eq!(harness.answer(read), Some(Ok(())));
+    harness.complete(FAILS);
+    let first = harness.send_flags(1, Op::Write, 0, BLOCK, BioFlags::FUA);
+    let second = harness.send_flags(2, Op::Write, 0, BLOCK, BioFlags::FUA);
+    let other = harness.send(3, Op::Read, BLOCK, BLOCK);
+    let fill = harness.in_flight.iter().position(|submit| submit.op == Op::Read).unwrap();
+    let fill = harness.in_flight.remove(fill);
+    harness.complete_this(fill, FAILS);
+    harness.settle(Ok(()));
+    assert_eq!(harness.answer(other), Some(FAILS));
+    assert_eq!((harness.answer(first), harness.answer(second)), (Some(Ok(())), Some(Ok(()))));
 }
 
 #[test]
-fn writers_that_wait_for_room_hear_of_a_device_that_takes_nothing() {
-    let mut desk = Desk::new(1024, |config| config.dirty.dirty_bytes = 64 * BLOCK);
-    let ids = in_blocks(&mut desk, 100);
-    assert!(ids.iter().any(|&id| desk.answer(id).is_none()), "some wait");
-    desk.wait_served(10 * SEC, FAILS);
-    assert!(ids.iter().all(|&id| desk.answer(id).is_some()), "nobody waits for ever");
-    assert!(ids.iter().any(|&id| desk.answer(id) == Some(FAILS)));
-    // What is held is read, and is not lost: the device is well again.
-    let flush = desk.send(1, Op::Flush, 0, 0);
-    desk.wait_served(SEC, Ok(()));
-    assert_eq!((desk.answer(flush), desk.stats().held), (Some(FAILS), 0), "its error is told once");
-    let ok = ids.iter().filter(|&&id| desk.answer(id) == Some(Ok(()))).count() as u64;
-    assert_eq!(desk.dirty().nr_written, ok);
-    let again = desk.send(1, Op::Flush, 0, 0);
-    desk.wait_served(SEC, Ok(()));
-    assert_eq!(desk.answer(again), Some(Ok(())));
-    let write = desk.send(1, Op::Write, 0, BLOCK);
-    desk.wait_served(SEC, Ok(()));
-    assert_eq!(desk.answer(write), Some(Ok(())), "and takes writes again");
+fn waiting_writers_fail_when_device_fails_all_writes() {
+    let mut harness = Harness::new(1024, |config| config.dirty.dirty_bytes = 64 * BLOCK);
+    let ids = in_blocks(&mut harness, 100);
+    assert!(ids.iter().any(|&id| harness.answer(id).is_none()), "some wait");
+    harness.wait_served(10 * SEC, FAILS);
+    assert!(ids.iter().all(|&id| harness.answer(id).is_some()), "every operation completes");
+    assert!(ids.iter().any(|&id| harness.answer(id) == Some(FAILS)));
+    // Held blocks are readable and not lost: the device works again.
+    let flush = harness.send(1, Op::Flush, 0, 0);
+    harness.wait_served(SEC, Ok(()));
+    assert_eq!(
+        (harness.answer(flush), harness.stats().held),
+        (Some(FAILS), 0),
+        "its error is reported once"
+    );
+    let ok = ids.iter().filter(|&&id| harness.answer(id) == Some(Ok(()))).count() as u64;
+    assert_eq!(harness.dirty().nr_written, ok);
+    let again = harness.send(1, Op::Flush, 0, 0);
+    harness.wait_served(SEC, Ok(()));
+    assert_eq!(harness.answer(again), Some(Ok(())));
+    let write = harness.send(1, Op::Write, 0, BLOCK);
+    harness.wait_served(SEC, Ok(()));
+    assert_eq!(harness.answer(write), Some(Ok(())), "and takes writes again");
 }
 
 #[test]
-fn writers_that_wait_for_room_hear_of_a_device_that_does_not_answer() {
-    let mut desk = Desk::new(1024, |config| {
+fn waiting_writers_fail_when_device_times_out() {
+    let mut harness = Harness::new(1024, |config| {
         config.dirty.dirty_bytes = 64 * BLOCK;
         config.devices[0].queue.io_timeout_ns = SEC;
     });
-    let ids = in_blocks(&mut desk, 100);
-    desk.wait(3 * SEC);
-    assert!(ids.iter().all(|&id| desk.answer(id).is_some()), "nobody waits for ever");
-    assert!(ids.iter().any(|&id| desk.answer(id) == Some(LATE)));
-    // Reads of what is there go on.
-    let read = desk.send(7, Op::Read, 0, BLOCK);
-    assert_eq!(desk.answer(read), Some(Ok(())));
-    // It answers in the end: all is written, and there is room again.
-    desk.wait_served(40 * SEC, Ok(()));
-    assert_eq!((desk.dirty().nr_dirty, desk.dirty().nr_writeback), (0, 0));
-    let write = desk.send(1, Op::Write, 99 * BLOCK, BLOCK);
-    assert_eq!(desk.answer(write), Some(Ok(())));
+    let ids = in_blocks(&mut harness, 100);
+    harness.wait(3 * SEC);
+    assert!(ids.iter().all(|&id| harness.answer(id).is_some()), "every operation completes");
+    assert!(ids.iter().any(|&id| harness.answer(id) == Some(LATE)));
+    // Reads of cached blocks continue.
+    let read = harness.send(7, Op::Read, 0, BLOCK);
+    assert_eq!(harness.answer(read), Some(Ok(())));
+    // The device completes: everything is written, and there is credit again.
+    harness.wait_served(40 * SEC, Ok(()));
+    assert_eq!((harness.dirty().nr_dirty, harness.dirty().nr_writeback), (0, 0));
+    let write = harness.send(1, Op::Write, 99 * BLOCK, BLOCK);
+    assert_eq!(harness.answer(write), Some(Ok(())));
 }
 
 #[test]
-fn a_limit_that_is_lowered_below_what_somebody_waits_for_holds_nobody_up() {
-    let mut desk = Desk::new(8192, |config| {
+fn lowered_dirty_limit_does_not_block_waiting_writer() {
+    let mut harness = Harness::new(8192, |config| {
         config.dirty.policy = ThrottlePolicy::None;
         config.dirty.dirty_bytes = 2 * MIB;
         config.devices[0].queue.max_sectors_kb = 4;
         config.devices[0].queue.max_folio_order = 0;
         config.devices[0].queue.io_timeout_ns = 3600 * SEC;
     });
-    let big = desk.send(1, Op::Write, 0, 4 * MIB);
-    desk.wait(MS);
-    assert_eq!((desk.answer(big), desk.dirty().refused > 0), (None, true));
+    let big = harness.send(1, Op::Write, 0, 4 * MIB);
+    harness.wait(MS);
+    assert_eq!((harness.answer(big), harness.dirty().refused > 0), (None, true));
     let bytes = 2 * BLOCK;
-    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 1 });
-    // So slow a device that the limit follows what is dirty closely, all the way down.
+    harness.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 1 });
+    // A device so slow that the limit follows the dirty data all the way down.
     for _ in 0..4096 {
-        desk.wait(SEC);
-        if !desk.flying.is_empty() {
-            desk.complete(Ok(()));
+        harness.wait(SEC);
+        if !harness.in_flight.is_empty() {
+            harness.complete(Ok(()));
         }
     }
-    assert!(desk.dirty().nr_dirty_threshold < 64, "{:?}", desk.dirty());
+    assert!(harness.dirty().nr_dirty_threshold < 64, "{:?}", harness.dirty());
     for _ in 0..600 {
-        desk.wait_served(SEC, Ok(()));
+        harness.wait_served(SEC, Ok(()));
     }
-    assert_eq!(desk.answer(big), Some(Ok(())));
+    assert_eq!(harness.answer(big), Some(Ok(())));
 }
 
 #[test]
-fn what_waits_when_its_volume_shrinks_is_answered() {
-    let mut desk = Desk::new(1024, |config| config.dirty.dirty_bytes = 16 * BLOCK);
+fn waiting_operations_complete_when_volume_shrinks() {
+    let mut harness = Harness::new(1024, |config| config.dirty.dirty_bytes = 16 * BLOCK);
     let volume = VolumeId(0);
-    let read = desk.send(1, Op::Read, 100 * BLOCK, BLOCK);
-    let behind = desk.send(2, Op::Read, 100 * BLOCK, 8 * BLOCK);
-    let write = desk.send(3, Op::Write, 60 * BLOCK, 40 * BLOCK);
-    assert_eq!((desk.answer(read), desk.answer(write)), (None, None));
-    desk.control(Control::Resize { volume, size: 64 * BLOCK });
-    desk.wait_served(60 * SEC, Ok(()));
+    let read = harness.send(1, Op::Read, 100 * BLOCK, BLOCK);
+    let behind = harness.send(2, Op::Read, 100 * BLOCK, 8 * BLOCK);
+    let write = harness.send(3, Op::Write, 60 * BLOCK, 40 * BLOCK);
+    assert_eq!((harness.answer(read), harness.answer(write)), (None, None));
+    harness.control(Control::Resize { volume, size: 64 * BLOCK });
+    harness.wait_served(60 * SEC, Ok(()));
     for id in [read, behind, write] {
-        assert!(desk.answer(id).is_some_and(|status| status.is_err()), "{:?}", desk.answer(id));
+        assert!(
+            harness.answer(id).is_some_and(|status| status.is_err()),
+            "{:?}",
+            harness.answer(id)
+        );
     }
-    let flush = desk.send(1, Op::Flush, 0, 0);
-    desk.wait_served(SEC, Ok(()));
-    assert_eq!(desk.answer(flush), Some(Ok(())));
-    // Grown again, what was beyond comes from the device.
-    desk.control(Control::Resize { volume, size: 128 * BLOCK });
-    let reads = desk.commands[Op::Read as usize];
-    desk.send(4, Op::Read, 100 * BLOCK, BLOCK);
-    assert_eq!(desk.commands[Op::Read as usize], reads + 1, "nothing old is in the cache");
+    let flush = harness.send(1, Op::Flush, 0, 0);
+    harness.wait_served(SEC, Ok(()));
+    assert_eq!(harness.answer(flush), Some(Ok(())));
+    // After it has grown again, blocks past the old end come from the device.
+    harness.control(Control::Resize { volume, size: 128 * BLOCK });
+    let reads = harness.commands[Op::Read as usize];
+    harness.send(4, Op::Read, 100 * BLOCK, BLOCK);
+    assert_eq!(harness.commands[Op::Read as usize], reads + 1, "nothing old is in the cache");
 }
 
-/// Who waits while its volume shrinks hears what it would hear if it came afterwards.
+/// An operation that waits while its volume shrinks fails as one that arrives afterwards.
 #[test]
-fn what_is_cut_off_is_answered_as_what_lies_beyond() {
-    let mut desk = Desk::new(1024, |_| {});
-    desk.send_flags(1, Op::Write, 96 * BLOCK, 8 * BLOCK, BioFlags::DIRECT);
+fn truncated_operations_fail_like_ones_past_the_end() {
+    let mut harness = Harness::new(1024, |_| {});
+    harness.send_flags(1, Op::Write, 96 * BLOCK, 8 * BLOCK, BioFlags::DIRECT);
     let ops = [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes, Op::BlockStatus];
-    let waiting = ops.map(|op| desk.send(2, op, 100 * BLOCK, BLOCK));
-    assert_eq!(waiting.map(|id| desk.answer(id)), [None; 5]);
-    desk.control(Control::Resize { volume: VolumeId(0), size: 64 * BLOCK });
-    desk.settle(Ok(()));
-    let later = ops.map(|op| desk.send(2, op, 100 * BLOCK, BLOCK));
+    let waiting = ops.map(|op| harness.send(2, op, 100 * BLOCK, BLOCK));
+    assert_eq!(waiting.map(|id| harness.answer(id)), [None; 5]);
+    harness.control(Control::Resize { volume: VolumeId(0), size: 64 * BLOCK });
+    harness.settle(Ok(()));
+    let later = ops.map(|op| harness.send(2, op, 100 * BLOCK, BLOCK));
     let (invalid, full) = (Some(Err(IoError::Invalid)), Some(Err(IoError::NoSpace)));
     let answers = [invalid, full, invalid, full, invalid];
-    assert_eq!(waiting.map(|id| desk.answer(id)), answers);
-    assert_eq!(later.map(|id| desk.answer(id)), answers);
+    assert_eq!(waiting.map(|id| harness.answer(id)), answers);
+    assert_eq!(later.map(|id| harness.answer(id)), answers);
 }
 
 #[test]
-fn who_waits_for_a_range_hears_that_the_device_does_not_answer() {
-    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);
-    let direct = desk.send_flags(1, Op::Write, 0, 4 * BLOCK, BioFlags::DIRECT);
-    let read = desk.send(2, Op::Read, BLOCK, BLOCK);
-    desk.wait(3 * SEC);
-    assert_eq!((desk.answer(direct), desk.answer(read)), (Some(LATE), Some(LATE)));
-    let later = desk.send(2, Op::Read, BLOCK, BLOCK);
-    assert_eq!(desk.answer(later), Some(LATE));
-    desk.complete(Ok(()));
-    let after = desk.send(2, Op::Read, BLOCK, BLOCK);
-    desk.settle(Ok(()));
-    assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
+fn range_waiters_fail_when_device_times_out() {
+    let mut harness = Harness::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);
+    let direct = harness.send_flags(1, Op::Write, 0, 4 * BLOCK, BioFlags::DIRECT);
+    let read = harness.send(2, Op::Read, BLOCK, BLOCK);
+    harness.wait(3 * SEC);
+    assert_eq!((harness.answer(direct), harness.answer(read)), (Some(LATE), Some(LATE)));
+    let later = harness.send(2, Op::Read, BLOCK, BLOCK);
+    assert_eq!(harness.answer(later), Some(LATE));
+    harness.complete(Ok(()));
+    let after = harness.send(2, Op::Read, BLOCK, BLOCK);
+    harness.settle(Ok(()));
+    assert_eq!(harness.answer(after), Some(Ok(())), "free when the device is done with it");
 }
 
-/// The same if it is the write-out of what was dirty there that is not answered: the direct write has not gone down yet.
+/// The write-out of the dirty blocks times out before the direct write has gone to the device.
 #[test]
-fn who_waits_for_a_range_that_is_written_out_hears_that_the_device_does_not_answer() {
-    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);
-    desk.send(1, Op::Write, 0, BLOCK);
-    let direct = desk.send_flags(1, Op::Write, 0, 4 * BLOCK, BioFlags::DIRECT);
-    let read = desk.send(2, Op::Read, BLOCK, BLOCK);
-    let write = desk.send(3, Op::Write, 2 * BLOCK, BLOCK);
-    assert_eq!((desk.flying.len(), desk.answer(direct)), (1, None));
-    desk.wait(3 * SEC);
-    let answers = [direct, read, write].map(|id| desk.answer(id));
-    assert_eq!(answers, [Some(LATE); 3], "nobody waits for as long as the device likes");
-    desk.complete(Ok(()));
-    desk.settle(Ok(()));
-    let after = desk.send(2, Op::Read, BLOCK, BLOCK);
-    desk.settle(Ok(()));
-    assert_eq!(desk.answer(after), Some(Ok(())), "free when the device is done with it");
+fn range_waiters_fail_when_write_out_times_out() {
+    let mut harness = Harness::new(1024, |config| config.devices[0].queue.io_timeout_ns = SEC);
+    harness.send(1, Op::Write, 0, BLOCK);
+    let direct = harness.send_flags(1, Op::Write, 0, 4 * BLOCK, BioFlags::DIRECT);
+    let read = harness.send(2, Op::Read, BLOCK, BLOCK);
+    let write = harness.send(3, Op::Write, 2 * BLOCK, BLOCK);
+    assert_eq!((harness.in_flight.len(), harness.answer(direct)), (1, None));
+    harness.wait(3 * SEC);
+    let answers = [direct, read, write].map(|id| harness.answer(id));
+    assert_eq!(answers, [Some(LATE); 3], "no operation waits for the device");
+    harness.complete(Ok(()));
+    harness.settle(Ok(()));
+    let after = harness.send(2, Op::Read, BLOCK, BLOCK);
+    harness.settle(Ok(()));
+    assert_eq!(harness.answer(after), Some(Ok(())), "free when the device is done with it");
 }
 
-/// A folio of which something is always on its way: what was late once and came is not late any longer.
+/// A folio with constantly outstanding blocks is no longer late once its late command has completed.
 #[test]
-fn a_folio_that_never_rests_is_late_no_longer_than_its_command() {
-    let mut desk = Desk::new(1024, |config| config.devices[0].queue.io_timeout_ns = 2 * SEC);
-    desk.send(1, Op::Prefetch, 0, 4 * BLOCK);
-    desk.settle(Ok(()));
-    assert_eq!(desk.stats().folios[2], 1, "one folio of four blocks");
-    let late = desk.send_flags(1, Op::Write, 0, BLOCK, BioFlags::FUA);
-    desk.wait(3 * SEC);
-    assert_eq!(desk.answer(late), Some(LATE));
-    let first = desk.send_flags(2, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
-    let refused = desk.send_flags(3, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
-    assert_eq!(desk.answer(refused), Some(LATE), "while it is late");
-    // The late one comes; the other is on its way still, and in time.
-    desk.complete(Ok(()));
-    assert_eq!((desk.answer(first), desk.flying.len()), (None, 1));
-    let second = desk.send_flags(4, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
-    assert_eq!(desk.answer(second), None, "it waits for the one before it");
-    desk.settle(Ok(()));
-    assert_eq!((desk.answer(first), desk.answer(second)), (Some(Ok(())), Some(Ok(()))));
+fn busy_folio_is_late_only_while_command_is_late() {
+    let mut harness = Harness::new(1024, |config| config.devices[0].queue.io_timeout_ns = 2 * SEC);
+    harness.send(1, Op::Prefetch, 0, 4 * BLOCK);
+    harness.settle(Ok(()));
+    assert_eq!(harness.stats().folios[2], 1, "one folio of four blocks");
+    let late = harness.send_flags(1, Op::Write, 0, BLOCK, BioFlags::FUA);
+    harness.wait(3 * SEC);
+    assert_eq!(harness.answer(late), Some(LATE));
+    let first = harness.send_flags(2, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    let refused = harness.send_flags(3, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    assert_eq!(harness.answer(refused), Some(LATE), "while it is late");
+    // The late command completes; the other is outstanding, and in time.
+    harness.complete(Ok(()));
+    assert_eq!((harness.answer(first), harness.in_flight.len()), (None, 1));
+    let second = harness.send_flags(4, Op::Write, BLOCK, BLOCK, BioFlags::FUA);
+    assert_eq!(harness.answer(second), None, "it waits for the one before it");
+    harness.settle(Ok(()));
+    assert_eq!((harness.answer(first), harness.answer(second)), (Some(Ok(())), Some(Ok(()))));
 }
 
 #[test]
-fn writethrough_tells_of_an_error_and_forgets_the_block() {
-    let mut desk =
-        Desk::new(1024, |config| config.volumes[0].options.mode = WriteMode::Writethrough);
-    let write = desk.send(1, Op::Write, 0, BLOCK);
-    desk.settle(FAILS);
-    assert_eq!((desk.answer(write), desk.stats().held), (Some(FAILS), 0));
-    let read = desk.send(1, Op::Read, 0, BLOCK);
-    assert_eq!(desk.answer(read), None, "the device is asked what it has");
-    desk.wait(MS);
+fn failed_writethrough_reports_error_and_drops_block() {
+    let mut harness =
+        Harness::new(1024, |config| config.volumes[0].options.mode = WriteMode::Writethrough);
+    let write = harness.send(1, Op::Write, 0, BLOCK);
+    harness.settle(FAILS);
+    assert_eq!((harness.answer(write), harness.stats().held), (Some(FAILS), 0));
+    let read = harness.send(1, Op::Read, 0, BLOCK);
+    assert_eq!(harness.answer(read), None, "the block is read from the device");
+    harness.wait(MS);
 }
 
-/// A device that answers nothing has its write-outs under way as long as it likes; the others' go on.
+/// The write-outs of a dead device stay outstanding; those of others continue.
 #[test]
-fn a_dead_device_does_not_keep_another_ones_dirty_data_here() {
-    let mut desk = Desk::new(1024, |config| {
+fn dead_device_does_not_block_write_out_of_others() {
+    let mut harness = Harness::new(1024, |config| {
         config.devices.push(config.devices[0]);
         config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
         config.devices[0].queue.nr_requests = 4096;
         config.devices[0].queue.queue_depth = 4096;
     });
     for at in 0..150 {
-        desk.send_to(0, 1, Op::Write, at * MIB, BLOCK);
+        harness.send_to(0, 1, Op::Write, at * MIB, BLOCK);
     }
-    desk.send_to(0, 1, Op::Flush, 0, 0);
-    let dead = desk.flying.len();
+    harness.send_to(0, 1, Op::Flush, 0, 0);
+    let dead = harness.in_flight.len();
     assert!(dead >= 64, "{dead} write-outs of the dead device");
-    let writes: Vec<_> = (0..20).map(|at| desk.send_to(1, 2, Op::Write, at * MIB, BLOCK)).collect();
-    let flush = desk.send_to(1, 2, Op::Flush, 0, 0);
+    let writes: Vec<_> =
+        (0..20).map(|at| harness.send_to(1, 2, Op::Write, at * MIB, BLOCK)).collect();
+    let flush = harness.send_to(1, 2, Op::Flush, 0, 0);
     for _ in 0..100 {
-        while let Some(at) = desk.flying.iter().position(|submit| submit.device == DeviceId(1)) {
-            let submit = desk.flying.remove(at);
-            desk.complete_this(submit, Ok(()));
+        while let Some(at) =
+            harness.in_flight.iter().position(|submit| submit.device == DeviceId(1))
+        {
+            let submit = harness.in_flight.remove(at);
+            harness.complete_this(submit, Ok(()));
         }
-        desk.wait(10 * MS);
+        harness.wait(10 * MS);
     }
-    assert!(writes.iter().all(|&id| desk.answer(id) == Some(Ok(()))));
-    assert_eq!(desk.answer(flush), Some(Ok(())), "after a second");
+    assert!(writes.iter().all(|&id| harness.answer(id) == Some(Ok(()))));
+    assert_eq!(harness.answer(flush), Some(Ok(())), "after a second");
 }
 
-/// What is held counts until it is written. Under a lower limit it may be all that may be dirty: then nobody is to wait.
+/// Held blocks count until they are written. They may fill a lowered limit: then no writer waits.
 #[test]
-fn a_limit_that_is_lowered_to_what_is_held_leaves_nobody_waiting() {
-    let mut desk = Desk::new(1024, |config| {
+fn dirty_limit_lowered_to_held_blocks_fails_writers() {
+    let mut harness = Harness::new(1024, |config| {
         config.dirty.dirty_bytes = 64 * BLOCK;
         config.volumes.push(config.volumes[0]);
     });
-    let first = in_blocks(&mut desk, 12);
-    let flush = desk.send(1, Op::Flush, 0, 0);
-    desk.wait_served(SEC, FAILS);
-    assert_eq!((desk.answer(first[11]), desk.answer(flush)), (Some(Ok(())), Some(FAILS)));
-    assert_eq!(desk.stats().held, 12);
+    let first = in_blocks(&mut harness, 12);
+    let flush = harness.send(1, Op::Flush, 0, 0);
+    harness.wait_served(SEC, FAILS);
+    assert_eq!((harness.answer(first[11]), harness.answer(flush)), (Some(Ok(())), Some(FAILS)));
+    assert_eq!(harness.stats().held, 12);
     let bytes = 8 * BLOCK;
-    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 1 });
-    desk.wait_served(60 * SEC, FAILS);
-    let write = desk.send_to(1, 7, Op::Write, 0, BLOCK);
-    desk.wait_served(600 * SEC, FAILS);
-    assert_eq!(desk.answer(write), Some(FAILS), "nobody waits for ever");
-    // The limit is raised: there is room.
+    harness.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 1 });
+    harness.wait_served(60 * SEC, FAILS);
+    let write = harness.send_to(1, 7, Op::Write, 0, BLOCK);
+    harness.wait_served(600 * SEC, FAILS);
+    assert_eq!(harness.answer(write), Some(FAILS), "every operation completes");
+    // The limit is raised: there is credit.
     let bytes = 64 * BLOCK;
-    desk.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 2 });
-    let write = desk.send_to(1, 7, Op::Write, 0, BLOCK);
-    desk.wait_served(SEC, Ok(()));
-    assert_eq!(desk.answer(write), Some(Ok(())));
+    harness.control(Control::SetDirty { tunable: DirtyTunable::Bytes, value: bytes, token: 2 });
+    let write = harness.send_to(1, 7, Op::Write, 0, BLOCK);
+    harness.wait_served(SEC, Ok(()));
+    assert_eq!(harness.answer(write), Some(Ok(())));
 }
 
-/// The same with reads: who reads from a device that answers nothing has its fills under way, and neither so many of them nor so
-/// many frames that others' find none.
+/// Fills of a dead device stay outstanding, and take neither so many bios nor so
+/// many frames that those of others find none.
 #[test]
-fn a_dead_devices_readers_do_not_keep_others_from_reading() {
+fn dead_device_does_not_block_reads_of_others() {
     for len in [BLOCK, 64 << 10, 8 * MIB] {
-        let mut desk = Desk::new(1024, |config| {
+        let mut harness = Harness::new(1024, |config| {
             config.devices.push(config.devices[0]);
             config.volumes.push(VolumeConfig { device: DeviceId(1), ..config.volumes[0] });
             config.devices[0].queue.nr_requests = 4096;
@@ -289,21 +300,21 @@ fn a_dead_devices_readers_do_not_keep_others_from_reading() {
             config.devices[0].queue.io_timeout_ns = SEC;
         });
         for at in 0..300 {
-            desk.send_to(0, 1, Op::Read, at * 8 * MIB, len);
+            harness.send_to(0, 1, Op::Read, at * 8 * MIB, len);
         }
-        let send = |at| desk.send_to(1, 2, Op::Read, at * MIB, 16 * BLOCK);
+        let send = |at| harness.send_to(1, 2, Op::Read, at * MIB, 16 * BLOCK);
         let reads: Vec<_> = (0..20).map(send).collect();
         for _ in 0..500 {
-            while let Some(at) = desk.flying.iter().position(|s| s.device == DeviceId(1)) {
-                let submit = desk.flying.remove(at);
-                desk.complete_this(submit, Ok(()));
+            while let Some(at) = harness.in_flight.iter().position(|s| s.device == DeviceId(1)) {
+                let submit = harness.in_flight.remove(at);
+                harness.complete_this(submit, Ok(()));
             }
-            desk.wait(10 * MS);
+            harness.wait(10 * MS);
         }
-        let answered = reads.iter().filter(|&&id| desk.answer(id) == Some(Ok(()))).count();
+        let answered = reads.iter().filter(|&&id| harness.answer(id) == Some(Ok(()))).count();
         assert_eq!(answered, 20, "beside reads of {len}");
-        // It answers after all: so are those who waited for it.
-        desk.wait_served(10 * SEC, Ok(()));
-        assert!(desk.shard.is_idle(), "{}", desk.shard.told_waits());
+        // The dead device completes after all: so do the reads that waited for it.
+        harness.wait_served(10 * SEC, Ok(()));
+        assert!(harness.shard.is_idle(), "{}", harness.shard.told_waits());
     }
 }

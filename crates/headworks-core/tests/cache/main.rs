@@ -1,10 +1,10 @@
-//! The cache on a device that does what a test says, in virtual time: what fails, what waits, what is written when.
+//! The cache on a device that a test controls, in virtual time: failures, waits, and the order of write-out.
 
 mod change;
-mod desk;
+mod device_frames;
 mod faults;
 mod flusher;
-mod lent;
+mod harness;
 mod resize;
 mod status;
 mod wait_times;

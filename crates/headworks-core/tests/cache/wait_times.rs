@@ -1,12 +1,12 @@
-//! What a client's bio waited for, as its answer says: each wait under its own name, and nothing twice.
+//! The wait times in the replies to clients: each wait is counted under one kind, and none twice.
 
-use crate::desk::{BLOCK, Desk, MIB};
+use crate::harness::{BLOCK, Harness, MIB};
 use headworks_core::time::MS;
 use headworks_core::{BioFlags, BioId, Op, WaitKind, WriteMode};
 
-/// The waits of an answered bio that were not nothing, in milliseconds, rounded up by a bucket at most.
-fn waits(desk: &Desk, id: BioId) -> Vec<(&'static str, f64)> {
-    let answer = desk.answers.iter().find(|answer| answer.id == id).expect("it was answered");
+/// The non-zero wait times of a completed bio in milliseconds, rounded up by at most a bucket.
+fn waits(harness: &Harness, id: BioId) -> Vec<(&'static str, f64)> {
+    let answer = harness.answers.iter().find(|answer| answer.id == id).expect("it was answered");
     let waits = WaitKind::ALL.into_iter().filter(|wait| answer.wait_times.bucket(*wait) > 0);
     waits.map(|wait| (wait.name(), answer.wait_times.at_most(wait) as f64 / MS as f64)).collect()
 }
@@ -21,89 +21,89 @@ fn is(found: &[(&str, f64)], expected: &[(&str, f64)]) {
 }
 
 #[test]
-fn a_miss_waits_for_the_device_and_a_hit_for_nothing() {
-    let mut desk = Desk::new(256, |_| {});
-    let miss = desk.send(1, Op::Read, 0, BLOCK);
-    desk.wait(5 * MS);
-    desk.complete(Ok(()));
-    is(&waits(&desk, miss), &[("device", 5.0)]);
-    let hit = desk.send(1, Op::Read, 0, BLOCK);
-    is(&waits(&desk, hit), &[]);
+fn miss_waits_for_device_and_hit_for_nothing() {
+    let mut harness = Harness::new(256, |_| {});
+    let miss = harness.send(1, Op::Read, 0, BLOCK);
+    harness.wait(5 * MS);
+    harness.complete(Ok(()));
+    is(&waits(&harness, miss), &[("device", 5.0)]);
+    let hit = harness.send(1, Op::Read, 0, BLOCK);
+    is(&waits(&harness, hit), &[]);
 }
 
 #[test]
-fn who_joins_a_fill_waits_for_the_rest_of_it() {
-    let mut desk = Desk::new(256, |_| {});
-    desk.send(1, Op::Read, 0, BLOCK);
-    desk.wait(4 * MS);
-    let late = desk.send(2, Op::Read, 0, BLOCK);
-    desk.wait(MS);
-    desk.complete(Ok(()));
-    is(&waits(&desk, late), &[("device", 1.0)]);
+fn read_joining_a_fill_is_charged_the_remaining_time() {
+    let mut harness = Harness::new(256, |_| {});
+    harness.send(1, Op::Read, 0, BLOCK);
+    harness.wait(4 * MS);
+    let late = harness.send(2, Op::Read, 0, BLOCK);
+    harness.wait(MS);
+    harness.complete(Ok(()));
+    is(&waits(&harness, late), &[("device", 1.0)]);
 }
 
 #[test]
-fn a_fill_that_waits_for_a_tag_waited_for_a_tag() {
-    let mut desk = Desk::new(256, |config| config.devices[0].queue.nr_requests = 1);
-    desk.send(1, Op::Read, 0, BLOCK);
-    let second = desk.send(2, Op::Read, MIB, BLOCK);
-    desk.wait(3 * MS);
-    desk.complete(Ok(()));
-    desk.wait(7 * MS);
-    desk.complete(Ok(()));
-    is(&waits(&desk, second), &[("tag", 3.0), ("device", 7.0)]);
+fn fill_waiting_for_a_tag_reports_tag_time() {
+    let mut harness = Harness::new(256, |config| config.devices[0].queue.nr_requests = 1);
+    harness.send(1, Op::Read, 0, BLOCK);
+    let second = harness.send(2, Op::Read, MIB, BLOCK);
+    harness.wait(3 * MS);
+    harness.complete(Ok(()));
+    harness.wait(7 * MS);
+    harness.complete(Ok(()));
+    is(&waits(&harness, second), &[("tag", 3.0), ("device", 7.0)]);
 }
 
 #[test]
-fn a_writer_that_waits_for_credit_is_held_by_what_is_dirty() {
-    // As little as may be dirty, and a device that does not answer.
-    let mut desk = Desk::new(1024, |config| config.dirty.dirty_bytes = MIB);
+fn writer_waiting_for_credit_reports_dirty_time() {
+    // The smallest dirty limit, and a device that does not complete.
+    let mut harness = Harness::new(1024, |config| config.dirty.dirty_bytes = MIB);
     let mut held = None;
     for at in 0..1024 {
-        let id = desk.send(1, Op::Write, at * BLOCK, BLOCK);
-        if desk.answer(id).is_none() {
+        let id = harness.send(1, Op::Write, at * BLOCK, BLOCK);
+        if harness.answer(id).is_none() {
             held = Some(id);
             break;
         }
     }
     let held = held.expect("the limit holds somebody");
-    let before = desk.now;
-    while desk.answer(held).is_none() {
-        desk.wait(50 * MS);
-        desk.settle(Ok(()));
-        assert!(desk.now - before < 20_000 * MS, "it waits for ever");
+    let before = harness.now;
+    while harness.answer(held).is_none() {
+        harness.wait(50 * MS);
+        harness.settle(Ok(()));
+        assert!(harness.now - before < 20_000 * MS, "it waits for ever");
     }
-    let found = waits(&desk, held);
+    let found = waits(&harness, held);
     assert_eq!(found.len(), 1, "{found:?}");
-    let waited = (desk.answers.iter().find(|a| a.id == held).unwrap().at - before) as f64;
+    let waited = (harness.answers.iter().find(|a| a.id == held).unwrap().at - before) as f64;
     is(&found, &[("dirty", waited / MS as f64)]);
 }
 
 #[test]
-fn what_goes_past_the_cache_or_through_it_waited_for_the_device() {
-    let mut desk = Desk::new(256, |_| {});
-    let direct = desk.send_flags(1, Op::Read, 0, BLOCK, BioFlags::DIRECT);
-    desk.wait(2 * MS);
-    desk.complete(Ok(()));
-    is(&waits(&desk, direct), &[("device", 2.0)]);
-    let mut desk = Desk::new(256, |config| {
+fn direct_and_fua_bios_report_device_time() {
+    let mut harness = Harness::new(256, |_| {});
+    let direct = harness.send_flags(1, Op::Read, 0, BLOCK, BioFlags::DIRECT);
+    harness.wait(2 * MS);
+    harness.complete(Ok(()));
+    is(&waits(&harness, direct), &[("device", 2.0)]);
+    let mut harness = Harness::new(256, |config| {
         config.volumes[0].options.mode = WriteMode::Writethrough;
         (config.devices[0].queue.write_cache, config.devices[0].queue.fua) = (true, true);
     });
-    let through = desk.send(1, Op::Write, 0, BLOCK);
-    desk.wait(9 * MS);
-    desk.settle(Ok(()));
-    assert_eq!(waits(&desk, through)[0].0, "device");
+    let through = harness.send(1, Op::Write, 0, BLOCK);
+    harness.wait(9 * MS);
+    harness.settle(Ok(()));
+    assert_eq!(waits(&harness, through)[0].0, "device");
 }
 
 #[test]
-fn a_read_behind_a_locked_range_waited_in_the_cache() {
-    let mut desk = Desk::new(256, |_| {});
-    desk.send(1, Op::Discard, 0, 16 * BLOCK);
-    let read = desk.send(2, Op::Read, 0, BLOCK);
-    desk.wait(6 * MS);
-    desk.complete(Ok(()));
-    desk.wait(2 * MS);
-    desk.complete(Ok(()));
-    is(&waits(&desk, read), &[("cache", 6.0), ("device", 2.0)]);
+fn read_of_locked_range_reports_cache_time() {
+    let mut harness = Harness::new(256, |_| {});
+    harness.send(1, Op::Discard, 0, 16 * BLOCK);
+    let read = harness.send(2, Op::Read, 0, BLOCK);
+    harness.wait(6 * MS);
+    harness.complete(Ok(()));
+    harness.wait(2 * MS);
+    harness.complete(Ok(()));
+    is(&waits(&harness, read), &[("cache", 6.0), ("device", 2.0)]);
 }

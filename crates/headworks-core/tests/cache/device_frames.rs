@@ -1,10 +1,10 @@
-//! The parts of the pool that a device has: what it writes is not changed, what it fills is not even read.
+//! The parts of the pool that the device owns: frames under write-out are not changed, frames being filled are not accessed.
 
 use headworks_core::{Action, Actions, Input, Op, RequestId};
 
-use crate::desk::BLOCK;
+use crate::harness::BLOCK;
 
-/// A part of the pool under one command, in bytes.
+/// The part of the pool under one command, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     id: RequestId,
@@ -14,12 +14,12 @@ struct Part {
 }
 
 #[derive(Debug, Default)]
-pub struct Lent {
+pub struct DeviceFrames {
     parts: Vec<Part>,
 }
 
-impl Lent {
-    /// The device answers: what it had is the cache's again.
+impl DeviceFrames {
+    /// Ends the ownership of the commands that complete.
     pub fn take_back(&mut self, inputs: &[Input]) {
         for input in inputs {
             if let Input::Complete { completion, .. } = input {
@@ -28,7 +28,7 @@ impl Lent {
         }
     }
 
-    /// What the shard decided, in its order.
+    /// Checks the actions of a shard, in their order.
     pub fn check(&mut self, actions: &Actions) {
         for action in &actions.list {
             match *action {

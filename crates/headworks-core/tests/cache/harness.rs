@@ -1,4 +1,4 @@
-//! A shard with a cache, on a device that does what a test says, in virtual time. The tables are checked after every batch.
+//! A shard with a cache on a device that a test controls, in virtual time. The tables are checked after every batch.
 
 use headworks_core::{
     Action, Bio, BioFlags, BioId, CacheOptions, Completion, Control, Input, Instant, IoError, Op,
@@ -6,36 +6,36 @@ use headworks_core::{
     WaitTimes,
 };
 
-use crate::lent::Lent;
+use crate::device_frames::DeviceFrames;
 
 pub const BLOCK: u64 = 4096;
 pub const MIB: u64 = 1 << 20;
 
-/// An answer to a client.
+/// A reply to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub id: BioId,
     pub status: Status,
     pub stage: ReplyStage,
     pub at: u64,
-    /// What it waited for.
+    /// The times that the bio waited.
     pub wait_times: WaitTimes,
 }
 
-pub struct Desk {
+pub struct Harness {
     pub shard: Shard,
     pub now: u64,
     pub timer: Option<u64>,
-    pub flying: Vec<Submit>,
+    pub in_flight: Vec<Submit>,
     pub answers: Vec<Answer>,
-    /// Bytes written, and commands by operation, ever.
+    /// Bytes written and commands by operation, since the start.
     pub written: u64,
     pub commands: [u64; Op::COUNT],
-    /// Every write that the device was given: when, volume, offset, bytes.
+    /// Every write that the device got: time, volume, offset, bytes.
     pub writes: Vec<(u64, u16, u64, u32)>,
-    /// What was told of ranges without asking the device: whose, bytes of data.
+    /// Data that was reported without asking the device: the bio, and bytes.
     pub told: Vec<(BioId, u32)>,
-    lent: Lent,
+    device_frames: DeviceFrames,
     sequence: u64,
     turns: u64,
 }
@@ -48,7 +48,7 @@ pub fn config(units: u32) -> ShardConfig {
     config
 }
 
-impl Desk {
+impl Harness {
     pub fn new(units: u32, change: impl FnOnce(&mut ShardConfig)) -> Self {
         let mut config = config(units);
         change(&mut config);
@@ -56,22 +56,22 @@ impl Desk {
             shard: Shard::new(config).unwrap(),
             now: 0,
             timer: None,
-            flying: Vec::new(),
+            in_flight: Vec::new(),
             answers: Vec::new(),
             written: 0,
             commands: [0; Op::COUNT],
             writes: Vec::new(),
             told: Vec::new(),
-            lent: Lent::default(),
+            device_frames: DeviceFrames::default(),
             sequence: 0,
             turns: 0,
         }
     }
 
     pub fn turn(&mut self, inputs: &[Input]) {
-        self.lent.take_back(inputs);
+        self.device_frames.take_back(inputs);
         self.shard.handle(Instant(self.now), inputs);
-        self.lent.check(self.shard.actions());
+        self.device_frames.check(self.shard.actions());
         for action in &self.shard.actions().list {
             match *action {
                 Action::Submit(submit) => {
@@ -85,7 +85,7 @@ impl Desk {
                         let (volume, offset) = (submit.volume.0, submit.offset);
                         self.writes.push((self.now, volume, offset, submit.len));
                     }
-                    self.flying.push(submit);
+                    self.in_flight.push(submit);
                 }
                 Action::Reply { id, status, stage, wait_times, .. } => {
                     self.answers.push(Answer { id, status, stage, at: self.now, wait_times });
@@ -96,7 +96,7 @@ impl Desk {
             }
         }
         self.shard.clear_actions();
-        // The look at everything takes as long as a thousand turns: of a large pool now and then.
+        // The check takes as long as a thousand turns: with a large pool only every 64th time.
         self.turns += 1;
         let units = self.stats().units;
         if units <= 4096 || self.turns.is_multiple_of(64) {
@@ -153,9 +153,9 @@ impl Desk {
         Some(first.status)
     }
 
-    /// The device answers its oldest command.
+    /// Completes the oldest command of the device.
     pub fn complete(&mut self, status: Status) {
-        let submit = self.flying.remove(0);
+        let submit = self.in_flight.remove(0);
         self.complete_this(submit, status);
     }
 
@@ -165,17 +165,17 @@ impl Desk {
         self.turn(&[Input::Complete { device: submit.device, completion }]);
     }
 
-    /// The device answers everything, writes with `status`, until it has nothing more to do.
+    /// Completes every command, writes with `status`, until none is outstanding.
     pub fn settle(&mut self, status: Status) {
         for _ in 0..100_000 {
-            let Some(submit) = self.flying.first() else { return };
+            let Some(submit) = self.in_flight.first() else { return };
             let status = if submit.op == Op::Write { status } else { Ok(()) };
             self.complete(status);
         }
         panic!("the device is never done");
     }
 
-    /// Time goes on; timers that come due meanwhile are served.
+    /// Advances the time and serves the timers that expire.
     pub fn wait(&mut self, ns: u64) {
         let end = self.now + ns;
         while let Some(at) = self.timer.filter(|&at| at <= end) {
@@ -186,7 +186,7 @@ impl Desk {
         self.now = end;
     }
 
-    /// The same, with a device that answers at once.
+    /// Advances the time with a device that completes at once.
     pub fn wait_served(&mut self, ns: u64, status: Status) {
         let end = self.now + ns;
         self.settle(status);
