@@ -19,14 +19,14 @@ const PROGRAM: &str = "headworks-lab";
 /// Runs an experiment, or replays a record, with `headworks-lab`.
 #[derive(Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
-pub struct Options {
+pub struct LabArgs {
     /// Arguments of `headworks-lab`; `--help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }
 
 /// Replaces this process; returns only when there is no such program.
-pub fn run(options: &Options) -> ExitCode {
+pub fn run(options: &LabArgs) -> ExitCode {
     let beside = env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
     let error = match beside.filter(|path| path.is_file()) {
         Some(path) => exec(&path, &options.arguments),

@@ -39,7 +39,7 @@ enum Command {
     /// Checks a configuration file: prints what would be served, or every error with its position
     Check(serve::check::CheckArgs),
     /// Measures a device in this process, or an NBD server
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Controls a running server through its control socket
     Ctl(ctl::CtlArgs),
     /// Shows live rates and latencies of a running server, one row per export
@@ -47,7 +47,7 @@ enum Command {
     /// Shows the exports of an NBD server and what they support
     Info(info::InfoArgs),
     /// Runs experiments in virtual time, on modelled disks (headworks-lab)
-    Lab(lab::Options),
+    Lab(lab::LabArgs),
     /// Prints a completion script for a shell
     Completions(completions::CompletionsArgs),
     /// Lists the manual pages, or writes them to a directory
@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Serve(_) => serve::run(),
         Command::Check(options) => serve::check::run(&options),
-        Command::Bench(options) => bench::run(options),
+        Command::Bench(options) => bench::run(*options),
         Command::Ctl(options) => ctl::run(&options),
         Command::Info(options) => info::run(&options),
         Command::Top(options) => top::run(&options),

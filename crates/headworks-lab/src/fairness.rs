@@ -229,7 +229,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     if !rows.is_empty() {
         let failed: u64 = rows.iter().map(|row| row.int("failed")).sum();
         verdicts.push(Verdict {
-            what: "runs that hung, bios that failed".into(),
+            what: "hung runs and failed bios".into(),
             seed: None,
             baseline: None,
             ours: Some(failed as f64),

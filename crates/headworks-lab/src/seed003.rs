@@ -254,7 +254,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
             verdict("hit: index operations for each MiB, order 0", least, Goal::AtLeast(PER_MIB[0]))
         });
         verdicts.extend(found);
-        verdicts.push(verdict("bios that failed", failed as f64, Goal::Exactly(0.0)));
+        verdicts.push(verdict("failed bios", failed as f64, Goal::Exactly(0.0)));
     }
     verdicts
 }

@@ -13,9 +13,9 @@ use headworks_sim::{Failure, coverage::Point};
 use crate::report::{Goal, Report, Row, Verdict};
 
 /// Titles of the verdicts, which tests look for.
-const NEVER: &str = "points that never happened";
-const FOUND: &str = "worlds in which a device's lie about a flush was found";
-const LOST: &str = "cells whose newest, unflushed version a cut took";
+const NEVER: &str = "coverage points not passed";
+const FOUND: &str = "worlds in which a lying device was detected";
+const LOST: &str = "cells that lost an unflushed version at a cut";
 
 /// Options of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -232,7 +232,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     }
     if !rows.is_empty() {
         let failed: u64 = rows.iter().map(|row| row.int("failed")).sum();
-        verdicts.push(verdict("reads that failed", None, failed as f64, Some(Goal::Exactly(0.0))));
+        verdicts.push(verdict("failed reads", None, failed as f64, Some(Goal::Exactly(0.0))));
     }
     verdicts
 }

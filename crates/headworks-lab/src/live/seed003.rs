@@ -258,7 +258,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     if !rows.is_empty() {
         let waited = rows.iter().map(|row| row.int("waited")).sum::<u64>() as f64;
         verdicts.push(Verdict {
-            what: "bios that were no hits".into(),
+            what: "bios that missed the cache".into(),
             seed: None,
             baseline: None,
             ours: Some(waited),

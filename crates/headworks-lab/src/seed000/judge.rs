@@ -50,7 +50,7 @@ pub fn judge(rows: &[Row]) -> Vec<Verdict> {
     verdicts.extend(stretch(&runs));
     let hung = runs.iter().map(|row| row.int("hung") + row.int("failed")).sum::<u64>();
     verdicts.push(Verdict {
-        what: "runs that hung, bios that failed".into(),
+        what: "hung runs and failed bios".into(),
         seed: None,
         baseline: None,
         ours: Some(hung as f64),

@@ -160,7 +160,7 @@ fn judge_counts(rows: &[Row], many: u64) -> Vec<Verdict> {
             Goal::Exactly(0.0),
         ),
         count(
-            "bios that failed on threads",
+            "failed bios on threads",
             rows.iter().map(|row| row.int("errors") as f64).sum(),
             Goal::Exactly(0.0),
         ),

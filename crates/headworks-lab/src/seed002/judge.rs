@@ -63,10 +63,10 @@ fn scaling(rows: &Rows<'_>) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     for (writers, seed) in [(100, SEED_HUNDRED), (1000, SEED_THOUSAND)] {
         let (old, ours) = (ratio("foreground", writers), ratio("ioless", writers));
-        let what = format!("{writers} writers' rate, part of one's");
+        let what = format!("{writers} writers' rate, part of one writer's");
         let found = verdict(&what, ours, Some(Goal::AtLeast(0.99)));
         verdicts.extend(found.map(|found| Verdict { seed: Some(seed), baseline: old, ..found }));
-        let what = format!("the old way's {writers} writers, part of one's (calibrated)");
+        let what = format!("baseline: {writers} writers' rate, part of one writer's (calibrated)");
         // Chunks of 6 MiB hardly show the cost; a thousand writers shorten each other's chunks.
         let found = verdict(&what, old, (writers == 1000).then_some(Goal::AtMost(0.9)));
         verdicts.extend(found.map(|found| Verdict { seed: Some(seed), ..found }));
@@ -95,9 +95,9 @@ fn disk(rows: &Rows<'_>) -> Vec<Verdict> {
         let seed = Some(seed[1] / seed[0]);
         verdicts.extend(found.map(|found| Verdict { seed, baseline: Some(1.0), ..found }));
     };
-    let rate = "disk, 100 writers: rate over the old way's";
+    let rate = "disk, 100 writers: rate over the baseline's";
     beside(rate, "disk", 100, "mb_s", SEED_DISK, Goal::AtLeast(1.0));
-    let files = "small files a second over the old way's";
+    let files = "small files a second over the baseline's";
     beside(files, "files", 12, "files_s", SEED_FILES, Goal::AtLeast(0.95));
     let two = least(rows.all("two", "ioless").map(|row| row.real("util")));
     verdicts.extend(verdict("two devices 10:1: the less busy one", two, Some(Goal::AtLeast(0.95))));
@@ -120,7 +120,7 @@ fn changes(rows: &Rows<'_>) -> Vec<Verdict> {
         let (before, after) = (row.real("wake_gb_before"), row.real("wake_gb_after"));
         if before == 0.0 { f64::MAX } else { after / before }
     });
-    let what = "staggered exit: wake-ups for each GB, after half are gone over before";
+    let what = "staggered exit: wake-ups per GB, after half have ended over before";
     verdicts.extend(verdict(what, most(exit), Some(Goal::AtMost(1.2))));
     let bursts = rows.all("bursts", "ioless").map(|row| row.real("p99_ms") / row.real("p50_ms"));
     let what = "bursts of 32 MB: p99 of pauses over p50";
@@ -168,14 +168,14 @@ fn everywhere(rows: &Rows<'_>) -> Vec<Verdict> {
     let what = "10, 700, 3000 MB/s, 256 MiB and 4 GiB: the least part of the bandwidth";
     verdicts.extend(verdict(what, used, Some(Goal::AtLeast(0.99))));
     let over: u64 = rows.0.iter().map(|row| row.int("over")).sum();
-    let what = "turns after which more was dirty than may be";
+    let what = "turns that ended above the dirty limit";
     verdicts.extend(verdict(what, Some(over as f64), Some(Goal::Exactly(0.0))));
     let worst = most(rows.0.iter().map(|row| row.real("worst")));
     // Without dirty data the goal above would be met, too.
-    let what = "the most that was dirty, part of the limit";
+    let what = "maximum dirty bytes, part of the limit";
     verdicts.extend(verdict(what, worst, Some(Goal::Within(0.5, 1.0))));
     let failed: u64 = rows.0.iter().map(|row| row.int("failed")).sum();
-    verdicts.extend(verdict("bios that failed", Some(failed as f64), Some(Goal::Exactly(0.0))));
+    verdicts.extend(verdict("failed bios", Some(failed as f64), Some(Goal::Exactly(0.0))));
     verdicts
 }
 
