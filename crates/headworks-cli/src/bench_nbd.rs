@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 /// Parameters of a benchmark of a server.
 pub struct BenchNbdOptions {
-    /// The benchmark itself.
+    /// Parameters of the benchmark itself.
     pub bench: BenchOptions,
     /// Print one JSON object instead of text.
     pub json: bool,

@@ -6,11 +6,11 @@ use headworks_core::writeback::DirtyOptions;
 
 /// The properties of an export that decide what a crash loses.
 pub struct ExportDurability<'a> {
-    /// Name for messages.
+    /// Export name for messages.
     pub name: &'a str,
     /// The data outlives the process.
     pub lasting: bool,
-    /// Clients cannot write.
+    /// Clients cannot write to it.
     pub read_only: bool,
     /// When a write is acknowledged.
     pub mode: WriteMode,

@@ -41,7 +41,7 @@ const ENDED: u8 = b'e';
 pub struct MainNotifier(UnixStream, u8);
 
 impl MainNotifier {
-    /// Sends the notification.
+    /// Sends the notification once.
     pub fn notify(&self) {
         // One byte always fits; the read end closes only when the process ends.
         let _ = (&self.0).write(&[self.1]);
@@ -114,7 +114,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next event, at most `timeout`; without one, for ever.
+    /// Waits for the next event, at most `timeout`; without one, indefinitely.
     pub fn wait(&self, timeout: Option<Duration>) -> MainEvent {
         let until = timeout.map(|timeout| Instant::now() + timeout);
         loop {

@@ -28,7 +28,7 @@ Examples:
   headworks info --list nbd://localhost                   all exports
   headworks info --map --totals 'nbd+unix:///db?socket=/run/d.sock'   bytes of data and holes")]
 pub struct InfoArgs {
-    /// Server and export
+    /// URI of server and export
     pub uri: String,
     /// Print JSON with the field names of `nbdinfo --json`
     #[arg(long)]

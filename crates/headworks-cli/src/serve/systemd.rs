@@ -27,7 +27,7 @@ const EXTENSION: Duration = Duration::from_secs(15);
 /// Sockets passed by the service manager.
 #[derive(Default)]
 pub(super) struct InheritedSockets {
-    /// Listeners for clients.
+    /// Listening sockets for clients.
     pub listen: Vec<InheritedSocket>,
     /// Listener for the control protocol.
     pub control: Option<InheritedSocket>,

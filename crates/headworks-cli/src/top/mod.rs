@@ -83,7 +83,7 @@ pub fn run(options: &TopArgs) -> ExitCode {
     }
 }
 
-/// Prints tables; for ever if no number was given.
+/// Prints tables; without end if no number was given.
 fn lines(
     mut sample: impl FnMut() -> Result<Sample, String>,
     interval: Duration,

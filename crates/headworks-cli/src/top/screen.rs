@@ -28,10 +28,10 @@ const ANSWER_STEP: Duration = Duration::from_millis(20);
 const SILENCE: Duration = Duration::from_secs(2);
 
 /// A signal asked the program to end.
-static ASKED_TO_END: AtomicBool = AtomicBool::new(false);
+static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn end(_: libc::c_int) {
-    ASKED_TO_END.store(true, Ordering::Relaxed);
+    STOP_REQUESTED.store(true, Ordering::Relaxed);
 }
 
 /// State of the view: sorting, scrolling and help.
@@ -48,17 +48,17 @@ struct View {
 
 /// Action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum KeyAction {
     Nothing,
     Quit,
 }
 
 impl View {
-    fn on_key(&mut self, key: KeyCode, control: bool) -> Asked {
+    fn on_key(&mut self, key: KeyCode, control: bool) -> KeyAction {
         let last = COLUMNS.len() - 1;
         match key {
-            KeyCode::Char('c') if control => return Asked::Quit,
-            KeyCode::Char('q') | KeyCode::Esc => return Asked::Quit,
+            KeyCode::Char('c') if control => return KeyAction::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
             KeyCode::Char('c') => self.connections = !self.connections,
             KeyCode::Char('?' | 'h') => self.help = !self.help,
             KeyCode::Right => self.sort = (self.sort + 1).min(last),
@@ -72,7 +72,7 @@ impl View {
             }
             _ => {}
         }
-        Asked::Nothing
+        KeyAction::Nothing
     }
 }
 
@@ -150,7 +150,7 @@ pub fn run(
         loop {
             view.silent = asker.is_silent();
             terminal.draw(|frame| draw(frame, &mut view, &shown, &connections)).map_err(broken)?;
-            if ASKED_TO_END.load(Ordering::Relaxed) {
+            if STOP_REQUESTED.load(Ordering::Relaxed) {
                 return Ok(());
             }
             let left = match asker.since {
@@ -163,7 +163,7 @@ pub fn run(
                     && key.kind == KeyEventKind::Press
                 {
                     let control = key.modifiers.contains(KeyModifiers::CONTROL);
-                    if view.on_key(key.code, control) == Asked::Quit {
+                    if view.on_key(key.code, control) == KeyAction::Quit {
                         return Ok(());
                     }
                 }
@@ -283,7 +283,7 @@ mod tests {
         let text = screen(&mut view, 80);
         assert!(text.find("busy") < text.find("slow"), "{text}");
         assert!(text.contains("r/s") && !text.contains("queue"), "{text}");
-        assert_eq!(view.on_key(KeyCode::End, false), Asked::Nothing);
+        assert_eq!(view.on_key(KeyCode::End, false), KeyAction::Nothing);
         let text = screen(&mut view, 80);
         assert!(text.contains("hit%") && text.contains(" queue"), "{text}");
         // Also on a narrow terminal.
@@ -305,7 +305,7 @@ mod tests {
         view.on_key(KeyCode::Char('?'), false);
         view.on_key(KeyCode::Char('c'), false);
         assert!(screen(&mut view, 80).contains("connections, since each was opened"));
-        assert_eq!(view.on_key(KeyCode::Char('q'), false), Asked::Quit);
-        assert_eq!(view.on_key(KeyCode::Char('c'), true), Asked::Quit);
+        assert_eq!(view.on_key(KeyCode::Char('q'), false), KeyAction::Quit);
+        assert_eq!(view.on_key(KeyCode::Char('c'), true), KeyAction::Quit);
     }
 }
