@@ -1,7 +1,7 @@
-//! What a shard wants done: one ordered list, executed completely before the next input.
+//! Actions: the ordered output of a shard, executed completely before the next batch.
 //!
-//! Actions describe; the executor holds bytes, devices, sockets and clocks. The bytes that a `Submit` names stay as they are
-//! until its completion was put in; the buffer of a bio may be reused after its `Reply` says `Final` or `Released`.
+//! Actions are descriptions; the executor holds bytes, devices, sockets and clocks. The bytes of a `Submit` must not change before
+//! its completion is an input. The buffer of a bio may be reused after a `Reply` with stage `Final` or `Released`.
 
 use crate::bio::{BioFlags, BioId, DeviceId, Op, ShardId, VolumeId};
 use crate::error::Status;
@@ -9,199 +9,199 @@ use crate::input::{Message, ReplyStage, RequestId};
 use crate::time::Instant;
 use crate::wait_times::WaitTimes;
 
-/// A piece of a bio's buffer, in the order in which it lies on the device.
+/// A piece of a bio's buffer; the segments of a command are in device order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// Whose buffer.
+    /// The bio that owns the buffer.
     pub bio: BioId,
-    /// First byte within it.
+    /// Offset within the buffer.
     pub offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
 /// One command for a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submit {
-    /// To be given back in the completion.
+    /// The id that the completion returns.
     pub id: RequestId,
-    /// Which device.
+    /// The device of the command.
     pub device: DeviceId,
-    /// Which of its files.
+    /// The volume, which selects a file of the device.
     pub volume: VolumeId,
-    /// What to do. `Write` without segments writes zeros.
+    /// The operation; `Write` without segments writes zeros.
     pub op: Op,
-    /// `FUA`, `NO_UNMAP`, `HOLE_OK` matter here.
+    /// Flags, of which `FUA`, `NO_UNMAP` and `HOLE_OK` apply.
     pub flags: BioFlags,
-    /// First byte on the volume.
+    /// Offset of the first byte on the volume.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// Where its segments start in [`Actions::segments`].
+    /// Index of its first segment in [`Actions::segments`].
     pub first_segment: u32,
-    /// How many there are.
+    /// Number of its segments.
     pub segments: u16,
 }
 
-/// Something an operator should know, said once; never per I/O.
+/// An event for the operator, reported once and never per I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A device flush failed: flushes and FUA of the volume fail until acknowledged.
+    /// A device flush failed: flushes and FUA writes of the volume fail until the failed data is discarded.
     Suspect {
-        /// Which volume.
+        /// The volume concerned.
         volume: VolumeId,
-        /// How the flush failed.
+        /// The error of the flush.
         status: Status,
     },
-    /// A command passed its time-out; its tag and buffer stay until the device answers.
+    /// A command timed out; its tag and buffer stay in use until the device answers.
     TimedOut {
-        /// Which volume.
+        /// The volume concerned.
         volume: VolumeId,
-        /// What it was.
+        /// Operation of the command.
         op: Op,
-        /// Where.
+        /// Offset on the volume.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// A device answered for a command that is not in flight.
+    /// A device completed a command that is not in flight.
     UnknownCompletion {
-        /// Which device.
+        /// The device of the command.
         device: DeviceId,
-        /// The name it gave.
+        /// The id that the device returned.
         id: RequestId,
     },
-    /// The answer to [`crate::Control::Set`].
+    /// The answer to [`crate::Control::Set`] and [`crate::Control::SetDirty`].
     Set {
-        /// The token that came with it.
+        /// The token of the request.
         token: u32,
-        /// `Ok` when every request that comes now meets the new value; `Invalid`: the value is none that it takes;
-        /// `Unsupported`: it is a fact of the device; `Busy`: another switch is under way, or commands that were given up hold
-        /// tags that would be replaced, or what the rest waits for.
+        /// `Ok`: the new value applies to every further request. `Invalid`: the value is not accepted. `Unsupported`: the value
+        /// describes the device. `Busy`: another change is in progress, or timed-out commands hold tags that would be replaced
+        /// or that the drain waits for.
         status: Status,
     },
     /// A read inside the volume ended early: the file is shorter than it was.
     ShortRead {
-        /// Which volume.
+        /// The volume concerned.
         volume: VolumeId,
-        /// Where the data ended.
+        /// The offset where the data ended.
         offset: u64,
     },
 }
 
-/// The way of a copy.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CopyDirection {
-    /// From the bio's buffer: a write.
+    /// From the bio's buffer to the pool: a write.
     ToPool = 0,
-    /// Into the bio's buffer: a read.
+    /// From the pool to the bio's buffer: a read.
     ToBuffer = 1,
 }
 
-/// One thing to do.
+/// One action of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Give a command to a device.
+    /// Submits a command to a device.
     Submit(Submit),
-    /// Move bytes between a bio's buffer and the pool.
+    /// Copies bytes between a bio's buffer and the pool.
     Copy {
-        /// Whose buffer.
+        /// The bio that owns the buffer.
         bio: BioId,
-        /// First byte within the buffer.
+        /// Offset within the buffer.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
-        /// First byte within the pool.
+        /// Offset within the pool.
         at: u64,
-        /// Which way.
+        /// Direction of the copy.
         direction: CopyDirection,
     },
-    /// Zero bytes of the pool.
+    /// Zeroes bytes of the pool.
     Zero {
-        /// First byte within the pool.
+        /// Offset within the pool.
         at: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Move bytes within the pool; the two ranges never overlap.
+    /// Copies bytes within the pool; the two ranges never overlap.
     Move {
-        /// First byte that is read.
+        /// Offset of the source in the pool.
         from: u64,
-        /// First byte that is written.
+        /// Offset of the target in the pool.
         to: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Tell in the buffer of a bio that asks for block status: its first `len` bytes are data, and that is all that is told.
+    /// Writes a list of one extent into the buffer of a block-status bio: its first `len` bytes are data.
     Data {
-        /// Whose buffer.
+        /// The bio that owns the buffer.
         bio: BioId,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
     },
-    /// Answer a bio, or free its buffer.
+    /// Completes a bio, or releases its buffer.
     Reply {
-        /// Which bio.
+        /// The id of the bio.
         id: BioId,
-        /// How it went.
+        /// Outcome of the bio.
         status: Status,
-        /// The read data are all zeros and are not in the buffer.
+        /// Whether the data is all zeros and not in the buffer.
         hole: bool,
-        /// What this says about the buffer.
+        /// What the reply means for the buffer.
         stage: ReplyStage,
-        /// What it waited for.
+        /// The wait times of the bio.
         wait_times: WaitTimes,
     },
-    /// Tell another shard.
+    /// Sends a message to another shard.
     Send {
-        /// Who.
+        /// The receiving shard.
         to: ShardId,
-        /// What.
+        /// The message to be sent.
         message: Message,
     },
-    /// Put in [`crate::Input::Timer`] at this time; replaces the time asked for before.
+    /// Requests [`crate::Input::Timer`] at this time; replaces the request before.
     Timer {
-        /// When.
+        /// The time of the input.
         at: Instant,
     },
-    /// Tell the operator.
+    /// Reports an event to the operator.
     Notice(Notice),
 }
 
-// A list of hundreds is written and read for each turn.
+// Hundreds of actions are written and read in each turn.
 const _: () = assert!(size_of::<Action>() <= 48);
 
-/// The list of a batch and the segments its submits point at.
+/// The actions of a batch, and the segments of its commands.
 #[derive(Debug, Default)]
 pub struct Actions {
-    /// In order.
+    /// The actions, in order of execution.
     pub list: Vec<Action>,
-    /// Shared by all submits of the list.
+    /// The segments of all commands of the list.
     pub segments: Vec<Segment>,
 }
 
 impl Actions {
-    /// An empty list with room for `actions` and `segments` before anything is allocated.
+    /// Creates an empty list with capacity for `actions` and `segments`.
     #[must_use]
     pub fn with_capacity(actions: usize, segments: usize) -> Self {
         Self { list: Vec::with_capacity(actions), segments: Vec::with_capacity(segments) }
     }
 
-    /// Makes room for so many before anything is allocated again.
+    /// Raises the capacity to at least `actions` and `segments`.
     pub fn make_room(&mut self, actions: usize, segments: usize) {
         self.list.reserve_exact(actions.saturating_sub(self.list.len()));
         self.segments.reserve_exact(segments.saturating_sub(self.segments.len()));
     }
 
-    /// The segments of one of the list's submits.
+    /// The segments of a command of this list.
     #[must_use]
     pub fn segments_of(&self, submit: &Submit) -> &[Segment] {
         let first = submit.first_segment as usize;
         &self.segments[first..first + usize::from(submit.segments)]
     }
 
-    /// Forgets everything, keeps the room.
+    /// Clears the list and keeps its capacity.
     pub fn clear(&mut self) {
         self.list.clear();
         self.segments.clear();

@@ -1,7 +1,7 @@
-//! Everything that can happen to a shard, as plain data.
+//! Inputs: every event that a shard handles, as plain data.
 //!
-//! Nothing else enters: a log of inputs (with the `now` of each batch) replays to the same actions, in debug and release.
-//! So an input holds no pointer, no usize and no float, and names things by ids that mean the same in every run.
+//! A log of inputs with the `now` of each batch replays to the same actions. So an input holds no pointer, no usize and no float,
+//! and uses ids that mean the same in every run.
 
 use crate::bio::{Bio, BioId, DeviceId, ExportId, ShardId, VolumeId};
 use crate::error::Status;
@@ -9,192 +9,192 @@ use crate::options::Tunable;
 use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
 
-/// Names a command in flight: the request's slot and how often the slot was used before.
+/// The id of a command in flight: a request slot and its generation.
 ///
-/// Both are decided by policy alone, so they are equal in every replay. A completion for a name that is not in flight is a
-/// device's lie and is reported, never believed.
+/// Policy alone chooses both, so they are equal in every replay. A completion for an id that is not in flight is reported and
+/// otherwise ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId {
-    /// The request's slot on its device's shard.
+    /// Index of the request on its device's shard.
     pub slot: u32,
-    /// Counts the commands sent from that slot.
+    /// Number of commands that were sent from the slot before.
     pub generation: u32,
 }
 
-/// What a device says of a command.
+/// A device's answer to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Which command.
+    /// The id of the command.
     pub id: RequestId,
-    /// Bytes moved, from the command's start; less than asked is a short transfer, which the queue continues.
+    /// Bytes moved from the command's start; the queue continues a short transfer.
     pub transferred: u32,
-    /// How it went; `Busy` means refused and not started.
+    /// Outcome of the command; `Busy` means that it was refused and had no effect.
     pub status: Status,
-    /// The read range is all zeros and the buffer was not touched (allowed only where the command said `HOLE_OK`).
+    /// Whether the range reads as zeros and the buffer is unchanged; allowed only with `HOLE_OK`.
     pub hole: bool,
 }
 
-/// What shards say to each other. Delivered in order between any two.
+/// Messages between shards, delivered in order between any two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// To the owner of the volume's device: do this. It spends `tags` of the sender's lease until `Done`.
+    /// To the owner of the volume's device: executes a bio, which uses `tags` of the sender's lease until `Done`.
     Bio {
-        /// The bio, checked by its volume.
+        /// The bio, checked against its volume.
         bio: Bio,
-        /// The sender's own name for it, given back in `Done`.
+        /// The sender's cookie, which `Done` returns.
         cookie: u32,
-        /// How many leased tags it spends.
+        /// Number of leased tags that it uses.
         tags: u16,
     },
-    /// To the bio's shard: what became of it.
+    /// To the bio's shard: completes a bio.
     Done {
-        /// The name from `Bio`.
+        /// The cookie from `Bio`.
         cookie: u32,
-        /// Which bio.
+        /// The id of the bio.
         id: BioId,
-        /// How it went.
+        /// Outcome of the bio.
         status: Status,
-        /// See [`Completion::hole`].
+        /// As in [`Completion::hole`]: zeros, buffer unchanged.
         hole: bool,
-        /// What this says about the buffer.
+        /// What the reply means for the buffer.
         stage: ReplyStage,
-        /// What it waited for there.
+        /// Wait times on the owner's shard.
         wait_times: WaitTimes,
     },
-    /// To the owner: those who wait here need `want` tags of `device`, the first of them no more.
+    /// To the owner: requests `want` tags of `device` for the waiters here; enough for the first of them.
     TagWant {
-        /// Whose tags.
+        /// The device of the tags.
         device: DeviceId,
-        /// How many, at least 1.
+        /// Number of tags, at least 1.
         want: u16,
-        /// Bytes that they are for.
+        /// Bytes of the waiters' requests.
         bytes: u32,
-        /// The weights of the exports that wait there, together.
+        /// Sum of the weights of the exports that wait.
         weight: u16,
     },
-    /// To a shard: `count` tags of `device` are yours until returned.
+    /// To a shard: leases `count` tags of `device` until they are returned.
     TagGrant {
-        /// Whose tags.
+        /// The device of the tags.
         device: DeviceId,
-        /// How many.
+        /// Number of tags.
         count: u16,
     },
-    /// To a shard: somebody waits; return what is unused now and the rest as it falls free.
+    /// To a shard: asks for its unused tags now and for the rest as they become free.
     TagRevoke {
-        /// Whose tags.
+        /// The device of the tags.
         device: DeviceId,
     },
-    /// To every other shard: the queue of `device` works with these from now on. Comes before any tag that is granted by them.
+    /// To every other shard: new limits of the queue of `device`. Precedes every tag that is granted under them.
     Limits {
-        /// Whose.
+        /// The device of the queue.
         device: DeviceId,
-        /// See [`crate::QueueOptions`].
+        /// As in [`crate::QueueOptions::nr_requests`].
         nr_requests: u32,
-        /// See [`crate::QueueOptions`].
+        /// As in [`crate::QueueOptions::max_sectors_kb`].
         max_sectors_kb: u32,
     },
-    /// To every other shard: so volumes of `device` are cached from now on.
+    /// To every other shard: how volumes of `device` are cached from now on.
     Caching {
-        /// Whose.
+        /// The device of the volumes.
         device: DeviceId,
-        /// See [`crate::QueueOptions`].
+        /// As in [`crate::QueueOptions::read_ahead_kb`].
         read_ahead_kb: u32,
-        /// See [`crate::QueueOptions`].
+        /// As in [`crate::QueueOptions::max_folio_order`].
         max_folio_order: u8,
     },
-    /// To the owner: `count` tags come back.
+    /// To the owner: returns `count` leased tags.
     TagReturn {
-        /// Whose tags.
+        /// The device of the tags.
         device: DeviceId,
-        /// How many.
+        /// Number of tags.
         count: u16,
     },
 }
 
-/// Whether an answer is final for the bio's buffer.
+/// What a reply means for the bio's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReplyStage {
-    /// The answer, and the buffer is free.
+    /// The bio is complete and its buffer is free.
     Final = 0,
-    /// The answer came by time-out; the device may still use the buffer. `Released` follows.
+    /// The bio timed out; the device may still use the buffer until `Released` follows.
     Early = 1,
-    /// No answer (it was given before): the buffer is free.
+    /// The buffer of a bio that was answered early is free.
     Released = 2,
 }
 
-/// What an operator may tell a shard while it runs.
+/// Changes by an operator while the shard runs.
 ///
-/// `Set` is answered by [`crate::Notice::Set`] with the same token: at once, or when the queue has drained and switched.
+/// `Set` is answered by [`crate::Notice::Set`] with the same token, at once or after the queue has drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// The operator knows of the failed flush; the volume's flushes work again. Sent to the shard of its device.
+    /// Discards a volume's failed blocks and lets its flushes succeed again. Sent to the shard of its device.
     Acknowledge {
-        /// Which volume.
+        /// The volume concerned.
         volume: VolumeId,
     },
-    /// The file behind the volume has another size now. Sent to the volume's shard; beyond it requests fail.
+    /// Changes the size of a volume after its file changed. Sent to the volume's shard; requests beyond it fail.
     Resize {
-        /// Which volume.
+        /// The volume concerned.
         volume: VolumeId,
-        /// Bytes.
+        /// New size in bytes.
         size: u64,
     },
-    /// A queue works with another value from now on. Sent to the shard that owns the device.
+    /// Changes a tunable of a queue. Sent to the shard that owns the device.
     Set {
-        /// Whose queue.
+        /// The device of the queue.
         device: DeviceId,
-        /// Which option.
+        /// The tunable to be changed.
         tunable: Tunable,
-        /// Its value, in the unit of [`Tunable::get`].
+        /// The new value, in the unit of [`Tunable::get`].
         value: u64,
-        /// Comes back in the answer.
+        /// A token that the answer returns.
         token: u32,
     },
-    /// The shard's write-back works with another value from now on; answered by [`crate::Notice::Set`] at once.
+    /// Changes a tunable of the shard's write-back; answered by [`crate::Notice::Set`] at once.
     SetDirty {
-        /// Which option.
+        /// The tunable to be changed.
         tunable: DirtyTunable,
-        /// Its value for this shard, in the unit of [`DirtyTunable::get`].
+        /// The new value of this shard, in the unit of [`DirtyTunable::get`].
         value: u64,
-        /// Comes back in the answer.
+        /// A token that the answer returns.
         token: u32,
     },
-    /// An export gets another share. Sent to every shard.
+    /// Changes the weight of an export. Sent to every shard.
     Weight {
-        /// Which export.
+        /// The export concerned.
         export: ExportId,
-        /// Its weight, 1..=10000.
+        /// The new weight, 1..=10000.
         weight: u16,
     },
 }
 
-/// One event.
+/// One input of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// A frontend brings a bio to its volume's shard.
+    /// A bio from a frontend, given to its volume's shard.
     Bio(Bio),
-    /// A device of this shard answers.
+    /// A completion of a device of this shard.
     Complete {
-        /// Which device.
+        /// The device that completed a command.
         device: DeviceId,
-        /// Its answer.
+        /// The answer of the device.
         completion: Completion,
     },
-    /// The time last asked for with `Action::Timer` has come.
+    /// The time last requested by `Action::Timer` has come.
     Timer,
-    /// Another shard speaks.
+    /// A message from another shard.
     Message {
-        /// Who.
+        /// The sending shard.
         from: ShardId,
-        /// What.
+        /// The message that arrived.
         message: Message,
     },
-    /// The operator speaks.
+    /// A change by the operator.
     Control(Control),
-    /// A connection (or handle) is gone and will bring nothing more; what it has on its way is still answered.
+    /// A connection (or handle) was closed and sends no further bios; outstanding ones are still answered.
     Close {
-        /// Which.
+        /// The id of the connection.
         connection: u32,
     },
 }

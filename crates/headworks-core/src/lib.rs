@@ -1,24 +1,48 @@
-//! The policy of Headworks: every decision of the block I/O path as plain state machines.
+//! The policy of Headworks: every decision of the block I/O path, as deterministic state machines.
 //!
-//! Nothing here reads a clock, starts a thread, takes a lock, makes a system call or, after start-up, allocates. A [`Shard`]
-//! takes [`Input`]s with the time they came and gives an ordered list of [`Action`]s; whoever drives it (the server's
-//! reactor, an embedding program, the simulated world) carries them out. The same inputs give the same actions, bit for bit.
+//! A [`Shard`] decides about the I/O of one thread. Its driver hands it [`Input`]s with the current time and executes the ordered list
+//! of [`Action`]s that it returns. The server, the embedding API and the simulator are drivers; equal inputs give equal actions.
+//! Nothing here reads a clock, starts a thread, takes a lock, makes a system call or allocates after the start.
 //!
-//! The modules follow the path of a bio: `volume` checks it, `plug` holds a turn's batch, `queue` admits, merges, splits and
-//! keeps the contract with the device, `elevator` orders, `tags` is the right to be in flight.
+//! ```
+//! use headworks_core::{Action, Bio, Input, Instant, Op, QueueOptions, Shard, ShardConfig, VolumeOptions};
+//!
+//! let volume = VolumeOptions { size: 1 << 20, block_size: 512, ..VolumeOptions::default() };
+//! let mut shard = Shard::new(ShardConfig::single(QueueOptions::default(), volume, 64))?;
+//! let bio = Bio { op: Op::Read, offset: 4096, len: 4096, ..Bio::default() };
+//! shard.handle(Instant(0), &[Input::Bio(bio)]);
+//! let submitted = |action: &&Action| matches!(action, Action::Submit(command) if command.len == 4096);
+//! assert_eq!(shard.actions().list.iter().filter(submitted).count(), 1);
+//! shard.clear_actions();
+//! # Ok::<(), headworks_core::ConfigError>(())
+//! ```
+//!
+//! The path of a bio, and the modules that decide about it:
+//!
+//! | module | decides |
+//! |---|---|
+//! | `volume` | bounds, alignment, read-only |
+//! | [`cache`], [`writeback`] | hits, fills, read-ahead, eviction; dirty limits, throttling and write-out |
+//! | `plug`, `merge` | which bios of a batch become one request |
+//! | `queue` | admission, splitting, dispatch, completion, flushes, retries, time-outs |
+//! | [`tags`] | which request gets a tag next |
+//! | [`elevator`] | the order of dispatch |
+//! | `remote` | bios for a device of another shard |
+//!
+//! [`options`] has every option with its default, [`record`] the encoding of inputs, [`stats`] the statistics.
 #![forbid(unsafe_code)]
 
-pub mod action;
+mod action;
 pub mod bio;
 pub mod buddy;
 pub mod cache;
 mod device_bio;
 pub mod elevator;
-pub mod error;
+mod error;
 pub mod extent;
 mod flags;
 pub mod gauge;
-pub mod input;
+mod input;
 pub mod list;
 pub mod merge;
 pub mod options;
@@ -29,15 +53,16 @@ mod queue;
 pub mod record;
 mod remote;
 pub mod request;
-pub mod shard;
+pub mod request_limits;
+mod shard;
 pub mod slab;
 pub mod stats;
 pub mod tags;
 pub mod time;
 mod timer;
-pub mod tunables;
+mod tunables;
 mod volume;
-pub mod wait_times;
+mod wait_times;
 pub mod writeback;
 
 pub use action::{Action, Actions, CopyDirection, Notice, Segment, Submit};
@@ -52,4 +77,5 @@ pub use options::{
 };
 pub use shard::Shard;
 pub use time::Instant;
+pub use tunables::Unit;
 pub use wait_times::{WaitKind, WaitTimes};

@@ -8,61 +8,8 @@ use crate::bio::{Bio, BioFlags};
 use crate::elevator::MergeEdge;
 use crate::gauge::Gauge32;
 use crate::list::List;
-use crate::options::QueueOptions;
 use crate::request::{Bios, EndLink, Request, SlotId, Slots, StartLink};
-
-/// The device's limits on one data request.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The most bytes of a request.
-    pub(crate) max_bytes: u32,
-    /// The most segments of a request.
-    pub(crate) max_segments: u16,
-    /// The most bytes of a segment.
-    pub(crate) max_segment_size: u32,
-}
-
-impl Limits {
-    /// Takes the limits from a queue's options.
-    #[must_use]
-    pub fn new(options: &QueueOptions) -> Self {
-        Self {
-            max_bytes: options.max_bytes(),
-            max_segments: options.max_segments,
-            max_segment_size: options.max_segment_size,
-        }
-    }
-
-    /// Returns the segments that a bio of `len` bytes needs; its buffer is contiguous.
-    #[inline]
-    #[must_use]
-    pub fn segments(&self, len: u32) -> u16 {
-        if len <= self.max_segment_size {
-            return 1;
-        }
-        len.div_ceil(self.max_segment_size).min(u32::from(u16::MAX)) as u16
-    }
-
-    /// Returns the bytes of the largest piece that a bio is split into: a multiple of `block`, at least one.
-    #[must_use]
-    pub fn piece(&self, block: u32) -> u32 {
-        debug_assert!(block.is_power_of_two(), "pieces are rounded by a mask");
-        let by_segments = u64::from(self.max_segment_size) * u64::from(self.max_segments);
-        let largest = u64::from(self.max_bytes).min(by_segments) as u32;
-        step(largest, block)
-    }
-
-    fn admit(&self, bytes: u64, segments: u32) -> bool {
-        bytes <= u64::from(self.max_bytes) && segments <= u32::from(self.max_segments)
-    }
-}
-
-/// Returns the most bytes up to `limit` that end at a block, at least one block: a device cannot cut a block.
-#[inline]
-pub(crate) fn step(limit: u32, block: u32) -> u32 {
-    debug_assert!(block.is_power_of_two(), "steps are rounded by a mask");
-    (limit & !(block - 1)).max(block)
-}
+use crate::request_limits::RequestLimits;
 
 /// The flags in which the bios of a request must agree.
 const CLASS: BioFlags = BioFlags(BioFlags::FUA.0 | BioFlags::SYNC.0);
@@ -82,7 +29,7 @@ pub(crate) fn fit_bio(
     request: &Request,
     bio: &Bio,
     segments: u16,
-    limits: &Limits,
+    limits: &RequestLimits,
 ) -> Option<MergeEdge> {
     let edge = if request.end() == bio.offset {
         MergeEdge::Back
@@ -156,7 +103,7 @@ pub(crate) fn join_bio(
 }
 
 /// Returns true when `back`, which starts where `front` ends, may become part of it.
-pub(crate) fn fit_requests(front: &Request, back: &Request, limits: &Limits) -> bool {
+pub(crate) fn fit_requests(front: &Request, back: &Request, limits: &RequestLimits) -> bool {
     front.end() == back.offset
         && front.op == back.op
         && front.volume == back.volume
@@ -280,7 +227,7 @@ impl MergeIndex {
         &self,
         slots: &Slots,
         incoming: &Request,
-        limits: &Limits,
+        limits: &RequestLimits,
         fronts: bool,
     ) -> Option<(SlotId, MergeEdge)> {
         let volume = incoming.volume.0;
@@ -324,10 +271,11 @@ pub(crate) fn hash(volume: u16, at: u64, shift: u32) -> usize {
 mod tests {
     use super::*;
     use crate::bio::VolumeId;
+    use crate::options::QueueOptions;
     use crate::prng::Prng;
 
-    fn limits() -> Limits {
-        Limits::new(&QueueOptions {
+    fn limits() -> RequestLimits {
+        RequestLimits::new(&QueueOptions {
             max_sectors_kb: 12,
             max_segments: 3,
             max_segment_size: 4096,

@@ -1,7 +1,7 @@
-//! Inputs and actions as words: the record of a run, and its hash.
+//! The encoding of inputs as words, and the hash of inputs and actions.
 //!
-//! Every field has its place in a word, so nothing depends on layout, padding or build. A record of a shard's inputs, with
-//! the `now` of each batch, replays to the same actions; their hash is compared, not their text.
+//! Every field has a fixed position in a word, so the encoding does not depend on layout, padding or build. A record of a shard's
+//! inputs with the `now` of each batch replays to the same actions, which are compared by hash.
 
 use crate::action::{Action, Actions, Notice};
 use crate::bio::{Bio, BioFlags, BioId, DeviceId, ExportId, Ioprio, Op, ShardId, VolumeId};
@@ -11,10 +11,10 @@ use crate::options::Tunable;
 use crate::wait_times::WaitTimes;
 use crate::writeback::DirtyTunable;
 
-/// An input in a record: six words.
-pub type Words = [u64; 6];
+/// An encoded input: six words.
+pub type InputWords = [u64; 6];
 
-/// A running hash of words.
+/// A running hash of inputs and actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunHash(pub u64);
 
@@ -25,13 +25,13 @@ impl Default for RunHash {
 }
 
 impl RunHash {
-    /// Takes one word: rotate, mix in, multiply (two's complement arithmetic, the same everywhere).
+    /// Adds one word: rotate, exclusive or, multiply.
     #[inline]
     pub fn add(&mut self, word: u64) {
         self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
-    /// Takes a whole list of actions, in order, with their segments.
+    /// Adds a list of actions, in order, with their segments.
     pub fn add_actions(&mut self, actions: &Actions) {
         for action in &actions.list {
             self.add_action(action);
@@ -42,13 +42,13 @@ impl RunHash {
         }
     }
 
-    /// Takes an input.
+    /// Adds an encoded input.
     pub fn add_input(&mut self, input: &Input) {
         encode(input).into_iter().for_each(|word| self.add(word));
     }
 
     fn add_id(&mut self, id: BioId) {
-        self.add(who_word(id));
+        self.add(id_word(id));
         self.add(id.sequence);
     }
 
@@ -142,10 +142,10 @@ fn outcome(status: Status, hole: bool, stage: ReplyStage) -> u64 {
     u64::from(IoError::code(status)) << 16 | u64::from(hole) << 8 | u64::from(stage as u8)
 }
 
-/// The words of a bio, four of them.
+/// Encodes a bio as four words.
 fn bio_words(bio: &Bio) -> [u64; 4] {
     [
-        who_word(bio.id),
+        id_word(bio.id),
         bio.id.sequence,
         bio.offset,
         pair(
@@ -178,13 +178,13 @@ fn id_of(who: u64, sequence: u64) -> BioId {
     }
 }
 
-const fn who_word(id: BioId) -> u64 {
+const fn id_word(id: BioId) -> u64 {
     pair(id.connection, (id.export.0 as u32) << 16 | id.volume.0 as u32)
 }
 
-/// An input as words. The first word's low byte says what it is.
+/// Encodes an input; the low byte of the first word is its kind.
 #[must_use]
-pub fn encode(input: &Input) -> Words {
+pub fn encode(input: &Input) -> InputWords {
     match *input {
         Input::Bio(bio) => {
             let [a, b, c, d] = bio_words(&bio);
@@ -219,7 +219,7 @@ pub fn encode(input: &Input) -> Words {
     }
 }
 
-fn encode_message(message: &Message) -> Words {
+fn encode_message(message: &Message) -> InputWords {
     match *message {
         Message::Bio { bio, cookie, tags } => {
             let [a, b, c, d] = bio_words(&bio);
@@ -227,7 +227,7 @@ fn encode_message(message: &Message) -> Words {
         }
         Message::Done { cookie, id, status, hole, stage, wait_times } => {
             let outcome = outcome(status, hole, stage);
-            [4, who_word(id), id.sequence, outcome, cookie.into(), wait_times.word()]
+            [4, id_word(id), id.sequence, outcome, cookie.into(), wait_times.word()]
         }
         Message::TagWant { device, want, bytes, weight } => {
             [5, device.0.into(), want.into(), bytes.into(), weight.into(), 0]
@@ -244,9 +244,9 @@ fn encode_message(message: &Message) -> Words {
     }
 }
 
-/// The input that `words` stand for; `None` when they stand for none (a damaged record).
+/// Decodes an input; `None` for words of a damaged record.
 #[must_use]
-pub fn decode(words: &Words) -> Option<Input> {
+pub fn decode(words: &InputWords) -> Option<Input> {
     let from = ShardId((words[0] >> 16) as u16);
     let device = DeviceId(words[1] as u16);
     let count = words[2] as u16;
@@ -327,7 +327,7 @@ fn stage_of(word: u64) -> Option<ReplyStage> {
     }
 }
 
-fn completion_of(words: &Words) -> Completion {
+fn completion_of(words: &InputWords) -> Completion {
     Completion {
         id: RequestId { slot: (words[1] >> 32) as u32, generation: words[1] as u32 },
         transferred: words[2] as u32,
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn every_input_comes_back_from_its_words() {
+    fn inputs_round_trip_through_words() {
         let mut prng = Prng::new(3);
         for _ in 0..20_000 {
             let input = some_input(&mut prng);
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_sees_every_word_and_their_order() {
+    fn hash_depends_on_every_word_and_their_order() {
         let hash = |words: &[u64]| {
             let mut hash = RunHash::default();
             words.iter().for_each(|&word| hash.add(word));

@@ -12,10 +12,10 @@ use crate::action::Action;
 use crate::bio::{DeviceId, ExportId, Op, ShardId};
 use crate::error::Status;
 use crate::input::{Message, ReplyStage};
-use crate::merge::Limits;
 use crate::options::ShardConfig;
 use crate::pools::{Pools, answer};
 use crate::queue::{ExportWeights, TimerKind, clear_timers, cost_bytes, pieces, timer_of};
+use crate::request_limits::RequestLimits;
 use crate::tags::{FlowHead, Flows, Lease, Requester, TagRequest, max_request_tags};
 use crate::time::{Instant, MS};
 use crate::wait_times::{WaitKind, WaitTimes};
@@ -28,7 +28,7 @@ pub(crate) struct RemoteQueue {
     device: DeviceId,
     owner: ShardId,
     /// The owner's limits, as of its last message.
-    limits: Limits,
+    limits: RequestLimits,
     nr_requests: u32,
     lease: Lease,
     /// Bios that wait for tags.
@@ -45,7 +45,7 @@ impl RemoteQueue {
         Self {
             device,
             owner: options.owner,
-            limits: Limits::new(&options.queue),
+            limits: RequestLimits::new(&options.queue),
             nr_requests: options.queue.nr_requests,
             lease: Lease::default(),
             waiting: Flows::new((config.bios_max + config.cache.bios()) as usize),

@@ -15,7 +15,7 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 use std::string::FromUtf8Error;
 
-use headworks_core::record::{RunHash, Words, decode, encode};
+use headworks_core::record::{InputWords, RunHash, decode, encode};
 use headworks_core::{Actions, Change, ConfigError, Input, Instant, Shard, ShardConfig};
 
 const MAGIC: &str = "headworks-record 1\n";
@@ -146,7 +146,7 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
             let Some(words) = read_words(&mut reader) else {
                 break;
             };
-            let input = decode(&words as &Words).ok_or_else(|| damaged("an input is malformed"))?;
+            let input = decode(&words as &InputWords).ok_or_else(|| damaged("an input is malformed"))?;
             inputs.push(input);
         }
         if inputs.len() as u64 != count {

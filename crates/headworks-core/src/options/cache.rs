@@ -3,18 +3,18 @@
 use crate::error::ConfigError;
 use crate::time::{MS, SEC};
 
-/// When a write is acknowledged; QEMU's words.
+/// When a write is acknowledged, in the words of QEMU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum WriteMode {
-    /// When it is in the cache; durable after a flush or by FUA.
+    /// Once it is in the cache; durable after a flush or by FUA.
     #[default]
     Writeback = 0,
-    /// When the device has it; reads are cached. Durable after a flush or by FUA.
+    /// Once the device has it; reads are cached. Durable after a flush or by FUA.
     Writethrough = 1,
     /// The volume is not cached at all.
     None = 2,
-    /// As `Writeback`, and flushes and FUA promise nothing. For what may be lost.
+    /// As `Writeback`, but flushes and FUA guarantee nothing; for expendable data.
     Unsafe = 3,
 }
 
@@ -34,14 +34,14 @@ impl WriteMode {
     }
 }
 
-/// What becomes of a block whose write-out failed.
+/// What happens to a block whose write-out failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ErrorPolicy {
-    /// It is held: readable, written again only by a flush; flushes fail until it is written or its loss is acknowledged.
+    /// The block is held: readable, and retried only by a flush. Flushes fail until it is written or discarded.
     #[default]
     Hold = 0,
-    /// As `Hold`, and it is also written again by itself, after 1, 2, 4 .. 30 s. What may pass (a time-out, no room) always is.
+    /// As `Hold`, and retried after 1, 2, 4 .. 30 s. Transient errors (time-out, no space) are always retried.
     Retry = 1,
 }
 
@@ -59,38 +59,38 @@ impl ErrorPolicy {
     }
 }
 
-/// A shard's cache.
+/// Options of a shard's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// Frames of 4 KiB in this shard's pool; 0: no cache. At least [`CacheOptions::UNITS_MIN`] otherwise.
+    /// Frames of 4 KiB in this shard's pool: 0 for no cache, otherwise at least [`CacheOptions::UNITS_MIN`].
     pub units: u32,
-    /// Connections whose writes are told apart by the throttle, and errors remembered for, 1..=65536.
+    /// Most connections that are throttled, and have errors reported, separately, 1..=65536.
     pub writers_max: u32,
-    /// A flush that took longer is answered with an error; the data stay dirty. Whole milliseconds.
+    /// Time after which a flush fails while the data stays dirty, in nanoseconds; whole milliseconds.
     pub flush_timeout_ns: u64,
-    /// The connection in whose name the cache writes out: an id of this shard's that no client has.
+    /// The connection id for the cache's own bios, which no client of this shard has.
     pub account: u32,
 }
 
 impl CacheOptions {
-    /// The smallest pool: 1 MiB.
+    /// The smallest pool: 1 MiB of frames.
     pub const UNITS_MIN: u32 = 256;
-    /// The largest: 4 TiB less a block.
+    /// The largest pool: 4 TiB of frames.
     pub const UNITS_MAX: u32 = 1 << 30;
 
-    /// Whether there is a cache.
+    /// Whether the shard has a cache.
     #[must_use]
     pub const fn is_on(&self) -> bool {
         self.units > 0
     }
 
-    /// Bios of the cache's own at once, beside the clients': fills and write-out.
+    /// Most outstanding bios of the cache itself: fills and write-out.
     #[must_use]
     pub fn bios(&self) -> u32 {
         if self.is_on() { (self.units / 8).clamp(64, 8192) } else { 0 }
     }
 
-    /// Checks every range once.
+    /// Checks every option against its range.
     ///
     /// # Errors
     /// The first option out of range, with its range.

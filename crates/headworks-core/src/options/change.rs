@@ -11,41 +11,41 @@ use crate::error::ConfigError;
 
 use super::topology::{DeviceConfig, VolumeConfig};
 
-/// What joins or leaves.
+/// A hot-add or hot-remove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A device takes a vacant place.
+    /// Adds a device in a free slot.
     AddDevice {
-        /// Its place.
+        /// The slot that it takes.
         device: DeviceId,
-        /// Its owner and its queue.
+        /// Owner and queue of the device.
         config: DeviceConfig,
     },
-    /// A volume takes a vacant place, on a device that is there.
+    /// Adds a volume in a free slot, on an existing device.
     AddVolume {
-        /// Its place.
+        /// The slot that it takes.
         volume: VolumeId,
-        /// Where it lives, and its options.
+        /// Home, device and options of the volume.
         config: VolumeConfig,
     },
-    /// A volume of which nothing is on its way or dirty leaves; its place is vacant.
+    /// Removes a volume without outstanding bios and dirty data, and frees its slot.
     RemoveVolume {
-        /// Which.
+        /// The volume to be removed.
         volume: VolumeId,
     },
-    /// A device without volumes leaves; its place is vacant.
+    /// Removes a device without volumes, and frees its slot.
     RemoveDevice {
-        /// Which.
+        /// The device to be removed.
         device: DeviceId,
     },
 }
 
-/// Why a change was not made; the shard is as it was.
+/// The reason for a refused change, which left the shard as it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeError {
-    /// It cannot be: what was wrong and what would be right.
+    /// The change is invalid; the error names what is accepted.
     Invalid(ConfigError),
-    /// Something still uses it, in these words; it may be asked for again.
+    /// The device or volume is in use; the change may be tried again.
     Busy(&'static str),
 }
 
@@ -67,7 +67,7 @@ impl fmt::Display for ChangeError {
 impl std::error::Error for ChangeError {}
 
 impl Change {
-    /// The change as a line of numbers behind a word. [`Change::from_line`] reads it.
+    /// The change as a line: a word and numbers. [`Change::from_line`] reads it.
     #[must_use]
     pub fn to_line(&self) -> String {
         match self {

@@ -1,7 +1,7 @@
-//! Every number a user may set, with its default and its reason. Names are Linux's where Linux has the thing.
+//! Options of shards, caches, queues and volumes, with their defaults and reasons. Names follow Linux where it has the option.
 //!
-//! `cache` is the cache of a shard, `queue` one device's queue, `tunable` the same options as a table of names, ranges and values (what a control socket,
-//! a record and a live switch work with), `topology` what a shard is made from, `change` what joins and leaves it.
+//! `topology` describes the devices, volumes and exports of a shard, `cache` its page cache, `queue` the queue of a device, `tunable`
+//! the queue's tunables as a table, `change` hot-add and hot-remove.
 
 mod cache;
 mod change;

@@ -1,10 +1,10 @@
-//! One device's queue.
+//! Options of a device's queue.
 
 use crate::time::SEC;
 
 use crate::tunables::choice;
 
-/// Which elevator orders a device's requests.
+/// The elevator that orders a device's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Scheduler {
@@ -22,7 +22,7 @@ impl Scheduler {
     /// The words of sysfs, in the order of their codes.
     pub const NAMES: [&'static str; 2] = ["none", "mq-deadline"];
 
-    /// The word of sysfs.
+    /// The name in sysfs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
@@ -31,16 +31,16 @@ impl Scheduler {
 
 choice!(Scheduler);
 
-/// `nomerges`: how hard to look for merges (sysfs values 0, 1, 2).
+/// How much the queue searches for merges (`nomerges` of sysfs: 0, 1, 2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NoMerges {
-    /// Look everywhere (0).
+    /// Search the plug and the queue (0).
     #[default]
     MergeAll = 0,
-    /// Only the cheap look at the last request of the plug (1).
+    /// Check only the last request of the plug (1).
     OneHit = 1,
-    /// Never (2).
+    /// Never merge any bios (2).
     Never = 2,
 }
 
@@ -54,19 +54,19 @@ choice!(NoMerges);
 /// `iosched/*` of mq-deadline; times in milliseconds, as sysfs has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeadlineOptions {
-    /// A read that waited this long goes first when a batch ends. 500: Linux's default.
+    /// Age at which a read is dispatched first when a batch ends. 500: Linux's default.
     pub read_expire_ms: u32,
-    /// The same for writes. 5000: Linux's default.
+    /// Age at which a write is dispatched first. 5000: Linux's default.
     pub write_expire_ms: u32,
-    /// How many batches of reads may pass waiting writes. 2: Linux's default.
+    /// Batches of reads that may overtake waiting writes. 2: Linux's default.
     pub writes_starved: u32,
     /// Requests of a batch, in sector order. 16: enough for a seek to pay, few enough to keep the other direction's wait short.
     pub fifo_batch: u32,
-    /// Look for a request that starts where a new one ends.
+    /// Whether a request may merge in front of another.
     pub front_merges: bool,
-    /// Tags that anything but synchronous reads and writes may hold; 0 means all (Linux: `nr_requests`).
+    /// Most tags of asynchronous requests; 0 means all (Linux: `nr_requests`).
     pub async_depth: u32,
-    /// A request of a lower class that waited this long goes before a higher one. 10000: Linux's default.
+    /// Age at which a request of a lower class precedes a higher one. 10000: Linux's default.
     pub prio_aging_expire_ms: u32,
 }
 
@@ -84,13 +84,13 @@ impl Default for DeadlineOptions {
     }
 }
 
-/// One device's queue.
+/// Options of a device's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
     /// Tags: requests admitted below the plug at once, 1..=4096. 256: Linux's default for devices as deep as ours.
     pub nr_requests: u32,
-    /// Commands in the device at once, and beside them one flush per volume, 1..=4096. 128: what NVMe and virtio disks take
-    /// without queueing inside.
+    /// Most commands in flight, 1..=4096, in addition to one flush per volume. 128: NVMe and virtio disks take as many without
+    /// queueing inside.
     pub queue_depth: u32,
     /// Largest data request in KiB, 4..=32768. 1280: Linux's default.
     pub max_sectors_kb: u32,
@@ -98,34 +98,34 @@ pub struct QueueOptions {
     pub max_segments: u16,
     /// Most bytes in one segment, at least 4096. One buffer is contiguous, so it need not be small.
     pub max_segment_size: u32,
-    /// How hard to look for merges.
+    /// How much to search for merges.
     pub nomerges: NoMerges,
-    /// Which elevator.
+    /// The elevator of the queue.
     pub scheduler: Scheduler,
-    /// KiB admitted below the gate at once, 0 for no bound. A little more than bandwidth times the latency of one small
-    /// command keeps a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard
-    /// that holds a lease goes on with it until somebody here waits.
+    /// Most KiB admitted past the gate, 0 for no bound. A little more than bandwidth times the latency of one small command keeps
+    /// a device busy and its queue short, so that a light user does not wait behind a heavy one. Another shard keeps using its
+    /// lease until a request waits here.
     pub hw_inflight_kb: u32,
-    /// A command that takes longer is answered with an error; whole milliseconds. 30 s: Linux's `io_timeout`.
+    /// Time after which a command fails, in nanoseconds; whole milliseconds. 30 s: Linux's `io_timeout`.
     pub io_timeout_ns: u64,
-    /// mq-deadline's own.
+    /// Options of the elevator mq-deadline.
     pub deadline: DeadlineOptions,
-    /// The device may hold acknowledged writes in volatile memory: flushes must reach it.
+    /// Whether the device has a volatile write cache, so that flushes must reach it.
     pub write_cache: bool,
-    /// The device can make a single write durable (else a flush follows the write).
+    /// Whether the device can make a single write durable; otherwise a flush follows the write.
     pub fua: bool,
-    /// Discards reach the device (else they succeed and do nothing).
+    /// Whether discards reach the device; otherwise they succeed and do nothing.
     pub discard: bool,
-    /// Discards are rounded inward to this many bytes; a power of two.
+    /// Granularity of discards in bytes, a power of two; they are rounded inward.
     pub discard_granularity: u32,
-    /// Most bytes of one discard or write-zeroes command; longer ones go in steps, so that they end in bounded time.
+    /// Most bytes of one discard or write-zeroes command; longer ones proceed in steps of bounded time.
     pub discard_max_bytes: u32,
-    /// The device zeroes a range by itself (else zeros are written as data).
+    /// Whether the device can zero a range; otherwise zeros are written as data.
     pub write_zeroes: bool,
-    /// Largest window of read-ahead in KiB, 0 for none. 4096: a window of two of the largest folios.
+    /// Largest read-ahead window in KiB, 0 for none. 4096: two of the largest folios.
     pub read_ahead_kb: u32,
-    /// Largest folio, log2 of 4 KiB blocks, 0..=9. 9 (2 MiB): bookkeeping per byte falls with it, and blocks of a folio are
-    /// read, dirtied and written one by one where an access is small.
+    /// Largest folio as log2 of 4 KiB blocks, 0..=9. 9 (2 MiB): larger folios need less bookkeeping per byte, and small accesses
+    /// still read, dirty and write single blocks of a folio.
     pub max_folio_order: u8,
 }
 

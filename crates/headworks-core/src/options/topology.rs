@@ -1,4 +1,4 @@
-//! What a shard is made from: devices, volumes and exports, and where each of them lives.
+//! The configuration of a shard: devices, volumes, exports, and the shards that they belong to.
 
 use crate::bio::{DeviceId, ShardId, VolumeId};
 use crate::error::ConfigError;
@@ -6,29 +6,29 @@ use crate::error::ConfigError;
 use super::{CacheOptions, ErrorPolicy, QueueOptions, Tunable, WriteMode};
 use crate::writeback::DirtyOptions;
 
-/// The largest volume that can be cached, in bytes: 1 EiB, 2^48 blocks of 4 KiB, as many as a folio's key can name.
+/// The largest volume that can be cached, in bytes: 1 EiB, as many blocks of 4 KiB as a folio's key can name.
 pub const VOLUME_BYTES_MAX: u64 = 1 << 60;
 
 /// Most devices of a configuration: a shard keeps a bit for each.
 pub const DEVICES_MAX: usize = 64;
 
-/// One volume.
+/// The options of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeOptions {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Writes are refused whatever the client believes.
+    /// Whether writes are rejected.
     pub read_only: bool,
-    /// Offsets and lengths must be multiples of this; a power of two. Without a cache it is the file's direct-I/O alignment.
+    /// Granularity of offsets and lengths in bytes, a power of two. Without a cache it is the file's direct-I/O alignment.
     pub block_size: u32,
-    /// When a write is acknowledged, if there is a cache.
+    /// When a cached write is acknowledged.
     pub mode: WriteMode,
-    /// What becomes of a block whose write-out failed.
+    /// What happens to a block whose write-out failed.
     pub on_error: ErrorPolicy,
 }
 
 impl VolumeOptions {
-    /// How large it may be, or become: what is cached less than what is not.
+    /// The largest size: less for a cached volume than for an uncached one.
     #[must_use]
     pub const fn size_max(&self) -> u64 {
         match self.mode {
@@ -38,30 +38,30 @@ impl VolumeOptions {
     }
 }
 
-/// A device's place and queue.
+/// The owner and queue of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceConfig {
     /// The shard that owns its queue.
     pub owner: ShardId,
-    /// Its queue.
+    /// Options of its queue.
     pub queue: QueueOptions,
 }
 
-/// A volume's place and options.
+/// The home, device and options of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeConfig {
-    /// The shard it lives on: by default its device's owner.
+    /// The shard that it lives on: by default the owner of its device.
     pub home: ShardId,
     /// The device that holds its bytes.
     pub device: DeviceId,
-    /// Its options.
+    /// Options of the volume.
     pub options: VolumeOptions,
 }
 
-/// An export: a name that clients come by, and the share of the device that they get together.
+/// An export: a name under which clients reach a volume, and their share of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportConfig {
-    /// Its share beside other exports that compete, 1..=10000. 100: as `io.weight` of cgroups.
+    /// Weight among competing exports, 1..=10000. 100: the default of cgroups' `io.weight`.
     pub weight: u16,
 }
 
@@ -72,11 +72,11 @@ impl Default for ExportConfig {
 }
 
 impl ExportConfig {
-    /// The weights there are.
+    /// The range of weights.
     pub const WEIGHTS: std::ops::RangeInclusive<u16> = 1..=10_000;
 }
 
-/// Places that are free when a shard starts, for what [`crate::Change`] adds. Everything is sized for them at the start.
+/// Free slots at the start of a shard, for hot-add by [`crate::Change`]. All tables are sized for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpareSlots {
     /// Devices; with those of the configuration at most [`DEVICES_MAX`].
@@ -85,39 +85,39 @@ pub struct SpareSlots {
     pub volumes: u16,
     /// Exports; with those of the configuration at most 4096. They have the default weight until another is set.
     pub exports: u16,
-    /// Tags of all added devices together, at most 1M. What a removed device had can be used again.
+    /// Tags of all added devices together, at most 1M. The tags of a removed device can be used again.
     pub tags: u32,
 }
 
-/// All that a shard is made from. Every shard of a server gets the same topology and its own `id`.
+/// The configuration of a shard. All shards of a server have the same topology and each its own `id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardConfig {
-    /// Which shard this is.
+    /// The id of this shard.
     pub id: ShardId,
-    /// How many there are, 1..=64.
+    /// Number of shards, 1..=64.
     pub shards: u16,
-    /// Bios in this shard at once, those of other shards on its devices included, 1..=1M. One more is answered `NoMemory`;
-    /// frontends stop reading before.
+    /// Most outstanding bios, those of other shards on its devices included, 1..=1M. One more is answered `NoMemory`; frontends
+    /// stop reading before.
     pub bios_max: u32,
     /// Every device, indexed by [`DeviceId`], at most [`DEVICES_MAX`].
     pub devices: Vec<DeviceConfig>,
     /// Every volume, indexed by [`VolumeId`], at most 4096.
     pub volumes: Vec<VolumeConfig>,
-    /// Every export, indexed by [`crate::ExportId`], at most 4096; a bio of one that is not here has the default's share.
+    /// Every export, indexed by [`crate::ExportId`], at most 4096; a bio of an unknown export has the default weight.
     pub exports: Vec<ExportConfig>,
-    /// This shard's cache.
+    /// Options of this shard's page cache.
     pub cache: CacheOptions,
-    /// When its writers are made to wait.
+    /// Limits of dirty data and throttling of writers.
     pub dirty: DirtyOptions,
-    /// Places for what joins later.
+    /// Free slots for hot-add.
     pub spare: SpareSlots,
 }
 
 impl ShardConfig {
-    /// Checks the whole topology once.
+    /// Checks the whole configuration.
     ///
     /// # Errors
-    /// The first thing that cannot be.
+    /// The first invalid value, with what is accepted.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if self.shards == 0 || self.shards > 64 || self.id.0 >= self.shards {
             return Err(ConfigError::new(
@@ -195,7 +195,7 @@ impl ShardConfig {
         Ok(())
     }
 
-    /// A single shard with one device and one volume on it: the smallest world.
+    /// A single shard with one device and one volume.
     #[must_use]
     pub fn single(queue: QueueOptions, volume: VolumeOptions, bios_max: u32) -> Self {
         Self {
@@ -211,7 +211,7 @@ impl ShardConfig {
         }
     }
 
-    /// The configuration as lines of numbers, for the head of a record. [`ShardConfig::from_lines`] reads it.
+    /// The configuration as lines of numbers, for the head of a record.
     #[must_use]
     pub fn to_lines(&self) -> String {
         let mut text = format!("shard {} {} {} 0\n", self.id.0, self.shards, self.bios_max);
@@ -240,7 +240,7 @@ impl ShardConfig {
         text
     }
 
-    /// Reads what [`ShardConfig::to_lines`] wrote.
+    /// Reads the lines of [`ShardConfig::to_lines`].
     ///
     /// # Errors
     /// The first line that is damaged.
@@ -303,27 +303,26 @@ impl ShardConfig {
         Some(())
     }
 
-    /// Requests of a shard: one for every bio, a piece for every tag there could be, a flush for every volume, and one that
-    /// is in hand.
+    /// Most requests of a shard: one for every bio, a piece for every tag, a flush for every volume, and one being built.
     #[must_use]
     pub fn slots_max(&self) -> u32 {
         let tags: u32 = self.devices.iter().map(|device| device.queue.nr_requests).sum();
         self.bios_max + self.cache.bios() + tags + self.spare.tags + self.volumes_max() as u32 + 1
     }
 
-    /// Places for devices, the spare ones included.
+    /// Number of device slots, the spare ones included.
     #[must_use]
     pub fn devices_max(&self) -> usize {
         self.devices.len() + usize::from(self.spare.devices)
     }
 
-    /// Places for volumes, the spare ones included.
+    /// Number of volume slots, the spare ones included.
     #[must_use]
     pub fn volumes_max(&self) -> usize {
         self.volumes.len() + usize::from(self.spare.volumes)
     }
 
-    /// Places for exports, the spare ones included.
+    /// Number of export slots, the spare ones included.
     #[must_use]
     pub fn exports_max(&self) -> usize {
         self.exports.len() + usize::from(self.spare.exports)

@@ -55,13 +55,13 @@ impl Tunable {
 }
 
 impl QueueOptions {
-    /// Checks every range once.
+    /// Checks every option against its range.
     ///
     /// # Errors
     /// The first option out of range, with its range.
     pub fn validate(&self) -> Result<(), ConfigError> {
         Tunable::ALL.iter().try_for_each(|tunable| tunable.check(tunable.get(self)))?;
-        // A record keeps milliseconds: with less a replay would give up at another time.
+        // A record keeps milliseconds; a finer value would time out at another time in a replay.
         if !self.io_timeout_ns.is_multiple_of(MS) {
             let message = format!("{} ns are not whole milliseconds", self.io_timeout_ns);
             return Err(ConfigError::new(Tunable::IoTimeout.name(), message));

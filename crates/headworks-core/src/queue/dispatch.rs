@@ -10,9 +10,9 @@ use crate::bio::{BioFlags, Op};
 use crate::error::{IoError, Status};
 use crate::extent::EXTENTS_BYTES;
 use crate::input::RequestId;
-use crate::merge::{self, Limits};
 use crate::pools::Pools;
 use crate::request::{Bios, Request, RequestState, SlotId, Slots};
+use crate::request_limits::{RequestLimits, round_to_block};
 use crate::slab::NIL;
 use crate::time::Instant;
 
@@ -85,16 +85,16 @@ impl Queue {
         let left = request.len - request.done;
         match request.op {
             Op::WriteZeroes if request.is(Request::ZERO_AS_DATA) => {
-                let step = merge::step(self.limits.max_bytes, self.block_size(request));
+                let step = round_to_block(self.limits.max_bytes, self.block_size(request));
                 (Op::Write, at, left.min(step))
             }
             Op::Discard => {
                 let granule = self.block_size(request).max(self.options.discard_granularity);
-                let step = merge::step(self.options.discard_max_bytes, granule);
+                let step = round_to_block(self.options.discard_max_bytes, granule);
                 (request.op, at, left.min(step))
             }
             Op::WriteZeroes => {
-                let step = merge::step(self.options.discard_max_bytes, self.block_size(request));
+                let step = round_to_block(self.options.discard_max_bytes, self.block_size(request));
                 (request.op, at, left.min(step))
             }
             op => (op, at, left),
@@ -131,7 +131,12 @@ impl Queue {
 }
 
 /// Adds the memory of what is left of a request, in order.
-fn push_segments(request: &Request, bios: &Bios, limits: &Limits, segments: &mut Vec<Segment>) {
+fn push_segments(
+    request: &Request,
+    bios: &Bios,
+    limits: &RequestLimits,
+    segments: &mut Vec<Segment>,
+) {
     let (mut slot, mut skip, mut left) =
         (request.bio_head, request.done, request.len - request.done);
     debug_assert!(left > 0, "a command with data has a length");

@@ -10,9 +10,9 @@
 use super::leases::{LeaseRequest, Leases};
 use crate::bio::{ExportId, Op, ShardId};
 use crate::gauge::{Gauge32, Gauge64};
-use crate::merge::Limits;
 use crate::options::{ExportConfig, QueueOptions, ShardConfig};
 use crate::request::{Request, SlotId};
+use crate::request_limits::RequestLimits;
 use crate::tags::{
     self, ByteBudget, Grant, Requester, ReturnedTags, TagOwner, TagRequest, max_request_tags,
 };
@@ -325,7 +325,7 @@ pub(crate) fn cost_bytes(op: Op, len: u32) -> u32 {
 }
 
 /// Returns the tags that a data bio of `len` bytes needs: one for each piece, bounded by what `nr_requests` serve.
-pub(crate) fn pieces(limits: &Limits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
+pub(crate) fn pieces(limits: &RequestLimits, block_size: u32, len: u32, nr_requests: u32) -> u16 {
     let pieces = len.div_ceil(limits.piece(block_size)).max(1);
     pieces.min(u32::from(max_request_tags(nr_requests))) as u16
 }

@@ -47,10 +47,11 @@ pub(crate) use volumes::VolumeQueue;
 use crate::bio::{DeviceId, ShardId, VolumeId};
 use crate::elevator::Elevator;
 use crate::input::Message;
-use crate::merge::{Limits, MergeIndex};
+use crate::merge::MergeIndex;
 use crate::options::{QueueOptions, ShardConfig};
 use crate::pools::Pools;
 use crate::request::{Request, RequestState, SlotId};
+use crate::request_limits::RequestLimits;
 use crate::stats::QueueStats;
 use crate::tags::{TagOptions, TagOwner};
 use crate::time::{Instant, MS};
@@ -70,7 +71,7 @@ pub(crate) struct Queue {
     device: DeviceId,
     owner: ShardId,
     options: QueueOptions,
-    limits: Limits,
+    limits: RequestLimits,
     /// A cache writes back through this queue.
     cached: bool,
     gate: Gate,
@@ -97,7 +98,7 @@ impl Queue {
             device,
             owner: config.id,
             options,
-            limits: Limits::new(&options),
+            limits: RequestLimits::new(&options),
             cached: config.cache.is_on(),
             gate: Gate::new(config, &options, waiters_max),
             ready: Vec::with_capacity(waiters_max + options.nr_requests as usize),

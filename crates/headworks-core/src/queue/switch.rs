@@ -23,10 +23,10 @@ use crate::elevator;
 use crate::error::{IoError, Status};
 use crate::input::Message;
 use crate::list::Fifo;
-use crate::merge::Limits;
 use crate::options::{QueueOptions, Tunable};
 use crate::pools::Pools;
 use crate::request::Bios;
+use crate::request_limits::RequestLimits;
 use crate::tags;
 use crate::time::Instant;
 
@@ -178,7 +178,7 @@ impl Queue {
         self.waiting.set_elevator(elevator::make(&next));
         // It is set for a command that was sent under the old time-out, and every command in flight has timed out.
         pools.timers.clear(timer_of(self.device, TimerKind::Timeout));
-        self.limits = Limits::new(&next);
+        self.limits = RequestLimits::new(&next);
         self.gate.set_bytes_max(&next);
         if lessees_see(&old) != lessees_see(&next) {
             self.announce_limits(pools);

@@ -3,16 +3,16 @@
 use super::volumes::VolumeQueue;
 use crate::bio::{Bio, BioFlags, DeviceId, Op};
 use crate::error::{IoError, Status};
-use crate::merge::Limits;
 use crate::options::{NoMerges, QueueOptions};
 use crate::request::Request;
+use crate::request_limits::RequestLimits;
 
 /// A queue and one of its volumes, as an arriving bio sees them.
 pub(crate) struct QueueView<'a> {
     /// The device of the queue.
     pub device: DeviceId,
     /// The device's limits on one request.
-    pub limits: &'a Limits,
+    pub limits: &'a RequestLimits,
     /// The options of the queue.
     pub(super) options: &'a QueueOptions,
     /// The bio's volume in the queue.

@@ -1,7 +1,7 @@
-//! How fast a device writes.
+//! Estimates a device's write bandwidth.
 //!
-//! A sample is what completed between two completions at least [`WINDOW_NS`] apart, over the time in which something was
-//! under writeback. The estimate is the mean of the last five samples without the slowest and the fastest.
+//! A sample is the blocks completed between two completions at least [`WINDOW_NS`] apart, over the time with blocks under
+//! writeback. The estimate is the mean of the last five samples without the slowest and the fastest.
 //!
 //! ```text
 //!     completions  |  | |  |  |          | | |  |  |       (a device that stalls, then goes on)
@@ -9,34 +9,33 @@
 //!                     fast    one slow one   fast          the slow one is left out
 //! ```
 //!
-//! Why so, where Linux averages 200 ms samples over 3 s and filters the average once more:
+//! Stalls still count: a sample of less than half the rate of both neighbours is a stall, and the estimate is lowered by the
+//! fraction of time that stalls took in the last [`MEMORY_NS`]. So it is the long-term mean, without a swing at every stall.
 //!
-//! What the slow ones cost is not forgotten: a sample of less than half the rate of both its neighbours is a stall, and the
-//! part of the time that stalls took over the last [`MEMORY_NS`] is taken off. So the estimate is the mean in the long run,
-//! without moving up and down with every stall.
+//! Differences from Linux, which averages 200 ms samples over 3 s and filters the average again:
 //!
-//! - *Ends at completions.* A device that completes 32 MB at once gives samples of exactly one burst and its period; fixed
-//!   windows would see 0, 2 and 1 bursts by turns. And a stall, however long, is one sample: leaving out one is enough.
-//! - *Short.* Three samples after a step the estimate is the new bandwidth: 0.15 s, where 3 s of averaging take 10..15.
-//! - *No idle time.* A device is not slow because nobody wrote. So there is nothing to reset after a pause, and no trap in
-//!   which throttled writers leave the device idle, and the idle device lowers the estimate.
+//! - *Samples end at completions.* A device that completes 32 MB at once gives samples of exactly one burst and its period; fixed
+//!   windows would contain 0, 2 and 1 bursts by turns. A stall of any length is one sample.
+//! - *Short samples.* Three samples after a step the estimate is the new bandwidth: 0.15 s, where 3 s of averaging take 10..15.
+//! - *No idle time.* Idle time does not count, so nothing is reset after a pause, and throttled writers that leave the device idle
+//!   do not lower the estimate.
 
 use crate::time::{Instant, MS, SEC};
 
-/// Shortest sample: 50 ms. Until three are new, writers dirty at the old rate, and what is too much then must fit between set
-/// point and limit: a step of 500 MB/s fills the 94 MB of a 4 GiB pool in 190 ms.
+/// Shortest sample: 50 ms. Until three samples are new, writers dirty at the old rate, and the excess must fit between set point and
+/// limit: a step of 500 MB/s fills the 94 MB of a 4 GiB pool in 190 ms.
 pub const WINDOW_NS: u64 = 50 * MS;
 
-/// The very first sample is shorter: until then the estimate is a guess.
+/// Shortest first sample; until then the estimate is [`INITIAL`].
 const FIRST_WINDOW_NS: u64 = 20 * MS;
 
-/// How long a stall is remembered: three periods of a device that stalls every two seconds.
+/// Time over which stalls count: three periods of a device that stalls every two seconds.
 const MEMORY_NS: u64 = 6 * SEC;
 
-/// Assumed before anything completed, as in Linux: 100 MB/s.
+/// The estimate before the first sample, as in Linux: 100 MB/s in blocks a second.
 pub const INITIAL: u64 = 25_600;
 
-/// Samples that are looked at.
+/// Samples that the estimate is made of.
 const SAMPLES: usize = 5;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,17 +50,17 @@ impl Sample {
     }
 }
 
-/// One device's write bandwidth, in blocks a second.
+/// The write bandwidth of one device, in blocks a second.
 #[derive(Clone, Debug)]
 pub struct Bandwidth {
     samples: [Sample; SAMPLES],
-    /// Samples taken, ever.
+    /// Number of samples taken so far.
     taken: u64,
-    /// Written since the last sample.
+    /// Blocks written since the last sample.
     blocks: u64,
-    /// When the last sample ended, plus the idle time since.
+    /// The end of the last sample, plus the idle time since.
     stamp: Instant,
-    /// Since when nothing is under writeback.
+    /// The time since when nothing is under writeback.
     idle: Option<Instant>,
     /// Time lost in stalls within the memory, in nanoseconds.
     lost_ns: u64,
@@ -83,14 +82,14 @@ impl Default for Bandwidth {
 }
 
 impl Bandwidth {
-    /// Something went under writeback.
+    /// Ends idle time: blocks went under writeback.
     pub fn on_writeout(&mut self, now: Instant) {
         if let Some(idle) = self.idle.take() {
             self.stamp = self.stamp.after(now.since(idle));
         }
     }
 
-    /// `blocks` were written and `left` are still under writeback. True: the estimate is new.
+    /// Counts `blocks` written while `left` are still under writeback. Returns true when the estimate is new.
     pub fn on_written(&mut self, now: Instant, blocks: u32, left: u32) -> bool {
         self.blocks += u64::from(blocks);
         if left == 0 && self.idle.is_none() {
@@ -107,10 +106,11 @@ impl Bandwidth {
         self.remember_stall(elapsed);
         let left = u128::from(self.trimmed_mean()) * u128::from(MEMORY_NS - self.lost_ns);
         self.estimate = (left / u128::from(MEMORY_NS)).max(1) as u64;
+        debug_assert!(self.lost_ns <= MEMORY_NS, "more time was lost than passed");
         true
     }
 
-    /// Looks whether the sample before the last was a stall, and lets older ones fade.
+    /// Counts the sample before the last if it was a stall, and lets older stalls fade.
     fn remember_stall(&mut self, elapsed: u64) {
         let faded = u128::from(self.lost_ns) * u128::from(elapsed.min(MEMORY_NS));
         self.lost_ns -= (faded / u128::from(MEMORY_NS)) as u64;
@@ -123,21 +123,22 @@ impl Bandwidth {
             let worked = u128::from(between.blocks) * u128::from(SEC) / u128::from(around);
             let lost = between.ns.saturating_sub(worked as u64);
             self.lost_ns = (self.lost_ns + lost).min(MEMORY_NS / 2);
+            debug_assert!(worked <= u128::from(between.ns), "a stall works less than it lasts");
         }
     }
 
-    /// What completed without being written (an error): it says nothing about the bandwidth.
+    /// Handles blocks that completed with an error, which count for nothing.
     pub fn on_failed(&mut self, now: Instant, left: u32) {
         self.on_written(now, 0, left);
     }
 
-    /// The estimate, `BdiWriteBandwidth`; at least 1.
+    /// The estimate, at least 1 (`BdiWriteBandwidth`).
     #[must_use]
     pub fn get(&self) -> u64 {
         self.estimate
     }
 
-    /// The last sample alone, `write_bw` of the trace event.
+    /// The rate of the last sample (`write_bw` of the trace event).
     #[must_use]
     pub fn last(&self) -> u64 {
         match self.taken {
@@ -146,7 +147,7 @@ impl Bandwidth {
         }
     }
 
-    /// The mean rate without the slowest and the fastest sample; of fewer than three samples the newest.
+    /// The mean rate without the slowest and the fastest sample; with fewer than three samples the newest.
     fn trimmed_mean(&self) -> u64 {
         let count = SAMPLES.min(self.taken as usize);
         if count < 3 {
@@ -163,6 +164,7 @@ impl Bandwidth {
                 sum.ns += sample.ns;
             }
         }
+        debug_assert!(sum.ns > 0, "a mean over no time");
         sum.rate().max(1)
     }
 }
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_guess_is_left_after_one_short_sample() {
+    fn first_sample_replaces_the_initial_estimate() {
         for (step, every, rate) in [(16, 12 * MS, 1333), (1700, MS, 1_700_000)] {
             let mut bandwidth = started(Instant(5 * SEC));
             assert_eq!(bandwidth.get(), INITIAL);
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_followed_within_four_samples() {
+    fn estimate_follows_a_step_within_four_samples() {
         let mut bandwidth = started(Instant(0));
         let now = run(&mut bandwidth, Instant(0), 2 * SEC, 171, MS);
         assert!(near(bandwidth.get(), 171_000, 2));
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_do_not_show() {
+    fn bursts_leave_the_estimate_steady() {
         let mut bandwidth = started(Instant(0));
         let mut now = Instant(0);
         for burst in 0..40 {
@@ -229,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn one_stall_hardly_shows_and_many_are_averaged() {
+    fn single_stall_is_ignored_and_many_are_averaged() {
         let mut bandwidth = started(Instant(0));
         let mut now = run(&mut bandwidth, Instant(0), 1600 * MS, 171, MS);
         for stall in 0..20 {
@@ -247,11 +249,11 @@ mod tests {
             }
         }
         run(&mut bandwidth, now, 30 * SEC, 171, MS);
-        assert!(near(bandwidth.get(), 171_000, 2), "forgotten: {}", bandwidth.get());
+        assert!(near(bandwidth.get(), 171_000, 2), "after the stalls faded: {}", bandwidth.get());
     }
 
     #[test]
-    fn idle_time_is_not_slowness() {
+    fn idle_time_leaves_the_estimate_unchanged() {
         let mut bandwidth = started(Instant(0));
         let mut now = Instant(0);
         for _ in 0..300 {

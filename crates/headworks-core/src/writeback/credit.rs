@@ -1,4 +1,4 @@
-//! The hard limit: nobody dirties what he did not reserve.
+//! Dirty credit: blocks are reserved under the hard limit before they are dirtied.
 //!
 //! ```text
 //!     reserve           on_dirtied        on_writeout         on_written
@@ -9,32 +9,34 @@
 //!                (free)             (free)
 //! ```
 //!
-//! `used = reserved + dirty + writeback` per device. A reservation is whole or not at all, and is granted only while
+//! `used = reserved + dirty + writeback` per device. A reservation is granted whole, and only while
 //!
 //! ```text
-//!   sum of used + sum over the *other* devices of what each has not used of its floor  <=  limit
+//!   sum of used + sum over the *other* devices of the unused parts of their floors  <=  limit
 //! ```
 //!
-//! so the sum never passes the limit, and every device finds its floor free, whatever the others do: one that died holding
-//! dirty data takes at most the limit less the others' floors. The floors together are an
-//! eighth of the limit: more would take from the shares of the fast for the slow.
+//! Hence the sum never exceeds the limit, and every device can use its floor whatever the others do: a dead device that holds dirty
+//! data takes at most the limit less the others' floors. The floors add up to an eighth of the limit; more would take from the
+//! shares of fast devices for slow ones.
 //!
-//! Who is refused waits in the caller's queue of that device, in order; only the head asks again, when [`Credit::freed`]
-//! says that what it wants is there.
+//! A refused caller waits in its queue of the device, in order. Only the head retries, when [`Credit::freed`] says that its
+//! blocks are free.
 
-/// What each of so many devices finds free under that limit, whatever the others do; nothing for one alone.
+use crate::gauge::Gauge32;
+
+/// The floor of each of `devices` devices under a limit; 0 for a single device.
 #[must_use]
 pub fn floor(limit: u32, devices: usize) -> u32 {
     if devices > 1 { limit / 8 / devices as u32 } else { 0 }
 }
 
-/// One device's.
+/// The credit of one device.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceCredit {
-    used: u32,
-    /// What the head of its queue was refused; 0: nobody waits.
+    used: Gauge32,
+    /// Blocks that the head of its queue was refused; 0 without a waiter.
     wanted: u32,
-    /// What it finds free; of a vacant place nothing.
+    /// Blocks that are kept for it; 0 in a free slot.
     floor: u32,
     present: bool,
 }
@@ -43,122 +45,138 @@ struct DeviceCredit {
 #[derive(Clone, Debug)]
 pub struct Credit {
     credits: Vec<DeviceCredit>,
-    /// How many of them are present.
+    /// Number of devices that exist.
     present: usize,
-    total: u32,
-    /// What is not used of the floors, in sum.
+    total: Gauge32,
+    /// The sum of the unused parts of the floors.
     unused: u32,
     floor: u32,
 }
 
 impl Credit {
-    /// Credit for so many devices, under that limit.
+    /// Creates the credit of `devices` devices under a limit.
     #[must_use]
     pub fn new(devices: usize, limit: u32) -> Self {
         let credits = vec![DeviceCredit { present: true, ..DeviceCredit::default() }; devices];
-        let mut credit = Self { credits, present: devices, total: 0, unused: 0, floor: 0 };
+        let mut credit =
+            Self { credits, present: devices, total: Gauge32::new(0), unused: 0, floor: 0 };
         credit.set_limit(limit);
         credit
     }
 
-    /// The floors that go with another limit.
+    /// Adapts the floors to a new limit or number of devices.
     pub fn set_limit(&mut self, limit: u32) {
         self.floor = floor(limit, self.devices());
-        for account in &mut self.credits {
-            account.floor = if account.present { self.floor } else { 0 };
+        for credit in &mut self.credits {
+            credit.floor = if credit.present { self.floor } else { 0 };
         }
         self.unused = (0..self.credits.len()).map(|device| self.gap(device)).sum();
+        debug_assert!(u64::from(self.unused) <= u64::from(self.floor) * self.present as u64);
     }
 
-    /// Devices that there are.
+    /// Number of devices that exist.
     #[must_use]
     pub fn devices(&self) -> usize {
         self.present
     }
 
-    /// A device joins, or leaves with nothing in use; [`Credit::set_limit`] is to follow.
+    /// Adds a device, or removes one without credit in use. [`Credit::set_limit`] must follow.
     pub fn set_present(&mut self, device: usize, present: bool) {
         if self.credits.len() <= device {
             self.credits.resize(device + 1, DeviceCredit::default());
         }
-        assert!(self.credits[device].used == 0, "a device that changes has no credit in use");
+        assert!(
+            self.credits[device].used.is_zero(),
+            "a device that is added or removed has no credit in use"
+        );
         self.credits[device] = DeviceCredit { present, ..DeviceCredit::default() };
-        self.present = self.credits.iter().filter(|account| account.present).count();
+        self.present = self.credits.iter().filter(|credit| credit.present).count();
+        debug_assert!(self.present <= self.credits.len());
     }
 
-    /// Takes `blocks` for the device if they fit under `limit`; else remembers that somebody waits for them.
+    /// Takes `blocks` if they fit under `limit`; otherwise remembers them as wanted by the head of the queue.
     pub fn reserve(&mut self, device: usize, blocks: u32, limit: u32) -> bool {
         let fits = self.fits(device, blocks, limit);
         self.credits[device].wanted = if fits { 0 } else { blocks };
         if fits {
             self.add(device, blocks);
         }
+        debug_assert!(
+            !fits || blocks == 0 || self.total.get() <= limit,
+            "a grant exceeds the limit"
+        );
         fits
     }
 
-    /// Whether what the device's head was refused would be granted now.
+    /// Whether the blocks that the device's head was refused would be granted now.
     #[must_use]
     pub fn freed(&self, device: usize, limit: u32) -> bool {
         self.credits[device].wanted > 0 && self.fits(device, self.credits[device].wanted, limit)
     }
 
-    /// The refused head is gone, or somebody else heads the queue: nobody is known to wait.
+    /// Forgets the refused head, which has left the queue.
     pub fn forget(&mut self, device: usize) {
         self.credits[device].wanted = 0;
     }
 
-    /// Takes `blocks` without asking: data that is dirty already and is to be counted again.
+    /// Takes `blocks` unconditionally.
     pub fn add(&mut self, device: usize, blocks: u32) {
         let gap = self.gap(device);
-        self.credits[device].used += blocks;
-        self.total += blocks;
+        self.credits[device].used.add(blocks);
+        self.total.add(blocks);
+        debug_assert!(self.gap(device) <= gap && gap <= self.unused);
         self.unused = self.unused + self.gap(device) - gap;
     }
 
-    /// Gives `blocks` back.
+    /// Returns `blocks`, at most what the device has in use.
     pub fn sub(&mut self, device: usize, blocks: u32) {
         let gap = self.gap(device);
-        assert!(self.credits[device].used >= blocks, "more credit given back than taken");
-        self.credits[device].used -= blocks;
-        self.total -= blocks;
+        let used = self.credits[device].used.get();
+        assert!(used >= blocks, "more credit given back than taken");
+        self.credits[device].used.sub(blocks);
+        self.total.sub(blocks);
+        debug_assert!(self.credits[device].used <= self.total, "total < used of one device");
         self.unused = self.unused + self.gap(device) - gap;
     }
 
-    /// In use by all devices.
+    /// Blocks in use by all devices.
     #[must_use]
     pub fn total(&self) -> u32 {
-        self.total
+        self.total.get()
     }
 
-    /// In use by one.
+    /// Blocks in use by one device.
     #[must_use]
     pub fn used(&self, device: usize) -> u32 {
-        self.credits[device].used
+        self.credits[device].used.get()
     }
 
-    /// What every device finds free, whatever the others do; 0 with one device.
+    /// Blocks that every device can use whatever the others do; 0 with one device.
     #[must_use]
     pub fn floor(&self) -> u32 {
         self.floor
     }
 
-    /// The most the device may have in use, as things are.
+    /// Most blocks that the device may have in use at present.
     #[must_use]
     pub fn ceiling(&self, device: usize, limit: u32) -> u32 {
-        let others = self.total - self.credits[device].used + self.unused - self.gap(device);
+        let others =
+            self.total.get() - self.credits[device].used.get() + self.unused - self.gap(device);
+        debug_assert!(others <= self.total.get() + self.unused);
         limit.saturating_sub(others)
     }
 
     /// Whether `blocks` more fit under `limit`.
     #[must_use]
     pub fn fits(&self, device: usize, blocks: u32, limit: u32) -> bool {
-        u64::from(self.credits[device].used) + u64::from(blocks)
+        u64::from(self.credits[device].used.get()) + u64::from(blocks)
             <= u64::from(self.ceiling(device, limit))
     }
 
+    /// The unused part of the device's floor.
     fn gap(&self, device: usize) -> u32 {
-        let account = &self.credits[device];
-        account.floor.saturating_sub(account.used)
+        let credit = &self.credits[device];
+        credit.floor.saturating_sub(credit.used.get())
     }
 }
 

@@ -1,41 +1,41 @@
-//! How much may be dirty: the thresholds that follow from the tunables.
+//! The thresholds of dirty blocks that follow from the tunables.
 //!
 //! ```text
 //!     0 ------ background ------ freerun ------ setpoint ------ limit -- threshold
-//!       idle     flusher runs     writers pause   pos_ratio = 1   0       only rt may go on to here
+//!       idle     flusher runs     writers pause   pos_ratio = 1   0       real-time writers only
 //! ```
 //!
-//! The pool is a fixed number of blocks, so the thresholds are constants between two settings: nothing an allocation does
-//! elsewhere can pull them away from under the writers. What a setting takes away goes in small steps ([`smoothed`]).
+//! The pool is a fixed number of blocks, so the thresholds are constants between two changes of the tunables; other allocations do
+//! not move them. A lowered threshold is approached in small steps ([`smoothed`]).
 //!
-//! Invariants, whatever is configured: `background < freerun < setpoint < limit <= threshold` once the threshold has 64
+//! Invariants for every configuration: `background < freerun < setpoint < limit <= threshold` once the threshold has 64
 //! blocks or more, and the control scope (`limit - freerun`) is at least 3/32 of the threshold.
 
 use super::DirtyOptions;
 
-/// Bytes of a block, the unit of everything in this folder.
+/// Bytes of a block, the unit of all counts of write-back.
 pub const BLOCK: u64 = 4096;
 
-/// The regions, in blocks.
+/// The thresholds of dirty blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Thresholds {
-    /// `nr_dirty_threshold`: the hard bound on dirty + writeback + reserved, for everybody.
+    /// `nr_dirty_threshold`: the hard bound on dirty + writeback + reserved.
     pub thresh: u32,
-    /// `nr_dirty_background_threshold`: above it the flusher runs. Only what is dirty counts, not what is being written.
+    /// `nr_dirty_background_threshold`: the flusher runs above it. Blocks under writeback do not count.
     pub background: u32,
-    /// Up to here nobody pauses.
+    /// The end of free-run: below it no writer pauses.
     pub freerun: u32,
-    /// Where the control holds the position.
+    /// The set point of the control.
     pub setpoint: u32,
-    /// The hard bound for all but `rt`: a 32nd lower, so that a real-time writer finds room beside any number of others.
+    /// The hard bound for all classes but real time: a 32nd lower, so that real-time writers always find room.
     pub limit: u32,
 }
 
 impl Thresholds {
     /// The thresholds of a pool of `dirtyable` blocks.
     ///
-    /// A background threshold not below the dirty threshold becomes half of it, as in Linux. A thin gap between them
-    /// would make the control scope thin: the background is at most 3/4 of the threshold, so that free-run ends at 7/8.
+    /// A background threshold that is not below the dirty threshold becomes half of it, as in Linux. It is at most 3/4 of the
+    /// threshold, so that free-run ends at 7/8 and the control scope has a minimum width.
     #[must_use]
     pub fn of(options: &DirtyOptions, dirtyable: u32) -> Self {
         let thresh = blocks(options.dirty_bytes, options.dirty_ratio, dirtyable).max(2);
@@ -49,10 +49,15 @@ impl Thresholds {
         let background = background.min(thresh - thresh / 4);
         let limit = thresh - thresh / 32;
         let freerun = middle(thresh, background);
-        Self { thresh, background, freerun, setpoint: middle(freerun, limit), limit }
+        let setpoint = middle(freerun, limit);
+        debug_assert!(background <= freerun && limit <= thresh && setpoint <= thresh);
+        debug_assert!(
+            thresh < 64 || background < freerun && freerun < setpoint && setpoint < limit
+        );
+        Self { thresh, background, freerun, setpoint, limit }
     }
 
-    /// The same regions with the threshold at `thresh`: while a lowered limit is approached ([`smoothed`]).
+    /// The thresholds scaled up to `thresh`, while a lowered limit is approached ([`smoothed`]).
     #[must_use]
     pub fn raised_to(self, thresh: u32) -> Self {
         if thresh <= self.thresh {
@@ -61,7 +66,7 @@ impl Thresholds {
         Self::from_pair(thresh, part(self.background, thresh, self.thresh))
     }
 
-    /// One device's regions, where `limit` of the whole limit is its own.
+    /// The thresholds of one device whose part of the limit is `limit`.
     #[must_use]
     pub fn share(self, limit: u32) -> Self {
         let of = |region| part(region, limit, self.limit);
@@ -74,8 +79,8 @@ impl Thresholds {
         }
     }
 
-    /// Up to here a real-time writer does not pause: the free-run of Linux's raised limits (a quarter and a 32nd more
-    /// of both), which is where the others' limit ends.
+    /// The end of free-run for real-time writers: that of Linux's raised limits (a quarter and a 32nd more of both), at most the
+    /// other classes' limit.
     #[must_use]
     pub fn freerun_rt(self) -> u32 {
         let bonus =
@@ -84,27 +89,28 @@ impl Thresholds {
     }
 }
 
-/// The hard limit one 200 ms step after it was `limit`, on its way to `thresh` with `used` blocks in use.
+/// The next value, after 200 ms, of a limit that approaches `thresh` with `used` blocks in use.
 ///
-/// Up at once, down by a 32nd of the distance (a time constant of 6.4 s): a lowered setting must not block every writer
-/// until the device has drained the difference.
+/// It rises at once and falls by a 32nd of the distance (a time constant of 6.4 s), so that a lowered tunable does not block every
+/// writer until the device has drained the difference.
 #[must_use]
 pub fn smoothed(limit: u32, thresh: u32, used: u32) -> u32 {
     let target = thresh.max(used);
     if limit <= target {
         return limit.max(thresh);
     }
-    // The tail in steps that end: the position keeps the target just below the limit, and a 32nd of that is nothing.
+    // A minimum step ends the tail: the position keeps the target just below the limit, and a 32nd of that rounds to 0.
     let step = ((limit - target) / 32).max(thresh / 1024).max(1);
     limit - step.min(limit - target)
 }
 
-/// `bytes` if given, else `ratio` percent of `dirtyable`; never more than there is.
+/// `bytes` if not 0, else `ratio` per cent of `dirtyable`; at most `dirtyable`.
 fn blocks(bytes: u64, ratio: u32, dirtyable: u32) -> u32 {
     let wanted = match bytes {
         0 => u64::from(dirtyable) * u64::from(ratio) / 100,
         _ => bytes.div_ceil(BLOCK),
     };
+    debug_assert!(bytes > 0 || ratio <= 100, "a ratio is at most the pool");
     wanted.min(u64::from(dirtyable)) as u32
 }
 
@@ -113,6 +119,7 @@ fn part(value: u32, numerator: u32, denominator: u32) -> u32 {
     (u64::from(value) * u64::from(numerator) / u64::from(denominator.max(1))) as u32
 }
 
+/// The mean of two thresholds.
 const fn middle(a: u32, b: u32) -> u32 {
     ((a as u64 + b as u64) / 2) as u32
 }

@@ -1,14 +1,14 @@
-//! Write-back: how much may be dirty, and who waits for it.
+//! Write-back: limits of dirty data and the throttling of writers.
 //!
-//! [`Throttle`] decides which writer pauses and until when; the parts it decides by are
+//! [`Throttle`] decides which writer pauses and until when, from
 //!
-//! - `options`: the tunables, `limits`: the regions that follow from them,
+//! - `options`: the tunables, `limits`: the thresholds that follow from them,
 //! - `credit`: the hard limit, reserved before a block is dirtied,
-//! - `bandwidth`: what a device writes, `share`: its part of the limit, `position`: the curve,
-//! - `device`: from these the pace of each writer, `writers`: who writes and how much of its part it takes,
-//! - `foreground`: the seam for a policy by which writers write out themselves, `trace` and `report`: what happened.
+//! - `bandwidth`: the estimated rate of a device, `share`: its part of the limit, `position`: the curve of the control,
+//! - `device`: the pace of each writer by these, `writers`: the table of writers and their weights,
+//! - `foreground`: the seam for a policy by which writers write out themselves, `trace` and `report`: events and statistics.
 //!
-//! docs/internals/dirty-throttling.md has the control in words and curves, and the figures.
+//! docs/internals/dirty-throttling.md describes the control and has its measurements.
 
 mod bandwidth;
 pub(crate) mod credit;

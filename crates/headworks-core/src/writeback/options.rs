@@ -1,4 +1,4 @@
-//! The tunables of write-back, by the names of `/proc/sys/vm`.
+//! The options of write-back, by the names of `/proc/sys/vm`.
 
 use crate::error::ConfigError;
 use crate::tunables::choice;
@@ -30,26 +30,26 @@ impl ThrottlePolicy {
 
 choice!(ThrottlePolicy);
 
-/// How much may be dirty, how old it may become, and who waits.
+/// Limits of dirty data by amount and age, and the throttling of writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyOptions {
-    /// Per cent of the pool that may be dirty or under write-out, 1..=90, unless `dirty_bytes` is set. 20: Linux's default.
+    /// Per cent of the pool that may be dirty or under writeback, 1..=90, unless `dirty_bytes` is set. 20: Linux's default.
     pub dirty_ratio: u32,
-    /// Bytes that may be; 0: `dirty_ratio` counts.
+    /// Bytes that may be dirty or under writeback; 0: `dirty_ratio` applies.
     pub dirty_bytes: u64,
-    /// Per cent of the pool from which on the flusher writes, unless `dirty_background_bytes` is set. 10: Linux's default.
+    /// Per cent of the pool above which the flusher writes, unless `dirty_background_bytes` is set. 10: Linux's default.
     pub dirty_background_ratio: u32,
-    /// Bytes from which on it writes; 0: `dirty_background_ratio` counts.
+    /// Bytes above which the flusher writes; 0: `dirty_background_ratio` applies.
     pub dirty_background_bytes: u64,
-    /// Hundredths of a second after which dirty data are written anyway. 3000: Linux's default.
+    /// Age in hundredths of a second at which dirty data is written. 3000: Linux's default.
     pub dirty_expire_centisecs: u32,
-    /// How often the flusher looks for them; 0: never. 500: Linux's default.
+    /// Period in which the flusher looks for old data, in hundredths of a second; 0: never. 500: Linux's default.
     pub dirty_writeback_centisecs: u32,
-    /// The longest pause of a writer in milliseconds, 10..=10000. 200: Linux's.
+    /// The longest pause of a writer in milliseconds, 10..=10000. 200: Linux's value.
     pub max_pause_ms: u32,
-    /// Who writes.
+    /// How writers are slowed.
     pub policy: ThrottlePolicy,
-    /// Seed of what spreads the writers' wake-ups.
+    /// Seed of the jitter of pauses.
     pub seed: u64,
 }
 
@@ -70,7 +70,7 @@ impl Default for DirtyOptions {
 }
 
 impl DirtyOptions {
-    /// Checks every range once.
+    /// Checks every option against its range.
     ///
     /// # Errors
     /// The first option out of range, with its range.
@@ -89,7 +89,7 @@ impl DirtyOptions {
         within("max_pause_ms", self.max_pause_ms, 10..=10_000)
     }
 
-    /// All of it as numbers, for the head of a record.
+    /// The options as numbers, for the head of a record.
     #[must_use]
     pub fn to_numbers(&self) -> [u64; 9] {
         [
@@ -105,7 +105,7 @@ impl DirtyOptions {
         ]
     }
 
-    /// What [`DirtyOptions::to_numbers`] wrote.
+    /// Reads the numbers of [`DirtyOptions::to_numbers`].
     #[must_use]
     pub fn from_numbers(numbers: &[u64]) -> Option<Self> {
         let &[ratio, bytes, bg_ratio, bg_bytes, expire, interval, max_pause, policy, seed] =

@@ -1,4 +1,4 @@
-//! How far from the set point, as the factor on every writer's rate.
+//! The factor on every writer's rate by the distance from the set point.
 //!
 //! ```text
 //!   pos_ratio
@@ -6,22 +6,22 @@
 //!       |*
 //!       | *
 //!       |   *
-//!   1.0 |       *  *  *                 flat at the set point: what jitters there changes no pause
+//!   1.0 |       *  *  *                 flat at the set point: jitter changes no pause
 //!       |                 *
-//!       |                   *           steep at both ends: what runs away is caught
+//!       |                   *           steep at both ends: deviations are caught
 //!       |                    *
 //!   0.0 +----------+----------*---->  dirty + writeback + reserved
 //!     freerun   setpoint    limit
 //! ```
 //!
-//! Linux multiplies a second, linear line for the device's share on top of the global curve, and lifts it again when the
-//! device's queue runs low. Neither is here: the curve is the device's own from the start, over its share of the limit or
-//! over what the others left it, whichever is less (`share.rs`), and a device that runs low is below its own free-run.
+//! Linux multiplies the global curve by a linear one for the device's share, and lifts it when the device's queue runs low. Here the
+//! curve is the device's own, over its share of the limit or over what the others left, whichever is less (`share.rs`); a device
+//! that runs low is below its own free-run.
 
-/// 1.0 of a `pos_ratio`.
+/// The fixed-point 1.0 of a `pos_ratio`.
 pub const ONE: u64 = 1 << SHIFT;
 
-/// Binary digits behind the point.
+/// Fractional bits of a `pos_ratio`.
 const SHIFT: u32 = 10;
 
 /// `1 + ((setpoint - dirty) / (limit - setpoint))^3` in 1024ths, within 0..=2; 0 at the limit and above.
@@ -30,9 +30,10 @@ pub fn pos_ratio(setpoint: u32, dirty: u32, limit: u32) -> u64 {
     if dirty >= limit {
         return 0;
     }
+    debug_assert!(setpoint <= limit, "the set point is below the limit");
     let (setpoint, dirty, limit) = (i64::from(setpoint), i64::from(dirty), i64::from(limit));
     let x = ((setpoint - dirty) << SHIFT) / ((limit - setpoint) | 1);
-    // Beyond twice the span the cube is out of 0..=2 in any case; the clamp keeps it from overflowing.
+    // Beyond twice the span the cube is outside 0..=2; the clamp prevents an overflow.
     let x = x.clamp(-2 << SHIFT, 2 << SHIFT);
     let cube = (((x * x) >> SHIFT) * x) >> SHIFT;
     (cube + (1 << SHIFT)).clamp(0, 2 << SHIFT) as u64

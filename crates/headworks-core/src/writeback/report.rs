@@ -1,4 +1,4 @@
-//! What the throttle tells: counters and trace events.
+//! The throttle's counters and trace events.
 
 use crate::bio::DeviceId;
 use crate::time::{Instant, MS, SEC};
@@ -11,47 +11,47 @@ use super::trace::{BalanceDirtyPages, BdiDirtyRatelimit, TraceEvent};
 use super::writers::{WEIGHT_ONE, Writer, WriterId};
 
 impl Throttle {
-    /// Counters of all devices.
+    /// Counters and thresholds of all devices together.
     #[must_use]
     pub fn stats(&self) -> DirtyStats {
         let sum = |count: fn(&Device) -> u64| self.devices.iter().map(count).sum();
         DirtyStats {
-            nr_dirty: sum(|device| u64::from(device.dirty)),
-            nr_writeback: sum(|device| u64::from(device.writeback)),
-            reserved: sum(|device| u64::from(device.reserved)),
+            nr_dirty: sum(|device| u64::from(device.dirty.get())),
+            nr_writeback: sum(|device| u64::from(device.writeback.get())),
+            reserved: sum(|device| u64::from(device.reserved.get())),
             nr_dirtied: self.stats.nr_dirtied + sum(|device| device.nr_dirtied),
             nr_written: self.stats.nr_written + sum(|device| device.nr_written),
-            nr_dirty_threshold: u64::from(self.now_at.thresh),
-            nr_dirty_background_threshold: u64::from(self.now_at.background),
-            writers: self.weights.div_ceil(u64::from(WEIGHT_ONE)),
+            nr_dirty_threshold: u64::from(self.current.thresh),
+            nr_dirty_background_threshold: u64::from(self.current.background),
+            writers: self.weights.get().div_ceil(u64::from(WEIGHT_ONE)),
             traces_lost: self.trace.lost(),
             ..self.stats
         }
     }
 
-    /// Counters of one device.
+    /// Counters and rates of one device.
     #[must_use]
     pub fn device_stats(&self, device: DeviceId) -> WritebackStats {
         let device = &self.devices[at(device)];
         let rate = |pace: u64| (u128::from(pace) * u128::from(BLOCK) / PACE_ONE) as u64;
         WritebackStats {
-            writeback: u64::from(device.writeback),
-            reclaimable: u64::from(device.dirty),
-            reserved: u64::from(device.reserved),
+            writeback: u64::from(device.writeback.get()),
+            reclaimable: u64::from(device.dirty.get()),
+            reserved: u64::from(device.reserved.get()),
             dirty_thresh: u64::from(device.control.regions.limit),
-            global_dirty_thresh: u64::from(self.now_at.thresh),
-            background_thresh: u64::from(self.now_at.background),
+            global_dirty_thresh: u64::from(self.current.thresh),
+            background_thresh: u64::from(self.current.background),
             dirtied: device.nr_dirtied,
             written: device.nr_written,
             write_bandwidth: device.bandwidth.get(),
             dirty_ratelimit: rate(device.control.ratelimit),
             task_ratelimit: rate(device.control.pace),
-            writers_milli: device.weights * 1000 / u64::from(WEIGHT_ONE),
+            writers_milli: device.weights.get() * 1000 / u64::from(WEIGHT_ONE),
             pos_ratio: device.control.pos_ratio,
         }
     }
 
-    /// Starts or stops the trace events.
+    /// Turns the trace events on or off.
     pub fn trace(&mut self, on: bool) {
         self.trace.set(on);
     }
@@ -61,6 +61,7 @@ impl Throttle {
         self.trace.take(into);
     }
 
+    /// Records the charge of a writer, whose state before it was `was`.
     pub(super) fn trace_balance(
         &mut self,
         now: Instant,
@@ -75,8 +76,8 @@ impl Throttle {
             at: now,
             bdi: device as u16,
             connection: was.connection,
-            limit: self.now_at.limit,
-            setpoint: self.now_at.setpoint,
+            limit: self.current.limit,
+            setpoint: self.current.setpoint,
             dirty: self.credit.total(),
             bdi_setpoint: control.regions.setpoint,
             bdi_dirty: self.credit.used(device),
@@ -91,9 +92,11 @@ impl Throttle {
         }));
     }
 
+    /// Records the rates of every device, `elapsed` nanoseconds after the last time.
     pub(super) fn trace_rates(&mut self, now: Instant, elapsed: u64) {
         for (index, device) in self.devices.iter_mut().enumerate() {
             let dirtied = device.nr_dirtied - device.dirtied_stamp;
+            debug_assert!(self.trace.is_on(), "events are made only for a reader");
             device.dirtied_stamp = device.nr_dirtied;
             let ratelimit = kib(device.control.ratelimit);
             self.trace.push(TraceEvent::BdiDirtyRatelimit(BdiDirtyRatelimit {
@@ -110,7 +113,7 @@ impl Throttle {
     }
 }
 
-/// A pace in KiB/s.
+/// Converts a pace to KiB/s.
 fn kib(pace: u64) -> u64 {
     (u128::from(pace) * 4 / PACE_ONE) as u64
 }

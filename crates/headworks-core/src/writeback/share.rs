@@ -1,49 +1,53 @@
-//! Each device's part of what may be dirty: its part of what was written lately.
+//! Each device's share of the dirty limit, in proportion to its recent completions.
 //!
-//! Completions are counted per device and in sum, and all counts halve every [`PERIOD_NS`] (Linux's floating proportions,
-//! with 1 s for its 3: a device that starts beside a busy one has nine tenths of its part after 3 s, not 10). A device that
-//! wrote nothing lately has an eighth of what is free, so that it can build a queue and begin to earn. So has each of several
-//! while nobody wrote anything: who is slow is known after the first completions only.
+//! Completions are counted per device and in sum, and all counts halve every [`PERIOD_NS`]. These are Linux's floating proportions
+//! with a period of 1 s for its 3: a device that starts beside a busy one has nine tenths of its share after 3 s, not 10. A
+//! device without recent completions has an eighth of the free blocks, so that it can build a queue. So has each of several
+//! devices before the first completions.
+//!
+//! Invariant: `total` is the sum of the counts.
 
 use crate::time::{Instant, SEC};
 
-/// The counts halve once in that time.
+/// The time in which counts halve.
 pub const PERIOD_NS: u64 = SEC;
 
-/// Who wrote how much lately.
+/// Recent completions of all devices.
 #[derive(Clone, Debug)]
 pub struct Shares {
     written: Vec<u64>,
-    /// Devices that there are: places may be vacant.
+    /// Number of devices that exist; `written` may have free slots.
     devices: usize,
     total: u64,
     period: Instant,
 }
 
 impl Shares {
-    /// Counts for so many devices.
+    /// Creates the counts of `devices` devices.
     #[must_use]
     pub fn new(devices: usize) -> Self {
         Self { written: vec![0; devices], devices, total: 0, period: Instant(0) }
     }
 
-    /// A place is used anew, or vacant: what was written there counts no more. So many devices there are then.
+    /// Clears the count of a slot that was added or removed; `devices` exist from now on.
     pub fn renew(&mut self, device: usize, devices: usize) {
         if self.written.len() <= device {
             self.written.resize(device + 1, 0);
         }
+        assert!(self.written[device] <= self.total, "total < count of one device");
         self.total -= std::mem::take(&mut self.written[device]);
         self.devices = devices;
     }
 
-    /// `blocks` more were written to the device.
+    /// Counts blocks written to the device.
     pub fn on_written(&mut self, device: usize, blocks: u32) {
         self.written[device] += u64::from(blocks);
         self.total += u64::from(blocks);
+        debug_assert!(self.total >= self.written[device]);
     }
 
-    /// Halves the counts for every period that has passed. While nothing at all is written nothing ages, since then nobody
-    /// can have earned more than another.
+    /// Halves the counts once for every elapsed period. Counts that would all become 0 are kept, so that shares survive idle
+    /// time.
     pub fn age(&mut self, now: Instant) {
         let periods = now.since(self.period) / PERIOD_NS;
         if periods == 0 {
@@ -54,7 +58,7 @@ impl Shares {
         if self.total >> shift == 0 {
             return;
         }
-        // The total is the sum of what is left, not its own half: else the parts' rounding adds up beside it.
+        // The total is summed anew, not halved: otherwise the rounding of the parts adds up.
         self.total = 0;
         for count in &mut self.written {
             *count >>= shift;
@@ -62,19 +66,20 @@ impl Shares {
         }
     }
 
-    /// The device's part of `whole`.
+    /// The device's share of `whole`.
     #[must_use]
     pub fn of(&self, device: usize, whole: u32) -> u32 {
         let (part, total) = match self.total {
-            // Nobody knows yet who is slow, and memory fills faster than anybody can show it.
+            // Before the first completion slow devices are unknown, and memory fills faster than they become known.
             0 => (1, if self.devices > 1 { self.devices.max(8) as u64 } else { 1 }),
             total => (self.written[device], total),
         };
+        debug_assert!(part <= total, "a share exceeds the whole");
         (u128::from(whole) * u128::from(part) / u128::from(total)) as u32
     }
 }
 
-/// A device's limit: its part by completions, at least an eighth of what is free and `floor`, at most what the others left.
+/// A device's limit: its share by completions, at least an eighth of the free blocks and `floor`, at most what the others left.
 #[must_use]
 pub fn device_limit(part: u32, free: u32, floor: u32, left: u32) -> u32 {
     part.max(free / 8).max(floor).min(left)

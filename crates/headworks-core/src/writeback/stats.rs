@@ -1,38 +1,38 @@
-//! What users see of the throttle, under Linux's names.
+//! Statistics of write-back under Linux's names.
 
-/// Of all devices together: `/proc/vmstat` and what Linux has no counter for. In blocks of 4 KiB.
+/// Statistics of all devices together (`/proc/vmstat` and more), in blocks of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DirtyStats {
-    /// Dirty and not under writeback.
+    /// Blocks dirty and not under writeback.
     pub nr_dirty: u64,
-    /// Under writeback.
+    /// Blocks under writeback now.
     pub nr_writeback: u64,
-    /// Reserved by writers and not dirty yet.
+    /// Blocks reserved and not dirty yet.
     pub reserved: u64,
-    /// Dirtied, ever.
+    /// Blocks dirtied since the start.
     pub nr_dirtied: u64,
-    /// Written, ever.
+    /// Blocks written since the start.
     pub nr_written: u64,
     /// The hard bound on dirty + writeback + reserved.
     pub nr_dirty_threshold: u64,
-    /// The flusher runs above it.
+    /// The threshold above which the flusher runs.
     pub nr_dirty_background_threshold: u64,
-    /// Writers with a weight now.
+    /// Active writers, light ones in part, rounded up.
     pub writers: u64,
-    /// Pauses that ended.
+    /// Number of pauses that ended.
     pub pauses: u64,
-    /// Their time in nanoseconds.
+    /// Total time of these pauses, in nanoseconds.
     pub paused_ns: u64,
-    /// Times a pause was looked at, and went on.
+    /// Number of times that a pause was extended.
     pub pauses_continued: u64,
-    /// Reservations refused.
+    /// Number of refused reservations.
     pub refused: u64,
-    /// Trace events that nobody fetched.
+    /// Number of dropped trace events.
     pub traces_lost: u64,
 }
 
 impl DirtyStats {
-    /// Both shards together.
+    /// The statistics of two shards together.
     #[must_use]
     pub fn with(self, other: &Self) -> Self {
         let background = self.nr_dirty_background_threshold + other.nr_dirty_background_threshold;
@@ -54,33 +54,33 @@ impl DirtyStats {
     }
 }
 
-/// Of one device: debugfs `bdi/<device>/stats`. In blocks of 4 KiB but for the rates.
+/// Statistics of one device (debugfs `bdi/<device>/stats`), in blocks of 4 KiB except for the rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WritebackStats {
-    /// `BdiWriteback`: under writeback.
+    /// `BdiWriteback`: blocks under writeback.
     pub writeback: u64,
-    /// `BdiReclaimable`: dirty and not under writeback.
+    /// `BdiReclaimable`: blocks dirty and not under writeback.
     pub reclaimable: u64,
-    /// Reserved and not dirty yet.
+    /// Blocks reserved and not dirty yet.
     pub reserved: u64,
-    /// `BdiDirtyThresh`: the device's limit now.
+    /// `BdiDirtyThresh`: the device's current limit.
     pub dirty_thresh: u64,
-    /// `DirtyThresh`: of all devices.
+    /// `DirtyThresh`: the threshold of all devices.
     pub global_dirty_thresh: u64,
-    /// `BackgroundThresh`: of all devices.
+    /// `BackgroundThresh`: the background threshold of all devices.
     pub background_thresh: u64,
-    /// `BdiDirtied`, ever.
+    /// `BdiDirtied`: blocks dirtied since the start.
     pub dirtied: u64,
-    /// `BdiWritten`, ever.
+    /// `BdiWritten`: blocks written since the start.
     pub written: u64,
-    /// `BdiWriteBandwidth`: the estimate, blocks a second.
+    /// `BdiWriteBandwidth`: estimated blocks a second.
     pub write_bandwidth: u64,
     /// One writer's rate at the set point, bytes a second.
     pub dirty_ratelimit: u64,
     /// One writer's rate at the present position, bytes a second.
     pub task_ratelimit: u64,
-    /// Writers, each counted by how much of its part it takes, in thousandths.
+    /// Writers in thousandths, each counted by the fraction of its share that it takes.
     pub writers_milli: u64,
-    /// The position's factor in 1024ths.
+    /// The rate factor of the position, in 1024ths.
     pub pos_ratio: u64,
 }

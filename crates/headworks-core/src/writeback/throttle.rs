@@ -1,27 +1,30 @@
-//! The throttle: who may dirty how much, and who pauses until when.
+//! Throttling of writers: reservation of dirty blocks and pauses.
 //!
-//! A writer never writes back. Before it dirties blocks it reserves them ([`Throttle::reserve`], the hard limit), and from
-//! time to time it pauses, so that in sum the writers dirty what the device writes, at the set point.
+//! A writer never writes back. It reserves blocks before it dirties them ([`Throttle::reserve`], the hard limit), and pauses from
+//! time to time, so that all writers together dirty as much as the device writes, at the set point.
 //!
 //! ```text
-//!   on_dirtied:  batch not full ------------------------------------------------> go on
+//!   on_dirtied:  batch not full ------------------------------------------------> continue
 //!                batch full: the blocks cost  period = blocks / pace
 //!                            clock = max(clock, now - credit) + period             virtual time, paid up to here
-//!                            clock - now  < a quarter of the pause aimed at -----> go on, owing
-//!                            else pause until clock (spread a little), but look again after max_pause
+//!                            clock - now  < a quarter of the target pause -------> continue, in debt
+//!                            else pause until clock (plus jitter), with a check after max_pause
 //! ```
 //!
 //! - *Think time.* The clock runs on its own: a writer that spent time elsewhere has credit and does not pause.
-//! - *Counting writers.* A writer that is settled late took less than its part: its weight is period / elapsed, at most 1.
-//!   The sum of the weights is the number of writers that `device.rs` divides the bandwidth by: light writers count as
-//!   what they take and the heavy ones share the rest. A writer silent for a second counts no more.
-//! - *No phase locking.* Nothing is measured against wake-ups. The first pause puts a writer at a random phase; every later
-//!   one gets a seeded jitter of a 32nd, which the clock does not see, so that rates do not drift.
-//! - *A pause is looked at again* after `max_pause` at the latest ([`Throttle::resume`]). What is owed is blocks, not time:
-//!   if the pace rose meanwhile the rest is shorter. Where one bio costs seconds (1000 writers on 10 MB/s) the position
-//!   still holds, and light and real-time writers find room; short pauses would drive everybody into the hard limit.
+//! - *Counting writers.* A writer that is charged late took less than its share: its weight is period / elapsed, at most 1. The sum
+//!   of the weights is the number of writers by which `device.rs` divides the bandwidth: light writers count as what they
+//!   take, and heavy ones share the rest. A writer that is silent for a second does not count.
+//! - *No phase locking.* Nothing is measured against wake-ups. The first pause puts a writer at a random phase; later ones get a
+//!   seeded jitter of a 32nd, which the clock ignores, so that rates do not drift.
+//! - *A pause is checked again* after `max_pause` at the latest ([`Throttle::resume`]). The debt is in blocks, not in time: if the
+//!   pace rose meanwhile, the rest is shorter. Where one bio costs seconds (1000 writers on 10 MB/s) the position still holds, and
+//!   light and real-time writers find room; short pauses would push all writers into the hard limit.
+//!
+//! Invariants: the sum of the devices' weights is `weights`; a device's `reserved + dirty + writeback` is its credit in use.
 
 use crate::bio::{DeviceId, IoClass};
+use crate::gauge::Gauge64;
 use crate::prng::Prng;
 use crate::time::{Instant, MS, SEC};
 
@@ -35,46 +38,46 @@ use super::stats::DirtyStats;
 use super::trace::Trace;
 use super::writers::{NEVER, WEIGHT_ONE, WriterId, Writers};
 
-/// Ageing of shares, silent writers, the approach of a lowered limit: every 100 ms while somebody writes.
+/// Period of the tick that ages shares, finds silent writers and approaches a lowered limit.
 const TICK_NS: u64 = 100 * MS;
 
-/// A lowered limit takes a step every other tick, 200 ms.
+/// Ticks between two steps of a lowered limit (200 ms).
 const TICKS_PER_STEP: u64 = 2;
 
-/// A writer that is late by more is weighed without being settled.
+/// Time without a charge after which a writer is weighed by the tick.
 const LATE_NS: u64 = 200 * MS;
 
-/// A writer silent for so long counts no more.
+/// Time without a dirtied block after which a writer does not count.
 const SILENT_NS: u64 = SEC;
 
-/// The policy.
+/// The throttle of one shard.
 #[derive(Debug)]
 pub struct Throttle {
     options: DirtyOptions,
     /// Decides in place of `options.policy`.
     foreground: Option<Box<dyn ForegroundWriteback>>,
     dirtyable: u32,
-    /// What is configured.
+    /// The configured thresholds.
     target: Thresholds,
-    /// What holds now: above the target for a while after it was lowered.
-    pub(super) now_at: Thresholds,
+    /// The thresholds in effect: above the target for a while after it was lowered.
+    pub(super) current: Thresholds,
     pub(super) credit: Credit,
     shares: Shares,
     pub(super) writers: Writers,
-    /// Some may be vacant.
+    /// By device id; some slots may be free.
     pub(super) devices: Vec<Device>,
-    /// The sum of all weights: 0 while nobody writes, and then nothing ticks.
-    pub(super) weights: u64,
+    /// The sum of all weights. The tick stops while it is 0.
+    pub(super) weights: Gauge64,
     ticked: Instant,
     ticks: u64,
-    /// The last time that was told, for what is not told the time.
-    told: Instant,
+    /// The latest `now` of any call, for methods without that argument.
+    latest: Instant,
     pub(super) stats: DirtyStats,
     pub(super) trace: Trace,
 }
 
 impl Throttle {
-    /// A throttle for a pool of `dirtyable` blocks, so many devices (at least one) and writers.
+    /// Creates the throttle of a pool of `dirtyable` blocks, for `devices` devices (at least one) and `writers_max` writers.
     #[must_use]
     pub fn new(options: &DirtyOptions, dirtyable: u32, devices: usize, writers_max: u32) -> Self {
         let devices = devices.max(1);
@@ -84,80 +87,79 @@ impl Throttle {
             foreground: None,
             dirtyable,
             target,
-            now_at: target,
+            current: target,
             credit: Credit::new(devices, target.limit),
             shares: Shares::new(devices),
             writers: Writers::new(writers_max),
             devices: vec![Device::default(); devices],
-            weights: 0,
+            weights: Gauge64::new(0),
             ticked: Instant(0),
             ticks: 0,
-            told: Instant(0),
+            latest: Instant(0),
             stats: DirtyStats::default(),
             trace: Trace::default(),
         }
     }
 
-    /// Takes new tunables. A raised limit holds at once, a lowered one is approached over some seconds.
+    /// Applies new tunables. A raised limit takes effect at once; a lowered one is approached over some seconds.
     pub fn set_options(&mut self, _now: Instant, options: &DirtyOptions) {
         self.options = *options;
         self.retarget();
     }
 
-    /// Takes a new size of the pool, in blocks; see [`Throttle::set_options`].
+    /// Applies a new size of the pool in blocks, as [`Throttle::set_options`] does.
     pub fn set_limit_units(&mut self, dirtyable: u32) {
         self.dirtyable = dirtyable;
         self.retarget();
     }
 
-    /// A device joins or leaves, with nothing dirty, on its way or reserved: nothing is known of its place. Whoever was refused
-    /// is to ask again.
+    /// Adds a device, or removes one without reserved, dirty or writeback blocks. Refused callers must retry.
     pub fn set_device(&mut self, device: DeviceId, present: bool) {
         let index = at(device);
         if self.devices.len() <= index {
             self.devices.resize(index + 1, Device::default());
         }
         let was = std::mem::take(&mut self.devices[index]);
-        assert!(was.dirty + was.writeback + was.reserved == 0, "a device in use stays");
+        assert!(was.used() == 0, "a device with credit in use is not removed");
         self.stats.nr_dirtied += was.nr_dirtied;
         self.stats.nr_written += was.nr_written;
         for writer in self.writers.iter_mut().filter(|writer| writer.device == device.0) {
-            self.weights -= u64::from(std::mem::take(&mut writer.weight));
+            self.weights.sub(std::mem::take(&mut writer.weight).into());
             writer.device = 0;
         }
         self.credit.set_present(index, present);
         self.shares.renew(index, self.credit.devices());
-        self.hold(self.now_at);
+        self.apply(self.current);
     }
 
-    /// The writer of a connection, made if it is new. When the table is full, all further ones are one.
+    /// The writer of a connection, created if it is new. Connections beyond the table share one writer.
     pub fn writer(&mut self, connection: u32) -> WriterId {
         self.writers.find_or_make(connection)
     }
 
-    /// The writer that all share who have no place in the table; also for what nobody is left to pause for.
+    /// The writer that connections beyond the table share; also for blocks of closed connections.
     #[must_use]
-    pub const fn nobody(&self) -> WriterId {
+    pub const fn shared_writer(&self) -> WriterId {
         WriterId(0)
     }
 
-    /// Forgets a connection; its pause is over. No I/O, no search: a thousand are gone as fast as they are named.
+    /// Removes a closed connection and ends its pause, in constant time.
     pub fn close(&mut self, connection: u32) -> Option<WriterId> {
         let (id, was) = self.writers.remove(connection)?;
         self.count_weight(was.device, was.weight, 0);
         Some(id)
     }
 
-    /// Until when the writer is paused. Once that time has come, [`Throttle::resume`] says whether it is over.
+    /// The end of the writer's pause. At that time [`Throttle::resume`] decides whether it is over.
     #[must_use]
     pub fn paused_until(&self, writer: WriterId) -> Option<Instant> {
         let until = self.writers.get(writer).until;
         (until != NEVER).then_some(Instant(until))
     }
 
-    /// The writer's timer is due: `None`, it goes on; else it is paused until then.
+    /// Ends the writer's pause if its debt is paid (`None`), or extends it.
     pub fn resume(&mut self, now: Instant, writer: WriterId) -> Option<Instant> {
-        self.told = self.told.max(now);
+        self.latest = self.latest.max(now);
         let entry = *self.writers.get(writer);
         if entry.until == NEVER || now.0 < entry.until {
             return self.paused_until(writer);
@@ -168,19 +170,21 @@ impl Throttle {
         let mut owed = scale(entry.clock.saturating_sub(now.0), entry.pace, control.pace);
         let mut nr_dirtied = entry.nr_dirtied;
         if u64::from(nr_dirtied) > control.batch {
-            // Bios that had reserved before the pause began.
+            // Bios that had reserved blocks before the pause began.
             owed += cost_ns(u64::from(nr_dirtied), control.pace);
             nr_dirtied = 0;
         }
-        let go_on = control.freerun || owed <= self.pause_max_ns() / 16;
+        assert!(owed <= u64::MAX / 2 && control.pace > 0, "a debt overflows");
+        let over = control.freerun || owed <= self.pause_max_ns() / 16;
         let (pace, short) = (control.pace, self.devices[device].short_ns(now));
         let entry = self.writers.get_mut(writer);
         entry.nr_dirtied = nr_dirtied;
         entry.clock = now.0.saturating_add(owed).min(NEVER - 1);
         entry.pace = pace;
-        if go_on {
+        if over {
             entry.until = NEVER;
             (entry.settled, entry.short) = (now.0, short);
+            assert!(now.0 >= entry.began, "a pause ends before it began");
             self.stats.pauses += 1;
             self.stats.paused_ns += now.0 - entry.began;
             return None;
@@ -189,40 +193,41 @@ impl Throttle {
         Some(self.set_pause(now, writer, 0))
     }
 
-    /// Takes credit for `blocks` of the device, all or nothing. A refused caller waits in its queue of the device, in
-    /// order, and only the head asks again, when [`Throttle::freed`] says so. At most [`Throttle::reserve_max`] at once.
+    /// Reserves `blocks` of the device, all or nothing, at most [`Throttle::reserve_max`] at once. A refused caller waits in its
+    /// queue of the device, in order; only the head retries, when [`Throttle::freed`] says so.
     pub fn reserve(&mut self, device: DeviceId, blocks: u32) -> bool {
         self.reserve_for(device, blocks, IoClass::BestEffort)
     }
 
-    /// The same for a class: real-time writers have the last 32nd of the limit for themselves.
+    /// Reserves for a scheduling class; the last 32nd of the limit is for real-time writers.
     pub fn reserve_for(&mut self, device: DeviceId, blocks: u32, class: IoClass) -> bool {
         let limit = self.limit_of(class);
         let granted = self.credit.reserve(at(device), blocks, limit);
         let device = &mut self.devices[at(device)];
+        debug_assert!(!granted || blocks == 0 || self.credit.total() <= limit);
         if granted {
-            device.reserved += blocks;
-            device.on_granted(self.told);
+            device.reserved.add(blocks);
+            device.on_granted(self.latest);
         } else {
-            device.on_refused(self.told, class);
+            device.on_refused(self.latest, class);
             self.stats.refused += 1;
         }
         granted
     }
 
-    /// Whether the one that was refused last on this device would have its credit now.
+    /// Whether the device's last refused reservation would be granted now.
     #[must_use]
     pub fn freed(&self, device: DeviceId) -> bool {
         self.credit.freed(at(device), self.limit_of(self.devices[at(device)].refused))
     }
 
-    /// The one that was refused has gone away.
+    /// Forgets the device's refused reservation, whose owner has left the queue.
     pub fn forget_refused(&mut self, device: DeviceId) {
         self.credit.forget(at(device));
-        self.devices[at(device)].on_granted(self.told);
+        self.devices[at(device)].on_granted(self.latest);
     }
 
-    /// The most that may be reserved at once and is sure to be granted in the end, with any other device dead.
+    /// Largest reservation that is granted in the end even if all other devices are dead.
     #[must_use]
     pub fn reserve_max(&self, _device: DeviceId) -> u32 {
         let limit = self.target.limit;
@@ -230,18 +235,19 @@ impl Throttle {
         if devices > 1 { floor(limit, devices).max(1) } else { limit }
     }
 
-    /// Gives reserved credit back unused.
+    /// Returns reserved blocks that were not dirtied.
     pub fn unreserve(&mut self, device: DeviceId, blocks: u32) {
-        take(&mut self.devices[at(device)].reserved, blocks);
+        self.devices[at(device)].reserved.sub(blocks);
         self.credit.sub(at(device), blocks);
+        debug_assert_eq!(self.devices[at(device)].used(), self.credit.used(at(device)));
     }
 
-    /// Reserved blocks turned out to be dirty already: the credit goes back, and nobody is charged.
+    /// Returns reserved blocks that were dirty already; no writer is charged.
     pub fn on_rewritten(&mut self, device: DeviceId, blocks: u32) {
         self.unreserve(device, blocks);
     }
 
-    /// Reserved blocks became dirty. `Some`: the writer is paused until then and must not dirty more before.
+    /// Turns reserved blocks dirty and charges the writer. Returns the end of its pause, before which it must not dirty more.
     pub fn on_dirtied(
         &mut self,
         now: Instant,
@@ -250,12 +256,17 @@ impl Throttle {
         blocks: u32,
         class: IoClass,
     ) -> Option<Instant> {
-        self.told = self.told.max(now);
+        self.latest = self.latest.max(now);
         let index = at(device);
         let counts = &mut self.devices[index];
-        take(&mut counts.reserved, blocks);
-        counts.dirty += blocks;
+        counts.reserved.sub(blocks);
+        counts.dirty.add(blocks);
         counts.nr_dirtied += u64::from(blocks);
+        debug_assert_eq!(
+            counts.used(),
+            self.credit.used(index),
+            "credit in use is not accounted for"
+        );
         self.note(now, writer, device, blocks);
         match self.options.policy {
             _ if self.has_foreground() => None,
@@ -264,60 +275,64 @@ impl Throttle {
         }
     }
 
-    /// Dirty blocks were discarded.
+    /// Returns the credit of discarded dirty blocks.
     pub fn on_cancelled(&mut self, device: DeviceId, blocks: u32) {
-        take(&mut self.devices[at(device)].dirty, blocks);
+        self.devices[at(device)].dirty.sub(blocks);
         self.credit.sub(at(device), blocks);
+        debug_assert_eq!(self.devices[at(device)].used(), self.credit.used(at(device)));
     }
 
-    /// Dirty blocks went under writeback.
+    /// Moves dirty blocks to writeback.
     pub fn on_writeout(&mut self, now: Instant, device: DeviceId, blocks: u32) {
-        self.told = self.told.max(now);
+        self.latest = self.latest.max(now);
         let device = &mut self.devices[at(device)];
-        take(&mut device.dirty, blocks);
-        if device.writeback == 0 {
+        device.dirty.sub(blocks);
+        if device.writeback.is_zero() {
             device.bandwidth.on_writeout(now);
             device.alive = now;
         }
-        device.writeback += blocks;
+        device.writeback.add(blocks);
     }
 
-    /// Blocks under writeback are clean.
+    /// Returns the credit of blocks whose writeback completed.
     pub fn on_written(&mut self, now: Instant, device: DeviceId, blocks: u32) {
-        self.told = self.told.max(now);
+        self.latest = self.latest.max(now);
         let index = at(device);
         let device = &mut self.devices[index];
-        take(&mut device.writeback, blocks);
+        device.writeback.sub(blocks);
         device.nr_written += u64::from(blocks);
         device.alive = now;
-        if device.bandwidth.on_written(now, blocks, device.writeback) {
+        if device.bandwidth.on_written(now, blocks, device.writeback.get()) {
             device.outdate();
         }
         self.credit.sub(index, blocks);
         self.shares.on_written(index, blocks);
+        debug_assert_eq!(self.devices[index].used(), self.credit.used(index));
     }
 
-    /// Blocks under writeback failed: they are dirty again. They count on, and nobody is charged twice.
+    /// Turns blocks whose writeback failed dirty again; they keep their credit, and no writer is charged twice.
     pub fn on_write_failed(&mut self, now: Instant, device: DeviceId, blocks: u32) {
-        let device = &mut self.devices[at(device)];
-        take(&mut device.writeback, blocks);
-        device.dirty += blocks;
-        device.bandwidth.on_failed(now, device.writeback);
+        let index = at(device);
+        let device = &mut self.devices[index];
+        device.writeback.sub(blocks);
+        device.dirty.add(blocks);
+        debug_assert_eq!(device.used(), self.credit.used(index));
+        device.bandwidth.on_failed(now, device.writeback.get());
     }
 
-    /// Whether the flusher should write this device's dirty blocks out, whatever their age.
+    /// Whether the flusher writes out this device's dirty blocks regardless of their age.
     ///
-    /// Linux looks at what is dirty only, since the question is whether more should be under writeback. So do we below
-    /// free-run; above it writers pause, and then whatever is dirty must be on its way.
+    /// As in Linux, only dirty blocks count below free-run. Above it writers pause, and then every dirty block must be under
+    /// writeback.
     #[must_use]
     pub fn over_background(&self, device: DeviceId) -> bool {
         let index = at(device);
         let (counts, used) = (&self.devices[index], self.credit.used(index));
         let regions = counts.control.regions;
-        counts.dirty > 0
-            && (self.nr_dirty() > self.now_at.background
-                || counts.dirty > regions.background
-                || self.credit.total() > self.now_at.freerun
+        counts.dirty.get() > 0
+            && (self.nr_dirty() > self.current.background
+                || counts.dirty.get() > regions.background
+                || self.credit.total() > self.current.freerun
                 || used > regions.freerun)
     }
 
@@ -339,12 +354,12 @@ impl Throttle {
             return 0;
         };
         let device = at(device);
-        let limit = self.credit.ceiling(device, self.now_at.limit);
-        let writers = self.devices[device].weights.div_ceil(u64::from(WEIGHT_ONE));
+        let limit = self.credit.ceiling(device, self.current.limit);
+        let writers = self.devices[device].weights.get().div_ceil(u64::from(WEIGHT_ONE));
         let position = DirtyPosition {
             used: self.credit.used(device),
-            limit: self.shares.of(device, self.now_at.limit).min(limit),
-            freerun: self.credit.total() <= self.now_at.freerun,
+            limit: self.shares.of(device, self.current.limit).min(limit),
+            freerun: self.credit.total() <= self.current.freerun,
             writers: writers as u32,
         };
         let entry = self.writers.get_mut(writer);
@@ -355,17 +370,21 @@ impl Throttle {
         quota.unwrap_or(0)
     }
 
-    /// The tick, if it is due.
+    /// Runs the tick if it is due.
     pub fn on_timer(&mut self, now: Instant) {
-        self.told = self.told.max(now);
+        self.latest = self.latest.max(now);
         if self.next_timeout().is_none_or(|due| now < due) {
             return;
         }
         let elapsed = now.since(self.ticked);
         self.ticked = now;
         self.ticks += 1;
+        debug_assert!(
+            self.devices.iter().map(|device| device.weights.get()).sum::<u64>()
+                == self.weights.get()
+        );
         self.shares.age(now);
-        if self.ticks.is_multiple_of(TICKS_PER_STEP) && self.now_at.thresh > self.target.thresh {
+        if self.ticks.is_multiple_of(TICKS_PER_STEP) && self.current.thresh > self.target.thresh {
             self.step_down();
         }
         for device in 0..self.devices.len() {
@@ -377,21 +396,21 @@ impl Throttle {
         }
     }
 
-    /// When [`Throttle::on_timer`] wants to be called; `None` while nobody writes.
+    /// The time of the next tick; `None` without active writers.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Instant> {
-        let active = self.weights > 0 || self.now_at.thresh > self.target.thresh;
+        let active = !self.weights.is_zero() || self.current.thresh > self.target.thresh;
         active.then(|| self.ticked.after(TICK_NS))
     }
 
-    /// Blocks that the flusher writes per visit of a group: half a second's worth, at most an eighth of the limit, in
-    /// steps of 4 MiB and at least one. Long enough to be sequential, short enough not to jump across the control scope.
+    /// Blocks that the flusher writes per visit of a group: half a second of bandwidth, at most an eighth of the limit, in steps of
+    /// 4 MiB. Long enough to be sequential, short enough not to cross the control scope at once.
     #[must_use]
     pub fn chunk(&self, device: DeviceId) -> u32 {
-        chunk(self.devices[at(device)].bandwidth.get(), self.now_at.thresh)
+        chunk(self.devices[at(device)].bandwidth.get(), self.current.thresh)
     }
 
-    /// The decision of a pause.
+    /// Decides whether the writer pauses, and charges it when its batch is full.
     fn balance(
         &mut self,
         now: Instant,
@@ -405,7 +424,7 @@ impl Throttle {
             if now.0 < entry.until {
                 return Some(Instant(entry.until));
             }
-            // A caller that does not ask `resume`: the pause is over, and at most one more is carried.
+            // The caller did not call `resume`: the pause is over, and at most one more is carried over.
             let carried = now.0 + self.pause_max_ns();
             let short = self.devices[device].short_ns(now);
             let entry = self.writers.get_mut(writer);
@@ -418,13 +437,13 @@ impl Throttle {
         let control = &self.devices[device].control;
         let entry = self.writers.get(writer);
         let full = entry.is_full(blocks, control.batch);
-        // One that did not pause yet in this crowd is settled at once: all batches of a cold start are too much together.
+        // A writer without a pause since free-run is charged at once: a batch of every writer is too much at a cold start.
         let newcomer = !entry.spread && !control.freerun;
-        if full || newcomer { self.settle(now, writer, device, class) } else { None }
+        if full || newcomer { self.charge(now, writer, device, class) } else { None }
     }
 
-    /// Charges what was dirtied since the last time, weighs the writer, and pauses it if it owes enough.
-    fn settle(
+    /// Charges the writer for its blocks, weighs it, and pauses it if its debt is large enough.
+    fn charge(
         &mut self,
         now: Instant,
         writer: WriterId,
@@ -461,8 +480,9 @@ impl Throttle {
         pause
     }
 
-    /// Pauses the writer until its clock, `max_pause` at the longest, spread so that no herd forms: evenly over `spread`
-    /// the first time (half of what is owed on average: too many are put in order by the credit, too few by nobody), then by a 32nd of the pause to both sides.
+    /// Pauses the writer until its clock, at most for `max_pause`, so that writers do not wake together: the first pause is drawn
+    /// evenly from `spread` (half of the debt on average; the credit orders too many writers, and nothing wakes too few), later
+    /// ones get a jitter of a 32nd to both sides.
     fn set_pause(&mut self, now: Instant, writer: WriterId, spread: u64) -> Instant {
         let longest = self.pause_max_ns();
         let entry = self.writers.get_mut(writer);
@@ -474,28 +494,30 @@ impl Throttle {
             entry.clock = now.0 + 1 + random.below(spread);
         }
         let owed = entry.clock.saturating_sub(now.0).max(1);
-        // A slice of a longer pause ends early rather than late: `max_pause` is a promise.
+        // A slice of a longer pause ends early rather than late, so that `max_pause` holds.
         let (base, sliced) = if owed > longest { (longest, true) } else { (owed, false) };
         let jitter = base / 16;
         let early = if sliced { jitter } else { jitter / 2 };
         let until = base - early + random.below(jitter + 1);
-        // Who waits also waits for the thread: a 64th of the promise is left to it.
+        // A 64th of `max_pause` is left for the thread's own delay.
         entry.until = now.0 + until.clamp(1, longest - longest / 64);
+        assert!(entry.until > now.0 && entry.until <= now.0 + longest, "a pause is out of range");
         Instant(entry.until)
     }
 
-    /// The weight of a writer that is settled: its part of what it might have dirtied since the last time. Up at once,
-    /// down by half the way: one slow batch is no habit.
+    /// Updates the weight of a writer that is charged: the fraction of its share that it took since the last charge. It rises at
+    /// once and falls by half the difference.
     fn weigh(&mut self, now: Instant, writer: WriterId, period: u64, short: u64) {
         let entry = self.writers.get_mut(writer);
         let waited = short.saturating_sub(entry.short);
         let took = part_of(period, now.0.saturating_sub(entry.settled).saturating_sub(waited));
         let weight = if took >= entry.weight { took } else { entry.weight.midpoint(took) };
+        assert!(weight <= WEIGHT_ONE, "a writer counts as more than one");
         let (device, was) = (entry.device, std::mem::replace(&mut entry.weight, weight.max(1)));
         self.count_weight(device, was, weight.max(1));
     }
 
-    /// Weighs those who should have been back by now. On a device at its limit nobody can be expected to be.
+    /// Lowers the weights of writers that are late. On a device at its limit writers are late through no fault of theirs.
     fn weigh_the_late(&mut self, now: Instant) {
         for writer in self.writers.iter_mut().filter(|writer| writer.weight > 0) {
             let device = &mut self.devices[usize::from(writer.device)];
@@ -512,12 +534,12 @@ impl Throttle {
             let less = writer.weight.saturating_sub(took);
             writer.weight -= less;
             writer.spread &= !silent;
-            device.weights -= u64::from(less);
-            self.weights -= u64::from(less);
+            device.weights.sub(less.into());
+            self.weights.sub(less.into());
         }
     }
 
-    /// Accounts the blocks to the writer, who counts from his first block on.
+    /// Counts blocks of a writer, which has a weight from its first block on.
     fn note(&mut self, now: Instant, writer: WriterId, device: DeviceId, blocks: u32) {
         let short = self.devices[at(device)].short_ns(now);
         let entry = self.writers.get_mut(writer);
@@ -533,7 +555,7 @@ impl Throttle {
         entry.nr_dirtied = entry.nr_dirtied.saturating_add(blocks);
         let weight = entry.weight;
         if was != (device.0, weight) {
-            if self.weights == 0 {
+            if self.weights.is_zero() {
                 self.ticked = now;
             }
             self.count_weight(was.0, was.1, 0);
@@ -541,28 +563,32 @@ impl Throttle {
         }
     }
 
+    /// Replaces a writer's weight in the sums.
     fn count_weight(&mut self, device: u16, was: u32, is: u32) {
         let device = &mut self.devices[usize::from(device)];
-        device.weights = device.weights - u64::from(was) + u64::from(is);
-        self.weights = self.weights - u64::from(was) + u64::from(is);
+        for weights in [&mut device.weights, &mut self.weights] {
+            weights.sub(was.into());
+            weights.add(is.into());
+        }
     }
 
-    /// Computes the device's paces anew if they are too old.
+    /// Recomputes the device's paces if they are outdated.
     fn refresh(&mut self, now: Instant, device: usize) {
         let used = self.credit.used(device);
         if !self.devices[device].is_outdated(now, used) {
             return;
         }
-        let regions = self.now_at;
+        let regions = self.current;
         let free = regions.limit.saturating_sub(self.credit.total());
         let left = self.credit.ceiling(device, regions.limit);
         let part = self.shares.of(device, regions.limit);
         let share = device_limit(part, free, self.credit.floor(), regions.limit);
-        // While others write in earnest, nobody may take more than its share of what is free, however much that is: at the
-        // speed of memory a slow device would take in a tenth of a second what it drains in half a minute.
-        let others = self.weights - self.devices[device].weights;
+        // While other devices have busy writers, free-run ends for all: at the speed of memory a slow device would take in a tenth
+        // of a second what it drains in half a minute.
+        let others = self.weights.get() - self.devices[device].weights.get();
+        debug_assert!(self.devices[device].weights <= self.weights);
         let alone = others < u64::from(WEIGHT_ONE);
-        let room = DeviceLimits {
+        let limits = DeviceLimits {
             used,
             share: regions.share(share),
             left: regions.share(left),
@@ -570,39 +596,46 @@ impl Throttle {
             all_calm: alone && self.credit.total() <= regions.background,
         };
         let pause_max_ns = self.pause_max_ns();
-        self.devices[device].update(now, &room, pause_max_ns);
+        self.devices[device].update(now, &limits, pause_max_ns);
     }
 
+    /// Computes the target thresholds and applies a rise.
     fn retarget(&mut self) {
         self.target = Thresholds::of(&self.options, self.dirtyable);
-        // Never more than there are blocks at all, however slowly a lowered limit is approached.
-        let thresh = self.now_at.thresh.min(self.dirtyable);
-        self.hold(self.target.raised_to(thresh));
+        // Never above the size of the pool, however slowly a lowered limit is approached.
+        let thresh = self.current.thresh.min(self.dirtyable);
+        self.apply(self.target.raised_to(thresh));
     }
 
+    /// Approaches a lowered target by one step.
     fn step_down(&mut self) {
         let used = self.credit.total();
-        let thresh = smoothed(self.now_at.thresh, self.target.thresh, used);
-        self.hold(self.target.raised_to(thresh));
+        let thresh = smoothed(self.current.thresh, self.target.thresh, used);
+        self.apply(self.target.raised_to(thresh));
     }
 
-    fn hold(&mut self, thresholds: Thresholds) {
-        self.now_at = thresholds;
+    /// Puts thresholds into effect.
+    fn apply(&mut self, thresholds: Thresholds) {
+        assert!(thresholds.limit <= thresholds.thresh && thresholds.setpoint <= thresholds.limit);
+        self.current = thresholds;
         self.credit.set_limit(thresholds.limit);
         self.devices.iter_mut().for_each(Device::outdate);
     }
 
+    /// The hard limit of a scheduling class.
     fn limit_of(&self, class: IoClass) -> u32 {
         match class {
-            IoClass::RealTime => self.now_at.thresh,
-            IoClass::BestEffort | IoClass::Idle => self.now_at.limit,
+            IoClass::RealTime => self.current.thresh,
+            IoClass::BestEffort | IoClass::Idle => self.current.limit,
         }
     }
 
+    /// Dirty blocks of all devices.
     fn nr_dirty(&self) -> u32 {
-        self.devices.iter().map(|device| device.dirty).sum()
+        self.devices.iter().map(|device| device.dirty.get()).sum()
     }
 
+    /// The longest pause, in nanoseconds.
     fn pause_max_ns(&self) -> u64 {
         u64::from(self.options.max_pause_ms.clamp(10, 1000)) * MS
     }
@@ -612,25 +645,23 @@ impl Throttle {
 pub(super) fn chunk(bandwidth: u64, limit: u32) -> u32 {
     const STEP: u64 = 1024;
     let blocks = (bandwidth / 2).min(u64::from(limit / 8));
-    ((blocks + STEP) / STEP * STEP) as u32
+    let chunk = (blocks + STEP) / STEP * STEP;
+    debug_assert!(chunk > 0 && chunk <= u64::from(u32::MAX));
+    chunk as u32
 }
 
+/// The index of a device.
 pub(super) fn at(device: DeviceId) -> usize {
     usize::from(device.0)
 }
 
-fn take(count: &mut u32, blocks: u32) {
-    assert!(*count >= blocks, "blocks left a state that they were not in");
-    *count -= blocks;
-}
-
-/// A time at one pace, at another.
+/// Converts a debt in time from one pace to another.
 fn scale(ns: u64, from: u64, to: u64) -> u64 {
     let scaled = u128::from(ns) * u128::from(from) / u128::from(to.max(1));
     scaled.min(u128::from(u64::MAX / 4)) as u64
 }
 
-/// `period / elapsed` as a weight, at most one.
+/// `period / elapsed` as a weight, at most [`WEIGHT_ONE`].
 fn part_of(period: u64, elapsed: u64) -> u32 {
     if period >= elapsed {
         return WEIGHT_ONE;

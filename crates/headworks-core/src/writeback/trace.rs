@@ -1,30 +1,30 @@
-//! What the throttle did, for graphs: Linux's two trace events, field by field, in a bounded ring. Off by default.
+//! Trace events of the throttle in a bounded ring: Linux's two events, field by field. Off by default.
 //!
-//! The author of the original credits his graphs of these events with making the algorithm possible. Rates are KiB/s and
-//! times are milliseconds, as in Linux; positions are blocks of 4 KiB. When nobody fetches, the oldest are lost and counted.
+//! Rates are in KiB/s and times in milliseconds, as in Linux; positions are in blocks of 4 KiB. When the ring is full the oldest
+//! events are dropped and counted.
 
 use std::collections::VecDeque;
 
 use crate::time::Instant;
 
-/// Events that are kept until somebody fetches them.
+/// Capacity of the ring, in events.
 const RING: usize = 1024;
 
-/// One event.
+/// One event of the throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceEvent {
-    /// A writer was looked at: it pauses, or may go on.
+    /// A writer was charged and pauses or continues.
     BalanceDirtyPages(BalanceDirtyPages),
-    /// A device's rates were computed anew.
+    /// A device's rates were recomputed.
     BdiDirtyRatelimit(BdiDirtyRatelimit),
 }
 
-/// `balance_dirty_pages`.
+/// The event `balance_dirty_pages`: a writer was charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BalanceDirtyPages {
-    /// When.
+    /// Time of the event.
     pub at: Instant,
-    /// The device.
+    /// Id of the device.
     pub bdi: u16,
     /// The writer's connection, in place of Linux's process.
     pub connection: u32,
@@ -42,42 +42,42 @@ pub struct BalanceDirtyPages {
     pub dirty_ratelimit: u64,
     /// The same at the present position, KiB/s.
     pub task_ratelimit: u64,
-    /// Blocks dirtied since the writer was last looked at.
+    /// Blocks dirtied since the writer was last charged.
     pub dirtied: u32,
-    /// After so many it is looked at.
+    /// Blocks after which the writer is charged.
     pub dirtied_pause: u32,
     /// Paused so far in this pause, ms.
     pub paused: u64,
-    /// To pause now, ms; not above 0: none, and that much credit.
+    /// Pause from now, ms; 0 or less: no pause, and that much credit.
     pub pause: i64,
-    /// What the blocks cost at the rate, ms.
+    /// Time that the blocks cost at the rate, ms.
     pub period: u64,
-    /// What the writer spent elsewhere since its last pause, ms.
+    /// Time since the writer's last pause, ms.
     pub think: u64,
 }
 
-/// `bdi_dirty_ratelimit`.
+/// The event `bdi_dirty_ratelimit`: a device's rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BdiDirtyRatelimit {
-    /// When.
+    /// Time of the event.
     pub at: Instant,
-    /// The device.
+    /// Id of the device.
     pub bdi: u16,
     /// The last bandwidth sample, KiB/s.
     pub write_bw: u64,
     /// The estimate, KiB/s.
     pub awrite_bw: u64,
-    /// What was dirtied since the event before, KiB/s.
+    /// Rate of dirtying since the event before, KiB/s.
     pub dirty_rate: u64,
     /// One writer's rate at the set point, KiB/s.
     pub dirty_ratelimit: u64,
     /// The same at the present position, KiB/s.
     pub task_ratelimit: u64,
-    /// The bandwidth over the writers, which is `dirty_ratelimit` here: it needs no balancing, the writers are counted.
+    /// Bandwidth divided by the writers: equal to `dirty_ratelimit`, because writers are counted.
     pub balanced_dirty_ratelimit: u64,
 }
 
-/// The ring.
+/// The ring of trace events.
 #[derive(Clone, Debug)]
 pub struct Trace {
     events: VecDeque<TraceEvent>,
@@ -92,33 +92,34 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Starts or stops; what was kept is dropped.
+    /// Turns tracing on or off and drops all events.
     pub fn set(&mut self, on: bool) {
         self.on = on;
         self.events.clear();
     }
 
-    /// Whether events are wanted: ask before making one.
+    /// Whether tracing is on; events are made only then.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.on
     }
 
-    /// Keeps one.
+    /// Adds an event, dropping the oldest if the ring is full.
     pub fn push(&mut self, event: TraceEvent) {
         if self.events.len() == RING {
             self.events.pop_front();
             self.lost += 1;
         }
+        debug_assert!(self.on && self.events.len() < RING);
         self.events.push_back(event);
     }
 
-    /// Moves all to `into`.
+    /// Moves all events to `into`.
     pub fn take(&mut self, into: &mut Vec<TraceEvent>) {
         into.extend(self.events.drain(..));
     }
 
-    /// Events that nobody fetched in time, ever.
+    /// Number of events dropped so far.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lost
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_are_lost_and_counted() {
+    fn full_ring_drops_and_counts_the_oldest() {
         let mut trace = Trace::default();
         trace.set(true);
         for at in 0..RING as u64 + 3 {

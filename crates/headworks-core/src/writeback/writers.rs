@@ -1,68 +1,71 @@
-//! Who writes: one entry per connection, found by open addressing, and what the throttle knows of each.
+//! The table of writers: one entry per connection, found by open addressing.
 //!
 //! ```text
 //!            first block dirtied            batch full, above free-run
 //!   known ------------------------> running --------------------------> paused
 //!     ^                                | ^                                 |
-//!     |  silent for a second           | |   resume: time is over          | resume: the rates fell meanwhile,
-//!     '--------------------------------' '---------------------------------' still owing: paused on
+//!     |  silent for a second           | |   resume: nothing owed          | resume: time still owed,
+//!     '--------------------------------' '---------------------------------' because the rates fell: pause again
 //! ```
 //!
-//! The table is made once. When it is full, all further connections share one entry: they are throttled together, as one
-//! writer, rather than not at all.
+//! The table is allocated once. When it is full, all further connections share one entry and are throttled together as one
+//! writer.
+//!
+//! Invariant: used + free entries == maximum + the shared entry.
 
-/// A writer's place in the table; good until its connection is closed.
+/// A writer's index in the table, valid until its connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WriterId(pub u32);
 
-/// 1.0 of a [`Writer::weight`].
+/// The fixed-point 1.0 of a [`Writer::weight`].
 pub const WEIGHT_ONE: u32 = 1 << 16;
 
-/// Not paused.
+/// The [`Writer::until`] of a writer that is not paused.
 pub const NEVER: u64 = u64::MAX;
 
-/// The entry that is shared when the table is full.
+/// The entry that connections share when the table is full.
 const OVERFLOW: u32 = 0;
 
-/// No entry.
+/// A free slot of the index.
 const NONE: u32 = u32::MAX;
 
-/// What the throttle knows of one writer. Times are nanoseconds.
+/// The throttle's state of one writer. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer {
-    /// Who it is.
+    /// The connection of the writer.
     pub connection: u32,
-    /// The device it dirtied last.
+    /// The device that it dirtied last.
     pub device: u16,
-    /// Whether the entry is taken.
+    /// Whether the entry is in use.
     pub known: bool,
-    /// Whether it paused since its device was last in free-run: if not, its first pause finds it a place of its own.
+    /// Whether it paused since its device was last in free-run. Its first pause gives it a random phase.
     pub spread: bool,
-    /// How much of a writer it is for its device: 0 silent, [`WEIGHT_ONE`] takes all it may.
+    /// The fraction of its share that it takes: 0 silent, [`WEIGHT_ONE`] all.
     pub weight: u32,
-    /// Dirtied since the last settling.
+    /// Blocks dirtied since it was last charged.
     pub nr_dirtied: u32,
-    /// How much of a bio its next batch is smaller, in 256ths: see [`Writer::is_full`].
+    /// Reduction of its next batch, in 256ths of a bio: see [`Writer::is_full`].
     pub dither: u8,
-    /// Pauses so far; makes the next one's jitter.
+    /// Number of pauses, which seeds the jitter of the next one.
     pub pauses: u32,
-    /// The virtual time up to which it has paid for what it dirtied. Behind `now`: credit; before it: debt.
+    /// The virtual time up to which it has paid for its blocks: earlier than `now` is credit, later is debt.
     pub clock: u64,
-    /// When it was last settled, or its last pause ended: think time counts from here.
+    /// The last charge or end of a pause, from which think time counts.
     pub settled: u64,
-    /// Its device's time short of credit, as of `settled`.
+    /// Its device's total wait for credit as of `settled`.
     pub short: u64,
-    /// When it last dirtied a block.
+    /// The time when it last dirtied a block.
     pub seen: u64,
-    /// Paused until then, or [`NEVER`].
+    /// The end of its pause, or [`NEVER`].
     pub until: u64,
-    /// When this pause began.
+    /// The begin of its pause.
     pub began: u64,
-    /// The pace `clock` was planned with; see `throttle.rs`.
+    /// The pace by which `clock` was computed.
     pub pace: u64,
 }
 
 impl Writer {
+    /// The entry of a new writer.
     fn new(connection: u32) -> Self {
         Self {
             connection,
@@ -83,12 +86,12 @@ impl Writer {
         }
     }
 
-    /// Whether another bio of `blocks` would be more than a batch.
+    /// Whether another bio of `blocks` would exceed the batch.
     ///
-    /// A batch is whole bios. If all writers rounded it in one way, a pace near the border would make their periods jump
-    /// together: more is dirty, the batch loses a bio, the pause is *shorter*, and who is late catches up with who is early, until
-    /// all wake as one herd. So each rounds at a random place of its own, batch by batch: mean periods then follow the pace
-    /// smoothly, and phases mix. Batches of less than three bios are left alone: a third less would be a third more wake-ups.
+    /// A batch consists of whole bios. If all writers rounded it in one way, a pace near the border would make their periods jump
+    /// together: the batch loses a bio, the pause gets *shorter*, late writers catch up with early ones, and all wake at once. So
+    /// each writer rounds at a random point in each batch: mean periods follow the pace smoothly and phases mix. Batches of
+    /// less than three bios are not reduced: a third less would cost a third more wake-ups.
     #[must_use]
     pub fn is_full(&self, blocks: u32, batch: u64) -> bool {
         let blocks = u64::from(blocks);
@@ -97,19 +100,19 @@ impl Writer {
     }
 }
 
-/// The table.
+/// The table of writers.
 #[derive(Clone, Debug)]
 pub struct Writers {
     entries: Box<[Writer]>,
-    /// Entries by connection, linear probing; at most half full.
+    /// Entries by connection with linear probing, at most half full.
     index: Box<[u32]>,
     free: Vec<u32>,
-    /// No entry from here on was ever taken: how far a scan goes.
+    /// The end of the entries that were ever used, which bounds scans.
     end: u32,
 }
 
 impl Writers {
-    /// A table for `max` connections (at least one) and the shared entry.
+    /// Creates a table for `max` connections (at least one) and the shared entry.
     #[must_use]
     pub fn new(max: u32) -> Self {
         let max = max.clamp(1, 1 << 24);
@@ -124,51 +127,54 @@ impl Writers {
         }
     }
 
-    /// The connection's entry, made if there is none; the shared one if the table is full.
+    /// The connection's entry, created if necessary; the shared entry if the table is full.
     pub fn find_or_make(&mut self, connection: u32) -> WriterId {
         let at = self.probe(connection);
         if self.index[at] != NONE {
             return WriterId(self.index[at]);
         }
         let Some(entry) = self.free.pop() else { return WriterId(OVERFLOW) };
+        assert!(!self.entries[entry as usize].known, "a free entry is in use");
         self.index[at] = entry;
         self.entries[entry as usize] = Writer::new(connection);
         self.end = self.end.max(entry + 1);
         WriterId(entry)
     }
 
-    /// Forgets the connection; what was known of it. The shared entry is nobody's to forget.
+    /// Removes and returns the connection's entry. The shared entry is never removed.
     pub fn remove(&mut self, connection: u32) -> Option<(WriterId, Writer)> {
         let at = self.probe(connection);
         let entry = self.index[at];
         if entry == NONE {
             return None;
         }
+        assert!(entry != OVERFLOW && self.entries[entry as usize].known);
         self.close_gap(at);
         self.free.push(entry);
+        debug_assert!(self.free.len() < self.entries.len(), "more entries are free than exist");
         let was = self.entries[entry as usize];
         self.entries[entry as usize].known = false;
         self.entries[entry as usize].weight = 0;
         Some((WriterId(entry), was))
     }
 
-    /// One writer.
+    /// The entry of a writer.
     #[must_use]
     pub fn get(&self, writer: WriterId) -> &Writer {
         &self.entries[writer.0 as usize]
     }
 
-    /// One writer, to be changed.
+    /// The entry of a writer, mutably.
     pub fn get_mut(&mut self, writer: WriterId) -> &mut Writer {
         &mut self.entries[writer.0 as usize]
     }
 
-    /// Every entry that may be in use.
+    /// All entries in use, the shared one included.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Writer> {
         self.entries[..self.end as usize].iter_mut().filter(|writer| writer.known)
     }
 
-    /// Where the connection is, or would be.
+    /// The slot of the index that holds the connection, or where it belongs.
     fn probe(&self, connection: u32) -> usize {
         let mut at = self.home(connection);
         loop {
@@ -180,13 +186,14 @@ impl Writers {
         }
     }
 
+    /// The slot where a probe for the connection begins.
     fn home(&self, connection: u32) -> usize {
-        // Fibonacci hashing: connections are counted up, and neighbours land far apart.
+        // Fibonacci hashing: consecutive connections land far apart.
         let hash = u64::from(connection).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         hash as usize & (self.index.len() - 1)
     }
 
-    /// Empties a slot and moves up whatever probed past it, so that no marks of the dead are needed.
+    /// Empties a slot and moves up the entries that probed past it, so that no tombstones are needed.
     fn close_gap(&mut self, mut gap: usize) {
         let mask = self.index.len() - 1;
         let mut at = gap;
@@ -197,12 +204,13 @@ impl Writers {
                 break;
             }
             let home = self.home(self.entries[entry as usize].connection);
-            // It may move if its home is not between the gap and it.
+            // An entry moves if its home is not between the gap and itself.
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(gap) & mask) {
                 self.index[gap] = entry;
                 gap = at;
             }
         }
+        debug_assert!(self.index[gap] != NONE, "a gap is closed where an entry was");
         self.index[gap] = NONE;
     }
 }
@@ -214,7 +222,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn finds_makes_and_forgets_like_a_map() {
+    fn table_behaves_like_a_map() {
         let (mut writers, mut model) = (Writers::new(60), BTreeMap::new());
         let mut prng = Prng::new(3);
         for _ in 0..50_000 {
@@ -239,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_follows_the_pace_without_jumps() {
+    fn batch_follows_the_pace_without_jumps() {
         // Bios of 16 blocks until it is full, over all places to round at.
         let bios = |batch: u64| -> u64 {
             let of = |dither: u8| {
@@ -262,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_sees_everybody_once() {
+    fn scan_visits_every_writer_once() {
         let mut writers = Writers::new(8);
         for connection in 10..14 {
             writers.find_or_make(connection);

@@ -17,8 +17,9 @@
 use headworks::driver::{DiskOp, DiskQueue, Span};
 use headworks::{Command, CommandBatch as Commands, Device, DeviceIo, NullDevice};
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest};
-use headworks_core::merge::{Limits, MergeIndex};
+use headworks_core::merge::MergeIndex;
 use headworks_core::request::{Request, RequestState, SlotId, Slots};
+use headworks_core::request_limits::RequestLimits;
 use headworks_core::{BioFlags, Completion, Instant, Op, QueueOptions, RequestId, VolumeId};
 
 use super::job::{BLOCK, OrderCounts, OrderWatch};
@@ -31,7 +32,7 @@ pub(super) struct Elevators {
     slots: Slots,
     elevator: Box<dyn Elevator>,
     index: MergeIndex,
-    limits: Limits,
+    limits: RequestLimits,
     batch: Batch,
     queued: usize,
     /// Total number of requests that left the elevator.
@@ -61,7 +62,7 @@ impl Elevators {
             slots,
             elevator: elevator::make(queue),
             index: MergeIndex::new(2 * requests),
-            limits: Limits::new(queue),
+            limits: RequestLimits::new(queue),
             batch: Batch::with_capacity(requests as usize),
             queued: 0,
             departed: 0,

@@ -242,7 +242,7 @@ fn charge(
     let device = state.volumes[op.bio.id.volume].device();
     let throttle = state.dirty.throttle_mut();
     let writer = match op.writer {
-        NIL => throttle.nobody(),
+        NIL => throttle.shared_writer(),
         writer => WriterId(writer),
     };
     let class = if op.writer == NIL { IoClass::RealTime } else { op.bio.ioprio.class() };
