@@ -146,7 +146,8 @@ pub fn replay(path: &Path) -> Result<Replayed, ConfigError> {
             let Some(words) = read_words(&mut reader) else {
                 break;
             };
-            let input = decode(&words as &InputWords).ok_or_else(|| damaged("an input is malformed"))?;
+            let input =
+                decode(&words as &InputWords).ok_or_else(|| damaged("an input is malformed"))?;
             inputs.push(input);
         }
         if inputs.len() as u64 != count {
