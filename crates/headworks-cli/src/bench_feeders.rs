@@ -7,9 +7,9 @@
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::RingCounts;
-use headworks::{Answer, Handle, Io, OwnerOptions, start};
+use headworks::{DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, Slot, VolumeId, WaitOutcome};
 use headworks_core::stats::Histogram;
-use headworks_core::{BioFlags, Ioprio, ReplyStage, VolumeOptions};
+use headworks_core::VolumeOptions;
 use headworks_server::assemble::{Assembly, ExportSpec};
 use serde_json::json;
 
@@ -53,19 +53,23 @@ fn measure(options: &DeviceBenchOptions) -> Result<FeederResult, String> {
     let (mut queue, device) = assembly.devices.swap_remove(0);
     (options.queue)(&mut queue).map_err(text)?;
     let (_, volume) = assembly.volumes[0];
-    let (owner, handles) = start(OwnerOptions {
+    let (owner, handles) = Owner::start(OwnerOptions {
         handles: options.feeders as usize,
         depth: options.iodepth,
         slot_bytes: options.block_bytes as usize,
         engine: options.engine,
         cache: options.cache,
         dirty: options.dirty,
-        ..OwnerOptions::new(device, queue, volume)
+        tags_max: queue.nr_requests,
+        ..OwnerOptions::default()
     })
     .map_err(text)?;
+    let setup = DeviceSetup { device, queue, elevator: None };
+    let device = owner.add_device(setup).map_err(text)?;
+    let id = owner.add_volume(device, volume).map_err(text)?;
     let mut feeders = Vec::new();
     for (index, handle) in (0..).zip(handles) {
-        feeders.push(Feeder::new(options, index, handle, volume)?);
+        feeders.push(Feeder::new(options, index, handle, (id, volume))?);
     }
     let mut result = FeederResult::default();
     let begin = WallClock::now() + options.runtime / WARM_UP;
@@ -102,11 +106,12 @@ fn add(total: &mut RingCounts, counts: RingCounts) {
 /// State of one submitting thread.
 struct Feeder {
     handle: Handle,
+    volume: VolumeId,
     blocks: Blocks,
     block_bytes: u32,
-    free: Vec<u32>,
+    free: Vec<Slot>,
     started: Vec<WallClock>,
-    answers: Vec<Answer>,
+    completions: Vec<IoCompletion>,
     ios: u64,
     errors: u64,
     latency: Histogram,
@@ -116,17 +121,18 @@ impl Feeder {
     fn new(
         options: &DeviceBenchOptions,
         index: u32,
-        handle: Handle,
-        volume: VolumeOptions,
+        mut handle: Handle,
+        (id, volume): (VolumeId, VolumeOptions),
     ) -> Result<Self, String> {
         let depth = options.iodepth as usize;
         Ok(Self {
+            free: std::iter::from_fn(|| handle.slot()).collect(),
             handle,
+            volume: id,
             blocks: Blocks::new(options, index, volume.size)?,
             block_bytes: options.block_bytes,
-            free: (0..options.iodepth).rev().collect(),
             started: vec![WallClock::now(); depth],
-            answers: Vec::with_capacity(2 * depth),
+            completions: Vec::with_capacity(2 * depth),
             ios: 0,
             errors: 0,
             latency: Histogram::default(),
@@ -148,9 +154,11 @@ impl Feeder {
                 self.handle.submit();
             }
             let least = if over { 1 } else { batch };
-            while self.answers.len() < least {
+            while self.completions.len() < least {
                 let room = 2 * self.started.len();
-                if self.handle.reap(room, &mut self.answers) == 0 && !self.handle.wait() {
+                if self.handle.reap(room, &mut self.completions) == 0
+                    && self.handle.wait() != WaitOutcome::Ready
+                {
                     return self;
                 }
             }
@@ -159,25 +167,25 @@ impl Feeder {
 
     fn put(&mut self, now: WallClock) {
         let Some(slot) = self.free.pop() else { return };
-        self.started[slot as usize] = now;
+        let index = slot.index();
+        self.started[index as usize] = now;
         let (op, offset) = self.blocks.next();
-        let flags = BioFlags::SYNC.with(BioFlags::HOLE_OK);
-        let (len, ioprio) = (self.block_bytes, Ioprio::default());
-        self.handle.put(slot, Io { op, offset, len, flags, ioprio });
+        let io = Io::new(op, offset, self.block_bytes).allow_hole().user_data(index.into());
+        self.handle.put(self.volume, slot, io).expect("a slot holds a block");
     }
 
     fn reap(&mut self, now: WallClock, counts: bool) {
-        for answer in self.answers.drain(..) {
-            if counts && answer.stage != ReplyStage::Released {
+        for completion in self.completions.drain(..) {
+            if counts {
                 self.ios += 1;
-                self.errors += u64::from(answer.status.is_err());
-                let waited = now - self.started[answer.slot as usize];
+                self.errors += u64::from(completion.status.is_err());
+                let waited = now - self.started[completion.user_data as usize];
                 self.latency.record(waited.as_nanos() as u64);
             }
-            if answer.stage != ReplyStage::Early {
-                self.free.push(answer.slot);
-            }
+            self.free.extend(completion.slot);
         }
+        // Slots that timed out and were released since.
+        self.free.extend(std::iter::from_fn(|| self.handle.slot()));
     }
 }
 

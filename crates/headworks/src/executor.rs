@@ -204,7 +204,7 @@ impl Executor {
         let Self { devices, commands, spans, completions } = self;
         let device =
             devices[usize::from(id.0)].as_mut().expect("a shard submits only to its own devices");
-        let mut io = DeviceIo { completions, disk };
+        let mut io = DeviceIo { device: id, completions, disk };
         // SAFETY: buffers stay valid and untouched until `Reply` says otherwise, which the shard's contract puts after the
         // completion; the spans were checked against their buffers.
         unsafe { device.submit(now, CommandBatch { commands, spans }, &mut io) };
@@ -224,7 +224,8 @@ impl Executor {
         let Some(Some(device)) = self.devices.get_mut(usize::from(done.device.0)) else {
             return;
         };
-        device.on_disk(now, done, &mut DeviceIo { completions: &mut self.completions, disk });
+        let mut io = DeviceIo { device: done.device, completions: &mut self.completions, disk };
+        device.on_disk(now, done, &mut io);
         self.deliver(done.device, inputs);
     }
 
@@ -235,7 +236,8 @@ impl Executor {
                 continue;
             };
             if device.next_timeout().is_some_and(|at| at <= now) {
-                device.on_timeout(now, &mut DeviceIo { completions: &mut self.completions, disk });
+                let (device_id, completions) = (DeviceId(index as u16), &mut self.completions);
+                device.on_timeout(now, &mut DeviceIo { device: device_id, completions, disk });
                 self.deliver(DeviceId(index as u16), inputs);
             }
         }

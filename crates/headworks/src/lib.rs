@@ -17,6 +17,9 @@ mod soundness;
 mod sync;
 
 pub use headworks_core;
+pub use headworks_core::{
+    CacheOptions, ConfigError, DeviceId, IoError, QueueOptions, VolumeId, VolumeOptions, WriteMode,
+};
 
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
@@ -27,7 +30,12 @@ pub use device::{
     Probability, SizeWatch,
 };
 #[cfg(not(loom))]
-pub use embed::{Answer, Ended, Handle, Io, Owner, OwnerOptions, RingCounts, start};
+pub use embed::{
+    DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, OwnerReport, RejectedIo, RingCounts,
+    Slot, WaitOutcome,
+};
+#[cfg(all(feature = "tokio", not(loom)))]
+pub use embed::AsyncHandle;
 pub use engine::EngineChoice;
 pub use size::display_size;
 

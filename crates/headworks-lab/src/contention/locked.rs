@@ -258,7 +258,7 @@ pub(super) fn issue(
     completions: &mut Vec<Completion>,
 ) {
     let batch = Commands { commands, spans: &[] };
-    let mut io = DeviceIo { completions, disk: &mut NoDisk };
+    let mut io = DeviceIo { device: headworks_core::DeviceId(0), completions, disk: &mut NoDisk };
     // SAFETY: a write without spans accesses no memory.
     unsafe { device.submit(now, batch, &mut io) };
     commands.clear();

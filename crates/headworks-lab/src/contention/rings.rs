@@ -10,11 +10,12 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use headworks::RingCounts as Counts;
 use headworks::{
-    Answer, CommandBatch as Commands, Device, DeviceIo, Handle, Io, NullDevice, OwnerOptions, start,
+    CommandBatch as Commands, Device, DeviceIo, DeviceSetup, Handle, Io, IoCompletion, NullDevice, Owner,
+    OwnerOptions, Slot, VolumeId, WaitOutcome,
 };
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
-use headworks_core::{BioFlags, Instant, Ioprio, Op, VolumeOptions};
+use headworks_core::{Instant, VolumeOptions};
 
 use super::job::{BLOCK, OrderWatch, Stream};
 use super::{CellLoad, CellRun, RingCounts, Round};
@@ -30,17 +31,22 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
         None => Box::new(NullDevice),
     };
     let volume = VolumeOptions { size: load.size, block_size: 1, ..VolumeOptions::default() };
+    let elevator = watched.clone().map(|watched| -> Box<dyn Elevator> {
+        Box::new(WatchedElevator { inner: elevator::make(&load.queue), watched })
+    });
     let options = OwnerOptions {
-        elevator: watched.clone().map(|watched| -> Box<dyn Elevator> {
-            Box::new(WatchedElevator { inner: elevator::make(&load.queue), watched })
-        }),
         handles: load.jobs as usize,
         depth: load.iodepth,
         slot_bytes: BLOCK as usize,
         cpu: load.owner_cpu(),
-        ..OwnerOptions::new(device, load.queue, volume)
+        tags_max: load.queue.nr_requests,
+        ..OwnerOptions::default()
     };
-    let (owner, handles) = start(options).map_err(|error| error.to_string())?;
+    let text = |error: headworks_core::ConfigError| error.to_string();
+    let (owner, handles) = Owner::start(options).map_err(text)?;
+    let device =
+        owner.add_device(DeviceSetup { device, queue: load.queue, elevator }).map_err(text)?;
+    let volume = owner.add_volume(device, volume).map_err(text)?;
     let start = Barrier::new(handles.len() + 1);
     let (mut answered, mut errors, mut feeders) = (0, 0, Counts::default());
     std::thread::scope(|scope| {
@@ -50,7 +56,7 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
                 load.place(job);
                 let stream = load.stream(job);
                 start.wait();
-                Feeder::new(load, stream, handle).run()
+                Feeder::new(load, stream, handle, volume).run()
             })
         };
         let jobs: Vec<_> = (0..).zip(handles).map(feed).collect();
@@ -77,19 +83,26 @@ pub(super) fn run(load: &CellLoad<'_>, meanwhile: impl FnOnce()) -> Result<CellR
 struct Feeder<'a> {
     stream: Stream<'a>,
     handle: Handle,
+    volume: VolumeId,
     batch: usize,
-    free: Vec<u32>,
-    answers: Vec<Answer>,
+    free: Vec<Slot>,
+    completions: Vec<IoCompletion>,
     errors: u64,
 }
 
 impl<'a> Feeder<'a> {
-    fn new(load: &CellLoad<'_>, stream: Stream<'a>, handle: Handle) -> Self {
+    fn new(
+        load: &CellLoad<'_>,
+        stream: Stream<'a>,
+        mut handle: Handle,
+        volume: VolumeId,
+    ) -> Self {
         Self {
             stream,
             batch: load.batch as usize,
-            free: (0..handle.depth()).rev().collect(),
-            answers: Vec::with_capacity(handle.depth() as usize),
+            free: std::iter::from_fn(|| handle.slot()).collect(),
+            volume,
+            completions: Vec::with_capacity(handle.depth() as usize),
             handle,
             errors: 0,
         }
@@ -119,9 +132,8 @@ impl<'a> Feeder<'a> {
         for _ in 0..count {
             let slot = self.free.pop().expect("looked before");
             let offset = self.stream.next_offset();
-            let ioprio = Ioprio::default();
-            self.handle
-                .put(slot, Io { op: Op::Write, offset, len: BLOCK, flags: BioFlags::SYNC, ioprio });
+            let put = self.handle.put(self.volume, slot, Io::write(offset, BLOCK));
+            put.expect("a slot holds a block");
         }
         self.handle.submit();
         count > 0
@@ -131,17 +143,18 @@ impl<'a> Feeder<'a> {
     /// ended.
     fn reap(&mut self, least: usize) -> bool {
         let depth = self.handle.depth() as usize;
-        while self.answers.len() < least {
-            if self.handle.reap(depth, &mut self.answers) == 0 && !self.handle.wait() {
+        while self.completions.len() < least {
+            if self.handle.reap(depth, &mut self.completions) == 0
+                && self.handle.wait() != WaitOutcome::Ready
+            {
                 return false;
             }
         }
-        for answer in &self.answers {
-            self.errors += u64::from(answer.status.is_err());
-            self.free.push(answer.slot);
+        self.stream.record_answers(self.completions.len() as u64);
+        for completion in self.completions.drain(..) {
+            self.errors += u64::from(completion.status.is_err());
+            self.free.extend(completion.slot);
         }
-        self.stream.record_answers(self.answers.len() as u64);
-        self.answers.clear();
         true
     }
 }

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use headworks_core::{
-    ConfigError, DeviceId, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
+    ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
 };
 
 use super::export_spec::{ExportSpec, NamedDevice, no_size};
@@ -295,11 +295,10 @@ impl OpenedImage {
     pub fn into_device(
         self,
         spec: &Spec,
-        device: DeviceId,
         volume: VolumeId,
     ) -> (QueueOptions, Box<dyn Device>) {
         let body: Box<dyn Device> = match self.body {
-            ImageBody::File(file) => Box::new(FileDevice::new(device, vec![(volume, *file)])),
+            ImageBody::File(file) => Box::new(FileDevice::new(vec![(volume, *file)])),
             ImageBody::Fake(body) => body,
         };
         (spec.wrap_queue_options(self.queue), spec.wrap(body))

@@ -181,8 +181,7 @@ impl Builder {
         let device = match opened.joins() {
             Ok((filesystem, file)) => self.join_group(filesystem, named, volume, file),
             Err(opened) => {
-                let id = DeviceId(self.devices.len() as u16);
-                let device = opened.into_device(&export.spec, id, volume);
+                let device = opened.into_device(&export.spec, volume);
                 self.add_device(None, named, Some(device))
             }
         };
@@ -221,7 +220,7 @@ impl Builder {
 
     fn finish(mut self) -> Assembly {
         for DeviceGroup { device, images, .. } in self.groups {
-            let made = FileDevice::new(device, images);
+            let made = FileDevice::new(images);
             self.devices[usize::from(device.0)] = Some((made.queue_options(), Box::new(made)));
         }
         self.assembly.devices = self.devices.into_iter().flatten().collect();

@@ -205,7 +205,11 @@ mod tests {
         let mut bench = Bench::new(DelayDevice::new(options(500, 0, 0), Box::new(NullDevice)));
         bench.submit(Op::Read, NONE, 0, 4096);
         let (mut completions, mut disk) = (Vec::new(), crate::device::testing::TestDisk::default());
-        let mut io = DeviceIo { completions: &mut completions, disk: &mut disk };
+        let mut io = DeviceIo {
+            device: headworks_core::DeviceId(0),
+            completions: &mut completions,
+            disk: &mut disk,
+        };
         let due = bench.now.after(500);
         bench.device_mut().on_timeout(Instant(due.0 - 1), &mut io);
         assert!(io.completions.is_empty());

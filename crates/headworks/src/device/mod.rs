@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use headworks_core::extent::{EXTENTS_MAX, ExtentWriter};
-use headworks_core::{BioFlags, Completion, Instant, IoError, Op, RequestId, VolumeId};
+use headworks_core::{BioFlags, Completion, DeviceId, Instant, IoError, Op, RequestId, VolumeId};
 
 use crate::engine::{DiskDone, DiskQueue};
 use crate::memory::Span;
@@ -66,6 +66,8 @@ impl<'a> CommandBatch<'a> {
 
 /// What a device works with while it is called.
 pub struct DeviceIo<'a> {
+    /// The id of the device on its shard, for the device's file operations.
+    pub device: DeviceId,
     /// Where it puts answers, at once or later; each command gets exactly one.
     pub completions: &'a mut Vec<Completion>,
     /// Where it sends file operations.

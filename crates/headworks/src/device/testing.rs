@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use headworks_core::extent::extents;
 use headworks_core::prng::Prng;
 use headworks_core::{
-    BioFlags, Completion, Extent, ExtentState, Instant, Op, RequestId, Status, VolumeId,
+    BioFlags, Completion, DeviceId, Extent, ExtentState, Instant, Op, RequestId, Status, VolumeId,
 };
 
 use super::{Command, CommandBatch, Device, DeviceIo, file};
@@ -145,7 +145,11 @@ impl<D: Device> Bench<D> {
 
     /// Commands on spans that stay valid until they are drained.
     pub fn submit_batch(&mut self, batch: CommandBatch<'_>) {
-        let mut io = DeviceIo { completions: &mut self.completions, disk: &mut self.disk };
+        let mut io = DeviceIo {
+            device: DeviceId(3),
+            completions: &mut self.completions,
+            disk: &mut self.disk,
+        };
         // SAFETY: tests keep the memory that they name until they have drained the bench.
         unsafe { self.device.submit(self.now, batch, &mut io) };
     }
@@ -153,7 +157,11 @@ impl<D: Device> Bench<D> {
     /// One step of the disk, or else of time. False when nothing is left to do.
     pub fn step(&mut self) -> bool {
         let done = self.disk.step();
-        let mut io = DeviceIo { completions: &mut self.completions, disk: &mut self.disk };
+        let mut io = DeviceIo {
+            device: DeviceId(3),
+            completions: &mut self.completions,
+            disk: &mut self.disk,
+        };
         if let Some(done) = done {
             self.device.on_disk(self.now, done, &mut io);
             return true;

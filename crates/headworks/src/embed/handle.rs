@@ -1,80 +1,79 @@
-//! A feeder's end: slots, a ring of bios out, a ring of answers in.
+//! A feeder's end: slots, a ring of bios to the owner, a ring of replies from it.
 //!
 //! ```text
-//!   slot: yours --put--> batch --submit--> in flight --answer, Final or Released--> yours
-//!                                             `--answer, Early--> still in flight (timed out; `Released` follows)
+//!   slot: with the user --put--> batch --submit--> in flight --reply Final--> with the user, in the completion
+//!                                                     `--reply Early (time-out): a completion without slot;
+//!                                                        Released: the slot is free again in the handle
 //! ```
+//!
+//! Invariant: every slot is in one place: with the user, in `free`, or in `in_flight`.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use headworks_core::{Bio, BioFlags, BioId, Ioprio, Op, ReplyStage, Status};
+use headworks_core::{Bio, BioId, ReplyStage, VolumeId};
 
-use super::bed::Bed;
-use super::{Buffers, Ends};
+use super::io::{Io, IoCompletion, RejectedIo, Slot};
+use super::parker::Parker;
+use super::{Buffers, OwnerState, Reply};
 use crate::engine::Waker;
 use crate::ring::{Consumer, Producer, Sleeper};
 
-/// Looks at the ring before the CPU is given away, each about 40 ns: an owner that is awake on another CPU answers a batch
-/// in a few microseconds.
+/// Checks of the ring before the CPU is yielded, each about 40 ns: an owner that is awake on another CPU answers a batch in a few
+/// microseconds.
 const SPINS: u32 = 64;
-/// Times that the CPU is given away before a sleep. An owner that shares this CPU runs in them; a sleep would cost it a
-/// system call to end.
+/// Yields of the CPU before a sleep. An owner that shares this CPU runs in them; a sleep would cost it a system call to end.
 const YIELDS: u32 = 16;
 
-/// What to do with a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Io {
-    /// What.
-    pub op: Op,
-    /// First byte on the volume.
-    pub offset: u64,
-    /// Bytes, from the start of the slot's buffer; 0 for a flush.
-    pub len: u32,
-    /// How.
-    pub flags: BioFlags,
-    /// Before whom.
-    pub ioprio: Ioprio,
-}
-
-/// What became of a slot's bio.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// Which slot.
-    pub slot: u32,
-    /// How it went. Of a `Released` slot the outcome was told before.
-    pub status: Status,
-    /// The read data are all zeros and are not in the buffer.
-    pub hole: bool,
-    /// Whether the slot is yours again: always, but after `Early`.
-    pub stage: ReplyStage,
-}
-
-/// How often one end of the rings did what costs.
+/// The cost of one end of the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingCounts {
     /// Messages pushed.
     pub messages: u64,
-    /// Batches in which they went.
+    /// Batches of messages pushed.
     pub pushes: u64,
-    /// System calls to wake the other end.
+    /// System calls that woke the other end.
     pub wakes: u64,
-    /// Own sleeps.
+    /// Sleeps of this end.
     pub sleeps: u64,
 }
 
-/// One feeder's way to the device. It may move between threads, and is used by one at a time.
+/// The reason why [`Handle::wait`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitOutcome {
+    /// [`Handle::reap`] may have completions.
+    Ready,
+    /// No I/O is in flight.
+    Idle,
+    /// The owner has ended; what is in flight is not completed any more.
+    OwnerEnded,
+}
+
+/// One feeder's access to the volumes of an owner. It may move between threads, and is used by one at a time.
 pub struct Handle {
     index: u32,
+    depth: u32,
     buffers: Arc<Buffers>,
-    in_flight: Vec<bool>,
+    free: Vec<Slot>,
+    /// By the number of the slot.
+    in_flight: Vec<InFlight>,
+    /// I/Os without a completion, those of the batch included.
+    outstanding: u32,
     batch: Vec<Bio>,
     bios: Producer<Bio>,
-    answers: Consumer<Answer>,
+    replies: Consumer<Reply>,
     sleeper: Arc<Sleeper>,
-    bed: Arc<Bed>,
+    parker: Arc<Parker>,
+    armed: bool,
     owner: Waker,
-    ends: Arc<Ends>,
+    state: Arc<OwnerState>,
     counts: RingCounts,
+}
+
+#[derive(Default)]
+struct InFlight {
+    slot: Option<Slot>,
+    user_data: u64,
 }
 
 /// What a handle is made of.
@@ -83,70 +82,90 @@ pub(super) struct Parts {
     pub depth: u32,
     pub buffers: Arc<Buffers>,
     pub bios: Producer<Bio>,
-    pub answers: Consumer<Answer>,
+    pub replies: Consumer<Reply>,
     pub sleeper: Arc<Sleeper>,
-    pub bed: Arc<Bed>,
+    pub parker: Arc<Parker>,
     pub owner: Waker,
-    pub ends: Arc<Ends>,
+    pub state: Arc<OwnerState>,
 }
 
 impl Handle {
     pub(super) fn new(parts: Parts) -> Self {
-        let Parts { index, depth, buffers, bios, answers, sleeper, bed, owner, ends } = parts;
+        let Parts { index, depth, buffers, bios, replies, sleeper, parker, owner, state } = parts;
         Self {
             index,
+            depth,
+            // SAFETY: each handle has buffers of its own.
+            free: unsafe { Slot::all(&buffers, depth) },
             buffers,
-            in_flight: vec![false; depth as usize],
+            in_flight: (0..depth).map(|_| InFlight::default()).collect(),
+            outstanding: 0,
             batch: Vec::with_capacity(depth as usize),
             bios,
-            answers,
+            replies,
             sleeper,
-            bed,
+            parker,
+            armed: false,
             owner,
-            ends,
+            state,
             counts: RingCounts::default(),
         }
     }
 
-    /// How many slots there are; they are called `0..depth`.
+    /// The number of slots: the most I/Os that can be in flight.
     #[must_use]
     pub fn depth(&self) -> u32 {
-        self.in_flight.len() as u32
+        self.depth
     }
 
-    /// The bytes of a slot.
-    ///
-    /// # Panics
-    /// If the slot is not yours at present.
-    pub fn buffer(&mut self, slot: u32) -> &mut [u8] {
-        assert!(!self.in_flight[slot as usize], "slot {slot} is in flight");
-        // SAFETY: inside the mapping, which lives as long as we; nobody else touches a slot that is not in flight.
-        unsafe { std::slice::from_raw_parts_mut(self.buffers.slot(slot), self.buffers.slot_bytes) }
-    }
-
-    /// Adds a slot to the batch. It is not yours until it is answered.
-    ///
-    /// # Panics
-    /// If the slot is not yours at present, or if its buffer is smaller than `io` says.
+    /// Takes a free slot; `None` if all are with the user or in flight.
     #[inline]
-    pub fn put(&mut self, slot: u32, io: Io) {
-        let known = &mut self.in_flight[slot as usize];
-        assert!(!*known, "slot {slot} is in flight");
-        let bytes = io.op.buffer_len(io.len);
-        let fits = bytes as usize <= self.buffers.slot_bytes;
-        assert!(fits, "{bytes} bytes in a slot of {}", self.buffers.slot_bytes);
-        *known = true;
+    pub fn slot(&mut self) -> Option<Slot> {
+        self.free.pop()
+    }
+
+    /// Gives a slot back to the handle. A slot of another handle is dropped.
+    #[inline]
+    pub fn release(&mut self, slot: Slot) {
+        if Arc::ptr_eq(&slot.buffers, &self.buffers) {
+            self.free.push(slot);
+        }
+    }
+
+    /// Adds an I/O to the batch that [`Handle::submit`] sends.
+    ///
+    /// # Errors
+    /// The slot is of another handle, or smaller than the data. Ranges outside the volume and unknown volumes complete with
+    /// [`IoError::Invalid`](headworks_core::IoError::Invalid).
+    #[inline]
+    pub fn put(&mut self, volume: VolumeId, slot: Slot, io: Io) -> Result<(), RejectedIo> {
+        if !Arc::ptr_eq(&slot.buffers, &self.buffers) {
+            return Err(RejectedIo { slot, reason: "the slot is of another handle" });
+        }
+        if io.op.buffer_len(io.len) as usize > slot.len() {
+            return Err(RejectedIo { slot, reason: "the data do not fit into the slot" });
+        }
+        let index = slot.index();
+        self.outstanding += 1;
+        self.in_flight[index as usize] =
+            InFlight { slot: Some(slot), user_data: io.user_data };
         self.batch.push(Bio {
-            id: BioId { connection: self.index, sequence: slot.into(), ..BioId::default() },
+            id: BioId {
+                connection: self.index,
+                volume,
+                sequence: index.into(),
+                ..BioId::default()
+            },
             offset: io.offset,
             len: io.len,
             op: io.op,
             flags: io.flags,
             ioprio: io.ioprio,
         });
+        Ok(())
     }
 
-    /// Sends the batch.
+    /// Sends the batch to the owner.
     pub fn submit(&mut self) {
         if self.batch.is_empty() {
             return;
@@ -160,56 +179,136 @@ impl Handle {
         assert!(self.batch.is_empty(), "a ring has room for every slot");
     }
 
-    /// Takes up to `limit` answers that are there; returns how many.
+    /// Appends up to `limit` completions that are there and returns their number. Never waits.
     #[inline]
-    pub fn reap(&mut self, limit: usize, answers: &mut Vec<Answer>) -> usize {
-        let first = answers.len();
-        let count = self.answers.pop(limit, answers);
-        for answer in &answers[first..] {
-            self.in_flight[answer.slot as usize] = answer.stage == ReplyStage::Early;
-        }
+    pub fn reap(&mut self, limit: usize, completions: &mut Vec<IoCompletion>) -> usize {
+        self.disarm();
+        let first = completions.len();
+        let Self { replies, in_flight, free, .. } = self;
+        replies.pop_each(limit, |reply| {
+            let known = &mut in_flight[reply.slot as usize];
+            let (user_data, status, hole) = (known.user_data, reply.status, reply.hole);
+            match reply.stage {
+                ReplyStage::Final => {
+                    let slot = known.slot.take();
+                    completions.push(IoCompletion { user_data, status, hole, slot });
+                }
+                ReplyStage::Early => {
+                    completions.push(IoCompletion { user_data, status, hole, slot: None });
+                }
+                ReplyStage::Released => free.extend(known.slot.take()),
+            }
+        });
+        let count = completions.len() - first;
+        self.outstanding -= count as u32;
         count
     }
 
-    /// Waits until there is an answer; false when the owner is gone and none will come.
-    pub fn wait(&mut self) -> bool {
-        for look in 0..SPINS + YIELDS {
-            if !self.answers.is_empty() {
-                return true;
+    /// Submits the batch and waits for a completion. Returns at once if nothing is in flight.
+    pub fn wait(&mut self) -> WaitOutcome {
+        self.submit();
+        self.disarm();
+        for check in 0..SPINS + YIELDS {
+            if !self.replies.is_empty() {
+                return WaitOutcome::Ready;
             }
-            match look < SPINS {
+            if self.outstanding == 0 {
+                return WaitOutcome::Idle;
+            }
+            match check < SPINS {
                 true => std::hint::spin_loop(),
                 false => std::thread::yield_now(),
             }
         }
         loop {
-            // Before the ring: what the owner said last is in it when it is gone.
-            let over = self.ends.is_over();
-            if !self.answers.is_empty() {
-                return true;
+            // Before the ring: the last replies are in it when the owner has ended.
+            let ended = self.state.is_ended();
+            if !self.replies.is_empty() {
+                return WaitOutcome::Ready;
             }
-            if over {
-                return false;
+            if ended {
+                return WaitOutcome::OwnerEnded;
             }
-            if self.sleeper.may_sleep(|| self.answers.is_empty()) {
+            if self.sleeper.may_sleep(|| self.replies.is_empty()) {
                 self.counts.sleeps += 1;
-                self.bed.sleep();
+                self.parker.sleep();
                 self.sleeper.woken();
             }
         }
     }
 
-    /// What it cost so far.
+    /// Submits the batch and prepares a wait on the file descriptor of the handle ([`AsFd`]): it becomes readable at the next
+    /// completion, or when the owner ends. Returns false if there are completions already, nothing is in flight or the owner has
+    /// ended; there is nothing to wait for then. [`Handle::reap`] makes the descriptor unreadable again.
+    ///
+    /// A wake-up costs two system calls, an I/O none.
+    pub fn arm(&mut self) -> bool {
+        self.submit();
+        self.disarm();
+        let ended = self.state.is_ended();
+        if ended || self.outstanding == 0 || !self.sleeper.may_sleep(|| self.replies.is_empty()) {
+            return false;
+        }
+        self.armed = self.parker.arm();
+        if !self.armed || self.state.is_ended() {
+            self.armed = true;
+            self.disarm();
+            return false;
+        }
+        self.counts.sleeps += 1;
+        true
+    }
+
+    /// The parking place of the handle.
+    #[cfg(feature = "tokio")]
+    pub(super) fn parker(&self) -> Arc<Parker> {
+        Arc::clone(&self.parker)
+    }
+
+    /// Returns true if the owner has ended and there are no more completions.
+    #[cfg(feature = "tokio")]
+    pub(super) fn is_abandoned(&mut self) -> bool {
+        self.state.is_ended() && self.replies.is_empty()
+    }
+
+    #[inline]
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            self.sleeper.woken();
+            self.parker.disarm();
+        }
+    }
+
+    /// I/Os that have no completion yet.
+    #[must_use]
+    pub fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// The cost of the handle's end of the rings since the start.
     #[must_use]
     pub fn counts(&self) -> RingCounts {
         self.counts
     }
 }
 
+impl AsFd for Handle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.parker.eventfd().as_fd()
+    }
+}
+
+impl AsRawFd for Handle {
+    fn as_raw_fd(&self) -> RawFd {
+        self.parker.eventfd().as_raw_fd()
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
-        // What was put and not submitted never was; what is in flight goes on without us, its buffer stays with the owner.
-        self.ends.close();
+        // A batch that was not submitted is dropped. What is in flight completes in the owner, which keeps the buffers.
+        self.parker.close();
+        self.state.close_handle();
         self.owner.wake();
     }
 }

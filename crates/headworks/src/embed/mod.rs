@@ -1,185 +1,249 @@
-//! The path inside another program: one thread owns a device and its shard, any number of threads feed it.
+//! The path inside another program: one thread owns devices and their shard, any number of threads feed it.
 //!
 //! ```text
-//!   feeder 0: Handle --bios----> ring --.                                  .--> ring --answers--> feeder 0
-//!   feeder 1: Handle --bios----> ring --+--> owner: shard.handle, execute --+--> ring --answers--> feeder 1
+//!   feeder 0: Handle --bios----> ring --.                                  .--> ring --replies--> feeder 0
+//!   feeder 1: Handle --bios----> ring --+--> owner: shard.handle, execute --+--> ring --replies--> feeder 1
 //!     ..                                '   (sleeps in its engine)         '       ..
+//!   Owner ------commands-------> channel: hot-add and hot-remove of devices and volumes, shutdown
 //! ```
 //!
-//! Nothing is locked: a feeder says what it wants in batches on a ring of its own, the owner answers in batches on another, and
-//! whoever sleeps is woken once. The bytes lie in slots that are mapped once; a slot is its feeder's until it is put, the
-//! path's until it is answered with its buffer, and then the feeder's again.
+//! Feeders take no lock: each submits batches on a ring of its own and gets replies in batches on another; a sleeping end is
+//! woken once. The bytes are in slots that are mapped once; a slot belongs to its feeder until it is put, to the path until
+//! it is completed, and then to the feeder again.
 //!
-//! Invariants: a handle has `depth` slots and a ring has room for as many messages, so a ring is never full; the shard has a
-//! place for every slot of every handle, so nothing is answered `NoMemory`; the owner ends when every handle is gone,
-//! everything was answered and, if there is a cache, what was dirty is in the device.
+//! Invariants: a ring has room for every message of its handle, so it is never full; the shard has room for every slot of every
+//! handle, so no bio is answered `NoMemory`; the owner ends when its cached volumes are flushed and no device has memory of
+//! it, or when the shutdown time-out expires: then that memory is leaked, never freed.
 
-mod bed;
+#[cfg(feature = "tokio")]
+mod asynchronous;
+mod driver;
 mod handle;
+mod io;
 mod owner;
+mod parker;
+mod removal;
 
-pub use handle::{Answer, Handle, Io, RingCounts};
-pub use owner::{Ended, Owner};
+#[cfg(feature = "tokio")]
+pub use asynchronous::AsyncHandle;
+pub use handle::{Handle, RingCounts, WaitOutcome};
+pub use io::{Io, IoCompletion, RejectedIo, Slot};
+pub use owner::{Owner, OwnerReport};
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use headworks_core::elevator::Elevator;
 use headworks_core::writeback::DirtyOptions;
-use headworks_core::{CacheOptions, ConfigError, QueueOptions, VolumeOptions};
+use headworks_core::{CacheOptions, ConfigError, QueueOptions, ReplyStage, Status};
 
 use crate::device::Device;
 use crate::engine::EngineChoice;
-use crate::memory::Mapping;
-use bed::Bed;
+use crate::memory::{Mapping, PAGE};
+use parker::Parker;
 
-/// Most handles of one owner.
-pub const HANDLES_MAX: usize = 1024;
-/// Most bytes of all slots of a handle.
+/// The largest number of handles of one owner.
+const HANDLES_MAX: usize = 1024;
+/// The largest depth of a handle.
+const DEPTH_MAX: u32 = 4096;
+/// The most bytes of all slots of a handle.
 const BUFFERS_MAX: usize = 1 << 32;
 
-/// What to start.
+/// Options of an owner. Memory is allocated for all of it at the start.
+#[derive(Clone, Copy, Debug)]
 pub struct OwnerOptions {
-    /// The device. It runs on the owner's thread.
-    pub device: Box<dyn Device>,
-    /// Its queue.
-    pub queue: QueueOptions,
-    /// Its one volume.
-    pub volume: VolumeOptions,
-    /// The page cache; without one by default. `volume` says how it is used.
-    pub cache: CacheOptions,
-    /// How much of it may be dirty, and when writers wait.
-    pub dirty: DirtyOptions,
-    /// An elevator of the caller's own instead of the one that `queue` names.
-    pub elevator: Option<Box<dyn Elevator>>,
-    /// Feeders, 1..=1024.
+    /// The number of handles, 1..=1024.
     pub handles: usize,
-    /// Slots of each feeder: what it can have in flight, 1..=4096.
+    /// Slots of each handle: the I/Os that it can have in flight, 1..=4096.
     pub depth: u32,
-    /// Bytes of a slot's buffer, at least 1.
+    /// Bytes of a slot, at least 1: the largest I/O. At least the block size of every volume.
     pub slot_bytes: usize,
+    /// The page cache; off by default. Its `writers_max` is at least the number of handles and one more.
+    pub cache: CacheOptions,
+    /// Limits of dirty pages and throttling of writers.
+    pub dirty: DirtyOptions,
+    /// The most devices at a time, 1..=64.
+    pub devices_max: u16,
+    /// The most volumes at a time, 1..=4096.
+    pub volumes_max: u16,
+    /// The most tags (`nr_requests`) of all devices together.
+    pub tags_max: u32,
     /// How the owner waits for disks and feeders.
     pub engine: EngineChoice,
-    /// The owner's CPU; none leaves it to the kernel.
+    /// The CPU of the owner's thread; `None` leaves it to the kernel.
     pub cpu: Option<usize>,
-    /// How long the owner looks for work before it sleeps. 50 us: twice what a wake-up across CPUs costs.
+    /// How long the owner polls before it sleeps, in nanoseconds. 50 us: twice the cost of a wake-up of another CPU.
     pub poll_ns: u64,
+    /// How long an ending owner waits for its devices. When it expires, memory that a device may still use is leaked.
+    pub shutdown_timeout: Duration,
 }
 
-impl OwnerOptions {
-    /// One feeder with 32 slots of 4 KiB.
-    #[must_use]
-    pub fn new(device: Box<dyn Device>, queue: QueueOptions, volume: VolumeOptions) -> Self {
+impl Default for OwnerOptions {
+    /// One handle with 32 slots of 4 KiB, no cache, and room for 8 devices and 64 volumes.
+    fn default() -> Self {
         Self {
-            device,
-            queue,
-            volume,
-            cache: CacheOptions::default(),
-            dirty: DirtyOptions::default(),
-            elevator: None,
             handles: 1,
             depth: 32,
             slot_bytes: 4096,
+            cache: CacheOptions::default(),
+            dirty: DirtyOptions::default(),
+            devices_max: 8,
+            volumes_max: 64,
+            tags_max: 2048,
             engine: EngineChoice::Auto,
             cpu: None,
             poll_ns: 50_000,
+            shutdown_timeout: Duration::from_secs(30),
         }
     }
+}
 
+impl OwnerOptions {
     fn validate(&self) -> Result<(), ConfigError> {
+        let wrong = |option, message: String| Err(ConfigError::new(option, message));
         if !(1..=HANDLES_MAX).contains(&self.handles) {
-            let message = format!("{} is not within 1..={HANDLES_MAX}", self.handles);
-            return Err(ConfigError::new("handles", message));
+            return wrong("handles", format!("{} is not within 1..={HANDLES_MAX}", self.handles));
         }
-        if !(1..=4096).contains(&self.depth) {
-            return Err(ConfigError::new(
-                "depth",
-                format!("{} is not within 1..=4096", self.depth),
-            ));
+        if !(1..=DEPTH_MAX).contains(&self.depth) {
+            return wrong("depth", format!("{} is not within 1..={DEPTH_MAX}", self.depth));
         }
         if !(1..=BUFFERS_MAX / self.depth as usize).contains(&self.slot_bytes) {
-            let message =
-                format!("{} slots of {} bytes exceed the limit", self.depth, self.slot_bytes);
-            return Err(ConfigError::new("slot_bytes", message));
+            let message = format!("{} slots of {} bytes exceed 4 GiB", self.depth, self.slot_bytes);
+            return wrong("slot_bytes", message);
+        }
+        if self.devices_max == 0 || self.volumes_max == 0 {
+            return wrong("devices_max", "an owner has room for a device and a volume".to_owned());
+        }
+        let writers = self.handles as u32 + 1;
+        if self.cache.is_on() && self.cache.writers_max < writers {
+            let message = format!(
+                "{} is less than {writers}, one for each handle and one for the owner: write errors would be lost",
+                self.cache.writers_max
+            );
+            return wrong("writers_max", message);
         }
         Ok(())
     }
 }
 
-/// Starts the owner's thread.
-///
-/// # Errors
-/// An option that cannot be, memory or an engine that is not to be had.
-pub fn start(options: OwnerOptions) -> Result<(Owner, Vec<Handle>), ConfigError> {
-    options.validate()?;
-    owner::start(options)
+/// A device to be added to an owner, and its queue.
+pub struct DeviceSetup {
+    /// The device. It runs on the owner's thread.
+    pub device: Box<dyn Device>,
+    /// Its queue.
+    pub queue: QueueOptions,
+    /// An elevator in place of the one that `queue` names.
+    pub elevator: Option<Box<dyn Elevator>>,
 }
 
-/// The bytes of one handle's slots.
-struct Buffers {
+impl DeviceSetup {
+    /// A device with the elevator that `queue` names.
+    #[must_use]
+    pub fn new(device: impl Device + 'static, queue: QueueOptions) -> Self {
+        Self { device: Box::new(device), queue, elevator: None }
+    }
+
+    /// Uses an elevator of the caller.
+    #[must_use]
+    pub fn elevator(mut self, elevator: impl Elevator + 'static) -> Self {
+        self.elevator = Some(Box::new(elevator));
+        self
+    }
+}
+
+/// The reply to a bio, as it goes over the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reply {
+    slot: u32,
+    status: Status,
+    hole: bool,
+    stage: ReplyStage,
+}
+
+/// The memory of one handle's slots. Each slot begins at a page, so that it is aligned for direct I/O of any block size.
+pub(crate) struct Buffers {
     mapping: Mapping,
     slot_bytes: usize,
+    stride: usize,
 }
 
-// SAFETY: plain memory, reached by raw pointers only; a slot's bytes are the feeder's or the path's, never both's, and rings
+// SAFETY: plain memory, reached by raw pointers only; a slot's bytes belong to the feeder or to the path, never to both, and rings
 // hand them over.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
     fn new(depth: u32, slot_bytes: usize) -> Result<Self, ConfigError> {
-        let mapping = Mapping::new(depth as usize * slot_bytes).map_err(|error| {
+        let stride = slot_bytes.next_multiple_of(PAGE);
+        let mapping = Mapping::new(depth as usize * stride).map_err(|error| {
             ConfigError::new("slot_bytes", format!("no memory for the slots: {error}"))
         })?;
-        Ok(Self { mapping, slot_bytes })
+        Ok(Self { mapping, slot_bytes, stride })
     }
 
     #[inline]
     fn slot(&self, slot: u32) -> *mut u8 {
-        self.mapping.at(slot as usize * self.slot_bytes, self.slot_bytes)
+        self.mapping.at(slot as usize * self.stride, self.slot_bytes)
     }
 }
 
-/// How the owner and its handles learn of each other's end.
+const RUNNING: u8 = 0;
+/// The owner ends when every handle is dropped.
+const JOINING: u8 = 1;
+/// The owner ends now.
+const SHUTTING_DOWN: u8 = 2;
+
+/// What the owner's thread, the [`Owner`] and the handles know of each other.
 #[derive(Default)]
-struct Ends {
-    /// Handles that are gone.
+struct OwnerState {
+    /// Handles that were dropped.
     closed: AtomicUsize,
-    /// The owner is gone: nothing is answered any more.
-    over: AtomicBool,
+    /// The owner's thread has ended: there are no more replies.
+    ended: AtomicBool,
+    /// A command is in the channel.
+    command: AtomicBool,
+    /// RUNNING, JOINING or SHUTTING_DOWN.
+    end: AtomicU8,
 }
 
-impl Ends {
-    fn close(&self) {
-        // Release: pairs with `closed`; what the handle pushed before is seen by whoever sees it gone.
+impl OwnerState {
+    fn close_handle(&self) {
+        // Release: pairs with `closed_handles`; what the handle pushed before is visible to a thread that counts it.
         self.closed.fetch_add(1, Ordering::Release);
     }
 
-    fn closed(&self) -> usize {
-        // Acquire: pairs with `close`.
+    fn closed_handles(&self) -> usize {
+        // Acquire: pairs with `close_handle`.
         self.closed.load(Ordering::Acquire)
     }
 
-    fn end(&self) {
-        // Release: pairs with `is_over`; the last answers are in the rings before.
-        self.over.store(true, Ordering::Release);
+    fn is_ended(&self) -> bool {
+        // Acquire: pairs with `ShutdownGuard`; the last replies are in the rings before.
+        self.ended.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
-        // Acquire: pairs with `end`.
-        self.over.load(Ordering::Acquire)
+    /// Returns true if the owner, of so many handles, is to end.
+    fn is_ending(&self, handles: usize) -> bool {
+        // Acquire: pairs with the Release in `Owner::end`.
+        match self.end.load(Ordering::Acquire) {
+            RUNNING => false,
+            JOINING => self.closed_handles() == handles,
+            _ => true,
+        }
     }
 }
 
-/// Ends the handles' waiting when the owner's thread ends, however it does.
-struct Curfew {
-    ends: Arc<Ends>,
-    beds: Vec<Arc<Bed>>,
+/// Ends the waits of the handles when the owner's thread ends, also by a panic.
+struct ShutdownGuard {
+    state: Arc<OwnerState>,
+    parkers: Vec<Arc<Parker>>,
 }
 
-impl Drop for Curfew {
+impl Drop for ShutdownGuard {
     fn drop(&mut self) {
-        self.ends.end();
-        self.beds.iter().for_each(|bed| bed.make_noise());
+        // Release: pairs with `OwnerState::is_ended`.
+        self.state.ended.store(true, Ordering::Release);
+        self.parkers.iter().for_each(|parker| parker.wake());
     }
 }
 

@@ -1,166 +1,205 @@
-//! The rings with a shard between them: bytes, order, ends.
+//! The rings with a shard between them: bytes, order, hot-add and hot-remove, ends.
 
-use headworks_core::{BioFlags, IoError, Ioprio, Op, ReplyStage, prng::Prng};
+use std::os::fd::AsRawFd;
+use std::time::Instant as WallClock;
+
+use headworks_core::{ChangeError, Completion, Instant, IoError, Op, VolumeId, VolumeOptions, prng::Prng};
 
 use super::*;
+use crate::device::testing::TempFile;
 use crate::device::{
-    DelayDevice, DelayOptions, Device, ErrorDevice, ErrorOptions, MemDevice, NullDevice,
-    Probability,
+    Command, CommandBatch, DelayDevice, DelayOptions, DeviceIo, Direct, ErrorDevice, ErrorOptions, FileOptions,
+    MemDevice, NullDevice, OpenFile, Probability,
 };
 
 const BLOCK: usize = 4096;
+const MIB: u64 = 1 << 20;
+const SOON: Duration = Duration::from_secs(10);
 
-fn io(op: Op, offset: u64) -> Io {
-    let len = if op.has_data() { BLOCK as u32 } else { 0 };
-    Io { op, offset, len, flags: BioFlags::SYNC, ioprio: Ioprio::default() }
+fn options() -> OwnerOptions {
+    OwnerOptions { depth: 16, ..OwnerOptions::default() }
 }
 
-/// A disk of 1 MiB below an owner.
-enum Disk {
-    Null,
-    Memory,
-    Delay(u64),
-    FailingFlush,
+fn volatile(queue: QueueOptions) -> QueueOptions {
+    QueueOptions { write_cache: true, ..queue }
 }
 
-impl Disk {
-    fn options(&self) -> OwnerOptions {
-        let null = || Box::new(NullDevice);
-        let memory = || Box::new(MemDevice::new(1 << 20).unwrap());
-        let delay = |ms: u64| DelayOptions {
-            wait_ns: [ms * 1_000_000; Op::COUNT],
-            ..DelayOptions::default()
-        };
-        let failing = ErrorOptions {
-            rate: Probability::ALWAYS,
-            op: Some(Op::Flush),
-            ..ErrorOptions::default()
-        };
-        let (device, queue): (Box<dyn Device>, _) = match self {
-            Self::Null => (null(), NullDevice::queue_options()),
-            Self::Memory => (memory(), MemDevice::queue_options()),
-            Self::Delay(ms) => {
-                (Box::new(DelayDevice::new(delay(*ms), null())), NullDevice::queue_options())
-            }
-            Self::FailingFlush => {
-                (Box::new(ErrorDevice::new(failing, memory())), MemDevice::queue_options())
-            }
-        };
-        let queue = QueueOptions { write_cache: true, ..queue };
-        OwnerOptions::new(
-            device,
-            queue,
-            VolumeOptions { size: 1 << 20, ..VolumeOptions::default() },
-        )
+fn null() -> DeviceSetup {
+    DeviceSetup::new(NullDevice, volatile(NullDevice::queue_options()))
+}
+
+fn memory() -> DeviceSetup {
+    DeviceSetup::new(MemDevice::new(MIB).unwrap(), volatile(MemDevice::queue_options()))
+}
+
+fn slow(ms: u64) -> DeviceSetup {
+    let delay = DelayOptions { wait_ns: [ms * 1_000_000; Op::COUNT], ..DelayOptions::default() };
+    DeviceSetup::new(DelayDevice::new(delay, Box::new(NullDevice)), null().queue)
+}
+
+fn failing(op: Op) -> DeviceSetup {
+    let error =
+        ErrorOptions { rate: Probability::ALWAYS, op: Some(op), ..ErrorOptions::default() };
+    DeviceSetup::new(ErrorDevice::new(error, memory().device), memory().queue)
+}
+
+fn mebibyte() -> VolumeOptions {
+    VolumeOptions { size: MIB, block_size: 512, ..VolumeOptions::default() }
+}
+
+fn add(owner: &Owner, setup: DeviceSetup) -> VolumeId {
+    let device = owner.add_device(setup).unwrap();
+    owner.add_volume(device, mebibyte()).unwrap()
+}
+
+/// An owner with one volume.
+fn over(setup: DeviceSetup, handles: usize) -> (Owner, Vec<Handle>, VolumeId) {
+    let (owner, handle) = Owner::start(OwnerOptions { handles, ..options() }).unwrap();
+    let volume = add(&owner, setup);
+    (owner, handle, volume)
+}
+
+/// Waits for one completion.
+fn one(handle: &mut Handle) -> IoCompletion {
+    let mut completions = Vec::new();
+    while handle.reap(1, &mut completions) == 0 {
+        assert_eq!(handle.wait(), WaitOutcome::Ready);
     }
+    completions.remove(0)
 }
 
-/// Starts an owner of one disk.
-fn over(disk: &Disk, handles: usize) -> (Owner, Vec<Handle>) {
-    start(OwnerOptions { handles, depth: 16, ..disk.options() }).unwrap()
+/// Does one I/O and gives back its slot.
+fn run(handle: &mut Handle, volume: VolumeId, io: Io) -> Status {
+    let slot = handle.slot().unwrap();
+    handle.put(volume, slot, io).unwrap();
+    let completion = one(handle);
+    handle.release(completion.slot.unwrap());
+    completion.status
 }
 
-#[test]
-fn an_owner_with_a_cache_flushes_it_at_its_end_and_says_how_that_went() {
-    let ended = |disk: &Disk, cache: CacheOptions| {
-        let (owner, mut handles) = start(OwnerOptions { cache, ..disk.options() }).unwrap();
-        handles[0].buffer(0).fill(7);
-        handles[0].put(0, io(Op::Write, 0));
-        handles[0].submit();
-        assert_eq!(wait_for_one(&mut handles[0]).status, Ok(()));
-        drop(handles);
-        owner.join().unwrap().flushed
-    };
-    let cache = CacheOptions { units: 256, ..CacheOptions::default() };
-    assert_eq!(ended(&Disk::Memory, cache), Some(Ok(())));
-    assert_eq!(ended(&Disk::Memory, CacheOptions::default()), None);
-    // The flush reaches the device: its error is not lost.
-    assert_eq!(ended(&Disk::FailingFlush, cache), Some(Err(IoError::Medium)));
-}
-
-fn wait_for_one(handle: &mut Handle) -> Answer {
-    let mut answers = Vec::new();
-    while handle.reap(1, &mut answers) == 0 {
-        assert!(handle.wait(), "the owner lives as long as its handles");
-    }
-    answers[0]
-}
-
-/// Writes and reads its own blocks at random and knows what must be in them. Returns how many were answered.
-fn feed(handle: &mut Handle, first_block: u64, count: u64) -> u64 {
+/// Writes and reads random blocks of a range and checks every byte. Returns the number of completions.
+fn feed(handle: &mut Handle, volume: VolumeId, first_block: u64, count: u64) -> u64 {
     const BLOCKS: u64 = 64;
     let mut prng = Prng::new(first_block);
     let mut model = [0_u8; BLOCKS as usize];
-    let mut free: Vec<u32> = (0..handle.depth()).rev().collect();
-    let mut under_way = vec![None; handle.depth() as usize];
-    let (mut put, mut answered, mut answers) = (0, 0, Vec::new());
-    while answered < count {
+    let mut busy = vec![None; handle.depth() as usize];
+    let (mut put, mut completed, mut completions) = (0, 0, Vec::new());
+    while completed < count {
         while put < count
-            && let Some(slot) = free.pop()
+            && let Some(mut slot) = handle.slot()
         {
             let block = prng.below(BLOCKS);
-            let busy = |other: &Option<(Op, u64)>| other.is_some_and(|(_, other)| other == block);
-            if under_way.iter().any(busy) {
-                free.push(slot);
+            if busy.iter().flatten().any(|&(_, other)| other == block) {
+                handle.release(slot);
                 break;
             }
-            let op = if prng.below(2) == 0 { Op::Write } else { Op::Read };
-            let fill = if op == Op::Write { prng.next() as u8 } else { 0xee };
-            handle.buffer(slot).fill(fill);
-            if op == Op::Write {
+            let write = prng.below(2) == 0;
+            let fill = if write { prng.next() as u8 } else { 0xee };
+            slot.fill(fill);
+            if write {
                 model[block as usize] = fill;
             }
-            under_way[slot as usize] = Some((op, block));
-            handle.put(slot, io(op, (first_block + block) * BLOCK as u64));
+            busy[slot.index() as usize] = Some((write, block));
+            let (offset, len) = ((first_block + block) * BLOCK as u64, BLOCK as u32);
+            let io = if write { Io::write(offset, len) } else { Io::read(offset, len) };
+            let io = io.user_data(slot.index().into());
+            handle.put(volume, slot, io).unwrap();
             put += 1;
         }
-        handle.submit();
-        assert!(handle.wait());
-        handle.reap(5, &mut answers);
-        for answer in answers.drain(..) {
-            let asked = under_way[answer.slot as usize].take();
-            let (op, block) = asked.expect("each slot is answered once");
-            assert_eq!((answer.status, answer.stage), (Ok(()), ReplyStage::Final));
-            if op == Op::Read && !answer.hole {
-                let expected = model[block as usize];
-                assert!(handle.buffer(answer.slot).iter().all(|&byte| byte == expected));
+        assert_eq!(handle.wait(), WaitOutcome::Ready);
+        handle.reap(5, &mut completions);
+        for completion in completions.drain(..) {
+            let slot = completion.slot.unwrap();
+            assert_eq!(u64::from(slot.index()), completion.user_data);
+            let (write, block) = busy[slot.index() as usize].take().expect("completes once");
+            assert_eq!(completion.status, Ok(()));
+            if !write && !completion.hole {
+                assert!(slot.iter().all(|&byte| byte == model[block as usize]));
             }
-            answered += 1;
-            free.push(answer.slot);
+            handle.release(slot);
+            completed += 1;
         }
     }
-    assert_eq!(handle.reap(usize::MAX, &mut answers), 0, "nothing is answered twice");
-    answered
+    assert_eq!(handle.reap(usize::MAX, &mut completions), 0, "nothing completes twice");
+    completed
 }
 
 #[test]
-fn each_feeders_bytes_come_back_and_every_bio_is_answered_once() {
-    let (owner, handles) = over(&Disk::Memory, 4);
+fn every_bio_of_every_handle_completes_once_with_its_bytes() {
+    let (owner, handles, volume) = over(memory(), 4);
     std::thread::scope(|scope| {
         for (index, mut handle) in handles.into_iter().enumerate() {
             scope.spawn(move || {
                 let count = 3000 + index as u64;
-                assert_eq!(feed(&mut handle, 64 * index as u64, count), count);
-                assert_eq!(handle.counts().messages, count);
+                assert_eq!(feed(&mut handle, volume, 64 * index as u64, count), count);
+                assert_eq!((handle.counts().messages, handle.outstanding()), (count, 0));
             });
         }
     });
-    let ended = owner.join().unwrap();
-    assert_eq!(ended.counts.messages, 4 * 3000 + 6);
-    assert_eq!(ended.notices, []);
-    let answered: u64 = ended.stats.ops.iter().map(|op| op.bios).sum();
-    assert_eq!(answered, 4 * 3000 + 6);
+    let report = owner.join().unwrap();
+    assert_eq!(report.counts.messages, 4 * 3000 + 6);
+    assert_eq!((report.notices.len(), report.flush_errors.len()), (0, 0));
+    let bios: u64 = report.volumes[0].1.ops.iter().map(|op| op.bios).sum();
+    assert_eq!(bios, 4 * 3000 + 6);
 }
 
 #[test]
-fn a_slow_device_lets_both_ends_sleep() {
-    let (owner, mut handles) = over(&Disk::Delay(2), 1);
-    // On a machine that is busy with others giving the CPU away may take as long as the device.
+fn many_handles_share_an_owner() {
+    let (owner, handles, volume) = over(memory(), 64);
+    std::thread::scope(|scope| {
+        for mut handle in handles {
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    assert_eq!(run(&mut handle, volume, Io::read(0, BLOCK as u32)), Ok(()));
+                }
+            });
+        }
+    });
+    assert_eq!(owner.join().unwrap().counts.messages, 64 * 20);
+}
+
+#[test]
+fn cached_volume_is_flushed_at_the_end_and_failure_reported() {
+    let cache = CacheOptions { units: 256, ..CacheOptions::default() };
+    let end = |setup| {
+        let (owner, mut handles) = Owner::start(OwnerOptions { cache, ..options() }).unwrap();
+        let volume = add(&owner, setup);
+        assert_eq!(run(&mut handles[0], volume, Io::write(0, BLOCK as u32)), Ok(()));
+        drop(handles);
+        owner.join().unwrap().flush_errors
+    };
+    assert_eq!(end(memory()), []);
+    assert_eq!(end(failing(Op::Flush)).len(), 1);
+}
+
+#[test]
+fn cached_bytes_are_in_the_image_after_shutdown() {
+    let cache = CacheOptions { units: 256, ..CacheOptions::default() };
+    let file = TempFile::absent("embed");
+    let (owner, mut handles) = Owner::start(OwnerOptions { cache, ..options() }).unwrap();
+    let create = FileOptions { size: Some(MIB), direct: Direct::Off, ..FileOptions::default() };
+    let image = OpenFile::open(file.path(), &create).unwrap();
+    let volume = owner.add_file(image, headworks_core::WriteMode::Writeback).unwrap();
+    let mut slot = handles[0].slot().unwrap();
+    slot.fill(7);
+    handles[0].put(volume, slot, Io::write(8192, BLOCK as u32)).unwrap();
+    assert_eq!(one(&mut handles[0]).status, Ok(()));
+    // Handles still exist.
+    owner.shutdown().unwrap();
+    assert_eq!(std::fs::read(file.path()).unwrap()[8192..8192 + BLOCK], [7; BLOCK]);
+    let slot = handles[0].slot().unwrap();
+    handles[0].put(volume, slot, Io::flush()).unwrap();
+    assert_eq!(handles[0].wait(), WaitOutcome::OwnerEnded);
+    assert!(!handles[0].arm());
+}
+
+#[test]
+fn slow_device_lets_both_ends_sleep() {
+    let (owner, mut handles, volume) = over(slow(2), 1);
+    // On a busy machine a yield of the CPU may take as long as the device.
     let mut rounds = 0;
     while rounds < 10 || handles[0].counts().sleeps == 0 {
-        handles[0].put(rounds % 16, io(Op::Write, 0));
-        handles[0].submit();
-        assert_eq!(wait_for_one(&mut handles[0]).slot, rounds % 16);
+        assert_eq!(run(&mut handles[0], volume, Io::write(0, BLOCK as u32)), Ok(()));
         rounds += 1;
     }
     drop(handles);
@@ -168,49 +207,295 @@ fn a_slow_device_lets_both_ends_sleep() {
 }
 
 #[test]
-fn a_bio_that_cannot_be_is_refused_and_its_slot_is_free() {
-    let (owner, mut handles) = over(&Disk::Null, 1);
-    handles[0].put(3, io(Op::Write, 1 << 20));
-    handles[0].submit();
-    let answer = wait_for_one(&mut handles[0]);
-    assert!(answer.slot == 3 && answer.status.is_err(), "{answer:?}");
-    handles[0].put(3, io(Op::Flush, 0));
-    handles[0].submit();
-    assert_eq!(wait_for_one(&mut handles[0]).status, Ok(()));
-    drop(handles);
-    owner.join().unwrap();
+fn idle_owner_ends_at_once() {
+    let cache = CacheOptions { units: 256, ..CacheOptions::default() };
+    for cache in [cache, CacheOptions::default()] {
+        let start = WallClock::now();
+        let (owner, _handles) = Owner::start(OwnerOptions { cache, ..options() }).unwrap();
+        add(&owner, memory());
+        std::thread::sleep(Duration::from_millis(20));
+        owner.shutdown().unwrap();
+        assert!(start.elapsed() < SOON);
+    }
 }
 
 #[test]
-fn a_handle_that_goes_leaves_its_bios_to_the_owner_and_the_others_alone() {
-    let (owner, mut handles) = over(&Disk::Delay(1), 3);
+fn wait_with_nothing_in_flight_returns() {
+    let (_owner, mut handles, _) = over(null(), 1);
+    assert_eq!(handles[0].wait(), WaitOutcome::Idle);
+    assert!(!handles[0].arm());
+}
+
+#[test]
+fn misuse_is_an_error_and_returns_the_slot() {
+    let (_owner, mut handles, volume) = over(null(), 2);
+    let [first, second] = &mut handles[..] else { panic!("two handles") };
+    let rejected = first.put(volume, second.slot().unwrap(), Io::flush()).unwrap_err();
+    assert!(rejected.to_string().contains("another handle"));
+    second.release(rejected.slot);
+    let slot = second.slot().unwrap();
+    let rejected = second.put(volume, slot, Io::read(0, BLOCK as u32 + 1)).unwrap_err();
+    assert!(rejected.to_string().contains("do not fit"));
+    second.release(rejected.slot);
+    assert_eq!(run(second, volume, Io::write(MIB, BLOCK as u32)), Err(IoError::NoSpace));
+    assert_eq!(run(second, volume, Io::read(1, 512)), Err(IoError::Invalid));
+    assert_eq!(run(second, VolumeId(9), Io::flush()), Err(IoError::Invalid));
+    assert_eq!(run(second, volume, Io::flush()), Ok(()));
+}
+
+#[test]
+fn dropped_handle_leaves_its_bios_to_the_owner() {
+    let (owner, mut handles, volume) = over(slow(1), 3);
     let mut gone = handles.remove(1);
-    (0..16).for_each(|slot| gone.put(slot, io(Op::Write, u64::from(slot) * 8192)));
+    for index in 0..16 {
+        let slot = gone.slot().unwrap();
+        gone.put(volume, slot, Io::write(index * 8192, BLOCK as u32)).unwrap();
+    }
     gone.submit();
     drop(gone);
-    handles[1].put(0, io(Op::Write, 0));
-    handles[1].submit();
-    assert_eq!(wait_for_one(&mut handles[1]).status, Ok(()));
+    assert_eq!(run(&mut handles[1], volume, Io::write(0, BLOCK as u32)), Ok(()));
     drop(handles);
     assert_eq!(owner.join().unwrap().counts.messages, 17, "those of the lost handle, too");
 }
 
 #[test]
-#[should_panic(expected = "slot 2 is in flight")]
-fn a_slot_in_flight_is_not_ours() {
-    let (_owner, mut handles) = over(&Disk::Null, 1);
-    handles[0].put(2, io(Op::Read, 0));
-    handles[0].buffer(2);
+fn drop_order_of_owner_handles_and_slots_does_not_matter() {
+    for order in 0..3 {
+        let (owner, mut handles, volume) = over(slow(1), 1);
+        let mut kept = handles[0].slot().unwrap();
+        let slot = handles[0].slot().unwrap();
+        handles[0].put(volume, slot, Io::read(0, BLOCK as u32)).unwrap();
+        handles[0].submit();
+        match order {
+            0 => drop((owner, handles)),
+            1 => drop((handles, owner)),
+            _ => drop(handles),
+        }
+        kept.fill(1);
+    }
 }
 
 #[test]
-fn what_cannot_be_is_said_before_a_thread_starts() {
-    let volume = VolumeOptions { size: 1 << 20, block_size: 1, ..VolumeOptions::default() };
-    let null = || OwnerOptions::new(Box::new(NullDevice), NullDevice::queue_options(), volume);
-    let name = |options| start(options).map(|_| ()).unwrap_err().to_string();
-    assert!(name(OwnerOptions { handles: 0, ..null() }).contains("handles"));
-    assert!(name(OwnerOptions { depth: 4097, ..null() }).contains("depth"));
-    assert!(name(OwnerOptions { slot_bytes: 0, ..null() }).contains("slot_bytes"));
-    let queue = QueueOptions { nr_requests: 0, ..NullDevice::queue_options() };
-    assert!(name(OwnerOptions { queue, ..null() }).contains("nr_requests"));
+fn volumes_are_added_and_removed_under_load() {
+    let (owner, mut handles, volume) = over(memory(), 2);
+    let mut other = handles.pop().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || assert_eq!(feed(&mut handles[0], volume, 0, 20_000), 20_000));
+        for round in 0..20 {
+            let device = owner.add_device(memory()).unwrap();
+            let added = owner.add_volume(device, mebibyte()).unwrap();
+            assert_ne!(added, volume);
+            assert_eq!(feed(&mut other, added, 0, 50), 50);
+            assert!(matches!(owner.remove_device(device, Duration::ZERO), Err(ChangeError::Busy(_))));
+            // In flight while the volume is removed: completes, well or rejected.
+            for _ in 0..4 {
+                let slot = other.slot().unwrap();
+                other.put(added, slot, Io::read(0, BLOCK as u32)).unwrap();
+            }
+            other.submit();
+            owner.remove_volume(added, SOON).unwrap();
+            for _ in 0..4 {
+                let completion = one(&mut other);
+                assert!(matches!(completion.status, Ok(()) | Err(IoError::Invalid)), "{round}");
+                other.release(completion.slot.unwrap());
+            }
+            assert_eq!(run(&mut other, added, Io::flush()), Err(IoError::Invalid));
+            assert!(owner.stats(added).is_none() && owner.stats(volume).is_some());
+            owner.remove_device(device, SOON).unwrap();
+        }
+    });
+    assert_eq!(owner.shutdown().unwrap().flush_errors, []);
+}
+
+#[test]
+fn removal_writes_dirty_data_or_fails_and_keeps_the_volume() {
+    let cache = CacheOptions { units: 256, ..CacheOptions::default() };
+    let (owner, mut handles) = Owner::start(OwnerOptions { cache, ..options() }).unwrap();
+    let good = add(&owner, memory());
+    let bad = add(&owner, failing(Op::Write));
+    for volume in [good, bad] {
+        assert_eq!(run(&mut handles[0], volume, Io::write(0, BLOCK as u32)), Ok(()));
+    }
+    owner.remove_volume(good, SOON).unwrap();
+    let error = owner.remove_volume(bad, Duration::from_millis(300)).unwrap_err();
+    assert!(error.to_string().contains("flush"), "{error}");
+    assert_eq!(run(&mut handles[0], bad, Io::read(0, BLOCK as u32)), Ok(()), "still there");
+    assert!(owner.remove_volume(good, SOON).unwrap_err().to_string().contains("no such volume"));
+}
+
+/// A device that completes nothing until it is told to.
+struct StuckDevice {
+    commands: Vec<Command>,
+    release: Arc<AtomicBool>,
+}
+
+impl Device for StuckDevice {
+    unsafe fn submit(&mut self, _: Instant, batch: CommandBatch<'_>, _: &mut DeviceIo<'_>) {
+        self.commands.extend_from_slice(batch.commands);
+    }
+
+    fn on_timeout(&mut self, _: Instant, io: &mut DeviceIo<'_>) {
+        let done = |command: Command| Completion {
+            id: command.id,
+            transferred: command.len,
+            status: Ok(()),
+            hole: false,
+        };
+        io.completions.extend(self.commands.drain(..).map(done));
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let due = self.release.load(Ordering::Relaxed) && !self.commands.is_empty();
+        due.then_some(Instant(0))
+    }
+}
+
+#[test]
+fn timed_out_slot_returns_when_the_device_releases_it() {
+    let release = Arc::new(AtomicBool::new(false));
+    let stuck = StuckDevice { commands: Vec::new(), release: Arc::clone(&release) };
+    let queue = QueueOptions { io_timeout_ns: 20_000_000, ..null().queue };
+    let (owner, mut handles, volume) = over(DeviceSetup::new(stuck, queue), 1);
+    let handle = &mut handles[0];
+    let slots: Vec<_> = (1..handle.depth()).map(|_| handle.slot().unwrap()).collect();
+    let slot = handle.slot().unwrap();
+    let index = slot.index();
+    handle.put(volume, slot, Io::write(0, BLOCK as u32).user_data(5)).unwrap();
+    let completion = one(handle);
+    assert_eq!((completion.status, completion.user_data), (Err(IoError::TimedOut), 5));
+    assert!(completion.slot.is_none() && handle.slot().is_none(), "the device has the slot");
+    assert_eq!(handle.wait(), WaitOutcome::Idle);
+    release.store(true, Ordering::Relaxed);
+    let start = WallClock::now();
+    let back = loop {
+        assert!(start.elapsed() < SOON);
+        // Any command makes the owner look at its device.
+        let _ = owner.stats(volume);
+        handle.reap(8, &mut Vec::new());
+        if let Some(slot) = handle.slot() {
+            break slot;
+        }
+    };
+    assert_eq!(back.index(), index);
+    drop((slots, handles));
+    owner.join().unwrap();
+}
+
+#[test]
+fn device_that_never_answers_does_not_hang_the_end() {
+    for how in ["join", "shutdown", "drop"] {
+        let stuck = StuckDevice { commands: Vec::new(), release: Arc::default() };
+        let options = OwnerOptions { shutdown_timeout: Duration::from_millis(50), ..options() };
+        let (owner, mut handles) = Owner::start(options).unwrap();
+        let volume = add(&owner, DeviceSetup::new(stuck, null().queue));
+        let slot = handles[0].slot().unwrap();
+        handles[0].put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
+        handles[0].submit();
+        let start = WallClock::now();
+        match how {
+            "drop" => drop(owner),
+            "join" => {
+                handles.clear();
+                assert_eq!(owner.join().unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+            }
+            _ => {
+                assert_eq!(owner.shutdown().unwrap_err().kind(), std::io::ErrorKind::TimedOut);
+                assert_eq!(handles[0].wait(), WaitOutcome::OwnerEnded);
+            }
+        }
+        assert!(start.elapsed() < SOON, "{how}");
+    }
+}
+
+#[test]
+fn removal_from_a_stuck_device_times_out() {
+    let stuck = StuckDevice { commands: Vec::new(), release: Arc::default() };
+    let options = OwnerOptions { shutdown_timeout: Duration::ZERO, ..options() };
+    let (owner, mut handles) = Owner::start(options).unwrap();
+    let volume = add(&owner, DeviceSetup::new(stuck, null().queue));
+    let slot = handles[0].slot().unwrap();
+    handles[0].put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
+    handles[0].submit();
+    // A removal that comes before the owner has taken the bio rejects the bio.
+    std::thread::sleep(Duration::from_millis(50));
+    let error = owner.remove_volume(volume, Duration::from_millis(20));
+    assert!(matches!(error, Err(ChangeError::Busy(_))), "{error:?}");
+}
+
+#[test]
+fn error_device_completes_with_its_error() {
+    let (_owner, mut handles, volume) = over(failing(Op::Read), 1);
+    assert_eq!(run(&mut handles[0], volume, Io::read(0, BLOCK as u32)), Err(IoError::Medium));
+    assert_eq!(run(&mut handles[0], volume, Io::write(0, BLOCK as u32)), Ok(()));
+}
+
+#[test]
+fn epoll_sees_completions_of_several_handles() {
+    let (owner, mut handles, volume) = over(slow(1), 4);
+    // SAFETY: no pointers.
+    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    for (index, handle) in (0..).zip(&handles) {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: index };
+        // SAFETY: `event` lives during the call.
+        let added = unsafe {
+            libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, handle.as_raw_fd(), &raw mut event)
+        };
+        assert_eq!(added, 0);
+    }
+    let (mut put, mut completed) = (0, 0);
+    let mut completions = Vec::new();
+    while completed < 200 {
+        let mut ready = false;
+        for handle in &mut handles {
+            while put < 200
+                && let Some(slot) = handle.slot()
+            {
+                handle.put(volume, slot, Io::write(0, BLOCK as u32)).unwrap();
+                put += 1;
+            }
+            let armed = handle.arm();
+            ready |= !armed && handle.outstanding() > 0;
+        }
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let timeout = if ready || completed == 200 { 0 } else { 10_000 };
+        // SAFETY: room for four events.
+        let count = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), 4, timeout) };
+        assert!(ready || count > 0, "a wake-up was lost after {completed}");
+        for handle in &mut handles {
+            completed += handle.reap(usize::MAX, &mut completions);
+            for completion in completions.drain(..) {
+                handle.release(completion.slot.unwrap());
+            }
+        }
+    }
+    // SAFETY: ours.
+    unsafe { libc::close(epoll) };
+    drop(handles);
+    assert_eq!(owner.join().unwrap().counts.messages, 200);
+}
+
+#[test]
+fn options_out_of_range_are_errors() {
+    let message = |options| Owner::start(options).map(|_| ()).unwrap_err().to_string();
+    assert!(message(OwnerOptions { handles: 0, ..options() }).contains("handles"));
+    assert!(message(OwnerOptions { depth: 4097, ..options() }).contains("depth"));
+    assert!(message(OwnerOptions { slot_bytes: 0, ..options() }).contains("slot_bytes"));
+    assert!(message(OwnerOptions { volumes_max: 0, ..options() }).contains("volume"));
+    let cache = CacheOptions { units: 256, writers_max: 4, ..CacheOptions::default() };
+    assert!(message(OwnerOptions { cache, handles: 4, ..options() }).contains("writers_max"));
+
+    let (owner, _handles) = Owner::start(OwnerOptions { devices_max: 1, ..options() }).unwrap();
+    let queue = QueueOptions { nr_requests: 0, ..null().queue };
+    let error = owner.add_device(DeviceSetup { queue, ..null() }).unwrap_err();
+    assert!(error.to_string().contains("nr_requests"), "{error}");
+    let device = owner.add_device(null()).unwrap();
+    assert!(owner.add_device(null()).unwrap_err().to_string().contains("devices_max"));
+    let large = VolumeOptions { block_size: 8192, ..mebibyte() };
+    let error = owner.add_volume(device, large).unwrap_err();
+    assert!(error.to_string().contains("slot_bytes"), "{error}");
+    let file = TempFile::absent("embed-null");
+    let create = FileOptions { size: Some(MIB), ..FileOptions::default() };
+    let image = OpenFile::open(file.path(), &create).unwrap();
+    let error = owner.add_image(device, image, headworks_core::WriteMode::None).unwrap_err();
+    assert!(error.to_string().contains("images"), "{error}");
 }

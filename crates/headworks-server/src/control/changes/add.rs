@@ -126,7 +126,7 @@ impl LiveChanges {
         let mut watched = opened.watched(volume);
         let (mut file, common) = (None, opened.common(spec));
         if let Some(queue) = device {
-            let (_, body) = opened.into_device(&spec.spec, config.device, volume);
+            let (_, body) = opened.into_device(&spec.spec, volume);
             let config_of = DeviceConfig { owner, queue };
             self.add_device(config.device, config_of, body)?;
             let holding = DeviceEntry { config: config_of, common };

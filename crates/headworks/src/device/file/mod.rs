@@ -51,7 +51,6 @@ static ZEROS: Zeros = Zeros([0; ZEROS_LEN]);
 
 /// Images on one filesystem, or one block device.
 pub struct FileDevice {
-    id: DeviceId,
     /// By volume.
     files: Vec<Option<OpenFile>>,
     stepped: Vec<Stepped>,
@@ -82,9 +81,9 @@ enum Next {
 }
 
 impl FileDevice {
-    /// A device of these images. It is called `id` in its file operations.
+    /// A device of these images, by volume.
     #[must_use]
-    pub fn new(id: DeviceId, images: Vec<(VolumeId, OpenFile)>) -> Self {
+    pub fn new(images: Vec<(VolumeId, OpenFile)>) -> Self {
         let volumes = images.iter().map(|(volume, _)| usize::from(volume.0) + 1);
         let mut files = Vec::new();
         files.resize_with(volumes.max().unwrap_or(0), || None);
@@ -92,7 +91,6 @@ impl FileDevice {
             files[usize::from(volume.0)] = Some(file);
         }
         Self {
-            id,
             files,
             stepped: Vec::with_capacity(STEPPED_MAX),
             zero_spans: Vec::with_capacity(ZERO_SPANS_MAX),
@@ -140,7 +138,7 @@ impl FileDevice {
             Op::Read => DiskKind::Read,
             _ => DiskKind::Write { dsync: command.flags.contains(BioFlags::FUA) },
         };
-        let op = self.operation(command, kind);
+        let op = self.operation(io.device, command, kind);
         let spans = match spans {
             [] => {
                 self.fill_zero_spans(command.len as usize);
@@ -160,11 +158,11 @@ impl FileDevice {
         }
     }
 
-    fn operation(&self, command: &Command, kind: DiskKind) -> DiskOp {
+    fn operation(&self, device: DeviceId, command: &Command, kind: DiskKind) -> DiskOp {
         let file = self.files[usize::from(command.volume.0)].as_ref();
         let file = file.expect(CHECKED);
         DiskOp {
-            device: self.id,
+            device,
             id: command.id,
             fd: file.fd(),
             kind,
@@ -191,7 +189,8 @@ impl FileDevice {
     /// # Safety
     /// As [`crate::engine::DiskQueue::push`] for the spans.
     unsafe fn push_step(&mut self, stepped: Stepped, spans: &[Span], io: &mut DeviceIo<'_>) {
-        let op = self.operation(&stepped.command, stepped.step.kind(stepped.command.flags));
+        let kind = stepped.step.kind(stepped.command.flags);
+        let op = self.operation(io.device, &stepped.command, kind);
         // SAFETY: the caller's promise; the image stays open while a command of its volume is in the table.
         if self.stepped.len() < STEPPED_MAX && unsafe { io.disk.push(op, spans) } {
             self.stepped.push(stepped);
@@ -205,7 +204,7 @@ impl FileDevice {
     fn run_steps(&self, command: &Command, first: Step, io: &mut DeviceIo<'_>) {
         let mut step = first;
         let status = loop {
-            let op = self.operation(command, step.kind(command.flags));
+            let op = self.operation(io.device, command, step.kind(command.flags));
             // SAFETY: operations without data have no spans.
             let result = unsafe { call::execute(&op, &[]) };
             match step.next(command.flags, result) {

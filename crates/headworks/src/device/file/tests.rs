@@ -17,7 +17,7 @@ fn image(path: &Path, direct: Direct) -> OpenFile {
 }
 
 fn bench(file: OpenFile) -> Bench<FileDevice> {
-    let mut bench = Bench::new(FileDevice::new(DeviceId(3), vec![(VolumeId(2), file)]));
+    let mut bench = Bench::new(FileDevice::new(vec![(VolumeId(2), file)]));
     bench.volume = VolumeId(2);
     bench
 }
@@ -67,7 +67,7 @@ fn zeros_without_spans_come_in_pieces_and_continue() {
     }
     assert_eq!(kinds(&bench)[1], DiskKind::Write { dsync: true });
     // More than one operation takes is a short transfer, which the queue continues.
-    let mut device = FileDevice::new(DeviceId(0), Vec::new());
+    let mut device = FileDevice::new(Vec::new());
     let most: usize = device.fill_zero_spans(32 << 20).iter().map(|span| span.len()).sum();
     assert_eq!(most, ZEROS_LEN * ZERO_SPANS_MAX);
     let spans = device.fill_zero_spans(ZEROS_LEN + 5);
@@ -208,7 +208,7 @@ fn several_images_and_none_at_all() {
             .iter()
             .all(|(_, image)| image.mode() != FileMode::Buffered || !image.queue_options().fua)
     );
-    let device = FileDevice::new(DeviceId(0), images);
+    let device = FileDevice::new(images);
     let buffered = device.files.iter().flatten().any(|file| file.mode() == FileMode::Buffered);
     assert_eq!(device.queue_options().fua, !buffered);
     let mut bench = Bench::new(device);
@@ -320,7 +320,7 @@ fn holes_are_told_by_the_engine_in_every_mode() {
 
 #[test]
 fn images_come_and_go_and_their_files_with_them() {
-    let mut bench = Bench::new(FileDevice::new(DeviceId(3), Vec::new()));
+    let mut bench = Bench::new(FileDevice::new(Vec::new()));
     bench.volume = VolumeId(5);
     assert_eq!(bench.run(Op::Read, BioFlags::NONE, 0, 4096).status, Err(IoError::Invalid));
     let (first, second) = (TempFile::absent("come"), TempFile::absent("go"));

@@ -1,0 +1,136 @@
+//! Hot-remove of volumes and devices, in steps between the turns of the owner.
+//!
+//! ```text
+//!   volume: bios rejected --> flush, if cached --> asks the shard until nothing uses it --> removed
+//!   device:                                        asks the shard until nothing uses it --> removed
+//!           time-out or failed flush, at any step --> refused, works as before
+//! ```
+
+use std::sync::mpsc::Sender;
+
+use headworks_core::{ChangeError, ConfigError, DeviceId, Instant, VolumeId};
+
+use super::driver::Driver;
+use crate::device::Device;
+
+/// The pause between two questions to the shard.
+const RETRY_NS: u64 = 1_000_000;
+
+/// A removal in progress.
+pub(super) struct Removal {
+    target: Target,
+    step: Step,
+    deadline: Instant,
+}
+
+enum Target {
+    Volume(VolumeId, Sender<Result<(), ChangeError>>),
+    Device(DeviceId, Sender<Result<Box<dyn Device>, ChangeError>>),
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Start,
+    Flushing,
+    /// Asks the shard again at this time.
+    Removing(Instant),
+}
+
+impl Removal {
+    pub fn volume(
+        volume: VolumeId,
+        deadline: Instant,
+        answer: Sender<Result<(), ChangeError>>,
+    ) -> Self {
+        Self { target: Target::Volume(volume, answer), step: Step::Start, deadline }
+    }
+
+    pub fn device(
+        device: DeviceId,
+        deadline: Instant,
+        answer: Sender<Result<Box<dyn Device>, ChangeError>>,
+    ) -> Self {
+        let step = Step::Removing(Instant(0));
+        Self { target: Target::Device(device, answer), step, deadline }
+    }
+
+    /// Returns true if new bios of `volume` are rejected.
+    pub fn rejects(&self, volume: VolumeId) -> bool {
+        matches!(self.target, Target::Volume(removed, _) if removed == volume)
+    }
+
+    /// A step; true when the removal has ended.
+    fn advance(&mut self, driver: &mut Driver, now: Instant) -> bool {
+        match &self.target {
+            Target::Volume(volume, answer) => {
+                let result = remove_volume(*volume, &mut self.step, driver, now);
+                // The caller may be gone.
+                settle(result, now >= self.deadline).map(|result| answer.send(result)).is_some()
+            }
+            Target::Device(device, answer) => {
+                let result = match driver.remove_device(now, *device) {
+                    Ok(Some(body)) => Ok(body),
+                    Ok(None) => Err(ConfigError::new("device", "there is no such device").into()),
+                    Err(error) => Err(error),
+                };
+                settle(result, now >= self.deadline).map(|result| answer.send(result)).is_some()
+            }
+        }
+    }
+}
+
+/// The final result: `Busy` is final only after the deadline.
+fn settle<T>(result: Result<T, ChangeError>, expired: bool) -> Option<Result<T, ChangeError>> {
+    match result {
+        Err(ChangeError::Busy(_)) if !expired => None,
+        result => Some(result),
+    }
+}
+
+fn remove_volume(
+    volume: VolumeId,
+    step: &mut Step,
+    driver: &mut Driver,
+    now: Instant,
+) -> Result<(), ChangeError> {
+    if let Step::Start = step {
+        *step = match driver.is_cached(volume) {
+            None => return Err(ConfigError::new("volume", "there is no such volume").into()),
+            Some(true) => {
+                // The status of an earlier removal's flush, which came after its time-out.
+                while driver.take_flushed(volume).is_some() {}
+                driver.send_flush(volume);
+                Step::Flushing
+            }
+            Some(false) => Step::Removing(now),
+        };
+    }
+    if let Step::Flushing = step {
+        match driver.take_flushed(volume) {
+            None => return Err(ChangeError::Busy("the flush of the volume has not completed")),
+            Some(Err(error)) => {
+                let message = format!("the flush of the volume failed: {error}");
+                return Err(ConfigError::new("volume", message).into());
+            }
+            Some(Ok(())) => *step = Step::Removing(now),
+        }
+    }
+    match *step {
+        Step::Removing(at) if at > now => {
+            Err(ChangeError::Busy("I/Os of the volume are in flight"))
+        }
+        _ => {
+            *step = Step::Removing(Instant(now.0 + RETRY_NS));
+            driver.remove_volume(now, volume)
+        }
+    }
+}
+
+impl Driver {
+    /// A step of every removal.
+    pub(super) fn advance_removals(&mut self, now: Instant) {
+        let mut removals = std::mem::take(&mut self.removals);
+        removals.retain_mut(|removal| !removal.advance(self, now));
+        self.removals = removals;
+    }
+}
