@@ -7,9 +7,11 @@
 use std::time::{Duration, Instant as WallClock};
 
 use headworks::RingCounts;
-use headworks::{DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, Slot, VolumeId, WaitOutcome};
-use headworks_core::stats::Histogram;
+use headworks::{
+    DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, Slot, VolumeId, WaitOutcome,
+};
 use headworks_core::VolumeOptions;
+use headworks_core::stats::Histogram;
 use headworks_server::assemble::{Assembly, ExportSpec};
 use serde_json::json;
 

@@ -29,13 +29,13 @@ pub use device::{
     ErrorOptions, FileDevice, FileMode, FileOptions, Identity, MemDevice, NullDevice, OpenFile,
     Probability, SizeWatch,
 };
-#[cfg(not(loom))]
-pub use embed::{
-    DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, OwnerReport, RejectedIo, RingCounts,
-    Slot, WaitOutcome,
-};
 #[cfg(all(feature = "tokio", not(loom)))]
 pub use embed::AsyncHandle;
+#[cfg(not(loom))]
+pub use embed::{
+    DeviceSetup, Handle, Io, IoCompletion, Owner, OwnerOptions, OwnerReport, RejectedIo,
+    RingCounts, Slot, WaitOutcome,
+};
 pub use engine::EngineChoice;
 pub use size::display_size;
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use headworks::RingCounts as Counts;
 use headworks::{
-    CommandBatch as Commands, Device, DeviceIo, DeviceSetup, Handle, Io, IoCompletion, NullDevice, Owner,
-    OwnerOptions, Slot, VolumeId, WaitOutcome,
+    CommandBatch as Commands, Device, DeviceIo, DeviceSetup, Handle, Io, IoCompletion, NullDevice,
+    Owner, OwnerOptions, Slot, VolumeId, WaitOutcome,
 };
 use headworks_core::elevator::{self, Batch, Elevator, EndedRequest, MergeEdge};
 use headworks_core::request::{SlotId, Slots};
@@ -91,12 +91,7 @@ struct Feeder<'a> {
 }
 
 impl<'a> Feeder<'a> {
-    fn new(
-        load: &CellLoad<'_>,
-        stream: Stream<'a>,
-        mut handle: Handle,
-        volume: VolumeId,
-    ) -> Self {
+    fn new(load: &CellLoad<'_>, stream: Stream<'a>, mut handle: Handle, volume: VolumeId) -> Self {
         Self {
             stream,
             batch: load.batch as usize,

@@ -5,9 +5,7 @@
 
 use std::path::PathBuf;
 
-use headworks_core::{
-    ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode,
-};
+use headworks_core::{ConfigError, ErrorPolicy, QueueOptions, VolumeId, VolumeOptions, WriteMode};
 
 use super::export_spec::{ExportSpec, NamedDevice, no_size};
 use super::watched_file::WatchedFile;
@@ -292,11 +290,7 @@ impl OpenedImage {
     }
 
     /// A device of its own.
-    pub fn into_device(
-        self,
-        spec: &Spec,
-        volume: VolumeId,
-    ) -> (QueueOptions, Box<dyn Device>) {
+    pub fn into_device(self, spec: &Spec, volume: VolumeId) -> (QueueOptions, Box<dyn Device>) {
         let body: Box<dyn Device> = match self.body {
             ImageBody::File(file) => Box::new(FileDevice::new(vec![(volume, *file)])),
             ImageBody::Fake(body) => body,

@@ -150,7 +150,10 @@ struct Volume {
 enum Ending {
     No,
     /// Rings are not read any more; replies and flushes are outstanding.
-    Draining { deadline: Instant, flushes_sent: bool },
+    Draining {
+        deadline: Instant,
+        flushes_sent: bool,
+    },
 }
 
 /// Everything on the owner's thread.
@@ -202,8 +205,7 @@ impl Driver {
         // An own flush for each volume.
         let bios_max = slots + usize::from(options.volumes_max);
         let queue = QueueOptions::default();
-        let mut config =
-            ShardConfig::single(queue, VolumeOptions::default(), bios_max as u32);
+        let mut config = ShardConfig::single(queue, VolumeOptions::default(), bios_max as u32);
         (config.devices, config.volumes) = (Vec::new(), Vec::new());
         (config.cache, config.dirty) = (options.cache, options.dirty);
         config.spare = SpareSlots {
@@ -298,7 +300,9 @@ impl Driver {
         let ids = (0..self.volumes.len()).filter(|&index| self.volumes[index].is_some());
         let ids = ids.map(|index| VolumeId(index as u16));
         OwnerReport {
-            volumes: ids.map(|id| (id, self.shard.stats(id).cloned().unwrap_or_default())).collect(),
+            volumes: ids
+                .map(|id| (id, self.shard.stats(id).cloned().unwrap_or_default()))
+                .collect(),
             turns: self.turns,
             counts: self.counts,
             notices: std::mem::take(&mut self.desk.notices),
@@ -417,11 +421,7 @@ impl Driver {
         Ok(device)
     }
 
-    fn add_volume(
-        &mut self,
-        device: DeviceId,
-        volume: NewVolume,
-    ) -> Result<VolumeId, ConfigError> {
+    fn add_volume(&mut self, device: DeviceId, volume: NewVolume) -> Result<VolumeId, ConfigError> {
         let now = self.clock.now();
         let index = free(&self.volumes, self.next.1, Option::is_none)
             .ok_or_else(|| ConfigError::new("volumes_max", "the owner has no room for a volume"))?;
@@ -656,8 +656,7 @@ impl Driver {
         if wait != Wait::Poll {
             // Commands and the end come with a wake-up of the engine, which is never lost.
             let draining = *ending != Ending::No;
-            let idle =
-                || draining || desk.clients.iter_mut().all(|client| client.bios.is_empty());
+            let idle = || draining || desk.clients.iter_mut().all(|client| client.bios.is_empty());
             match sleeper.may_sleep(idle) {
                 true => counts.sleeps += 1,
                 false => wait = Wait::Poll,

@@ -147,8 +147,7 @@ impl Handle {
         }
         let index = slot.index();
         self.outstanding += 1;
-        self.in_flight[index as usize] =
-            InFlight { slot: Some(slot), user_data: io.user_data };
+        self.in_flight[index as usize] = InFlight { slot: Some(slot), user_data: io.user_data };
         self.batch.push(Bio {
             id: BioId {
                 connection: self.index,

@@ -273,7 +273,9 @@ impl Drop for Owner {
             Ok(report) => {
                 for (volume, error) in report.flush_errors {
                     let volume = volume.0;
-                    tracing::error!("data lost: the final flush of volume {volume} failed: {error}");
+                    tracing::error!(
+                        "data lost: the final flush of volume {volume} failed: {error}"
+                    );
                 }
             }
             Err(error) => tracing::error!("a dropped owner did not end well: {error}"),

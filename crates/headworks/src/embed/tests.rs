@@ -3,13 +3,15 @@
 use std::os::fd::AsRawFd;
 use std::time::Instant as WallClock;
 
-use headworks_core::{ChangeError, Completion, Instant, IoError, Op, VolumeId, VolumeOptions, prng::Prng};
+use headworks_core::{
+    ChangeError, Completion, Instant, IoError, Op, VolumeId, VolumeOptions, prng::Prng,
+};
 
 use super::*;
 use crate::device::testing::TempFile;
 use crate::device::{
-    Command, CommandBatch, DelayDevice, DelayOptions, DeviceIo, Direct, ErrorDevice, ErrorOptions, FileOptions,
-    MemDevice, NullDevice, OpenFile, Probability,
+    Command, CommandBatch, DelayDevice, DelayOptions, DeviceIo, Direct, ErrorDevice, ErrorOptions,
+    FileOptions, MemDevice, NullDevice, OpenFile, Probability,
 };
 
 const BLOCK: usize = 4096;
@@ -38,8 +40,7 @@ fn slow(ms: u64) -> DeviceSetup {
 }
 
 fn failing(op: Op) -> DeviceSetup {
-    let error =
-        ErrorOptions { rate: Probability::ALWAYS, op: Some(op), ..ErrorOptions::default() };
+    let error = ErrorOptions { rate: Probability::ALWAYS, op: Some(op), ..ErrorOptions::default() };
     DeviceSetup::new(ErrorDevice::new(error, memory().device), memory().queue)
 }
 
@@ -286,7 +287,10 @@ fn volumes_are_added_and_removed_under_load() {
             let added = owner.add_volume(device, mebibyte()).unwrap();
             assert_ne!(added, volume);
             assert_eq!(feed(&mut other, added, 0, 50), 50);
-            assert!(matches!(owner.remove_device(device, Duration::ZERO), Err(ChangeError::Busy(_))));
+            assert!(matches!(
+                owner.remove_device(device, Duration::ZERO),
+                Err(ChangeError::Busy(_))
+            ));
             // In flight while the volume is removed: completes, well or rejected.
             for _ in 0..4 {
                 let slot = other.slot().unwrap();
