@@ -55,7 +55,7 @@ pub struct Line {
 pub struct Panel {
     /// The plotted quantity, with its unit.
     pub title: String,
-    /// Height in pixels.
+    /// Height of the chart in pixels.
     pub height: f64,
     /// Scale of the vertical axis.
     pub scale: Scale,

@@ -16,9 +16,10 @@ use headworks_core::{ConfigError, DeviceId, ExportConfig, ExportId, QueueOptions
 use headworks_sim::disk::{Ssd, SsdProfile};
 
 use crate::baseline::{TagPolicy, WakeOptions};
-use crate::experiment::{Progress, RowFilter};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict, jain};
+use crate::row_filter::RowFilter;
 
 /// Goal: the light job's p99 beside the others, as a multiple of its p99 alone.
 const P99: f64 = 2.0;

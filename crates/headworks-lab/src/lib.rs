@@ -14,6 +14,7 @@ pub mod fairness;
 pub mod harness;
 pub mod live;
 pub mod report;
+pub mod row_filter;
 pub mod seed000;
 pub mod seed001;
 pub mod seed002;

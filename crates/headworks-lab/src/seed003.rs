@@ -15,8 +15,8 @@ use headworks_core::time::{SEC, US};
 use headworks_core::{CacheOptions, ConfigError, Op, QueueOptions};
 use headworks_sim::disk::TwoPoint;
 
-use crate::experiment::Progress;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict};
 
 /// Bytes of the cache.
@@ -87,9 +87,9 @@ impl Case {
 pub struct Seed003Options {
     /// Seed of the random offsets.
     pub seed: u64,
-    /// Numbers of connections.
+    /// Numbers of connections to run.
     pub jobs: Vec<u32>,
-    /// Measured virtual seconds.
+    /// Measured time in virtual seconds.
     pub seconds: u64,
 }
 

@@ -10,9 +10,10 @@ use headworks_core::time::SEC;
 use headworks_core::{ConfigError, Op, QueueOptions};
 use headworks_sim::disk::TwoPoint;
 
-use crate::experiment::{Progress, RowFilter};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, Plugging};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict};
+use crate::row_filter::RowFilter;
 
 /// Fitted to the seed's two rows: 4 KiB requests at 283,638 KiB/s and 64 KiB requests at 873,224
 /// KiB/s, one at a time.

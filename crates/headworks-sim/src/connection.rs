@@ -53,7 +53,7 @@ pub struct Connection {
     pub job: Job,
     /// Its memory, one buffer for each slot.
     pub buffers: PoisonedBuffers,
-    /// State by slot.
+    /// State of each request slot.
     pub slots: Vec<InFlightBio>,
     /// The shard had no free bio slot at the last attempt to submit.
     pub starved: bool,

@@ -153,7 +153,7 @@ struct CellState {
 /// The contract of a volume that the oracle checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contract {
-    /// Size in bytes.
+    /// Size of the volume in bytes.
     pub size: u64,
     /// Offset of each cell within a sector; the first is 0. See [`whole_sectors`] and
     /// [`draw_cuts`].
@@ -388,7 +388,7 @@ impl Oracle {
         self.survived
     }
 
-    /// The current tick.
+    /// Returns the current tick.
     #[must_use]
     pub fn tick(&self) -> u64 {
         self.tick

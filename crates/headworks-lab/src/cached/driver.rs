@@ -28,7 +28,7 @@ pub struct CacheDriverOptions {
     pub size: u64,
     /// Bytes of the frame pool.
     pub pool: u64,
-    /// The queue's `max_folio_order`.
+    /// The `max_folio_order` of the queue.
     pub max_folio_order: u8,
 }
 
@@ -46,13 +46,13 @@ pub enum BatchWork {
 /// One bio of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
-    /// Read or write.
+    /// Operation, a read or a write.
     pub op: Op,
     /// First byte on the volume.
     pub offset: u64,
     /// Bytes, in whole blocks.
     pub len: u32,
-    /// The submitting connection.
+    /// Connection that submits the job.
     pub connection: u32,
 }
 

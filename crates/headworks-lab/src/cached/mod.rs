@@ -53,7 +53,7 @@ pub struct CachedOptions {
     pub jobs: Vec<String>,
     /// Only these batches; all if empty.
     pub batches: Vec<u32>,
-    /// The cache's `max_folio_order`.
+    /// The `max_folio_order` of the cache.
     pub max_folio_order: u8,
 }
 

@@ -210,7 +210,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Requests per second.
+    /// Dispatched requests per second.
     #[must_use]
     pub fn iops(&self) -> f64 {
         self.requests as f64 * 1e9 / self.elapsed_ns.max(1) as f64
@@ -226,7 +226,7 @@ impl Round {
 /// A cell with its measurements.
 #[derive(Clone, Debug)]
 pub struct ContentionCell {
-    /// The dispatching method.
+    /// Method that dispatches the requests.
     pub way: Method,
     /// Number of jobs; rings have an owner in addition.
     pub threads: u32,

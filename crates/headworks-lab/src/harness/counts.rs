@@ -26,7 +26,7 @@ pub struct RunCounts {
     pub bytes: u64,
     /// Latencies of all jobs' bios.
     pub latency: Histogram,
-    /// Counters by job.
+    /// Counters, one per job.
     pub jobs: Vec<JobCounts>,
     /// Number of completed requests.
     pub requests: u64,

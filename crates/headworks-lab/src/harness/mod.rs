@@ -64,7 +64,7 @@ pub struct BlockHarnessOptions {
     pub queue: QueueOptions,
     /// Bytes of the device, and of the volume on it.
     pub size: u64,
-    /// The device model.
+    /// Model of the device.
     pub device: Box<dyn DeviceModel>,
     /// The jobs of the run.
     pub jobs: Vec<JobOptions>,

@@ -15,8 +15,9 @@ use headworks_nbd::client::bench::{BenchOptions, Pattern, Tally};
 use super::server::{LiveServer, LiveServerOptions, TempFolder};
 use super::{Length, LiveRun, bytes, job, run};
 use crate::baseline::TagPolicy;
-use crate::experiment::{Progress, RowFilter};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict, jain};
+use crate::row_filter::RowFilter;
 
 const TABLE: &str = "over NBD";
 const DEVICE: &str = "delay";

@@ -12,8 +12,9 @@ use headworks_nbd::client::bench::{BenchOptions, Pattern};
 use super::server::{LiveServer, LiveServerOptions};
 use super::{Length, job, run};
 use crate::baseline::TagPolicy;
-use crate::experiment::{Progress, RowFilter};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict};
+use crate::row_filter::RowFilter;
 
 const TABLE: &str = "over NBD";
 const DEVICE: &str = "delay";

@@ -27,8 +27,9 @@ use super::server::{LiveServer, LiveServerOptions, TempFolder};
 use super::{Length, job, live_error};
 use crate::baseline::foreground::Throttling;
 use crate::cached::spread;
-use crate::experiment::{Progress, RowFilter};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict};
+use crate::row_filter::RowFilter;
 
 const TABLE: &str = "writers over NBD";
 const EXIT: &str = "half of the writers leave";

@@ -17,8 +17,9 @@ use headworks_core::{ConfigError, Op};
 
 use crate::cached::driver::{BatchWork, CacheDriver, CacheDriverOptions, Io};
 use crate::cached::{dirty_all, spread, thread_cpu_ns};
-use crate::experiment::{Progress, RowFilter};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict};
+use crate::row_filter::RowFilter;
 
 const TABLE: &str = "hits of 64 KiB";
 const BYTES: u32 = 64 << 10;

@@ -103,7 +103,7 @@ impl<'a> LiveServerOptions<'a> {
     }
 }
 
-/// A running server.
+/// A server that runs in this process.
 pub struct LiveServer {
     server: Option<Server>,
     nbd: PathBuf,

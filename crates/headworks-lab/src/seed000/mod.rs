@@ -20,8 +20,9 @@ mod runs;
 use headworks_core::ConfigError;
 use headworks_sim::disk::HddProfile;
 
-use crate::experiment::{Progress, RowFilter};
+use crate::report::Progress;
 use crate::report::Report;
+use crate::row_filter::RowFilter;
 
 pub use judge::judge;
 use runs::{Length, Point};

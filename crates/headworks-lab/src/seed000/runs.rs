@@ -7,9 +7,9 @@ use headworks_sim::disk::{Hdd, HddProfile};
 use super::published::JOBS;
 use super::{CACHES, JITTERS_US, SHOWN, TAGS, THINK_NS};
 use crate::baseline::{TagPolicy, WakeOptions};
-use crate::experiment::RowFilter;
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions, RunCounts};
 use crate::report::{Row, jain};
+use crate::row_filter::RowFilter;
 
 /// Bytes of a write: eight pieces.
 const BS: u32 = 1 << 20;

@@ -17,9 +17,10 @@ use headworks_core::time::{SEC, US};
 use headworks_core::{ConfigError, DeviceId, Op, QueueOptions, Scheduler, elevator};
 use headworks_sim::disk::{DeviceModel, Hdd, HddProfile, PerCommand};
 
-use crate::experiment::{Progress, RowFilter};
 use crate::harness::{BlockHarness, BlockHarnessOptions, JobOptions};
+use crate::report::Progress;
 use crate::report::{Goal, Report, Row, Verdict};
+use crate::row_filter::RowFilter;
 use dispatchers::{CountedElevator, DispatchCounts, DispatchMode, SharedState};
 
 /// Time with the lock held, for each request; only that it is not 0 matters.

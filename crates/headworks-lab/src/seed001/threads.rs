@@ -6,8 +6,8 @@
 use headworks_core::ConfigError;
 
 use crate::contention::{ContentionCell, ContentionOptions, Guards, Method, Placement, run};
-use crate::experiment::RowFilter;
 use crate::report::{Goal, Report, Row, Verdict};
+use crate::row_filter::RowFilter;
 
 /// The seed's gain for mq-deadline: 475k of 263k.
 const SEED_GAIN: f64 = 1.81;

@@ -150,7 +150,7 @@ pub struct CasePoint {
     pub seed: u64,
 }
 
-/// All selected runs.
+/// All runs that are selected.
 #[must_use]
 pub fn points(options: &Seed002Options) -> Vec<CasePoint> {
     let mut points = Vec::new();

@@ -45,7 +45,7 @@ pub struct Seed002Options {
     pub cases: Vec<Case>,
     /// Throttle policies to compare.
     pub throttles: Vec<Throttling>,
-    /// Numbers of writers.
+    /// Numbers of writers to run.
     pub writers: Vec<u32>,
     /// Bandwidths in bytes per second.
     pub bandwidths: Vec<u64>,

@@ -25,7 +25,7 @@ pub enum WritePattern {
 pub struct WriterOptions {
     /// The volume written to, which is also the index of its device.
     pub volume: u16,
-    /// The access pattern.
+    /// Access pattern of the writer.
     pub manner: WritePattern,
     /// First byte of its region.
     pub start: u64,

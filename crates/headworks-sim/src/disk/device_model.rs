@@ -26,7 +26,7 @@ pub struct ModelCommand {
     pub op: Op,
     /// First byte on the device.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the command in bytes.
     pub len: u32,
 }
 

@@ -8,7 +8,7 @@ use headworks_core::{Op, VolumeId};
 pub struct BadRange {
     /// Volume of the range.
     pub volume: VolumeId,
-    /// First bad byte.
+    /// First byte of the bad range.
     pub start: u64,
     /// The byte after the last bad one.
     pub end: u64,

@@ -32,7 +32,7 @@ const SKEW_NS: u64 = 20_000;
 /// Parameters of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HddProfile {
-    /// Capacity in bytes.
+    /// Capacity of the disk in bytes.
     pub capacity: u64,
     /// Time of one revolution in nanoseconds.
     pub turn_ns: u64,

@@ -19,7 +19,7 @@ use crate::events::EventQueue;
 /// Parameters of a flash disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SsdProfile {
-    /// Capacity in bytes.
+    /// Capacity of the disk in bytes.
     pub capacity: u64,
     /// Channels (or dies) that read concurrently.
     pub channels: usize,

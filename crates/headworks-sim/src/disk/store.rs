@@ -61,7 +61,7 @@ impl Store {
         }
     }
 
-    /// Size in bytes.
+    /// Size of the store in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.cache.len() as u64
